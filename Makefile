@@ -66,7 +66,7 @@ clean: ## remove what the other verbs made
 # A link farm that shows mypy and protoc the rooms under their import name.
 types:
 	@mkdir -p .types/headwater
-	@for room in $(ROOMS); do ln -sfn ../../$$room .types/headwater/$$room; done
+	@for room in $(ROOMS) __init__.py; do ln -sfn ../../$$room .types/headwater/$$room; done
 
 $(VENV)/bin/python $(DEV_VENV)/bin/python:
 	$(PYTHON) -m venv $(patsubst %/bin/python,%,$@)

@@ -28,10 +28,10 @@ import typer
 from headwater.engine_core.executor import Int32Array, Swapper, SwapPlan
 from headwater.engine_core.executors.model.kv_blocks import KvBlocks, KvLayout
 from headwater.engine_core.executors.tiers.memory_swapper import MemorySwapper
-from headwater.engine_core.kv.block_files import BlockFiles
 from headwater.engine_core.kv.block_record import BlockSeal
 from headwater.engine_core.kv.block_source import Outcome, Owner
-from headwater.engine_core.kv.disk_blocks import NUM_READERS, DiskBlocks
+from headwater.engine_core.kv.disk.block_files import BlockFiles
+from headwater.engine_core.kv.disk.disk_blocks import NUM_READERS, DiskBlocks
 
 from .figures import print_table, seconds_of
 from .program import check_choice, run_program

@@ -24,6 +24,10 @@ BENCHMARKS = {
         "tune",
         "Find the engine settings with the best throughput that meet a latency objective.",
     ),
+    "queue": (
+        "queue_policies",
+        "Queue policies beside order of arrival: time to first token, goodput, fairness.",
+    ),
     "offline": ("offline", "Run a workload through the engine in this process."),
     "accuracy": (
         "accuracy",

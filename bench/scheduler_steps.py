@@ -122,7 +122,7 @@ def measure(
         max_num_batched_tokens=max(2048, num_running * (1 + workload.max_drafts)),
         max_draft_tokens=workload.max_drafts,
         async_depth=async_depth,
-        policy="priority",
+        policy="fair",
     )
     executor = TimedExecutor(
         SimulatedExecutor(config, SimulatedModel(vocab_size=workload.vocab_size), TIMING)

@@ -6,7 +6,8 @@ import asyncio
 import multiprocessing
 import os
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -33,6 +34,7 @@ class Share:
     """Seconds after the start, one for each dialogue; None: closed loop."""
     concurrency: int
     """Number of dialogues at once in a closed loop."""
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 def drive(
@@ -43,9 +45,10 @@ def drive(
     workers: int,
     *,
     quiet: bool,
+    headers: Mapping[str, str] | None = None,
 ) -> tuple[list[Outcome], float]:
     """Sends every dialogue and returns the outcomes of all turns and the wall time from the first
-    to the last."""
+    to the last. `headers` come with each request."""
     workers = max(
         1, min(workers, len(dialogues), concurrency if offsets is None else len(dialogues))
     )
@@ -63,6 +66,7 @@ def drive(
             dialogues=dialogues if offsets is None else dialogues[worker::workers],
             offsets=None if offsets is None else offsets[worker::workers],
             concurrency=concurrency // workers + (worker < concurrency % workers),
+            headers=headers or {},
         )
         reader, writer = context.Pipe(duplex=False)
         process = context.Process(
@@ -108,7 +112,9 @@ def _work(share: Share, pipe: Connection, done: Any, next_dialogue: Any, ready: 
 async def _send_all(share: Share, done: Any, next_dialogue: Any) -> list[Outcome]:
     idle: list[SseConnection] = []
     outcomes: list[Outcome] = []
-    headers = {"authorization": f"Bearer {os.environ[API_KEY]}"} if API_KEY in os.environ else {}
+    headers = dict(share.headers)
+    if API_KEY in os.environ:
+        headers["authorization"] = f"Bearer {os.environ[API_KEY]}"
 
     async def talk(dialogue: Dialogue) -> None:
         reply: str | None = None

@@ -8,7 +8,6 @@ the promising ones.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import tempfile
@@ -23,9 +22,9 @@ from rich.console import Console
 from rich.table import Table
 
 from headwater.services.stack.cluster_record import ClusterRecord
-from headwater.services.stack.profile import EngineProfile, Profile
+from headwater.services.stack.profile import Profile
 
-from . import arrivals, datasets
+from . import arrivals, datasets, tune_grid
 from .datasets import Shape
 from .halving import Trial, pareto_front, successive_halving, winner
 from .latency_report import Objective, summarize
@@ -48,6 +47,9 @@ def run(
     chunk: Annotated[
         str, typer.Option(help="long_prefill_chunk to try; 0: the whole budget")
     ] = "0,256",
+    policy: Annotated[
+        str, typer.Option(help="queue policies to try, with commas between them")
+    ] = "fair,srpt,mlfq",
     replicas: Annotated[str, typer.Option(help="replicas to try")] = "1,2",
     num_candidates: Annotated[
         int, typer.Option(help="combinations to try, drawn at random; 0: all")
@@ -88,14 +90,20 @@ def run(
     objective = Objective(ttft_ms=slo_ttft_ms, tpot_ms=slo_tpot_ms, e2e_ms=slo_e2e_ms)
     rng = np.random.default_rng(seed)
     console = Console(stderr=True, quiet=as_json)
-    candidates = _drawn(
-        _grid(_ints(token_budget), _ints(max_seqs), _ints(chunk), _ints(replicas)),
+    candidates = tune_grid.drawn(
+        tune_grid.grid(
+            tune_grid.ints(token_budget),
+            tune_grid.ints(max_seqs),
+            tune_grid.ints(chunk),
+            tune_grid.policies_of(policy),
+            tune_grid.ints(replicas),
+        ),
         num_candidates,
         rng,
     )
 
     def measure(candidate: Profile, budget: int) -> dict[str, Any]:
-        console.print(f"{_name(candidate)}: {budget} requests")
+        console.print(f"{tune_grid.name_of(candidate)}: {budget} requests")
         load = np.random.default_rng(seed)
         try:
             with _tuned_line(candidate, model, executor) as cluster:
@@ -114,7 +122,13 @@ def run(
                 )
                 drive(cluster.rest, warm_up, None, concurrency, 1, quiet=True)
                 outcomes, wall = drive(
-                    cluster.rest, dialogues, offsets, concurrency, _workers(), quiet=True
+                    cluster.rest,
+                    dialogues,
+                    offsets,
+                    concurrency,
+                    _workers(),
+                    quiet=True,
+                    headers=_goals(objective),
                 )
         except StartFailed as failure:
             console.print(f"[yellow]it does not start: {str(failure)[-300:]}")
@@ -138,7 +152,7 @@ def run(
         print(json.dumps([_plain(trial) for trial in trials]))
     else:
         Console().print(_table(trials, best, latency))
-        said = f"best: {_name(best.candidate)}; run it with `headwater up --profile {profile}`"
+        said = f"best: {tune_grid.name_of(best.candidate)}; run it with `headwater up --profile {profile}`"
         Console().print(said, soft_wrap=True)
     if best.report["goodput_share"] < KEPT_SHARE:
         console.print(
@@ -158,32 +172,6 @@ def _score(report: dict[str, Any]) -> float:
     kept: float = report["goodput_requests_per_s"]
     score = kept if report["goodput_share"] >= KEPT_SHARE else kept * report["goodput_share"] * 0.5
     return score + 1e-9 * float(report["output_tokens_per_s"])
-
-
-def _grid(
-    budgets: Sequence[int], seqs: Sequence[int], chunks: Sequence[int], replicas: Sequence[int]
-) -> list[Profile]:
-    """Combinations of settings that an engine accepts."""
-    return [
-        Profile(
-            replicas=count,
-            engine=EngineProfile(
-                max_num_batched_tokens=budget, max_num_seqs=num_seqs, long_prefill_chunk=chunk
-            ),
-        )
-        for budget, num_seqs, chunk, count in itertools.product(budgets, seqs, chunks, replicas)
-        if num_seqs <= budget and chunk < budget
-    ]
-
-
-def _drawn(grid: list[Profile], count: int, rng: np.random.Generator) -> list[Profile]:
-    if not grid:
-        raise typer.BadParameter(
-            "no combination is left: max_num_seqs and long_prefill_chunk stay within the budget"
-        )
-    if not 0 < count < len(grid):
-        return grid
-    return [grid[i] for i in sorted(rng.choice(len(grid), count, replace=False))]
 
 
 @contextlib.contextmanager
@@ -224,7 +212,11 @@ def _plot(path: Path, trials: Sequence[Trial[Profile]], latency: str) -> None:
         trial.report["output_tokens_per_s"],
     )
     points = [
-        (*place(trial), _name(trial.candidate), trial.report["goodput_share"] >= KEPT_SHARE)
+        (
+            *place(trial),
+            tune_grid.name_of(trial.candidate),
+            trial.report["goodput_share"] >= KEPT_SHARE,
+        )
         for trial in started
     ]
     figures = json.dumps([_plain(trial) for trial in trials], indent=1)
@@ -247,7 +239,7 @@ def _table(trials: Sequence[Trial[Profile]], best: Trial[Profile], latency: str)
                 "",
                 "",
                 "",
-                _name(trial.candidate),
+                tune_grid.name_of(trial.candidate),
                 style="red",
             )
             continue
@@ -258,7 +250,7 @@ def _table(trials: Sequence[Trial[Profile]], best: Trial[Profile], latency: str)
             report[f"{latency}_ms"]["p95"],
             f"{report['goodput_share']:.0%}",
             report["goodput_requests_per_s"],
-            _name(trial.candidate),
+            tune_grid.name_of(trial.candidate),
         )
         table.add_row(*map(str, cells), style=style)
     return table
@@ -275,21 +267,13 @@ def _plain(trial: Trial[Profile]) -> dict[str, Any]:
     }
 
 
-def _name(candidate: Profile) -> str:
-    engine = candidate.engine
-    return (
-        f"{candidate.replicas}× budget {engine.max_num_batched_tokens} seqs {engine.max_num_seqs}"
-        f" chunk {engine.long_prefill_chunk}"
-    )
-
-
-def _ints(text: str) -> list[int]:
-    try:
-        return [int(each) for each in text.split(",")]
-    except ValueError:
-        raise typer.BadParameter(
-            f"{text!r}; allowed: whole numbers with commas between them"
-        ) from None
+def _goals(objective: Objective) -> dict[str, str]:
+    """Headers that say the objective to the policy `slo`."""
+    goals = {
+        "x-headwater-ttft-ms": objective.ttft_ms,
+        "x-headwater-tpot-ms": objective.tpot_ms,
+    }
+    return {name: str(round(goal)) for name, goal in goals.items() if goal is not None}
 
 
 def _workers() -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .queue_policies import ALLOWED, DEFAULT, Policies, PolicyError
+
 BLOCK_SIZES = (16, 32, 64, 128)
 MOST_DRAFTS = 31
 
@@ -48,8 +50,8 @@ class EngineConfig:
     max_draft_tokens: int = 0
     """Drafted tokens of one row and step at most; 0: none are drafted."""
     enable_prefix_caching: bool = True
-    policy: str = "fcfs"
-    """Order of waiting requests: `fcfs`, or `priority` (tier, then virtual time, then arrival)."""
+    policy: str = DEFAULT
+    """Order of waiting requests by name, and of single tiers; see `Policies.of`."""
 
     def __post_init__(self) -> None:
         require(
@@ -64,7 +66,10 @@ class EngineConfig:
                 f"({self.block_size})"
             )
             raise ConfigError("max_draft_tokens", self.max_draft_tokens, allowed)
-        require(self.policy in ("fcfs", "priority"), "policy", self.policy, "fcfs or priority")
+        try:
+            Policies.of(self.policy)
+        except PolicyError:
+            raise ConfigError("policy", self.policy, ALLOWED) from None
         for name in ("num_host_blocks", "num_staged_blocks", "num_peer_blocks"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         require(self.window >= 0, "window", self.window, "0 or more")
@@ -108,6 +113,11 @@ class EngineConfig:
     def num_rows(self) -> int:
         """Rows of the executor's request table."""
         return self.max_num_seqs + self.spare_rows
+
+    @property
+    def most_in_flight(self) -> int:
+        """Steps and draws that may be in flight; see `Executor`."""
+        return 2 * self.async_depth + 1
 
     @property
     def num_swap_slots(self) -> int:

@@ -12,8 +12,8 @@ import numpy as np
 
 from .config import EngineConfig
 from .executor import Executor, Int32Array, StepResult
-from .kv.block_files import BlockFiles
 from .kv.block_source import BlockSource
+from .kv.disk.block_files import BlockFiles
 from .kv.peer_link import FromLink, PeerLink
 from .kv.prefetch import NewPrefetch
 from .kv.tiers import Tiers
@@ -106,6 +106,7 @@ class Engine:
         """The first half of `step`: the device is at work when it returns. `settle` has to
         follow."""
         self._scheduler.seating.promote()
+        self._refuse_late()
         self._scheduler.blocks.advance_prefetches(self._scheduler.seating)
         # A draw waits for late masks as a step does: what goes apart once would go apart at every
         # token. Both go by one look at the clock, or rows that could be drawn are left behind when
@@ -320,6 +321,15 @@ class Engine:
             for block_hash in self._scheduler.blocks.cached_hashes()
             if block_hash not in unsaid
         ]
+
+    def _refuse_late(self) -> None:
+        """Ends requests that wait and whose first token cannot come in time."""
+        for request, seconds in self._scheduler.seating.late():
+            del self._requests[request.key]
+            error = f"a first token would come {seconds:.2f} s too late"
+            self._results.finish(
+                request, FinishReason.LATE, self._output, error=error, retry_seconds=seconds
+            )
 
     def _submit(self, planned: PlannedStep | None) -> PlannedStep | None:
         if planned is not None:

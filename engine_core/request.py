@@ -22,6 +22,8 @@ class FinishReason(Enum):
     """Its grammar was not compiled in time."""
     MISSING = "missing"
     """The server asked for the request, and the core does not have it."""
+    LATE = "late"
+    """Its first token could not have come in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +71,15 @@ class NewRequest:
     tier: int = 0
     """Strict priority; lower runs first."""
     virtual_time: float = 0.0
-    """Order within a tier."""
+    """Fair order within a tier."""
+    num_expected_tokens: int = 0
+    """Tokens that its answer is predicted to have; 0: as many as it may have."""
+    age_seconds: float = 0.0
+    """How long ago the request came to the cluster."""
+    first_token_seconds: float = 0.0
+    """Goal: its first token comes so long after the request came; 0: there is none."""
+    token_seconds: float = 0.0
+    """Goal: so much time passes from one token to the next; 0: there is none."""
     tenant: str = ""
     weight: float = 1.0
     speculation: Speculation = Speculation()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from .queue_policies import DEFAULT
 from .request import FinishReason, TokenLogprobs
 
 
@@ -16,6 +17,10 @@ class Started:
     cached_tokens: int
     queue_seconds: float
     prefill_seconds: float
+    policy: str = DEFAULT
+    """Policy that it waited under."""
+    fcfs_queue_seconds: float = 0.0
+    """How long it would have waited in order of arrival, as far as one can tell."""
     cached_by_tier: dict[str, int] = field(default_factory=dict)
     """Number of cached tokens that came from elsewhere than the device's cache: host, disk,
     peer."""
@@ -45,6 +50,8 @@ class Finished:
     num_output_tokens: int
     stop_token_id: int | None = None
     error: str = ""
+    retry_seconds: float = 0.0
+    """Seconds after which another attempt may succeed; set for a refused request."""
     work: Work | None = field(default=None, compare=False)
     """How it was answered; None for a request that never was in the queue."""
 
@@ -197,6 +204,8 @@ class EngineLoad:
     """Drafts whose i-th token stands; adds up to the accepted tokens."""
     num_drafter_bytes: int = 0
     """Memory that drafters hold, now."""
+    policy: str = DEFAULT
+    """Order of waiting requests, by tier."""
 
 
 @dataclass(slots=True, kw_only=True)

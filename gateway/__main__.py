@@ -32,6 +32,7 @@ from headwater.services.runtime.store import Store
 from headwater.services.runtime.tracing import Tracing, tracing_to
 from headwater.services.runtime.unread_variables import warn_of_unread_variables
 from headwater.services.runtime.usage_log import UsageLog
+from headwater.services.runtime.version import full_version
 
 from .admin.administration import Administration
 from .admin.demand import DemandPage
@@ -188,6 +189,7 @@ def own_member(
         epoch=epoch,
         address=public.address,
         rest_url=f"{scheme}://{rest.address}",
+        version=full_version(),
     )
 
 
@@ -334,7 +336,9 @@ async def router_behind(
     registry = prometheus_client.REGISTRY
     feed = IndexFeed(bus, members, store)
     router = Router(bus, members, feed, registry=registry, logged_share=settings.log_receipts)
-    admission = Admission(settings.max_running, settings.max_queued, has_room=router.has_room)
+    admission = Admission(
+        settings.max_running, settings.max_queued, has_room=router.has_room, replicas=router
+    )
     async with (
         feed.running(),
         router.running(),

@@ -118,6 +118,11 @@ class GatewaySettings(StageSecuritySettings):
     root_path: str = setting(
         "", "path under which a proxy serves this gateway, as /llm; also without it"
     )
+    trust_forwarded_prefix: bool = setting(
+        False,
+        "take the path under which a proxy serves this gateway from X-Forwarded-Prefix, for "
+        "links of its pages; only behind a proxy that sets the header",
+    )
     tokenizer_info: bool = setting(
         False, "answer GET /tokenizer_info with the tokenizer's configuration and the chat template"
     )

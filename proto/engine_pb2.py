@@ -26,7 +26,7 @@ from headwater.proto import common_pb2 as headwater_dot_proto_dot_common__pb2
 from headwater.proto import events_pb2 as headwater_dot_proto_dot_events__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cheadwater/proto/engine.proto\x12\x0cheadwater.v1\x1a\x1cheadwater/proto/common.proto\x1a\x1cheadwater/proto/events.proto\"\xb2\x01\n\x0b\x43lientFrame\x12%\n\x07\x63\x61ncels\x18\x01 \x03(\x0b\x32\x14.headwater.v1.Cancel\x12%\n\x07\x63redits\x18\x02 \x03(\x0b\x32\x14.headwater.v1.Credit\x12\x1f\n\x04\x61\x64\x64s\x18\x03 \x03(\x0b\x32\x11.headwater.v1.Add\x12$\n\x05parts\x18\x04 \x03(\x0b\x32\x15.headwater.v1.AddPart\x12\x0e\n\x06probed\x18\x05 \x03(\r\"\xc5\x05\n\x03\x41\x64\x64\x12\x12\n\nstream_ids\x18\x01 \x03(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x12\n\nprompt_ids\x18\x05 \x03(\r\x12\x19\n\x11num_output_tokens\x18\x06 \x01(\r\x12\x12\n\noutput_ids\x18\x07 \x03(\r\x12(\n\x08sampling\x18\x08 \x01(\x0b\x32\x16.headwater.v1.Sampling\x12\x15\n\reos_token_ids\x18\t \x03(\r\x12\x16\n\x0e\x63hoice_indices\x18\n \x03(\r\x12\x0e\n\x06tenant\x18\x0b \x01(\t\x12\x0e\n\x06weight\x18\x0c \x01(\x01\x12\x0c\n\x04tier\x18\r \x01(\x11\x12\x14\n\x0cvirtual_time\x18\x0e \x01(\x01\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x0f \x01(\r\x12\x17\n\x0f\x63\x61\x63he_namespace\x18\x10 \x01(\x0c\x12\x0c\n\x04lora\x18\x11 \x01(\t\x12\x13\n\x0btraceparent\x18\x12 \x01(\t\x12\x0e\n\x06\x63redit\x18\x15 \x01(\r\x12\x0f\n\x07grammar\x18\x16 \x01(\x0c\x12\x31\n\x0c\x62\x61\x64_word_ids\x18\x17 \x03(\x0b\x32\x1b.headwater.v1.TokenSequence\x12&\n\x07pooling\x18\x18 \x01(\x0e\x32\x15.headwater.v1.Pooling\x12\x19\n\x11num_grammar_bytes\x18\x19 \x01(\r\x12\x14\n\x0cprompt_index\x18\x1a \x01(\r\x12\r\n\x05\x66orks\x18\x1c \x01(\x08\x12\x12\n\ntracestate\x18\x1b \x01(\t\x12\x11\n\thand_over\x18\x1e \x01(\x08\x12$\n\x06holder\x18\x1d \x01(\x0b\x32\x14.headwater.v1.HolderJ\x04\x08\x13\x10\x14J\x04\x08\x14\x10\x15R\x17predicted_cached_tokensR\x0bnumerics_id\"<\n\x06Holder\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\"U\n\x07\x41\x64\x64Part\x12\x11\n\tstream_id\x18\x01 \x01(\r\x12\x12\n\nprompt_ids\x18\x02 \x03(\r\x12\x12\n\noutput_ids\x18\x03 \x03(\r\x12\x0f\n\x07grammar\x18\x04 \x01(\x0c\"+\n\x06\x43\x61ncel\x12\x11\n\tstream_id\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\"+\n\x06\x43redit\x12\x11\n\tstream_id\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x01(\r\"\xde\x02\n\x0b\x45ngineFrame\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x12\n\nstream_ids\x18\x02 \x03(\r\x12\x13\n\x0b\x66irst_index\x18\x03 \x03(\r\x12\x12\n\nnum_tokens\x18\x04 \x03(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12.\n\x08logprobs\x18\x06 \x01(\x0b\x32\x1c.headwater.v1.LogprobColumns\x12#\n\x06starts\x18\x07 \x03(\x0b\x32\x13.headwater.v1.Start\x12&\n\x08\x66inishes\x18\x08 \x03(\x0b\x32\x14.headwater.v1.Finish\x12\x35\n\x0fprompt_logprobs\x18\t \x03(\x0b\x32\x1c.headwater.v1.PromptLogprobs\x12+\n\nembeddings\x18\n \x03(\x0b\x32\x17.headwater.v1.Embedding\x12\x10\n\x08\x61nswered\x18\x0b \x01(\x08\"q\n\x0eLogprobColumns\x12\x15\n\rtoken_indices\x18\x01 \x03(\r\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\x12\x0f\n\x07num_top\x18\x03 \x03(\r\x12\x0f\n\x07top_ids\x18\x04 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x05 \x03(\x02\"\xd5\x01\n\x05Start\x12\x11\n\tstream_id\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x15\n\rqueue_seconds\x18\x03 \x01(\x02\x12\x17\n\x0fprefill_seconds\x18\x04 \x01(\x02\x12=\n\x0e\x63\x61\x63hed_by_tier\x18\x05 \x03(\x0b\x32%.headwater.v1.Start.CachedByTierEntry\x1a\x33\n\x11\x43\x61\x63hedByTierEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"\xfc\x01\n\x06\x46inish\x12\x11\n\tstream_id\x18\x01 \x01(\r\x12*\n\x06reason\x18\x02 \x01(\x0e\x32\x1a.headwater.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x11num_output_tokens\x18\x04 \x01(\r\x12\r\n\x05\x65rror\x18\x05 \x01(\t\x12\x11\n\tretriable\x18\x06 \x01(\x08\x12 \n\x04work\x18\x07 \x01(\x0b\x32\x12.headwater.v1.Work\x12&\n\x05\x63\x61use\x18\x08 \x01(\x0e\x32\x17.headwater.v1.LossCauseB\x10\n\x0e_stop_token_id\"\x84\x01\n\x04Work\x12\x13\n\x0bpreemptions\x18\x01 \x01(\r\x12\r\n\x05steps\x18\x02 \x01(\r\x12\x12\n\nmean_batch\x18\x03 \x01(\x02\x12\x14\n\x0c\x64raft_tokens\x18\x04 \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x05 \x01(\r\x12\x15\n\routput_tokens\x18\x06 \x01(\r\"\xa6\x01\n\x0ePromptLogprobs\x12\x11\n\tstream_id\x18\x01 \x01(\r\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x12\x0f\n\x07num_top\x18\x05 \x01(\r\x12\x0f\n\x07top_ids\x18\x06 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x07 \x03(\x02\x12\x0c\n\x04last\x18\x08 \x01(\x08\"3\n\x0fKvEventsRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x11\n\tafter_seq\x18\x02 \x01(\x04\"\x13\n\x11KvSnapshotRequest\"q\n\x0eKvSnapshotPart\x12.\n\x0bincarnation\x18\x01 \x01(\x0b\x32\x19.headwater.v1.Incarnation\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\x14\n\x0c\x62lock_hashes\x18\x03 \x03(\x0c\x12\x0c\n\x04last\x18\x04 \x01(\x08\" \n\x0c\x44rainRequest\x12\x10\n\x08limit_ms\x18\x01 \x01(\r\"9\n\nDrainReply\x12\x14\n\x0cnum_finished\x18\x01 \x01(\r\x12\x15\n\rnum_cancelled\x18\x02 \x01(\r\"\x1e\n\x0eSetRoleRequest\x12\x0c\n\x04role\x18\x01 \x01(\t\"\x1e\n\x0cSetRoleReply\x12\x0e\n\x06\x62\x65\x66ore\x18\x01 \x01(\t\"\xad\x01\n\x0fPrefetchRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12$\n\x06holder\x18\x02 \x01(\x0b\x32\x14.headwater.v1.Holder\x12\x14\n\x0c\x62lock_hashes\x18\x03 \x01(\x0c\x12\x17\n\x0f\x63\x61\x63he_namespace\x18\x04 \x01(\x0c\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12\x10\n\x08limit_ms\x18\x06 \x01(\r\x12\x14\n\x0c\x63hunk_blocks\x18\x07 \x01(\r\"\x0f\n\rPrefetchReply\"\r\n\x0bInfoRequest2\xec\x03\n\x06\x45ngine\x12\x43\n\x07Session\x12\x19.headwater.v1.ClientFrame\x1a\x19.headwater.v1.EngineFrame(\x01\x30\x01\x12G\n\x08KvEvents\x12\x1d.headwater.v1.KvEventsRequest\x1a\x1a.headwater.v1.KvEventBatch0\x01\x12M\n\nKvSnapshot\x12\x1f.headwater.v1.KvSnapshotRequest\x1a\x1c.headwater.v1.KvSnapshotPart0\x01\x12=\n\x05\x44rain\x12\x1a.headwater.v1.DrainRequest\x1a\x18.headwater.v1.DrainReply\x12\x43\n\x07SetRole\x12\x1c.headwater.v1.SetRoleRequest\x1a\x1a.headwater.v1.SetRoleReply\x12H\n\x08Prefetch\x12\x1d.headwater.v1.PrefetchRequest\x1a\x1b.headwater.v1.PrefetchReply(\x01\x12\x37\n\x04Info\x12\x19.headwater.v1.InfoRequest\x1a\x14.headwater.v1.Memberb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cheadwater/proto/engine.proto\x12\x0cheadwater.v1\x1a\x1cheadwater/proto/common.proto\x1a\x1cheadwater/proto/events.proto\"\xb2\x01\n\x0b\x43lientFrame\x12%\n\x07\x63\x61ncels\x18\x01 \x03(\x0b\x32\x14.headwater.v1.Cancel\x12%\n\x07\x63redits\x18\x02 \x03(\x0b\x32\x14.headwater.v1.Credit\x12\x1f\n\x04\x61\x64\x64s\x18\x03 \x03(\x0b\x32\x11.headwater.v1.Add\x12$\n\x05parts\x18\x04 \x03(\x0b\x32\x15.headwater.v1.AddPart\x12\x0e\n\x06probed\x18\x05 \x03(\r\"\x9a\x06\n\x03\x41\x64\x64\x12\x12\n\nstream_ids\x18\x01 \x03(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x12\n\nprompt_ids\x18\x05 \x03(\r\x12\x19\n\x11num_output_tokens\x18\x06 \x01(\r\x12\x12\n\noutput_ids\x18\x07 \x03(\r\x12(\n\x08sampling\x18\x08 \x01(\x0b\x32\x16.headwater.v1.Sampling\x12\x15\n\reos_token_ids\x18\t \x03(\r\x12\x16\n\x0e\x63hoice_indices\x18\n \x03(\r\x12\x0e\n\x06tenant\x18\x0b \x01(\t\x12\x0e\n\x06weight\x18\x0c \x01(\x01\x12\x0c\n\x04tier\x18\r \x01(\x11\x12\x14\n\x0cvirtual_time\x18\x0e \x01(\x01\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x0f \x01(\r\x12\x17\n\x0f\x63\x61\x63he_namespace\x18\x10 \x01(\x0c\x12\x0c\n\x04lora\x18\x11 \x01(\t\x12\x13\n\x0btraceparent\x18\x12 \x01(\t\x12\x0e\n\x06\x63redit\x18\x15 \x01(\r\x12\x0f\n\x07grammar\x18\x16 \x01(\x0c\x12\x31\n\x0c\x62\x61\x64_word_ids\x18\x17 \x03(\x0b\x32\x1b.headwater.v1.TokenSequence\x12&\n\x07pooling\x18\x18 \x01(\x0e\x32\x15.headwater.v1.Pooling\x12\x19\n\x11num_grammar_bytes\x18\x19 \x01(\r\x12\x14\n\x0cprompt_index\x18\x1a \x01(\r\x12\r\n\x05\x66orks\x18\x1c \x01(\x08\x12\x12\n\ntracestate\x18\x1b \x01(\t\x12\x11\n\thand_over\x18\x1e \x01(\x08\x12\x17\n\x0f\x65xpected_tokens\x18\x1f \x01(\r\x12\x0e\n\x06\x61ge_ms\x18  \x01(\r\x12\x14\n\x0cttft_goal_ms\x18! \x01(\r\x12\x14\n\x0ctpot_goal_ms\x18\" \x01(\r\x12$\n\x06holder\x18\x1d \x01(\x0b\x32\x14.headwater.v1.HolderJ\x04\x08\x13\x10\x14J\x04\x08\x14\x10\x15R\x17predicted_cached_tokensR\x0bnumerics_id\"<\n\x06Holder\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\"U\n\x07\x41\x64\x64Part\x12\x11\n\tstream_id\x18\x01 \x01(\r\x12\x12\n\nprompt_ids\x18\x02 \x03(\r\x12\x12\n\noutput_ids\x18\x03 \x03(\r\x12\x0f\n\x07grammar\x18\x04 \x01(\x0c\"+\n\x06\x43\x61ncel\x12\x11\n\tstream_id\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\"+\n\x06\x43redit\x12\x11\n\tstream_id\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x01(\r\"\xde\x02\n\x0b\x45ngineFrame\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x12\n\nstream_ids\x18\x02 \x03(\r\x12\x13\n\x0b\x66irst_index\x18\x03 \x03(\r\x12\x12\n\nnum_tokens\x18\x04 \x03(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12.\n\x08logprobs\x18\x06 \x01(\x0b\x32\x1c.headwater.v1.LogprobColumns\x12#\n\x06starts\x18\x07 \x03(\x0b\x32\x13.headwater.v1.Start\x12&\n\x08\x66inishes\x18\x08 \x03(\x0b\x32\x14.headwater.v1.Finish\x12\x35\n\x0fprompt_logprobs\x18\t \x03(\x0b\x32\x1c.headwater.v1.PromptLogprobs\x12+\n\nembeddings\x18\n \x03(\x0b\x32\x17.headwater.v1.Embedding\x12\x10\n\x08\x61nswered\x18\x0b \x01(\x08\"q\n\x0eLogprobColumns\x12\x15\n\rtoken_indices\x18\x01 \x03(\r\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\x12\x0f\n\x07num_top\x18\x03 \x03(\r\x12\x0f\n\x07top_ids\x18\x04 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x05 \x03(\x02\"\x81\x02\n\x05Start\x12\x11\n\tstream_id\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x15\n\rqueue_seconds\x18\x03 \x01(\x02\x12\x17\n\x0fprefill_seconds\x18\x04 \x01(\x02\x12\x0e\n\x06policy\x18\x06 \x01(\t\x12\x1a\n\x12\x66\x63\x66s_queue_seconds\x18\x07 \x01(\x02\x12=\n\x0e\x63\x61\x63hed_by_tier\x18\x05 \x03(\x0b\x32%.headwater.v1.Start.CachedByTierEntry\x1a\x33\n\x11\x43\x61\x63hedByTierEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"\x93\x02\n\x06\x46inish\x12\x11\n\tstream_id\x18\x01 \x01(\r\x12*\n\x06reason\x18\x02 \x01(\x0e\x32\x1a.headwater.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x11num_output_tokens\x18\x04 \x01(\r\x12\r\n\x05\x65rror\x18\x05 \x01(\t\x12\x11\n\tretriable\x18\x06 \x01(\x08\x12 \n\x04work\x18\x07 \x01(\x0b\x32\x12.headwater.v1.Work\x12&\n\x05\x63\x61use\x18\x08 \x01(\x0e\x32\x17.headwater.v1.LossCause\x12\x15\n\rretry_seconds\x18\t \x01(\x02\x42\x10\n\x0e_stop_token_id\"\x84\x01\n\x04Work\x12\x13\n\x0bpreemptions\x18\x01 \x01(\r\x12\r\n\x05steps\x18\x02 \x01(\r\x12\x12\n\nmean_batch\x18\x03 \x01(\x02\x12\x14\n\x0c\x64raft_tokens\x18\x04 \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x05 \x01(\r\x12\x15\n\routput_tokens\x18\x06 \x01(\r\"\xa6\x01\n\x0ePromptLogprobs\x12\x11\n\tstream_id\x18\x01 \x01(\r\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x12\x0f\n\x07num_top\x18\x05 \x01(\r\x12\x0f\n\x07top_ids\x18\x06 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x07 \x03(\x02\x12\x0c\n\x04last\x18\x08 \x01(\x08\"3\n\x0fKvEventsRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x11\n\tafter_seq\x18\x02 \x01(\x04\"\x13\n\x11KvSnapshotRequest\"q\n\x0eKvSnapshotPart\x12.\n\x0bincarnation\x18\x01 \x01(\x0b\x32\x19.headwater.v1.Incarnation\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\x14\n\x0c\x62lock_hashes\x18\x03 \x03(\x0c\x12\x0c\n\x04last\x18\x04 \x01(\x08\" \n\x0c\x44rainRequest\x12\x10\n\x08limit_ms\x18\x01 \x01(\r\"9\n\nDrainReply\x12\x14\n\x0cnum_finished\x18\x01 \x01(\r\x12\x15\n\rnum_cancelled\x18\x02 \x01(\r\"\x1e\n\x0eSetRoleRequest\x12\x0c\n\x04role\x18\x01 \x01(\t\"\x1e\n\x0cSetRoleReply\x12\x0e\n\x06\x62\x65\x66ore\x18\x01 \x01(\t\"\xad\x01\n\x0fPrefetchRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12$\n\x06holder\x18\x02 \x01(\x0b\x32\x14.headwater.v1.Holder\x12\x14\n\x0c\x62lock_hashes\x18\x03 \x01(\x0c\x12\x17\n\x0f\x63\x61\x63he_namespace\x18\x04 \x01(\x0c\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12\x10\n\x08limit_ms\x18\x06 \x01(\r\x12\x14\n\x0c\x63hunk_blocks\x18\x07 \x01(\r\"\x0f\n\rPrefetchReply\"\r\n\x0bInfoRequest2\xec\x03\n\x06\x45ngine\x12\x43\n\x07Session\x12\x19.headwater.v1.ClientFrame\x1a\x19.headwater.v1.EngineFrame(\x01\x30\x01\x12G\n\x08KvEvents\x12\x1d.headwater.v1.KvEventsRequest\x1a\x1a.headwater.v1.KvEventBatch0\x01\x12M\n\nKvSnapshot\x12\x1f.headwater.v1.KvSnapshotRequest\x1a\x1c.headwater.v1.KvSnapshotPart0\x01\x12=\n\x05\x44rain\x12\x1a.headwater.v1.DrainRequest\x1a\x18.headwater.v1.DrainReply\x12\x43\n\x07SetRole\x12\x1c.headwater.v1.SetRoleRequest\x1a\x1a.headwater.v1.SetRoleReply\x12H\n\x08Prefetch\x12\x1d.headwater.v1.PrefetchRequest\x1a\x1b.headwater.v1.PrefetchReply(\x01\x12\x37\n\x04Info\x12\x19.headwater.v1.InfoRequest\x1a\x14.headwater.v1.Memberb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,49 +38,49 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CLIENTFRAME']._serialized_start=107
   _globals['_CLIENTFRAME']._serialized_end=285
   _globals['_ADD']._serialized_start=288
-  _globals['_ADD']._serialized_end=997
-  _globals['_HOLDER']._serialized_start=999
-  _globals['_HOLDER']._serialized_end=1059
-  _globals['_ADDPART']._serialized_start=1061
-  _globals['_ADDPART']._serialized_end=1146
-  _globals['_CANCEL']._serialized_start=1148
-  _globals['_CANCEL']._serialized_end=1191
-  _globals['_CREDIT']._serialized_start=1193
-  _globals['_CREDIT']._serialized_end=1236
-  _globals['_ENGINEFRAME']._serialized_start=1239
-  _globals['_ENGINEFRAME']._serialized_end=1589
-  _globals['_LOGPROBCOLUMNS']._serialized_start=1591
-  _globals['_LOGPROBCOLUMNS']._serialized_end=1704
-  _globals['_START']._serialized_start=1707
-  _globals['_START']._serialized_end=1920
-  _globals['_START_CACHEDBYTIERENTRY']._serialized_start=1869
-  _globals['_START_CACHEDBYTIERENTRY']._serialized_end=1920
-  _globals['_FINISH']._serialized_start=1923
-  _globals['_FINISH']._serialized_end=2175
-  _globals['_WORK']._serialized_start=2178
-  _globals['_WORK']._serialized_end=2310
-  _globals['_PROMPTLOGPROBS']._serialized_start=2313
-  _globals['_PROMPTLOGPROBS']._serialized_end=2479
-  _globals['_KVEVENTSREQUEST']._serialized_start=2481
-  _globals['_KVEVENTSREQUEST']._serialized_end=2532
-  _globals['_KVSNAPSHOTREQUEST']._serialized_start=2534
-  _globals['_KVSNAPSHOTREQUEST']._serialized_end=2553
-  _globals['_KVSNAPSHOTPART']._serialized_start=2555
-  _globals['_KVSNAPSHOTPART']._serialized_end=2668
-  _globals['_DRAINREQUEST']._serialized_start=2670
-  _globals['_DRAINREQUEST']._serialized_end=2702
-  _globals['_DRAINREPLY']._serialized_start=2704
-  _globals['_DRAINREPLY']._serialized_end=2761
-  _globals['_SETROLEREQUEST']._serialized_start=2763
-  _globals['_SETROLEREQUEST']._serialized_end=2793
-  _globals['_SETROLEREPLY']._serialized_start=2795
-  _globals['_SETROLEREPLY']._serialized_end=2825
-  _globals['_PREFETCHREQUEST']._serialized_start=2828
-  _globals['_PREFETCHREQUEST']._serialized_end=3001
-  _globals['_PREFETCHREPLY']._serialized_start=3003
-  _globals['_PREFETCHREPLY']._serialized_end=3018
-  _globals['_INFOREQUEST']._serialized_start=3020
-  _globals['_INFOREQUEST']._serialized_end=3033
-  _globals['_ENGINE']._serialized_start=3036
-  _globals['_ENGINE']._serialized_end=3528
+  _globals['_ADD']._serialized_end=1082
+  _globals['_HOLDER']._serialized_start=1084
+  _globals['_HOLDER']._serialized_end=1144
+  _globals['_ADDPART']._serialized_start=1146
+  _globals['_ADDPART']._serialized_end=1231
+  _globals['_CANCEL']._serialized_start=1233
+  _globals['_CANCEL']._serialized_end=1276
+  _globals['_CREDIT']._serialized_start=1278
+  _globals['_CREDIT']._serialized_end=1321
+  _globals['_ENGINEFRAME']._serialized_start=1324
+  _globals['_ENGINEFRAME']._serialized_end=1674
+  _globals['_LOGPROBCOLUMNS']._serialized_start=1676
+  _globals['_LOGPROBCOLUMNS']._serialized_end=1789
+  _globals['_START']._serialized_start=1792
+  _globals['_START']._serialized_end=2049
+  _globals['_START_CACHEDBYTIERENTRY']._serialized_start=1998
+  _globals['_START_CACHEDBYTIERENTRY']._serialized_end=2049
+  _globals['_FINISH']._serialized_start=2052
+  _globals['_FINISH']._serialized_end=2327
+  _globals['_WORK']._serialized_start=2330
+  _globals['_WORK']._serialized_end=2462
+  _globals['_PROMPTLOGPROBS']._serialized_start=2465
+  _globals['_PROMPTLOGPROBS']._serialized_end=2631
+  _globals['_KVEVENTSREQUEST']._serialized_start=2633
+  _globals['_KVEVENTSREQUEST']._serialized_end=2684
+  _globals['_KVSNAPSHOTREQUEST']._serialized_start=2686
+  _globals['_KVSNAPSHOTREQUEST']._serialized_end=2705
+  _globals['_KVSNAPSHOTPART']._serialized_start=2707
+  _globals['_KVSNAPSHOTPART']._serialized_end=2820
+  _globals['_DRAINREQUEST']._serialized_start=2822
+  _globals['_DRAINREQUEST']._serialized_end=2854
+  _globals['_DRAINREPLY']._serialized_start=2856
+  _globals['_DRAINREPLY']._serialized_end=2913
+  _globals['_SETROLEREQUEST']._serialized_start=2915
+  _globals['_SETROLEREQUEST']._serialized_end=2945
+  _globals['_SETROLEREPLY']._serialized_start=2947
+  _globals['_SETROLEREPLY']._serialized_end=2977
+  _globals['_PREFETCHREQUEST']._serialized_start=2980
+  _globals['_PREFETCHREQUEST']._serialized_end=3153
+  _globals['_PREFETCHREPLY']._serialized_start=3155
+  _globals['_PREFETCHREPLY']._serialized_end=3170
+  _globals['_INFOREQUEST']._serialized_start=3172
+  _globals['_INFOREQUEST']._serialized_end=3185
+  _globals['_ENGINE']._serialized_start=3188
+  _globals['_ENGINE']._serialized_end=3680
 # @@protoc_insertion_point(module_scope)

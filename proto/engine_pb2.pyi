@@ -101,6 +101,10 @@ class Add(_message.Message):
     FORKS_FIELD_NUMBER: _builtins.int
     TRACESTATE_FIELD_NUMBER: _builtins.int
     HAND_OVER_FIELD_NUMBER: _builtins.int
+    EXPECTED_TOKENS_FIELD_NUMBER: _builtins.int
+    AGE_MS_FIELD_NUMBER: _builtins.int
+    TTFT_GOAL_MS_FIELD_NUMBER: _builtins.int
+    TPOT_GOAL_MS_FIELD_NUMBER: _builtins.int
     HOLDER_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """the gateway's"""
@@ -142,6 +146,14 @@ class Add(_message.Message):
     """W3C: what vendors say beside the traceparent, passed on as it came"""
     hand_over: _builtins.bool
     """the first token ends each stream here: another engine goes on with it"""
+    expected_tokens: _builtins.int
+    """that the answer is predicted to have; 0: as many as it may have"""
+    age_ms: _builtins.int
+    """how long ago the request came to the cluster"""
+    ttft_goal_ms: _builtins.int
+    """from there to the first token; 0: no goal"""
+    tpot_goal_ms: _builtins.int
+    """from one token to the next; 0: no goal"""
     @_builtins.property
     def stream_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """one a choice; unique within the session"""
@@ -204,11 +216,15 @@ class Add(_message.Message):
         forks: _builtins.bool = ...,
         tracestate: _builtins.str = ...,
         hand_over: _builtins.bool = ...,
+        expected_tokens: _builtins.int = ...,
+        age_ms: _builtins.int = ...,
+        ttft_goal_ms: _builtins.int = ...,
+        tpot_goal_ms: _builtins.int = ...,
         holder: Global___Holder | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["holder", b"holder", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "bad_word_ids", b"bad_word_ids", "cache_namespace", b"cache_namespace", "choice_indices", b"choice_indices", "credit", b"credit", "deadline_ms", b"deadline_ms", "eos_token_ids", b"eos_token_ids", "forks", b"forks", "grammar", b"grammar", "hand_over", b"hand_over", "holder", b"holder", "lora", b"lora", "num_grammar_bytes", b"num_grammar_bytes", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "output_ids", b"output_ids", "pooling", b"pooling", "prompt_ids", b"prompt_ids", "prompt_index", b"prompt_index", "request_id", b"request_id", "sampling", b"sampling", "stream_ids", b"stream_ids", "tenant", b"tenant", "tier", b"tier", "traceparent", b"traceparent", "tracestate", b"tracestate", "virtual_time", b"virtual_time", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "attempt", b"attempt", "bad_word_ids", b"bad_word_ids", "cache_namespace", b"cache_namespace", "choice_indices", b"choice_indices", "credit", b"credit", "deadline_ms", b"deadline_ms", "eos_token_ids", b"eos_token_ids", "expected_tokens", b"expected_tokens", "forks", b"forks", "grammar", b"grammar", "hand_over", b"hand_over", "holder", b"holder", "lora", b"lora", "num_grammar_bytes", b"num_grammar_bytes", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "output_ids", b"output_ids", "pooling", b"pooling", "prompt_ids", b"prompt_ids", "prompt_index", b"prompt_index", "request_id", b"request_id", "sampling", b"sampling", "stream_ids", b"stream_ids", "tenant", b"tenant", "tier", b"tier", "tpot_goal_ms", b"tpot_goal_ms", "traceparent", b"traceparent", "tracestate", b"tracestate", "ttft_goal_ms", b"ttft_goal_ms", "virtual_time", b"virtual_time", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -492,6 +508,8 @@ class Start(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     QUEUE_SECONDS_FIELD_NUMBER: _builtins.int
     PREFILL_SECONDS_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    FCFS_QUEUE_SECONDS_FIELD_NUMBER: _builtins.int
     CACHED_BY_TIER_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     """which"""
@@ -501,6 +519,10 @@ class Start(_message.Message):
     """waited before the first step"""
     prefill_seconds: _builtins.float
     """first step to first token"""
+    policy: _builtins.str
+    """queue policy that it waited under"""
+    fcfs_queue_seconds: _builtins.float
+    """that it would have waited in order of arrival, as far as one can tell"""
     @_builtins.property
     def cached_by_tier(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """of the cached tokens, those from beyond the device: host, disk, peer"""
@@ -512,11 +534,13 @@ class Start(_message.Message):
         cached_tokens: _builtins.int = ...,
         queue_seconds: _builtins.float = ...,
         prefill_seconds: _builtins.float = ...,
+        policy: _builtins.str = ...,
+        fcfs_queue_seconds: _builtins.float = ...,
         cached_by_tier: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_by_tier", b"cached_by_tier", "cached_tokens", b"cached_tokens", "prefill_seconds", b"prefill_seconds", "queue_seconds", b"queue_seconds", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_by_tier", b"cached_by_tier", "cached_tokens", b"cached_tokens", "fcfs_queue_seconds", b"fcfs_queue_seconds", "policy", b"policy", "prefill_seconds", b"prefill_seconds", "queue_seconds", b"queue_seconds", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -536,6 +560,7 @@ class Finish(_message.Message):
     RETRIABLE_FIELD_NUMBER: _builtins.int
     WORK_FIELD_NUMBER: _builtins.int
     CAUSE_FIELD_NUMBER: _builtins.int
+    RETRY_SECONDS_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     """which"""
     reason: _common_pb2.FinishReason.ValueType
@@ -550,6 +575,8 @@ class Finish(_message.Message):
     """another replica may do better"""
     cause: _common_pb2.LossCause.ValueType
     """of an end that is retriable"""
+    retry_seconds: _builtins.float
+    """of a late request: after so long another one may be in time"""
     @_builtins.property
     def work(self) -> Global___Work:
         """what it took; absent for a stream that the core never had"""
@@ -565,10 +592,11 @@ class Finish(_message.Message):
         retriable: _builtins.bool = ...,
         work: Global___Work | None = ...,
         cause: _common_pb2.LossCause.ValueType = ...,
+        retry_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "stop_token_id", b"stop_token_id", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "cause", b"cause", "error", b"error", "num_output_tokens", b"num_output_tokens", "reason", b"reason", "retriable", b"retriable", "stop_token_id", b"stop_token_id", "stream_id", b"stream_id", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "cause", b"cause", "error", b"error", "num_output_tokens", b"num_output_tokens", "reason", b"reason", "retriable", b"retriable", "retry_seconds", b"retry_seconds", "stop_token_id", b"stop_token_id", "stream_id", b"stream_id", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__stop_token_id: _TypeAlias = _typing.Literal["stop_token_id"]  # noqa: Y015
     _WhichOneofArgType__stop_token_id: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id"]  # noqa: Y015

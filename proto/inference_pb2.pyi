@@ -336,6 +336,7 @@ class CompleteRequest(_message.Message):
     RETURN_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     RETURN_RECEIPT_FIELD_NUMBER: _builtins.int
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    SUFFIX_FIELD_NUMBER: _builtins.int
     RESUMABLE_FIELD_NUMBER: _builtins.int
     CONTINUOUS_USAGE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
@@ -354,6 +355,8 @@ class CompleteRequest(_message.Message):
     """also where it was served and why"""
     add_special_tokens: _builtins.bool
     """around a text; default true"""
+    suffix: _builtins.str
+    """of a text: what stands behind the gap that the answer fills"""
     resumable: _builtins.bool
     """streams: chunks are numbered, and Resume goes on behind the last one that came"""
     continuous_usage: _builtins.bool
@@ -379,12 +382,13 @@ class CompleteRequest(_message.Message):
         return_token_ids: _builtins.bool = ...,
         return_receipt: _builtins.bool = ...,
         add_special_tokens: _builtins.bool | None = ...,
+        suffix: _builtins.str | None = ...,
         resumable: _builtins.bool = ...,
         continuous_usage: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_cache_salt", b"_cache_salt", "_priority", b"_priority", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_cache_salt", b"_cache_salt", "_priority", b"_priority", "_suffix", b"_suffix", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "suffix", b"suffix", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_cache_salt", b"_cache_salt", "_priority", b"_priority", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "client_request_id", b"client_request_id", "continuous_usage", b"continuous_usage", "model", b"model", "priority", b"priority", "prompt", b"prompt", "resumable", b"resumable", "return_receipt", b"return_receipt", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_cache_salt", b"_cache_salt", "_priority", b"_priority", "_suffix", b"_suffix", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "client_request_id", b"client_request_id", "continuous_usage", b"continuous_usage", "model", b"model", "priority", b"priority", "prompt", b"prompt", "resumable", b"resumable", "return_receipt", b"return_receipt", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "suffix", b"suffix", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
@@ -392,6 +396,8 @@ class CompleteRequest(_message.Message):
     _WhichOneofArgType__cache_salt: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt"]  # noqa: Y015
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
+    _WhichOneofReturnType__suffix: _TypeAlias = _typing.Literal["suffix"]  # noqa: Y015
+    _WhichOneofArgType__suffix: _TypeAlias = _typing.Literal["_suffix", b"_suffix"]  # noqa: Y015
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     @_typing.overload
@@ -400,6 +406,8 @@ class CompleteRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cache_salt) -> _WhichOneofReturnType__cache_salt | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__suffix) -> _WhichOneofReturnType__suffix | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 

@@ -388,6 +388,7 @@ class OutputFinish(_message.Message):
     CAUSE_FIELD_NUMBER: _builtins.int
     ENDED_AT_FIELD_NUMBER: _builtins.int
     HAS_CUT_CALL_FIELD_NUMBER: _builtins.int
+    RETRY_SECONDS_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     """which"""
     reason: _common_pb2.FinishReason.ValueType
@@ -410,6 +411,8 @@ class OutputFinish(_message.Message):
     """seconds since 1970; of a request that can be resumed"""
     has_cut_call: _builtins.bool
     """its last call is not whole"""
+    retry_seconds: _builtins.float
+    """of a late request: after so long another one may be in time"""
     @_builtins.property
     def work(self) -> _engine_pb2.Work:
         """of the engine; absent when a stop string ended the stream"""
@@ -429,10 +432,11 @@ class OutputFinish(_message.Message):
         cause: _common_pb2.LossCause.ValueType = ...,
         ended_at: _builtins.int = ...,
         has_cut_call: _builtins.bool = ...,
+        retry_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "ended_at", b"ended_at", "error", b"error", "has_cut_call", b"has_cut_call", "num_output_tokens", b"num_output_tokens", "num_reasoning_tokens", b"num_reasoning_tokens", "reason", b"reason", "retriable", b"retriable", "stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "stream_id", b"stream_id", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "ended_at", b"ended_at", "error", b"error", "has_cut_call", b"has_cut_call", "num_output_tokens", b"num_output_tokens", "num_reasoning_tokens", b"num_reasoning_tokens", "reason", b"reason", "retriable", b"retriable", "retry_seconds", b"retry_seconds", "stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "stream_id", b"stream_id", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_stop_reason: _TypeAlias = _typing.Literal["stop_string", "stop_token_id"]  # noqa: Y015
     _WhichOneofArgType_stop_reason: _TypeAlias = _typing.Literal["stop_reason", b"stop_reason"]  # noqa: Y015

@@ -27,4 +27,4 @@ async def start_forked_core(
 
 def install() -> None:
     """For the engine whose server this process is about to be."""
-    core_client.start_core = start_forked_core
+    core_client.start_core = start_forked_core  # type: ignore[attr-defined]  # the name that it calls

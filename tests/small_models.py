@@ -69,3 +69,16 @@ def make_thinking_folder(
     if (plain / "generation_config.json").exists():
         shutil.copy(plain / "generation_config.json", folder)
     return folder
+
+
+def with_special_tokens(plain: Path, folder: Path, texts: list[str]) -> None:
+    """Copies a folder; the last special tokens that no test needs have these texts."""
+    shutil.copytree(plain, folder)
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    vocab = tokenizer["model"]["vocab"]
+    for token, text in zip(tokenizer["added_tokens"][-len(texts) :], texts, strict=True):
+        del vocab[token["content"]]
+        vocab[text] = token["id"]
+        token.update(content=text, special=True)
+    path.write_text(json.dumps(tokenizer))

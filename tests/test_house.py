@@ -145,6 +145,8 @@ MOST_FILES = 25
 """Files in one folder of kernels or of the engine core."""
 SERVICE_ROOMS_SEEN = {
     "cli": {"stack", "engine", "models", "runtime"},
+    "llm": {"stack", "engine", "processor", "output_processor"}
+    | {"grammars", "text", "models", "runtime"},
     "stack": {"engine", "models", "runtime"},
     "engine": {"grammars", "text", "index", "models", "runtime"},
     "processor": {"grammars", "text", "answers", "models", "runtime"},
@@ -213,6 +215,10 @@ CIRCLE_FREE = ("gateway", "services", "engine_core", "kernels", "bench", "proto"
 """Rooms without a circle of imports."""
 TORCH_FREE_CORE = {
     "headwater.engine_core.capabilities",
+    "headwater.engine_core.first_come",
+    "headwater.engine_core.queue_policies",
+    "headwater.engine_core.refusals",
+    "headwater.engine_core.tenant_turns",
     "headwater.engine_core.kv.prefix_hash",
     "headwater.engine_core.sampling_params",
     "headwater.engine_core.platforms.registry",
@@ -535,6 +541,34 @@ def test_a_file_imports_few_names() -> None:
     } == IMPORTS_TOO_MANY
 
 
+MOST_ATTRIBUTES = 15
+"""Attributes that the methods of a class assign. Records, whose fields are declared, have none."""
+ATTRIBUTES_TOO_MANY = {"BlockLeases", "PeerBlocks", "Ranks", "StageHosts"}
+"""Classes that are still to be cut. None may join them."""
+
+
+def attributes_of(found: ast.ClassDef) -> set[str]:
+    return {
+        node.attr
+        for node in ast.walk(found)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    }
+
+
+def test_a_class_has_few_attributes() -> None:
+    many = {
+        node.name
+        for room in ("engine_core", "kernels")
+        for path in files_of(room)
+        for node in nodes_of(path)
+        if isinstance(node, ast.ClassDef) and len(attributes_of(node)) > MOST_ATTRIBUTES
+    }
+    assert many == ATTRIBUTES_TOO_MANY
+
+
 WITHOUT_SUBJECT = (
     "What",
     "Of",
@@ -583,6 +617,18 @@ FRONT_STAGES = (
     "headwater.services.processor.__main__",
     "headwater.services.output_processor.__main__",
 )
+
+
+def test_the_root_imports_a_name_when_it_is_used() -> None:
+    """A stage that starts imports neither the engine of Python programs nor torch."""
+    probe = (
+        "import sys, headwater; before = [name for name in sys.modules if 'headwater.' in name]; "
+        "from headwater import LLM, AsyncLLM, SamplingParams; print(before, 'torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "[] False\n"
 
 
 @pytest.mark.parametrize("module", FRONT_STAGES)

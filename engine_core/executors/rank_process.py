@@ -18,6 +18,7 @@ from ..parallel.board import COMPUTES, IDLE, WAITS, Board
 from ..parallel.memory_group import MemoryGroup
 from ..parallel.plan_messages import PREPARE, decode
 from ..parallel.rank_start import RankStart
+from ..parallel.rank_waits import RankWaits
 from ..platforms import loading as platforms
 from ..system.ring import PeerGone, RingReader
 from .build.request import checked
@@ -25,7 +26,7 @@ from .build.single import rank_executor
 from .ranks.rank import Rank, stages_of
 from .ranks.rank_reports import RankReports
 from .ranks.rank_results import ResultsAtOnce, ResultThread
-from .ranks.stage_link import StageLinks
+from .ranks.stage_link import open_links
 from .tiers.copy_thread import CopyThread
 
 
@@ -35,10 +36,9 @@ class RankProcess:
         self._board = Board(start.memory.board)
         self._plans = RingReader(start.rings.plans)
         self._reports = RankReports(start)
-        self._group = MemoryGroup(
-            start.options.layout.shard(start.rank).index, start.group, self._note_waiting
-        )
-        self._links = StageLinks.over(start.rings.stages, self._note_waiting)
+        self._waits = RankWaits(self._note_waiting)
+        self._shard = start.options.layout.shard(start.rank)
+        self._group = MemoryGroup(self._shard.index, start.group, self._waits)
         self._masks: Int32Array | None = None
         """Masks of the last draw."""
         self._is_counting = threading.Lock()
@@ -74,17 +74,19 @@ class RankProcess:
             device = platforms.load(options.device).device
             request = checked(options, device.name, device.capabilities)
             stage_index = options.layout.stage_index(self._start.rank)
+            links = open_links(self._start, self._waits)
             rank = Rank(
-                shard=options.layout.shard(self._start.rank),
+                shard=self._shard,
                 stage_index=stage_index,
                 stage=stages_of(request)[stage_index],
                 group=self._group,
-                links=self._links,
+                links=links,
                 slots=self._start.memory.slots,
                 exchange=self._start.memory.exchange,
                 warn=self._reports.warned,
             )
             executor, config = rank_executor(device, request, rank, self._reports.loading)
+            links.connect()
         except ConfigError as error:
             self._reports.refused(error)
             raise SystemExit(1) from None
@@ -132,9 +134,7 @@ class RankProcess:
         # be lost.
         with self._is_counting:
             self._board.set_state(self._start.rank, IDLE)
-            self._board.note_plan(
-                self._start.rank, seconds, self._group.seconds_waited + self._links.seconds_waited
-            )
+            self._board.note_plan(self._start.rank, seconds, self._waits.seconds)
 
     def _note_waiting(self, waits: bool) -> None:
         self._board.set_state(self._start.rank, WAITS if waits else COMPUTES)

@@ -95,6 +95,11 @@ class BlockLoads:
             source.connect(cache.note_lost, cache.note_gained)
 
     @property
+    def keeps_blocks(self) -> bool:
+        """Whether a source copies blocks that leave the device."""
+        return bool(self._keepers)
+
+    @property
     def is_any_open(self) -> bool:
         return bool(self._open)
 

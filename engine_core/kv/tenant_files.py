@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from .block_files import TENANTS, tenants_of
+from .disk.block_files import TENANTS, tenants_of
 
 ATTEMPTS = 3
 """A thread may write a file while its folder is deleted."""

@@ -9,12 +9,12 @@ from ..config import ConfigError, EngineConfig
 from ..executor import Executor
 from ..options import ExecutorOptions, ModelFacts
 from ..step_output import EngineLoad, PeerUse
-from .block_files import BlockFiles
 from .block_leases import BlockLeases
 from .block_pool import BlockPool
 from .block_record import BlockSeal, kv_key
 from .block_source import BlockSource
-from .disk_blocks import DiskBlocks
+from .disk.block_files import BlockFiles
+from .disk.disk_blocks import DiskBlocks
 from .host_blocks import HostBlocks
 from .lending import Lender, Release, Steps
 from .peer_blocks import PeerBlocks

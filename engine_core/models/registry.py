@@ -134,7 +134,7 @@ ARCHITECTURES = {
         corrected_moe.read_minimax_m2,
         "MiniMax M2",
         "minimax_m2",
-        limits=_EXPERTS,
+        limits=_WIDTH_NORMS,
     ),
     "Ministral3ForCausalLM": _own(
         _DECODER, ministral3.read_ministral3, "Ministral 3", "ministral3"
@@ -158,7 +158,7 @@ ARCHITECTURES = {
     "Olmo3ForCausalLM": _own(
         "olmo2:Olmo2", olmo.read_olmo3, "OLMo 3", "olmo3", limits=_WIDTH_NORMS
     ),
-    "OlmoeForCausalLM": _own(_DECODER, mixtral.read_olmoe, "OLMoE", "olmoe", limits=_EXPERTS),
+    "OlmoeForCausalLM": _own(_DECODER, mixtral.read_olmoe, "OLMoE", "olmoe", limits=_WIDTH_NORMS),
     "Phi3ForCausalLM": _own(_DECODER, phi3.read_phi3, "Phi-3, 3.5, 4, 4-mini", "phi3"),
     "Qwen2ForCausalLM": _own(_DECODER, llama.read_qwen2, _QWEN2, "qwen2"),
     "Qwen2MoeForCausalLM": _own(

@@ -6,10 +6,10 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-PIECE, LAST_PIECE, CONSUMED, BEAT, LOST, OFFER, ACCEPT, REFUSE, FULL = range(9)
-"""Kinds of frames. Those of a channel: a piece of a message that goes on, its last piece, and the
-number of bytes that were taken. Those of the link: a heartbeat, the end of a rank, what a stage is
-to compute, whether the host does so, and that no stage is missing."""
+PIECE, LAST_PIECE, BEAT, LOST, OFFER, ACCEPT, REFUSE, FULL = range(8)
+"""Kinds of frames. Those of a channel: a piece of a message that goes on, and its last piece. Those
+of the link: a heartbeat, the end of a rank, what a stage is to compute, whether the host does so,
+and that no stage is missing."""
 PIECE_BYTES = 256 << 10
 """Most bytes of a channel's message in one frame."""
 OTHER_BYTES = 64 << 10

@@ -29,6 +29,7 @@ from .host_proof import (
     new_hello,
     proof,
 )
+from .rendezvous import Rendezvous
 
 SETTING = "join"
 CONNECT_SECONDS = 3.0
@@ -54,6 +55,7 @@ class Joined:
     frames: FrameReader
     stage: int
     offer: str
+    rendezvous: Rendezvous
 
     def accept(self) -> None:
         """Raises `EngineAway`."""
@@ -98,8 +100,10 @@ def join(address: str, secret: bytes, waiting: Waiting) -> Joined:
     try:
         receiver = _Receiver(connection, address, waiting, time.monotonic() + PROOF_SECONDS)
         _prove(receiver, secret)
-        stage, offer = _offer(receiver)
-        return Joined(connection, receiver.frames, stage, offer)
+        stage, offer, host, port = _offer(receiver)
+        # Ranks of this host are reached as it reaches the engine.
+        rendezvous = Rendezvous(host, port, str(connection.getsockname()[0]))
+        return Joined(connection, receiver.frames, stage, offer, rendezvous)
     except OSError as error:
         connection.close()
         raise EngineAway(f"the engine at {address} is gone ({error.strerror})") from None
@@ -190,7 +194,8 @@ def _prove(receiver: _Receiver, secret: bytes) -> None:
         raise JoinRefused(f"the engine at {receiver.address} {error}") from None
 
 
-def _offer(receiver: _Receiver) -> tuple[int, str]:
+def _offer(receiver: _Receiver) -> tuple[int, str, str, int]:
+    """The stage, what it is to compute, and host and port of the engine's store."""
     try:
         while (frame := receiver.frames.next()) is None:
             receiver.frames.feed(receiver.some(1 << 16))
@@ -198,7 +203,7 @@ def _offer(receiver: _Receiver) -> tuple[int, str]:
             raise EngineAway(f"the engine at {receiver.address} has a host for each of its stages")
         if frame.kind != OFFER:
             raise FrameError(f"sent a frame of kind {frame.kind}")
-        stage, offer = json.loads(frame.payload)
+        stage, offer, host, port = json.loads(frame.payload)
+        return int(stage), str(offer), str(host), int(port)
     except (FrameError, ValueError) as error:
         raise JoinRefused(f"the engine at {receiver.address} broke the protocol: {error}") from None
-    return int(stage), str(offer)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import select
 import socket
-import struct
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -17,7 +16,6 @@ from ..system.ring import RingEnd
 from .host_channels import IncomingChannel, OutgoingChannel
 from .host_frames import (
     BEAT,
-    CONSUMED,
     LAST_PIECE,
     LOST,
     PIECE,
@@ -40,10 +38,6 @@ OUT_BYTES = 1 << 20
 """Bytes of frames that wait for the socket, before rings are left alone."""
 RECEIVE_BYTES = 1 << 20
 MOST_BUFFERS = 16
-RANK_CHANNELS = 8
-"""Numbers of channels that a rank has: first the rings that it reads, then those that it writes."""
-NUM_DOWNWARD = 3
-_CONSUMED = struct.Struct("<I")
 Interest = tuple[int, int, Callable[[], object]]
 """A descriptor, events of `poll`, and what is to be called then."""
 
@@ -57,23 +51,14 @@ class LinkLost(Exception):
         self.reason = reason
 
 
-def downward_ends(rings: list[RankRings]) -> dict[int, RingEnd]:
-    """By channel: ends of the rings that ranks of the other host, or of this one, read."""
-    return _by_channel([each.downward for each in rings], 0)
+def plan_ends(rings: list[RankRings]) -> dict[int, RingEnd]:
+    """By channel: ends of the rings of plans of a stage's ranks."""
+    return {2 * i: each.plans for i, each in enumerate(rings)}
 
 
-def upward_ends(rings: list[RankRings]) -> dict[int, RingEnd]:
-    """By channel: ends of the rings that ranks write."""
-    return _by_channel([each.upward for each in rings], NUM_DOWNWARD)
-
-
-def _by_channel(of_shards: list[list[RingEnd | None]], first: int) -> dict[int, RingEnd]:
-    ends = {
-        RANK_CHANNELS * i + first + j: end
-        for i, each in enumerate(of_shards)
-        for j, end in enumerate(each)
-    }
-    return {channel: end for channel, end in ends.items() if end is not None}
+def report_ends(rings: list[RankRings]) -> dict[int, RingEnd]:
+    """By channel: ends of the rings of their reports."""
+    return {2 * i + 1: each.reports for i, each in enumerate(rings)}
 
 
 class HostLink:
@@ -117,7 +102,7 @@ class HostLink:
                     yield outgoing.fileno(), select.POLLIN, partial(self._on_message, outgoing)
         for incoming in self._incoming.values():
             if incoming.waits:
-                yield incoming.fileno(), select.POLLIN, partial(self._on_room, incoming)
+                yield incoming.fileno(), select.POLLIN, incoming.write
 
     def tick(self, elapsed: float) -> None:
         """Takes the seconds since the last call. To be called after each round of `interests`.
@@ -151,8 +136,6 @@ class HostLink:
             kind, channel, payload = frame
             if kind in (PIECE, LAST_PIECE):
                 self._take_piece(kind, channel, payload)
-            elif kind == CONSUMED and channel in self._outgoing and len(payload) == _CONSUMED.size:
-                self._outgoing[channel].on_consumed(*_CONSUMED.unpack(payload))
             elif kind == BEAT:
                 self._on_beat(self, payload)
             elif kind == LOST:
@@ -195,20 +178,9 @@ class HostLink:
             raise LinkLost(f"broke the protocol: it sent a message for channel {number}")
         if not channel.take(kind, piece):
             raise LinkLost(f"broke the protocol: it sent more than channel {number} has room for")
-        self._say_consumed(number, channel)
-
-    def _say_consumed(self, number: int, channel: IncomingChannel) -> None:
-        if count := channel.consumed():
-            self._put(CONSUMED, _CONSUMED.pack(count), number)
 
     def _on_message(self, channel: OutgoingChannel) -> None:
         channel.read()
-        self._flush()
-
-    def _on_room(self, channel: IncomingChannel) -> None:
-        channel.write()
-        number = next(number for number, each in self._incoming.items() if each is channel)
-        self._say_consumed(number, channel)
         self._flush()
 
     def _put(self, kind: int, payload: bytes | memoryview, channel: int = 0) -> None:

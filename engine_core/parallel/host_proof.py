@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..config import ConfigError
 
-MAGIC = b"hwstage1"
+MAGIC = b"hwstage2"
 """First bytes of both sides: the protocol and its version."""
 NONCE_BYTES = PROOF_BYTES = 32
 HELLO_BYTES = len(MAGIC) + NONCE_BYTES

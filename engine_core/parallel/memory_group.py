@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import time
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -21,6 +19,7 @@ import torch
 from headwater.kernels.gemm.tree_sum import tree_sum
 
 from ..system.ring import PeerGone, anonymous_memory
+from .rank_waits import RankWaits
 
 SLOT_BYTES = 1 << 22
 """Longer tensors are exchanged in pieces."""
@@ -64,15 +63,11 @@ def create_group(size: int, slot_bytes: int = SLOT_BYTES) -> list[GroupEnd]:
 class MemoryGroup:
     """See `Group`. Owns its descriptors."""
 
-    def __init__(
-        self, index: int, end: GroupEnd, say_waits: Callable[[bool], None] = lambda waits: None
-    ) -> None:
-        """`say_waits` is told when this rank begins to wait for others and when it goes on."""
+    def __init__(self, index: int, end: GroupEnd, waits: RankWaits | None = None) -> None:
+        """`waits`: those of this rank, to which it adds its own."""
         self.index = index
         self.size = len(end.to_peers) + 1
-        self._say_waits = say_waits
-        self.seconds_waited = 0.0
-        """Time in which this rank waited for others, of all exchanges so far."""
+        self._waits = waits or RankWaits()
         self._end = end
         self._memory = mmap.mmap(end.memory, 2 * self.size * end.slot_bytes)
         slots = torch.frombuffer(self._memory, dtype=torch.uint8).view(2, self.size, end.slot_bytes)
@@ -130,10 +125,7 @@ class MemoryGroup:
                 os.write(fd, b"\0")
             except BrokenPipeError:
                 raise PeerGone from None
-        start = time.perf_counter()
-        self._say_waits(True)
-        for fd in self._end.from_peers:
-            if not os.read(fd, 1):
-                raise PeerGone
-        self._say_waits(False)
-        self.seconds_waited += time.perf_counter() - start
+        with self._waits.counted():
+            for fd in self._end.from_peers:
+                if not os.read(fd, 1):
+                    raise PeerGone

@@ -23,6 +23,7 @@ from .copied_process import CopiedProcess
 from .memory_group import GroupEnd, create_group
 from .rank_rings import RankRings
 from .rank_start import RankStart, SharedMemory
+from .rendezvous import Rendezvous
 
 MODULE = "headwater.engine_core.executors.rank_process"
 EXIT_SECONDS = 1.0
@@ -49,11 +50,13 @@ class RankProcesses:
         variables: Mapping[int, Mapping[str, str]],
         *,
         copies: bool,
+        rendezvous: Rendezvous | None = None,
     ) -> None:
         """`rings`: those of each rank, by its number; they are closed here. `options.num_threads`:
         those that compute, of these ranks together. `variables` of each rank's environment come
         beside those of this process. `copies`: ranks are copies of this process, which saves what
-        they would import; else each has an interpreter of its own."""
+        they would import; else each has an interpreter of its own. `rendezvous`: with ranks of
+        other hosts, where there are some."""
         self.ranks = list(rings)
         options = replace(options, num_threads=max(1, options.num_threads // len(self.ranks)))
         lifelines = [os.pipe() for _ in rings]
@@ -68,6 +71,7 @@ class RankProcesses:
                 rings=rings[rank],
                 group=groups[i],
                 memory=memory,
+                rendezvous=rendezvous,
                 lifeline=lifelines[i][0],
                 life=lives[i][1],
             )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..system.ring import RingEnd, create_ring
-from ..weights.shards import ParallelLayout
 from .stage_rings import StageRings
 
 
@@ -15,46 +14,21 @@ class RankRings:
 
     plans: RingEnd
     reports: RingEnd
-    stages: StageRings
-
-    @property
-    def downward(self) -> list[RingEnd | None]:
-        """Rings that the rank reads."""
-        return [self.plans, self.stages.stream_in, self.stages.tokens_in]
-
-    @property
-    def upward(self) -> list[RingEnd | None]:
-        """Rings that the rank writes."""
-        return [self.reports, self.stages.stream_out, *self.stages.tokens_out]
+    stages: StageRings = field(default_factory=StageRings)
+    """None of them where stages are on several hosts."""
 
     @property
     def ends(self) -> list[RingEnd]:
         """All that are there."""
-        return [end for end in (*self.downward, *self.upward) if end is not None]
+        return [self.plans, self.reports, *self.stages.ends]
 
     def close(self) -> None:
         for end in self.ends:
             end.close()
 
 
-def create_rank_rings(layout: ParallelLayout, rank: int) -> tuple[RankRings, RankRings]:
-    """New rings of a rank whose other stages are elsewhere: its ends, and the opposite ones."""
-    own = StageRings()
-    opposite = StageRings()
-    stage = layout.stage_index(rank)
-    last = layout.pipeline - 1
-    if stage > 0:
-        opposite.stream_in, own.stream_in = create_ring()
-    if stage < last:
-        own.stream_out, opposite.stream_out = create_ring()
-        opposite.tokens_in, own.tokens_in = create_ring()
-    elif last:
-        for _ in range(last):
-            writer, reader = create_ring()
-            own.tokens_out.append(writer)
-            opposite.tokens_out.append(reader)
+def create_rank_rings() -> tuple[RankRings, RankRings]:
+    """New rings of a rank whose executor is on another host: its ends, and the opposite ones."""
     plan_writer, plan_reader = create_ring()
     report_writer, report_reader = create_ring()
-    return RankRings(plan_reader, report_writer, own), RankRings(
-        plan_writer, report_reader, opposite
-    )
+    return RankRings(plan_reader, report_writer), RankRings(plan_writer, report_reader)

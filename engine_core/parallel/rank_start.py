@@ -12,6 +12,7 @@ from ..system.ring import RingEnd, anonymous_memory
 from .board import create_board
 from .memory_group import GroupEnd
 from .rank_rings import RankRings
+from .rendezvous import Rendezvous
 from .stage_rings import StageRings
 
 PATHS = ("model_folder", "draft_model", "draft_heads", "kv_disk_dir", "stage_secret_file")
@@ -42,6 +43,8 @@ class RankStart:
     rings: RankRings
     group: GroupEnd
     memory: SharedMemory
+    rendezvous: Rendezvous | None
+    """None: all stages are on this host."""
     lifeline: int
     """Reaches end of file when the executor's process is gone."""
     life: int
@@ -70,9 +73,10 @@ class RankStart:
             StageRings(**of_stages, tokens_out=tokens_out),
         )
         told |= {"options": ExecutorOptions(**options | paths), "rings": found}
-        return cls(
-            **told | {"group": GroupEnd(*told["group"]), "memory": SharedMemory(*told["memory"])}
-        )
+        told |= {"group": GroupEnd(*told["group"]), "memory": SharedMemory(*told["memory"])}
+        if told["rendezvous"] is not None:
+            told["rendezvous"] = Rendezvous(*told["rendezvous"])
+        return cls(**told)
 
 
 def _text(value: Any) -> str:

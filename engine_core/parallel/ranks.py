@@ -23,7 +23,6 @@ from ..system.ring import (
     create_broadcast,
     create_ring,
 )
-from ..weights.shards import ParallelLayout
 from .board import STATE_NAMES, WAITS, Board
 from .rank_facts import RankLost
 from .rank_processes import EXIT_SECONDS, RankProcesses
@@ -64,7 +63,7 @@ class Ranks:
         memory = SharedMemory.create(self.size)
         self.slots = memory.slots
         self.board = Board(memory.board)
-        writers, rings, reports = _create_rings(layout)
+        writers, rings, reports = _create_rings(options)
         self._plans = BroadcastWriter(writers, self._await_room)
         num_local = len(variables)
         self._processes = RankProcesses(
@@ -73,6 +72,7 @@ class Ranks:
             memory,
             dict(enumerate(variables)),
             copies=copies,
+            rendezvous=None if hosts is None else hosts.rendezvous,
         )
         os.close(memory.board)
         os.close(memory.exchange)
@@ -245,13 +245,16 @@ class Ranks:
             self._on_lost(self._lost)
 
 
-def _create_rings(layout: ParallelLayout) -> tuple[list[RingEnd], list[RankRings], list[RingEnd]]:
+def _create_rings(
+    options: ExecutorOptions,
+) -> tuple[list[RingEnd], list[RankRings], list[RingEnd]]:
     """The ends of the ring of plans that are written, those of each rank, and those that reports
     are read from."""
+    layout = options.layout
     writers, plans = create_broadcast(layout.num_ranks)
     reports = [create_ring() for _ in plans]
-    stages = create_stage_rings(layout)
-    rings = [
-        RankRings(plans[rank], reports[rank][0], stages[rank]) for rank in range(layout.num_ranks)
-    ]
+    rings = [RankRings(plans[rank], reports[rank][0]) for rank in range(layout.num_ranks)]
+    if not options.stage_hosts:
+        for each, stages in zip(rings, create_stage_rings(layout), strict=True):
+            each.stages = stages
     return writers, rings, [end for _, end in reports]

@@ -27,12 +27,13 @@ from .host_link import (
     HostLink,
     Interest,
     LinkLost,
-    downward_ends,
+    plan_ends,
     poll_once,
-    upward_ends,
+    report_ends,
 )
 from .host_proof import ProofError
 from .rank_rings import RankRings
+from .rendezvous_store import RendezvousStore
 
 MOST_APPLICANTS = 16
 """Connections that have not joined yet; of more, the oldest is closed that has not proved the
@@ -69,6 +70,8 @@ class StageHosts:
         self._secret = secret
         self._layout = layout
         self._offer = offer
+        self._store = RendezvousStore(listening)
+        self.rendezvous = self._store.rendezvous
         self.stages = range(layout.pipeline - num_hosts, layout.pipeline)
         self._offered: dict[int, Applicant] = {}
         self._hosts: dict[int, str] = {}
@@ -87,6 +90,7 @@ class StageHosts:
         for i, stage in enumerate(self.stages):
             self._rings[stage] = list(rings[i * size : (i + 1) * size])
         self._watch = watch
+        self._store.serve()
         self._thread = threading.Thread(target=self._run, name="stage hosts", daemon=True)
         self._thread.start()
 
@@ -100,6 +104,10 @@ class StageHosts:
         with self._has_joined:
             self._has_joined.wait_for(lambda: not self.missing, seconds)
 
+    def end_rendezvous(self) -> None:
+        """All ranks are connected."""
+        self._store.close()
+
     def place_of(self, rank: int) -> str:
         """Where a rank is, for a sentence about it; empty: on this host."""
         stage = self._layout.stage_index(rank)
@@ -111,6 +119,7 @@ class StageHosts:
         if self._thread is not None:
             self._thread.join()
         self._listening.close()
+        self._store.close()
         for applicant in self._applicants:
             applicant.connection.close()
         for link in self._links.values():
@@ -180,7 +189,8 @@ class StageHosts:
         if not free:
             return None
         self._offered[free[0]] = applicant
-        return json.dumps([free[0], self._offer]).encode()
+        host, port, _ = self.rendezvous
+        return json.dumps([free[0], self._offer, host, port]).encode()
 
     def _guard_applicant(self, applicant: Applicant, call: Callable[[], None]) -> None:
         if applicant not in self._applicants:
@@ -214,8 +224,8 @@ class StageHosts:
         self._links[stage] = link = HostLink(
             applicant.connection,
             applicant.frames,
-            outgoing=downward_ends(rings),
-            incoming=upward_ends(rings),
+            outgoing=plan_ends(rings),
+            incoming=report_ends(rings),
             beat=lambda: _ALLOWED_SILENCE.pack(self._watch.allowed_silence),
             on_beat=partial(self._note_board, stage),
         )

@@ -18,9 +18,9 @@ from .host_link import (
     HostLink,
     Interest,
     LinkLost,
-    downward_ends,
+    plan_ends,
     poll_once,
-    upward_ends,
+    report_ends,
 )
 from .rank_facts import RankLost
 from .rank_processes import EXIT_SECONDS, RankProcesses
@@ -48,17 +48,22 @@ class StageLife:
         own = dict[int, RankRings]()
         opposite = list[RankRings]()
         for rank in ranks:
-            own[rank], other = create_rank_rings(layout, rank)
+            own[rank], other = create_rank_rings()
             opposite.append(other)
         memory = SharedMemory.create(layout.num_ranks)
         self._processes = RankProcesses(
-            options, own, memory, dict(zip(ranks, variables, strict=True)), copies=copies
+            options,
+            own,
+            memory,
+            dict(zip(ranks, variables, strict=True)),
+            copies=copies,
+            rendezvous=joined.rendezvous,
         )
         self._link = HostLink(
             joined.connection,
             joined.frames,
-            outgoing=upward_ends(opposite),
-            incoming=downward_ends(opposite),
+            outgoing=report_ends(opposite),
+            incoming=plan_ends(opposite),
             beat=partial(Board(memory.board).rows, ranks.start, layout.tensor),
             on_beat=_allow_silence,
         )

@@ -22,6 +22,12 @@ class StageRings:
     tokens_out: list[RingEnd] = field(default_factory=list)
     """From the last stage to that of each stage before, in their order."""
 
+    @property
+    def ends(self) -> list[RingEnd]:
+        """All that are there."""
+        maybe = self.stream_in, self.stream_out, self.tokens_in, *self.tokens_out
+        return [end for end in maybe if end is not None]
+
 
 def create_stage_rings(layout: ParallelLayout) -> list[StageRings]:
     """In the order of the ranks."""

@@ -85,9 +85,9 @@ class Scheduler:
         begun = (each for each in prefilling if each.has_begun and self.rows.has_turn(each))
         step.begin_with(next(begun, None), waits=self.seating.awaits_begun)
         if not is_short:
-            self._admit(step, begun=True)
+            self._admit(step, lambda request: request.has_begun)
         if prefilling:
-            self._continue_prefills(step, prefilling)
+            self._continue_prefills(step, prefilling, overtakes=not is_short)
         if not is_short:
             self._admit(step)
         if step.is_empty:
@@ -203,14 +203,22 @@ class Scheduler:
         )
         return rows, full_rows, full_rows.size + num_stuck
 
-    def _continue_prefills(self, step: StepBuilder, prefilling: list[RequestState]) -> None:
+    def _continue_prefills(
+        self, step: StepBuilder, prefilling: list[RequestState], *, overtakes: bool
+    ) -> None:
         parts = self.seating.parts(step, prefilling)
         for request in prefilling:
             if not self.rows.has_turn(request):
                 continue
-            budget = min(step.budget_of(request), parts.get(request.tenant, step.prompt_budget))
-            if budget > 0:
-                parts[request.tenant] = budget - self._add_chunk(step, request, budget)
+            if overtakes and self.seating.overtakes:
+                self._admit_before(step, request, parts)
+            self._add_part(step, request, parts)
+
+    def _add_part(self, step: StepBuilder, request: RequestState, parts: dict[str, int]) -> None:
+        """Adds a chunk, within its tenant's part of the step where there are parts."""
+        budget = min(step.budget_of(request), parts.get(request.tenant, step.prompt_budget))
+        if budget > 0:
+            parts[request.tenant] = budget - self._add_chunk(step, request, budget)
 
     def _add_chunk(self, step: StepBuilder, request: RequestState, budget: int) -> int:
         """The request's next known tokens, as many as the budget and free blocks allow; how many
@@ -252,15 +260,31 @@ class Scheduler:
             step.cached += cached
             self.seating.note_scheduled(request, self.blocks.num_full(request))
 
-    def _admit(self, step: StepBuilder, *, begun: bool = False) -> None:
-        """Seats ready requests in order, until one does not fit or, if `begun`, has no answer yet.
-        A request gets the blocks of all its known tokens at once, and leaves a block for each
-        running one to grow into."""
+    def _admit_before(
+        self, step: StepBuilder, request: RequestState, parts: dict[str, int]
+    ) -> None:
+        """Seats waiting requests whose prompts the policy has computed before this one's."""
+
+        def may_go(waiting: RequestState) -> bool:
+            has_part = parts.get(waiting.tenant, step.prompt_budget) > 0
+            return has_part and self.seating.goes_before(request, waiting)
+
+        self._admit(step, may_go, parts)
+
+    def _admit(
+        self,
+        step: StepBuilder,
+        may_go: Callable[[RequestState], bool] = lambda _: True,
+        parts: dict[str, int] | None = None,
+    ) -> None:
+        """Seats ready requests in order, until one does not fit or may not go now. A request gets
+        the blocks of all its known tokens at once, and leaves a block for each running one to grow
+        into. `parts`: prompt tokens of the step by tenant, if they are divided already."""
         if self.rows.num_preempted:
             return
         num_requests = self.seating.num_requests
         while step.prompt_budget > 0 and self.rows.has_room(num_requests):
-            request = self.seating.next(step, begun=begun)
+            request = self.seating.next(step, may_go)
             if request is None:
                 return
             wanted = self.blocks.wanted(request)
@@ -269,13 +293,16 @@ class Scheduler:
                 self.seating.hold(request, wait)
             elif not self.seating.fits(request, wanted):
                 self._unseat_stalled()
-                if self.seating.is_blocked:
+                if self.seating.is_blocked and not self.seating.pass_by(request):
                     return
             elif (ticket := self.blocks.load(request, wanted)) is not None:
                 self.seating.hold(request, ticket)
             else:
                 self._seat(step, request, wanted)
-                self._add_chunk(step, request, step.budget_of(request))
+                if parts is None:
+                    self._add_chunk(step, request, step.budget_of(request))
+                else:
+                    self._add_part(step, request, parts)
 
     def _seat(self, step: StepBuilder, request: RequestState, wanted: Wanted) -> None:
         num_taken = self.seating.num_taken(wanted)

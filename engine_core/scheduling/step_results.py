@@ -103,6 +103,7 @@ class ResultHandler:
         *,
         stop_token_id: int | None = None,
         error: str = "",
+        retry_seconds: float = 0.0,
     ) -> None:
         num_known = (
             request.num_tokens if request.row == NO_ROW else int(self._table.num_known[request.row])
@@ -115,6 +116,7 @@ class ResultHandler:
                 num_output_tokens=num_known - request.num_prompt_tokens,
                 stop_token_id=stop_token_id,
                 error=error,
+                retry_seconds=retry_seconds,
                 work=request.work,
             )
         )
@@ -302,6 +304,8 @@ class ResultHandler:
                 cached_by_tier=request.num_cached_by_tier,
                 queue_seconds=request.scheduled_at - request.added_at,
                 prefill_seconds=self._clock() - request.scheduled_at,
+                policy=self._scheduler.seating.policy_name(request),
+                fcfs_queue_seconds=request.fcfs_queue_seconds,
             )
         )
 

@@ -24,6 +24,7 @@ from headwater.services.runtime.usage_log import AUDIT_STREAM, UsageLog, make_st
 from ..buckets import or_unavailable
 from ..http.http_exchange import Exchange
 from ..openai.decode import decode
+from ..tenancy.caller import MAX_GOAL_MS
 from ..tenancy.directory import TenantDirectory, new_key
 from ..tenancy.records import Count, Key, Limits, TenantRecord, new_uid
 from ..tenancy.tenants import RESERVED, AdminKeys, authorization_of, checked_name
@@ -36,7 +37,16 @@ MAX_KEYS = 64
 MAX_GRACE_SECONDS = 30 * 86_400
 DEFAULT_DAYS = 31
 MAX_AUDIT = 1000
-PLAIN = ("weight", "tier", "shared_cache", "escape_special_tokens", "file_bytes", "response_bytes")
+PLAIN = (
+    "weight",
+    "tier",
+    "ttft_goal_ms",
+    "tpot_goal_ms",
+    "shared_cache",
+    "escape_special_tokens",
+    "file_bytes",
+    "response_bytes",
+)
 """Fields of a tenant that a change replaces as they are."""
 
 Weight = Annotated[float, msgspec.Meta(gt=0, le=1000, description="a number above 0, up to 1000")]
@@ -48,6 +58,13 @@ Grace = Annotated[
 ]
 Tier = Annotated[int, msgspec.Meta(ge=0, le=100, description="a whole number, 0…100")]
 
+GoalMs = Annotated[
+    int,
+    msgspec.Meta(
+        ge=0, le=MAX_GOAL_MS, description=f"a whole number of milliseconds, 0…{MAX_GOAL_MS}"
+    ),
+]
+
 
 class NewTenant(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /admin/tenants"""
@@ -55,6 +72,8 @@ class NewTenant(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     id: str
     weight: Weight = 1.0
     tier: Tier = 0
+    ttft_goal_ms: GoalMs = 0
+    tpot_goal_ms: GoalMs = 0
     shared_cache: bool = False
     escape_special_tokens: bool = False
     limits: Limits = Limits()
@@ -69,6 +88,8 @@ class Change(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     weight: Weight | msgspec.UnsetType = msgspec.UNSET
     tier: Tier | msgspec.UnsetType = msgspec.UNSET
+    ttft_goal_ms: GoalMs | msgspec.UnsetType = msgspec.UNSET
+    tpot_goal_ms: GoalMs | msgspec.UnsetType = msgspec.UNSET
     shared_cache: bool | msgspec.UnsetType = msgspec.UNSET
     escape_special_tokens: bool | msgspec.UnsetType = msgspec.UNSET
     limits: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET

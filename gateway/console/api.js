@@ -1,6 +1,6 @@
 // The OpenAPI description for people: each path with what it does, and the fields of its body.
 import { el, find } from "./dom.js";
-import { refusal } from "./session.js";
+import { refusal, root } from "./session.js";
 
 // The schema that a reference names; any other is itself.
 function resolved(schema, schemas) {
@@ -40,7 +40,7 @@ function operation(path, method, told, schemas) {
 }
 
 async function show() {
-  const response = await fetch("/openapi.json");
+  const response = await fetch(`${root}/openapi.json`);
   if (!response.ok) throw await refusal(response);
   const { paths, components, info } = await response.json();
   const shown = Object.entries(paths).flatMap(([path, methods]) =>

@@ -89,7 +89,8 @@ export class ChatView {
     this.states = new Map(models.map((each) => [each.id, each]));
     const names = models.filter(({ state }) => state !== "failed").map(({ id }) => id);
     if (names.join("\n") === [...this.model.options].map(({ value }) => value).join("\n")) return;
-    const chosen = this.model.value;
+    // The first choice is a model that can answer now.
+    const chosen = this.model.value || (models.find(({ replicas, state }) => replicas !== 0 && state !== "failed")?.id ?? names[0]);
     this.model.replaceChildren(...names.map((name) => new Option(name, name, false, name === chosen)));
   }
 

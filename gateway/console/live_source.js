@@ -1,5 +1,5 @@
 // Snapshots of the gateway by one streamed fetch that is opened again where it breaks. Knows nothing about the page.
-import { headers, refusal } from "./session.js";
+import { headers, refusal, root } from "./session.js";
 
 const PAUSE_MS = 1000;
 
@@ -37,7 +37,7 @@ export class LiveSource {
   }
 
   async read(lives) {
-    const response = await fetch("/console/live", { headers: headers(), signal: this.controller.signal });
+    const response = await fetch(`${root}/console/live`, { headers: headers(), signal: this.controller.signal });
     if (!response.ok) throw await refusal(response);
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     let rest = "";

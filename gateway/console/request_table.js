@@ -2,30 +2,18 @@
 import { bar, drawBar } from "./drawing.js";
 import { el, openDialog, setText } from "./dom.js";
 import { count, seconds } from "./format.js";
+import { PHASES, phases } from "./phases.js";
 import { call } from "./session.js";
 import { LiveTable, badge, setBadge } from "./table.js";
 
 const STATES = { decode: "good", done: "good", error: "bad", cancelled: "soft" };
-// Where the time went: waiting here, on the way, computing the prompt, computing the answer.
-const PARTS = ["queue", "route", "prefill", "decode"];
-
-export function parts({ seconds: stretch, state }) {
-  const queue = (stretch.prepare ?? 0) + (stretch.replica ?? 0) + (stretch.queue ?? 0);
-  const route = stretch.route ?? 0;
-  const first = stretch.to_first_token;
-  const total = stretch.total ?? 0;
-  const prefill = first === null ? (state === "prefill" ? total - queue - route : 0) : first - queue - route;
-  const decode = first === null ? 0 : total - first;
-  return [queue, route, prefill, decode].map((each) => Math.max(0, each));
-}
-
 export class RequestTable {
   constructor(caption, empty) {
     this.table = new LiveTable(
       caption,
       (row) => row.key,
       [
-        { title: "request", text: (row) => row.id.slice(0, 10), head: true },
+        { title: "request", make: (row) => el("code", { class: "id", title: row.id }, row.id), head: true },
         { title: "tenant", text: (row) => row.tenant },
         { title: "model", text: (row) => row.model },
         { title: "state", make: () => badge("", ""), update: (node, row) => setBadge(node, row.state, STATES[row.state] ?? "soft") },
@@ -59,18 +47,18 @@ export class RequestTable {
 }
 
 function makeTimeline() {
-  return el("div", { class: "with-bar" }, el("span"), bar(...PARTS.map((part) => `bar-${part}`)));
+  return el("div", { class: "with-bar" }, el("span"), bar(...PHASES.map((phase) => `bar-${phase.replace(" ", "-")}`)));
 }
 
 function updateTimeline(node, row) {
-  const told = parts(row);
-  const words = PARTS.map((part, i) => (told[i] >= 0.0005 ? `${part} ${seconds(told[i])}` : null)).filter(Boolean);
+  const told = phases(row);
+  const words = PHASES.map((phase, i) => (told[i] >= 0.0005 ? `${phase} ${seconds(told[i])}` : null)).filter(Boolean);
   setText(node.children[0], words.join(", ") || "–");
   drawBar(node.children[1], told.reduce((a, b) => a + b, 0), ...told);
 }
 
 function explainButton({ id, tenant }) {
-  const button = el("button", { type: "button", class: "quiet small", "aria-label": `Explain request ${id.slice(0, 10)}` }, "Explain");
+  const button = el("button", { type: "button", class: "quiet small", "aria-label": `Explain request ${id}` }, "Explain");
   button.addEventListener("click", () => explain(id, tenant));
   return button;
 }
@@ -80,9 +68,9 @@ async function explain(id, tenant) {
   const named = tenant === "open" || tenant === "admin" ? {} : { "x-tenant": tenant };
   try {
     const told = await call("GET", `/v1/requests/${encodeURIComponent(id)}/explain`, undefined, named);
-    openDialog(`Request ${id.slice(0, 10)}`, explanation(told));
+    openDialog(`Request ${id}`, explanation(told));
   } catch (error) {
-    openDialog(`Request ${id.slice(0, 10)}`, el("p", { class: "failed" }, error.message));
+    openDialog(`Request ${id}`, el("p", { class: "failed" }, error.message));
   }
 }
 

@@ -1,6 +1,9 @@
 // The key of this tab and calls that carry it, in a header and never in an address.
 const NAME = "key";
 
+// The path under which a proxy serves the gateway, without a slash at its end; mostly empty.
+export const root = new URL("..", import.meta.url).pathname.slice(0, -1);
+
 export const key = () => sessionStorage.getItem(NAME) ?? "";
 
 export function setKey(value) {
@@ -19,7 +22,7 @@ export async function refusal(response) {
 }
 
 export async function call(method, path, body, more = {}) {
-  const response = await fetch(path, {
+  const response = await fetch(root + path, {
     method,
     headers: { ...headers(), ...more, ...(body === undefined ? {} : { "content-type": "application/json" }) },
     body: body === undefined ? undefined : JSON.stringify(body),

@@ -1,6 +1,6 @@
 // One streamed answer, gone on with where its connection breaks: through this gateway, or whichever answers instead.
 // Knows nothing about the page.
-import { refusal } from "./session.js";
+import { refusal, root } from "./session.js";
 
 const PATIENCE_MS = 20_000; // With a server that is out of reach; it keeps a stream that nobody reads a little shorter.
 const PAUSE_MS = 250;
@@ -31,7 +31,7 @@ async function* events(response, told) {
 const pause = () => new Promise((resolve) => setTimeout(resolve, PAUSE_MS));
 
 // Events of a chat completion. `signal` stops it, and then the server need not keep it.
-export async function* answer(body, headers, signal, base = "") {
+export async function* answer(body, headers, signal, base = root) {
   const told = { id: "", last: 0, brokeAt: null };
   const options = { include_usage: true, resumable: true };
   const asked = JSON.stringify({ ...body, stream: true, stream_options: options });

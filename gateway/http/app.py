@@ -99,7 +99,12 @@ def make_app(
         *surface.routes(),
         *OllamaSurface(cluster, callers, settings).routes(),
         *BatchSurface(storage, callers, settings.max_file_bytes).routes(),
-        *OwnPages(cluster, may_see_tenants, settings.root_path).routes(),
+        *OwnPages(
+            cluster,
+            may_see_tenants,
+            root_path=settings.root_path,
+            trusts_prefix=settings.trust_forwarded_prefix,
+        ).routes(),
         *admin_routes,
     )
     handlers: dict[str, dict[str, Handler]] = {}

@@ -16,7 +16,7 @@ from ..openai.conversation_schema import ConversationChange, NewConversation, Ne
 from ..openai.embeddings import EmbeddingRequest
 from ..openai.response_schema import ResponsesRequest
 
-_BODIES: dict[str, tuple[type[msgspec.Struct], str]] = {
+BODIES: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/v1/chat/completions": (
         schema.ChatCompletionRequest,
         "Answer a conversation, whole or in a stream",
@@ -108,9 +108,9 @@ _RESPONSES = {
 
 
 @cache
-def openapi_document(version: str, root: str) -> dict[str, Any]:
-    """The document; `root` is the path under which the API is served, empty for none."""
-    kinds = [kind for kind, _ in _BODIES.values()]
+def openapi_document(version: str) -> dict[str, Any]:
+    """The document, but for the address of the server."""
+    kinds = [kind for kind, _ in BODIES.values()]
     bodies, components = msgspec.json.schema_components(
         kinds, ref_template="#/components/schemas/{name}"
     )
@@ -118,7 +118,7 @@ def openapi_document(version: str, root: str) -> dict[str, Any]:
         # Unknown fields are accepted.
         component.pop("additionalProperties", None)
     paths: dict[str, Any] = {}
-    for (path, (_, summary)), body in zip(_BODIES.items(), bodies, strict=True):
+    for (path, (_, summary)), body in zip(BODIES.items(), bodies, strict=True):
         content = {"application/json": {"schema": body}}
         paths[path] = {"post": _posted(summary, content) | {"parameters": _path_parameters(path)}}
     paths["/v1/files"] = {
@@ -136,7 +136,6 @@ def openapi_document(version: str, root: str) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "Headwater", "version": version},
-        "servers": [{"url": root or "/"}],
         "paths": paths,
         "components": {
             "schemas": components,

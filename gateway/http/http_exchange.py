@@ -41,6 +41,10 @@ ResultT = TypeVar("ResultT")
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 JSON = b"application/json"
+JSON_TYPE = "application/json"
+FORM_TYPE = "application/x-www-form-urlencoded"
+BROWSER_HEADERS = ("origin", "referer", "sec-fetch-site", "sec-fetch-mode")
+"""Headers of which a browser sends one at least with what a page asks for."""
 NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 """A browser never takes text of a client that an answer repeats for a page or a script."""
 FILE_PIECE_BYTES = 64 * 1024
@@ -129,11 +133,8 @@ class Exchange:
     async def body(self, limit: int) -> bytes:
         """Raises `BodyTooLarge` as soon as that is known, `UnsupportedMediaType` for what is not
         said to be JSON."""
-        # A web page may send any other type, and none, to another origin without asking it first.
-        media_type = self.headers.get(
-            "content-type", "application/json" if self._has_no_body else ""
-        )
-        if media_type.split(";")[0].strip().lower() != "application/json":
+        media_type = self.headers.get("content-type", JSON_TYPE if self._has_no_body else "")
+        if media_type.split(";")[0].strip().lower() not in self._allowed_types:
             raise errors.UnsupportedMediaType(media_type[:100])
         declared = self.headers.get("content-length", "")
         if declared.isdigit() and int(declared) > limit:
@@ -142,6 +143,15 @@ class Exchange:
             raise errors.BodyTooLarge(limit)
         # Some clients write a byte-order mark before JSON.
         return b"".join([chunk async for chunk in self.chunks(limit)]).removeprefix(codecs.BOM_UTF8)
+
+    @property
+    def _allowed_types(self) -> tuple[str, ...]:
+        """Media types of a body of JSON. A web page may send any other type, and none, to another
+        origin without asking it first; its browser says that a page sends it."""
+        is_from_page = any(name in self.headers for name in BROWSER_HEADERS)
+        if self._format.takes_forms and not is_from_page:
+            return (JSON_TYPE, FORM_TYPE)
+        return (JSON_TYPE,)
 
     @property
     def _has_no_body(self) -> bool:

@@ -86,4 +86,5 @@ def _request_of(caller: Caller, asked: MessagesRequest, num_bytes: int) -> Gener
         prompt=_prompt_of(asked, num_bytes),
         sampling=to_sampling(asked),
         stream=bool(asked.stream),
+        endpoint="messages",
     )

@@ -171,6 +171,7 @@ class OllamaSurface:
             prompt=prompt,
             sampling=to_sampling(asked),
             stream=asked.stream is not False,
+            endpoint="ollama",
         )
 
     async def _embedding_of(

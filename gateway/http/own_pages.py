@@ -4,21 +4,24 @@ page."""
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
+import html
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import prometheus_client
 
 from headwater.services.runtime import errors
+from headwater.services.runtime.version import RELEASE, commit
 
 from ..request.cluster import Cluster
 from .document import openapi_document
 from .http_exchange import Exchange, Route
 
-VERSION = importlib.metadata.version("headwater")
 CONSOLE = Path(__file__).parents[1] / "console"
 MEDIA_TYPES = {".html": b"text/html; charset=utf-8", ".css": b"text/css", ".js": b"text/javascript"}
+FORWARDED_PREFIX = "x-forwarded-prefix"
+_PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)+/?")
 CONSOLE_HEADERS = [
     (
         b"content-security-policy",
@@ -37,10 +40,18 @@ class OwnPages:
     """The handlers. None of them counts as a request of a tenant."""
 
     def __init__(
-        self, cluster: Cluster, may_see_tenants: Callable[[Exchange], bool], root_path: str = ""
+        self,
+        cluster: Cluster,
+        may_see_tenants: Callable[[Exchange], bool],
+        *,
+        root_path: str = "",
+        trusts_prefix: bool = False,
     ) -> None:
+        """`root_path` is the path under which a proxy serves the gateway; with `trusts_prefix` the
+        proxy may name another one in each request."""
         self._cluster = cluster
         self._root_path = root_path
+        self._trusts_prefix = trusts_prefix
         self._may_see_tenants = may_see_tenants
 
     def routes(self) -> list[Route]:
@@ -82,7 +93,7 @@ class OwnPages:
         await exchange.reply_json(told, 503 if missing else 200)
 
     async def version(self, exchange: Exchange) -> None:
-        await exchange.reply_json({"version": VERSION})
+        await exchange.reply_json({"version": RELEASE, "commit": commit()})
 
     async def metrics(self, exchange: Exchange) -> None:
         """Metrics, for every client. Families that name tenants only for callers that may know of
@@ -95,7 +106,8 @@ class OwnPages:
 
     async def openapi(self, exchange: Exchange) -> None:
         exchange.end_head()
-        await exchange.reply_json(openapi_document(VERSION, self._root_path))
+        server = {"url": self._root_of(exchange) or "/"}
+        await exchange.reply_json({**openapi_document(RELEASE), "servers": [server]})
 
     async def api_page(self, exchange: Exchange) -> None:
         """The page that shows /openapi.json to people."""
@@ -113,4 +125,17 @@ class OwnPages:
             raise errors.NotFound("page", exchange.path)
         exchange.reply_headers += CONSOLE_HEADERS
         exchange.end_head(MEDIA_TYPES[path.suffix])
-        await exchange.reply(await asyncio.to_thread(path.read_bytes), MEDIA_TYPES[path.suffix])
+        content = await asyncio.to_thread(path.read_bytes)
+        if path.suffix == ".html":
+            content = _below(self._root_of(exchange), content)
+        await exchange.reply(content, MEDIA_TYPES[path.suffix])
+
+    def _root_of(self, exchange: Exchange) -> str:
+        """Path under which the client sees the gateway; empty: its proxy's own root."""
+        prefix = exchange.headers.get(FORWARDED_PREFIX, "") if self._trusts_prefix else ""
+        return prefix.removesuffix("/") if _PREFIX.fullmatch(prefix) else self._root_path
+
+
+def _below(root: str, page: bytes) -> bytes:
+    """A page whose addresses lie below a path. Its modules find the path by their own address."""
+    return page.replace(b'="/', b'="' + html.escape(root).encode() + b"/")

@@ -237,6 +237,7 @@ def _request_of(
         prompt=to_prompt(asked, items, first=num_before),
         sampling=to_sampling(asked),
         stream=bool(asked.stream),
+        endpoint="responses",
         cache_salt=asked.cache_salt or "",
     )
 

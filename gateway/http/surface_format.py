@@ -30,6 +30,9 @@ class SurfaceFormat:
     id_headers: tuple[bytes, ...]
     stream_headers: Headers
     """Headers of a stream, besides those of every answer."""
+    takes_forms: bool = False
+    """Whether a body of JSON may be called a form, as curl calls one: the examples of Ollama's
+    documentation name no type."""
 
 
 OPENAI = SurfaceFormat(
@@ -52,6 +55,7 @@ OLLAMA = SurfaceFormat(
     lambda error, _: ollama.error_line(error),
     (b"x-request-id",),
     JSON_LINES,
+    takes_forms=True,
 )
 
 

@@ -1,5 +1,5 @@
-"""Models as Ollama's API lists and shows them. What a gateway does not know of a model, as its size,
-is empty."""
+"""Models as Ollama's API lists and shows them. What a gateway does not know of a model, as the memory
+of a GPU that it takes, is empty."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _card(model: ServedModel) -> dict[str, Any]:
     return {
         "name": model.name,
         "model": model.name,
-        "size": 0,
+        "size": model.weight_bytes,
         "digest": hashlib.sha256(identity.encode()).hexdigest(),
         "details": _details(model),
     }

@@ -16,7 +16,6 @@ NOT_SERVED = {
     "images": TEXT_ONLY,
     "messages[].images": TEXT_ONLY,
     "context": "/api/chat goes on with a conversation by its messages",
-    "suffix": "prompts are continued, gaps are not filled",
     "template": "the operator chooses the template",
     "truncate": NO_CUT,
     "shift": "an answer ends where the context does",

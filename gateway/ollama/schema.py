@@ -136,6 +136,8 @@ class GenerateRequest(Answering, kw_only=True):
     """The body of POST /api/generate. Without a prompt it loads the model."""
 
     prompt: str | None = None
+    suffix: str | None = None
+    """Text behind the gap that the answer fills; empty: there is none."""
     system: str | None = None
     raw: Flag | None = None
     """Whether the prompt is given to the model as it is, without its template."""

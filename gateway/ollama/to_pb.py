@@ -17,15 +17,17 @@ JSON = "json"
 
 def is_load(asked: ChatRequest | GenerateRequest) -> bool:
     """Whether the request has nothing to answer: it asks that the model be there."""
-    return not (asked.messages if isinstance(asked, ChatRequest) else asked.prompt)
+    if isinstance(asked, ChatRequest):
+        return not asked.messages
+    return not (asked.prompt or asked.suffix)
 
 
 def to_prompt(asked: ChatRequest | GenerateRequest) -> processor_pb2.Prompt:
     """Raises `BadRequest`."""
     if isinstance(asked, ChatRequest):
         conversation = conversation_to_pb(asked.messages or (), asked.tools)
-    elif asked.raw:
-        return _raw(asked)
+    elif asked.raw or asked.suffix:
+        return _without_template(asked)
     else:
         said = (("system", asked.system), ("user", asked.prompt))
         messages = [Message(role=role, content=text) for role, text in said if text]
@@ -64,12 +66,14 @@ def names_of(asked: ChatRequest | GenerateRequest) -> dict[str, str]:
     return names
 
 
-def _raw(asked: GenerateRequest) -> processor_pb2.Prompt:
-    """Raises `UnsupportedField` for fields that a template would read."""
+def _without_template(asked: GenerateRequest) -> processor_pb2.Prompt:
+    """A prompt as it is, or the texts around a gap. Raises `UnsupportedField` for fields that a
+    template would read."""
+    given = "suffix" if asked.suffix else "raw"
     for name, value in (("system", asked.system), ("think", asked.think)):
         if value:
-            raise UnsupportedField(name, "with `raw` the prompt has no template")
-    return processor_pb2.Prompt(text=asked.prompt or "")
+            raise UnsupportedField(name, f"with `{given}` the prompt has no template")
+    return processor_pb2.Prompt(text=asked.prompt or "", suffix=asked.suffix or None)
 
 
 def _put_thinking(asked: Answering, conversation: processor_pb2.Conversation) -> None:

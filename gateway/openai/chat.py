@@ -69,6 +69,7 @@ class ChatRenderer:
                 prompt=prompt,
                 sampling=sampling,
                 stream=stream,
+                endpoint="chat",
                 cache_salt=salt,
             )
         ]

@@ -58,12 +58,20 @@ class CompletionRenderer:
             sampling.top_logprobs = asked.logprobs
         self.renamed |= put_structured_output(asked, sampling)
         sampling.echo = bool(asked.echo)
+        _check_suffix(asked)
         stream = score_echo(sampling, stream=bool(asked.stream))
         stride = asked.n or 1
         check = partial(check_num_choices, "prompt", sampling=sampling, allowed=max_choices)
         prompts = prompts_of(
-            "prompt", asked.prompt, check, add_special_tokens=asked.add_special_tokens
+            "prompt",
+            asked.prompt,
+            check,
+            add_special_tokens=asked.add_special_tokens,
+            may_be_empty=bool(asked.suffix),
         )
+        if asked.suffix:
+            for prompt in prompts:
+                prompt.suffix = asked.suffix
         return [
             GenerationRequest(
                 caller=caller,
@@ -71,6 +79,7 @@ class CompletionRenderer:
                 prompt=prompt,
                 sampling=sampling,
                 stream=stream,
+                endpoint="completions",
                 cache_salt=asked.cache_salt or "",
                 first_index=position * stride,
             )
@@ -155,22 +164,31 @@ class CompletionRenderer:
         return {"prompt_token_ids": list(choice.prompt.prepared.prompt_ids)}
 
 
+def _check_suffix(asked: CompletionRequest) -> None:
+    """Raises `BadRequest` for an echo of a text with a gap: what would be the prompt of the answer
+    is two texts and marks."""
+    if asked.suffix and asked.echo:
+        raise BadRequest("suffix", "suffix together with echo; allowed: one of them")
+
+
 def prompts_of(
     name: str,
     given: str | Sequence[Any],
     check: Callable[[int], None],
     *,
     add_special_tokens: bool | None,
+    may_be_empty: bool = False,
 ) -> list[processor_pb2.Prompt]:
     """Prompts in each of the forms that clients send, distinguished by the contents of the list;
-    `check` gets their number. Raises `BadRequest`, naming `name`."""
+    `check` gets their number. Raises `BadRequest`, naming `name`; of an empty text too, unless it
+    stands before a gap (`may_be_empty`)."""
     prompts: Sequence[Any] = [given] if isinstance(given, str) else given
     kinds = {type(item) for item in prompts}
     if kinds == {int}:
         prompts = [prompts]
         kinds = {list}
     check(len(prompts))
-    if len(kinds) != 1 or not all(prompts):
+    if len(kinds) != 1 or not (all(prompts) or (may_be_empty and kinds == {str})):
         raise BadRequest.of(name, given, ALLOWED_PROMPT)
     if kinds == {str}:
         return [

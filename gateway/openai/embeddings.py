@@ -26,7 +26,12 @@ ALLOWED_INPUT = (
     "a string, a list of strings, token ids, or a list of lists of token ids, none empty"
 )
 
-OF_MESSAGES = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
+OF_MESSAGES = (
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+    "chat_template_kwargs",
+)
 """Fields that say how messages become a prompt."""
 
 
@@ -41,6 +46,8 @@ class EmbeddingRequest(Body, kw_only=True):
     """A conversation in place of `input`."""
     add_generation_prompt: Flag | None = None
     continue_final_message: Flag | None = None
+    chat_template: Annotated[str, Meta(description="a Jinja template")] | None = None
+    """Template in place of the model's, where the operator trusts those of clients."""
     chat_template_kwargs: Annotated[dict[str, Any], Meta(description="an object")] | None = None
     encoding_format: (
         Annotated[Literal["float", "base64"], Meta(description="float or base64")] | None
@@ -110,6 +117,7 @@ def _conversation_of(asked: EmbeddingRequest) -> processor_pb2.Prompt:
             messages=asked.messages,
             add_generation_prompt=bool(asked.add_generation_prompt),
             continue_final_message=asked.continue_final_message,
+            chat_template=asked.chat_template,
             chat_template_kwargs=asked.chat_template_kwargs,
             add_special_tokens=asked.add_special_tokens,
         )

@@ -24,13 +24,11 @@ NOT_SERVED = {
     "modalities": TEXT_ONLY,
     "prediction": "this version does not speculate on given text",
     "web_search_options": "this version searches nothing",
-    "suffix": "the models continue a prompt, they do not fill a gap",
     "moderation": "this version judges no texts",
     "context_management": "`truncation` leaves out the oldest turns",
     "messages[].audio": TEXT_ONLY,
     "tools[].defer_loading": "all tools are shown at once",
     # vLLM's.
-    "chat_template": "the operator chooses the template",
     "ec_transfer_params": "the cluster moves no encoders' caches",
     "embed_dtype": VECTORS,
     "enable_response_messages": "the answer's items say what was put in and out",
@@ -61,7 +59,6 @@ NOT_SERVED = {
     "stream_reasoning": "in a stream thoughts come as they are written",
 }
 HARMLESS: Mapping[str, tuple[Any, ...]] = {
-    "suffix": ("",),
     "modalities": (["text"],),
     "embed_dtype": ("float32",),
     "endianness": ("little", "native"),

@@ -398,6 +398,8 @@ class ChatCompletionRequest(Answering, kw_only=True):
     add_generation_prompt: Flag | None = None
     continue_final_message: Flag | None = None
     add_special_tokens: Flag | None = None
+    chat_template: Annotated[str, Meta(description="a Jinja template")] | None = None
+    """Template in place of the model's, where the operator trusts those of clients."""
     chat_template_kwargs: Annotated[dict[str, Any], Meta(description="an object")] | None = None
     tool_choice: (
         Annotated[
@@ -437,6 +439,8 @@ class CompletionRequest(Answering, kw_only=True):
         str | list[str | TokenId | list[TokenId]],
         Meta(description="a string, a list of strings, token ids, or a list of lists of token ids"),
     ]
+    suffix: Annotated[str, Meta(description="the text behind the gap")] | None = None
+    """Text behind the gap that the answer fills; empty: there is none."""
     echo: Flag | None = None
     logprobs: Annotated[Whole, Meta(description="a whole number, 0…20")] | None = None
     add_special_tokens: Flag | None = None
@@ -453,6 +457,8 @@ class TokenizeRequest(Body, kw_only=True):
     add_generation_prompt: Flag | None = None
     continue_final_message: Flag | None = None
     add_special_tokens: Flag | None = None
+    chat_template: Annotated[str, Meta(description="a Jinja template")] | None = None
+    """Template in place of the model's, where the operator trusts those of clients."""
     chat_template_kwargs: Annotated[dict[str, Any], Meta(description="an object")] | None = None
     return_token_strs: Flag | None = None
 

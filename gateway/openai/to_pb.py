@@ -94,6 +94,7 @@ def conversation_to_pb(asked: ChatCompletionRequest | TokenizeRequest) -> proces
         conversation=processor_pb2.Conversation(
             add_generation_prompt=asked.add_generation_prompt,
             continue_final_message=asked.continue_final_message,
+            chat_template=asked.chat_template,
             tools=bounded_tools(
                 _tool_to_pb(tool, f"tools[{i}]") for i, tool in enumerate(asked.tools or ())
             ),

@@ -29,11 +29,16 @@ def prompt_of(request: Asked) -> processor_pb2.Prompt:
         return processor_pb2.Prompt(
             conversation=request.conversation, add_special_tokens=adds_special_tokens
         )
+    suffix: str | None = optional(request, "suffix") or None
+    if suffix is not None and request.sampling.echo:
+        raise errors.BadRequest("suffix", "suffix together with echo; allowed: one of them")
     if request.WhichOneof("prompt") == "token_ids":
-        return processor_pb2.Prompt(token_ids=request.token_ids)
-    if not request.text:
+        return processor_pb2.Prompt(token_ids=request.token_ids, suffix=suffix)
+    if not request.text and suffix is None:
         raise errors.BadRequest.of("prompt", request.text, "text or token ids, not empty")
-    return processor_pb2.Prompt(text=request.text, add_special_tokens=adds_special_tokens)
+    return processor_pb2.Prompt(
+        text=request.text, add_special_tokens=adds_special_tokens, suffix=suffix
+    )
 
 
 def optional(request: Asked | inference_pb2.EmbedRequest, field: str) -> Any:

@@ -278,6 +278,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             prompt=prompt_of(request),
             sampling=sampling,
             stream=stream,
+            endpoint="grpc",
             cache_salt=request.cache_salt,
             context=found.context if found is not None else _context(request, caller),
         )

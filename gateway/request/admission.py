@@ -1,5 +1,5 @@
 """Admits choices: a bounded number runs at once, as long as the model's replicas have room for more
-waiting prompts; the others wait in a bounded queue, in order of tier, virtual time and arrival.
+waiting prompts; the others wait in a bounded queue, in the order of the model's policy.
 
 A request that waits long rises a tier at a time, so that none starves. Knows nothing about
 replicas.
@@ -8,16 +8,17 @@ replicas.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import itertools
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from typing import Protocol
 
 from headwater.services.runtime import errors
+from headwater.services.runtime.queue_policy import DEFAULT, Policies, refusals
 
-RISE_SECONDS = 30.0
+from .model_queue import NO_TERMS, Entry, ModelQueue, Terms, Waiting
+
 FREE_PROMPTS = 4
 """Number of prompts of each of several tenants that may wait at replicas whatever the room there: a
 replica lets the tenant that is behind go first, and it can only do so for prompts that it has."""
@@ -27,9 +28,8 @@ KEPT = 16
 answers to end."""
 
 HasRoom = Callable[[str, int, int], bool]
-"""Whether a model's replicas let one more prompt wait there. Arguments: the tokens that are on
-their way there, and the number of prompts that were sent and have not started."""
-Rank = tuple[int, float, int]
+"""Whether a model's replicas let one more prompt wait there. Arguments: the uncached tokens that are
+on their way there, and the number of prompts that were sent and have not started."""
 
 
 def anywhere(model_key: str, num_tokens: int, num_prompts: int) -> bool:
@@ -37,39 +37,39 @@ def anywhere(model_key: str, num_tokens: int, num_prompts: int) -> bool:
     return True
 
 
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    tier: int
-    virtual_time: float
-    arrival: int
-    since: float
-    tenant: str
-    num_tokens: int
-    num_choices: int
-    turn: asyncio.Future[None]
+class Replicas(Protocol):
+    """Facts about a model's replicas that the queue needs."""
 
-    def rank(self, now: float) -> Rank:
-        """Sort key of the queue; the smallest goes first."""
-        risen = int((now - self.since) / RISE_SECONDS)
-        return (max(0, self.tier - risen), self.virtual_time, self.arrival)
+    def policies(self, model_key: str) -> Policies:
+        """Order of the model's queue."""
+        ...
 
+    def prompt_seconds(self, model_key: str, num_tokens: int) -> float:
+        """Time in which so many prompt tokens are computed behind those that were sent; 0 where it
+        is not known."""
+        ...
 
-Entry = tuple[Rank, _Waiting]
+    def has_blocks(self, model_key: str, num_blocks: int) -> bool:
+        """Whether a replica has so many KV blocks for requests that are on their way there, or can
+        have no more."""
+        ...
 
 
-@dataclass(slots=True, eq=False)
-class _ModelQueue:
-    """The queue of one model."""
+class NoReplicas:
+    """Replicas of which nothing is known."""
 
-    queue: list[Entry] = field(default_factory=list)
-    """Heap of waiting entries. An entry that left stays in it, with a turn that is done."""
-    num_waiting: int = 0
-    num_waiting_tokens: int = 0
-    num_released_tokens: int = 0
-    """Number of tokens of prompts that have a turn and are not at a replica yet."""
-    unstarted: Counter[str] = field(default_factory=Counter)
-    """Number of prompts, by tenant, that have a turn and wait to be computed, here or at a
-    replica."""
+    def policies(self, model_key: str) -> Policies:
+        return Policies.of(DEFAULT)
+
+    def prompt_seconds(self, model_key: str, num_tokens: int) -> float:
+        return 0.0
+
+    def has_blocks(self, model_key: str, num_blocks: int) -> bool:
+        return True
+
+
+SAMPLE_TOKENS = 1024
+"""Prompt tokens by which the time of one is measured."""
 
 
 class Turn:
@@ -79,16 +79,24 @@ class Turn:
     def __init__(
         self,
         admission: Admission,
-        model_queue: _ModelQueue,
+        model_queue: ModelQueue,
         tenant: str,
         num_tokens: int,
         num_choices: int,
+        num_blocks: int = 0,
+        *,
+        policy: str = "",
+        fcfs_seconds: float = 0.0,
     ) -> None:
+        """`fcfs_seconds`: how long the choice would have waited in order of arrival."""
+        self.policy = policy
+        self.fcfs_seconds = fcfs_seconds
         self._admission = admission
         self._model_queue = model_queue
         self._tenant = tenant
         self._num_tokens = num_tokens
         self._num_choices = num_choices
+        self._num_blocks = num_blocks
         self._is_started = self._is_over = False
 
     def __enter__(self) -> Turn:
@@ -100,7 +108,9 @@ class Turn:
     def sent(self) -> None:
         """Notes that the prompt is on its way to a replica, or will never be."""
         self._model_queue.num_released_tokens -= self._num_tokens
+        self._model_queue.num_released_blocks -= self._num_blocks
         self._num_tokens = 0
+        self._num_blocks = 0
 
     def started(self) -> None:
         """Notes that the prompt is being computed, or will never be."""
@@ -122,8 +132,8 @@ class Turn:
 
 
 class Admission:
-    """Gives turns: lowest tier first, then the tenant that was given least, then first come. A full
-    queue refuses."""
+    """Gives turns in the order of the model's policy; by default the lowest tier first, then the
+    tenant that was given least, then first come. A full queue refuses."""
 
     def __init__(
         self,
@@ -131,6 +141,7 @@ class Admission:
         max_queued: int,
         clock: Callable[[], float] = time.monotonic,
         has_room: HasRoom = anywhere,
+        replicas: Replicas | None = None,
     ) -> None:
         self.max_running = max_running
         self.max_queued = max_queued
@@ -138,8 +149,11 @@ class Admission:
         self.num_running = 0
         self.num_queued = 0
         self.someone_waits = asyncio.Event()
+        self.on_late: Callable[[str], None] = lambda policy: None
+        """Called with the policy that refused a request in the queue."""
         self._has_room = has_room
-        self._queues: defaultdict[str, _ModelQueue] = defaultdict(_ModelQueue)
+        self._replicas = replicas or NoReplicas()
+        self._queues: dict[str, ModelQueue] = {}
         self._clock = clock
         self._ranked_at = clock()
         self.queued_by_tier: Counter[int] = Counter()
@@ -155,25 +169,39 @@ class Admission:
         tenant: str = "",
         num_tokens: int = 0,
         num_choices: int = 1,
+        terms: Terms = NO_TERMS,
     ) -> Turn:
-        """Waits for a turn for `num_choices` that run together, with a prompt of `num_tokens`.
-        Raises `LimitExceeded` when the queue is full and no other tenant has more in it, or when
-        this entry has to make room there."""
-        model_queue = self._queues[model_key]
+        """Waits for a turn for `num_choices` that run together, with a prompt of `num_tokens`
+        uncached ones. Raises `LimitExceeded` when the queue is full and no other tenant has more in
+        it, or when this entry has to make room there; `DeadlineExceeded` when the policy refuses
+        requests that would be late."""
+        model_queue = self._queue_of(model_key)
         num_choices = min(num_choices, self.max_running)
-        if not self._may_pass(model_key, model_queue, tenant, num_choices):
-            await self._wait(tier, virtual_time, model_queue, tenant, num_tokens, num_choices)
+        fcfs_seconds = 0.0
+        if not self._may_pass(model_key, model_queue, tenant, num_choices, terms.num_blocks):
+            fcfs_seconds = await self._wait(
+                tier, virtual_time, model_key, tenant, num_tokens, num_choices, terms
+            )
         else:
-            self._take(model_queue, tenant, num_tokens, num_choices)
-        return Turn(self, model_queue, tenant, num_tokens, num_choices)
+            self._take(model_queue, tenant, num_tokens, num_choices, terms.num_blocks)
+        return Turn(
+            self,
+            model_queue,
+            tenant,
+            num_tokens,
+            num_choices,
+            terms.num_blocks,
+            policy=model_queue.policies.of_tier(tier).name,
+            fcfs_seconds=fcfs_seconds,
+        )
 
     def try_take(self, model_key: str, tenant: str) -> Turn | None:
         """Returns a turn for one more choice of a prompt that has one already; None where it would
         have to wait."""
-        model_queue = self._queues[model_key]
-        if not self._may_pass(model_key, model_queue, tenant, 1):
+        model_queue = self._queue_of(model_key)
+        if not self._may_pass(model_key, model_queue, tenant, 1, 0):
             return None
-        self._take(model_queue, tenant, 0, 1)
+        self._take(model_queue, tenant, 0, 1, 0)
         return Turn(self, model_queue, tenant, 0, 1)
 
     def reject_early(self, tenant: str) -> None:
@@ -192,7 +220,7 @@ class Admission:
 
     def waiting_tokens(self, model_key: str) -> int:
         """Number of tokens of the prompts that wait here."""
-        return self._queues[model_key].num_waiting_tokens
+        return self._queue_of(model_key).num_waiting_tokens
 
     def give(self) -> None:
         """Gives turns to waiting entries as long as there are some. To be called when turns may
@@ -201,16 +229,19 @@ class Admission:
             self.someone_waits.clear()
             return
         self._rank_again()
+        self._refuse_late()
         while (found := self._next()) is not None:
             model_queue, entry = found
-            if entry is model_queue.queue[0]:
-                heapq.heappop(model_queue.queue)
-            else:
-                model_queue.queue.remove(entry)
-                heapq.heapify(model_queue.queue)
+            model_queue.remove(entry)
             waiting = entry[1]
             self._left(model_queue, waiting)
-            self._take(model_queue, waiting.tenant, waiting.num_tokens, waiting.num_choices)
+            self._take(
+                model_queue,
+                waiting.tenant,
+                waiting.num_tokens,
+                waiting.num_choices,
+                waiting.terms.num_blocks,
+            )
             waiting.turn.set_result(None)
 
     def released(self, tenant: str, num_choices: int) -> None:
@@ -225,23 +256,32 @@ class Admission:
         self,
         tier: int,
         virtual_time: float,
-        model_queue: _ModelQueue,
+        model_key: str,
         tenant: str,
         num_tokens: int,
         num_choices: int,
-    ) -> None:
+        terms: Terms,
+    ) -> float:
+        """Waits for a turn. Returns the seconds that it would have waited in order of arrival."""
         if self.num_queued >= self.max_queued:
             if (greediest := self._greediest(tenant)) == tenant:
                 raise self._is_full()
             self._refuse_last_of(greediest)
+        model_queue = self._queue_of(model_key)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        now = self._clock()
-        waiting = _Waiting(
-            tier, virtual_time, next(self._arrivals), now, tenant, num_tokens, num_choices, turn
+        waiting = Waiting(
+            tier=tier,
+            virtual_time=virtual_time,
+            arrival=next(self._arrivals),
+            since=self._clock(),
+            tenant=tenant,
+            num_tokens=num_tokens,
+            num_choices=num_choices,
+            terms=terms,
+            turn=turn,
+            place=model_queue.place(num_tokens),
         )
-        heapq.heappush(model_queue.queue, (waiting.rank(now), waiting))
-        model_queue.num_waiting += 1
-        model_queue.num_waiting_tokens += num_tokens
+        model_queue.push(waiting)
         self.num_queued += 1
         self.queued_by_tier[tier] += 1
         self._queued_by_tenant[tenant] += 1
@@ -254,21 +294,44 @@ class Admission:
                 self._left(model_queue, waiting)
             elif turn.exception() is None:
                 # A turn that was given in the same moment must not be lost.
-                Turn(self, model_queue, tenant, num_tokens, num_choices).release()
+                Turn(self, model_queue, tenant, num_tokens, num_choices, terms.num_blocks).release()
             raise
+        return waiting.fcfs_seconds
+
+    def _queue_of(self, model_key: str) -> ModelQueue:
+        """The queue of a model, in the order of the policies that its replicas have now."""
+        model_queue = self._queues.get(model_key)
+        if model_queue is None:
+            model_queue = self._queues[model_key] = ModelQueue(
+                self._clock, seconds_per_token=lambda: self._seconds_per_token(model_key)
+            )
+        policies = self._replicas.policies(model_key)
+        if policies != model_queue.policies:
+            model_queue.policies = policies
+            model_queue.rank_again(self._clock())
+        return model_queue
+
+    def _seconds_per_token(self, model_key: str) -> float:
+        behind = self._replicas.prompt_seconds(model_key, SAMPLE_TOKENS)
+        return (behind - self._replicas.prompt_seconds(model_key, 0)) / SAMPLE_TOKENS
 
     def _take(
-        self, model_queue: _ModelQueue, tenant: str, num_tokens: int, num_choices: int
+        self,
+        model_queue: ModelQueue,
+        tenant: str,
+        num_tokens: int,
+        num_choices: int,
+        num_blocks: int,
     ) -> None:
         self.num_running += num_choices
         self._running_by_tenant[tenant] += num_choices
         model_queue.unstarted[tenant] += 1
         model_queue.num_released_tokens += num_tokens
+        model_queue.num_released_blocks += num_blocks
 
-    def _left(self, model_queue: _ModelQueue, waiting: _Waiting) -> None:
+    def _left(self, model_queue: ModelQueue, waiting: Waiting) -> None:
         """Takes an entry out of the counts of its queue."""
-        model_queue.num_waiting -= 1
-        model_queue.num_waiting_tokens -= waiting.num_tokens
+        model_queue.left(waiting)
         self.num_queued -= 1
         self.queued_by_tier[waiting.tier] -= 1
         if not self.queued_by_tier[waiting.tier]:
@@ -289,8 +352,8 @@ class Admission:
         entries = [
             (rank, waiting, model_queue)
             for model_queue in self._queues.values()
-            for rank, waiting in model_queue.queue
-            if waiting.tenant == tenant and not waiting.turn.done()
+            for rank, waiting in model_queue.entries()
+            if waiting.tenant == tenant
         ]
         if not entries:
             # All of them were cancelled a moment ago and leave their places.
@@ -305,11 +368,18 @@ class Admission:
         )
 
     def _may_pass(
-        self, model_key: str, model_queue: _ModelQueue, tenant: str, num_choices: int
+        self,
+        model_key: str,
+        model_queue: ModelQueue,
+        tenant: str,
+        num_choices: int,
+        num_blocks: int,
     ) -> bool:
         """Whether a newcomer need not wait."""
-        is_first = not model_queue.num_waiting and self._is_open(
-            model_key, model_queue, tenant, num_choices
+        is_first = (
+            not model_queue.num_waiting
+            and self._has_turns(tenant, num_choices)
+            and self._has_room_for(model_key, model_queue, num_blocks)
         )
         return is_first or self._is_free(model_queue, tenant, num_choices)
 
@@ -324,65 +394,65 @@ class Admission:
         tenant = max(running, key=running.__getitem__, default="")
         return tenant if running.get(tenant, 0) > self._num_kept > 0 else ""
 
-    def _is_open(
-        self, model_key: str, model_queue: _ModelQueue, tenant: str, num_choices: int
-    ) -> bool:
-        return self._has_turns(tenant, num_choices) and self._has_room_for(model_key, model_queue)
-
-    def _has_room_for(self, model_key: str, model_queue: _ModelQueue) -> bool:
+    def _has_room_for(self, model_key: str, model_queue: ModelQueue, num_blocks: int) -> bool:
         return self._has_room(
             model_key, model_queue.num_released_tokens, model_queue.unstarted.total()
-        )
+        ) and self._replicas.has_blocks(model_key, model_queue.num_released_blocks + num_blocks)
 
-    def _is_free(self, model_queue: _ModelQueue, tenant: str, num_choices: int) -> bool:
+    def _is_free(self, model_queue: ModelQueue, tenant: str, num_choices: int) -> bool:
         """Whether other tenants have taken all room and this one has next to nothing."""
         num_own = model_queue.unstarted.get(tenant, 0)
         is_next_to_nothing = num_own < FREE_PROMPTS and len(model_queue.unstarted) > (num_own > 0)
         return is_next_to_nothing and self._has_turns(tenant, num_choices)
 
-    def _next(self) -> tuple[_ModelQueue, Entry] | None:
+    def _next(self) -> tuple[ModelQueue, Entry] | None:
         """Queue and entry that go before all others that have room."""
         found = [
             (model_queue, entry)
             for key, model_queue in self._queues.items()
             if (entry := self._first(key, model_queue)) is not None
         ]
-        return min(found, key=lambda each: each[1][0], default=None)
+        return min(found, key=lambda each: each[0].turn(each[1]), default=None)
 
-    def _first(self, model_key: str, model_queue: _ModelQueue) -> Entry | None:
+    def _first(self, model_key: str, model_queue: ModelQueue) -> Entry | None:
         """Entry that may have the next turn. Others pass the tenant that leaves the last turns to
         them."""
-        while model_queue.queue and model_queue.queue[0][1].turn.done():
-            heapq.heappop(model_queue.queue)
-        if not model_queue.queue or not self._has_room_for(model_key, model_queue):
+        first = model_queue.first()
+        if first is None or not self._has_room_for(
+            model_key, model_queue, first[1].terms.num_blocks
+        ):
             return None
-        first = model_queue.queue[0]
         if self._has_turns(first[1].tenant, first[1].num_choices):
             return first
         if first[1].tenant != (has_most := self._has_most()):
             # It waits for more turns than are left, and no other one passes it meanwhile.
             return None
-        others = (
-            each
-            for each in model_queue.queue
-            if each[1].tenant != has_most and not each[1].turn.done()
-        )
-        second = min(others, default=None)
+        second = model_queue.first_of_others(has_most)
         return (
             second
             if second is not None and self._has_turns(second[1].tenant, second[1].num_choices)
             else None
         )
 
+    def _refuse_late(self) -> None:
+        """Refuses entries whose first token cannot come in time, under a policy that does so."""
+        for model_key, model_queue in self._queues.items():
+            if any(policy.refuses for policy in model_queue.policies.all):
+                self._refuse_late_of(model_key, model_queue)
+
+    def _refuse_late_of(self, model_key: str, model_queue: ModelQueue) -> None:
+        now = self._clock()
+        begin = now + self._replicas.prompt_seconds(model_key, model_queue.num_released_tokens)
+        for waiting, late in list(refusals(model_queue.dues(now), begin)):
+            message = f"a first token would come {late:.2f} s too late"
+            waiting.turn.set_exception(errors.DeadlineExceeded(message, retry_after=late))
+            self._left(model_queue, waiting)
+            self.on_late(model_queue.policy_of(waiting, now).name)
+
     def _rank_again(self) -> None:
         """Sorts the queues anew, once a second at most, for the entries that have risen
         meanwhile."""
         if (now := self._clock()) - self._ranked_at >= 1.0:
             self._ranked_at = now
-            for model_queue in self._queues.values():
-                model_queue.queue = [
-                    (waiting.rank(now), waiting)
-                    for _, waiting in model_queue.queue
-                    if not waiting.turn.done()
-                ]
-                heapq.heapify(model_queue.queue)
+            for model_key in list(self._queues):
+                self._queue_of(model_key).rank_again(now)

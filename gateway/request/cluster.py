@@ -27,6 +27,7 @@ from ..stages.output_sessions import ANY_MODEL, OutputSessions
 from ..stages.prefetches import Prefetches
 from ..stages.processors import Processors
 from ..tenancy.accounts import Accounts
+from ..tenancy.answer_lengths import AnswerLengths
 from ..tenancy.cache_namespace import CacheNamespaces
 from ..tenancy.caller import Caller
 from ..tenancy.fair_start import FairStart
@@ -40,6 +41,9 @@ from .metrics import Metrics
 from .migrations import Migrations
 from .prompt_windows import PromptWindows
 from .timelines import Explanation, Timelines, rendered
+
+MIN_BEGINNING = 6
+"""Fewest characters of an id that stand for all of it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,12 +83,14 @@ class Cluster:
     prompt_windows: PromptWindows = field(default_factory=PromptWindows)
     long_work: LongWork = field(default_factory=LongWork)
     fair_start: FairStart = field(default_factory=FairStart)
+    answer_lengths: AnswerLengths = field(default_factory=AnswerLengths)
     _running: dict[str, list[dict[Generation, None]]] = field(default_factory=dict)
     """Prompts that wait or run, in their order, by request id. A request runs twice when its client
     resumes it before the end of the first connection was noticed."""
 
     def __post_init__(self) -> None:
         self.metrics.queued_by_tier = lambda: self.admission.queued_by_tier
+        self.admission.on_late = self.metrics.late.add
         self.metrics.running.set_function(lambda: self.admission.num_running)
         self.metrics.waiting.set_function(lambda: self.admission.num_queued)
         self.metrics.demand = self.demand_by_model
@@ -242,8 +248,13 @@ class Cluster:
         )
 
     async def explain(self, caller: Caller, request_id: str) -> Explanation:
-        """The timeline of a request of the caller's tenant, on any gateway. Raises `NotFound`."""
+        """The timeline of a request of the caller's tenant, on any gateway; `request_id` may be the
+        beginning of one that no other request has. Raises `NotFound`, and `BadRequest` where
+        several begin so."""
         tenant = caller.tenant.key
+        if len(found := self._ids(request_id, tenant)) > 1:
+            what = f"{len(found)} requests begin with {request_id!r}"
+            raise errors.BadRequest("id", f"{what}; allowed: an id, or more of it")
         known = self._explained_here(request_id, tenant) or await self.timelines.ask_others(
             request_id, tenant
         )
@@ -251,9 +262,26 @@ class Cluster:
             raise errors.NotFound("request", request_id)
         return known
 
+    def _ids(self, beginning: str, tenant: str) -> list[str]:
+        """Ids of a tenant's requests on this gateway that begin so. A short beginning is no id, and
+        one that is an id means that request alone."""
+        if beginning in self._running or len(beginning) < MIN_BEGINNING:
+            return [beginning]
+        running = {
+            request_id
+            for request_id, runs in self._running.items()
+            if request_id.startswith(beginning)
+            and any(each.request.caller.tenant.key == tenant for run in runs for each in run)
+        }
+        found = running.union(self.timelines.ids(beginning, tenant))
+        return [beginning] if beginning in found else sorted(found)
+
     def _explained_here(self, request_id: str, tenant: str) -> Explanation | None:
         """The timeline of a request on this gateway, of the tenant with this key; None where there
-        is none."""
+        is none, or several begin so."""
+        [request_id, *others] = self._ids(request_id, tenant) or [request_id]
+        if others:
+            return None
         known = self.timelines.find(request_id, tenant)
         prompts = [each for run in self._running.get(request_id, []) for each in run]
         group = [each for each in prompts if each.request.caller.tenant.key == tenant]

@@ -151,7 +151,9 @@ class Dispatcher:
         attempt = self._generation.timeline.attempts[-1]
         if attempt.start is not None:
             return False
-        attempt.start = EngineStart(start.queue_seconds, start.prefill_seconds)
+        attempt.start = EngineStart(
+            start.queue_seconds, start.prefill_seconds, start.policy, start.fcfs_queue_seconds
+        )
         if not self._generation.has_begun:
             self._faults.pass_trial()
         if self._dispatch is not None:
@@ -257,6 +259,7 @@ class Dispatcher:
                     numerics_id=attempts[0].decision.member.numerics_id
                     if attempts and generation.has_begun
                     else "",
+                    expected_tokens=generation.timeline.expected_tokens,
                     lender=self._faults.lender,
                     may_hand_over=generation.may_be_handed_over,
                 )

@@ -58,6 +58,7 @@ class Embedding:
                 prompt=prompt,
                 sampling=sampling,
                 stream=False,
+                endpoint="embeddings",
                 cache_salt=self.cache_salt,
                 first_index=index,
                 pooling=self.pooling,

@@ -47,6 +47,7 @@ class EndedPrompt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             "cached_by_tier": self.cached_by_tier,
             "output_tokens": self.num_output_tokens,
             "seconds": self.timeline.stretches(),
+            "queue": self.timeline.waits(),
             "choices": self.choices,
             "attempts": [attempt.explained() for attempt in self.timeline.attempts],
         }

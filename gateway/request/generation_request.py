@@ -19,6 +19,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt: processor_pb2.Prompt
     sampling: common_pb2.Sampling
     stream: bool
+    endpoint: str
+    """Kind of requests whose answers have lengths of their own: the API that it came by."""
     cache_salt: str = ""
     first_index: int = 0
     """Index of its first choice among those of the whole request."""

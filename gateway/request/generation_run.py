@@ -4,8 +4,10 @@ end."""
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
+from typing import Any
 
 from headwater.services.runtime.tasks import owned_task
 
@@ -13,6 +15,7 @@ from .choice import Choice, Sink
 from .cluster import Cluster
 from .dispatch import Dispatcher
 from .generation import Generation
+from .model_queue import Terms
 from .prompt_turns import Place, PromptTurns
 from .resumed import ResumedDispatcher
 
@@ -63,8 +66,12 @@ async def _run_in_turn(
         await (turns.together(generation.num_seats) if generation.is_together else turns.next())
         on_turn()
         timeline.admitted_at = time.perf_counter()
-        cluster.metrics.of(generation.request.model).queue_time(
-            timeline.admitted_at - (timeline.queued_at or 0.0)
+        timeline.policy = turns.waited.policy
+        timeline.fcfs_seconds = turns.waited.fcfs_seconds
+        cluster.metrics.queued(
+            generation.request.model,
+            timeline.policy,
+            timeline.admitted_at - (timeline.queued_at or 0.0),
         )
         if turns.are_all_given or not generation.is_computed:
             await dispatcher.run(turns)
@@ -96,6 +103,8 @@ def _turns_of(cluster: Cluster, generation: Generation) -> PromptTurns[Choice]:
         model_key=generation.model.key if generation.is_computed else "",
         num_prompt_tokens=generation.num_prompt_tokens,
     )
+    if generation.is_computed:
+        place = place._replace(**_needs(cluster, generation))
     return PromptTurns(
         cluster.admission,
         cluster.fair,
@@ -107,11 +116,41 @@ def _turns_of(cluster: Cluster, generation: Generation) -> PromptTurns[Choice]:
     )
 
 
+def _needs(cluster: Cluster, generation: Generation) -> dict[str, Any]:
+    """Fields of a place: what replicas will probably have to compute and hold of a generation, and
+    when it is due."""
+    request = generation.request
+    model = generation.model
+    timeline = generation.timeline
+    timeline.expected_tokens = expected = cluster.answer_lengths.predict(
+        request.caller.tenant.key,
+        request.endpoint,
+        generation.prepared.sampling.max_tokens,
+        request.caller.expected_tokens,
+    )
+    num_uncached = cluster.router.num_uncached(
+        model.key, generation.prepared.block_hashes, generation.num_prompt_tokens
+    )
+    arrived_at = time.monotonic() - timeline.seconds
+    terms = Terms(
+        arrived_at=arrived_at,
+        num_answer_tokens=expected,
+        num_blocks=(num_uncached + expected) // model.block_size + 1,
+        first_token_by=arrived_at + (request.caller.ttft_goal or math.inf),
+    )
+    return {"num_uncached": num_uncached, "terms": terms}
+
+
 def _record(cluster: Cluster, generation: Generation) -> None:
     """Records metrics, spans, and the timeline for later requests. The first gateway counts a
     resumed generation."""
     timeline = generation.timeline
     caller = generation.request.caller
+    if generation.is_answered and timeline.outcome == "done":
+        for choice in generation.choices:
+            cluster.answer_lengths.add(
+                caller.tenant.key, generation.request.endpoint, choice.num_output_tokens
+            )
     if generation.found is None:
         cluster.metrics.count(
             generation.request.model,

@@ -9,6 +9,8 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from headwater.services.runtime.build_info import BuildInfo
+
 from ..counters import LabelledCounter, LabelledGauges, LabelledHistogram
 from ..tenancy.tenants import Tenant
 
@@ -75,6 +77,7 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
+        registry.register(BuildInfo())
         self.running = Gauge(
             "headwater_num_requests_running", "Requests that have their turn", registry=registry
         )
@@ -120,6 +123,16 @@ class Metrics:
 
         self.queue_time = self._distribution(
             "request_queue_time_seconds", "Wait for a turn here", LATENCY_BUCKETS
+        )
+        self.policy_queue_time = LabelledHistogram(
+            "headwater_policy_queue_time_seconds",
+            "Wait for a turn here, by queue policy",
+            LATENCY_BUCKETS,
+            ("policy",),
+            registry=self.registry,
+        )
+        self.late = self._counter(
+            "policy_refusals", "Requests refused because they would be late", "policy"
         )
         self.first_token = self._distribution(
             "time_to_first_token_seconds", "Arrival to first token", LATENCY_BUCKETS
@@ -178,6 +191,11 @@ class Metrics:
         if model not in self._models:
             self._models[model] = ModelMetrics(self, model)
         return self._models[model]
+
+    def queued(self, model: str, policy: str, seconds: float) -> None:
+        """Counts a prompt whose turn has come."""
+        self.of(model).queue_time(seconds)
+        self.policy_queue_time.of(policy)(seconds)
 
     def count(
         self,

@@ -6,6 +6,7 @@ Knows the queue and the shares of tenants; knows nothing about what a choice com
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
@@ -16,6 +17,7 @@ from ..tenancy.entrance import Entrance
 from ..tenancy.tenants import Tenant
 from ..tenancy.virtual_time import Share, VirtualTime
 from .admission import Admission, Turn
+from .model_queue import NO_TERMS, Terms
 
 ChoiceT = TypeVar("ChoiceT", bound=Hashable)
 
@@ -35,11 +37,22 @@ class Place(NamedTuple):
     tier: int
     model_key: str
     num_prompt_tokens: int
+    num_uncached: int | None = None
+    """Prompt tokens that a replica will probably have to compute; None: all."""
+    terms: Terms = NO_TERMS
 
     @property
     def queue(self) -> str:
         """Name of those among which its turn is decided by virtual time."""
         return f"{self.model_key}:{self.tier}"
+
+
+class Waited(NamedTuple):
+    """How a turn was given."""
+
+    policy: str = ""
+    fcfs_seconds: float = 0.0
+    """Wait in order of arrival, as far as one can tell."""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +90,8 @@ class PromptTurns(Generic[ChoiceT]):
         self._cost = cost
         self._waiting = deque(choices)
         self._held: dict[ChoiceT, _Held[ChoiceT]] = {}
+        self.waited = Waited()
+        """How its first turn was given."""
         self._early_share: Share | None = None
         """Share of choices that have not entered the queue."""
         self._has_first = self._is_started = False
@@ -152,7 +167,8 @@ class PromptTurns(Generic[ChoiceT]):
         choices = list(itertools.islice(self._waiting, count))
         share = self._early_share or self._share(choices)
         self._early_share = None
-        num_tokens = 0 if self._has_first else place.num_prompt_tokens
+        num_uncached = place.num_prompt_tokens if place.num_uncached is None else place.num_uncached
+        num_tokens = 0 if self._has_first else num_uncached
         try:
             turn = await self._admission.take(
                 place.tier,
@@ -161,6 +177,7 @@ class PromptTurns(Generic[ChoiceT]):
                 place.tenant.key,
                 num_tokens,
                 num_choices,
+                dataclasses.replace(place.terms, cost=share.cost),
             )
         except BaseException:
             _drop(share)
@@ -168,6 +185,8 @@ class PromptTurns(Generic[ChoiceT]):
             raise
         finally:
             entrance.let_next()
+        if not self._has_first:
+            self.waited = Waited(turn.policy, turn.fcfs_seconds)
         self._give(choices, num_choices, turn, share)
         return choices
 

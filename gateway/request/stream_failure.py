@@ -85,18 +85,29 @@ class PoisonRequest(errors.InternalError):
 def error_of(finish: OutputFinish) -> errors.HeadwaterError:
     """The error of a stream that ended before its answer."""
     message = finish.error or "the engine ended the request"
-    if finish.cause == common_pb2.LOSS_CAUSE_TAKEN_OVER:
-        return TakenOver(message)
-    if finish.cause == common_pb2.LOSS_CAUSE_GRAMMAR:
-        return errors.BadRequest(None, message, code="invalid_grammar")
-    if finish.cause == common_pb2.LOSS_CAUSE_BUSY:
-        return errors.Unavailable(message, retry_after=BUSY_RETRY_SECONDS, code=STAGE_BUSY)
+    if (final := _final_error(finish, message)) is not None:
+        return final
     if finish.retriable:
         has_left = finish.cause == common_pb2.LOSS_CAUSE_OUTPUT_PROCESSOR_LEAVING
         return StreamLost(message, _CAUSES.get(finish.cause, Cause.FAULT), has_left=has_left)
     if finish.reason == common_pb2.FINISH_REASON_CANCELLED:
         return _cancelled(message)
     return errors.InternalError(message)
+
+
+def _final_error(finish: OutputFinish, message: str) -> errors.HeadwaterError | None:
+    """The error of a request that goes on nowhere, by the cause of its end; None for others."""
+    match finish.cause:
+        case common_pb2.LOSS_CAUSE_TAKEN_OVER:
+            return TakenOver(message)
+        case common_pb2.LOSS_CAUSE_GRAMMAR:
+            return errors.BadRequest(None, message, code="invalid_grammar")
+        case common_pb2.LOSS_CAUSE_BUSY:
+            return errors.Unavailable(message, retry_after=BUSY_RETRY_SECONDS, code=STAGE_BUSY)
+        case common_pb2.LOSS_CAUSE_LATE:
+            return errors.DeadlineExceeded(message, retry_after=finish.retry_seconds)
+        case _:
+            return None
 
 
 def _cancelled(reason: str) -> errors.HeadwaterError:

@@ -25,6 +25,10 @@ class EngineStart(msgspec.Struct, frozen=True, gc=False):
     queue_seconds: float = 0.0
     """Time before its first step."""
     prefill_seconds: float = 0.0
+    policy: str = ""
+    """Queue policy of the engine."""
+    fcfs_queue_seconds: float = 0.0
+    """Time before its first step in order of arrival, as far as the engine can tell."""
 
 
 class Attempt(msgspec.Struct, kw_only=True, gc=False):
@@ -64,6 +68,13 @@ class Timeline(msgspec.Struct, gc=False):
     admitted_at: float | None = None
     first_token_at: float | None = None
     ended_at: float | None = None
+    policy: str = ""
+    """Policy of the gateway's queue."""
+    fcfs_seconds: float | None = None
+    """Seconds that it would have waited in the gateway in order of arrival, as far as one can
+    tell."""
+    expected_tokens: int = 0
+    """Predicted length of its answer."""
     outcome: str = "running"
     attempts: tuple[Attempt, ...] = ()
 
@@ -86,6 +97,20 @@ class Timeline(msgspec.Struct, gc=False):
     def queue_seconds(self) -> float | None:
         """Seconds of waiting for a turn in the gateway."""
         return _between(self.queued_at, self.admitted_at)
+
+    def waits(self) -> dict[str, Any]:
+        """Its waits for a turn and for a seat, and what they would have been in order of arrival:
+        seconds, None where it has not come so far."""
+        start = next((each.start for each in self.attempts if each.start is not None), None)
+        return {
+            "policy": self.policy or None,
+            "gateway": self.queue_seconds,
+            "gateway_fcfs": self.fcfs_seconds,
+            "engine_policy": start and start.policy,
+            "engine": start and start.queue_seconds,
+            "engine_fcfs": start and start.fcfs_queue_seconds,
+            "expected_tokens": self.expected_tokens,
+        }
 
     def forget_hashes(self) -> None:
         """Forgets the hashes of the prompt's blocks, which a long prompt has thousands of. To be

@@ -161,6 +161,14 @@ class Timelines:
             else None
         )
 
+    def ids(self, beginning: str, tenant: str) -> list[str]:
+        """Ids of the tenant's requests that begin so."""
+        return [
+            request_id
+            for request_id, known in self._kept.items()
+            if request_id.startswith(beginning) and known.head.tenant_key == tenant
+        ]
+
     async def ask_others(self, request_id: str, tenant: str) -> Explanation | None:
         question = msgspec.msgpack.encode(_Question(request_id, tenant))
         answer = await self._bus.request(subjects.EXPLAIN, question, seconds=ASK_SECONDS)

@@ -19,7 +19,8 @@ from .trust import Trust
 Incarnation = tuple[str, int]
 """A replica's name and its epoch."""
 EXPECTED_OUTPUT = 128
-"""Tokens of an answer that room is wanted for; few requests use all that they may."""
+"""Tokens of an answer that room is wanted for, where its length is not predicted; few requests use
+all that they may."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +55,7 @@ class Replica:
         self,
         num_prompt_tokens: int,
         matched_tokens: int,
-        max_tokens: int,
+        num_answer_tokens: int,
         rates: Rates,
         now: float,
         lent_tokens: int = 0,
@@ -65,11 +66,7 @@ class Replica:
         block_size = self.block_size
         believed = min(int(self.trust.value * matched_tokens), num_prompt_tokens - 1)
         num_uncached = num_prompt_tokens - believed
-        num_blocks = (
-            self.load.used_blocks()
-            + (num_uncached + min(max_tokens, EXPECTED_OUTPUT)) // block_size
-            + 1
-        )
+        num_blocks = self.load.used_blocks() + (num_uncached + num_answer_tokens) // block_size + 1
         filled = num_blocks / reported.num_total_blocks if reported.num_total_blocks else 0.0
         return Parts(
             drain=self.load.drain_tokens(now, rates.prefill_tps) / rates.prefill_tps,

@@ -24,6 +24,7 @@ from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.errors import Unavailable
 from headwater.services.runtime.member import Member, new_epoch
 from headwater.services.runtime.membership import Members
+from headwater.services.runtime.queue_policy import DEFAULT, Policies, PolicyError
 
 from . import policy, rendezvous
 from .decision import Candidate, Decision, shown
@@ -36,7 +37,7 @@ from .peers import Peers
 from .policy import Policy
 from .rates import Rates
 from .recent_prompts import RecentPrompt, RecentPrompts
-from .replica import Incarnation, Replica
+from .replica import EXPECTED_OUTPUT, Incarnation, Replica
 from .splitting import MISPLACED, Splitting
 
 HASH_LEN = 16
@@ -69,7 +70,8 @@ class _Asked(msgspec.Struct, frozen=True):
 
     hashes: tuple[bytes, ...]
     num_tokens: int
-    max_tokens: int
+    num_answer_tokens: int
+    """Predicted."""
     exclude: Collection[Incarnation]
     numerics_id: str
     owner: Replica | None
@@ -200,6 +202,53 @@ class Router:
         # Where no replica takes requests, one that is sent finds out why.
         return not is_served
 
+    def policies(self, model_key: str) -> Policies:
+        """Order of a model's queue, as its replicas have it."""
+        for replica in self._fleet.of(model_key).values():
+            try:
+                return Policies.of(replica.load.reported.policy)
+            except PolicyError:
+                # A later version of the engine has a policy that this gateway does not know.
+                continue
+        return Policies.of(DEFAULT)
+
+    def prompt_seconds(self, model_key: str, num_tokens: int) -> float:
+        """Time in which replicas compute so many prompt tokens behind those that were sent to them;
+        0 where none has said how fast it is."""
+        now = self._clock()
+        rates = self._fleet.rates(model_key, now)
+        speed = 0.0
+        num_sent = 0.0
+        for replica in self._fleet.of(model_key).values():
+            if not replica.is_draining and replica.load.reported.prefill_tps:
+                tps = rates[replica.member.numerics_id].prefill_tps
+                speed += tps
+                num_sent += replica.load.drain_tokens(now, tps)
+        return (num_sent + num_tokens) / speed if speed else 0.0
+
+    def has_blocks(self, model_key: str, num_blocks: int) -> bool:
+        """Whether a replica has room for so many KV blocks beside those of requests that run there
+        or were sent. One that has no requests takes any."""
+        is_known = False
+        for replica in self._fleet.of(model_key).values():
+            if replica.is_draining or not replica.load.reported.num_total_blocks:
+                continue
+            is_known = True
+            num_used = replica.load.used_blocks()
+            if not num_used or num_used + num_blocks <= replica.load.reported.num_total_blocks:
+                return True
+        return not is_known
+
+    def num_uncached(self, model_key: str, block_hashes: bytes, num_prompt_tokens: int) -> int:
+        """Tokens of a prompt that the replica which has most of it has to compute."""
+        replicas = self._fleet.of(model_key)
+        matched = self._feed.index(model_key).lookup(_split(block_hashes))
+        cached = (
+            int(replica.trust.value * matched.get(replica_id, 0) * replica.block_size)
+            for replica_id, replica in replicas.items()
+        )
+        return num_prompt_tokens - min(max(cached, default=0), num_prompt_tokens - 1)
+
     async def consult(self, model_key: str, block_hashes: bytes) -> None:
         """Asks Redis where the local index is not sure of itself; returns at once where it is.
         Never raises."""
@@ -215,16 +264,17 @@ class Router:
         exclude: Collection[Incarnation] = (),
         numerics_id: str = "",
         *,
+        expected_tokens: int = EXPECTED_OUTPUT,
         lender: Incarnation | None = None,
         may_hand_over: bool = False,
     ) -> Decision:
         """The replica for a prompt whose full blocks hash to `block_hashes` (16 bytes each, one
         after another).
 
-        `exclude` names incarnations that failed this request; `numerics_id` is what its answer so
-        far was computed with, if there is any; `lender` is the one that gave it away last, and may
-        still hold its blocks. A request that may be handed over can be computed at two replicas.
-        Raises `Unavailable` when none is left.
+        `expected_tokens`: predicted length of the answer. `exclude` names incarnations that failed
+        this request; `numerics_id` is what its answer so far was computed with, if there is any;
+        `lender` is the one that gave it away last, and may still hold its blocks. A request that
+        may be handed over can be computed at two replicas. Raises `Unavailable` when none is left.
         """
         started = time.perf_counter()
         now = self._clock()
@@ -233,7 +283,8 @@ class Router:
         rates = self._fleet.rates(model_key, now)
         owner = replica_of(replicas, lender)
         splitting = Splitting(replicas.values(), is_lent=bool(numerics_id) and owner is not None)
-        asked = _Asked(hashes, num_prompt_tokens, max_tokens, exclude, numerics_id, owner)
+        num_answer_tokens = min(max_tokens, expected_tokens)
+        asked = _Asked(hashes, num_prompt_tokens, num_answer_tokens, exclude, numerics_id, owner)
         seen = self._look(model_key, replicas, asked, splitting, rates, now)
         able = _able(seen)
         if not able:
@@ -346,7 +397,7 @@ class Router:
                 matched_tokens = num_tokens
             of_kind = rates[replica.member.numerics_id]
             parts = replica.parts(
-                num_tokens, matched_tokens, asked.max_tokens, of_kind, now, num_lent
+                num_tokens, matched_tokens, asked.num_answer_tokens, of_kind, now, num_lent
             )
             parts = splitting.with_costs(replica, parts, num_tokens, of_kind)
             guard = "failed" if replica.incarnation in asked.exclude else replica.guard(parts, now)

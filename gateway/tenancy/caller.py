@@ -21,6 +21,9 @@ MAX_ID_LEN = 256
 MAX_STATE_LEN = 512
 MAX_DEADLINE_MS = 2**31 - 1
 MAX_PRIORITY = 1000
+EXPECTED = "x-headwater-expected-tokens"
+MAX_EXPECTED_TOKENS = 1 << 24
+MAX_GOAL_MS = 3_600_000
 UNTRACED = NoSpan()
 """Span until the request's own begins."""
 
@@ -41,6 +44,13 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     """Offset that is added to the tenant's tier, so that it can only lower the request."""
     deadline: float | None = None
     """Time on the monotonic clock."""
+    expected_tokens: int = 0
+    """Length of the answer as the client expects it; 0: it does not say."""
+    ttft_goal: float = 0.0
+    """Seconds in which the first token is to come, a goal of the request or of its tenant; 0: there
+    is none."""
+    tpot_goal: float = 0.0
+    """Seconds in which each later token is to come."""
     traceparent: str = ""
     """The header as the client sent it. Stages get the span's."""
     tracestate: str = ""
@@ -64,6 +74,9 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
             client_request_id=printable(headers.get("x-request-id", "")),
             priority=_whole("x-priority", headers.get("x-priority", "0"), MAX_PRIORITY),
             deadline=None if remaining is None else time.monotonic() + remaining,
+            expected_tokens=_whole(EXPECTED, headers.get(EXPECTED, "0"), MAX_EXPECTED_TOKENS),
+            ttft_goal=_goal(headers, "x-headwater-ttft-ms", tenant.ttft_goal_ms),
+            tpot_goal=_goal(headers, "x-headwater-tpot-ms", tenant.tpot_goal_ms),
             traceparent=printable(headers.get("traceparent", "")),
             tracestate=_whole_entries(headers.get("tracestate", "")),
             wants_receipt=headers.get("x-headwater-receipt", "").lower() in ("1", "true", "yes"),
@@ -126,6 +139,11 @@ def _until(deadline: float | None) -> contextlib.AbstractAsyncContextManager[obj
         if deadline is None
         else asyncio.timeout(deadline - time.monotonic())
     )
+
+
+def _goal(headers: Mapping[str, str], name: str, of_tenant: int) -> float:
+    """Goal in seconds: the request's, or else its tenant's; 0: there is none."""
+    return _whole(name, headers.get(name, str(of_tenant)), MAX_GOAL_MS) / 1e3
 
 
 def printable(text: str) -> str:

@@ -64,6 +64,10 @@ class TenantRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     created_at: float = msgspec.field(default_factory=time.time)
     weight: float = 1.0
     tier: int = 0
+    ttft_goal_ms: int = 0
+    """Goal for the time to its first tokens, for policies that keep to it; 0: there is none."""
+    tpot_goal_ms: int = 0
+    """Goal for the time of each later token."""
     shared_cache: bool = False
     """Whether its prompts hit, and are hit by, those of every other tenant that shares."""
     escape_special_tokens: bool = False
@@ -85,6 +89,8 @@ class TenantRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             uid=self.key,
             weight=self.weight,
             tier=self.tier,
+            ttft_goal_ms=self.ttft_goal_ms,
+            tpot_goal_ms=self.tpot_goal_ms,
             shared_cache=self.shared_cache,
         )
 

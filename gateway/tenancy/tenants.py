@@ -38,6 +38,10 @@ class Tenant:
     weight: float = 1.0
     tier: int = 0
     """Strict priority; lower runs first. A request may only lower itself."""
+    ttft_goal_ms: int = 0
+    """Goal for the time to the first token; 0: there is none."""
+    tpot_goal_ms: int = 0
+    """Goal for the time of each later token."""
     key_id: str = ""
     """Id of the key that the request came with, where keys have names."""
     shared_cache: bool = False

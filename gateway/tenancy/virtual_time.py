@@ -79,6 +79,8 @@ class Share:
     ) -> None:
         self.virtual_time = virtual_time
         """Virtual time at which it begins; smaller goes first."""
+        self.cost = charged / tenant.weight
+        """Its predicted cost in virtual time."""
         self._clock = clock
         self._tenant = tenant
         self._queue = queue

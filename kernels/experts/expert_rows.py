@@ -17,7 +17,6 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ..launch.dependent_launch import ask_early, launch_options, release_dependents, wait_for_inputs
 from ..norm.silu_mul import gated, gelu_gated
-from .combine import add_weighted
 from .work_list import WorkList
 
 PAIRS = (32, 256)
@@ -47,13 +46,10 @@ def gated_rows(
     work: WorkList | None = None,
     *,
     is_gelu: bool = False,
-    next_weight: torch.Tensor | None = None,
     dependent: bool = False,
 ) -> None:
     """Writes `silu_mul`, or `gelu_tanh_mul`, of x [T, H] times the weights [E, 2 I, H] of experts
-    int32 [T, k] to out [T k, I], a row a pair. The chosen experts of `next_weight` [E, H, I], that
-    of the next product, are prefetched into the second-level cache, so that memory works between
-    the two."""
+    int32 [T, k] to out [T k, I], a row a pair."""
     assert weight.shape[1] == 2 * out.shape[1]
     _launch(
         x,
@@ -64,7 +60,6 @@ def gated_rows(
         work,
         gates=True,
         is_gelu=is_gelu,
-        next_weight=next_weight,
         dependent=dependent,
     )
 
@@ -80,7 +75,8 @@ def plain_rows(
     dependent: bool = False,
 ) -> None:
     """Writes x [T k, I], a row a pair, times the weights [E, H, I] of their experts to
-    out [T k, H]."""
+    out [T k, H]. With `dependent`, the previous kernel may still be writing x, and not the experts:
+    of few pairs their weights are prefetched meanwhile."""
     assert weight.shape[1] == out.shape[1]
     _launch(x, weight, experts, out, tiles, work, gates=False, dependent=dependent)
 
@@ -95,7 +91,6 @@ def _launch(
     *,
     gates: bool,
     is_gelu: bool = False,
-    next_weight: torch.Tensor | None = None,
     dependent: bool,
 ) -> None:
     num_experts, _, k = weight.shape
@@ -106,12 +101,12 @@ def _launch(
     assert work is None or work.block_m == tiles.block_m
     num_slots = min(num_pairs, num_experts) if work is None else work.max_tiles
     num_parts = triton.cdiv(n, tiles.block_n)
-    next_lines = 0 if next_weight is None else next_weight[0].nbytes // LINE_BYTES
+    asks = dependent and not gates and work is None and num_pairs <= PAIRS[0]
     _expert_rows[(num_slots, num_parts)](
         x,
+        weight,
         TensorDescriptor.from_tensor(weight.view(-1, k), [tiles.block_n, tiles.block_k]),
         out,
-        next_weight,
         experts,
         None if work is None else work.pairs,
         None if work is None else work.tiles,
@@ -124,10 +119,9 @@ def _launch(
         PAIRS=0 if work is not None else next(size for size in PAIRS if num_pairs <= size),
         BY_PAIR=work is None and num_pairs <= num_experts,
         SHARED_BY=num_pairs // len(x),
-        NEXT_LINES=next_lines,
-        LINES=triton.next_power_of_2(triton.cdiv(next_lines, num_parts)),
-        LINE=LINE_BYTES // weight.itemsize,
         EVEN_K=k % tiles.block_k == 0,
+        LINES=triton.cdiv(k * weight.itemsize, LINE_BYTES) if asks else 0,
+        LINES_BLOCK=triton.next_power_of_2(triton.cdiv(k * weight.itemsize, LINE_BYTES)),
         **constants(tiles, gates=gates, is_gelu=is_gelu, dependent=dependent),
         num_warps=tiles.num_warps,
         **launch_options(dependent),
@@ -150,44 +144,6 @@ def constants(
     }
 
 
-def summed_rows(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    experts: torch.Tensor,
-    weights: torch.Tensor,
-    out: torch.Tensor,
-    tiles: RowTiles,
-    *,
-    dependent: bool = False,
-) -> None:
-    """`plain_rows` and `combine` in one: x [T k, I] times the weights [E, H, I] of its experts
-    int32 [T, k], added with the factors float32 [T, k], to out [T, H]. Tokens share no read of a
-    weight."""
-    _, n, k = weight.shape
-    num_tokens, num_chosen = experts.shape
-    assert x.is_contiguous()
-    assert weight.is_contiguous()
-    assert out.is_contiguous()
-    assert k % tiles.block_k == 0
-    _summed_rows[(triton.cdiv(n, tiles.block_n), num_tokens)](
-        x,
-        TensorDescriptor.from_tensor(weight.view(-1, k), [tiles.block_n, tiles.block_k]),
-        experts,
-        weights,
-        out,
-        n,
-        K=k,
-        CHOSEN=num_chosen,
-        CHOSEN_BLOCK=triton.next_power_of_2(num_chosen),
-        BLOCK_N=tiles.block_n,
-        BLOCK_K=tiles.block_k,
-        STAGES=tiles.num_stages,
-        DEPENDENT=dependent,
-        num_warps=tiles.num_warps,
-        **launch_options(dependent),
-    )
-
-
 @triton.jit
 def _find_rows(p_experts, num_pairs, i_slot, PAIRS: tl.constexpr, BY_PAIR: tl.constexpr):
     """The expert of a slot, the rank of each pair [PAIRS] among its pairs, and their number. With
@@ -203,6 +159,23 @@ def _find_rows(p_experts, num_pairs, i_slot, PAIRS: tl.constexpr, BY_PAIR: tl.co
         first = tl.min(tl.where(is_mine, o_pair, PAIRS), 0)
         count = tl.where(first == i_slot, count, 0)
     return expert, b_rank, count
+
+
+@triton.jit
+def _ask_for_weights(
+    p_weight,
+    first_n,
+    k,
+    BLOCK_N: tl.constexpr,
+    LINES: tl.constexpr,
+    LINES_BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Prefetches BLOCK_N rows of weights; lines past the last one of a row are that one again."""
+    LINE: tl.constexpr = 1024 // p_weight.dtype.element_ty.primitive_bitwidth
+    o_row = first_n + tl.arange(0, BLOCK_N)[:, None]
+    o_line = tl.minimum(tl.arange(0, LINES_BLOCK), LINES - 1)[None, :]
+    ask_early(p_weight + o_row.to(tl.int64) * k + o_line * LINE, DEPENDENT)
 
 
 @triton.jit
@@ -251,9 +224,9 @@ def _multiply(
 @triton.jit(do_not_specialize=["num_pairs", "num_slots"])
 def _expert_rows(
     p_x,
+    p_weight,
     weight,
     p_out,
-    p_next,
     p_experts,
     p_pairs,
     p_tiles,
@@ -266,11 +239,10 @@ def _expert_rows(
     PAIRS: tl.constexpr,
     BY_PAIR: tl.constexpr,
     SHARED_BY: tl.constexpr,
+    LINES: tl.constexpr,
+    LINES_BLOCK: tl.constexpr,
     GATES: tl.constexpr,
     GELU: tl.constexpr,
-    NEXT_LINES: tl.constexpr,
-    LINES: tl.constexpr,
-    LINE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -283,6 +255,11 @@ def _expert_rows(
     i_slot = tl.program_id(0)
     o_n = tl.program_id(1) * BLOCK_N
     o_m = tl.arange(0, BLOCK_M)
+    if LINES:
+        # The kernel before this one started behind the one that chose the experts.
+        asked, _, count = _find_rows(p_experts, num_pairs, i_slot, PAIRS, BY_PAIR)
+        if count > 0:
+            _ask_for_weights(p_weight, asked * n + o_n, k, BLOCK_N, LINES, LINES_BLOCK, DEPENDENT)
     wait_for_inputs(DEPENDENT)
     release_dependents(DEPENDENT)
     if PAIRS:
@@ -318,11 +295,6 @@ def _expert_rows(
             WIDE,
             STAGES,
         )
-        if NEXT_LINES:
-            # The last of this program's own weights are on their way.
-            o_line = tl.program_id(1) * LINES + tl.arange(0, LINES)
-            o_line = expert.to(tl.int64) * NEXT_LINES + tl.minimum(o_line, NEXT_LINES - 1)
-            ask_early(p_next + o_line * LINE, DEPENDENT)
         dtype: tl.constexpr = p_out.dtype.element_ty
         b_out = b_acc.to(dtype)
         if GATES:
@@ -334,55 +306,3 @@ def _expert_rows(
         p_rows_out = p_out + b_pair.to(tl.int64)[:, None] * n + o_out[None, :]
         is_out = is_row[:, None] & (o_out < n)[None, :]
         tl.store(p_rows_out, tl.trans(b_out) if WIDE else b_out, mask=is_out)
-
-
-@triton.jit
-def _summed_rows(
-    p_x,
-    weight,
-    p_experts,
-    p_weights,
-    p_out,
-    n,
-    K: tl.constexpr,
-    CHOSEN: tl.constexpr,
-    CHOSEN_BLOCK: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-):
-    """A program adds some outputs of one token. Its experts' products follow one another in one
-    loop, so that reads do not pause between them."""
-    BLOCK_M: tl.constexpr = 16
-    STEPS: tl.constexpr = K // BLOCK_K
-    i_token = tl.program_id(1).to(tl.int64)
-    o_n = tl.program_id(0) * BLOCK_N
-    o_m = tl.arange(0, BLOCK_M)[:, None]
-    o_k = tl.arange(0, BLOCK_K)[None, :]
-    wait_for_inputs(DEPENDENT)
-    release_dependents(DEPENDENT)
-    # Loads in the loop would keep the compiler from asking for weights many steps ahead.
-    o_chosen = tl.arange(0, CHOSEN_BLOCK)
-    o_pair = i_token * CHOSEN + o_chosen
-    b_experts = tl.load(p_experts + o_pair, mask=o_chosen < CHOSEN, other=0)
-    b_weights = tl.load(p_weights + o_pair, mask=o_chosen < CHOSEN, other=0.0)
-    p_x += i_token * CHOSEN * K + o_k
-    dtype: tl.constexpr = p_out.dtype.element_ty
-    b_acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    b_sum = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for i in tl.range(0, CHOSEN * STEPS, num_stages=STAGES):
-        i_chosen = i // STEPS
-        i_step = i % STEPS
-        b_x = tl.load(p_x + i * BLOCK_K + o_m * 0, mask=o_m == 0, other=0.0)
-        expert = tl.sum(tl.where(o_chosen == i_chosen, b_experts, 0), 0)
-        b_w = weight.load([expert * n + o_n, i_step * BLOCK_K])
-        b_acc = tl.dot(b_x, tl.trans(b_w), b_acc)
-        is_last = i_step == STEPS - 1
-        # Rounded as a product that is stored.
-        factor = tl.sum(tl.where(o_chosen == i_chosen, b_weights, 0.0), 0)
-        b_added = add_weighted(b_sum, factor, b_acc.to(dtype))
-        b_sum = tl.where(is_last, b_added, b_sum)
-        b_acc = tl.where(is_last, 0.0, b_acc)
-    o_out = o_n + tl.arange(0, BLOCK_N)[None, :]
-    tl.store(p_out + i_token * n + o_out + o_m * 0, b_sum.to(dtype), mask=(o_m == 0) & (o_out < n))

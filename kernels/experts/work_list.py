@@ -14,10 +14,10 @@ import triton.language as tl
 
 from ..launch.dependent_launch import launch_options, release_dependents, wait_for_inputs
 
-BLOCK = 2048
-"""Number of pairs that a program looks at at once."""
-MOST_AT_ONCE = 8192
-"""Up to this many pairs one launch is faster than three."""
+MOST_AT_ONCE = 2048
+"""Most pairs of which one launch makes the list; three launches make that of more."""
+SMALL_BLOCK = 512
+"""Number of pairs that a program looks at where there are no more."""
 SEGMENT = 1024
 """Number of pairs that are counted apart in three launches."""
 SEGMENTS_AT_ONCE = 64
@@ -76,10 +76,10 @@ def list_tiles(
         "NUM_EXPERTS": num_experts,
         "EXPERTS": triton.next_power_of_2(num_experts),
         "DEPENDENT": dependent,
-        "num_warps": 4,
+        "num_warps": 8,
     } | launch_options(dependent)
     if num_pairs <= MOST_AT_ONCE:
-        block = min(BLOCK, max(triton.next_power_of_2(num_pairs), 256))
+        block = MOST_AT_ONCE if num_pairs > SMALL_BLOCK else SMALL_BLOCK
         _list_tiles[(num_experts,)](
             experts,
             work.pairs,
@@ -157,18 +157,14 @@ def _list_tiles(
     o_pair = tl.arange(0, BLOCK)
     wait_for_inputs(DEPENDENT)
     release_dependents(DEPENDENT)
-    b_count = tl.zeros([EXPERTS], tl.int32)
-    for start in range(0, num_pairs, BLOCK):
-        is_pair = start + o_pair < num_pairs
-        b_expert = tl.load(p_experts + start + o_pair, mask=is_pair, other=0)
-        b_count += tl.histogram(b_expert, EXPERTS, mask=is_pair)
+    is_pair = o_pair < num_pairs
+    b_expert = tl.load(p_experts + o_pair, mask=is_pair, other=-1)
+    b_count = tl.histogram(tl.maximum(b_expert, 0), EXPERTS, mask=is_pair)
     row = _store_tiles(
         p_tiles, p_num_tiles, b_count, i_expert, max_tiles, NUM_EXPERTS, BLOCK_M, ALIGN
     )
-    for start in range(0, num_pairs, BLOCK):
-        is_pair = start + o_pair < num_pairs
-        b_expert = tl.load(p_experts + start + o_pair, mask=is_pair, other=-1)
-        row = _place(p_pairs, p_places, start + o_pair, b_expert == i_expert, row)
+    o_own = i_expert + tl.arange(0, 1)
+    _place(p_pairs, p_places, o_pair, b_expert, o_own, row + tl.zeros_like(o_own))
 
 
 @triton.jit
@@ -203,12 +199,12 @@ def _store_tiles(
 
 
 @triton.jit
-def _place(p_pairs, p_places, o_pair, is_mine, row):
-    """Places the pairs of an expert in rows from `row` on. Returns the row behind them."""
-    b_row = row + tl.cumsum(is_mine.to(tl.int32), 0) - 1
-    tl.store(p_pairs + b_row, o_pair, mask=is_mine)
-    tl.store(p_places + o_pair, b_row, mask=is_mine)
-    return row + tl.sum(is_mine.to(tl.int32), 0)
+def _place(p_pairs, p_places, o_pair, b_expert, o_expert, b_first):
+    """Places pairs [P] of some experts [N] in rows from the first one of each on."""
+    is_of = o_expert[:, None] == b_expert[None, :]
+    b_row = b_first[:, None] + tl.cumsum(is_of.to(tl.int32), 1) - 1
+    tl.store(p_pairs + b_row, tl.zeros_like(b_row) + o_pair[None, :], mask=is_of)
+    tl.store(p_places + o_pair[None, :] + tl.zeros_like(b_row), b_row, mask=is_of)
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
@@ -284,11 +280,11 @@ def _place_pairs(
 ):
     """Places the pairs of a segment that are of some experts."""
     i_segment = tl.program_id(0)
-    first_expert = tl.program_id(1) * EXPERTS_AT_ONCE
     o_pair = i_segment * SEGMENT + tl.arange(0, SEGMENT)
     wait_for_inputs(DEPENDENT)
     release_dependents(DEPENDENT)
     b_expert = tl.load(p_experts + o_pair, mask=o_pair < num_pairs, other=-1)
-    for i in range(first_expert, tl.minimum(first_expert + EXPERTS_AT_ONCE, NUM_EXPERTS)):
-        row = tl.load(p_first_rows + i_segment * NUM_EXPERTS + i)
-        _place(p_pairs, p_places, o_pair, b_expert == i, row)
+    o_expert = tl.program_id(1) * EXPERTS_AT_ONCE + tl.arange(0, EXPERTS_AT_ONCE)
+    p_first = p_first_rows + i_segment * NUM_EXPERTS + o_expert
+    b_first = tl.load(p_first, mask=o_expert < NUM_EXPERTS, other=0)
+    _place(p_pairs, p_places, o_pair, b_expert, o_expert, b_first)

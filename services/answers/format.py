@@ -23,6 +23,7 @@ SIGNS: Mapping[str, tuple[str, ...]] = {
     "gemma4": ("<|channel>",),
     "command": ("<|END_THINKING|>",),
     "seed_oss": ("<seed:think>",),
+    "granite": ("Here is my thought process:",),
 }
 """Texts of the chat templates of models whose thoughts have marks of their own."""
 

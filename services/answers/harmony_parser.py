@@ -96,12 +96,16 @@ class HarmonyParser(PartsParser):
             return body
         if any(opening.startswith(body) for opening in _OPENINGS):
             return self._wait(text)
-        if self._is_begun:
-            # Text behind a message is part of none.
-            _, marker, rest = split_at(text, (START, CHANNEL))
-            return marker + rest if marker else self._wait(rest)
-        self._read = self._in_final
+        self._read = self._behind_message if self._is_begun else self._in_final
         return text
+
+    def _behind_message(self, text: str, parts: Parts) -> str:
+        """Skips text behind a message, which is part of none, up to the next header."""
+        _, marker, rest = split_at(text, (START, CHANNEL))
+        if not marker:
+            return self._wait(rest)
+        self._read = self._before
+        return marker + rest
 
     def _in_header(self, text: str, parts: Parts) -> str:
         header, marker, rest = split_at(text, (MESSAGE,))

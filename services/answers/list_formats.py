@@ -33,6 +33,7 @@ class ListFormat:
 LIST_FORMATS: Mapping[str, ListFormat] = {
     "mistral": ListFormat(signs=("[TOOL_CALLS]",), begin="[TOOL_CALLS]", has_named_calls=True),
     "nemotron": ListFormat(signs=("<TOOLCALL>",), begin="<TOOLCALL>", end="</TOOLCALL>"),
+    "jamba": ListFormat(signs=("<tool_calls>",), begin="<tool_calls>", end="</tool_calls>"),
     "command": ListFormat(
         signs=("<|START_ACTION|>",),
         begin="<|START_ACTION|>",

@@ -16,6 +16,7 @@ from .list_formats import LIST_FORMATS
 from .list_parser import ListParser
 from .marked_formats import MARKED_FORMATS
 from .marked_parser import MarkedParser
+from .olmo_parser import OlmoParser
 from .parts import CallDelta, Parts
 from .pythonic_parser import PythonicParser
 from .reasoning_parser import REASONING_FORMATS, ReasoningParser
@@ -56,6 +57,7 @@ TOOL_PARSERS: Mapping[str, type[NamedParser]] = {
     "gpt_oss": HarmonyParser,
     "hermes": HermesParser,
     "llama3_json": LlamaJsonParser,
+    "olmo3": OlmoParser,
     "pythonic": PythonicParser,
     "xlam": XlamParser,
 }

@@ -31,6 +31,7 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
     "magistral": ReasoningFormat(start="[THINK]", end="[/THINK]"),
     "seed_oss": ReasoningFormat(start="<seed:think>", end="</seed:think>"),
     "command": ReasoningFormat(start="<|START_THINKING|>", end="<|END_THINKING|>"),
+    "granite": ReasoningFormat(start="Here is my thought process:", end="Here is my response:"),
     "gemma4": ReasoningFormat(start="<|channel>thought", end="<channel|>"),
     "gpt_oss": ReasoningFormat(
         start=harmony.THOUGHTS, end=harmony.END, behind=harmony.NEXT, read_by=("gpt_oss",)

@@ -14,6 +14,7 @@ from typing import Any
 
 from . import gemma_parser as gemma
 from . import harmony_parser as harmony
+from . import olmo_parser as olmo
 from .forms import (
     ANY_TEXT,
     Form,
@@ -187,6 +188,25 @@ def _pythonic_calls(tools: Sequence[OfferedTool], single: bool) -> Form:
     return sequence(*elements)
 
 
+def _olmo_section(tools: Sequence[OfferedTool], single: bool) -> Form:
+    calls = [tag("", _pythonic_call(tool), "") for tool in tools]
+    return sequence(separated(calls, "\n", single), const("\n"))
+
+
+def _olmo_calls(tools: Sequence[OfferedTool], single: bool) -> Form:
+    return sequence(const(f"{olmo.OPENING}\n"), _olmo_section(tools, single), const(olmo.CLOSING))
+
+
+def _olmo_free(tools: Sequence[OfferedTool], single: bool) -> Form:
+    section = tag(f"{olmo.OPENING}\n", _olmo_section(tools, single), olmo.CLOSING)
+    return {
+        "type": "triggered_tags",
+        "triggers": [olmo.OPENING],
+        "tags": [section],
+        "stop_after_first": True,
+    }
+
+
 def _pythonic_free(tools: Sequence[OfferedTool], single: bool) -> Form:
     return or_text(_pythonic_calls(tools, single), r"\[")
 
@@ -260,6 +280,9 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
     # It writes no text before calls.
     "mistral": replace(_listed_format(LIST_FORMATS["mistral"]), free=_mistral_free, opening=""),
     **{name: _listed_format(form) for name, form in LIST_FORMATS.items() if name != "mistral"},
+    "olmo3": ToolFormat(
+        signs=((olmo.OPENING,),), calls=_olmo_calls, free=_olmo_free, opening=olmo.OPENING
+    ),
     "xlam": ToolFormat(signs=(('"tool_call_name"',),), calls=_xlam_calls, free=_xlam_free),
     "hermes": ToolFormat(
         signs=(("<tool_call>",),),

@@ -43,6 +43,7 @@ from .admin_client import AdminError, AsJson
 from .agents import AGENTS, ANY_KEY, Target
 from .answer_stream import ChatError
 from .base_url import api_of, gateway_of
+from .batch_lines import BatchFileError
 from .cluster_unreachable import BusUnreachable, NoStageHeard
 from .flag_errors import Commands
 from .flags import default_of, option_of, with_flags
@@ -51,6 +52,7 @@ from .model_commands import make_commands as make_model_commands
 from .plain_table import show_as
 from .platform_commands import app as platform_commands
 from .role_command import make_command as make_role_command
+from .run_command import NOT_ALONE, RunOptions, run_file
 from .tenant_commands import make_commands
 from .up import INTERRUPTED
 from .up import up as run_line
@@ -74,6 +76,7 @@ KNOWN_ERRORS: tuple[type[Exception], ...] = (
         BusUnreachable,
         NoStageHeard,
         ChatError,
+        BatchFileError,
     ),
     *(AdminError, ModelError, httpx.HTTPError, OSError),
 )
@@ -197,6 +200,35 @@ def chat(
     with httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(10, read=300)) as client:
         name = model or chat_room.first_model(client)
         chat_room.converse(chat_room.Chat(client, name, system=system, options=options), Console())
+
+
+def run(
+    settings: StackSettings,
+    *,
+    file: Annotated[Path, typer.Argument(help="Requests, one a line, as OpenAI's batches.")],
+    output: Annotated[
+        Path | None, typer.Option(help="File of results; default: FILE.results.jsonl.")
+    ] = None,
+    base_url: Annotated[
+        str | None,
+        typer.Option(
+            envvar="HEADWATER_BASE_URL",
+            help="Running deployment; default: one is started for this file.",
+        ),
+    ] = None,
+    api_key: Annotated[
+        str, typer.Option(envvar="HEADWATER_API_KEY", help="API key, if --base-url needs one.")
+    ] = "",
+    concurrency: Annotated[int, typer.Option(help="Requests that are sent at once.")] = 128,
+) -> None:
+    """Answer a file of requests, and resume where an earlier run ended."""
+    options = RunOptions(
+        file=file, output=output, base_url=base_url, api_key=api_key, concurrency=concurrency
+    )
+    raise typer.Exit(run_file(options, settings, console))
+
+
+app.command()(with_flags(run, without=NOT_ALONE))
 
 
 @app.command()

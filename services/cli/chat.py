@@ -3,7 +3,10 @@ with its history."""
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,11 +15,15 @@ from rich.console import Console
 from ..runtime.printable import LAYOUT, printable, shown
 from .answer_stream import AnswerStream, ChatError, Chunk, sentence_of
 from .cluster_unreachable import WITHOUT_ANSWER, unreached
+from .word_wrap import WordWrap
 
+MAX_TEMPERATURE = 2
+DEFAULT_FILE = "chat.json"
+PROMPT = "model › "
 HELP = (
     "/new starts over, /system TEXT sets the system message, /model lists the models and /model "
-    "NAME takes another, "
-    "/quit leaves (or Ctrl-D); Ctrl-C stops an answer"
+    "NAME takes another, /temperature NUMBER sets it, /save FILE writes the conversation as JSON, "
+    "/quit leaves (or Ctrl-D); a line that ends with \\ goes on in the next; Ctrl-C stops an answer"
 )
 
 
@@ -32,8 +39,10 @@ class Chat:
         """Usage of the last answer."""
         self.engine: dict[str, Any] = {}
         """The engine's part of the last answer's receipt; empty where the server sends none."""
+        self.seconds = 0.0
+        """Time from the first piece of the last answer to its end."""
         self._client = client
-        self._options = options
+        self._options = dict(options)
         self._is_resumable = True
         """As far as the server has not said otherwise."""
         self.start_over(system)
@@ -41,6 +50,21 @@ class Chat:
     def models(self) -> list[str]:
         """Ids of the models that the server lists. Raises `ChatError`."""
         return served_models(self._client)
+
+    def set_temperature(self, text: str) -> None:
+        """Raises `ChatError` for what is no temperature."""
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not 0 <= value <= MAX_TEMPERATURE:
+            raise ChatError(f"the temperature is {text!r}; allowed: 0…{MAX_TEMPERATURE}")
+        self._options["temperature"] = value
+
+    def save(self, path: Path) -> None:
+        """Writes model and messages as the body of a request has them. Raises `OSError`."""
+        content = {"model": self.model, "messages": self.messages}
+        path.write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n")
 
     def start_over(self, system: str = "") -> None:
         self.messages = [{"role": "system", "content": system}] if system else []
@@ -51,6 +75,7 @@ class Chat:
         messages = [*self.messages, {"role": "user", "content": question}]
         body = {"model": self.model, "messages": messages, "stream": True, **self._options}
         answer = ""
+        began = 0.0
         self.engine = {}
         try:
             for chunk in self._chunks(body):
@@ -58,9 +83,11 @@ class Chat:
                 self.engine = (chunk.get("receipt") or {}).get("engine") or self.engine
                 for choice in chunk.get("choices", ()):
                     if piece := choice["delta"].get("content"):
+                        began = began or time.monotonic()
                         answer += piece
                         yield piece
         finally:
+            self.seconds = time.monotonic() - began if began else 0.0
             if answer:
                 self.messages.append({"role": "user", "content": question})
                 self.messages.append({"role": "assistant", "content": answer})
@@ -106,7 +133,7 @@ def converse(chat: Chat, console: Console) -> None:
     console.print(f"[bold]{shown(chat.model)}[/]  [dim]{HELP}[/]")
     while True:
         try:
-            line = console.input("\n[bold cyan]you ›[/] ").strip()
+            line = _question(console)
         except (EOFError, KeyboardInterrupt):
             console.print()
             return
@@ -117,10 +144,33 @@ def converse(chat: Chat, console: Console) -> None:
             chat.start_over(rest.strip() if command == "/system" else "")
         elif command == "/model":
             _choose_model(chat, rest.strip(), console)
+        elif command in ("/temperature", "/save"):
+            _set_or_save(chat, command, rest.strip(), console)
         elif line.startswith("/"):
             console.print(f"[dim]{HELP}[/]")
         elif line:
             _answer(chat, line, console)
+
+
+def _question(console: Console) -> str:
+    """Reads what the person types, of several lines where each but the last ends with a backslash.
+    Raises `EOFError`, `KeyboardInterrupt`."""
+    text = console.input("\n[bold cyan]you ›[/] ").strip()
+    while text.endswith("\\"):
+        text = f"{text[:-1]}\n{console.input('[bold cyan]  ›[/] ').rstrip()}"
+    return text
+
+
+def _set_or_save(chat: Chat, command: str, rest: str, console: Console) -> None:
+    try:
+        if command == "/temperature":
+            chat.set_temperature(rest)
+            console.print(f"[dim]temperature {shown(rest)}[/]")
+        else:
+            chat.save(Path(rest or DEFAULT_FILE).expanduser())
+            console.print(f"[dim]saved: {shown(rest or DEFAULT_FILE)}[/]")
+    except (ChatError, OSError) as error:
+        console.print(f"[red]{shown(str(error))}[/]")
 
 
 def _choose_model(chat: Chat, name: str, console: Console) -> None:
@@ -142,10 +192,12 @@ def _choose_model(chat: Chat, name: str, console: Console) -> None:
 
 
 def _answer(chat: Chat, question: str, console: Console) -> None:
-    console.print("[bold green]model ›[/] ", end="")
+    console.print(f"[bold green]{PROMPT}[/]", end="")
+    wrap = WordWrap(console.width, len(PROMPT))
     try:
         for piece in chat.ask(question):
-            console.out(printable(piece, keep=LAYOUT), end="", highlight=False)
+            console.out(wrap.push(printable(piece, keep=LAYOUT)), end="", highlight=False)
+        console.out(wrap.flush(), end="", highlight=False)
     except KeyboardInterrupt:
         console.print(" [dim](stopped)[/]", end="")
     except (ChatError, httpx.HTTPError) as error:
@@ -158,8 +210,15 @@ def _answer(chat: Chat, question: str, console: Console) -> None:
             f"({details.get('cached_tokens', 0)} cached)"
         )
         console.print(
-            f"[dim]{counts}, {chat.usage['completion_tokens']} answered{_steps(chat.engine)}[/]"
+            f"[dim]{counts}{_speed(chat)}, {chat.usage['completion_tokens']} answered"
+            f"{_steps(chat.engine)}[/]"
         )
+
+
+def _speed(chat: Chat) -> str:
+    """Tokens a second behind the first one."""
+    num_later = chat.usage["completion_tokens"] - 1
+    return f", {num_later / chat.seconds:.1f} tokens/s" if num_later > 0 < chat.seconds else ""
 
 
 def _steps(engine: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Annotated, Any
 
 import typer
@@ -32,37 +32,48 @@ def default_of(name: str) -> Any:
     return FIELDS[name].default
 
 
-def with_flags(run: Callable[[StackSettings], None]) -> Callable[..., None]:
-    """A command that has every setting as a flag and calls `run` with them."""
+def with_flags(run: Callable[..., None], *, without: Collection[str] = ()) -> Callable[..., None]:
+    """A command that has every setting but those of `without` as a flag, beside the parameters of
+    `run` itself, and calls `run` with the settings first."""
     hints = typing.get_type_hints(StackSettings)
+    _, *own = inspect.signature(run, eval_str=True).parameters.values()
+    fields = {name: field for name, field in FIELDS.items() if name not in without}
 
     def command(**given: Any) -> None:
         # A variable has commas, as those of stages do, where typer splits it at spaces.
         lists = {
-            name: tuple(part for each in value or () for part in each.split(",") if part)
-            for name, value in given.items()
+            name: tuple(part for each in given[name] or () for part in each.split(",") if part)
+            for name in fields
             if _is_tuple(hints[name])
         }
-        run(StackSettings(**given | lists))
+        settings = {name: given[name] for name in fields} | lists
+        run(StackSettings(**settings), **{each.name: given[each.name] for each in own})
 
     annotations = {
         name: Annotated[
             list[str] | None if _is_tuple(hints[name]) else hints[name], option_of(name)
         ]
-        for name in FIELDS
+        for name in fields
     }
     command.__name__ = run.__name__
     command.__doc__ = run.__doc__
-    command.__annotations__ = {**annotations, "return": None}
+    command.__annotations__ = {
+        **{each.name: each.annotation for each in own},
+        **annotations,
+        "return": None,
+    }
     command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # what typer reads
         [
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=_default(field),
-                annotation=annotations[name],
-            )
-            for name, field in FIELDS.items()
+            *own,
+            *(
+                inspect.Parameter(
+                    name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=_default(field),
+                    annotation=annotations[name],
+                )
+                for name, field in fields.items()
+            ),
         ]
     )
     return command

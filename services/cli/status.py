@@ -103,7 +103,7 @@ def as_table(members: Sequence[Member]) -> Group:
     parts: list[RenderableType] = []
     for model, replicas in engines.items():
         parts += [f"[bold]{shown(model)}[/]", _engines(replicas), ""]
-    return Group(*parts, _front(members))
+    return Group(*parts, _front(members), *_versions(members))
 
 
 def _front(members: Sequence[Member]) -> Table:
@@ -119,6 +119,18 @@ def _front(members: Sequence[Member]) -> Table:
                 _state(member),
             )
     return front
+
+
+def _versions(members: Sequence[Member]) -> list[str]:
+    """A line with the version of all processes, or one for each version that some have."""
+    names: dict[str, list[str]] = {}
+    for member in members:
+        names.setdefault(member.version or "unknown", []).append(shown(member.replica_id))
+    if names.keys() <= {"unknown"}:
+        return []
+    if len(names) == 1:
+        return ["", *(f"version {shown(each)}" for each in names)]
+    return ["", *(f"version {shown(each)}: {', '.join(names[each])}" for each in sorted(names))]
 
 
 def _engines(replicas: Sequence[Member]) -> Table:

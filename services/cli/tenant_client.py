@@ -4,6 +4,7 @@ people."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -80,6 +81,24 @@ def tenants_table(tenants: list[dict[str, Any]]) -> Table:
     return table
 
 
+def tenant_table(tenant: Mapping[str, Any]) -> Table:
+    """All that is set of one tenant, a line each."""
+    table = plain_table("tenant", shown(tenant["id"]))
+    table.add_row("weight", f"{tenant['weight']:g}")
+    table.add_row("tier", str(tenant["tier"]))
+    table.add_row("cache", "shared" if tenant["shared_cache"] else "own")
+    escaped = tenant["escape_special_tokens"]
+    table.add_row("special tokens", "text" if escaped else "as the model's processors are set")
+    table.add_row("limits", _all_limits(tenant))
+    for name in BYTES:
+        size = tenant[name]
+        table.add_row(
+            name.replace("_", " "), "the default of all tenants" if size is None else f"{size:,}"
+        )
+    table.add_row("keys", "\n".join(_key(each) for each in tenant["keys"]) or "none")
+    return table
+
+
 def usage_table(rows: list[dict[str, Any]]) -> Table:
     columns = {
         "requests": "requests",
@@ -93,6 +112,13 @@ def usage_table(rows: list[dict[str, Any]]) -> Table:
             row["day"], shown(row["model"]), *(f"{row[name]:,}" for name in columns.values())
         )
     return table
+
+
+def _key(key: Mapping[str, Any]) -> str:
+    ends = key["expires_at"]
+    until = "" if ends is None else f", ends {datetime.fromtimestamp(ends, UTC):%Y-%m-%d %H:%M} UTC"
+    limits = f", {_limits(key['limits'])}" if key["limits"] else ""
+    return f"{shown(key['id'])}{limits}{until}"
 
 
 def _all_limits(tenant: Mapping[str, Any]) -> str:

@@ -16,13 +16,21 @@ from rich.console import Console
 from ..runtime.printable import shown
 from .admin_client import AdminKeyFile, AsJson, BaseUrl, open_gateway
 from .plain_table import show_as
-from .tenant_client import BYTES, LIMITS, TenantClient, tenants_table, usage_table
+from .tenant_client import BYTES, LIMITS, TenantClient, tenant_table, tenants_table, usage_table
 
 Name = Annotated[str, typer.Argument(help="Name of the tenant.")]
 Weight = Annotated[
     float | None, typer.Option(help="Share of the cluster relative to other tenants.")
 ]
 Tier = Annotated[int | None, typer.Option(help="Strict priority: a lower number goes first.")]
+TtftGoal = Annotated[
+    int | None,
+    typer.Option(help="Milliseconds to the first token, for the policy slo; 0: no goal."),
+]
+TpotGoal = Annotated[
+    int | None,
+    typer.Option(help="Milliseconds of each later token, for the policy slo; 0: no goal."),
+]
 Shared = Annotated[
     bool | None,
     typer.Option(
@@ -62,6 +70,16 @@ ResponseBytes = Annotated[
 ]
 
 
+PLAIN = (
+    "weight",
+    "tier",
+    "ttft_goal_ms",
+    "tpot_goal_ms",
+    "shared_cache",
+    "escape_special_tokens",
+)
+
+
 class Period(StrEnum):
     DAY = "day"
     MONTH = "month"
@@ -85,6 +103,8 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
         *,
         weight: Weight = None,
         tier: Tier = None,
+        ttft_goal_ms: TtftGoal = None,
+        tpot_goal_ms: TpotGoal = None,
         shared_cache: Shared = None,
         escape_special_tokens: Escape = None,
         requests_per_minute: Rpm = None,
@@ -113,11 +133,15 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
 
     @app.command()
     def show(
-        tenant: Name, *, base_url: BaseUrl = None, admin_key_file: AdminKeyFile = None
+        tenant: Name,
+        *,
+        as_json: AsJson = False,
+        base_url: BaseUrl = None,
+        admin_key_file: AdminKeyFile = None,
     ) -> None:
-        """Show one tenant as JSON."""
+        """Show one tenant with its limits and keys."""
         with connected(base_url, admin_key_file) as client:
-            print(json.dumps(client.show(tenant), indent=2))
+            show_as(found := client.show(tenant), lambda: tenant_table(found), as_json)
 
     @app.command("set")
     def set_(
@@ -126,6 +150,8 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
         model: Model = None,
         weight: Weight = None,
         tier: Tier = None,
+        ttft_goal_ms: TtftGoal = None,
+        tpot_goal_ms: TpotGoal = None,
         shared_cache: Shared = None,
         escape_special_tokens: Escape = None,
         requests_per_minute: Rpm = None,
@@ -202,8 +228,7 @@ def _settings(given: dict[str, Any]) -> dict[str, Any]:
     """Settings that the command line gave, as fields of /admin."""
     limits = {name: given[name] for name in LIMITS if given[name] is not None}
     limits = {name: None if value == -1 else value for name, value in limits.items()}
-    plain = ("weight", "tier", "shared_cache", "escape_special_tokens")
-    settings = {name: given[name] for name in plain if given[name] is not None}
+    settings = {name: given[name] for name in PLAIN if given[name] is not None}
     settings |= {
         name: None if given[name] == -1 else given[name]
         for name in BYTES

@@ -44,25 +44,32 @@ def up(settings: StackSettings, console: Console) -> int:
     for sentence in unread_variables():
         console.print(f"[yellow]{shown(sentence)}", soft_wrap=True)
     with _own_state_folder(settings.state_dir), fork_servers(settings) as forks:
-        with ProgressBars(console) as bars:
-            pull = partial(
-                model_store.pull,
-                cache_dir=settings.cache_dir,
-                progress=bars.report,
-                dtype=settings.dtype,
-                device=settings.device,
-            )
-            folder = pull(
-                settings.model,
-                revision=settings.revision,
-                quantization=settings.quantization,
-                calibration=settings.calibration,
-            )
-            if settings.draft_model is not None:
-                settings = replace(settings, draft_model=str(pull(settings.draft_model)))
+        settings, folder = pulled(settings, console)
         if rounding := ModelManifest.read(folder).rounding:
             console.print(shown(rounding))
         return asyncio.run(_run(settings, folder, console, began, forks))
+
+
+def pulled(settings: StackSettings, console: Console) -> tuple[StackSettings, Path]:
+    """The settings with a draft model's folder, and the folder of the model. Raises what pulling a
+    model raises."""
+    with ProgressBars(console) as bars:
+        pull = partial(
+            model_store.pull,
+            cache_dir=settings.cache_dir,
+            progress=bars.report,
+            dtype=settings.dtype,
+            device=settings.device,
+        )
+        folder = pull(
+            settings.model,
+            revision=settings.revision,
+            quantization=settings.quantization,
+            calibration=settings.calibration,
+        )
+        if settings.draft_model is not None:
+            settings = replace(settings, draft_model=str(pull(settings.draft_model)))
+    return settings, folder
 
 
 async def _run(

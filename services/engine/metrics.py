@@ -44,6 +44,12 @@ STEP_SECONDS = _distribution("headwater_step_seconds", "Time of an engine step")
 QUEUE_SECONDS = _distribution(
     "headwater_request_queue_time_seconds", "Time that a request waited before its first step"
 )
+POLICY_QUEUE_SECONDS = Histogram(
+    "headwater_policy_queue_time_seconds",
+    "Time that a request waited before its first step, by queue policy",
+    ["model_name", "policy"],
+    buckets=_SECONDS,
+)
 PREFILL_SECONDS = _distribution(
     "headwater_request_prefill_time_seconds", "Time from a request's first step to its first token"
 )

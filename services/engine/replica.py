@@ -11,6 +11,7 @@ from headwater.proto.events_pb2 import Incarnation
 from ..models.manifest import ModelManifest
 from ..runtime.member import Kind, Member, ReplicaLoad, new_epoch
 from ..runtime.served_model import ServedModel
+from ..runtime.version import full_version
 from .messages import Ready
 from .settings import EngineSettings
 
@@ -45,6 +46,7 @@ class Replica:
             load=load,
             without=without,
             refused_fields=self.refused_fields,
+            version=full_version(),
         )
 
 

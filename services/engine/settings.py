@@ -7,6 +7,7 @@ from pathlib import Path
 
 from headwater.engine_core.capabilities import asked_of_options, refusals_of_engine
 from headwater.engine_core.config import BLOCK_SIZES
+from headwater.engine_core.queue_policies import ALLOWED, DEFAULT, Policies, PolicyError
 from headwater.engine_core.weights.formats import quantization as methods
 
 from ..runtime.advertise import check_host
@@ -183,7 +184,9 @@ class EngineSettings(StageSecuritySettings):
         BOTH, "both, prefill (computes prompts and hands them over) or decode (continues them)"
     )
     policy: str = setting(
-        "priority", "order of waiting requests: priority (tier, fair order, arrival) or fcfs"
+        DEFAULT,
+        "order of waiting requests within a tenant's share: fair, fcfs, priority, srpt, mlfq or "
+        "slo; with TIER=POLICY behind it for single tiers, as fair,1=srpt",
     )
     threads: int = setting(0, "threads that compute on a CPU; 0: one for each core")
     simulated_step_seconds: float = setting(
@@ -237,6 +240,10 @@ class EngineSettings(StageSecuritySettings):
         require(self.kv_disk_memory >= 1, "kv_disk_memory", self.kv_disk_memory, "1 or more bytes")
         for name, allowed in CHOICES.items():
             require(getattr(self, name) in allowed, name, getattr(self, name), " or ".join(allowed))
+        try:
+            Policies.of(self.policy)
+        except PolicyError:
+            raise SettingError("policy", self.policy, ALLOWED) from None
         self._check_ranks()
         self._check_speculation()
         check_pairs(self)

@@ -6,10 +6,13 @@ import math
 import time
 from collections import Counter as Tally
 
+from headwater.engine_core.queue_policies import POLICIES
+
 from .messages import Step
 from .metrics import (
     DECODE_SECONDS,
     MASK_SECONDS,
+    POLICY_QUEUE_SECONDS,
     PREFILL_SECONDS,
     QUEUE_SECONDS,
     STEP_SECONDS,
@@ -26,6 +29,9 @@ class StepFigures:
         self._step_seconds = STEP_SECONDS.labels(model_name)
         self._mask_seconds = MASK_SECONDS.labels(model_name)
         self._queue_seconds = QUEUE_SECONDS.labels(model_name)
+        self._policy_seconds = {
+            name: POLICY_QUEUE_SECONDS.labels(model_name, name) for name in POLICIES
+        }
         self._prefill_seconds = PREFILL_SECONDS.labels(model_name)
         self._decode_seconds = DECODE_SECONDS.labels(model_name)
         self._step_tokens = STEP_TOKENS.labels(model_name)
@@ -50,6 +56,7 @@ class StepFigures:
         for started in step.output.starts:
             self._started_at[started.key] = now
             self._queue_seconds.observe(started.queue_seconds)
+            self._policy_seconds[started.policy].observe(started.queue_seconds)
             self._prefill_seconds.observe(started.prefill_seconds)
         for finished in step.output.finishes:
             if (started_at := self._started_at.pop(finished.key, None)) is not None:

@@ -38,7 +38,12 @@ CAUSES = {
 """By the reason of a cancel: streams that the engine itself ends, though their answers have not
 ended."""
 LIVE = common_pb2.LOSS_CAUSE_UNSPECIFIED
-FINAL = (LIVE, common_pb2.LOSS_CAUSE_GRAMMAR, common_pb2.LOSS_CAUSE_BUSY)
+FINAL = (
+    LIVE,
+    common_pb2.LOSS_CAUSE_GRAMMAR,
+    common_pb2.LOSS_CAUSE_BUSY,
+    common_pb2.LOSS_CAUSE_LATE,
+)
 """The request does not go on at another engine."""
 MISSING = "the engine does not have the stream"
 
@@ -50,6 +55,7 @@ REASONS = {
     FinishReason.UNFOLLOWABLE: common_pb2.FINISH_REASON_ERROR,
     FinishReason.BUSY: common_pb2.FINISH_REASON_ERROR,
     FinishReason.MISSING: common_pb2.FINISH_REASON_ERROR,
+    FinishReason.LATE: common_pb2.FINISH_REASON_ERROR,
 }
 
 
@@ -99,6 +105,8 @@ class Stream:
             cached_tokens=started.cached_tokens,
             queue_seconds=started.queue_seconds,
             prefill_seconds=started.prefill_seconds,
+            policy=started.policy,
+            fcfs_queue_seconds=started.fcfs_queue_seconds,
             cached_by_tier=started.cached_by_tier,
         )
 
@@ -116,6 +124,8 @@ class Stream:
             cause = common_pb2.LOSS_CAUSE_GRAMMAR
         elif finished.reason is FinishReason.BUSY:
             cause = common_pb2.LOSS_CAUSE_BUSY
+        elif finished.reason is FinishReason.LATE:
+            cause = common_pb2.LOSS_CAUSE_LATE
         return pb.Finish(
             stream_id=self.stream_id,
             reason=REASONS[finished.reason],
@@ -124,6 +134,7 @@ class Stream:
             error=error[:MAX_ERROR_CHARS],
             retriable=cause not in FINAL,
             cause=cause,
+            retry_seconds=finished.retry_seconds,
             work=self._work(finished.work, finished.num_output_tokens)
             if finished.work is not None
             else None,

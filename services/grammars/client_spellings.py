@@ -1,11 +1,13 @@
 """Rewrites what libraries of clients write into JSON Schemas, and llguidance does not read, as what means
-the same: formats that restrict nothing, patterns that look ahead, and names of properties as an
-enumeration."""
+the same: formats that restrict nothing, patterns that look ahead, names of properties as an
+enumeration, and unions whose members are told apart by a tag."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+from .references import is_local, target_of
 
 ANNOTATION_FORMATS = frozenset(
     (
@@ -28,14 +30,15 @@ SAME_PATTERNS: Mapping[str, str] = {
 """Patterns without look-ahead, by the patterns that match the same texts."""
 
 
-def respell(part: dict[str, Any]) -> None:
-    """Rewrites a subschema in place."""
+def respell(root: dict[str, Any], part: dict[str, Any]) -> None:
+    """Rewrites a subschema of `root` in place."""
     if part.get("format") in ANNOTATION_FORMATS:
         del part["format"]
     pattern = part.get("pattern")
     if isinstance(pattern, str):
         part["pattern"] = SAME_PATTERNS.get(pattern, pattern)
     _name_properties(part)
+    _require_tags(root, part)
 
 
 def _name_properties(part: dict[str, Any]) -> None:
@@ -52,3 +55,24 @@ def _name_properties(part: dict[str, Any]) -> None:
     del part["propertyNames"]
     part["properties"] = dict.fromkeys(values, value)
     part["additionalProperties"] = False
+
+
+def _require_tags(root: dict[str, Any], part: dict[str, Any]) -> None:
+    """Requires the property by which a `discriminator` of OpenAPI tells members apart. A constant
+    that has a default is optional where pydantic writes it, and what it reads has to have it."""
+    told = part.pop("discriminator", None) if isinstance(part.get("discriminator"), dict) else None
+    name = told.get("propertyName") if told is not None else None
+    members = part.get("oneOf", part.get("anyOf"))
+    for member in members if isinstance(name, str) and isinstance(members, list) else ():
+        found = _target(root, member)
+        properties = found.get("properties")
+        required = found.get("required", [])
+        if isinstance(properties, dict) and name in properties and isinstance(required, list):
+            found["required"] = [*required, *([name] if name not in required else [])]
+
+
+def _target(root: dict[str, Any], member: object) -> dict[str, Any]:
+    """The subschema of a member, or the one that it names; empty for anything else."""
+    reference = member.get("$ref") if isinstance(member, dict) else None
+    found = target_of(root, reference) if is_local(reference) else member
+    return found if isinstance(found, dict) else {}

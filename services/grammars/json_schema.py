@@ -13,6 +13,7 @@ from ..runtime.errors import BadRequest
 from .client_spellings import respell
 from .one_of import turn_into_any_of
 from .subschemas import subschemas
+from .unique_items import list_unique_arrays
 
 MAX_NESTING = 64
 MAX_OPTIONAL = 480
@@ -68,7 +69,8 @@ def check_schema(param: str, schema: object) -> None:
         raise BadRequest.of(param, schema, "a JSON Schema that is an object")
     parts = [(each.path, each.schema) for each in subschemas(schema)]
     for path, part in parts:
-        respell(part)
+        respell(schema, part)
+        list_unique_arrays(schema, part)
         for keyword in [each for each in part if each in NOT_ENFORCED]:
             if keyword not in SAY_NOTHING or not _is_same(part[keyword], SAY_NOTHING[keyword]):
                 raise _not_enforced(param, path, keyword, "no grammar can hold an answer to it")

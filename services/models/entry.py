@@ -3,9 +3,7 @@ it."""
 
 from __future__ import annotations
 
-import dataclasses
-
-from ..runtime.served_model import ServedModel
+from ..runtime.served_model import ServedModel, shared_fields
 from ..runtime.store import Script, Store
 from .model_refused import ModelRefused
 
@@ -32,12 +30,16 @@ def entry_key(model_key: str) -> str:
 async def register(store: Store, model: ServedModel) -> None:
     """Writes the entry, or checks that it agrees, and renews it. Raises `ModelRefused` and
     `StoreUnavailable`."""
-    flat = [str(word) for pair in dataclasses.asdict(model).items() for word in pair]
+    flat = [str(word) for name in _names() for word in (name, getattr(model, name))]
     reply = await store.run(_REGISTER, [entry_key(model.key)], (_TTL_MS, *flat))
     words = [word.decode() for word in reply]
     mismatch = _parse(dict(zip(words[::2], words[1::2], strict=True))).mismatch(model)
     if mismatch is not None:
         raise ModelRefused(mismatch)
+
+
+def _names() -> list[str]:
+    return [field.name for field in shared_fields()]
 
 
 def _parse(entry: dict[str, str]) -> ServedModel:
@@ -46,6 +48,6 @@ def _parse(entry: dict[str, str]) -> ServedModel:
         field.name: int(entry.get(field.name, 0))
         if field.type == "int"
         else entry.get(field.name, "")
-        for field in dataclasses.fields(ServedModel)
+        for field in shared_fields()
     }
     return ServedModel(**values)  # type: ignore[arg-type]

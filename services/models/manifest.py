@@ -13,6 +13,7 @@ ROUNDED_KINDS = ("fp8", "int8", "int4")
 MANIFEST_NAME = "model.json"
 LAYOUT = "v3"
 """Name of the weight layout that this version writes; a change of layout is a new folder."""
+WEIGHTS_NAME = "weights.safetensors"
 READABLE_LAYOUTS = ("v1", "v2", LAYOUT)
 """Layouts that this version's kernels read."""
 
@@ -80,3 +81,11 @@ class ModelManifest:
 
     def write(self, folder: Path) -> None:
         (folder / MANIFEST_NAME).write_bytes(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
+
+
+def weight_bytes(folder: Path) -> int:
+    """Size of a folder's weights in bytes; 0 where it has none, as a folder of text stages may."""
+    try:
+        return (folder / WEIGHTS_NAME).stat().st_size
+    except FileNotFoundError:
+        return 0

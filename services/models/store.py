@@ -37,7 +37,21 @@ class ModelNotFound(Exception):
         allowed = ", ".join(
             [*NAMED_MODELS, "a Hugging Face id (owner/name), a model folder or a .gguf file"]
         )
-        super().__init__(f"the model is {model!r}; allowed: {allowed}")
+        super().__init__(f"the model is {model!r}{_what_it_lacks(model)}; allowed: {allowed}")
+
+
+def _what_it_lacks(model: str) -> str:
+    """Part of a sentence: what a path lacks to be a model; empty for a name that is no path."""
+    path = Path(model)
+    with contextlib.suppress(RuntimeError):
+        path = path.expanduser()
+    if path.is_dir():
+        return ", a folder without config.json"
+    if path.exists():
+        return ", a file that is no .gguf file"
+    if model.endswith(".gguf"):
+        return ", and there is no such file"
+    return ", and there is no such folder" if model.startswith(("/", ".", "~")) else ""
 
 
 class OtherQuantization(Exception):

@@ -7,9 +7,12 @@ Reading never waits for a stream. Knows nothing about text.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 
@@ -18,7 +21,7 @@ from headwater.proto.engine_pb2 import Add, AddPart, Cancel, ClientFrame, Engine
 from headwater.proto.output_processor_pb2 import Open
 
 from ..runtime.channel import open_channel
-from ..runtime.session.calling import CallingEnd, Cause, Ending
+from ..runtime.session.calling import CallingEnd, Cause, Channel, Ending
 from ..runtime.session.controls import Controls
 from ..runtime.session.pace import Pace
 from ..runtime.session.silence import Silence
@@ -32,6 +35,35 @@ INTRODUCTION_SECONDS = 3.0
 FULL_FRAME_BYTES = 240 * 1024
 """A frame takes more items until it has this size; the items of one gateway's frame fit in one."""
 HIGHEST_STREAM_ID = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCall:
+    """A call of an engine's session: what carries its frames, and how the engine's epoch is
+    learnt."""
+
+    channel: Channel
+    call: Any
+    learn_epoch: Callable[[], Awaitable[int]]
+
+
+Connect = Callable[[str], AbstractAsyncContextManager[EngineCall]]
+"""Calls the engine at an address for the length of a scope."""
+
+
+@contextlib.asynccontextmanager
+async def call_engine(address: str) -> AsyncIterator[EngineCall]:
+    """A call over gRPC."""
+    async with open_channel(address) as channel:
+        stub = engine_pb2_grpc.EngineStub(channel)
+
+        async def learn_epoch() -> int:
+            # Behind the session's call: should the engine be replaced between the two, the
+            # session breaks.
+            info = await stub.Info(engine_pb2.InfoRequest(), timeout=INTRODUCTION_SECONDS)
+            return info.incarnation.epoch
+
+        yield EngineCall(channel, stub.Session(), learn_epoch)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,8 +85,9 @@ class Request:
 class EngineLink:
     """The session with the engine at one address, from its first request until it breaks."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, connect: Connect = call_engine) -> None:
         self.address = address
+        self._connect = connect
         self._requests: dict[int, Request] = {}
         """By each of the engine's stream ids."""
         self._queue: deque[tuple[Request, Add | AddPart]] = deque()
@@ -138,16 +171,12 @@ class EngineLink:
         )
 
     async def _run_session(self) -> Ending:
-        async with open_channel(self.address) as channel:
-            stub = engine_pb2_grpc.EngineStub(channel)
+        async with self._connect(self.address) as engine:
 
             async def learn_epoch() -> None:
-                # Behind the session's call: should the engine be replaced between the two, the
-                # session breaks.
-                info = await stub.Info(engine_pb2.InfoRequest(), timeout=INTRODUCTION_SECONDS)
-                self._epoch = info.incarnation.epoch
+                self._epoch = await engine.learn_epoch()
 
-            return await self._end.run(channel, stub.Session(), learn_epoch)
+            return await self._end.run(engine.channel, engine.call, learn_epoch)
 
     def _on_frame(self, frame: EngineFrame) -> None:
         with output_metrics.FRAME_SECONDS.time():

@@ -375,6 +375,7 @@ class OutputStream:
         ending.error = finish.error[:MAX_ERROR_CHARS]
         ending.retriable = finish.retriable
         ending.cause = finish.cause
+        ending.retry_seconds = finish.retry_seconds
         if finish.HasField("work"):
             ending.work.CopyFrom(finish.work)
         if finish.stop_token_id in self._plan.reported_ids and finish.HasField("stop_token_id"):

@@ -92,6 +92,11 @@ class ProcessorSettings(TextStageSettings):
     block_size: int = setting(16, "tokens in a KV block, as on the engines")
     max_model_len: int = setting(0, "tokens of prompt and answer together (default: the model's)")
     chat_template: str = setting("", "file with a chat template (default: the model's)")
+    trust_request_chat_template: bool = setting(
+        False,
+        "take a request's own chat template; a template can use up the processor's memory, so "
+        "only where all clients are trusted",
+    )
     generation_config: str = setting(
         "auto", "auto (the model's), none, or a file with sampling defaults"
     )
@@ -202,7 +207,7 @@ class Processor(processor_pb2_grpc.ProcessorServicer):
     async def _prepare(self, request: processor_pb2.PrepareRequest) -> processor_pb2.PrepareReply:
         model = self._model(request.model)
         work = functools.partial(prepare, model, request)
-        if _may_be_held(request):
+        if _may_be_held(request) or request.prompt.conversation.HasField("chat_template"):
             reply = await self._in_thread("Prepare", request, work)
         else:
             reply = await self._work("Prepare", request, work)

@@ -13,6 +13,7 @@ from ..text.model import TextModel
 from . import conversation
 from .allowed_tokens import check_allowed_tokens
 from .parameters import bad_word_sequences, check_sampling, check_vocabulary, fit_context
+from .request_template import with_own_template
 
 
 def prepare(model: TextModel, request: processor_pb2.PrepareRequest) -> processor_pb2.PrepareReply:
@@ -20,6 +21,7 @@ def prepare(model: TextModel, request: processor_pb2.PrepareRequest) -> processo
     if len(request.cache_namespace) != HASH_LEN:
         raise BadRequest.of("cache_namespace", request.cache_namespace.hex(), f"{HASH_LEN} bytes")
     is_chat = request.prompt.WhichOneof("kind") == "conversation"
+    model = with_own_template(model, request.prompt.conversation)
     sampling = check_sampling(
         request.sampling, model.limits, stream=request.stream, is_chat=is_chat
     )
@@ -30,14 +32,15 @@ def prepare(model: TextModel, request: processor_pb2.PrepareRequest) -> processo
         sampling, token_ids, model.limits, prompt_name=prompt_name(request.prompt)
     )
     bad_words = _bad_words(model, sampling)
-    check_allowed_tokens(sampling, model.eos_token_ids, bad_words)
+    end_ids = _end_ids(model, request.prompt)
+    check_allowed_tokens(sampling, end_ids, bad_words)
     # Its structured output goes on as a grammar.
     sampling.ClearField("structured_output")
     block_size = model.served.block_size
     return processor_pb2.PrepareReply(
         prompt_ids=token_ids,
         sampling=sampling,
-        eos_token_ids=model.eos_token_ids,
+        eos_token_ids=end_ids,
         bad_word_ids=[common_pb2.TokenSequence(token_ids=ids) for ids in bad_words],
         block_hashes=b"".join(block_hashes(request.cache_namespace, token_ids, block_size)),
         block_size=block_size,
@@ -68,6 +71,7 @@ def prompt_name(prompt: processor_pb2.Prompt) -> str:
 
 def prompt_ids(model: TextModel, request: processor_pb2.ProcessorTokenizeRequest) -> list[int]:
     """Token ids of a prompt, as `prepare` makes them."""
+    model = with_own_template(model, request.prompt.conversation)
     return _ids(model, request.prompt, escapes=_escapes(model, request))
 
 
@@ -81,7 +85,12 @@ def _escapes(
 
 def _ids(model: TextModel, prompt: processor_pb2.Prompt, *, escapes: bool) -> list[int]:
     """The prompt as tokens, in whichever form it was given."""
-    match prompt.WhichOneof("kind"):
+    kind = prompt.WhichOneof("kind")
+    if prompt.HasField("suffix") and kind != "text":
+        raise BadRequest("suffix", "suffix has no text before it; allowed: beside a prompt of text")
+    match kind:
+        case "text" if prompt.HasField("suffix"):
+            return _gap_ids(model, prompt)
         case "text":
             return model.tokenizer.encode(
                 prompt.text, add_special_tokens=_adds_special_tokens(prompt, default=True)
@@ -96,6 +105,26 @@ def _ids(model: TextModel, prompt: processor_pb2.Prompt, *, escapes: bool) -> li
             raise BadRequest(
                 "prompt", "prompt is missing; allowed: text, token ids or a conversation"
             )
+
+
+def _gap_ids(model: TextModel, prompt: processor_pb2.Prompt) -> list[int]:
+    """A prompt of the texts around a gap. Special tokens in them are text: code may name them."""
+    if model.gap_marks is None:
+        raise BadRequest(
+            "suffix", f"suffix: the model {model.name!r} has no tokens to fill a gap; allowed: none"
+        )
+    guard = model.tokenizer.guarded
+    text = model.gap_marks.prompt(guard(prompt.text), guard(prompt.suffix))
+    adds = _adds_special_tokens(prompt, default=True)
+    return model.tokenizer.encode_guarded(text, add_special_tokens=adds)
+
+
+def _end_ids(model: TextModel, prompt: processor_pb2.Prompt) -> list[int]:
+    """Ids that end the answer."""
+    if not prompt.HasField("suffix") or model.gap_marks is None:
+        return list(model.eos_token_ids)
+    ends = [model.tokenizer.id_of(text) for text in model.gap_marks.ends]
+    return [*model.eos_token_ids, *(token_id for token_id in ends if token_id is not None)]
 
 
 def _rendered(model: TextModel, asked: processor_pb2.Conversation, *, escapes: bool) -> str:

@@ -19,7 +19,7 @@
     │   └── SlowReader             499 RESOURCE_EXHAUSTED    its answer waits for it no longer
     ├── InternalError              500 INTERNAL
     ├── Unavailable                503 UNAVAILABLE           retry after
-    └── DeadlineExceeded           504 DEADLINE_EXCEEDED
+    └── DeadlineExceeded           504 DEADLINE_EXCEEDED     retry after, where it was refused early
 
 The table from class to gRPC status is in `grpc_errors.py`, the one to HTTP in the gateway.
 """
@@ -278,3 +278,8 @@ class Unavailable(HeadwaterError):
 
 class DeadlineExceeded(HeadwaterError):
     code = "deadline_exceeded"
+
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+        """`retry_after`: when another request may be in time, where that is known."""
+        super().__init__(message)
+        self.retry_after = retry_after

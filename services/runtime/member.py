@@ -25,7 +25,7 @@ class Kind(Enum):
 
 _KIND_TO_PB = {kind: events_pb2.Member.Kind.Value(f"KIND_{kind.name}") for kind in Kind}
 _KIND_OF_PB = {number: kind for kind, number in _KIND_TO_PB.items()}
-_SAME = ("address", "numerics_id", "draining", "leaving", "rest_url")
+_SAME = ("address", "numerics_id", "draining", "leaving", "rest_url", "version")
 """Fields of a member that are the same in its message."""
 
 
@@ -63,6 +63,7 @@ class ReplicaLoad:
     num_used_disk_bytes: int = 0
     num_total_disk_bytes: int = 0
     max_chunk_tokens: int = 0
+    policy: str = ""
 
     def to_pb(self, replica_id: str, epoch: int) -> events_pb2.Load:
         incarnation = events_pb2.Incarnation(replica_id=replica_id, epoch=epoch)
@@ -94,6 +95,8 @@ class Member:
     """Names of what a gateway or an engine does without for now."""
     rest_url: str = field(default="", compare=False)
     """Base address of a gateway's REST API."""
+    version: str = field(default="", compare=False)
+    """Release and commit of the process, for people; empty: it does not say."""
     refused_fields: tuple[tuple[str, str], ...] = ()
     """Fields that requests of an engine may not have, each with the reason."""
     num_running: int | None = field(default=None, compare=False)

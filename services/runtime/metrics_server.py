@@ -12,6 +12,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from .advertise import joined, listened
+from .build_info import BuildInfo
 
 COLLECT_SECONDS = 10.0
 """Seconds for which a scrape waits for the event loop; Prometheus waits no longer by default."""
@@ -55,7 +56,7 @@ class _OnLoop(Collector):
 
 def _collect(registry: Collector, collected: Future[list[Metric]]) -> None:
     try:
-        collected.set_result(list(registry.collect()))
+        collected.set_result([*registry.collect(), *BuildInfo().collect()])
     except Exception as fault:
         # The scrape answers with it.
         collected.set_exception(fault)

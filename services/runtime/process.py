@@ -18,6 +18,7 @@ import structlog
 from . import collector
 from .lossy_file import LossyFile
 from .settings import check_log_level
+from .version import RELEASE, commit
 
 READY_FD = "HEADWATER_READY_FD"
 """File descriptor on which a stage writes one JSON line when it is ready: {"stage", "addresses",
@@ -102,6 +103,7 @@ def configure_logging(stage: str, level: str = "info") -> None:
         logger_factory=structlog.PrintLoggerFactory(cast(TextIO, LossyFile(sys.stderr))),
     )
     structlog.contextvars.bind_contextvars(stage=stage)
+    structlog.get_logger().info("starting", version=RELEASE, commit=commit())
 
 
 @contextlib.contextmanager

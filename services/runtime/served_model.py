@@ -1,4 +1,4 @@
-"""A served model's entry: fields that must be equal on every replica, and its key in the
+"""A served model's entry: fields, of which most must be equal on every replica, and its key in the
 cluster."""
 
 from __future__ import annotations
@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Any
 
 from headwater.proto import events_pb2
 
@@ -22,6 +23,8 @@ class ServedModel:
     max_model_len: int
     vocab_size: int
     num_shards: int = 1
+    weight_bytes: int = dataclasses.field(default=0, compare=False)
+    """Size of the weights' file, for people; 0: not known. Replicas need not agree."""
 
     @property
     def key(self) -> str:
@@ -31,7 +34,7 @@ class ServedModel:
     def mismatch(self, other: ServedModel) -> str | None:
         """The first field in which two entries of one name differ, as a sentence; None when they
         agree."""
-        for field in dataclasses.fields(self):
+        for field in shared_fields():
             mine = getattr(self, field.name)
             theirs = getattr(other, field.name)
             if mine != theirs:
@@ -48,6 +51,11 @@ class ServedModel:
         return cls(
             **{field.name: getattr(message, field.name) for field in dataclasses.fields(cls)}
         )
+
+
+def shared_fields() -> list[dataclasses.Field[Any]]:
+    """Fields that must be equal on every replica."""
+    return [field for field in dataclasses.fields(ServedModel) if field.compare]
 
 
 def model_key(name: str) -> str:

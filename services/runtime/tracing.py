@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Protocol
 from .pip_line import pip_line
 from .settings import SettingError
 from .trace_context import TraceContext
+from .version import full_version
 
 FLUSH_MILLISECONDS = 2000
 """Milliseconds that the last spans get to reach the collector when the process stops."""
@@ -138,7 +139,11 @@ def tracing_to(endpoint: str, stage: str, replica_id: str) -> Iterator[Tracing]:
             "otlp_endpoint", endpoint, f"none, or first: {pip_line('tracing')}"
         ) from None
     resource = Resource.create(
-        {"service.name": f"headwater-{stage}", "service.instance.id": replica_id}
+        {
+            "service.name": f"headwater-{stage}",
+            "service.instance.id": replica_id,
+            "service.version": full_version(),
+        }
     )
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(

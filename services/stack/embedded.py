@@ -19,6 +19,7 @@ from typing import Any
 
 from ..runtime.owner_file import open_log
 from ..runtime.pip_line import pip_line
+from .log_files import put_aside
 
 HOST = "127.0.0.1"
 VALKEY_BYTES = 1024**3
@@ -175,7 +176,9 @@ async def _start(
     log = _log_in(folder, name)
     for _ in range(_PORT_TRIES):
         at = port or _free_port()
-        with open_log(log, append=False) as output:
+        # What it says of its start is looked for in a log of its own.
+        put_aside(log)
+        with open_log(log, append=True) as output:
             # A session of its own: Ctrl-C in a terminal reaches the supervisor, which stops its
             # servers in order.
             process = await asyncio.create_subprocess_exec(

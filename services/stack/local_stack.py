@@ -20,12 +20,14 @@ from ..runtime.cluster_key import using
 from ..runtime.kept_child import keeper_command
 from ..runtime.owner_file import own_folder
 from ..runtime.progress import Report
+from ..runtime.tasks import owned_task
 from ..runtime.tls import own_gateway_context
 from .access import ACL_FILE, MASTER_KEY_FILE, NATS_FILE, Passwords, ServerAccess, keep_master_key
 from .cluster_record import ClusterRecord, StageRecord, remove_cluster
 from .embedded import EmbeddedServer, start_nats, start_valkey
 from .fork_servers import NO_FORKS, ForkServers
 from .held_port import HeldPort, check_free
+from .log_files import keep_bounded, put_all_aside
 from .model_manager import ModelManager
 from .model_stages import ENGINE_MODULE
 from .plan import StackPlan
@@ -97,8 +99,8 @@ class LocalStack:
         settings = self.settings
         port = self._claim(settings.port, "--port")
         grpc_port = self._claim(settings.grpc_port, "--grpc-port")
-        shutil.rmtree(self._logs, ignore_errors=True)
         own_folder(self._logs)
+        put_all_aside(self._logs, settings.earlier_logs)
         prepare_token(settings.state_dir, os.environ)
         keep_master_key(settings.state_dir / MASTER_KEY_FILE)
         servers = await self._start_servers(report)
@@ -127,7 +129,8 @@ class LocalStack:
             async with Bus.open(self.record.nats_url) as bus, asyncio.TaskGroup() as tasks:
                 for stage in [*self._servers.values(), *self._gateways]:
                     stage.guard(tasks)
-                await self._manager.run(bus, tasks)
+                async with owned_task(keep_bounded(self._logs, self.settings.earlier_logs)):
+                    await self._manager.run(bus, tasks)
 
     async def stop(self) -> None:
         """Gateways drain first, then what stands behind them ends, all at once, the servers

@@ -22,6 +22,7 @@ class EngineProfile(
     max_num_batched_tokens: Positive | None = None
     max_num_seqs: Positive | None = None
     long_prefill_chunk: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    policy: str | None = None
 
 
 class Profile(

@@ -33,6 +33,7 @@ from .flags import (
     engine_flag,
     flag,
 )
+from .log_files import EARLIER_LOGS
 from .profile import Profile
 from .scaling import IDLE_SECONDS, TARGET_REQUESTS, ScaleRules, replica_bounds
 
@@ -43,6 +44,7 @@ LEAST |= {"max_model_len": 1, "prefill_replicas": 1, "decode_replicas": 1}
 LEAST |= {
     "cold_start_timeout": 0,
     "drain_limit": 0,
+    "earlier_logs": 0,
     "kv_swap_memory": 0,
     "kv_disk_memory": 1,
     "kv_peer_memory": 0,
@@ -144,6 +146,9 @@ class StackSettings:
     chat_template: Path | None = flag(
         None, "Jinja file instead of the model's own chat template.", PROCESSOR
     )
+    trust_request_chat_template: bool = flag(
+        False, "Take a request's own chat template: for trusted clients only.", PROCESSOR
+    )
     tool_call_parser: str | None = flag(
         None, "Format of calls: auto (by the chat template), none, or a name.", PROCESSOR
     )
@@ -160,6 +165,9 @@ class StackSettings:
         True, "Answers contain only the properties that their schema names.", PROCESSOR
     )
     root_path: str = flag("", "Path under which a proxy serves the gateway, as /llm.", GATEWAY)
+    trust_forwarded_prefix: bool = flag(
+        False, "Take that path from X-Forwarded-Prefix; behind a proxy that sets it.", GATEWAY
+    )
     api_key_file: Path | None = flag(
         None, "File of `tenant key` lines; none: no keys, loopback only.", GATEWAY
     )
@@ -198,6 +206,9 @@ class StackSettings:
         5.0, "Seconds that running requests get to end after Ctrl-C.", GATEWAY
     )
     log_level: str = flag("info", "debug, info, warning or error.")
+    earlier_logs: int = flag(
+        EARLIER_LOGS, "Earlier logs of each process that stay, of 20 MiB at most each."
+    )
 
     def __post_init__(self) -> None:
         check_host(self.host)

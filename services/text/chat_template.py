@@ -23,7 +23,7 @@ from .counted_environment import STEPS, CountedEnvironment, Steps
 MAX_RENDERED_LEN = 32 << 20
 """Largest number of characters of a rendered conversation."""
 TEMPLATE_FAULTS = (
-    *(jinja2.TemplateError, RecursionError),
+    *(jinja2.TemplateError, RuntimeError, MemoryError),
     *(AttributeError, TypeError, ValueError, LookupError, ArithmeticError),
 )
 """Errors of templates and of the filters that they apply to values of other types."""

@@ -4,18 +4,19 @@ reads weights."""
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..answers.format import reasoning_format_of
 from ..answers.format_names import REASONING_ALIASES, TOOL_ALIASES
 from ..answers.reasoning_parser import REASONING_FORMATS
 from ..answers.tool_formats import TOOL_FORMATS, format_of_template
-from ..models.manifest import ModelManifest
+from ..models.manifest import ModelManifest, weight_bytes
 from ..runtime.model_name import check_model_name
 from ..runtime.served_model import ServedModel
 from ..runtime.settings import SettingError, require
 from .chat_template import ChatTemplate
+from .fill_in_middle import GapMarks, marks_of
 from .model_limits import ModelLimits, model_defaults
 from .tokenizer import Tokenizer, TokenizerFilesError, read_json
 
@@ -32,6 +33,24 @@ SPECIAL_TOKENS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServingChoices:
+    """Choices of an operator that replace those of the model's files; empty or 0: the files
+    decide."""
+
+    dtype: str = ""
+    kv_format: str = ""
+    block_size: int = 16
+    max_model_len: int = 0
+    chat_template: str = ""
+    trust_request_chat_template: bool = False
+    generation_config: str = "auto"
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
+    escape_special_tokens: bool = False
+    close_schemas: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TextModel:
     """One served model."""
 
@@ -41,6 +60,9 @@ class TextModel:
     chat_template: ChatTemplate | None
     eos_token_ids: tuple[int, ...]
     limits: ModelLimits
+    choices: ServingChoices = ServingChoices()
+    gap_marks: GapMarks | None = None
+    """Tokens by which the model fills gaps; None: it fills none."""
     architecture: str = ""
     """Architecture as in `config.json`."""
     tool_format: str = ""
@@ -57,22 +79,16 @@ class TextModel:
     def name(self) -> str:
         return self.served.name
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServingChoices:
-    """Choices of an operator that replace those of the model's files; empty or 0: the files
-    decide."""
-
-    dtype: str = ""
-    kv_format: str = ""
-    block_size: int = 16
-    max_model_len: int = 0
-    chat_template: str = ""
-    generation_config: str = "auto"
-    tool_call_parser: str = "auto"
-    reasoning_parser: str = "auto"
-    escape_special_tokens: bool = False
-    close_schemas: bool = True
+    def with_template(self, source: str) -> TextModel:
+        """The model with another chat template, and the formats that this one shows. Raises
+        `ChatTemplateError`."""
+        tool_format, reasoning_format = _formats(self.choices, source)
+        return replace(
+            self,
+            chat_template=_compiled(self.tokenizer, source),
+            tool_format=tool_format,
+            reasoning_format=reasoning_format,
+        )
 
 
 def names_of(folders: Sequence[str], served_names: Sequence[str]) -> list[tuple[Path, str]]:
@@ -116,10 +132,13 @@ def load_text_model(folder: Path, name: str, choices: ServingChoices) -> TextMod
         kv_format=choices.kv_format or dtype,
         max_model_len=_max_model_len(choices.max_model_len, manifest.max_model_len),
         vocab_size=manifest.vocab_size,
+        weight_bytes=weight_bytes(folder),
     )
     defaults = model_defaults(_generation_config(folder, choices.generation_config))
     template = _chat_template(tokenizer, choices.chat_template, folder)
-    source = template.source if template is not None else None
+    tool_format, reasoning_format = _formats(
+        choices, template.source if template is not None else None
+    )
     return TextModel(
         served=served,
         folder=folder,
@@ -129,22 +148,32 @@ def load_text_model(folder: Path, name: str, choices: ServingChoices) -> TextMod
         limits=ModelLimits(
             vocab_size=served.vocab_size, max_model_len=served.max_model_len, defaults=defaults
         ),
+        choices=choices,
+        gap_marks=marks_of(tokenizer.id_of),
         architecture=manifest.architecture,
-        tool_format=_parser(
-            "tool_call_parser",
-            TOOL_ALIASES.get(choices.tool_call_parser, choices.tool_call_parser),
-            TOOL_FORMATS,
-            format_of_template(source),
-        ),
-        reasoning_format=_parser(
-            "reasoning_parser",
-            REASONING_ALIASES.get(choices.reasoning_parser, choices.reasoning_parser),
-            REASONING_FORMATS,
-            reasoning_format_of(source),
-        ),
+        tool_format=tool_format,
+        reasoning_format=reasoning_format,
         escapes_special_tokens=choices.escape_special_tokens,
         closes_schemas=choices.close_schemas,
     )
+
+
+def _formats(choices: ServingChoices, source: str | None) -> tuple[str, str]:
+    """Formats of calls and of thoughts: the operator's, else those of the template. Raises
+    `SettingError`."""
+    tool_format = _parser(
+        "tool_call_parser",
+        TOOL_ALIASES.get(choices.tool_call_parser, choices.tool_call_parser),
+        TOOL_FORMATS,
+        format_of_template(source),
+    )
+    reasoning_format = _parser(
+        "reasoning_parser",
+        REASONING_ALIASES.get(choices.reasoning_parser, choices.reasoning_parser),
+        REASONING_FORMATS,
+        reasoning_format_of(source),
+    )
+    return tool_format, reasoning_format
 
 
 def _parser(setting: str, choice: str, known: Collection[str], detected: str) -> str:
@@ -185,8 +214,11 @@ def _chat_template(tokenizer: Tokenizer, path: str, folder: Path) -> ChatTemplat
         if path
         else _own_template(tokenizer.config.get("chat_template"), folder)
     )
-    if source is None:
-        return None
+    return None if source is None else _compiled(tokenizer, source)
+
+
+def _compiled(tokenizer: Tokenizer, source: str) -> ChatTemplate:
+    """Template with the special tokens that it may name. Raises `ChatTemplateError`."""
     named = {
         name: token
         for name in SPECIAL_TOKENS

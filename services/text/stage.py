@@ -23,6 +23,7 @@ from ..runtime.security_settings import StageSecuritySettings
 from ..runtime.served_model import ServedModel
 from ..runtime.settings import SettingError, require, setting
 from ..runtime.tracing import NO_TRACING, Tracing
+from ..runtime.version import full_version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +93,12 @@ async def serve_stage(
                     replica_id = name if i == 0 else f"{name}-{i}"
                     address = settings.advertise or listener.address
                     member = Member(
-                        kind=kind, replica_id=replica_id, epoch=epoch, address=address, model=model
+                        kind=kind,
+                        replica_id=replica_id,
+                        epoch=epoch,
+                        address=address,
+                        model=model,
+                        version=full_version(),
                     )
                     # A process with several models tells its requests once.
                     describe = functools.partial(

@@ -8,8 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from headwater.bench.halving import pareto_front, successive_halving, winner
+from headwater.bench.latency_report import Objective
+from headwater.bench.tune import _goals
+from headwater.bench.tune_grid import grid, name_of, policies_of
 from headwater.services.runtime.settings import SettingError
 from headwater.services.stack.profile import EngineProfile, Profile
 
@@ -44,7 +48,7 @@ def test_a_profile_gives_way_to_what_the_environment_says(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("content", ["", "{}}", '{"replicas": 0}', '{"engine": {"max_seqs": 1}}'])
-def test_a_profile_that_is_none_is_refused_by_name(tmp_path: Path, content: str) -> None:
+def test_a_profile_that_is_none_is_refused_byname_of(tmp_path: Path, content: str) -> None:
     path = tmp_path / "profile.json"
     path.write_text(content)
     with pytest.raises(SettingError, match="--profile is"):
@@ -66,7 +70,7 @@ def test_a_search_over_real_lines_ends_in_a_profile_that_a_line_starts_with(tmp_
     command += [
         f"--plot={plot}",
         "--token-budget=256,512",
-        "--max-seqs=2,64",
+        "--max-seqs=64",
         "--chunk=0",
         "--replicas=1",
     ]
@@ -76,6 +80,7 @@ def test_a_search_over_real_lines_ends_in_a_profile_that_a_line_starts_with(tmp_
         "--num-requests=24",
         "--output-len=16",
         "--slo-e2e-ms=5000",
+        "--policy=fair,srpt",
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=True)
     trials = json.loads(done.stdout)
@@ -83,3 +88,17 @@ def test_a_search_over_real_lines_ends_in_a_profile_that_a_line_starts_with(tmp_
     best = Profile.read(profile)
     assert best.measured["goodput_requests_per_s"] > 0
     assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_queue_policies_are_a_dimension_of_the_search() -> None:
+    found = [each.engine.policy for each in grid([512], [32], [0], policies_of("fair,srpt"), [1])]
+    assert found == ["fair", "srpt"]
+    assert EngineProfile(policy="srpt").policy in name_of(
+        Profile(replicas=1, engine=EngineProfile(policy="srpt"))
+    )
+    with pytest.raises(typer.BadParameter, match="policy is 'last'; allowed: fcfs, priority"):
+        policies_of("fair,last")
+
+
+def test_the_objective_is_sent_as_goals_of_each_request() -> None:
+    assert _goals(Objective(ttft_ms=300.0, e2e_ms=1000.0)) == {"x-headwater-ttft-ms": "300"}

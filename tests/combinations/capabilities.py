@@ -398,7 +398,6 @@ EXPERTS = Capability(
     },
     is_simulated=False,
     took_place=lambda answer: answer.num_experts > 0,
-    refused_on_gpu=Refused(field="num_experts", says="allowed: no experts on the platform cuda"),
     beside={
         "tree numerics": Refused(
             field="numerics", says="allowed: default with a model with 8 experts"

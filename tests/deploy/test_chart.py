@@ -50,7 +50,7 @@ TWO_MODELS = [
         "env": {"HEADWATER_MAX_NUM_SEQS": 256},
         "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
         "resources": {"limits": {"memory": "64Gi"}},
-        "image": {"tag": "0.1.0-cuda"},
+        "image": {"tag": "0.2.0-cuda"},
     },
 ]
 VALUE_SETS: dict[str, dict[str, Any]] = {
@@ -422,8 +422,8 @@ def test_an_engine_has_the_image_of_its_device(installs: dict[str, list[Object]]
         )
     }
     assert images == {
-        "hw-gateway": "registry.example/headwater-front:0.1.0",
-        "hw-engine-small": "registry.example/headwater-engine-cpu:0.1.0",
-        "hw-engine-large": "registry.example/headwater-engine:0.1.0-cuda",
+        "hw-gateway": "registry.example/headwater-front:0.2.0",
+        "hw-engine-small": "registry.example/headwater-engine-cpu:0.2.0",
+        "hw-engine-large": "registry.example/headwater-engine:0.2.0-cuda",
         "hw-nats": "nats:2",
     }

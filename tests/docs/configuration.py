@@ -39,7 +39,7 @@ variable, and the variable over the default. A list is a flag that is given seve
 | variable | meaning |
 |---|---|
 | `HEADWATER_BASE_URL` | address of the gateway for commands, with or without `/v1` |
-| `HEADWATER_API_KEY` | API key that `chat` and `bench serve` send |
+| `HEADWATER_API_KEY` | API key that `chat`, `run`, `launch` and `bench serve` send |
 | `HEADWATER_ADMIN_KEY`, `HEADWATER_ADMIN_KEY_FILE` | the administrator's key, or a file whose first key is used |
 | `HEADWATER_STATE_DIR`, `HEADWATER_CACHE` | folder of a deployment's state; folder of models and compiled kernels |
 | `HF_TOKEN` | token of the Hugging Face Hub, for gated models |

@@ -14,11 +14,14 @@ LIMIT = 120
 PARAGRAPH = 800
 """Characters a paragraph or an item of a list."""
 GENERATED = {
-    *(ROOT / "docs" / name for name in ("benchmarks.md", "combinations.md", "configuration.md")),
+    *(
+        ROOT / "docs" / name
+        for name in ("benchmarks.md", "combinations.md", "configuration.md", "fields.md")
+    ),
     *(ROOT / "docs" / "benchmarks").glob("*.md"),
 }
 """Pages that programs write: `headwater bench report`, `headwater bench combinations`,
-`tests.docs.configuration`."""
+`tests.docs.configuration`, `tests.docs.fields`."""
 WRITTEN = [page for page in PAGES if page not in GENERATED]
 
 

@@ -29,6 +29,7 @@ NOT_OF_AN_ANSWER = {
     "x-tenant",
     "x-gzip",
     "x-api-key",
+    "x-forwarded-prefix",
 }
 """Texts like headers that no script reads of an answer: two are for browsers and proxies, the others
 come with requests."""

@@ -324,6 +324,11 @@ class Driver:
             if stream.is_cancelled:
                 assert stream.reason is FinishReason.CANCELLED
                 continue
+            if stream.reason is FinishReason.LATE:
+                assert "slo" in self.config.policy
+                assert stream.new.first_token_seconds
+                assert stream.cached_tokens is None
+                continue
             assert stream.tokens == stream.answer, key
             sampling = stream.new.sampling
             scores_prompt = (

@@ -8,12 +8,12 @@ import numpy as np
 
 from headwater.engine_core.executors.simulated.hashes import UInt64Array
 from headwater.engine_core.executors.simulated.swapper import SimulatedSwapper
-from headwater.engine_core.kv.block_files import PAGE_BYTES, BlockFiles
 from headwater.engine_core.kv.block_loads import BlockLoads
 from headwater.engine_core.kv.block_pool import BlockPool
 from headwater.engine_core.kv.block_record import BlockSeal
 from headwater.engine_core.kv.block_source import Owner, Ticket
-from headwater.engine_core.kv.disk_blocks import DiskBlocks
+from headwater.engine_core.kv.disk.block_files import PAGE_BYTES, BlockFiles
+from headwater.engine_core.kv.disk.disk_blocks import DiskBlocks
 from headwater.engine_core.kv.prefix_cache import HashChain, Hits, PrefixCache
 from tests.engine_core.manual_lane import ManualLane
 
@@ -136,7 +136,7 @@ class Blocks:
             len(self.disk._free_slots) == len(set(self.disk._free_slots)) == len(self.swapper.slots)
         )
         assert not self.disk.has_background_work
-        assert not self.disk._reading
+        assert not self.disk._held.num_reading
 
 
 def content(block_hash: bytes) -> np.uint64:

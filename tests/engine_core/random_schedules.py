@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executors.simulated.model import expected_tokens
+from headwater.engine_core.queue_policies import POLICIES
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling.speculation.adaptive_speculator import AdaptiveSpeculator
@@ -48,7 +49,7 @@ def configs(draw: st.DrawFn) -> EngineConfig:
         async_depth=async_depth,
         num_groups=draw(st.sampled_from([1, 1, async_depth, (async_depth + 1) // 2])),
         enable_prefix_caching=draw(st.sampled_from([True, True, True, False])),
-        policy=draw(st.sampled_from(["fcfs", "priority"])),
+        policy=draw(st.sampled_from([*POLICIES, "fair,1=srpt", "mlfq,1=slo"])),
     )
     return with_blocks(config, draw(st.sampled_from([0, 2, 5, 9, 24])))
 
@@ -106,6 +107,10 @@ def requests(draw: st.DrawFn, shortest_lead: int = 0) -> NewRequest:
         tenant=draw(st.sampled_from(["", "", "a", "b"])),
         weight=draw(st.sampled_from([0.5, 1.0, 3.0])),
         forks=draw(st.booleans()),
+        num_expected_tokens=draw(st.sampled_from([0, 5, 50])),
+        age_seconds=draw(st.sampled_from([0.0, 0.5])),
+        first_token_seconds=draw(st.sampled_from([0.0, 1e-3, 60.0])),
+        token_seconds=draw(st.sampled_from([0.0, 0.03])),
     )
 
 

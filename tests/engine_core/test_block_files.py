@@ -17,10 +17,10 @@ from types import SimpleNamespace
 import pytest
 
 from headwater.engine_core.config import ConfigError
-from headwater.engine_core.kv import block_files
-from headwater.engine_core.kv.block_files import NUM_PROBES, STALE_SECONDS, TENANTS, BlockFiles
 from headwater.engine_core.kv.block_record import HEADER_LEN, BlockId, BlockSeal, kv_key
 from headwater.engine_core.kv.block_source import Owner
+from headwater.engine_core.kv.disk import block_files
+from headwater.engine_core.kv.disk.block_files import NUM_PROBES, STALE_SECONDS, TENANTS, BlockFiles
 from headwater.engine_core.kv.tenant_files import delete_tenants, tenants_below
 
 KEY = kv_key("n", 16, 100)

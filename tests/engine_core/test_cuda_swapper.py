@@ -13,7 +13,7 @@ import torch
 from headwater.engine_core.executor import Int32Array, SwapPlan
 from headwater.engine_core.executors.model.kv_blocks import KvBlocks
 from headwater.engine_core.executors.tiers import cuda_swapper
-from headwater.engine_core.executors.tiers.block_part import BlockPart
+from headwater.engine_core.executors.tiers.block_slice import BlockSlice
 from headwater.engine_core.executors.tiers.cuda_swapper import CudaSwapper
 from headwater.engine_core.executors.tiers.locked_slots import RankSlots
 from headwater.engine_core.executors.tiers.save_queue import MOST_ON_WAY
@@ -261,7 +261,7 @@ def test_the_parts_of_ranks_make_the_block_of_one_process(
                 slots = np.frombuffer(mmap.mmap(memory, alone.slots.nbytes), np.uint8).reshape(
                     alone.slots.shape
                 )
-                part = BlockPart(num_planes=6, planes=planes, num_heads=2, heads=heads)
+                part = BlockSlice(num_planes=6, planes=planes, num_heads=2, heads=heads)
                 layers = slice(planes.start // 2, planes.stop // 2)
                 own_blocks = blocks_of(cache[layers, :, :, heads.start : heads.stop])
                 (own,) = own_blocks.kv_caches

@@ -6,8 +6,8 @@ import os
 import time
 from pathlib import Path
 
-from headwater.engine_core.kv.block_files import PAGE_BYTES, STALE_SECONDS
-from headwater.engine_core.kv.disk_blocks import TOUCH_SECONDS
+from headwater.engine_core.kv.disk.block_files import PAGE_BYTES, STALE_SECONDS
+from headwater.engine_core.kv.disk.held_hashes import TOUCH_SECONDS
 from tests.engine_core.driven_disk import Blocks, chain_of
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.engine_core.kv.block_files import BlockFiles
+from headwater.engine_core.kv.disk.block_files import BlockFiles
 from tests.engine_core.driven_disk import NUM_SLOTS, Blocks, FailingFiles, chain_of
 
 

@@ -232,7 +232,7 @@ def test_without_credit_a_request_keeps_its_blocks_and_others_go_on(bench: Bench
 
 
 def test_the_lower_tier_then_the_smaller_virtual_time_runs_first() -> None:
-    bench = Bench(replace(CONFIG, policy="priority", max_num_seqs=1))
+    bench = Bench(replace(CONFIG, policy="fair", max_num_seqs=1))
     ranks = {1: (0, 9.0), 2: (1, 0.0), 3: (0, 2.0)}
     for key, (tier, virtual_time) in ranks.items():
         bench.engine.add(replace(request(key, prompt(10)), tier=tier, virtual_time=virtual_time))

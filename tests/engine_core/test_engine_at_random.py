@@ -256,7 +256,7 @@ def test_who_yields_a_seat_does_not_take_it_back_before_the_one_it_yielded_to() 
         spare_rows=2,
         max_num_batched_tokens=11,
         enable_prefix_caching=False,
-        policy="priority",
+        policy="fair",
     )
     driver = Driver(config, late_polls=0)
 

@@ -199,6 +199,16 @@ def check_any_company(folder: Path) -> None:
     assert [(each.token_ids, each.logprobs + each.prompt_logprobs) for each in alone] == together
 
 
+def test_experts_whose_inputs_have_orders_of_their_own_are_refused_by_name(
+    published: Folder, tmp_path: Path
+) -> None:
+    places = tmp_path / "packed", tmp_path / "expanded"
+    write_packed(published("qwen3-moe"), *places, FORMS["gptq in act order"], torch.float32)
+    refused = "g_idx of the parts of layers.0.experts_gate_up is 'different'; allowed: the same"
+    with pytest.raises(ConfigError, match=refused):
+        convert(places[0], tmp_path / "ours")
+
+
 def test_experts_are_rounded_when_a_model_is_converted_and_their_router_is_not(
     published: Folder, tmp_path: Path
 ) -> None:
@@ -268,14 +278,18 @@ GGUF_KEYS = {
 def write_gguf(path: Path, source: Path, arch: str, kind: Any) -> None:
     """Writes a checkpoint as converters do: tensors of all experts, and plain routers."""
     config = json.loads((source / "config.json").read_text())
-    tensors = {name: each.numpy() for name, each in HuggingFaceFolder(source).tensors()}
+    tensors = {
+        _other_name(name): _interleaved(name, each, config, arch).numpy()
+        for name, each in HuggingFaceFolder(source).tensors()
+    }
+    num_experts = config.get("num_experts") or config["num_local_experts"]
     writer = gguf.GGUFWriter(path, arch)
     for key, field in GGUF_KEYS.items():
         if config.get(field) is not None:
             writer.add_uint32(f"{arch}.{key}", config[field])
-    writer.add_uint32(f"{arch}.expert_count", NUM_EXPERTS)
+    writer.add_uint32(f"{arch}.expert_count", num_experts)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(10_000.0)
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     written = {
         "token_embd.weight": tensors["model.embed_tokens.weight"],
         "output_norm.weight": tensors["model.norm.weight"],
@@ -290,7 +304,7 @@ def write_gguf(path: Path, source: Path, arch: str, kind: Any) -> None:
             written[f"blk.{i}.ffn_{part}_exps.weight"] = np.stack(
                 [
                     tensors[f"model.layers.{i}.mlp.experts.{e}.{part}_proj.weight"]
-                    for e in range(NUM_EXPERTS)
+                    for e in range(num_experts)
                 ]
             )
     for name, data in written.items():
@@ -303,7 +317,33 @@ def write_gguf(path: Path, source: Path, arch: str, kind: Any) -> None:
     writer.close()
 
 
-@pytest.mark.parametrize(("arch", "family"), [("qwen3moe", "qwen3-moe"), ("qwen2moe", "qwen2-moe")])
+def _other_name(name: str) -> str:
+    """Mixtral's names as Qwen has them."""
+    for ours, theirs in (("w1", "gate_proj"), ("w3", "up_proj"), ("w2", "down_proj")):
+        name = name.replace(f".{ours}.weight", f".{theirs}.weight")
+    return name.replace("block_sparse_moe", "mlp")
+
+
+def _interleaved(
+    name: str, tensor: torch.Tensor, config: dict[str, Any], arch: str
+) -> torch.Tensor:
+    """Rows of queries and keys as converters put those of Llama's architecture."""
+    for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
+        if arch == "llama" and part in name:
+            pairs = tensor.reshape(config[heads], 2, -1, tensor.shape[1]).transpose(1, 2)
+            return pairs.reshape(tensor.shape).contiguous()
+    return tensor
+
+
+@pytest.mark.parametrize(
+    ("arch", "family"),
+    [
+        ("qwen3moe", "qwen3-moe"),
+        ("qwen2moe", "qwen2-moe"),
+        ("olmoe", "olmoe"),
+        ("llama", "mixtral"),
+    ],
+)
 def test_a_gguf_file_of_plain_numbers_is_the_same_model(
     arch: str, family: str, published: Folder, tmp_path: Path
 ) -> None:

@@ -25,8 +25,12 @@ PROMPTS = [np.random.default_rng(n).integers(3, 512, n).tolist() for n in (1, 2,
 
 SAME_AS_LLAMA = {"InternLM3ForCausalLM"}
 """Architectures of which transformers makes Llama's model."""
-A_FAMILY_OF_EACH_MECHANISM = ("llama3 with scaled rope", "smollm2", "qwen2", "qwen3", "gemma3")
-"""Scaled positions, a head that is the embedding, biases, norms of queries and keys, windows."""
+A_FAMILY_OF_EACH_MECHANISM = (
+    *("llama3 with scaled rope", "smollm2", "qwen2", "qwen3", "gemma3"),
+    *("qwen3-moe", "glm4-moe"),
+)
+"""Scaled positions, a head that is the embedding, biases, norms of queries and keys, windows,
+experts, and experts that are chosen by groups beside shared ones."""
 
 
 def test_every_architecture_has_a_family_and_is_documented() -> None:

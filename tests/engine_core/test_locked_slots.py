@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from headwater.engine_core.executor import UInt8Array
-from headwater.engine_core.executors.tiers.block_part import BlockPart
+from headwater.engine_core.executors.tiers.block_slice import BlockSlice
 from headwater.engine_core.executors.tiers.locked_slots import PAGE_BYTES, RankSlots, touch
 from headwater.kernels.blocks import copy_rows
 from tests.engine_core.test_locked_memory import Runtime, runtime
@@ -60,7 +60,9 @@ def test_parts_of_ranks_make_whole_blocks_and_come_back(
     slots = mapped_slots()
     for planes in stages:
         for heads in parts:
-            part = BlockPart(num_planes=NUM_PLANES, planes=planes, num_heads=NUM_HEADS, heads=heads)
+            part = BlockSlice(
+                num_planes=NUM_PLANES, planes=planes, num_heads=NUM_HEADS, heads=heads
+            )
             rank = RankSlots(slots, part)
             own = blocks[:, planes.start : planes.stop, heads.start : heads.stop].reshape(3, -1)
             places = np.arange(3, dtype=np.int32), np.arange(1, 4, dtype=np.int32)
@@ -77,7 +79,7 @@ def test_parts_of_ranks_make_whole_blocks_and_come_back(
 
 def test_a_rank_locks_the_whole_mapping(runtime: Runtime) -> None:
     slots = mapped_slots()
-    part = BlockPart(num_planes=NUM_PLANES, planes=range(8), num_heads=NUM_HEADS, heads=HEADS[1])
+    part = BlockSlice(num_planes=NUM_PLANES, planes=range(8), num_heads=NUM_HEADS, heads=HEADS[1])
     rank = RankSlots(slots, part)
     assert runtime.locked == {slots.ctypes.data: slots.nbytes}
     rank.release()

@@ -71,7 +71,7 @@ def test_who_stands_still_keeps_seat_and_blocks_while_nobody_waits() -> None:
 
 def test_only_the_waiting_time_of_a_preempted_request_raises_its_tier() -> None:
     now = 100.0
-    config = replace(CONFIG, max_num_seqs=1, policy="priority")
+    config = replace(CONFIG, max_num_seqs=1, policy="fair")
     engine = Engine(config, RecordingExecutor(config), clock=lambda: now)
 
     def run() -> int:
@@ -145,9 +145,7 @@ def test_when_blocks_run_out_the_latest_is_recomputed_later_and_its_tokens_stay_
 
 
 def test_nobody_joins_in_a_step_that_preempts() -> None:
-    bench = Bench(
-        replace(CONFIG, num_blocks=14, max_model_len=128, max_num_seqs=3, policy="priority")
-    )
+    bench = Bench(replace(CONFIG, num_blocks=14, max_model_len=128, max_num_seqs=3, policy="fair"))
     for key in range(3):
         bench.add(key, prompt(30, first=key), max_tokens=60)
     bench.steps(1)

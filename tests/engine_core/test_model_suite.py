@@ -33,12 +33,15 @@ from tests.long_values import long_but
 
 PROMPTS = [np.random.default_rng(n).integers(3, 512, n).tolist() for n in (3, 90, 41, 17, 130)]
 SCORED = greedy(8, num_logprobs=1)
-ONE_OF_EACH_MECHANISM = ("mistral with a window", "gemma2", "phi4-mini", "olmo2", "cohere2", "gpt2")
+ONE_OF_EACH_MECHANISM = (
+    *("mistral with a window", "gemma2", "phi4-mini", "olmo2", "cohere2", "gpt2"),
+    *("qwen3-moe", "glm4-moe"),
+)
 """Windows; caps and norms behind products; long positions of a part of a head; norms over all heads;
 parallel layers, neighbours that rotate and layers without positions; learned positions, layer
-norms and biases."""
-ON_RANKS = "olmo2"
-"""The family whose norms ranks have to sum."""
+norms and biases; experts, and experts in groups beside shared ones and layers without."""
+ON_RANKS = ("olmo2", "glm4-moe")
+"""Families whose norms ranks have to sum, and whose experts they divide."""
 IN_STAGES = "gpt2"
 """The family with most weights outside its layers."""
 
@@ -95,7 +98,7 @@ def test_an_answer_has_the_same_bits_whatever_happens_around_it(
     assert [(tokens[:8], scores[:8]) for tokens, scores in found[:5]] == together
 
 
-@pytest.mark.parametrize("family", long_but(FAMILIES, ON_RANKS))
+@pytest.mark.parametrize("family", long_but(FAMILIES, *ON_RANKS))
 def test_two_ranks_answer_as_one(family: str, folder: Folder) -> None:
     config = registry.read_config(folder(family))
     if config.num_kv_heads % 2:

@@ -12,9 +12,9 @@ from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.simulated.executor import SimulatedExecutor, SimulatedTiming
 from headwater.engine_core.executors.simulated.model import SimulatedModel, expected_tokens
-from headwater.engine_core.kv.block_files import BlockFiles
 from headwater.engine_core.kv.block_record import BlockSeal
-from headwater.engine_core.kv.disk_blocks import DiskBlocks
+from headwater.engine_core.kv.disk.block_files import BlockFiles
+from headwater.engine_core.kv.disk.disk_blocks import DiskBlocks
 from headwater.engine_core.kv.read_costs import ReadCosts
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
@@ -81,8 +81,8 @@ class Bench:
         writes = ManualLane()
         reads = ManualLane()
         if disk is not None:
-            disk._writes = writes
-            disk._reads = reads
+            disk._jobs.writes = writes
+            disk._jobs.reads = reads
             disk._is_scanning = False
             disk._costs = FixedCosts(self.seconds_per_block)
         for key, prompt_ids in enumerate(PROMPTS):

@@ -20,7 +20,7 @@ CORE = Path(__file__).parents[2] / "engine_core"
 FIELDS = {field.name for field in dataclasses.fields(SamplingParams)}
 ABOVE_EXECUTORS = [
     "engine.py",
-    *(f"scheduling/{path.name}" for path in sorted((CORE / "scheduling").glob("*.py"))),
+    *(path.relative_to(CORE).as_posix() for path in sorted((CORE / "scheduling").rglob("*.py"))),
 ]
 """They end answers, and plan what is scored and pooled."""
 EXECUTORS = {

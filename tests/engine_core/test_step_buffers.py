@@ -20,7 +20,7 @@ CONFIG = EngineConfig(
 
 
 class Tiles:
-    """What shapes ask of a platform: tiles of 16 tokens."""
+    """Tiles of 16 tokens, in place of `AttentionPlans`."""
 
     def list_tiles(self, counts: Any, starts: Any) -> Any:
         tiles = [

@@ -12,7 +12,7 @@ import pytest
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.executors.tiers import locked_slots
 from headwater.engine_core.executors.tiers.locked_slots import (
-    OwnSlots,
+    ProcessSlots,
     _container_limit,
     check_room,
     runs,
@@ -46,7 +46,7 @@ def test_more_than_a_container_may_have_is_refused_by_name(limit: Path) -> None:
     with pytest.raises(
         ConfigError, match="kv_swap_memory is 4096; allowed: at most 4000 bytes, the limit of this"
     ):
-        OwnSlots((2, 512))
+        ProcessSlots((2, 512))
 
 
 def test_more_than_the_host_has_is_refused_by_name(

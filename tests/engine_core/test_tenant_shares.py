@@ -66,7 +66,7 @@ class Bench:
             spare_rows=spare_rows,
             max_num_batched_tokens=budget,
             async_depth=depth,
-            policy="priority",
+            policy="fair",
         )
         executor = SimulatedExecutor(
             self.config, SimulatedModel(vocab_size=1000), SimulatedTiming(late_polls=1 << 30)

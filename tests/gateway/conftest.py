@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from headwater.gateway.tenancy import limiter
+from headwater.services.models.manifest import WEIGHTS_NAME
 from headwater.services.runtime import store
 from headwater.services.text.tokenizer import Tokenizer
 from tests.gateway.processes import (
     QUIET,
     THINKER,
+    THINKER_BYTES,
     Behind,
     Gateway,
     Stage,
@@ -96,6 +98,7 @@ def thinking_behind(
     folder = make_thinking_folder(
         text_folder, tmp_path_factory.mktemp("models") / THINKER, name=THINKER
     )
+    (folder / WEIGHTS_NAME).write_bytes(bytes(THINKER_BYTES))
     processor = processor_stage(folder)
     output_processor = output_processor_stage(folder)
     flags = (

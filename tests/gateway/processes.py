@@ -23,6 +23,8 @@ from tests.stage_log import StageLog
 MODEL = "smollm2-135m-instruct"
 THINKER = "thinking"
 """A model that thinks and calls tools."""
+THINKER_BYTES = 1000
+"""Size of the file of its weights, which nothing reads."""
 QUIET = ("--metrics-port=-1", "--log-level=warning")
 UNDRAFTED: dict[str, Any] = {"speculative": {"mode": "off"}}
 """Turns drafts off. An answer that was given before is otherwise drafted, many tokens a step, and

@@ -97,3 +97,38 @@ def test_vercels_ai_sees_an_enforced_call_and_no_empty_part(
     for kind in ("chat", "responses"):
         assert set(said[kind]["content"]) == {"tool-call"}
         assert said[kind]["object"].keys() == {"city", "days"}
+
+
+def test_pydantic_ai_makes_objects_and_streams_over_every_api(
+    thinker: Gateway, tmp_path: Path
+) -> None:
+    python = python_with(tmp_path / "env", "pydantic-ai-slim[openai,anthropic]")
+    said = told(python, str(CLIENTS / "pydantic_ai_client.py"), thinker.rest, THINKER)
+    print("pydantic-ai", said["version"])
+    for kind in ("chat", "responses", "messages"):
+        assert said[kind]["made"].keys() == {"city", "days"}
+        assert said[kind]["streamed"]
+        assert all(said[kind]["num_tokens"])
+    assert said["chat"]["streamed"] == said["responses"]["streamed"] == said["messages"]["streamed"]
+
+
+def test_langchain_speaks_anthropics_api(thinker: Gateway, tmp_path: Path) -> None:
+    python = python_with(tmp_path / "env", "langchain-anthropic")
+    said = told(python, str(CLIENTS / "langchain_anthropic_client.py"), thinker.rest, THINKER)
+    print("langchain-anthropic", said["version"])
+    assert said["streamed"] == said["whole"] != ""
+    assert said["usage"] == 12
+    assert said["call"]["name"] == "weather"
+    assert isinstance(said["call"]["args"]["city"], str)
+    assert said["after"] > 0
+
+
+def test_litellms_proxy_passes_both_apis_on(thinker: Gateway, tmp_path: Path) -> None:
+    python = python_with(tmp_path / "env", "litellm[proxy]", "anthropic", "openai")
+    said = told(python, str(CLIENTS / "litellm_proxy_client.py"), thinker.rest, THINKER)
+    print("litellm[proxy]", said["version"])
+    for name in ("by-openai", "by-anthropic"):
+        assert said[name]["streamed"] == said[name]["whole"] != ""
+        assert said[name]["usage"] == 12
+    assert said["messages"]["usage"] == 12
+    assert said["messages"]["text"]

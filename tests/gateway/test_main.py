@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from headwater.services.runtime.version import RELEASE, commit
 from tests.gateway.processes import MODEL, Behind, Gateway, gateway_stage, launched, started
 
 
@@ -58,6 +59,13 @@ def test_a_body_without_its_content_type_is_told_how_to_send_one(gateway: Gatewa
             "application/json'"
         )
         assert reply.json()["error"]["message"] == message
+
+
+def test_every_process_says_what_it_was_made_from(gateway: Gateway) -> None:
+    told = gateway.client.get("/version").json()
+    assert told == {"version": RELEASE, "commit": commit()}
+    line = f'headwater_build_info{{commit="{commit()}",version="{RELEASE}"}} 1.0'
+    assert line in gateway.client.get("/metrics").text
 
 
 def test_several_share_a_port(behind: Behind) -> None:

@@ -4,6 +4,7 @@ is driven."""
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 import httpx
@@ -36,6 +37,29 @@ def test_a_chat_takes_another_model_by_name_and_lists_those_that_are_served(
     assert f"no model nothing is served\n  {MODEL}" in shown
     assert chat.model == MODEL
     assert "4 answered" in shown
+
+
+def test_a_chat_takes_lines_and_a_temperature_and_is_saved(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    console = Console(file=io.StringIO(), width=60)
+    file = tmp_path / "chat.json"
+    said = iter(
+        ["/temperature 9", "/temperature 0", "Name \\", "a river.", f"/save {file}", "/save /"]
+    )
+    monkeypatch.setattr(console, "input", lambda _: next(said, "/quit"))
+    with httpx.Client(base_url=f"{gateway.rest}/v1", timeout=30) as client:
+        converse(Chat(client, MODEL, options={"max_tokens": 40}), console)
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert "the temperature is '9'; allowed: 0…2" in shown
+    assert "tokens/s" in shown
+    assert "Is a directory" in shown
+    saved = json.loads(file.read_text())
+    assert [each["role"] for each in saved["messages"]] == ["user", "assistant"]
+    assert saved["messages"][0]["content"] == "Name \na river."
+    assert saved["model"] == MODEL
+    assert max(map(len, shown.splitlines())) <= 60
 
 
 def test_without_a_key_a_terminal_says_where_one_goes(

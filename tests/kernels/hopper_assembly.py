@@ -416,11 +416,11 @@ def of_few_experts(tiles: RowTiles, *, gates: bool) -> dict[str, Any]:
     kernel = expert_rows._expert_rows
     types = dict.fromkeys(("p_experts", "p_pairs", "p_tiles", "p_num_tiles"), "*i32")
     types |= dict.fromkeys(("num_pairs", "num_slots", "n", "k", "stride_x"), "i32")
-    types |= dict.fromkeys(("p_x", "p_out"), "*bf16")
+    types |= dict.fromkeys(("p_x", "p_weight", "p_out"), "*bf16")
     types |= {"weight": f"tensordesc<bf16[{tiles.block_n}, {tiles.block_k}]>"}
     values = expert_rows.constants(tiles, gates=gates, is_gelu=False, dependent=True)
-    values |= {"PAIRS": 0, "BY_PAIR": False, "SHARED_BY": 1, "EVEN_K": True, "p_next": None}
-    values |= {"NEXT_LINES": 0, "LINES": 0, "LINE": 64}
+    values |= {"PAIRS": 0, "BY_PAIR": False, "SHARED_BY": 1, "EVEN_K": True}
+    values |= {"LINES": 0, "LINES_BLOCK": 1}
     multiples = ("n", "k", "stride_x")
     done = built(kernel, types, values, ASTSource, multiples, num_warps=tiles.num_warps)
     return {"ptx": done.asm["ptx"], "shared": done.metadata.shared}

@@ -8,9 +8,9 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from headwater.engine_core.kv.block_files import BlockFiles
 from headwater.engine_core.kv.block_record import HEADER_LEN, BlockId, BlockSeal
 from headwater.engine_core.kv.block_source import Owner
+from headwater.engine_core.kv.disk.block_files import BlockFiles
 
 KEY = b"k" * 16
 OTHER_KEY = b"o" * 16

@@ -81,6 +81,7 @@ class LateSavesExecutor(SimulatedExecutor):
     ) -> None:
         """`num_looks`: see `LateSaves`."""
         super().__init__(config, model, timing, verify_every=1)
+        self._block_size = config.block_size
         assert self.swapper is not None
         self.swapper = self.saves = LateSaves(self.swapper, num_looks)
 

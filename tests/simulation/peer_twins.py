@@ -20,10 +20,11 @@ from headwater.engine_core.engine import Engine
 from headwater.engine_core.executor import UInt8Array
 from headwater.engine_core.executors.model import shared_kv
 from headwater.engine_core.executors.simulated.executor import SimulatedExecutor, SimulatedTiming
-from headwater.engine_core.kv import block_leases, disk_blocks, peer_blocks
+from headwater.engine_core.kv import block_leases, peer_blocks
 from headwater.engine_core.kv.block_leases import BlockLeases
 from headwater.engine_core.kv.block_record import HEADER_LEN, BlockId, BlockSeal, kv_key
 from headwater.engine_core.kv.block_source import Ticket
+from headwater.engine_core.kv.disk import disk_blocks
 from headwater.engine_core.kv.peer_blocks import PeerBlocks
 from headwater.engine_core.kv.peer_link import (
     Claim,

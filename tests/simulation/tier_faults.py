@@ -25,8 +25,8 @@ from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.simulated.executor import SimulatedTiming
 from headwater.engine_core.executors.simulated.hashes import UInt64Array
 from headwater.engine_core.executors.simulated.model import SimulatedModel, expected_tokens
-from headwater.engine_core.kv import disk_blocks
-from headwater.engine_core.kv.disk_blocks import DiskBlocks
+from headwater.engine_core.kv.disk import disk_blocks
+from headwater.engine_core.kv.disk.disk_blocks import DiskBlocks
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.step_output import StepOutput

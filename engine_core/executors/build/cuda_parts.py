@@ -95,7 +95,7 @@ class CudaParts:
         self.device = CudaDevice(device, config)
         # The next stage goes on with all tokens.
         self.shapes = StepShapes(
-            config, platform, looks_at_all=drafting.looks_at_all or not samples
+            config, platform.plans, looks_at_all=drafting.looks_at_all or not samples
         )
         self.caches = CudaCaches(blocks)
         table = DeviceTable(config, device)

@@ -25,7 +25,7 @@ from ..exit.device_head import DeviceHead, HeadShard, WholeHead
 from ..model.block_bytes import KV_DTYPES, block_bytes_of
 from ..model.kv_blocks import KvBlocks
 from ..ranks.gpu_stage import GpuStageEnds
-from ..ranks.rank import Rank, block_part, map_slots
+from ..ranks.rank import Rank, block_slice, map_slots
 from ..ranks.rank_channels import agreed, open_channels
 from ..ranks.stage_relay import StageRelay
 from ..tiers.cuda_swapper import CudaSwapper
@@ -120,7 +120,7 @@ class LoadedRank(LoadedModel):
         """Raises `ConfigError` on all ranks where one of them cannot lock the slots, so that none
         waits for it."""
         try:
-            locked = RankSlots(slots, block_part(self.request, self.rank))
+            locked = RankSlots(slots, block_slice(self.request, self.rank))
         except RuntimeError:
             locked = None
         if not self.agreed(int(locked is not None)) or locked is None:

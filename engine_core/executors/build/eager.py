@@ -26,7 +26,7 @@ from ..model.eager_caches import EagerCaches
 from ..model.eager_layers import EagerLayers, Forward
 from ..model.kv_blocks import KvBlocks
 from ..model.shared_kv import SharedCopies, SharedMemory
-from ..ranks.rank import Rank, block_part, map_slots
+from ..ranks.rank import Rank, block_slice, map_slots
 from ..step_executor import StepExecutor
 from ..table.eager_table import EagerTable
 from ..tiers.memory_swapper import MemorySwapper
@@ -92,7 +92,7 @@ def _executor(
             inputs=drafter.layers,
         ),
         layers=EagerLayers(forward, kv_cache),
-        exit=_exit(served, table, sampler, device, rank),
+        exit=_exit(served, config, table, sampler, device, rank),
         drafter=drafter,
         # Copies are made between steps, where they are asked for.
         tiers=NoTiers(),
@@ -142,18 +142,23 @@ def _swapper(
     return MemorySwapper.of_part(
         blocks,
         map_slots(rank.slots, config, block_bytes_of(request)),
-        block_part(request, rank),
+        block_slice(request, rank),
         saves_drafts=rank.shard.index == 0,
         meet=partial(rank.group.join, torch.zeros(1, 1)),
     )
 
 
 def _exit(
-    served: Model, table: EagerTable, sampler: Sampler, device: torch.device, rank: Rank
+    served: Model,
+    config: EngineConfig,
+    table: EagerTable,
+    sampler: Sampler,
+    device: torch.device,
+    rank: Rank,
 ) -> EagerSample | EagerSend:
     links = rank.links
     if rank.stage.is_last:
         return EagerSample(served, table, sampler, device, links.tokens_out)
     assert links.stream_out is not None
     assert links.tokens_in is not None
-    return EagerSend(table, links.stream_out, links.tokens_in)
+    return EagerSend(table, links.stream_out, links.tokens_in, config.most_in_flight)

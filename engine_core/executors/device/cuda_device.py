@@ -22,7 +22,7 @@ class CudaDevice:
 
     def __init__(self, device: torch.device, config: EngineConfig) -> None:
         self.device = device
-        self.num_parts = parts_of(config)
+        self.num_parts = config.most_in_flight
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch ships it so
         # A thread that waits for a step sleeps: the next step is in flight, so the device need not
         # wait for it.
@@ -65,8 +65,3 @@ class CudaDevice:
     def warm_up(self, executor: Executor) -> float:
         """Nothing is left to do: captured graphs have run once."""
         return 0.0
-
-
-def parts_of(config: EngineConfig) -> int:
-    """Steps and draws that may be in flight; see `Executor`."""
-    return 2 * config.async_depth + 1

@@ -10,8 +10,7 @@ import numpy as np
 
 from ...config import EngineConfig
 from ...executor import Int32Array, StepPlan
-from ...platforms.cuda import CudaPlatform
-from ...platforms.cuda_attention_plans import DEPENDENT_ROWS, SHARING_ROWS
+from ...platforms.cuda_attention_plans import DEPENDENT_ROWS, SHARING_ROWS, AttentionPlans
 
 ROWS = (1, 2, 4, 8, *range(16, 129, 16), *range(160, 513, 32), *range(576, 1025, 64))
 """Numbers of rows that decode steps are padded to."""
@@ -86,10 +85,10 @@ class StepShapes:
     """The shapes of one engine's steps."""
 
     def __init__(
-        self, config: EngineConfig, platform: CudaPlatform, *, looks_at_all: bool = False
+        self, config: EngineConfig, plans: AttentionPlans, *, looks_at_all: bool = False
     ) -> None:
         """`looks_at_all`: the hidden states of all tokens are wanted in any step."""
-        self._platform = platform
+        self._plans = plans
         self._looks_at_all = looks_at_all
         self._most_rows = config.max_positions
         self.most_tokens = config.max_num_batched_tokens
@@ -97,7 +96,7 @@ class StepShapes:
         self._num_rows_for = np.array(
             [next(r for r in self._rows if r >= n) for n in range(self._most_rows + 1)]
         )
-        self.max_tiles = platform.plans.max_tiles(self.most_tokens, self._most_rows)
+        self.max_tiles = plans.max_tiles(self.most_tokens, self._most_rows)
         first = [size for size in self._rows if size in FIRST_ROWS or size == self._most_rows]
         # Large ones first: the small then fit into the memory that those left.
         self._ordered = first[::-1] + [size for size in self._rows[::-1] if size not in first]
@@ -114,7 +113,7 @@ class StepShapes:
         if n == len(plan.rows):
             size = self.num_rows(n)
             return StepShape(num_tokens=size, num_decodes=size, shares=shares), NO_TILES
-        tiles = self._platform.plans.list_tiles(plan.counts[n:], plan.starts[n:])
+        tiles = self._plans.list_tiles(plan.counts[n:], plan.starts[n:])
         num_tokens = plan.num_tokens
         num_chunks = len(plan.rows) - n
         if MOST_PADDED < num_tokens < self.most_tokens:
@@ -189,7 +188,7 @@ class StepShapes:
             num_tokens=num_tokens,
             num_decodes=self._room_for(num_decodes, num_tokens),
             num_chunks=num_chunks,
-            num_tiles=self._platform.plans.max_tiles(num_tokens, num_chunks),
+            num_tiles=self._plans.max_tiles(num_tokens, num_chunks),
             shares=shares,
         )
 

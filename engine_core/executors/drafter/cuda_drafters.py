@@ -39,7 +39,7 @@ class Drafted:
         self, config: EngineConfig, platform: CudaPlatform, sampler: DeviceSampler
     ) -> DraftingSteps:
         """Makes the steps of what drafts, within the limits of the config."""
-        shapes = StepShapes(config, platform)
+        shapes = StepShapes(config, platform.plans)
         num_parts = self.device.num_parts
         return DraftingSteps(config, shapes, sampler, self.table, self.served.buffers, num_parts)
 

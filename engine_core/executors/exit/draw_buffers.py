@@ -46,7 +46,7 @@ class DrawBuffers:
         self._words = torch.zeros(_HEAD + _NUM_COLUMNS * stride, dtype=torch.int32, device=device)
         self._pinned = [
             torch.zeros(len(self._words), dtype=torch.int32, pin_memory=self._is_gpu)
-            for _ in range(2 * config.async_depth + 1)
+            for _ in range(config.most_in_flight)
         ]
         self._staged: list[Int32Array] = [each.numpy() for each in self._pinned]
         self.first_result = self._words[:1]

@@ -18,7 +18,7 @@ from ...sampling.sampler import Sampler
 from ...sampling.verification import by_entry, gained, positions_of
 from ..entry.eager_entry import EagerStep
 from ..table.eager_table import EagerTable
-from .stage_messages import Writer, send_tokens
+from .stage_messages import Sender, send_tokens
 
 SCORED_AT_ONCE = 256
 """Prompt positions whose logits exist at the same time."""
@@ -35,14 +35,14 @@ class EagerSample:
         table: EagerTable,
         sampler: Sampler,
         device: torch.device,
-        writers: Sequence[Writer] = (),
+        senders: Sequence[Sender] = (),
     ) -> None:
-        """`writers`: to stages before this one, which are sent what is sampled."""
+        """`senders`: to stages before this one, which are sent what is sampled."""
         self._decoder = decoder
         self._table = table
         self._sampler = sampler
         self._device = device
-        self._writers = writers
+        self._senders = senders
         self._pools = Pools()
         self._held: dict[int, HeldRow] = {}
         """By table row, for a draw."""
@@ -134,7 +134,7 @@ class EagerSample:
         i, column = found.places
         token_ids[rows[i], first[i] + column] = found.token_ids[i, column]
         table.num_known[rows] = first + found.num_tokens
-        send_tokens(self._writers, found.token_ids, found.num_tokens)
+        send_tokens(self._senders, found.token_ids, found.num_tokens)
         logprobs = by_entry(found, num_positions, scores)
         return StepResult(token_ids=found.token_ids, num_tokens=found.num_tokens, logprobs=logprobs)
 

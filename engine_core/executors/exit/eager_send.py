@@ -13,9 +13,10 @@ import torch
 
 from ...executor import NO_RESULT, BoolArray, DrawPlan, Int32Array, StepPlan, StepResult
 from ...ragged import places
+from ...sampling.verification import positions_of
 from ..entry.eager_entry import EagerStep
 from ..table.eager_table import EagerTable
-from .stage_messages import Messages, Writer, received_tokens, send_stream
+from .stage_messages import ReceivedTokens, Receiver, Sender
 
 
 @dataclass(slots=True)
@@ -28,42 +29,48 @@ class AwaitedTokens:
     """[S] position of each row's first token."""
     is_wanted: BoolArray
     """[S] false of rows that have left since."""
+    tokens: ReceivedTokens
 
 
 class EagerSend:
     """See `Exit`."""
 
-    def __init__(self, table: EagerTable, writer: Writer, tokens: Messages) -> None:
+    def __init__(
+        self, table: EagerTable, stream: Sender, tokens: Receiver, most_in_flight: int
+    ) -> None:
+        """`most_in_flight`: plans that are not retired yet."""
         self._table = table
-        self._writer = writer
+        self._stream = stream
         self._tokens = tokens
+        self._most_in_flight = most_in_flight
         self._awaited: deque[AwaitedTokens] = deque()
 
     def precede(self, plan: StepPlan) -> None:
-        """Waits for the tokens that the plan reads, and takes what has come of others."""
-        num_needed = self._num_needed(plan)
-        while self._awaited and (num_needed > 0 or self._tokens.has_message()):
+        """Waits for the tokens that the plan reads, and takes those of plans that are retired."""
+        num_retired = len(self._awaited) - self._most_in_flight
+        for _ in range(max(self._num_needed(plan), num_retired)):
             self._take(self._awaited.popleft())
-            num_needed -= 1
 
     def give(self, sent: EagerStep, hidden: torch.Tensor) -> Callable[[], StepResult]:
         plan = sent.plan
-        send_stream(self._writer, hidden)
+        self._stream.send(hidden.contiguous())
         if plan.samples.any():
             num_positions = sent.num_sampled[plan.samples]
             first = (plan.starts + plan.counts)[plan.samples] - num_positions + 1
-            self._await(plan.rows[plan.samples], first)
+            self._await(plan.rows[plan.samples], first, num_positions)
         return _nothing
 
     def draw(self, plan: DrawPlan) -> Callable[[], StepResult]:
-        self._await(plan.rows, plan.positions)
+        num_positions = positions_of(plan.num_drafts, len(plan.rows))
+        self._await(plan.rows, plan.positions, num_positions)
         return _nothing
 
     def close(self) -> None:
         self._awaited.clear()
 
-    def _await(self, rows: Int32Array, first: Int32Array) -> None:
-        self._awaited.append(AwaitedTokens(rows, first, np.ones(len(rows), np.bool_)))
+    def _await(self, rows: Int32Array, first: Int32Array, num_positions: Int32Array) -> None:
+        tokens = ReceivedTokens(self._tokens, num_positions)
+        self._awaited.append(AwaitedTokens(rows, first, np.ones(len(rows), np.bool_), tokens))
 
     def _num_needed(self, plan: StepPlan) -> int:
         """Messages of rows that the plan computes, and all before these. Notes rows that leave."""
@@ -76,7 +83,7 @@ class EagerSend:
         return num_needed
 
     def _take(self, awaited: AwaitedTokens) -> None:
-        token_ids, num_tokens = received_tokens(self._tokens.receive())
+        token_ids, num_tokens = awaited.tokens.take()
         counts = num_tokens * awaited.is_wanted
         rows = np.repeat(np.arange(len(counts)), counts)
         columns = places(counts)

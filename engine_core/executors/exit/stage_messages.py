@@ -1,8 +1,9 @@
-"""Messages between pipeline stages that compute at once: residual streams and sampled tokens."""
+"""Messages between pipeline stages that compute at once: residual streams and sampled tokens. Both
+sides know the size of each message from the plan."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -11,40 +12,44 @@ import torch
 from ...executor import Int32Array
 
 
-class Writer(Protocol):
-    """Sends messages to another rank, in their order."""
+class Sender(Protocol):
+    """Sends tensors to another rank, in their order."""
 
-    def write(self, message: bytes) -> None:
-        """Raises `PeerGone`."""
-
-
-class Messages(Protocol):
-    """Messages of another rank, in their order."""
-
-    def has_message(self) -> bool:
-        """Whether `receive` would return at once. Raises `PeerGone`."""
-
-    def receive(self) -> bytes:
-        """Waits for the next message. Raises `PeerGone`."""
+    def send(self, tensor: torch.Tensor) -> None:
+        """Takes a contiguous tensor. It is not written any more, unless by later launches on a GPU.
+        Raises `PeerGone`."""
 
 
-def send_stream(writer: Writer, stream: torch.Tensor) -> None:
-    """Sends the residual stream [T, H]. A ring waits while the other stage has no room. Raises
-    `PeerGone`."""
-    writer.write(stream.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+class Receiver(Protocol):
+    """Receives tensors of another rank, in their order."""
+
+    def post(self, tensor: torch.Tensor) -> Callable[[], object]:
+        """Has the next tensor received into this one, which is contiguous and has as many bytes.
+        The result has this thread, or later launches on a GPU, wait for it, and is called in the
+        order of posts. Both raise `PeerGone`."""
 
 
-def send_tokens(writers: Sequence[Writer], token_ids: Int32Array, num_tokens: Int32Array) -> None:
+def send_tokens(senders: Sequence[Sender], token_ids: Int32Array, num_tokens: Int32Array) -> None:
     """token_ids [S, n] of which the first num_tokens[j] of row j count."""
-    if not writers:
+    if not senders:
         return
-    message = np.concatenate([num_tokens, token_ids.ravel()]).astype(np.int32).tobytes()
-    for writer in writers:
-        writer.write(np.int32(len(num_tokens)).tobytes() + message)
+    message = torch.from_numpy(np.column_stack([num_tokens, token_ids]).astype(np.int32))
+    for sender in senders:
+        sender.send(message)
 
 
-def received_tokens(message: bytes) -> tuple[Int32Array, Int32Array]:
-    """token_ids and num_tokens, as they were sent."""
-    values = np.frombuffer(message, np.int32)
-    count = int(values[0])
-    return values[1 + count :].reshape(count, -1), values[1 : 1 + count]
+class ReceivedTokens:
+    """Tokens that the last stage samples after `num_positions` [S] of each row."""
+
+    def __init__(self, receiver: Receiver, num_positions: Int32Array) -> None:
+        self._message = torch.empty(
+            len(num_positions), 1 + int(num_positions.max()), dtype=torch.int32
+        )
+        self._wait = receiver.post(self._message)
+
+    def take(self) -> tuple[Int32Array, Int32Array]:
+        """Waits for them. Returns token_ids [S, n], of which the first num_tokens [S] of each row
+        count. Raises `PeerGone`."""
+        self._wait()
+        values: Int32Array = self._message.numpy()
+        return values[:, 1:], values[:, 0]

@@ -15,7 +15,6 @@ from ...config import EngineConfig
 from ...layers.embedding import Embedding
 from ...layers.group import Group
 from ...models.model import LastNorm
-from ..device.cuda_device import parts_of
 
 
 class GpuStageEnds:
@@ -72,7 +71,7 @@ def sizes_of(config: EngineConfig, hidden_size: int, dtype: torch.dtype) -> Stag
         stream_bytes=-(-most_tokens * hidden_size * dtype.itemsize // 128) * 128,
         most_rows=config.max_num_seqs,
         most_positions=config.max_positions,
-        num_messages=2 * parts_of(config) + 2 + config.num_rows,
+        num_messages=2 * config.most_in_flight + 2 + config.num_rows,
     )
 
 

@@ -18,7 +18,7 @@ from ...options import BuildRequest
 from ...system.ring import map_at_least
 from ...weights.model_config import ModelConfig
 from ...weights.shards import WHOLE, ParallelLayout, Shard, Stage, local_config, stages
-from ..tiers.block_part import BlockPart
+from ..tiers.block_slice import BlockSlice
 from .stage_link import StageLinks
 
 log = logging.getLogger(__name__)
@@ -100,10 +100,10 @@ def stages_of(request: BuildRequest) -> list[Stage]:
     return stages(of_layers, of_ends[True], of_ends[False], request.options.pipeline_parallel_size)
 
 
-def block_part(request: BuildRequest, rank: Rank) -> BlockPart:
+def block_slice(request: BuildRequest, rank: Rank) -> BlockSlice:
     """This rank's part of a block in a slot, which is as one process has it: its bytes do not
     depend on the layout."""
-    return BlockPart(
+    return BlockSlice(
         num_planes=2 * rank.stage.total,
         planes=range(2 * rank.stage.first, 2 * rank.stage.stop),
         num_heads=request.model.num_kv_heads,

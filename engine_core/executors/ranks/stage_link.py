@@ -2,48 +2,59 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 
 from ...layers.embedding import Embedding
 from ...models.model import LastNorm
+from ...parallel.rank_start import RankStart
+from ...parallel.rank_waits import RankWaits
+from ...parallel.stage_groups import GroupReceiver, GroupSender, StageGroups
 from ...parallel.stage_rings import StageRings
 from ...system.ring import RingEnd, RingReader, RingWriter
+from ..exit.stage_messages import Receiver, Sender
 
 
-class Receiver:
-    """Messages of another rank, in their order."""
+class RingSender:
+    """See `Sender`: to a rank of this host. Waits while the ring is full."""
 
-    def __init__(self, reader: RingReader, note_waiting: Callable[[bool], None]) -> None:
-        self._reader = reader
-        self._note_waiting = note_waiting
+    def __init__(self, end: RingEnd) -> None:
+        self._ring = RingWriter(end)
+
+    def send(self, tensor: torch.Tensor) -> None:
+        self._ring.write(bytes_of(tensor).numpy().tobytes())
+
+    def close(self) -> None:
+        self._ring.close()
+
+
+class RingReceiver:
+    """See `Receiver`: from a rank of this host."""
+
+    def __init__(self, end: RingEnd, waits: RankWaits) -> None:
+        self._ring = RingReader(end)
+        self._waits = waits
         self._messages: list[bytes] = []
-        self.seconds_waited = 0.0
 
-    def has_message(self) -> bool:
-        """Whether `receive` would return at once. Raises `PeerGone`."""
+    def post(self, tensor: torch.Tensor) -> Callable[[], None]:
+        return partial(self._fill, tensor)
+
+    def _fill(self, tensor: torch.Tensor) -> None:
+        if not self._has_message():
+            with self._waits.counted():
+                while not self._has_message():
+                    self._ring.wait()
+        message = bytearray(self._messages.pop(0))
+        bytes_of(tensor).copy_(torch.frombuffer(message, dtype=torch.uint8))
+
+    def _has_message(self) -> bool:
         if not self._messages:
-            self._messages += self._reader.read()
+            self._messages += self._ring.read()
         return bool(self._messages)
-
-    def wait(self) -> None:
-        """Returns when a message is there, and says nothing of the wait. Raises `PeerGone`."""
-        while not self.has_message():
-            self._reader.wait()
-
-    def receive(self) -> bytes:
-        """Waits for the next message. Raises `PeerGone`."""
-        if not self.has_message():
-            start = time.perf_counter()
-            self._note_waiting(True)
-            self.wait()
-            self._note_waiting(False)
-            self.seconds_waited += time.perf_counter() - start
-        return self._messages.pop(0)
 
 
 class ReceivedStream(Embedding):
@@ -55,9 +66,8 @@ class ReceivedStream(Embedding):
         self.dtype = dtype
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
-        message = bytearray(self._receiver.receive())
-        stream = torch.frombuffer(message, dtype=self.dtype).view(-1, self._hidden_size)
-        assert len(stream) == len(token_ids)
+        stream = torch.empty(len(token_ids), self._hidden_size, dtype=self.dtype)
+        self._receiver.post(stream)()
         return stream
 
 
@@ -82,33 +92,17 @@ class StageEnds(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLinks:
-    """See `StageEnds`. What this rank hears from the same shard of other stages and says to it; all
-    of it is missing where there is one stage."""
+    """See `StageEnds`. Links of a rank with the ranks of other stages that have the same share of
+    their layers; all of them are missing where there is one stage."""
 
+    stage: int = 0
+    num_stages: int = 1
     stream_in: Receiver | None = None
-    stream_out: RingWriter | None = None
+    stream_out: Sender | None = None
     tokens_in: Receiver | None = None
-    tokens_out: Sequence[RingWriter] = ()
-
-    @classmethod
-    def over(cls, rings: StageRings, note_waiting: Callable[[bool], None]) -> StageLinks:
-        """`note_waiting` is called with whether a receiver waits."""
-
-        def receiver(end: RingEnd | None) -> Receiver | None:
-            return None if end is None else Receiver(RingReader(end), note_waiting)
-
-        return cls(
-            stream_in=receiver(rings.stream_in),
-            stream_out=None if rings.stream_out is None else RingWriter(rings.stream_out),
-            tokens_in=receiver(rings.tokens_in),
-            tokens_out=[RingWriter(end) for end in rings.tokens_out],
-        )
-
-    @property
-    def seconds_waited(self) -> float:
-        """Seconds in which messages of other stages were awaited."""
-        receivers = (self.stream_in, self.tokens_in)
-        return sum(each.seconds_waited for each in receivers if each is not None)
+    tokens_out: Sequence[Sender] = ()
+    groups: StageGroups | None = None
+    """None: all stages are on this host."""
 
     def beginning(self, hidden_size: int, dtype: torch.dtype) -> Embedding:
         assert self.stream_in is not None
@@ -117,15 +111,73 @@ class StageLinks:
     def end(self) -> LastNorm:
         return StageEnd()
 
-    def of_all_stages(self, own: bytes) -> list[bytes]:
+    def connect(self) -> None:
+        """Returns when all links go. Raises `ConfigError`."""
+        if self.groups is not None:
+            self.groups.connect()
+
+    def of_all_stages(self, own: bytes, device: str = "cpu") -> list[bytes]:
         """Bytes of each stage, in their order; all give equally many. Returns when the last stage
-        has come here. Before the first plan only: it takes the way of streams and tokens. Raises
-        `PeerGone`."""
-        given = own if self.stream_in is None else self.stream_in.receive() + own
+        has come here. Before the first plan only: it takes the way of streams and tokens, in
+        tensors of `device`. Raises `PeerGone`."""
+        given = torch.zeros(self.num_stages, len(own), dtype=torch.uint8, device=device)
+        if self.stream_in is not None:
+            self.stream_in.post(given)()
+        given[self.stage] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
         if self.stream_out is not None:
-            self.stream_out.write(given)
+            self.stream_out.send(given)
             assert self.tokens_in is not None
-            given = self.tokens_in.receive()
-        for writer in self.tokens_out:
-            writer.write(given)
-        return [given[at : at + len(own)] for at in range(0, len(given), len(own))]
+            given = torch.empty_like(given)
+            self.tokens_in.post(given)()
+        for sender in self.tokens_out:
+            sender.send(given)
+        return [each.numpy().tobytes() for each in given.cpu()]
+
+
+def open_links(start: RankStart, waits: RankWaits) -> StageLinks:
+    """Links of the rank that is started so."""
+    layout = start.options.layout
+    stage = layout.stage_index(start.rank)
+    if start.rendezvous is None:
+        return links_in_host(start.rings.stages, stage, layout.pipeline, waits)
+    shard = layout.shard(start.rank).index
+    return links_of_hosts(StageGroups(start.rendezvous, shard, stage, layout.pipeline), waits)
+
+
+def links_in_host(rings: StageRings, stage: int, num_stages: int, waits: RankWaits) -> StageLinks:
+    """Links with stages that are all on this host."""
+
+    def receiver(end: RingEnd | None) -> RingReceiver | None:
+        return None if end is None else RingReceiver(end, waits)
+
+    return StageLinks(
+        stage=stage,
+        num_stages=num_stages,
+        stream_in=receiver(rings.stream_in),
+        stream_out=None if rings.stream_out is None else RingSender(rings.stream_out),
+        tokens_in=receiver(rings.tokens_in),
+        tokens_out=[RingSender(end) for end in rings.tokens_out],
+    )
+
+
+def links_of_hosts(groups: StageGroups, waits: RankWaits) -> StageLinks:
+    """Links with stages of which some are on other hosts."""
+    stage = groups.stage
+    last = groups.num_stages - 1
+    is_last = stage == last
+    return StageLinks(
+        stage=stage,
+        groups=groups,
+        num_stages=groups.num_stages,
+        stream_in=GroupReceiver(lambda: groups.streams, stage - 1, waits) if stage else None,
+        stream_out=None if is_last else GroupSender(lambda: groups.streams, stage + 1),
+        tokens_in=None if is_last else GroupReceiver(lambda: groups.returned, last, waits),
+        tokens_out=[GroupSender(lambda: groups.returned, each) for each in range(last)]
+        if is_last
+        else (),
+    )
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a contiguous tensor, in its memory."""
+    return tensor.view(-1).view(torch.uint8)

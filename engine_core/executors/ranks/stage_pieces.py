@@ -40,7 +40,7 @@ class LaneSlots:
         """Rows that a slot holds."""
         self._slots = [slot[: self.most_rows * row_bytes].reshape(-1, row_bytes) for slot in slots]
 
-    def rows_of(self, message: bytes | memoryview) -> UInt8Array:
+    def rows_of(self, message: memoryview) -> UInt8Array:
         """Rows [N, row bytes] of a tensor. Raises `ValueError` for a part of a row, or more rows
         than fit a slot."""
         num_rows, rest = divmod(len(message), self.row_bytes)

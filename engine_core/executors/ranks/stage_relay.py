@@ -11,14 +11,15 @@ from queue import SimpleQueue
 from typing import TypeVar
 
 import numpy as np
+import torch
 
 from headwater.kernels.stage.stage_memory import NUM_LANES, NUM_SLOTS
 
 from ...executor import Int32Array
 from ...system.ring import PeerGone
 from ...system.worker_thread import start_worker
-from ..exit.stage_messages import Writer
-from .stage_link import Receiver, StageLinks
+from ..exit.stage_messages import Receiver, Sender
+from .stage_link import StageLinks
 from .stage_pieces import Piece, lanes_of
 
 LEAST_PAUSE = 2e-5
@@ -61,7 +62,7 @@ class ReceivedStreams:
         self._before = before
         self._sent: Int32Array = np.zeros(NUM_LANES.value, np.int32)
 
-    def put(self, stream: bytes) -> None:
+    def put(self, stream: memoryview) -> None:
         """Waits for room. Raises `ValueError` for a part of a row, or more rows than a slot has."""
         rows = self._own.streams.rows_of(stream)
         lanes = lanes_of(len(rows))
@@ -75,7 +76,7 @@ class ReceivedStreams:
         return bool((self._before.taken[: len(numbers)] - (numbers - NUM_SLOTS.value) >= 0).all())
 
 
-class Sender:
+class SendThread:
     """Sends what kernels write to ranks on other hosts, in the order of their launches.
 
     NOTE: it looks for what they write, and calls nothing of the device's driver. A call may wait
@@ -83,26 +84,26 @@ class Sender:
     sends."""
 
     def __init__(self) -> None:
-        self._noted: SimpleQueue[tuple[Callable[[], bytes | None], Sequence[Writer]]] = (
+        self._noted: SimpleQueue[tuple[Callable[[], bytes | None], Sequence[Sender]]] = (
             SimpleQueue()
         )
 
-    def note(self, look: Callable[[], bytes | None], writers: Sequence[Writer]) -> None:
+    def note(self, look: Callable[[], bytes | None], senders: Sequence[Sender]) -> None:
         """To be called for each launch that writes a message, which `look` finds; None until it is
         there."""
-        self._noted.put((look, writers))
+        self._noted.put((look, senders))
 
-    def note_message(self, number: int, words: Int32Array, writers: Sequence[Writer]) -> None:
+    def note_message(self, number: int, words: Int32Array, senders: Sequence[Sender]) -> None:
         """As `note`, of a message of that number in these words."""
-        self.note(lambda: words.tobytes() if words[0] == number else None, writers)
+        self.note(lambda: words.tobytes() if words[0] == number else None, senders)
 
     def run(self) -> None:
         """Raises `PeerGone`."""
         while True:
-            look, writers = self._noted.get()
+            look, senders = self._noted.get()
             message = _found(look)
-            for writer in writers:
-                writer.write(message)
+            for sender in senders:
+                _send(sender, message)
 
 
 class StageRelay:
@@ -122,7 +123,7 @@ class StageRelay:
         self._links = links
         self._received = None if before is None else ReceivedStreams(own, before)
         self._sent = None if behind is None else SentStreams(own, behind)
-        self._sender = Sender() if behind is not None or links.tokens_out else None
+        self._sender = SendThread() if behind is not None or links.tokens_out else None
 
     def start(self) -> None:
         """Takes the ends of the rank's links, which no other thread uses from now on."""
@@ -164,10 +165,19 @@ class StageRelay:
             slot[:1] = words[:1]
 
 
-def _next(receiver: Receiver) -> bytes:
-    # The rank itself does not wait, which `receive` would say.
-    receiver.wait()
-    return receiver.receive()
+def _send(sender: Sender, message: bytes) -> None:
+    """Sends a message whose length the other side does not know."""
+    sender.send(torch.tensor([len(message)]))
+    sender.send(torch.frombuffer(bytearray(message), dtype=torch.uint8))
+
+
+def _next(receiver: Receiver) -> memoryview:
+    """Waits for a message of `_send`."""
+    length = torch.empty(1, dtype=torch.int64)
+    receiver.post(length)()
+    message = torch.empty(int(length), dtype=torch.uint8)
+    receiver.post(message)()
+    return memoryview(message.numpy().data)
 
 
 def _found(look: Callable[[], T | None]) -> T:

@@ -73,6 +73,8 @@ def build_ranks(
     try:
         _await_hosts(ranks, options, progress)
         hellos = _hellos(ranks, progress)
+        if hosts is not None:
+            hosts.end_rendezvous()
         assert all(hello == hellos[0] for hello in hellos)
         config = hellos[0].config
         slots = (

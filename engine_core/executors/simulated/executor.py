@@ -41,6 +41,8 @@ class SimulatedTiming:
     step_seconds: float = 0.0
     seconds_per_request: float = 0.0
     seconds_per_prefill_token: float = 0.0
+    seconds_per_read_token: float = 0.0
+    """Seconds for each token whose keys and values a decode row reads."""
     late_polls: int = 0
     """`is_ready` says no up to this many times, a different number for each step."""
 
@@ -48,7 +50,8 @@ class SimulatedTiming:
         num_prefill_tokens = int(plan.counts[plan.counts > 1].sum())
         requests = self.seconds_per_request * plan.rows.size
         tokens = self.seconds_per_prefill_token * num_prefill_tokens
-        return self.step_seconds + requests + tokens
+        reads = self.seconds_per_read_token * int(plan.starts[plan.counts == 1].sum())
+        return self.step_seconds + requests + tokens + reads
 
     def polls(self, step: int) -> int:
         return step * 2654435761 % 4294967296 % (self.late_polls + 1)

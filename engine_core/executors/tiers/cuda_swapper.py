@@ -13,7 +13,7 @@ import torch
 from ...executor import Int32Array, StepPlan, SwapPlan, UInt8Array
 from ..model.kv_blocks import KvBlocks
 from .cuda_direct_copies import CudaDirectCopies
-from .locked_slots import LockedSlots, OwnSlots
+from .locked_slots import LockedSlots, ProcessSlots
 from .save_queue import SavePart, SaveQueue
 
 PART_BYTES = 32 << 20
@@ -30,7 +30,7 @@ class CudaSwapper:
         self._blocks = blocks.words
         self._block_size = blocks.block_size
         self._device = self._blocks.device
-        self._host = OwnSlots((num_slots, self._blocks.shape[1])) if slots is None else slots
+        self._host = ProcessSlots((num_slots, self._blocks.shape[1])) if slots is None else slots
         self._out, self._in = (_stream(self._device) for _ in range(2))
         self._saves = SaveQueue(len(self._blocks), num_slots)
         self._loads = deque[tuple[torch.cuda.Event, int]]()

@@ -20,7 +20,7 @@ from headwater.kernels.blocks.copy_rows import copy_rows
 from ...config import ConfigError, require
 from ...executor import Int32Array, UInt8Array
 from ..device.locked_memory import LockedMemory, mapped
-from .block_part import BlockPart
+from .block_slice import BlockSlice
 
 log = logging.getLogger(__name__)
 PAGE_BYTES = 4096
@@ -48,7 +48,7 @@ class LockedSlots(Protocol):
         """Ends the lock. Nothing may be in flight that reads or writes the slots."""
 
 
-class OwnSlots:
+class ProcessSlots:
     """See `LockedSlots`: those of one process, which has whole blocks."""
 
     def __init__(self, shape: tuple[int, int]) -> None:
@@ -71,7 +71,7 @@ class RankSlots:
     """See `LockedSlots`: the part of one rank in slots that all ranks of an engine have mapped.
     Each rank locks the whole mapping for its own GPU."""
 
-    def __init__(self, slots: UInt8Array, part: BlockPart) -> None:
+    def __init__(self, slots: UInt8Array, part: BlockSlice) -> None:
         """slots [slots, bytes of a block], mapped. Raises `RuntimeError` where the host does not
         let it be locked."""
         self._locked = LockedMemory(torch.from_numpy(slots).view(torch.int32))

@@ -12,7 +12,7 @@ import torch
 
 from ...executor import DirectCopies, SwapPlan, UInt8Array
 from ..model.kv_blocks import KvBlocks
-from .block_part import BlockPart
+from .block_slice import BlockSlice
 
 Piece = tuple[torch.Tensor, torch.Tensor]
 """A part of every block, uint8 [num_blocks, …], and where it lies in slots, [num_slots, …]."""
@@ -56,7 +56,7 @@ class MemorySwapper:
         cls,
         blocks: KvBlocks,
         slots: UInt8Array,
-        part: BlockPart,
+        part: BlockSlice,
         *,
         saves_drafts: bool,
         meet: Callable[[], object] | None = None,

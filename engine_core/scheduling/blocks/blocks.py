@@ -267,6 +267,13 @@ class Blocks:
         """Number of blocks of a request that holds a row."""
         return self._table.num_blocks_of(request.row)
 
+    def resume_seconds(self, request: RequestState, seconds_per_token: float) -> float:
+        """Time in which a running request that is preempted would be where it is: that to load its
+        blocks, as long as loads have taken lately, or to compute its tokens."""
+        if self._loads.keeps_blocks and self._hits.seconds_per_token:
+            seconds_per_token = min(seconds_per_token, self._hits.seconds_per_token)
+        return self.num_blocks_of(request) * self._block_size * seconds_per_token
+
     def num_returning(self, leaving: Iterable[RequestState]) -> int:
         """Blocks that come free once these requests have left."""
         return self._pool.count_returning(

@@ -174,10 +174,15 @@ class Rows:
         self.retired_step = step
         self.held.note_retired()
 
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Known tokens that running requests have still to compute."""
+        return sum(
+            request.num_tokens - request.num_computed for request in self.prefilling.values()
+        )
+
     def describe(self, load: EngineLoad) -> None:
         load.num_running = len(self.running)
         load.num_waiting += self._leaving.num_unfinished
-        load.num_prefill_tokens += sum(
-            request.num_tokens - request.num_computed for request in self.prefilling.values()
-        )
+        load.num_prefill_tokens += self.num_prefill_tokens
         load.num_drafter_bytes = self.speculator.num_bytes

@@ -20,6 +20,9 @@ not held up by the rest, and those that lack few tokens still get them at once."
 MIN_BESIDE_BEGUN = 16
 """Tokens of others that such a step may compute at least, so that they get on however slow the
 model is."""
+PROMPT_PART = 0.7
+"""Part of the time between two tokens in which a step computes prompts, where requests have a goal
+for it; the rest is for what decodes."""
 BEGUN_STRETCH = 4
 """Answers that came here with a part go in the order in which they are due: an answer is due after
 it came by so many times the time to compute what it lacks. One that lacks little overtakes one that
@@ -39,12 +42,14 @@ class PrefillBudget:
         """About so long a step computes prompts at most, so that what decodes beside them does not
         wait for long."""
 
-    def of_step(self, budget: int) -> int:
-        """Prompt tokens that a step with so many tokens left may compute."""
-        if self.max_seconds == math.inf:
+    def of_step(self, budget: int, token_seconds: float = math.inf) -> int:
+        """Prompt tokens that a step with so many tokens left may compute; `token_seconds`: time
+        between two tokens that what decodes beside them wants."""
+        max_seconds = min(self.max_seconds, PROMPT_PART * token_seconds)
+        if max_seconds == math.inf:
             return budget
         seconds = self._prefill_seconds()
-        bound = max(MIN_TOKENS, int(self.max_seconds / seconds)) if seconds else MIN_TOKENS
+        bound = max(MIN_TOKENS, int(max_seconds / seconds)) if seconds else MIN_TOKENS
         return min(budget, bound)
 
     def beside_begun(self) -> int | None:

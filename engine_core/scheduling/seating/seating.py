@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 from ...config import EngineConfig
 from ...kv.block_source import Ticket
+from ...queue_policies import BLOCKED_SECONDS
 from ...step_output import EngineLoad
 from ..blocks.blocks import Blocks, Wait
 from ..blocks.forks import Follow
@@ -19,8 +20,11 @@ from ..blocks.wanted import Wanted
 from ..rows.rows import Rows
 from ..step_builder import StepBuilder
 from ..table.request_state import NO_ROW, RequestState
+from .goals import Goals, Late
+from .overtaking import Overtaking
 from .preemption import Preemption
 from .prefill_budget import PrefillBudget
+from .ranking import Ranking
 from .tenant_shares import TenantShares
 from .waiting_queue import WaitingQueue
 from .yielding import Yielding
@@ -45,10 +49,15 @@ class Seating:
         self._blocks = blocks
         self._clock = clock
         self._shares = TenantShares(config.max_num_seqs, blocks.num_usable, clock)
-        self._waiting = WaitingQueue(self._num_shares)
+        self._ranking = Ranking(config.policy, rows, clock, prefill_seconds)
+        self._waiting = WaitingQueue(self._num_shares, self._ranking.turn_of)
         self._budget = PrefillBudget(self._shares, self.max_chunk, prefill_seconds)
         self._preemption = Preemption(rows, blocks, self._shares)
         self._yielding = Yielding(self._waiting, self._preemption, rows, blocks)
+        self._overtaking = Overtaking(
+            self._waiting, self._ranking, self._yielding, rows, blocks, clock
+        )
+        self._goals = Goals(self._waiting, self._ranking, rows, clock)
         self._num_preemptions = 0
         self._rise_at = 0.0
 
@@ -60,6 +69,7 @@ class Seating:
 
     def wait(self, request: RequestState) -> None:
         """Takes a request without a row into the queue."""
+        self._ranking.enter(request)
         self._budget.rank_begun(request, request.num_uncached_tokens)
         self._waiting.push(request)
 
@@ -87,12 +97,22 @@ class Seating:
         self._shares.leave(request.tenant)
         if request.row == NO_ROW:
             self._waiting.remove(request)
+            self._ranking.end(request)
 
     def promote(self) -> None:
         """Moves requests up that have waited for long; looks once a second at most."""
-        if self._waiting.may_rise and (now := self._clock()) >= self._rise_at:
+        may_rise = self._waiting.may_rise or self._ranking.promotes
+        if may_rise and (now := self._clock()) >= self._rise_at:
             self._rise_at = now + RISE_PERIOD_SECONDS
-            self._waiting.rise(now)
+            self._waiting.rise(now, self._ranking.promote)
+
+    def policy_name(self, request: RequestState) -> str:
+        """Policy by which the request is ordered."""
+        return self._ranking.policy_of(request).name
+
+    def late(self) -> list[Late]:
+        """Waiting requests to refuse: their first token cannot come in time."""
+        return self._goals.late()
 
     def add_credit(self, request: RequestState, tokens: int) -> None:
         self._preemption.remove_stalled(request)
@@ -110,7 +130,7 @@ class Seating:
 
     def begin(self, step: StepBuilder) -> None:
         """Divides the budget of a step between decode rows and prompts."""
-        step.prompt_budget = self._budget.of_step(step.budget)
+        step.prompt_budget = self._budget.of_step(step.budget, self._goals.token_seconds)
         step.beside_begun = self._budget.beside_begun()
 
     @property
@@ -129,19 +149,30 @@ class Seating:
         """Number of requests that run or wait."""
         return len(self._rows.running) + len(self._waiting)
 
-    def next(self, step: StepBuilder, *, begun: bool) -> RequestState | None:
-        """The request that may take a seat in this step; None where it does not fit, or, if
-        `begun`, has no answer yet."""
+    def next(
+        self, step: StepBuilder, may_go: Callable[[RequestState], bool]
+    ) -> RequestState | None:
+        """The request that may take a seat in this step; None where it does not fit, or may not go
+        now."""
         request = self._waiting.peek()
         if (
             request is None
             or request is self._yielding.too_large
-            or (begun and not request.has_begun)
+            or not may_go(request)
             or step.budget_of(request) <= 0
             or not self._shares.may_take(request.tenant, self._rows.num_free_seats)
         ):
             return None
         return request
+
+    @property
+    def overtakes(self) -> bool:
+        """Whether a waiting request may go before prompts that are being computed."""
+        return self._ranking.overtakes
+
+    def goes_before(self, other: RequestState, request: RequestState) -> bool:
+        """Whether a waiting request has its prompt computed before that of `other`."""
+        return self._overtaking.goes_before(request, other)
 
     def fits(self, request: RequestState, wanted: Wanted) -> bool:
         """Whether a request finds its blocks, and one for each running request to grow into; one
@@ -161,15 +192,31 @@ class Seating:
         """Whether a request found too few blocks, and none were released since."""
         return self._yielding.too_large is not None
 
+    def pass_by(self, request: RequestState) -> bool:
+        """Lets others go before a request that found too few blocks, until some are released.
+        Whether they may: they wait too once it has been blocked for long."""
+        now = self._clock()
+        if request.blocked_at is None:
+            request.blocked_at = now
+        policy = self._ranking.policy_of(request)
+        if not policy.passes_blocked or now - request.blocked_at >= BLOCKED_SECONDS:
+            return False
+        self._yielding.note_released()
+        self._waiting.set_aside(request)
+        return True
+
     def seat(self, request: RequestState) -> None:
         """Takes the request out of the queue, which gets a row now."""
         self._waiting.pop(request)
+        self._ranking.leave(request)
+        request.blocked_at = None
         request.has_yielded = False
         self._shares.seat(request.tenant)
         self._note_move()
 
     def rank_seated(self, request: RequestState) -> None:
         """Ranks a request that has its row by what it still has to compute."""
+        self._ranking.note_seated(request)
         self._budget.rank_begun(request, request.num_tokens - request.num_computed)
 
     # Requests that give way.
@@ -180,8 +227,12 @@ class Seating:
         return self._yielding.stalled()
 
     def ahead(self) -> Iterator[RequestState]:
-        """Running requests of tenants that are ahead of those that wait; see `stalled`."""
-        return self._yielding.ahead() if self._shares.are_several else iter(())
+        """Running requests of tenants that are ahead of those that wait, and those that the policy
+        puts behind a waiting one of their tenant; see `stalled`."""
+        if self._shares.are_several:
+            yield from self._yielding.ahead()
+        if self._ranking.overtakes:
+            yield from self._overtaking.victims()
 
     def last(self) -> RequestState:
         """The running request that gives way where a step lacks blocks."""
@@ -212,6 +263,7 @@ class Seating:
     def note_released(self) -> None:
         """Notes that blocks came free, or may be taken from a stalled request."""
         self._yielding.note_released()
+        self._waiting.bring_back()
 
     # Needs that come before those of prefetches; see `Needs`.
 
@@ -231,6 +283,7 @@ class Seating:
         load.num_waiting += len(self._waiting)
         load.num_prefill_tokens += self._waiting.num_tokens
         load.num_preemptions = self._num_preemptions
+        load.policy = self._ranking.policies_text
 
     def _num_shares(self, request: RequestState) -> int:
         """The shares that the request's tenant holds. A request that yielded its seat counts one

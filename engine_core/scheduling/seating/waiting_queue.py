@@ -19,21 +19,38 @@ RISE_SECONDS = 30.0
 
 Ready = list[tuple[Rank, int, RequestState]]
 """A heap."""
+Promote = Callable[[RequestState, float], bool]
+"""Moves a request up that has waited for long by now; whether its rank has changed."""
+
+
+def rise_a_tier(request: RequestState, now: float) -> bool:
+    tier, key, arrival = request.rank
+    if tier <= 0 or now - max(request.added_at, request.risen_at) < RISE_SECONDS:
+        return False
+    request.rank = (tier - 1, key, arrival)
+    request.risen_at = now
+    return True
 
 
 class WaitingQueue:
     """A heap of the ready of each tenant, with lazy removal below the top; the held are members
     too, and count."""
 
-    def __init__(self, num_shares: Callable[[RequestState], int] = lambda _: 0) -> None:
-        """`num_shares` is asked of the first request of each tenant: what its tenant has
-        already."""
+    def __init__(
+        self,
+        num_shares: Callable[[RequestState], int] = lambda _: 0,
+        virtual_time: Callable[[RequestState], float] = lambda _: 0.0,
+    ) -> None:
+        """Both are asked of the first request of each tenant: the shares that its tenant has
+        already, and the virtual time of the tenant's turn, where ranks of tenants are not
+        compared."""
         self.num_tokens = 0
         """Uncached tokens of all members that have credit."""
         self.may_rise = False
         """Whether a member may be below the first tier."""
         self._members: dict[int, RequestState] = {}
         self._num_shares = num_shares
+        self._virtual_time = virtual_time
         self._ready: dict[str, Ready] = {}
         """By tenant; none is empty, and each begins with a member."""
         self._without_credit: set[int] = set()
@@ -44,6 +61,8 @@ class WaitingQueue:
         self._awaiting: dict[Ticket, list[RequestState]] = {}
         """Requests held until the load of a part of their prefix has ended; some may be members no
         longer."""
+        self._aside: list[RequestState] = []
+        """Requests that others pass until blocks come free; some may be members no longer."""
 
     def __len__(self) -> int:
         return len(self._members)
@@ -87,17 +106,13 @@ class WaitingQueue:
         self._unready(request)
         self.remove(request)
 
-    def rise(self, now: float) -> None:
-        """Moves up by a tier who has waited long in one: nobody starves. `now` is of the clock of
+    def rise(self, now: float, promote: Promote = rise_a_tier) -> None:
+        """Moves up requests that have waited for long: none starves. `now` is of the clock of
         `added_at`."""
         risen = self.may_rise = False
         for request in self._members.values():
-            tier, virtual_time, arrival = request.rank
-            self.may_rise |= tier > 0
-            if tier > 0 and now - max(request.added_at, request.risen_at) >= RISE_SECONDS:
-                request.rank = (tier - 1, virtual_time, arrival)
-                request.risen_at = now
-                risen = True
+            self.may_rise |= request.rank[0] > 0
+            risen |= promote(request, now)
         self._next = None
         for tenant, ready in self._ready.items() if risen else ():
             members = {key: request for _, key, request in ready if key in self._members}
@@ -169,6 +184,22 @@ class WaitingQueue:
             self._make_ready(request)
         return freed
 
+    def set_aside(self, request: RequestState) -> None:
+        """Lets others pass the first of a tenant until `bring_back`."""
+        self._unready(request)
+        self._aside.append(request)
+
+    def bring_back(self) -> None:
+        aside, self._aside = self._aside, []
+        for request in aside:
+            if request.key in self._members:
+                self._make_ready(request)
+
+    def in_order(self) -> list[RequestState]:
+        """Ready requests by rank."""
+        ready = (entry for entries in self._ready.values() for entry in entries)
+        return [each for _, key, each in sorted(ready) if key in self._members]
+
     def recount(self, request: RequestState, num_uncached_tokens: int) -> None:
         """Notes that a member has another number of tokens to compute than was believed."""
         if request.key not in self._without_credit:
@@ -181,8 +212,13 @@ class WaitingQueue:
             request for request in self._awaiting.get(ticket, ()) if request.key in self._members
         ]
 
-    def _turn(self, request: RequestState) -> tuple[int, int, Rank]:
-        return request.rank[0], self._num_shares(request), request.rank
+    def _turn(self, request: RequestState) -> tuple[int, int, float, Rank]:
+        return (
+            request.rank[0],
+            self._num_shares(request),
+            self._virtual_time(request),
+            request.rank,
+        )
 
     def _make_ready(self, request: RequestState) -> None:
         self._next = None

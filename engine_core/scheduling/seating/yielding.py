@@ -90,6 +90,12 @@ class Yielding:
             return self._lacks_blocks()
         return self._rows.num_left_seats < self._waiting.num_ready
 
+    def lacks_room_for(self, following: RequestState) -> bool:
+        """Whether the request whose turn is next lacks blocks or a seat."""
+        if following is self.too_large:
+            return self._lacks_blocks()
+        return self._rows.num_left_seats < 1
+
     def _lacks_blocks(self) -> bool:
         num_returning = self._blocks.num_returning(self._rows.leaving)
         return self._num_blocks_wanted > self._blocks.num_free + num_returning

@@ -10,6 +10,7 @@ import numpy as np
 
 from ...config import EngineConfig
 from ...executor import Int32Array
+from ...first_come import Arrival
 from ...kv.block_source import Loader
 from ...kv.prefix_cache import HashChain
 from ...request import FinishReason, NewRequest, Speculation
@@ -17,10 +18,10 @@ from ...sampling_params import SamplingParams
 from ...step_output import Finished, Work
 
 Rank = tuple[int, float, float]
-"""Tier, virtual time, and the order among equals: the number of the arrival or, of a request that
-came with a part of its answer, a time."""
+"""Tier, the policy's key, and the order among equals: the number of the arrival or, of a request
+that came with a part of its answer, a time."""
 BEGUN_ELSEWHERE = -math.inf
-"""Virtual time of a request that came with a part of its answer: a client has read it and waits for
+"""Key, under each policy, of a request that came with a part of its answer: a client has read it and waits for
 the rest."""
 NO_ROW = -1
 
@@ -45,8 +46,20 @@ class RequestState:
     chain: HashChain
     credit: int
     added_at: float
+    tier: int = 0
+    virtual_time: float = 0.0
+    arrival: int = 0
+    """Number of its arrival."""
+    arrived_at: float = 0.0
+    """When it came to the cluster, on the clock of `added_at`."""
+    num_expected_tokens: int = 0
+    """Tokens that its answer is predicted to have."""
+    first_token_by: float = math.inf
+    """When its first token is due; infinite without a goal."""
+    token_seconds: float = 0.0
+    """Goal for the time between two tokens; 0: there is none."""
     tenant: str = ""
-    """Tenant that shares seats with others; empty where order is by arrival alone."""
+    """Tenant that shares seats with others."""
     weight: float = 1.0
     risen_at: float = 0.0
     """When it last moved up a tier, later by the time for which it has held a row since."""
@@ -66,6 +79,18 @@ class RequestState:
     """Part of `num_cached_tokens` that came from another tier than the device, by tier."""
     num_uncached_tokens: int = 0
     """Still to compute, as far as is known while waiting."""
+    num_first_uncached: int = 0
+    """Prompt tokens to compute when it first waited."""
+    num_forgotten: int = 0
+    """Tokens computed for it before it last began at the first level; see `Facts.num_level`."""
+    waits_since: float = 0.0
+    """When it last came into the queue, or to the first level."""
+    blocked_at: float | None = None
+    """When it first found too few blocks since it last held a row."""
+    in_order_of_arrival: Arrival | None = None
+    """Its place in the order of arrival, until it first holds a row."""
+    fcfs_queue_seconds: float = 0.0
+    """How long it would have waited in order of arrival."""
     num_scored_tokens: int = 0
     """Leading prompt positions whose log probabilities are out, if they are wanted."""
     scheduled_at: float | None = None
@@ -92,11 +117,18 @@ class RequestState:
     def enter(
         cls, new: NewRequest, config: EngineConfig, *, arrival: int, now: float
     ) -> RequestState:
-        is_ranked = config.policy == "priority"
-        tier, virtual_time = (new.tier, new.virtual_time) if is_ranked else (0, 0.0)
+        arrived_at = now - new.age_seconds
+        num_max_tokens = min(new.sampling.max_tokens, config.max_model_len - len(new.prompt_ids))
         return cls(
             key=new.key,
-            rank=(tier, BEGUN_ELSEWHERE if new.output_ids else virtual_time, arrival),
+            rank=(new.tier, BEGUN_ELSEWHERE if new.output_ids else new.virtual_time, arrival),
+            tier=new.tier,
+            virtual_time=new.virtual_time,
+            arrival=arrival,
+            arrived_at=arrived_at,
+            num_expected_tokens=min(new.num_expected_tokens or num_max_tokens, num_max_tokens),
+            first_token_by=arrived_at + (new.first_token_seconds or math.inf),
+            token_seconds=new.token_seconds,
             sampling=new.sampling,
             choice_index=new.choice_index,
             has_grammar=new.has_grammar,
@@ -106,7 +138,7 @@ class RequestState:
             chain=HashChain(new.namespace, new.tenant),
             credit=new.credit,
             added_at=now,
-            tenant=new.tenant if is_ranked else "",
+            tenant=new.tenant,
             weight=new.weight,
             speculation=new.speculation,
             forks=new.forks and config.enable_prefix_caching,

@@ -2,7 +2,7 @@
 of a layer.
 
 An expert's tiles are read once for all of its rows, those of experts without rows never. A row has
-the bits that the product with its expert's weight alone gives it (`tile_product`)."""
+the bits that the product with its expert's weight alone gives it (`tile_kernel`)."""
 
 from __future__ import annotations
 

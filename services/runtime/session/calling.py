@@ -11,12 +11,12 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 import structlog
 
-from ..call_proof import Impostor, StageChannel
+from ..call_proof import Impostor
 from ..tasks import end
 from .outgoing import Outgoing
 from .silence import Silence
@@ -24,6 +24,14 @@ from .silence import Silence
 RECONNECT_SECONDS = 0.2
 SentT = TypeVar("SentT")
 HeardT = TypeVar("HeardT")
+
+
+class Channel(Protocol):
+    """The way to the other end: between processes a `StageChannel`."""
+
+    async def proven(self, call: Any, /) -> None:
+        """Returns when the other end of a call has proven that it belongs to the cluster. Raises
+        `Impostor`."""
 
 
 class Cause(Enum):
@@ -79,7 +87,7 @@ class CallingEnd(Generic[SentT, HeardT]):
 
     async def run(
         self,
-        channel: StageChannel,
+        channel: Channel,
         call: Any,
         on_open: Callable[[], Awaitable[None]] | Callable[[], None],
     ) -> Ending:

@@ -16,13 +16,12 @@ from headwater.engine_core.executors.ranks import host_exchange, rank_channels
 from headwater.engine_core.executors.ranks.host_exchange import ExchangeSizes, HostExchange
 from headwater.engine_core.executors.ranks.rank import whole_rank
 from headwater.engine_core.executors.ranks.rank_channels import _host_exchange
-from headwater.engine_core.executors.ranks.stage_link import StageLinks
 from headwater.engine_core.options import BuildRequest, ExecutorOptions
-from headwater.engine_core.parallel.stage_rings import create_stage_rings
 from headwater.engine_core.system.ring import anonymous_memory
 from headwater.engine_core.weights.shards import ParallelLayout
 from headwater.kernels.peer.peer_memory import memory_bytes
 from headwater.kernels.stage.stage_memory import StageSizes
+from tests.engine_core.parallel.thread_ranks import links_of
 from tests.engine_core.test_compiled_ahead import MODEL
 
 THREE = ParallelLayout(pipeline=3)
@@ -150,7 +149,7 @@ def test_a_host_has_pieces_of_its_own_stages_and_of_those_next_to_them(
 
 def test_a_stage_relays_what_other_hosts_have_next_to_it() -> None:
     memory = anonymous_memory("exchange", 0)
-    links = [StageLinks.over(each, lambda waits: None) for each in create_stage_rings(THREE)]
+    links = links_of(THREE)
     relayed = {}
     for here in (range(2), range(2, 3)):
         for stage in here:

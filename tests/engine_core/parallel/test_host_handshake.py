@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from headwater.engine_core.parallel import stage_hosts
+from headwater.engine_core.parallel import host_channels, stage_hosts
 from headwater.engine_core.parallel.board import Board, create_board
 from headwater.engine_core.parallel.host_address import listen
 from headwater.engine_core.parallel.host_applicant import CHECK_SECONDS
@@ -94,7 +94,7 @@ def engine() -> Iterator[Engine]:
     memory = create_board(2)
     watch = Watch(Board(memory))
     os.close(memory)
-    own, opposite = create_rank_rings(TWO, 1)
+    own, opposite = create_rank_rings()
     hosts.start([own], watch)
     yield Engine(address, hosts, watch)
     hosts.close()
@@ -177,7 +177,7 @@ def test_a_proof_counts_once_and_for_one_role(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize(
-    "rubbish", [b"GET / HTTP/1.1\r\nHost: engine\r\n\r\n", b"\0" * 4096, MAGIC[:-1] + b"2" * 40]
+    "rubbish", [b"GET / HTTP/1.1\r\nHost: engine\r\n\r\n", b"\0" * 4096, MAGIC[:-1] + b"1" * 40]
 )
 def test_what_is_no_stage_host_is_closed_at_its_first_bytes(engine: Engine, rubbish: bytes) -> None:
     with engine.connected() as connection:
@@ -227,7 +227,7 @@ def test_many_connections_do_not_close_that_of_a_host_which_has_the_secret(engin
 @pytest.mark.parametrize(
     ("sent", "reason"),
     [
-        (head(PIECE, 1 << 30, 3), "broke the protocol: it sent a frame of 1073741824 bytes"),
+        (head(PIECE, 1 << 30, 1), "broke the protocol: it sent a frame of 1073741824 bytes"),
         (head(BEAT, 1 << 20), "broke the protocol: it sent a frame of 1048576 bytes"),
         (b"\xff" * HEAD.size, "broke the protocol: it sent a frame of kind 255"),
         (head(PIECE, 4, 0) + b"plan", "broke the protocol: it sent a message for channel 0"),
@@ -236,8 +236,8 @@ def test_many_connections_do_not_close_that_of_a_host_which_has_the_secret(engin
         (head(LOST, 4) + b"lost", "broke the protocol: it sent a loss that cannot be read"),
         (head(LOST, 16) + json.dumps([1, "was\n"]).encode().ljust(16), "was?"),
         (
-            head(PIECE, 1 << 18, 3).join([b"", *[bytes(1 << 18)] * 40]),
-            "it sent more than channel 3 has room for",
+            head(PIECE, 1 << 18, 1).join([b"", *[bytes(1 << 18)] * 40]),
+            "it sent more than channel 1 has room for",
         ),
     ],
     ids=[
@@ -252,7 +252,10 @@ def test_many_connections_do_not_close_that_of_a_host_which_has_the_secret(engin
         "too much",
     ],
 )
-def test_a_host_that_breaks_the_protocol_is_lost(engine: Engine, sent: bytes, reason: str) -> None:
+def test_a_host_that_breaks_the_protocol_is_lost(
+    engine: Engine, sent: bytes, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_channels, "MOST_WAITING", 4 << 20)
     joined = engine.joined()
     with contextlib.suppress(ConnectionError, TimeoutError):
         joined.connection.sendall(sent)

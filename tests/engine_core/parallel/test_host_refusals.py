@@ -20,6 +20,8 @@ from headwater.engine_core.executors.build.request import checked
 from headwater.engine_core.executors.build.single import build_executor
 from headwater.engine_core.executors.ranks import stage_offer
 from headwater.engine_core.options import ExecutorOptions
+from headwater.engine_core.parallel import host_join
+from headwater.engine_core.parallel.rendezvous import Rendezvous
 from headwater.engine_core.platforms import loading
 from headwater.engine_core.weights.fingerprint import WHOLE_BYTES
 from tests.engine_core.parallel.parallel_models import QWEN3, engine_of, folder_of
@@ -260,6 +262,27 @@ def test_what_ranks_refuse_is_said_whether_other_hosts_are_there_or_not(
             for host in hosts:
                 # It stays for an engine with other options.
                 assert host.is_alive()
+
+
+def listen_nowhere() -> None:
+    """Lets ranks of this host listen for tensors at an address that it does not have."""
+
+    def elsewhere(host: str, port: int, own_host: str) -> Rendezvous:
+        return Rendezvous(host, port, "203.0.113.1")
+
+    host_join.Rendezvous = elsewhere  # type: ignore[assignment, misc]
+
+
+def test_hosts_whose_ranks_do_not_reach_one_another_are_named(qwen3: Path, tmp_path: Path) -> None:
+    address = free_address()
+    secret = write_secret(tmp_path)
+    with (
+        forked_host(address, secret, qwen3, prepare=listen_nowhere),
+        pytest.raises(
+            ConfigError, match=r"stage_listen is '203\.0\.113\.1'; allowed: an address where"
+        ),
+    ):
+        build_executor(awaiting(qwen3, address, secret), lambda phase, done, total: None)
 
 
 def test_an_engine_whose_stages_are_all_here_listens_nowhere(qwen3: Path) -> None:

@@ -17,7 +17,7 @@ from headwater.engine_core.devices import cpu
 from headwater.engine_core.executor import Int32Array, Swapper, SwapPlan
 from headwater.engine_core.executors.build.request import checked
 from headwater.engine_core.executors.ranks.multi import MultiExecutor
-from headwater.engine_core.executors.tiers.block_part import BlockPart
+from headwater.engine_core.executors.tiers.block_slice import BlockSlice
 from headwater.engine_core.executors.tiers.memory_swapper import MemorySwapper
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.parallel.rank_facts import RankLost
@@ -140,7 +140,7 @@ def test_the_parts_of_ranks_make_the_block_of_one_process() -> None:
     swappers = []
     for (layers, heads), blocks in zip(parts, owned, strict=True):
         planes = range(2 * layers.start, 2 * layers.stop)
-        part = BlockPart(num_planes=8, planes=planes, num_heads=6, heads=heads)
+        part = BlockSlice(num_planes=8, planes=planes, num_heads=6, heads=heads)
         swappers.append(MemorySwapper.of_part(blocks, slots, part, saves_drafts=True))
     for swapper in swappers:
         swapper.swap(save)

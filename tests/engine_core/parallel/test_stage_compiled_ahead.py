@@ -15,7 +15,6 @@ import torch
 from headwater.engine_core.executor import DrawPlan, StepPlan, StepResult
 from headwater.engine_core.executors.build.cuda import build_cuda_executor
 from headwater.engine_core.executors.build.cuda_rank import LoadedRank
-from headwater.engine_core.executors.device.cuda_device import parts_of
 from headwater.engine_core.executors.device.step_shapes import StepShape
 from headwater.engine_core.executors.exit import cuda_send
 from headwater.engine_core.executors.exit.token_messages import MessageNumbers
@@ -210,14 +209,14 @@ def test_draws_without_a_step_between_them_receive_what_earlier_ones_drew(
     for number in range(1, 50):
         stage.draw(DrawPlan(step=number, rows=row, positions=row, output_indices=row, masks=masks))
         # Those of plans that may be in flight before this one are left, and its own.
-        assert received == list(range(1, number - parts_of(LIMITS)))
+        assert received == list(range(1, number - LIMITS.most_in_flight))
 
 
 def test_messages_that_may_not_be_received_yet_have_slots_of_their_own() -> None:
     num_slots = sizes_of(LIMITS, SERVED.hidden_size, DTYPE).num_messages
     # Plans in flight have one each; behind the last step, that step's is left, and those of draws
     # of each row alone.
-    most_left = parts_of(LIMITS) + 1 + LIMITS.num_rows
+    most_left = LIMITS.most_in_flight + 1 + LIMITS.num_rows
     numbers = MessageNumbers(num_slots)
     numbers._number = numbers._most - 2 * most_left
     last = [numbers.next() for _ in range(4 * most_left)]

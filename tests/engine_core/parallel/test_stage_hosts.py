@@ -19,11 +19,12 @@ from headwater.engine_core.executors.build.single import build_executor
 from headwater.engine_core.executors.ranks.multi import MultiExecutor
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.parallel.rank_facts import RankLost
+from headwater.engine_core.request import NewRequest
 from tests.engine_core.parallel.cable import Cable
 from tests.engine_core.parallel.parallel_models import QWEN3, engine_of, folder_of
 from tests.engine_core.parallel.test_pipeline_parallel import told
 from tests.engine_core.parallel.test_tensor_parallel import PROMPTS, SAMPLINGS
-from tests.engine_core.small_models import SmallEngine, greedy
+from tests.engine_core.small_models import Answer, SmallEngine, _hear, greedy
 from tests.forked_host import ForkedHost, forked_host, free_address, write_secret
 from tests.long_values import long_but
 from tests.machine_stalls import MachineStalls
@@ -85,6 +86,35 @@ def test_stages_on_other_hosts_answer_to_the_bit_as_one_process(
         prompts = [prompt[:20] for prompt in PROMPTS] * 16
         lengths = [greedy(1 + i % 7) for i in range(len(prompts))]
         assert told(many.answer(prompts, *lengths)) == told(one.answer(prompts, *lengths))
+
+
+def tokens_beside_cancelled(engine: SmallEngine, prompts: list[list[int]]) -> list[list[int]]:
+    """Answers to prompts, beside others as long that are cancelled while plans are in flight."""
+    answers = {key: Answer([], [], []) for key in range(2 * len(prompts))}
+    for key in answers:
+        sampling = greedy(24)
+        new = NewRequest(key=key, prompt_ids=prompts[key // 2], output_ids=[], sampling=sampling)
+        engine.engine.add(new)
+    num_cancelled = 0
+    while engine.engine.has_work():
+        if (output := engine.engine.step()) is not None:
+            _hear(output, answers)
+            for key in range(1, len(answers), 2):
+                if len(answers[key].token_ids) == key:
+                    engine.engine.cancel(key)
+                    num_cancelled += 1
+    assert num_cancelled >= len(prompts)
+    return [answers[key].token_ids for key in range(0, len(answers), 2)]
+
+
+def test_plans_that_are_cancelled_in_flight_change_no_token_of_other_requests(
+    qwen3: Path, tmp_path: Path
+) -> None:
+    prompts = [prompt[:40] for prompt in PROMPTS]
+    with engine_with_hosts(qwen3, tmp_path) as (two, _), engine_of(qwen3) as one:
+        expected = one.tokens(prompts, greedy(24))
+        assert tokens_beside_cancelled(two, prompts) == expected
+        assert two.tokens(prompts, greedy(24)) == expected
 
 
 class Loss:

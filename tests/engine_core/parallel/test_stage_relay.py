@@ -12,15 +12,14 @@ import pytest
 import torch
 
 from headwater.engine_core.executors.device.locked_memory import LockedMemory, mapped
-from headwater.engine_core.executors.ranks.stage_link import StageLinks
+from headwater.engine_core.executors.ranks.stage_link import RingSender
 from headwater.engine_core.executors.ranks.stage_pieces import Piece
 from headwater.engine_core.executors.ranks.stage_relay import (
     ReceivedStreams,
-    Sender,
+    SendThread,
     SentStreams,
     StageRelay,
 )
-from headwater.engine_core.parallel.stage_rings import create_stage_rings
 from headwater.engine_core.weights.shards import ParallelLayout
 from headwater.kernels.peer.peer_memory import host_address
 from headwater.kernels.stage.stage_memory import LAST_TOKENS, NUM_LANES, StageMemory, StageSizes
@@ -32,6 +31,7 @@ from headwater.kernels.stage.stage_stream import (
     send_stream,
     send_tokens,
 )
+from tests.engine_core.parallel.thread_ranks import links_of
 from tests.kernels import interpreter
 from tests.kernels.paging import LONG_INTERPRETED
 from tests.polling import holds_within
@@ -83,9 +83,7 @@ class Hosts:
     def __init__(self) -> None:
         self.all = [Host(i) for i in range(3)]
         self.memory = [host.memory for host in self.all]
-        self._links = [
-            StageLinks.over(rings, lambda waits: None) for rings in create_stage_rings(THREE)
-        ]
+        self._links = links_of(THREE)
         self.relays = []
         for i, host in enumerate(self.all):
             before, own, behind = host.pieces
@@ -107,9 +105,9 @@ class Hosts:
         """Closes what the first stage writes and what the last one does, so that all threads
         end."""
         for link in self._links:
-            for writer in (link.stream_out, *link.tokens_out):
-                if writer is not None:
-                    writer.close()
+            for sender in (link.stream_out, *link.tokens_out):
+                if isinstance(sender, RingSender):
+                    sender.close()
 
 
 @pytest.fixture
@@ -210,7 +208,7 @@ class Kernels:
     def relay(self) -> int:
         num_streams = 0
         while (stream := self._out.take()) is not None:
-            self._in.put(stream)
+            self._in.put(memoryview(stream))
             num_streams += 1
         return num_streams
 
@@ -252,7 +250,7 @@ def test_a_stream_of_another_size_is_no_stream() -> None:
     streams = ReceivedStreams(own, before)
     for stream in (bytes(ROW_BYTES + 1), bytes(ROW_BYTES * (SIZES.stream_bytes // ROW_BYTES + 1))):
         with pytest.raises(ValueError, match="allowed: at most 260 rows of 32 bytes"):
-            streams.put(stream)
+            streams.put(memoryview(stream))
     assert not own.arrived.any()
 
 
@@ -261,10 +259,10 @@ def test_room_for_a_stream_is_awaited_until_the_stage_has_taken_one() -> None:
     waited = threading.Event()
     streams = ReceivedStreams(own, before)
     for value in range(2):
-        streams.put(rows_of(value + 1).tobytes())
+        streams.put(memoryview(rows_of(value + 1).tobytes()))
 
     def put() -> None:
-        streams.put(rows_of(3).tobytes())
+        streams.put(memoryview(rows_of(3).tobytes()))
         waited.set()
 
     thread = threading.Thread(target=put)
@@ -279,19 +277,26 @@ def test_room_for_a_stream_is_awaited_until_the_stage_has_taken_one() -> None:
 
 
 class Sent:
-    """What a sender has written, as a writer."""
+    """What is sent, each message behind its length."""
 
     def __init__(self) -> None:
-        self.messages: list[bytes] = []
+        self.tensors: list[torch.Tensor] = []
 
-    def write(self, message: bytes) -> None:
-        self.messages.append(message)
+    def send(self, tensor: torch.Tensor) -> None:
+        self.tensors.append(tensor)
+
+    @property
+    def messages(self) -> list[bytes]:
+        lengths = [int(each) for each in self.tensors[::2]]
+        messages = [each.numpy().tobytes() for each in self.tensors[1::2]]
+        assert lengths[: len(messages)] == [len(each) for each in messages]
+        return messages
 
 
 def test_what_a_launch_has_yet_to_write_holds_up_what_is_noted_behind_it() -> None:
     own, behind = pieces()
     sent = Sent()
-    sender = Sender()
+    sender = SendThread()
     words = behind.message(1)[:3]
     sender.note_message(1, words, [sent])
     sender.note(SentStreams(own, behind).take, [sent])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from headwater.engine_core.executor import Int32Array, SwapPlan
-from headwater.engine_core.executors.tiers.block_part import BlockPart
+from headwater.engine_core.executors.tiers.block_slice import BlockSlice
 from headwater.engine_core.executors.tiers.memory_swapper import MemorySwapper
 from headwater.engine_core.parallel.memory_group import MemoryGroup, create_group
 from tests.engine_core.made_blocks import blocks_of
@@ -34,7 +34,7 @@ class Rank:
         self.swapper = MemorySwapper.of_part(
             blocks,
             slots,
-            BlockPart(num_planes=4, planes=range(4), num_heads=6, heads=heads),
+            BlockSlice(num_planes=4, planes=range(4), num_heads=6, heads=heads),
             saves_drafts=group.index == 0,
             meet=lambda: group.join(torch.zeros(1, 1)),
         )

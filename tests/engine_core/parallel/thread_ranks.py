@@ -16,12 +16,14 @@ from headwater.engine_core.executor import DrawPlan, StepPlan, StepResult
 from headwater.engine_core.executors.build.eager import build_eager
 from headwater.engine_core.executors.build.request import checked
 from headwater.engine_core.executors.ranks.rank import Rank, stages_of
-from headwater.engine_core.executors.ranks.stage_link import StageLinks
+from headwater.engine_core.executors.ranks.stage_link import StageLinks, links_in_host
 from headwater.engine_core.executors.step_executor import StepExecutor
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.parallel.memory_group import MemoryGroup, create_group
+from headwater.engine_core.parallel.rank_waits import RankWaits
 from headwater.engine_core.parallel.stage_rings import create_stage_rings
 from headwater.engine_core.system.ring import anonymous_memory
+from headwater.engine_core.weights.shards import ParallelLayout
 from tests.engine_core.small_models import SmallEngine
 
 
@@ -52,14 +54,12 @@ class ThreadExecutor:
                 stage_index=layout.stage_index(rank),
                 stage=stages[layout.stage_index(rank)],
                 group=group,
-                links=StageLinks.over(rings, lambda waits: None),
+                links=links,
                 slots=slots,
                 exchange=-1,
                 warn=print,
             )
-            for rank, (group, rings) in enumerate(
-                zip(self._groups, create_stage_rings(layout), strict=True)
-            )
+            for rank, (group, links) in enumerate(zip(self._groups, links_of(layout), strict=True))
         ]
         built = self._each(
             lambda rank: build_eager(cpu, request, ranks[rank], lambda phase, done, total: None)
@@ -118,6 +118,14 @@ def _tokens(rank: StepExecutor[Any, Any]) -> torch.Tensor:
     """The token table of a rank."""
     token_ids: torch.Tensor = rank._entry._table.token_ids
     return token_ids
+
+
+def links_of(layout: ParallelLayout) -> list[StageLinks]:
+    """The links of each rank, as its process makes them."""
+    return [
+        links_in_host(rings, layout.stage_index(rank), layout.pipeline, RankWaits())
+        for rank, rings in enumerate(create_stage_rings(layout))
+    ]
 
 
 class ThreadEngine(SmallEngine):

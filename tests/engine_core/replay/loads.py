@@ -104,7 +104,7 @@ def random_load(seed: int, num_rounds: int = 4) -> Load:
         "long_prefill_chunk": lot.one_of([0, 0, 7, 16, 40]),
         "async_depth": lot.upto(4, 1),
         "enable_prefix_caching": lot.has(0.8),
-        "policy": lot.one_of(["fcfs", "priority"]),
+        "policy": lot.one_of(["fcfs", "fair"]),
     }
     rounds: list[Round] = []
     num_added = 0

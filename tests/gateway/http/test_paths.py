@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from headwater.gateway.settings import GatewaySettings
@@ -38,6 +40,40 @@ def test_a_root_path_is_served_whether_or_not_a_proxy_takes_it_off(
             assert gateway.client.get(path).status_code == 404, path
         document = gateway.client.get("/team/llm/openapi.json").json()
         assert document["servers"] == [{"url": "/team/llm"}]
+
+
+def addresses_of(gateway: Gateway, page: str, **headers: str) -> set[str]:
+    """Addresses that a page loads or links, and the server that the API's description names."""
+    text = gateway.client.get(page, headers=headers).text
+    document = gateway.client.get("/openapi.json", headers=headers).json()
+    return {*re.findall(r'(?:href|src)="(/[^"]*)"', text), document["servers"][0]["url"]}
+
+
+def test_pages_load_what_they_need_below_the_root_path(
+    behind: Behind, start_gateway: GatewayStarter
+) -> None:
+    with start_gateway(behind, "--root-path=/team/llm") as gateway:
+        for page in ("/", "/team/llm/", "/team/llm/docs"):
+            addresses = addresses_of(gateway, page)
+            assert {"/team/llm", "/team/llm/console/console.css"} <= addresses
+            assert all(address.startswith("/team/llm") for address in addresses)
+            assert all(gateway.client.get(address).is_success for address in addresses)
+        # Only a proxy that is trusted says where it serves the gateway.
+        assert "/team/llm" in addresses_of(gateway, "/", **{"x-forwarded-prefix": "/other"})
+
+
+def test_a_trusted_proxy_names_the_path_of_each_request(
+    behind: Behind, start_gateway: GatewayStarter
+) -> None:
+    with start_gateway(behind, "--trust-forwarded-prefix") as gateway:
+        assert "/" in addresses_of(gateway, "/docs")
+        for prefix in ("/a/b", "/a/b/"):
+            addresses = addresses_of(gateway, "/docs", **{"x-forwarded-prefix": prefix})
+            assert {"/a/b", "/a/b/", "/a/b/console/api.js"} <= addresses
+            assert all(address.startswith("/a/b") for address in addresses)
+        for forged in ('/"><script>', "//evil.example", "https://evil.example", "/a b"):
+            addresses = addresses_of(gateway, "/docs", **{"x-forwarded-prefix": forged})
+            assert {"/", "/console/api.js"} <= addresses
 
 
 @pytest.mark.parametrize("root", ["llm", "/llm/", "/", "/a//b", "/a?b"])

@@ -103,6 +103,32 @@ def test_rest_refuses_more_of_a_thing_than_any_request_needs(
     assert "at most" in reply.text or "up to" in reply.text or "more than" in reply.text
 
 
+OLLAMA_TOO_MANY: list[tuple[str, dict[str, Any]]] = [
+    ("/api/chat", {"messages": [MESSAGE] * 16_385}),
+    ("/api/chat", {"messages": [MESSAGE], "tools": tools(1025)}),
+    ("/api/chat", {"messages": [MESSAGE], "tools": tools(30, 1600)}),
+    ("/api/chat", {"messages": [MESSAGE], "options": {f"o{i}": 1 for i in range(16_385)}}),
+    ("/api/chat", {"messages": [MESSAGE], "options": {"stop": ["a"] * 17}}),
+    ("/api/chat", {"messages": [MESSAGE], "format": {"enum": [str(i) for i in range(70_000)]}}),
+    ("/api/generate", {"prompt": "x" * 600_000}),
+    ("/api/generate", {"prompt": "x", "suffix": "y" * 600_000}),
+    ("/api/embed", {"input": ["a"] * 1025}),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    OLLAMA_TOO_MANY,
+    ids=[f"{path} {list(fields)[-1]}" for path, fields in OLLAMA_TOO_MANY],
+)
+def test_ollamas_surface_refuses_more_of_a_thing_than_any_request_needs(
+    gateway: Gateway, path: str, fields: dict[str, Any]
+) -> None:
+    reply = gateway.client.post(path, json={"model": MODEL, "stream": False} | fields)
+    assert reply.status_code == 400, reply.text[:300]
+    assert len(reply.json()["error"]) < 400
+
+
 def test_rest_accepts_as_much_as_is_allowed(gateway: Gateway) -> None:
     allowed = {
         "logit_bias": {str(i): 1 for i in range(1024)},

@@ -11,7 +11,7 @@ import pytest
 
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.ollama.test_scripted_lines import lines_of
-from tests.gateway.processes import MODEL, THINKER, Behind, Gateway
+from tests.gateway.processes import MODEL, THINKER, THINKER_BYTES, Behind, Gateway
 
 USER = [{"role": "user", "content": "What time is it?"}]
 QUIET: dict[str, Any] = {"model": THINKER, "think": False, "stream": False}
@@ -145,6 +145,7 @@ def test_models_are_listed_and_shown(thinker: Gateway) -> None:
         [card] = thinker.client.get(path).json()["models"]
         assert card["name"] == card["model"] == THINKER
         assert len(card["digest"]) == 64
+        assert card["size"] == THINKER_BYTES
     assert card["context_length"] == 8192
     shown = answered(thinker, "/api/show", {"model": f"{THINKER}:latest"})
     assert shown["capabilities"] == ["completion", "tools", "thinking"]
@@ -211,7 +212,8 @@ def test_what_cannot_be_served_is_refused_by_its_name(
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        ({"suffix": "end"}, "suffix is not supported"),
+        ({"suffix": "end"}, "suffix: the model 'thinking' has no tokens to fill a gap"),
+        ({"suffix": "end", "system": "Be brief."}, "system is not supported: with `suffix`"),
         ({"context": [1, 2]}, "context is not supported: /api/chat goes on"),
         ({"images": ["aGk="]}, "images is not supported: only text is served"),
         ({"raw": True, "system": "Be brief."}, "system is not supported: with `raw`"),
@@ -251,6 +253,19 @@ def test_paths_that_change_models_say_what_there_is_instead(
     reply = gateway.client.request(method, path)
     assert reply.status_code == 404
     assert instead in (refused(reply)[1] if method != "HEAD" else "")
+
+
+def test_a_body_may_come_as_curl_sends_it_unless_a_page_does(thinker: Gateway) -> None:
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    body = json.dumps({"prompt": "A river", "options": SHORT} | QUIET).encode()
+    path = "/api/generate"
+    reply = thinker.client.post(path, content=body, headers=form)
+    assert reply.status_code == 200, reply.text
+    for from_page in ({"referer": f"{thinker.rest}/"}, {"origin": thinker.rest}):
+        assert refused(thinker.client.post(path, content=body, headers=form | from_page))[0] == 415
+    # Other surfaces have no such examples.
+    chat = thinker.client.post("/v1/chat/completions", content=body, headers=form)
+    assert chat.status_code == 415
 
 
 def test_other_paths_methods_and_bodies_are_refused_in_the_same_envelope(

@@ -15,6 +15,10 @@ from headwater.gateway.anthropic import decode as anthropic
 from headwater.gateway.anthropic.schema import MessagesRequest
 from headwater.gateway.anthropic.to_pb import to_prompt
 from headwater.gateway.jobs.batches.lines import read_line, read_options
+from headwater.gateway.ollama import decode as ollama
+from headwater.gateway.ollama import schema as ollama_schema
+from headwater.gateway.ollama.to_pb import to_prompt as ollama_to_prompt
+from headwater.gateway.ollama.to_pb import to_sampling
 from headwater.gateway.openai.decode import decode
 from headwater.gateway.openai.response_schema import ResponsesRequest
 from headwater.gateway.openai.schema import ChatCompletionRequest, CompletionRequest
@@ -37,6 +41,10 @@ CALL = (
     b'{"model":"m","max_tokens":1,"messages":[{"role":"assistant","content":'
     b'[{"type":"tool_use","id":"1","name":"f","input":{"a":%b}}]}]}'
 )
+OLLAMA_CALL = (
+    b'{"model":"m","messages":[{"role":"assistant","tool_calls":'
+    b'[{"function":{"name":"f","arguments":{"a":%b}}}]}]}'
+)
 Decoder = Callable[[bytes], object]
 DECODERS: dict[str, Decoder] = {
     "an unknown field": lambda value: decode(
@@ -48,6 +56,14 @@ DECODERS: dict[str, Decoder] = {
         b'{"model":"m","input":"x","chat_template_kwargs":{"a":%b}}' % value, ResponsesRequest
     ),
     "the input of a call": lambda value: to_prompt(anthropic.decode(CALL % value, MessagesRequest)),
+    "the arguments of a call to Ollama": lambda value: ollama_to_prompt(
+        ollama.decode(OLLAMA_CALL % value, ollama_schema.ChatRequest)
+    ),
+    "a format of Ollama": lambda value: to_sampling(
+        ollama.decode(
+            b'{"model":"m","prompt":"x","format":{"a":%b}}' % value, ollama_schema.GenerateRequest
+        )
+    ),
     "a line of a batch": lambda value: read_options(
         read_line(
             b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"prompt":%b}}'

@@ -41,6 +41,21 @@ def test_an_answers_id_leads_to_where_it_was_and_why(gateway: Gateway) -> None:
     )
 
 
+def test_the_beginning_of_an_id_leads_there_where_no_other_request_has_it(
+    gateway: Gateway,
+) -> None:
+    whole = gateway.complete("A river")["id"].removeprefix("cmpl-")
+
+    def explained(request_id: str, tenant: str = "") -> httpx.Response:
+        headers = {"x-tenant": tenant} if tenant else {}
+        return gateway.client.get(f"/v1/requests/{request_id}/explain", headers=headers)
+
+    for beginning in (whole[:12], f"cmpl-{whole[:12]}"):
+        assert explained(beginning).json()["id"] == whole
+    assert explained(whole[:5]).status_code == 404
+    assert explained(whole[:12], "eve").status_code == 404
+
+
 def test_a_second_turn_tells_how_much_of_it_was_cached(gateway: Gateway) -> None:
     text = (
         "A long prompt that fills some blocks of the cache before it comes a second time, word "

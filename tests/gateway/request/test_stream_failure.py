@@ -34,7 +34,12 @@ ATTEMPTS = {
     "SILENT": Cause.SILENT,
 }
 """Causes after which another attempt goes on."""
-ENDS = {"GRAMMAR": BadRequest, "BUSY": Unavailable, "TAKEN_OVER": TakenOver}
+ENDS = {
+    "GRAMMAR": BadRequest,
+    "BUSY": Unavailable,
+    "LATE": DeadlineExceeded,
+    "TAKEN_OVER": TakenOver,
+}
 """Causes that end the request."""
 
 
@@ -107,3 +112,10 @@ def test_the_end_of_an_output_processor_that_had_left_is_no_fault(has_left: bool
     assert [(each.cause, each.is_fault) for each in heard] == [
         (Cause.OUTPUT_PROCESSOR_GONE, not has_left)
     ]
+
+
+def test_a_request_that_an_engine_refuses_as_late_says_when_another_may_be_in_time() -> None:
+    finish = finish_of("LATE")
+    finish.retry_seconds = 2.5
+    error = error_of(finish)
+    assert (error.code, error.retry_after, error.message) == ("deadline_exceeded", 2.5, "so")

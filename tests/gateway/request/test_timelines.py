@@ -13,13 +13,16 @@ import msgspec
 import numpy as np
 import pytest
 
+from headwater.gateway.request.cluster import Cluster
 from headwater.gateway.request.ended_prompt import EndedPrompt
 from headwater.gateway.request.timeline import Attempt, EngineStart, Timeline
 from headwater.gateway.request.timelines import Timelines
 from headwater.gateway.router.cost import Parts
 from headwater.gateway.router.decision import Candidate, Decision
+from headwater.gateway.tenancy.caller import Caller
 from headwater.gateway.tenancy.tenants import Tenant
 from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.errors import BadRequest
 from headwater.services.runtime.member import Kind, Member
 
 
@@ -46,6 +49,20 @@ def test_what_is_remembered_has_a_bound() -> None:
     assert last is not None
     assert [json.loads(bytes(prompt))["output_tokens"] for prompt in last.prompts] == [1, 2]
     assert [each.id for each in timelines.youngest(2)] == ["999", "998"]
+
+
+async def test_a_beginning_that_several_ids_have_is_refused() -> None:
+    timelines = Timelines(Bus(None), "g")
+    for request_id, tenant in (("abcdef1", "ada"), ("abcdef2", "ada"), ("abcdef3", "eve")):
+        head = timelines.begin(request_id, Tenant(id=tenant), "m", "", "", age=0.0)
+        timelines.keep(head, ended(1))
+    cluster = Cluster.__new__(Cluster)
+    cluster.timelines = timelines
+    cluster._running = {}
+    with pytest.raises(BadRequest, match="2 requests begin with 'abcdef'; allowed: an id, or more"):
+        await cluster.explain(Caller(tenant=Tenant(id="ada")), "abcdef")
+    assert (await cluster.explain(Caller(tenant=Tenant(id="eve")), "abcdef")).id == "abcdef3"
+    assert (await cluster.explain(Caller(tenant=Tenant(id="ada")), "abcdef2")).id == "abcdef2"
 
 
 def test_of_the_youngest_requests_a_tenant_finds_its_own() -> None:

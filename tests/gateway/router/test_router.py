@@ -464,3 +464,44 @@ def test_one_that_computes_other_bits_is_not_named(cluster: Cluster) -> None:
     cluster.caches("b", [])
     decision = cluster.choose(blocks)
     assert (decision.replica_id, decision.holder) == ("b", None)
+
+
+async def test_the_predicted_answer_is_the_room_that_a_replica_is_asked_for(
+    cluster: Cluster,
+) -> None:
+    """Of two replicas that are nearly full, a long answer keeps away from the fuller one."""
+    cluster.reports("a", replace(IDLE, num_used_blocks=9_000))
+    cluster.reports("b", replace(IDLE, num_used_blocks=9_100, itl_seconds=0.0199))
+    filled = {
+        expected: cluster.router.choose(
+            cluster.model.key, b"", BLOCK, 100_000, expected_tokens=expected
+        )
+        .candidates[0]
+        .parts.filled
+        for expected in (BLOCK, 100 * BLOCK)
+    }
+    assert filled[100 * BLOCK] - filled[BLOCK] == pytest.approx(99 / 10_000)
+    bounded = cluster.router.choose(cluster.model.key, b"", BLOCK, BLOCK, expected_tokens=9_000)
+    assert bounded.candidates[0].parts.filled == pytest.approx(filled[BLOCK]), "max_tokens"
+
+
+async def test_a_queue_has_the_policy_of_its_replicas_and_counts_uncached_tokens_and_blocks(
+    cluster: Cluster,
+) -> None:
+    router = cluster.router
+    key = cluster.model.key
+    assert router.policies(key).default.name == "fair"
+    assert (router.prompt_seconds("other", 500), router.has_blocks("other", 9)) == (0.0, True)
+    cluster.reports("a", replace(IDLE, policy="from a later version"))
+    assert router.policies(key).default.name == "fair"
+    cluster.reports("b", replace(IDLE, policy="srpt,1=slo", num_used_blocks=9_990))
+    assert router.policies(key).of_tier(1).name == "slo"
+    assert router.prompt_seconds(key, 500) == pytest.approx(0.25), "two replicas share it"
+    assert router.has_blocks(key, 20_000), "an idle replica takes any"
+    cluster.reports("a", replace(IDLE, num_used_blocks=9_900))
+    assert [router.has_blocks(key, num_blocks) for num_blocks in (100, 101)] == [True, False]
+    cluster.caches("b", chain("river", 10))
+    hashes = b"".join(chain("river", 10))
+    assert router.num_uncached(key, hashes, 10 * BLOCK + 5) == 5
+    assert router.num_uncached(key, hashes, 10 * BLOCK) == 1, "the last one is always computed"
+    assert router.num_uncached(key, b"".join(chain("sea", 10)), 10 * BLOCK) == 10 * BLOCK

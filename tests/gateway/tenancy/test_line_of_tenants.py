@@ -80,10 +80,14 @@ def test_a_tenant_is_made_changed_rotated_and_removed(managed: Gateway) -> None:
     assert ada.post(CHAT, chat_body()).status_code == 200
     assert managed.client.post(CHAT, json=chat_body()).status_code == 401
     changed = admin(
-        managed, "PATCH", f"/tenants/{ada.id}", {"tier": 3, "limits": {"concurrency": 7}}
+        managed,
+        "PATCH",
+        f"/tenants/{ada.id}",
+        {"tier": 3, "ttft_goal_ms": 800, "limits": {"concurrency": 7}},
     ).json()
-    assert (changed["tier"], changed["limits"]) == (
+    assert (changed["tier"], changed["ttft_goal_ms"], changed["limits"]) == (
         3,
+        800,
         {"requests_per_minute": 100, "concurrency": 7},
     )
     lifted = admin(
@@ -152,6 +156,11 @@ def test_what_administration_cannot_do_is_refused_by_name(
         ({"models": {"m": 3}}, "models", "allowed: an object or null"),
         ({"weight": 0}, "weight", "is 0; allowed: a number above 0, up to 1000"),
         ({"tier": 101}, "tier", "is 101; allowed: a whole number, 0…100"),
+        (
+            {"tpot_goal_ms": -1},
+            "tpot_goal_ms",
+            "is -1; allowed: a whole number of milliseconds, 0…",
+        ),
         ({"color": "red"}, "color", "is no field that exists; allowed: weight, tier"),
     ],
 )
@@ -321,13 +330,17 @@ def test_what_a_request_used_is_one_record_and_the_command_line_shows_it(
     tenant("set", name, "--model=m", "--concurrency=2")
     tenant("set", name, "--file-bytes=1000", "--response-bytes=2000")
     tenant("set", name, "--response-bytes=-1")
-    shown = json.loads(tenant("show", name))
+    shown = json.loads(tenant("show", name, "--json"))
     assert shown["limits"] == {"tokens_per_minute": 500}
     assert shown["models"] == {"m": {"concurrency": 2}}
     assert shown["shared_cache"] is True
     assert (shown["file_bytes"], shown["response_bytes"]) == (1000, None)
     assert name in tenant("list")
-    assert tenant("rotate-key", name).strip() != key
+    assert tenant("rotate-key", name, "--grace=60").strip() != key
+    for_people = tenant("show", name)
+    assert "tokens per minute 500" in for_people
+    assert "m: concurrency 2" in for_people
+    assert "UTC" in for_people, "the end of the key that was replaced"
     tenant("remove", name)
     assert runner.invoke(command_line, ["tenant", "show", name], env=env).exit_code != 0
 

@@ -26,6 +26,7 @@ TOOL_SIGNS = {
     '{"name": function name, "parameters": dictionary of argument name and its value}': "llama3_json",
     "{{ '<|python_tag|>' }}": "llama3_json",
     "{{ '<|python_start|>' }} [func_name1(params_name1=params_value1)]": "pythonic",
+    "{{ '<function_calls>' + message['function_calls'] + '</function_calls>' }}": "olmo3",
     "{{ message.content }}": "hermes",
     "<tool_call>\\n<function=example>\\n<parameter=a>": "qwen3_coder",
     "{% set begin = '<seed:tool_call>' %}": "seed_oss",
@@ -38,6 +39,7 @@ TOOL_SIGNS = {
     "{{ name + '<｜tool▁sep｜>' + arguments }}": "deepseek_v31",
     "<|start|>assistant<|channel|>final<|message|>{{ message.content }}<|end|>": "gpt_oss",
     "{{ '<TOOLCALL>[' + call + ']</TOOLCALL>' }}": "nemotron",
+    "{{ '<tool_calls>[' + calls + ']</tool_calls>' }}": "jamba",
     "{{ '<|START_ACTION|>[' }}": "command",
     "{{ '<|tool_call|>[' + calls + ']<|/tool_call|>' }}": "phi4_mini",
     "respond only with <|tool_call|> followed by a JSON list of tools used": "granite",
@@ -54,6 +56,7 @@ REASONING_SIGNS = {
     "{{ '<|channel>thought\n' + thoughts + '<channel|>' }}": "gemma4",
     "{{ '<|START_THINKING|>' + thoughts + '<|END_THINKING|>' }}": "command",
     "<|start|>assistant<|channel|>analysis<|message|>{{ thinking }}<|end|>": "gpt_oss",
+    "after 'Here is my thought process:' and your response after 'Here is my response:'": "granite",
     "{{ message.content }}": "",
 }
 

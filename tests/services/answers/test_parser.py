@@ -174,11 +174,13 @@ WRITERS = {
     "llama3_json": lambda args: "; ".join([f'{{"name": "weather", "parameters": {json.dumps(args, ensure_ascii=False)}}}'] * 2),
     "nemotron": lambda args: f"<TOOLCALL>{json.dumps([{'name': 'weather', 'arguments': args}] * 2)}</TOOLCALL>",
     "phi4_mini": lambda args: f"<|tool_call|>{json.dumps([{'name': 'weather', 'arguments': args}] * 2)}<|/tool_call|>",
+    "jamba": lambda args: f"<tool_calls>{json.dumps([{'name': 'weather', 'arguments': args}] * 2)}</tool_calls>",
     "granite": lambda args: f"<|tool_call|>{json.dumps([{'name': 'weather', 'arguments': args}] * 2)}",
     "xlam": lambda args: json.dumps([{"name": "weather", "arguments": args}] * 2),
     "command": lambda args: f"<|START_ACTION|>{json.dumps([{'tool_call_id': '0', 'tool_name': 'weather', 'parameters': args}] * 2)}<|END_ACTION|>",
     "mistral": lambda args: f"[TOOL_CALLS]{json.dumps([{'name': 'weather', 'arguments': args}] * 2)}",
     "mistral_tekken": lambda args: f"[TOOL_CALLS]weather[ARGS]{json.dumps(args)}" * 2,
+    "olmo3": lambda args: "<function_calls>" + ("\nweather(" + ", ".join(f"{k}={v!r}" for k, v in args.items()) + ")") * 2 + "\n</function_calls>",
     "pythonic": lambda args: f"[{', '.join(['weather(' + ', '.join(f'{k}={v!r}' for k, v in args.items()) + ')'] * 2)}]",
 }  # fmt: skip
 
@@ -277,6 +279,13 @@ THOUGHTS: list[tuple[str, bool, str, str, str]] = [
     ("deepseek_r1", True, "<think>\nHm.</think>Yes.", "Hm.", "Yes."),
     ("deepseek_r1", True, "Hm.</think>Yes.", "Hm.", "Yes."),
     ("magistral", False, "[THINK]Hm.[/THINK]Yes.", "Hm.", "Yes."),
+    (
+        "granite",
+        False,
+        "Here is my thought process: Hm.\nHere is my response: Yes.",
+        "Hm.",
+        "Yes.",
+    ),
     ("think", False, "<thi", "", "<thi"),
 ]
 
@@ -342,6 +351,13 @@ def test_without_tools_a_message_to_a_function_is_no_call() -> None:
     assert (heard.names, heard.content) == ([], "{}")
 
 
+def test_text_between_messages_is_part_of_none_however_it_is_cut() -> None:
+    form = AnswerFormat(tool_parser="gpt_oss", tool_names=NAMES)
+    for text in ("<|end|><|end|><|message|>a", "<|channel|>final<|message|>a<|end|>b<|message|>c"):
+        assert heard_of(form, [text]) == heard_of(form, list(text))
+        assert "<|message|>" not in heard_of(form, list(text)).content
+
+
 TEXT_CALLS = {
     "gemma4": lambda json_text: (
         f"<|tool_call>call:time{gemma_value(json.loads(json_text))}<tool_call|>"
@@ -359,6 +375,9 @@ TEXT_CALLS = {
     "phi4_mini": lambda json_text: (
         f'<|tool_call|>[{{"name": "time", "arguments": {json_text}}}]<|/tool_call|>'
     ),
+    "jamba": lambda json_text: (
+        f'<tool_calls>[{{"name": "time", "arguments": {json_text}}}]</tool_calls>'
+    ),
     "granite": lambda json_text: f'<|tool_call|>[{{"name": "time", "arguments": {json_text}}}]',
     "xlam": lambda json_text: f'[{{"name": "time", "arguments": {json_text}}}]',
     "command": lambda json_text: (
@@ -367,6 +386,9 @@ TEXT_CALLS = {
     ),
     "mistral": lambda json_text: f'[TOOL_CALLS][{{"name": "time", "arguments": {json_text}}}]',
     "mistral_tekken": lambda json_text: f"[TOOL_CALLS]time[ARGS]{json_text}",
+    "olmo3": lambda json_text: (
+        f"<function_calls>time(input={json.dumps(json.loads(json_text)['input'])})</function_calls>"
+    ),
     "pythonic": lambda json_text: f"[time(input={json.dumps(json.loads(json_text)['input'])})]",
 }
 

@@ -134,6 +134,14 @@ def _pythonic(calls: Sequence[Call]) -> str:
     return f"[{inner}]"
 
 
+def _olmo3(calls: Sequence[Call]) -> str:
+    lines = "".join(
+        f"{name}({', '.join(f'{key}={_json(value)}' for key, value in arguments.items())})\n"
+        for name, arguments in calls
+    )
+    return f"<function_calls>\n{lines}</function_calls>"
+
+
 def _list(begin: str, end: str) -> Callable[[Sequence[Call]], str]:
     return lambda calls: (
         f"{begin}["
@@ -186,10 +194,12 @@ WRITERS: dict[str, Callable[[Sequence[Call]], str]] = {
     "nemotron": _list("<TOOLCALL>", "</TOOLCALL>"),
     "phi4_mini": _list("<|tool_call|>", "<|/tool_call|>"),
     "granite": _list("<|tool_call|>", ""),
+    "jamba": _list("<tool_calls>", "</tool_calls>"),
     "xlam": _list("", ""),
     "command": _command,
     "mistral_tekken": _mistral_tekken,
     "pythonic": _pythonic,
+    "olmo3": _olmo3,
     "qwen3_coder": _qwen3_coder,
     "seed_oss": _seed_oss,
     "glm45": _glm("\n"),

@@ -55,6 +55,8 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
             # off.
             "close_schemas",
             "chat_template",
+            # Evaluations of models bring templates of their own; other clients must not.
+            "trust_request_chat_template",
             # A template may not show how its model writes.
             "tool_call_parser",
             "reasoning_parser",
@@ -74,12 +76,16 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
             "allowed_origins",
             # A proxy that serves several things under one name.
             "root_path",
+            # The same, where only the proxy knows under which.
+            "trust_forwarded_prefix",
             "state_dir",
             "cache_dir",
         ),
         # Off: the chat template may be nobody else's business.
         "tokenizer_info",
         *("nats_url", "redis_url", "executor", "drain_limit", "log_level"),
+        # Logs of a start that failed are read after the next one.
+        "earlier_logs",
         *("prefill_replicas", "decode_replicas"),
         *("min_replicas", "max_replicas", "idle_seconds", "target_requests", "cold_start_timeout"),
         *("tls_cert_file", "tls_key_file", "tls_client_ca_file"),

@@ -163,3 +163,19 @@ def test_a_watcher_sees_heartbeats_beside_what_a_gateway_knows(served_model: Ser
         console.print(*watched([replace(engine, load=tiers)], TokenRates(), None), sep="\n")
     assert captured.get().split()[-2:] == ["–", "serving"]
     assert "40% +25% disk 30%" in captured.get()
+
+
+def test_the_version_of_all_is_a_line_and_mixed_ones_are_told_by_name() -> None:
+    def said(*versions: str) -> list[str]:
+        members = [
+            Member(kind=Kind.GATEWAY, replica_id=f"g{i}", epoch=1, address="a:1", version=each)
+            for i, each in enumerate(versions)
+        ]
+        console = Console(width=200)
+        with console.capture() as captured:
+            console.print(as_table(members))
+        return [line for line in captured.get().splitlines() if line.startswith("version")]
+
+    assert said("0.2.0+abc", "0.2.0+abc") == ["version 0.2.0+abc"]
+    assert said("0.2.0", "", "0.2.0") == ["version 0.2.0: g0, g2", "version unknown: g1"]
+    assert said("", "") == []

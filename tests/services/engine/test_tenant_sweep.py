@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from headwater.engine_core.kv.block_files import BlockFiles
 from headwater.engine_core.kv.block_record import BlockSeal
 from headwater.engine_core.kv.block_source import Owner
+from headwater.engine_core.kv.disk.block_files import BlockFiles
 from headwater.engine_core.kv.tenant_files import tenants_below
 from headwater.gateway.tenancy.directory import TenantDirectory
 from headwater.gateway.tenancy.gone_tenants import gone_tenants_told

@@ -70,6 +70,48 @@ def accepts(grammars: Grammars, model: TextModel, schema: Any, value: Any) -> bo
             {"a": "any"},
             {"b": "any"},
         ),
+        (
+            # pydantic's union with a discriminator whose constants have defaults.
+            {
+                "$defs": {
+                    kind: {
+                        "type": "object",
+                        "properties": {
+                            "kind": {"const": kind, "default": kind, "type": "string"},
+                            "name": {"type": "string"},
+                        },
+                        "required": ["name"],
+                    }
+                    for kind in ("cat", "dog")
+                },
+                "discriminator": {"propertyName": "kind", "mapping": {}},
+                "oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}],
+            },
+            {"kind": "dog", "name": "a"},
+            {"name": "a"},
+        ),
+        (
+            # pydantic's `set[Literal["a", "b"]]`.
+            {"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": True},
+            ["b", "a"],
+            ["a", "a"],
+        ),
+        (
+            {
+                "$defs": {"Day": {"enum": [1, 2, 3], "title": "Day", "type": "integer"}},
+                "type": "array",
+                "items": {"$ref": "#/$defs/Day"},
+                "minItems": 2,
+                "uniqueItems": True,
+            },
+            [3, 1],
+            [3],
+        ),
+        (
+            {"type": "array", "items": {"type": "string"}, "maxItems": 1, "uniqueItems": True},
+            ["any"],
+            ["any", "other"],
+        ),
     ],
     ids=str,
 )
@@ -78,6 +120,23 @@ def test_what_libraries_write_is_enforced(
 ) -> None:
     assert accepts(grammars, demo_model, schema, good)
     assert not accepts(grammars, demo_model, schema, bad)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"items": {"type": "string"}},
+        {"items": {"enum": ["a", "b", "c", "d", "e", "f"]}},
+        {"items": {"enum": [1, 1.0]}},
+        {"items": {"enum": ["a", "b"]}, "contains": {"const": "a"}},
+    ],
+    ids=str,
+)
+def test_arrays_that_are_too_many_to_list_are_refused_by_their_keyword(more: Any) -> None:
+    schema = {"type": "array", "uniqueItems": True} | more
+    asked = StructuredOutput(json_schema=json.dumps(schema))
+    with pytest.raises(BadRequest, match="'uniqueItems'"):
+        grammar_of(asked, {}, closes_schemas=True, missing_bytes=frozenset())
 
 
 def test_names_that_no_list_has_are_refused_by_their_keyword() -> None:

@@ -13,6 +13,7 @@ from headwater.services.models.store import (
     ModelNotFound,
     default_cache_dir,
     find_source,
+    name_of,
     point,
     pull,
 )
@@ -141,8 +142,25 @@ def test_what_is_no_id_of_the_hub_is_refused_with_the_reason(tmp_path: Path) -> 
         pull("some body/it", cache_dir=tmp_path, progress=silent)
 
 
+def test_a_path_that_is_no_model_says_what_it_lacks(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("")
+    lacks = {
+        str(tmp_path): ", a folder without config.json; allowed: ",
+        str(tmp_path / "notes.txt"): ", a file that is no .gguf file; allowed: ",
+        str(tmp_path / "absent"): ", and there is no such folder; allowed: ",
+        "~/no-such-folder-here": ", and there is no such folder; allowed: ",
+        str(tmp_path / "absent.gguf"): ", and there is no such file; allowed: ",
+        "~nobody-of-this-name/model": ", and there is no such folder; allowed: ",
+        "nowhere": "; allowed: ",
+    }
+    for model, words in lacks.items():
+        with pytest.raises(ModelNotFound) as refusal:
+            name_of(model)
+        assert str(refusal.value).startswith(f"the model is {model!r}{words}")
+
+
 def test_a_gguf_file_that_is_not_there_is_not_looked_for_on_the_hub(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFound, match=r"the model is 'models/absent\.gguf'; allowed: "):
+    with pytest.raises(ModelNotFound, match=r"the model is 'models/absent\.gguf', and there is"):
         pull("models/absent.gguf", cache_dir=tmp_path, progress=silent)
 
 

@@ -9,7 +9,7 @@ import torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockPart:
+class BlockSlice:
     """A block is [planes, heads, elements of a head]: two planes a layer, in each of them a stretch
     for every KV head."""
 
@@ -19,8 +19,8 @@ class BlockPart:
     heads: range
 
     def of(self, slots: torch.Tensor) -> torch.Tensor:
-        """The part in slots [num_slots, elements of a block]: a view [num_slots, planes of the
-        part, elements of its heads]."""
+        """The slice in slots [num_slots, elements of a block]: a view [num_slots, planes of the
+        slice, elements of its heads]."""
         whole = slots.view(len(slots), self.num_planes, self.num_heads, -1)
         own = whole[:, self.planes.start : self.planes.stop, self.heads.start : self.heads.stop]
         return own.flatten(2)

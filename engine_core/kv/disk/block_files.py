@@ -20,10 +20,10 @@ from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 
-from ..config import ConfigError
-from .block_record import HEADER_LEN, BlockId, BlockSeal
-from .block_source import Owner
-from .prefix_hash import HASH_LEN
+from ...config import ConfigError
+from ..block_record import HEADER_LEN, BlockId, BlockSeal
+from ..block_source import Owner
+from ..prefix_hash import HASH_LEN
 
 OWNER_ONLY = 0o600
 OWN_FOLDER = 0o700

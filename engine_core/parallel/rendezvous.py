@@ -1,0 +1,15 @@
+"""Where the ranks of pipeline stages on several hosts find one another."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Rendezvous(NamedTuple):
+    """As a rank of one host sees it."""
+
+    store_host: str
+    """Address of the engine's store, see `RendezvousStore`."""
+    store_port: int
+    own_host: str
+    """Address of the rank's host, at which it listens for tensors."""
