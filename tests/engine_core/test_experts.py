@@ -32,7 +32,13 @@ from headwater.engine_core.weights.hugging_face import HuggingFaceFolder
 from headwater.kernels.quant.block_formats import Q4_0, Q8_0, BlockFormat, BlockWeight, pack
 from tests.engine_core.byte_checkpoint import BYTE_FORMS
 from tests.engine_core.packed_checkpoint import FORMS, write_packed
-from tests.engine_core.small_models import SmallEngine, convert, greedy, random_checkpoint
+from tests.engine_core.small_models import (
+    Answer,
+    SmallEngine,
+    convert,
+    greedy,
+    random_checkpoint,
+)
 from tests.long_values import long_but
 
 PROMPTS = [[5, 6, 7], list(range(3, 60)), [9]]
@@ -458,3 +464,35 @@ def test_what_a_config_says_of_experts_and_is_not_served_is_refused_by_its_field
 def test_families_that_need_other_caches_are_refused_by_name(name: str) -> None:
     with pytest.raises(ConfigError, match=f"architectures is '{name}'; allowed: "):
         registry.find(name)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["qwen3-moe", "minimax-m2", "glm4-moe"])
+def test_a_thousand_prompts_have_one_answer_each(
+    family: str, published: Folder, tmp_path: Path
+) -> None:
+    """In batches of any size, in chunks, cold and cached, and alone: routers by softmax, by
+    sigmoid, and by groups."""
+    folder = convert(published(family), tmp_path / "ours", "bfloat16")
+    rng = np.random.default_rng(5)
+    prompts = [rng.integers(3, 512, int(n)).tolist() for n in rng.integers(1, 120, 1000)]
+    sampling = greedy(3, num_logprobs=1)
+    found: list[list[tuple[list[int], list[float]]]] = []
+    for budget in (256, 65):
+        engine = SmallEngine(folder, max_model_len=256, max_num_batched_tokens=budget)
+        for _ in range(2):
+            found.append([])
+            while len(found[-1]) < len(prompts):
+                first = len(found[-1])
+                batch = prompts[first : first + int(rng.integers(1, 64))]
+                found[-1] += [of_answer(each) for each in engine.answer(batch, sampling)]
+        engine.close()
+    # No two prompts begin with the same block: nothing is cached of one that is asked once.
+    engine = SmallEngine(folder, max_model_len=256)
+    alone = [of_answer(engine.answer([prompt], sampling)[0]) for prompt in prompts]
+    engine.close()
+    assert [each == alone for each in found] == [True] * 4
+
+
+def of_answer(answer: Answer) -> tuple[list[int], list[float]]:
+    return answer.token_ids, [entry.logprob for entry in answer.logprobs]
