@@ -33,7 +33,9 @@ def copy_each(
         width = source[0].nbytes
         sources = _addresses(source, source_rows, width)
         targets = _addresses(target, target_rows, width)
-        if code := _launch(targets, sources, width, _stream()):
+        stream = _stream()
+        _use_context_of(stream)
+        if code := _launch(targets, sources, width, stream):
             raise OSError(
                 f"copies of {source_rows.size} rows of {width} bytes failed with error {code} of "
                 "the GPU's driver"
@@ -46,6 +48,17 @@ def _addresses(memory: torch.Tensor, rows: Int32Array, width: int) -> npt.NDArra
 
 def _stream() -> int:
     return int(torch.cuda.current_stream().cuda_stream)
+
+
+def _use_context_of(stream: int) -> None:
+    """Gives a thread that launched nothing yet the GPU's context, as torch does at a first launch
+    of its own. The driver refuses copies of a thread without one."""
+    driver = _driver()
+    context = ctypes.c_void_p()
+    driver.cuCtxGetCurrent(ctypes.byref(context))
+    if not context.value:
+        driver.cuStreamGetCtx(ctypes.c_void_p(stream), ctypes.byref(context))
+        driver.cuCtxSetCurrent(context)
 
 
 @cache

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +28,7 @@ def copied_by_hand(targets: Any, sources: Any, width: int, stream: int) -> int:
 def host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_launch", copied_by_hand)
     monkeypatch.setattr(module, "_stream", lambda: 0)
+    monkeypatch.setattr(module, "_use_context_of", lambda stream: None)
 
 
 def rows(count: int, width: int) -> torch.Tensor:
@@ -62,7 +64,9 @@ def as_it_is() -> Any:
 
 
 def without_batches() -> Any:
-    return SimpleNamespace(cuMemcpyAsync=as_it_is().cuMemcpyAsync)
+    driver = as_it_is()
+    names = ("cuMemcpyAsync", "cuCtxGetCurrent", "cuStreamGetCtx", "cuCtxSetCurrent")
+    return SimpleNamespace(**{name: getattr(driver, name) for name in names})
 
 
 @pytest.mark.gpu
@@ -84,4 +88,22 @@ def test_rows_go_to_a_gpu_and_back(
     assert torch.equal(back[SOURCES], there[SOURCES])
     assert not back[2].any()
     assert not memory[[1, 4]].any()
+    locked.release()
+
+
+@pytest.mark.gpu
+def test_a_thread_that_launched_nothing_yet_copies() -> None:
+    locked = LockedMemory(mapped((6, 5000)))
+    there = rows(5, 5000).cuda()
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch ships it so
+
+    def copy() -> None:
+        with torch.cuda.stream(stream):
+            copy_each(there, locked.memory, SOURCES, TARGETS)
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(copy).result()
+    stream.synchronize()
+    assert torch.equal(locked.memory[TARGETS], there[SOURCES].cpu())
     locked.release()

@@ -13,6 +13,7 @@ from headwater.engine_core.executor import Int32Array, SwapPlan
 from headwater.engine_core.executors.tiers.block_slice import BlockSlice
 from headwater.engine_core.executors.tiers.memory_swapper import MemorySwapper
 from headwater.engine_core.parallel.memory_group import MemoryGroup, create_group
+from headwater.engine_core.parallel.rank_waits import RankWaits
 from tests.engine_core.made_blocks import blocks_of
 
 NUM_RANKS = 2
@@ -63,7 +64,7 @@ def test_a_rank_loads_what_another_one_saves_however_late_that_one_is(late: int)
 
     ends = create_group(NUM_RANKS)
     groups = [
-        MemoryGroup(i, end, say if i != late else lambda waits: None) for i, end in enumerate(ends)
+        MemoryGroup(i, end, RankWaits(say) if i != late else None) for i, end in enumerate(ends)
     ]
     ranks = [Rank(group, slots, whole, draft) for group in groups]
 
