@@ -132,7 +132,7 @@ def test_of_a_slot_that_is_taken_twice_the_last_save_counts(
     swapper.swap(out([4, 9, 2, 7], [10, 11, 10, 11]))
     swapper.swap(back([10, 11], [20, 21]))
     wait(swapper, 2)
-    assert swapper.num_saved == 4
+    assert holds_within(lambda: swapper.num_saved == 4, 10.0)
     assert torch.equal(cache[:, :, [20, 21]], before[:, :, [2, 7]])
 
 
@@ -232,6 +232,8 @@ def test_a_slot_can_be_read_once_its_block_has_left(
     assert holds_within(lambda: swapper.num_saved == 2, 10.0)
     taken = swapper.slots[10].copy()
     cache.zero_()
+    # Loads wait for no step: their blocks belong to none that is on its way.
+    torch.cuda.synchronize()
     swapper.slots[20] = taken
     swapper.swap(back([20], [1]))
     wait(swapper, 1)
@@ -270,6 +272,9 @@ def test_the_parts_of_ranks_make_the_block_of_one_process(
                     closing(CudaSwapper(own_blocks, NUM_SLOTS, RankSlots(slots, part)))
                 )
                 rank.measure()
+                # It copied slots of zeros to the first blocks.
+                own.copy_(before)
+                torch.cuda.synchronize()
                 assert rank.seconds_per_block > 0
                 rank.swap(out_plan)
                 assert holds_within(lambda rank=rank: rank.num_saved == 5, 10.0)
