@@ -120,109 +120,113 @@ def _quantize(
         quantize_blocks(p_x, p_rows, num_rows, num_places // NUM_PARTS, element)
 
 
-def tiles_of(number: int, rounds_tokens: bool, element: Any) -> Any:
-    """Returns the function that multiplies some tiles of a weight with rows of activations."""
-    has_eight = FIRST_GROUP_FORMAT <= number < FIRST_FP8_FORMAT
-    num_parts = num_parts_of(rounds_tokens)
+@njit(inline="always")
+def multiply_tiles(
+    p_tiles: int,
+    tile_bytes: int,
+    units: int,
+    p_rows: int,
+    row_bytes: int,
+    p_out: int,
+    out_bytes: int,
+    num_rows: int,
+    num_outputs: int,
+    first: int,
+    last: int,
+    number: int,
+    num_parts: int,
+    has_eight: bool,
+    element: Any,
+) -> None:
+    """Tiles first … last − 1 of a weight of `num_outputs` outputs; `out_bytes`: from the
+    outputs of a row to those of the next. Constants of a kernel: `number`, `num_parts` and
+    `element` of `multiply_tile`, and whether eight rows pass at once, `has_eight`."""
+    for group in range(0, num_rows, ROW_GROUP):
+        for tile in range(first, last):
+            row = group
+            end = min(group + ROW_GROUP, num_rows)
+            p_tile = p_tiles + tile * tile_bytes
+            rest = num_outputs - tile * TILE_ROWS
+            p_row = p_rows + row * row_bytes
+            p_at = p_out + row * out_bytes + tile * TILE_ROWS * size_of(element)
+            while row < end:
+                if has_eight and end - row >= 8:
+                    count = 8
+                    multiply_tile(
+                        p_tile,
+                        units,
+                        p_row,
+                        row_bytes,
+                        p_at,
+                        out_bytes,
+                        rest,
+                        number,
+                        num_parts,
+                        8,
+                        element,
+                    )
+                elif end - row >= 4:
+                    count = 4
+                    multiply_tile(
+                        p_tile,
+                        units,
+                        p_row,
+                        row_bytes,
+                        p_at,
+                        out_bytes,
+                        rest,
+                        number,
+                        num_parts,
+                        4,
+                        element,
+                    )
+                elif end - row >= 2:
+                    count = 2
+                    multiply_tile(
+                        p_tile,
+                        units,
+                        p_row,
+                        row_bytes,
+                        p_at,
+                        out_bytes,
+                        rest,
+                        number,
+                        num_parts,
+                        2,
+                        element,
+                    )
+                else:
+                    count = 1
+                    multiply_tile(
+                        p_tile,
+                        units,
+                        p_row,
+                        row_bytes,
+                        p_at,
+                        out_bytes,
+                        rest,
+                        number,
+                        num_parts,
+                        1,
+                        element,
+                    )
+                row = row + count
+                p_row = p_row + count * row_bytes
+                p_at = p_at + count * out_bytes
+
+
+def passes_eight(number: int) -> bool:
+    """Whether eight rows pass a tile of a format at once."""
     if number < FIRST_GROUP_FORMAT:
         # A unit of the nested formats is eight times as long, and so is its code.
-        has_eight = not FORMATS[number].is_nested
-
-    @njit
-    def multiply_tiles(
-        p_tiles: int,
-        tile_bytes: int,
-        units: int,
-        p_rows: int,
-        row_bytes: int,
-        p_out: int,
-        out_bytes: int,
-        num_rows: int,
-        num_outputs: int,
-        first: int,
-        last: int,
-    ) -> None:
-        """Tiles first … last − 1 of a weight of `num_outputs` outputs; `out_bytes`: from the
-        outputs of a row to those of the next."""
-        for group in range(0, num_rows, ROW_GROUP):
-            for tile in range(first, last):
-                row = group
-                end = min(group + ROW_GROUP, num_rows)
-                p_tile = p_tiles + tile * tile_bytes
-                rest = num_outputs - tile * TILE_ROWS
-                p_row = p_rows + row * row_bytes
-                p_at = p_out + row * out_bytes + tile * TILE_ROWS * size_of(element)
-                while row < end:
-                    if has_eight and end - row >= 8:
-                        count = 8
-                        multiply_tile(
-                            p_tile,
-                            units,
-                            p_row,
-                            row_bytes,
-                            p_at,
-                            out_bytes,
-                            rest,
-                            number,
-                            num_parts,
-                            8,
-                            element,
-                        )
-                    elif end - row >= 4:
-                        count = 4
-                        multiply_tile(
-                            p_tile,
-                            units,
-                            p_row,
-                            row_bytes,
-                            p_at,
-                            out_bytes,
-                            rest,
-                            number,
-                            num_parts,
-                            4,
-                            element,
-                        )
-                    elif end - row >= 2:
-                        count = 2
-                        multiply_tile(
-                            p_tile,
-                            units,
-                            p_row,
-                            row_bytes,
-                            p_at,
-                            out_bytes,
-                            rest,
-                            number,
-                            num_parts,
-                            2,
-                            element,
-                        )
-                    else:
-                        count = 1
-                        multiply_tile(
-                            p_tile,
-                            units,
-                            p_row,
-                            row_bytes,
-                            p_at,
-                            out_bytes,
-                            rest,
-                            number,
-                            num_parts,
-                            1,
-                            element,
-                        )
-                    row = row + count
-                    p_row = p_row + count * row_bytes
-                    p_at = p_at + count * out_bytes
-
-    return multiply_tiles
+        return not FORMATS[number].is_nested
+    return number < FIRST_FP8_FORMAT
 
 
 def _work(number: int, rounds_tokens: bool, element: Any) -> Any:
     rounds = number < FIRST_FP8_FORMAT
-    multiply_tiles = tiles_of(number, rounds_tokens, element)
+    num_parts = num_parts_of(rounds_tokens)
+    has_eight = passes_eight(number)
 
     def work(arguments: int) -> None:
         row_bytes = argument(arguments, 4)
@@ -256,6 +260,10 @@ def _work(number: int, rounds_tokens: bool, element: Any) -> Any:
                 num_outputs,
                 first,
                 min(first + tiles_per_item, -(-num_outputs // TILE_ROWS)),
+                number,
+                num_parts,
+                has_eight,
+                element,
             )
 
     return work

@@ -34,7 +34,7 @@ OTHER_MODELS: list[dict[str, Any]] = [
     {"engines": [{"name": "demo", "model": "gemma3-270m"}]},
     {"engineDefaults": {"revision": "v2"}},
     {"engineDefaults": {"dtype": "float32"}},
-    {"images": {"engineCpu": {"tag": "0.2.0"}}},
+    {"images": {"engineCpu": {"tag": "0.2.0-other"}}},
 ]
 
 
@@ -53,7 +53,7 @@ def test_pods_of_another_model_never_start_with_the_one_that_was_there(first: li
 
 
 OTHER_PODS: list[dict[str, Any]] = [
-    {"images": {"engineCpu": {"tag": "0.2.0"}}},
+    {"images": {"engineCpu": {"tag": "0.2.0-other"}}},
     {"models": {"huggingFaceSecret": "hub"}},
     {"models": {"resources": {"limits": {"memory": "16Gi"}}}},
 ]

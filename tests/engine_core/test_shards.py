@@ -68,6 +68,10 @@ def outputs_of(
             [each.product(own) for each, own in zip(parts, inputs, strict=True)]
         ).sum(0)
     products = [each.product(x) for each in parts]
+    if split is Split.NONE:
+        # Routers are whole on every rank.
+        assert all(torch.equal(each, products[0]) for each in products)
+        return products[0]
     if split is Split.VOCABULARY:
         return torch.cat(products, dim=1)
     of_ranks = [

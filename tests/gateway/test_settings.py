@@ -45,6 +45,7 @@ def test_a_new_knob_is_a_decision() -> None:
         "allowed_hosts",
         # A proxy that serves several things under one name.
         "root_path",
+        "trust_forwarded_prefix",
         # A remote tokenizer needs it; an operator's template may be nobody else's business.
         "tokenizer_info",
         "max_body_bytes",

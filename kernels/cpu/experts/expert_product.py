@@ -18,7 +18,7 @@ from ..block_activations import quantize, quantize_tokens
 from ..compiler.compiled import Kernel, argument, items
 from ..compiler.scalars import int64_at, size_of
 from ..compiler.simd_types import BF16_ELEMENT, F32_ELEMENT
-from ..tile_kernel import number_of, tiles_of
+from ..tile_kernel import multiply_tiles, num_parts_of, number_of, passes_eight
 from .expert_rows import RowsByExpert
 
 ITEMS_PER_THREAD = 4
@@ -87,7 +87,8 @@ def kernel_of(
 
 
 def _work(number: int, rounds_tokens: bool, element: Any) -> Any:
-    multiply_tiles = tiles_of(number, rounds_tokens, element)
+    num_parts = num_parts_of(rounds_tokens)
+    has_eight = passes_eight(number)
 
     def work(arguments: int) -> None:
         tile_bytes = argument(arguments, 2)
@@ -115,6 +116,10 @@ def _work(number: int, rounds_tokens: bool, element: Any) -> Any:
                     num_outputs,
                     first,
                     min(first + tiles_per_item, num_tiles),
+                    number,
+                    num_parts,
+                    has_eight,
+                    element,
                 )
 
     return work

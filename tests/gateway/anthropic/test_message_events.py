@@ -39,6 +39,7 @@ class Output:
 def opened(output: Output) -> tuple[MessageEvents, Choice, Any]:
     request = GenerationRequest(
         caller=Caller(tenant=Tenant(id="a")),
+        endpoint="messages",
         model="m",
         prompt=processor_pb2.Prompt(),
         sampling=common_pb2.Sampling(),

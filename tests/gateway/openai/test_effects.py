@@ -240,6 +240,7 @@ ELSEWHERE = {
     "functions": "test_sent_bodies.py",
     "function_call": "test_sent_bodies.py",
     "structural_tag": "test_line_structured.py",
+    "chat_template": "test_request_template.py",
     "documents": "test_bad_input.py",
     **dict.fromkeys(
         ("user", "metadata", "service_tier", "store", "safety_identifier", "prompt_cache_key"),
