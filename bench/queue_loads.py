@@ -77,7 +77,7 @@ def answers(num_requests: int, rng: np.random.Generator) -> list[Arrival]:
 
 
 def tenants(num_requests: int, rng: np.random.Generator) -> list[Arrival]:
-    """Chats of several tenants, one of whom sends ten times as many as each of the others."""
+    """Chats of several tenants, of which one sends ten times as many as each other one."""
     weights = np.array([GREEDY_PART] + [1] * (NUM_TENANTS - 1), float)
     names = rng.choice(NUM_TENANTS, num_requests, p=weights / weights.sum())
     prompts = _lognormal(rng, 300, 0.8, num_requests)

@@ -152,8 +152,9 @@ def run(
         print(json.dumps([_plain(trial) for trial in trials]))
     else:
         Console().print(_table(trials, best, latency))
-        said = f"best: {tune_grid.name_of(best.candidate)}; run it with `headwater up --profile {profile}`"
-        Console().print(said, soft_wrap=True)
+        name = tune_grid.name_of(best.candidate)
+        command = f"headwater up --profile {profile}"
+        Console().print(f"best: {name}; run it with `{command}`", soft_wrap=True)
     if best.report["goodput_share"] < KEPT_SHARE:
         console.print(
             f"[yellow]it keeps the objective for {best.report['goodput_share']:.0%} of the "

@@ -63,8 +63,8 @@ def measured_passes(
 ) -> StepCosts:
     """Seconds in which a draft model of the executor, or one of its heads, drafts one more token
     for each of a number of rows; the gap is the time that a step with any drafts takes longer.
-    `most_drafts`: largest number of its drafts for a row; 0: that of drafts. To be called with nothing
-    in flight."""
+    `most_drafts`: largest number of its drafts for a row; 0: `max_draft_tokens`. No step may be in
+    flight."""
     trial = _Trial(executor, config.max_num_seqs, clock)
     most = min(config.max_positions, config.max_num_batched_tokens)
     longest = min(most_drafts or config.max_draft_tokens, config.max_draft_tokens, most - 1)

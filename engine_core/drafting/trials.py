@@ -1,4 +1,4 @@
-"""Stretches of steps in which rows have drafts, and what they brought by the time that steps take."""
+"""Stretches of steps in which rows have drafts, and the time that the drafts saved or cost."""
 
 from __future__ import annotations
 

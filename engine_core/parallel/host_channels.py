@@ -1,8 +1,8 @@
 """Channels of a link between hosts: each carries the messages of one ring, and waits for its own
 reader alone.
 
-What a reader leaves waits at its host. Plans in flight bound it: a rank that falls behind is told
-no more of them.
+Messages that a reader has not taken wait at its host. Plans in flight bound their number: a rank
+that falls behind is sent no further plan.
 """
 
 from __future__ import annotations

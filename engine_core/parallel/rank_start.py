@@ -60,10 +60,10 @@ class RankStart:
 
     @classmethod
     def from_json(cls, text: str) -> RankStart:
-        told = json.loads(text)
-        options = told["options"]
-        rings = told["rings"]
-        stages = told["rings"]["stages"]
+        fields = json.loads(text)
+        options = fields["options"]
+        rings = fields["rings"]
+        stages = fields["rings"]["stages"]
         paths = {name: None if options[name] is None else Path(options[name]) for name in PATHS}
         tokens_out = [RingEnd(*end) for end in stages.pop("tokens_out")]
         of_stages = {name: None if end is None else RingEnd(*end) for name, end in stages.items()}
@@ -72,11 +72,11 @@ class RankStart:
             RingEnd(*rings["reports"]),
             StageRings(**of_stages, tokens_out=tokens_out),
         )
-        told |= {"options": ExecutorOptions(**options | paths), "rings": found}
-        told |= {"group": GroupEnd(*told["group"]), "memory": SharedMemory(*told["memory"])}
-        if told["rendezvous"] is not None:
-            told["rendezvous"] = Rendezvous(*told["rendezvous"])
-        return cls(**told)
+        fields |= {"options": ExecutorOptions(**options | paths), "rings": found}
+        fields |= {"group": GroupEnd(*fields["group"]), "memory": SharedMemory(*fields["memory"])}
+        if fields["rendezvous"] is not None:
+            fields["rendezvous"] = Rendezvous(*fields["rendezvous"])
+        return cls(**fields)
 
 
 def _text(value: Any) -> str:

@@ -39,7 +39,7 @@ BODIES: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/api/embeddings": (ollama.EmbeddingsRequest, "A text to a vector, the older form"),
     "/api/show": (ollama.ShowRequest, "What is known of a model, as Ollama's API shows it"),
     "/v1/conversations": (NewConversation, "Begin a conversation that is kept"),
-    "/v1/conversations/{id}": (ConversationChange, "Change what is said of a conversation"),
+    "/v1/conversations/{id}": (ConversationChange, "Change the metadata of a conversation"),
     "/v1/conversations/{id}/items": (NewItems, "Add to a conversation"),
     "/v1/batches": (NewBatch, "Run a file of requests when there is room"),
     "/tokenize": (schema.TokenizeRequest, "Text or messages to token ids"),

@@ -169,7 +169,7 @@ class Reasoning(Body, kw_only=True):
     summary: (
         Annotated[
             Literal["auto", "detailed"],
-            Meta(description="auto or detailed: thoughts are told whole, not summed up"),
+            Meta(description="auto or detailed: the answer has all thoughts, never a summary"),
         ]
         | None
     ) = None

@@ -72,12 +72,12 @@ def behind_the_likeliest(model: Any, prompt: list[int], answer: list[int]) -> to
     return (logits.amax(1) - chosen) / logits.std(1)
 
 
-FAR = {
+FLOAT32 = {
     *("ministral3", "gemma", "phi4-mini", "ernie4.5"),
     *("qwen3-moe", "mixtral", "olmoe", "minimax-m2", "hy3", "ernie4.5-moe"),
 }
-"""Small models of which a rounding moves a few tokens far, as when a router chooses another expert:
-the answers of transformers in bf16 lie up to 1.3 behind, those of a CPU up to 1.6 (2026-11-29)."""
+"""Small models of which one rounding to bf16 moves tokens far, as when a router chooses another
+expert: answers of transformers in bf16 lie up to 1.3 behind its own in float32 (2026-11-29)."""
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -87,9 +87,13 @@ def test_greedy_answers_follow_the_likeliest_tokens_of_transformers(
     if family == "internlm3" and not hasattr(transformers, "InternLM3Config"):
         pytest.skip("this release of transformers has no InternLM 3")
     (source := tmp_path / "source").mkdir()
-    # The reference has the weights that are served.
-    model = random_checkpoint(family, source).bfloat16().float().cuda()
-    folder = convert(source, tmp_path / "model", "bfloat16")
+    dtype = "float32" if family in FLOAT32 else "bfloat16"
+    model = random_checkpoint(family, source)
+    if dtype == "bfloat16":
+        # The reference has the weights that are served.
+        model = model.bfloat16().float()
+    model.cuda()
+    folder = convert(source, tmp_path / "model", dtype)
     if family == "gemma2":
         with pytest.raises(ConfigError, match="attn_logit_softcapping"):
             engine(folder)
@@ -101,8 +105,8 @@ def test_greedy_answers_follow_the_likeliest_tokens_of_transformers(
     gaps = [behind_the_likeliest(model, *each) for each in zip(asked, answers, strict=True)]
     # bf16 may choose another of two tokens that are nearly equal.
     far = torch.cat(gaps)
-    assert (far.quantile(0.9) if family in FAR else far.max()) < 0.3
-    assert (far == 0).double().mean() > (0.75 if family in FAR else 0.85)
+    assert far.max() < 0.3
+    assert (far == 0).double().mean() > 0.85
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""Builds the executor that computes a model on one of the platforms, with the facts that the outside
-needs of the model."""
+"""Builds the executor that computes a model on one of the platforms, and the facts of the model
+that processes outside the core need."""
 
 from __future__ import annotations
 
