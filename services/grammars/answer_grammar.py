@@ -94,7 +94,8 @@ def _calls_or_text(model: TextModel, conversation: Conversation, tool_format: st
         return []
     special = model.tokenizer.special_texts
     form = TOOL_FORMATS[tool_format]
-    if may_call(conversation) and (form.frame or form.opening in special):
+    is_token = any(token in form.opening for token in special)
+    if may_call(conversation) and (form.frame or is_token):
         calls = form.free(all_offered(conversation), makes_one_call(conversation))
         return structural_tag_grammar("tools", {"format": calls}, special)
     if not form.frame:
