@@ -48,6 +48,15 @@ class ToolParser(Protocol):
     def flush(self) -> Parts: ...
 
 
+class Row(Protocol):
+    """Texts of a format that is a row of a table."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Tokens, or texts of several tokens, that must become text for the parser, also where
+        special tokens are skipped."""
+
+
 class NamedParser(ToolParser, Protocol):
     """Parser of a format that has a class of its own."""
 
@@ -67,7 +76,13 @@ TOOL_PARSERS: Mapping[str, type[NamedParser]] = {
 """Parsers of the formats that are rows of no table."""
 LISTS = {**LIST_FORMATS, "mistral_tekken": LIST_FORMATS["mistral"]}
 """Formats that `ListParser` reads."""
-ROWS = {**MARKED_FORMATS, **OBJECT_FORMATS, **LISTS, **GEMMA_FORMATS, **PYTHONIC_FORMATS}
+ROWS: Mapping[str, Row] = {
+    **MARKED_FORMATS,
+    **OBJECT_FORMATS,
+    **LISTS,
+    **GEMMA_FORMATS,
+    **PYTHONIC_FORMATS,
+}
 """Formats that are rows of a table."""
 TOOL_PARSER_NAMES = frozenset({*TOOL_PARSERS, *ROWS})
 """Names of all formats of calls, as in `tool_formats`."""
