@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from .argument_types import TEXT, Types, types_of
@@ -12,6 +13,7 @@ from .forms import separated as separated_tags
 from .gemma_formats import CALL, GemmaFormat
 from .marked_grammar import text_form
 from .text_input import KEY
+from .tool_format import ToolFormat
 
 _SCALARS = frozenset({"integer", "number", "boolean", "null"})
 _MAX_DEPTH = 4
@@ -23,11 +25,20 @@ _SCALAR: Form = {
 _KEY: Form = {"type": "regex", "pattern": r"[A-Za-z0-9_.$-]+"}
 
 
-def gemma_calls(form: GemmaFormat, tools: Sequence[OfferedTool], single: bool) -> Form:
+def gemma_format(form: GemmaFormat) -> ToolFormat:
+    return ToolFormat(
+        signs=((form.begin,),),
+        calls=partial(_gemma_calls, form),
+        free=partial(_gemma_free, form),
+        opening=form.begin,
+    )
+
+
+def _gemma_calls(form: GemmaFormat, tools: Sequence[OfferedTool], single: bool) -> Form:
     return separated_tags([_call(form, tool) for tool in tools], "", single)
 
 
-def gemma_free(form: GemmaFormat, tools: Sequence[OfferedTool], single: bool) -> Form:
+def _gemma_free(form: GemmaFormat, tools: Sequence[OfferedTool], single: bool) -> Form:
     return {
         "type": "triggered_tags",
         "triggers": [form.begin],

@@ -5,17 +5,38 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 from .forms import Form, OfferedTool, const, or_text, separated, sequence, tag
 from .list_formats import LIST_FORMATS, ListFormat
 from .object_formats import ObjectFormat
+from .tool_format import ToolFormat
 
 
-def object_calls(form: ObjectFormat, tools: Sequence[OfferedTool], single: bool) -> Form:
+def object_format(form: ObjectFormat) -> ToolFormat:
+    return ToolFormat(
+        signs=(form.signs,),
+        calls=partial(_object_calls, form),
+        free=partial(_object_free, form),
+        opening=form.begin.strip(),
+    )
+
+
+def list_format(form: ListFormat) -> ToolFormat:
+    return ToolFormat(
+        signs=(form.signs,),
+        calls=partial(_list_calls, form),
+        free=partial(_list_free, form),
+        opening=form.begin,
+    )
+
+
+def _object_calls(form: ObjectFormat, tools: Sequence[OfferedTool], single: bool) -> Form:
     return separated(_objects(form, tools), form.between, single)
 
 
-def object_free(form: ObjectFormat, tools: Sequence[OfferedTool], single: bool) -> Form:
+def _object_free(form: ObjectFormat, tools: Sequence[OfferedTool], single: bool) -> Form:
     return {
         "type": "triggered_tags",
         "triggers": [form.begin.strip()],
@@ -33,12 +54,12 @@ def _object(tool: OfferedTool, begin: str, end: str, key: str = "arguments") -> 
     return tag(opening, tool.arguments, f"}}{end}")
 
 
-def list_calls(form: ListFormat, tools: Sequence[OfferedTool], single: bool) -> Form:
+def _list_calls(form: ListFormat, tools: Sequence[OfferedTool], single: bool) -> Form:
     ends = [const(form.end)] if form.end else []
     return sequence(const(form.begin), _list(form, tools, single), *ends)
 
 
-def list_free(form: ListFormat, tools: Sequence[OfferedTool], single: bool) -> Form:
+def _list_free(form: ListFormat, tools: Sequence[OfferedTool], single: bool) -> Form:
     return {
         "type": "triggered_tags",
         "triggers": [form.begin],
@@ -64,28 +85,28 @@ def _listed(form: ListFormat, tool: OfferedTool) -> Form:
     return tag(f'{{"{form.id_key}": "', content, "}")
 
 
-def mistral_free(tools: Sequence[OfferedTool], single: bool) -> Form:
-    return or_text(list_calls(LIST_FORMATS["mistral"], tools, single), r"\[")
+def _mistral_free(tools: Sequence[OfferedTool], single: bool) -> Form:
+    return or_text(_list_calls(LIST_FORMATS["mistral"], tools, single), r"\[")
 
 
-def xlam_calls(tools: Sequence[OfferedTool], single: bool) -> Form:
+def _xlam_calls(tools: Sequence[OfferedTool], single: bool) -> Form:
     calls = separated([_object(tool, "", "") for tool in tools], ", ", single)
     return sequence(const("["), calls, const("]"))
 
 
-def xlam_free(tools: Sequence[OfferedTool], single: bool) -> Form:
-    return or_text(xlam_calls(tools, single), r"\[")
+def _xlam_free(tools: Sequence[OfferedTool], single: bool) -> Form:
+    return or_text(_xlam_calls(tools, single), r"\[")
 
 
-def llama_calls(tools: Sequence[OfferedTool], single: bool) -> Form:
+def _llama_calls(tools: Sequence[OfferedTool], single: bool) -> Form:
     return separated([_object(tool, "", "", "parameters") for tool in tools], "; ", single)
 
 
-def llama_free(tools: Sequence[OfferedTool], single: bool) -> Form:
-    return or_text(llama_calls(tools, single), "{")
+def _llama_free(tools: Sequence[OfferedTool], single: bool) -> Form:
+    return or_text(_llama_calls(tools, single), "{")
 
 
-def json_calls(tools: Sequence[OfferedTool], single: bool) -> Form:
+def _json_calls(tools: Sequence[OfferedTool], single: bool) -> Form:
     """Grammar of calls that is read as JSON: a fixed text from `{` on leaves no way back to another
     object."""
     return separated([_json_call(tool) for tool in tools], "; ", single)
@@ -103,3 +124,14 @@ def _json_call(tool: OfferedTool) -> Form:
         "additionalProperties": False,
     }
     return tag("", {"type": "json_schema", "json_schema": call}, "")
+
+
+# It writes no text before calls.
+MISTRAL = replace(list_format(LIST_FORMATS["mistral"]), free=_mistral_free, opening="")
+XLAM = ToolFormat(signs=(('"tool_call_name"',),), calls=_xlam_calls, free=_xlam_free)
+LLAMA = ToolFormat(
+    signs=(("<|python_tag|>",), ('"parameters": dictionary',)),
+    calls=_llama_calls,
+    free=_llama_free,
+    calls_beside_json=_json_calls,
+)

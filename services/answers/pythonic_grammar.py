@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from .forms import (
@@ -19,6 +20,7 @@ from .forms import (
 )
 from .pythonic_formats import PythonicFormat
 from .text_input import KEY
+from .tool_format import ToolFormat
 
 _ANY_NAME = r"""[^ \t\r\n,=()\[\]{}"']+"""
 _ANY_VALUES = r"""([^()"']|"([^"\\]|\\.)*"|'([^'\\]|\\.)*')*"""
@@ -27,7 +29,7 @@ _ANY_PYTHON = f"({_ANY_NAME}={_ANY_VALUES})?"
 name."""
 
 
-def pythonic_calls(tools: Sequence[OfferedTool], single: bool) -> Form:
+def _pythonic_calls(tools: Sequence[OfferedTool], single: bool) -> Form:
     one = one_of([_call(tool) for tool in tools])
     more = {"type": "tag", "begin": ", ", "content": one, "end": ""}
     others = {"type": "tags_with_separator", "tags": [more], "separator": "", "at_least_one": False}
@@ -35,15 +37,24 @@ def pythonic_calls(tools: Sequence[OfferedTool], single: bool) -> Form:
     return sequence(*elements)
 
 
-def pythonic_free(tools: Sequence[OfferedTool], single: bool) -> Form:
-    return or_text(pythonic_calls(tools, single), r"\[")
+def _pythonic_free(tools: Sequence[OfferedTool], single: bool) -> Form:
+    return or_text(_pythonic_calls(tools, single), r"\[")
 
 
-def section_calls(form: PythonicFormat, tools: Sequence[OfferedTool], single: bool) -> Form:
+def section_format(form: PythonicFormat) -> ToolFormat:
+    return ToolFormat(
+        signs=tuple((sign,) for sign in form.signs),
+        calls=partial(_section_calls, form),
+        free=partial(_section_free, form),
+        opening=form.begin,
+    )
+
+
+def _section_calls(form: PythonicFormat, tools: Sequence[OfferedTool], single: bool) -> Form:
     return sequence(const(form.begin), _section(form, tools, single), const(form.end))
 
 
-def section_free(form: PythonicFormat, tools: Sequence[OfferedTool], single: bool) -> Form:
+def _section_free(form: PythonicFormat, tools: Sequence[OfferedTool], single: bool) -> Form:
     return {
         "type": "triggered_tags",
         "triggers": [form.begin],
@@ -76,3 +87,8 @@ def _call(tool: OfferedTool) -> Form:
     }
     arguments = in_order(values, tool.parameters.get("required", []), ", ")
     return sequence(const(f"{tool.name}("), *arguments, const(")"))
+
+
+PYTHONIC = ToolFormat(
+    signs=(("<|python_start|>",), ("func_name1(",)), calls=_pythonic_calls, free=_pythonic_free
+)
