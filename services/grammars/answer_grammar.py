@@ -63,9 +63,10 @@ def answer_grammar(model: TextModel, request: PrepareRequest, reply: PrepareRepl
     if calls is not None:
         _check_calls(conversation, sampling)
         grammars = _or_calls(grammars, structural_tag_grammar("tools", {"format": calls}, special))
-    if not grammars and sampling.HasField("thinking_token_budget"):
+    has_budget = bool(model.reasoning_format) and sampling.HasField("thinking_token_budget")
+    if not grammars and has_budget:
         grammars = _calls_or_text(model, conversation, tool_format)
-    grammars = behind_thoughts(model, reply.answer_format, sampling, grammars)
+    grammars = behind_thoughts(model, reply.answer_format, request, grammars)
     if not grammars:
         return ""
     text = json.dumps({"grammars": grammars}, ensure_ascii=False)

@@ -464,6 +464,13 @@ def test_only_tools_that_are_allowed_are_called(thinking: TextModel, grammars: G
             assert accepts(model, grammars, grammar, late) == (choice == "auto")
 
 
+def test_a_model_without_thoughts_keeps_an_optional_budget_of_them(demo_model: TextModel) -> None:
+    sampling = Sampling(thinking_token_budget=4)
+    for tools in ((), (TIME,)):
+        asked = request(*tools, sampling=sampling, thoughts_are_optional=True)
+        assert prepared(demo_model, asked)[1] == ""
+
+
 def test_what_cannot_be_held_to_is_refused(thinking: TextModel, demo_model: TextModel) -> None:
     endless = Sampling(ignore_eos=True)
     no_schema = Sampling(structured_output=StructuredOutput(json_schema="{"))
