@@ -41,6 +41,14 @@ PYTHONIC_FORMATS: Mapping[str, PythonicFormat] = {
         list_end="\n",
         between="\n",
     ),
+    "gemma3": PythonicFormat(
+        signs=("```tool_code",),
+        begin="```tool_code",
+        end="```",
+        list_begin="\n",
+        list_end="\n",
+        between="\n",
+    ),
     "lfm2": PythonicFormat(
         signs=("<|tool_list_start|>", "<|tool_call_start|>", "List of tools: ["),
         begin="<|tool_call_start|>",

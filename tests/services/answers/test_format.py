@@ -28,6 +28,7 @@ TOOL_SIGNS = {
     "{{ '<|python_start|>' }} [func_name1(params_name1=params_value1)]": "pythonic",
     "{{ '<function_calls>' + message['function_calls'] + '</function_calls>' }}": "olmo3",
     "{{ message.content }}": "hermes",
+    "write a call between ```tool_code and ```": "gemma3",
     "<tool_call>\\n<function=example>\\n<parameter=a>": "qwen3_coder",
     "{% set begin = '<seed:tool_call>' %}": "seed_oss",
     "<tool_call>{name}\n<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>": "glm45",

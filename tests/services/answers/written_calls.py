@@ -200,12 +200,10 @@ def _lfm2(calls: Sequence[Call]) -> str:
     return f"<|tool_call_start|>{_pythonic(calls)}<|tool_call_end|>"
 
 
-def _olmo3(calls: Sequence[Call]) -> str:
-    lines = "".join(
-        f"{name}({', '.join(f'{key}={_json(value)}' for key, value in arguments.items())})\n"
-        for name, arguments in calls
+def _lines(begin: str, end: str) -> Callable[[Sequence[Call]], str]:
+    return lambda calls: (
+        f"{begin}\n" + "".join(f"{_pythonic([call])[1:-1]}\n" for call in calls) + end
     )
-    return f"<function_calls>\n{lines}</function_calls>"
 
 
 def _list(begin: str, end: str) -> Callable[[Sequence[Call]], str]:
@@ -274,7 +272,8 @@ WRITERS: dict[str, Callable[[Sequence[Call]], str]] = {
     "mistral_tekken": _mistral_tekken,
     "pythonic": _pythonic,
     "lfm2": _lfm2,
-    "olmo3": _olmo3,
+    "olmo3": _lines("<function_calls>", "</function_calls>"),
+    "gemma3": _lines("```tool_code", "```"),
     "qwen3_coder": _qwen3_coder,
     "seed_oss": _seed_oss,
     "glm45": _glm("\n"),
