@@ -27,6 +27,10 @@ HELP = (
 )
 
 
+class Thought(str):
+    """Text of an answer that is a thought, and no content."""
+
+
 class Chat:
     """A conversation with one model. Knows nothing about the terminal."""
 
@@ -82,6 +86,9 @@ class Chat:
                 self.usage = chunk.get("usage") or self.usage
                 self.engine = (chunk.get("receipt") or {}).get("engine") or self.engine
                 for choice in chunk.get("choices", ()):
+                    if thought := choice["delta"].get("reasoning_content"):
+                        began = began or time.monotonic()
+                        yield Thought(thought)
                     if piece := choice["delta"].get("content"):
                         began = began or time.monotonic()
                         answer += piece
@@ -193,11 +200,11 @@ def _choose_model(chat: Chat, name: str, console: Console) -> None:
 
 def _answer(chat: Chat, question: str, console: Console) -> None:
     console.print(f"[bold green]{PROMPT}[/]", end="")
-    wrap = WordWrap(console.width, len(PROMPT))
+    shown_answer = _ShownAnswer(console)
     try:
         for piece in chat.ask(question):
-            console.out(wrap.push(printable(piece, keep=LAYOUT)), end="", highlight=False)
-        console.out(wrap.flush(), end="", highlight=False)
+            shown_answer.show(piece)
+        shown_answer.end()
     except KeyboardInterrupt:
         console.print(" [dim](stopped)[/]", end="")
     except (ChatError, httpx.HTTPError) as error:
@@ -213,6 +220,32 @@ def _answer(chat: Chat, question: str, console: Console) -> None:
             f"[dim]{counts}{_speed(chat)}, {chat.usage['completion_tokens']} answered"
             f"{_steps(chat.engine)}[/]"
         )
+
+
+class _ShownAnswer:
+    """Writes an answer as it comes; thoughts are dim, and a line is empty between them and the
+    answer."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._wrap = WordWrap(console.width, len(PROMPT))
+        self._style: str | None = None
+
+    def show(self, piece: str) -> None:
+        style = "dim" if isinstance(piece, Thought) else None
+        if self._style and not style:
+            self.end()
+            self._console.out("\n\n", end="")
+            self._wrap = WordWrap(self._console.width)
+        self._style = style
+        self._out(self._wrap.push(printable(piece, keep=LAYOUT)))
+
+    def end(self) -> None:
+        """Writes the last word."""
+        self._out(self._wrap.flush())
+
+    def _out(self, text: str) -> None:
+        self._console.out(text, end="", highlight=False, style=self._style)
 
 
 def _speed(chat: Chat) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 
 import httpx
@@ -18,7 +19,8 @@ from headwater.services.cli.tenant_client import TenantClient, tenants_table
 from headwater.services.cli.tenant_commands import warn_of_unknown
 from headwater.services.stack.cluster_record import ClusterRecord
 from tests.gateway.conftest import GatewayStarter
-from tests.gateway.processes import MODEL, Behind, Gateway
+from tests.gateway.processes import MODEL, THINKER, Behind, Gateway
+from tests.gateway.scripted_model import ScriptedModel
 
 ADMIN_KEY = "admin-key-of-the-house"
 
@@ -60,6 +62,25 @@ def test_a_chat_takes_lines_and_a_temperature_and_is_saved(
     assert saved["messages"][0]["content"] == "Name \na river."
     assert saved["model"] == MODEL
     assert max(map(len, shown.splitlines())) <= 60
+
+
+def test_a_chat_shows_thoughts_apart_from_the_answer(
+    scripted: tuple[Gateway, ScriptedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    console = Console(file=io.StringIO(), width=60, force_terminal=True)
+    said = iter(["Is it warm?", "/quit"])
+    monkeypatch.setattr(console, "input", lambda _: next(said))
+    with httpx.Client(base_url=f"{scripted[0].rest}/v1", timeout=30) as client:
+        chat = Chat(client, THINKER, options={})
+        converse(chat, console)
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown)
+    assert "model › Ulm it is.\n\nOne moment." in plain
+    [thoughts, answer] = shown.split("model › ")[1].split("\n\n", 1)
+    assert "\x1b[2m" in thoughts
+    assert not answer.startswith("\x1b[2m")
+    assert chat.messages[-1]["content"].startswith("One moment.")
 
 
 def test_without_a_key_a_terminal_says_where_one_goes(
