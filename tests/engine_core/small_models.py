@@ -248,7 +248,12 @@ FAMILIES: dict[str, Any] = {
         num_nextn_predict_layers=0,
     ),
     "minimax-m2": lambda: transformers.MiniMaxM2Config(
-        **HEADS_OF_32, rotary_dim=16, num_local_experts=8, num_experts_per_tok=3
+        **HEADS_OF_32,
+        num_local_experts=8,
+        num_experts_per_tok=3,
+        # Published files have the first field, which some releases of transformers pass over.
+        rotary_dim=16,
+        rope_parameters={"rope_theta": 5e6, "rope_type": "default", "partial_rotary_factor": 0.5},
     ),
     "hy3": lambda: transformers.HYV3Config(**HEADS_OF_32, **EXPERTS, num_shared_experts=1),
     "ernie4.5-moe": lambda: transformers.Ernie4_5_MoeConfig(
