@@ -41,19 +41,22 @@ class HostStageEnds:
         self._sums = sums
 
     def beginning(self, hidden_size: int, dtype: torch.dtype) -> Embedding:
-        return _StreamInPlace(self._arrived)
+        return _TakenStream(self._arrived)
 
     def end(self) -> LastNorm:
         return _SummedStream(self._sums)
 
 
-class _StreamInPlace(Embedding):
+class _TakenStream(Embedding):
+    """A copy of the stream that has come: layers add to theirs, and a graph's layers are tried out
+    before they run."""
+
     def __init__(self, arrived: torch.Tensor) -> None:
         self._arrived = arrived
         self.dtype = arrived.dtype
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
-        return self._arrived[: len(token_ids)]
+        return self._arrived[: len(token_ids)].clone()
 
 
 class _ArrivedStream(Embedding):

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from headwater.engine_core.executors.ranks import nccl_links
+from headwater.engine_core.executors.ranks.gpu_stage import HostStageEnds
 from headwater.engine_core.executors.ranks.host_stages import HostStages
 from headwater.engine_core.executors.ranks.nccl_links import NcclReceiver, NcclSender
 from headwater.engine_core.executors.ranks.stage_link import links_of_hosts
@@ -69,6 +70,14 @@ def test_streams_pass_from_host_to_host_in_their_order(stages: list[HostStages])
     for stream in sent:
         third.take(len(stream))
         assert torch.equal(third.arrived[: len(stream)], stream)
+
+
+def test_layers_that_add_to_their_stream_leave_the_one_that_has_come() -> None:
+    # Layers are tried out, and captured, before they run for the first time.
+    arrived = torch.ones(8, HIDDEN, dtype=torch.bfloat16, device=DEVICE)
+    beginning = HostStageEnds(arrived, None).beginning(HIDDEN, torch.bfloat16)
+    beginning(torch.zeros(5, dtype=torch.int64, device=DEVICE)).add_(1)
+    assert torch.all(arrived == 1)
 
 
 def test_tokens_and_ends_of_the_last_stage_reach_every_other_host(
