@@ -28,33 +28,17 @@ from ..exit.cuda_send import CudaSend
 from ..exit.device_head import DeviceHead
 from ..exit.device_sampler import DeviceSampler
 from ..exit.held_states import HeldStates
-from ..exit.token_messages import NoTokenSender, TokenRelay, TokenSender
+from ..exit.token_messages import NoTokenChannel, NoTokenSender, TokenChannel, TokenSender
 from ..model.cuda_caches import CudaCaches
 from ..model.device_model import DeviceModel
 from ..model.kv_blocks import KvBlocks
 from ..model.shown import NotShown
+from ..ranks.host_stages import HostStages
 from ..step_executor import StepExecutor
 from ..step_parts import Exit
 from ..table.device_table import DeviceTable
 from ..tiers.cuda_swapper import CudaSwapper
 from ..tiers.none import NoTiers
-
-
-class StageRelay(TokenRelay, Protocol):
-    """Moves what a stage sends to stages on other hosts."""
-
-    def note_layers(self) -> None:
-        """Notes a launch of layers."""
-
-
-class NoRelay:
-    """See `StageRelay`: all stages are on this host."""
-
-    def note_layers(self) -> None:
-        pass
-
-    def note_tokens(self, number: int, num_words: int) -> None:
-        pass
 
 
 class CudaExit(Exit[SentStep], Protocol):
@@ -84,13 +68,14 @@ class CudaParts:
         *,
         swapper: CudaSwapper | None = None,
         stages: StageMemory | None = None,
-        relay: StageRelay | None = None,
+        hosts: HostStages | None = None,
         samples: bool = True,
     ) -> None:
-        """`head`: the vocabulary head, which only a stage that
-        samples uses. `stages` and `relay`: those beside this one, of which the last `samples`."""
+        """`head`: the vocabulary head, which only a stage that samples uses. `stages`: memory of
+        those beside this one, of which the last `samples`; `hosts`: exchange with those on other
+        hosts."""
         device = platform.device
-        relay = relay or NoRelay()
+        channel: TokenChannel = NoTokenChannel() if hosts is None else hosts
         self.swapper = swapper
         self.device = CudaDevice(device, config)
         # The next stage goes on with all tokens.
@@ -113,7 +98,7 @@ class CudaParts:
             buffers,
             self.shapes,
             graphs,
-            on_launch=relay.note_layers,
+            streams=hosts,
         )
         self.drafter: CudaDrafter = NoDrafter(config.max_draft_tokens)
         self.exit: CudaExit
@@ -141,11 +126,11 @@ class CudaParts:
                 rows=rows,
                 results=results,
                 graphs=graphs,
-                tokens=NoTokenSender() if stages is None else TokenSender(stages, table, relay),
+                tokens=NoTokenSender() if stages is None else TokenSender(stages, table, channel),
             )
         else:
             assert stages is not None
-            self.exit = CudaSend(stages, table, self.shapes, num_parts)
+            self.exit = CudaSend(stages, table, self.shapes, num_parts, channel)
         self.entry = CudaEntry(
             table,
             buffers,

@@ -3,7 +3,6 @@ step's layers; knows nothing about what is sampled."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -46,6 +45,27 @@ class Forward(Protocol):
         """See `Model`."""
 
 
+class StageStreams(Protocol):
+    """Streams of a pipeline stage before and behind its layers, where launches of layers do not
+    send them themselves."""
+
+    def take(self, num_tokens: int) -> None:
+        """Receives the stream of so many tokens that the next layers begin with."""
+
+    def give(self, stream: torch.Tensor) -> None:
+        """Sends the stream [T, H] that layers have ended with."""
+
+
+class NoStreams:
+    """See `StageStreams`: layers begin with tokens, or receive and send streams themselves."""
+
+    def take(self, num_tokens: int) -> None:
+        pass
+
+    def give(self, stream: torch.Tensor) -> None:
+        pass
+
+
 class DeviceModel:
     def __init__(
         self,
@@ -59,10 +79,10 @@ class DeviceModel:
         graphs: Graphs,
         *,
         is_paired: bool = False,
-        on_launch: Callable[[], None] | None = None,
+        streams: StageStreams | None = None,
     ) -> None:
-        """`is_paired`: the token of a position is the one behind it. `on_launch` is called behind
-        each launch of layers, of a step or a trial."""
+        """`is_paired`: the token of a position is the one behind it. `streams`: of a pipeline
+        stage."""
         self.decoder = decoder
         self.platform = platform
         self.kv_cache = kv_cache
@@ -77,17 +97,18 @@ class DeviceModel:
         self._token_ids = table.token_ids[:, 1:] if is_paired else table.token_ids
         self.shown: Shown = NotShown()
         """Is given, within each forward pass, the layers' inputs that it names and the result."""
-        self._on_launch = on_launch or _nothing
+        self._streams = streams or NoStreams()
 
     def hidden(self, shape: StepShape) -> torch.Tensor:
         """Launches the step of this shape that the buffers hold. Returns its hidden states,
         [num_tokens, H] or [num_ends, H]."""
+        self._streams.take(shape.num_tokens)
         launch = partial(self.forward, shape)
         if shape.is_decode:
             hidden = self.graphs.replay(shape, launch, partial(self.try_out, shape))
         else:
             hidden = self.graphs.run(shape, launch) if self.shapes.recurs(shape) else launch()
-        self._on_launch()
+        self._streams.give(hidden)
         return hidden
 
     def prepare(self, shape: StepShape) -> torch.Tensor:
@@ -99,7 +120,6 @@ class DeviceModel:
     def try_out(self, shape: StepShape) -> None:
         """Layers are alike but for the last, so two of them launch all there is."""
         self.forward(shape, num_layers=2)
-        self._on_launch()
 
     def rehearse(self, shape: StepShape) -> None:
         """Launches each kernel of the shape, where nothing is really launched."""
@@ -165,7 +185,3 @@ class DeviceModel:
 
     def _folds(self, shape: StepShape) -> bool:
         return self._can_fold and not shape.shares
-
-
-def _nothing() -> None:
-    pass
