@@ -51,9 +51,10 @@ class StepPlan:
     block_rows: Int32Array = field(default_factory=lambda: NO_UPDATES)
     """[U] table rows of new block-table entries."""
     block_indices: Int32Array = field(default_factory=lambda: NO_UPDATES)
-    """[U] their column: block_indices[u]-th block of the sequence."""
+    """[U] their column: g max_blocks + i of the page of group g that holds block i of the
+    sequence."""
     block_ids: Int32Array = field(default_factory=lambda: NO_UPDATES)
-    """[U] the KV block that goes there."""
+    """[U] the page that goes there."""
     rows: Int32Array
     """[R] table rows computed in this step, each once."""
     starts: Int32Array
@@ -83,7 +84,7 @@ class StepPlan:
     is: `starts` is the last position at which it may be, and `output_indices` belong to that. None:
     no row does."""
     copied_blocks: Int32Array = field(default_factory=lambda: NO_COPIES)
-    """[C, 2] KV blocks whose contents go into other blocks before anything is computed: from,
+    """[C, 2] pages whose contents go into other pages before anything is computed: from,
     to."""
     shares: bool = True
     """Whether rows may hold blocks in common; if not, nobody need look for them."""
@@ -106,7 +107,8 @@ class StepPlan:
         return int(np.dot(self.counts.astype(np.int64), self.starts + self.counts))
 
     def written_blocks(self, block_size: int) -> Int32Array:
-        """Blocks that rows get with this plan and that no step has computed yet: [at most U]."""
+        """Blocks that rows get with this plan and that no step has computed yet: [at most U]. With
+        one page group, as beside every swapper."""
         computed = np.zeros(
             int(max(self.block_rows.max(initial=0), self.rows.max(initial=0))) + 1, np.int32
         )

@@ -182,11 +182,6 @@ class ModelConfig:
         """Keys that a position sees in a layer; 0: all up to its own."""
         return self.sliding_window if self.is_windowed and self.is_windowed[layer] else 0
 
-    @property
-    def window_of_all(self) -> int:
-        """Keys that a position sees in every layer; 0: a layer sees all."""
-        return self.sliding_window if self.is_windowed and all(self.is_windowed) else 0
-
     def has_experts(self, layer: int) -> bool:
         """Whether a layer has experts in place of an MLP."""
         return self.experts is not None and self.experts.has_experts(layer)

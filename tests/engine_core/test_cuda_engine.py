@@ -16,6 +16,7 @@ from headwater.engine_core.executors.entry.cuda_entry import CudaEntry
 from headwater.engine_core.executors.exit.device_head import WholeHead
 from headwater.engine_core.executors.step_executor import StepExecutor
 from headwater.engine_core.sampling_params import SamplingParams
+from headwater.engine_core.weights.page_plan import one_group
 from headwater.kernels.attention.hopper_attention import is_hopper
 from tests.engine_core.made_blocks import blocks_of
 from tests.engine_core.small_models import (
@@ -228,8 +229,9 @@ def test_steps_wait_for_what_an_executor_is_made_of(
 
     monkeypatch.setattr(cuda_parts, "CudaEntry", slowly)
     head = WholeHead(model.decoder.lm_head)
-    what = model.decoder, model.platform, one.config, blocks_of(model.kv_cache), head
-    parts = CudaParts(*what, NoDrafting())
+    what = model.decoder, model.platform, one.config, one_group(model.decoder.config)
+    blocks = blocks_of(model.kv_cache)
+    parts = CudaParts(*what, blocks, head, NoDrafting())
     parts.executor()
     assert not parts.device._stream.query()
     torch.cuda.synchronize()

@@ -16,6 +16,7 @@ from ...platforms.cuda import CudaPlatform
 from ...platforms.cuda_tree import TreePlatform
 from ...platforms.stored_weights import StoredWeights
 from ...weights.model_config import ModelConfig
+from ...weights.page_plan import PagePlan
 from ...weights.shards import WHOLE, Shard
 from ..drafter.cuda_drafters import NewDrafter
 from ..exit.device_head import DeviceHead, WholeHead
@@ -43,9 +44,9 @@ class LoadedModel:
     def on(self, platform: CudaPlatform, max_model_len: int) -> Model:
         return model_class(self.config)(self.config, self.weights, platform, max_model_len)
 
-    @property
-    def kv_layout(self) -> KvLayout:
-        return KvLayout.of(self.config, self.kv_dtype)
+    def kv_layout(self, pages: PagePlan | None = None) -> KvLayout:
+        """`pages`: page groups; None: one."""
+        return KvLayout.of(self.config, self.kv_dtype, pages)
 
     @property
     def has_head(self) -> bool:
@@ -57,6 +58,7 @@ class LoadedModel:
         decoder: Model,
         platform: CudaPlatform,
         config: EngineConfig,
+        pages: PagePlan,
         blocks: KvBlocks,
         drafting: NewDrafter,
         swapper: CudaSwapper | None,
@@ -66,6 +68,7 @@ class LoadedModel:
             decoder,
             platform,
             config,
+            pages,
             blocks,
             self.head(decoder, platform),
             drafting,

@@ -13,6 +13,7 @@ from headwater.kernels.stage.stage_memory import StageMemory
 from ...config import EngineConfig
 from ...models.model import Model
 from ...platforms.cuda import CudaPlatform
+from ...weights.page_plan import PagePlan
 from ..device.cuda_device import CudaDevice
 from ..device.step_shapes import StepShape, StepShapes
 from ..drafter.cuda_drafter import CudaDrafter
@@ -31,7 +32,7 @@ from ..exit.held_states import HeldStates
 from ..exit.token_messages import NoTokenChannel, NoTokenSender, TokenChannel, TokenSender
 from ..model.cuda_caches import CudaCaches
 from ..model.device_model import DeviceModel
-from ..model.kv_blocks import KvBlocks
+from ..model.kv_blocks import KvBlocks, layer_caches
 from ..model.shown import NotShown
 from ..ranks.host_stages import HostStages
 from ..step_executor import StepExecutor
@@ -62,6 +63,7 @@ class CudaParts:
         decoder: Model,
         platform: CudaPlatform,
         config: EngineConfig,
+        pages: PagePlan,
         blocks: KvBlocks,
         head: DeviceHead,
         drafting: NewDrafter,
@@ -93,11 +95,12 @@ class CudaParts:
             decoder,
             platform,
             config,
-            blocks.kv_caches[0],
+            layer_caches(blocks.kv_caches[0], pages),
             table,
             buffers,
             self.shapes,
             graphs,
+            group_of_layer=pages.group_of_layer,
             streams=hosts,
         )
         self.drafter: CudaDrafter = NoDrafter(config.max_draft_tokens)
