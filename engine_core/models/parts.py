@@ -24,7 +24,7 @@ from ..layers.norm import InputNorm, LayerNorm, Norm, RMSNorm, WidthNorm
 from ..layers.platform import ExpertPlatform, Platform
 from ..layers.positions import Positions
 from ..layers.rope import cos_sin_table, query_scales, unrotated_table
-from ..layers.routing import Router, Scoring
+from ..layers.routing import ExpertStack, Router, Scoring
 from ..weights.experts_config import ExpertsConfig
 from ..weights.model_config import ModelConfig
 from . import mixture
@@ -115,6 +115,7 @@ class Parts:
             pairs=self._pairs,
             width_norms=self._width_norms(prefix) if config.width_norms else None,
             query_scales=self._query_scales,
+            sinks=tensors[prefix + "sinks"].float() if config.has_sinks else None,
         )
 
     def norm_of_mlp(self, name: str, i: int) -> Norm:
@@ -146,11 +147,27 @@ class Parts:
             cast(ExpertPlatform, self._platform),
             self._router(prefix, sizes),
             self._logits(prefix),
-            self._weights.experts[prefix + mixture.GATE_UP],
-            self._weights.experts[prefix + mixture.DOWN],
+            *self._stacks(prefix, has_biases=sizes.has_biases),
             self._config.activation,
             self._weights.group,
             shared,
+        )
+
+    def _stacks(self, prefix: str, *, has_biases: bool) -> tuple[ExpertStack, ExpertStack]:
+        """Weights of gates and ups, and behind them. Where ranks divide the inputs of the latter,
+        the first rank alone adds their biases."""
+        gate_up = self._weights.experts[prefix + mixture.GATE_UP]
+        down = self._weights.experts[prefix + mixture.DOWN]
+        if not has_biases:
+            return gate_up, down
+        of_gate_up, of_down = (
+            self._weights.tensors[prefix + name].view(stack.num_experts, -1)
+            for name, stack in ((mixture.GATE_UP_BIAS, gate_up), (mixture.DOWN_BIAS, down))
+        )
+        is_first = self._weights.group.index == 0
+        return (
+            replace(gate_up, bias=of_gate_up),
+            replace(down, bias=of_down if is_first else torch.zeros_like(of_down)),
         )
 
     def _router(self, prefix: str, sizes: ExpertsConfig) -> Router:
@@ -159,6 +176,7 @@ class Parts:
             scoring=Scoring.SIGMOID if sizes.is_sigmoid else Scoring.SOFTMAX,
             is_normalized=sizes.is_normalized,
             scale=sizes.scale,
+            bias=self._weights.tensors.get(prefix + mixture.ROUTER_BIAS),
             correction=self._weights.tensors.get(prefix + mixture.CORRECTION),
             num_groups=sizes.num_groups,
             num_chosen_groups=sizes.num_chosen_groups,

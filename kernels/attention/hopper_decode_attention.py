@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia import hopper
 from ..launch import dependent_launch
 from ..launch.hopper_copies import release_dependents, wait_for_inputs
 from .decode_plan import DecodePlan
-from .hopper_attention import finite, fold, hide, reference, spread, weigh
+from .hopper_attention import finite, fold, hide, reference, spread, weigh, with_sinks
 from .hopper_rings import as_ring_source, finish_reads
 from .online_softmax import HALF, base_2_scale
 from .paged_cache import head_constants
@@ -36,6 +36,7 @@ def hopper_decode_attention(
     out: torch.Tensor,
     *,
     scale: float | None = None,
+    sinks: torch.Tensor | None = None,
     dependent: bool,
 ) -> None:
     """Arguments as in `decode_attention`, without scales; merges its splits itself. With
@@ -57,6 +58,7 @@ def hopper_decode_attention(
         plan.partial_acc,
         plan.partial_ml,
         out,
+        sinks,
         base_2_scale(scale, head_dim),
         block_tables.stride(0),
         num_rows,
@@ -82,6 +84,7 @@ def _decode_rows(
     p_partial_acc,
     p_partial_ml,
     p_out,
+    p_sinks,
     qk_scale,
     stride_table,
     num_rows,
@@ -158,8 +161,9 @@ def _decode_rows(
                 is_last = gl.atomic_add(p_count, 1, sem="acq_rel", scope="gpu") == num_splits - 1
                 if is_last:
                     gl.store(p_count, 0)
-                    b_sum, b_acc = _merge(partials, num_splits, NUM_KV_HEADS * GROUP, HEAD_DIM)
+                    b_m, b_sum, b_acc = _merge(partials, num_splits, NUM_KV_HEADS * GROUP, HEAD_DIM)
             if is_last:
+                b_sum = with_sinks(b_m, b_sum, p_sinks, i_kv * GROUP + o_r, is_head)
                 b_out = b_acc * (1.0 / b_sum)[:, None]
                 gl.store(p_out + o_q, b_out.to(p_out.dtype.element_ty), mask=is_head[:, None])
     # Programs without work too: this kernel has ended only when the one before it has.
@@ -293,7 +297,8 @@ def store_partial(
 
 @gluon.jit
 def _merge(partials, num_splits, NUM_Q_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr):
-    """Merges all splits of the row, first to last, as `reduce_splits`: their sum and values."""
+    """Merges all splits of the row, first to last, as `reduce_splits`: their maximum, sum and
+    values."""
     p_partial_acc, p_partial_ml, o_partials, is_head, o_d = partials
     AT_ONCE: gl.constexpr = 8
     layout: gl.constexpr = o_d.type.layout.parent
@@ -317,7 +322,7 @@ def _merge(partials, num_splits, NUM_Q_HEADS: gl.constexpr, HEAD_DIM: gl.constex
             p_next = p_partial_acc + o_partial[:, None] * HEAD_DIM + o_d[None, :]
             b_next = gl.load(p_next, mask=present[:, None], other=0.0, cache_modifier=".cg")
             b_m, b_l, b_acc = merge_states(b_m, b_l, b_acc, b_m_next, b_l_next, b_next)
-    return b_l, b_acc
+    return b_m, b_l, b_acc
 
 
 @gluon.jit
