@@ -80,9 +80,9 @@ class ReferencePlatform:
         biases = None
         if gate_up.bias is not None and down.bias is not None:
             biases = gate_up.bias, down.bias
-        return lambda x, routes: specification.experts(
-            x, routes, *weights, activation, biases
-        ).to(x.dtype)
+        return lambda x, routes: specification.experts(x, routes, *weights, activation, biases).to(
+            x.dtype
+        )
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return specification.rms_norm(x, weight, eps).to(x.dtype)
@@ -133,5 +133,10 @@ class ReferencePlatform:
         starts = attention_plan.starts.tolist()
         counts = attention_plan.counts.tolist()
         tables = attention_plan.block_tables
-        shape: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
+        shape: dict[str, Any] = {
+            "scale": scale,
+            "window": window,
+            "softcap": softcap,
+            "sinks": sinks,
+        }
         return specification.attention(q, kv_cache, starts, counts, tables, **shape).to(q.dtype)

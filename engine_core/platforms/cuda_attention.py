@@ -64,6 +64,7 @@ class AttentionKernels:
         v_scale: torch.Tensor | None = None,
         scale: float | None = None,
         window: int = 0,
+        sinks: torch.Tensor | None = None,
         dependent: bool = False,
         early: bool = False,
     ) -> None:
@@ -80,7 +81,7 @@ class AttentionKernels:
             out,
             scale=scale,
             dependent=dependent,
-            **given(k_scale=k_scale, v_scale=v_scale, window=window or None),
+            **given(k_scale=k_scale, v_scale=v_scale, window=window or None, sinks=sinks),
         )
         if launch not in MERGING:
             reduce_splits(
@@ -89,6 +90,7 @@ class AttentionKernels:
                 out,
                 v_scale=v_scale,
                 window=window,
+                sinks=sinks,
                 dependent=dependent,
                 early=early,
             )

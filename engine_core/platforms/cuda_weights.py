@@ -18,9 +18,7 @@ from ..weights.model_file import DTYPES
 from .stored_weights import StoredForms, StoredWeights
 
 
-def _keeps(
-    request: BuildRequest, device: torch.device, name: str, weight: Kept
-) -> bool:
+def _keeps(request: BuildRequest, device: torch.device, name: str, weight: Kept) -> bool:
     """Whether a weight of eight bits, in MXFP4 or of a GGUF file stays packed. Of those of eight
     bits, embedding and head are read by kernels of their own."""
     from headwater.kernels.attention import hopper_attention  # noqa: PLC0415

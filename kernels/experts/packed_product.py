@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import torch
 
-from ..gemm import byte_gemm, hopper_packed_gemm, int4_gemm
+from ..gemm import byte_gemm, expanded_mxfp4, hopper_packed_gemm, int4_gemm
 from ..gemm.hopper_packed_gemm import PackedWords, RowsOfExperts
 from ..gemm.packed_tiles import CROWDED_TILES, TILES, RingTiles
 from ..norm.silu_mul import gelu_tanh_mul, silu_mul
 from ..quant.int4_layout import Int4Weight
+from ..quant.mxfp4 import Mxfp4Weight
+from .clamped_gate import ExpertBiases, clamped_gate
 from .combine import combine, copy_tokens
-from .expert_product import expert_product
+from .expert_product import expert_product, of_biases
 from .work_list import list_tiles
 
 MOST_ROWS = 128
@@ -37,13 +39,15 @@ def packed_expert_product(
     num_experts: int,
     *,
     is_gelu: bool = False,
+    biases: ExpertBiases | None = None,
     dependent: bool = False,
 ) -> torch.Tensor:
     """Arguments as of `expert_product`, with packed gate_up [E 2 I, H] and down [E H, I]."""
     num_pairs = experts.numel()
     if num_pairs > MOST_ROWS * num_experts:
         matrices = (expanded(each, num_experts, x.dtype) for each in (gate_up, down))
-        return expert_product(x, experts, weights, *matrices, is_gelu=is_gelu, dependent=dependent)
+        how = {"is_gelu": is_gelu, "biases": biases, "dependent": dependent}
+        return expert_product(x, experts, weights, *matrices, **how)
     tiles = choose(num_pairs, num_experts, gate_up.bits)
     tiles_down = choose(num_pairs, num_experts, down.bits)
     assert tiles.block_m == tiles_down.block_m
@@ -57,10 +61,14 @@ def packed_expert_product(
     products = x.new_empty(num_pairs, gate_up.shape[0] // num_experts)
     multiply = hopper_packed_gemm.hopper_packed_gemm
     multiply(rows, gate_up, products, tiles, of_experts, dependent=dependent)
-    gated = (gelu_tanh_mul if is_gelu else silu_mul)(products, dependent=dependent)
+    if biases is None:
+        gated = (gelu_tanh_mul if is_gelu else silu_mul)(products, dependent=dependent)
+    else:
+        gated = x.new_empty(num_pairs, down.num_inputs)
+        clamped_gate(products, experts, biases.gate_up, gated, work.places, dependent=dependent)
     y = x.new_empty(num_pairs, out.shape[1])
     multiply(gated, down, y, tiles_down, of_experts, dependent=dependent)
-    combine(y, weights, out, work.places, dependent=dependent)
+    combine(y, weights, out, work.places, **of_biases(experts, biases), dependent=dependent)
     return out
 
 
@@ -78,6 +86,7 @@ def launch_all_tiles(
     num_chosen: int,
     *,
     is_gelu: bool,
+    biases: ExpertBiases | None = None,
     early_tokens: int,
 ) -> None:
     """As `expert_product.launch_all_tiles`; matrices are expanded once more for the kernels that
@@ -88,20 +97,24 @@ def launch_all_tiles(
     for num_tokens in sorted({1, *(each // num_chosen + 1 for each in bounds)}):
         experts = torch.zeros(num_tokens, num_chosen, dtype=torch.int32, device=device)
         packed_expert_product(
-            torch.zeros(num_tokens, gate_up.shape[1], dtype=torch.bfloat16, device=device),
+            torch.zeros(num_tokens, gate_up.num_inputs, dtype=torch.bfloat16, device=device),
             experts,
             torch.zeros_like(experts, dtype=torch.float32),
             gate_up,
             down,
             num_experts,
             is_gelu=is_gelu,
+            biases=biases,
             dependent=num_tokens <= early_tokens,
         )
 
 
 def expanded(weight: PackedWords, num_experts: int, dtype: torch.dtype) -> torch.Tensor:
     """The weights [E, N, K], each rounded to the dtype once."""
-    if weight.bits == 8:
+    if weight.is_float4:
+        floats = Mxfp4Weight(words=weight.words, scales=weight.scales)
+        matrix = expanded_mxfp4.expanded(floats, dtype)
+    elif weight.bits == 8:
         matrix = byte_gemm.expanded(weight, dtype)
     else:
         integers = Int4Weight(words=weight.words, scales=weight.scales, zeros=weight.zeros)

@@ -87,13 +87,14 @@ def expand(weight: Mxfp4Weight, dtype: torch.dtype) -> torch.Tensor:
     """The weights [N, K], each rounded to the dtype once, which bfloat16 and float32 hold as they
     are: in plain torch, the specification of all kernels."""
     n, k = weight.shape
-    values = torch.tensor((*VALUES, *(-value for value in VALUES)), device=weight.words.device)
-    out = torch.empty(n, k, dtype=dtype, device=weight.words.device)
+    device = weight.words.device
+    values = torch.tensor((*VALUES, *(-value for value in VALUES)), device=device)
+    powers = torch.tensor([2.0 ** (scale - 127) for scale in range(256)], device=values.device)
+    out = torch.empty(n, k, dtype=dtype, device=values.device)
     for begin in range(0, n, _ROWS):
         rows = slice(begin, begin + _ROWS)
         numbers = values[unpack(weight.words[rows], k).long()]
-        powers = torch.ldexp(torch.ones(()), weight.scales[:, rows].t().int().cpu() - 127)
-        of_inputs = powers.to(numbers.device).repeat_interleave(BLOCK, dim=1)
+        of_inputs = powers[weight.scales[:, rows].t().long()].repeat_interleave(BLOCK, dim=1)
         out[rows] = (numbers * of_inputs).to(dtype)
     return out
 
@@ -122,9 +123,7 @@ def _table(p: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
     """Words of a byte of two numbers."""
     numbers = np.arange(16, dtype=np.uint32)
     placed = sum((numbers >> 3 - i & 1) << place for i, place in enumerate(PLACES[p]))
-    return np.array(
-        [placed[byte & 15] | placed[byte >> 4] << 16 for byte in range(256)], np.uint32
-    )
+    return np.array([placed[byte & 15] | placed[byte >> 4] << 16 for byte in range(256)], np.uint32)
 
 
 _TABLES = [_table(p) for p in range(4)]
