@@ -7,6 +7,8 @@ worth matrices: those of all experts are expanded into scratch memory.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from ..gemm import byte_gemm, expanded_mxfp4, hopper_packed_gemm, int4_gemm
@@ -45,19 +47,31 @@ def packed_expert_product(
     """Arguments as of `expert_product`, with packed gate_up [E 2 I, H] and down [E H, I]."""
     num_pairs = experts.numel()
     if num_pairs > MOST_ROWS * num_experts:
-        matrices = (expanded(each, num_experts, x.dtype) for each in (gate_up, down))
-        how = {"is_gelu": is_gelu, "biases": biases, "dependent": dependent}
-        return expert_product(x, experts, weights, *matrices, **how)
+        return expert_product(
+            x,
+            experts,
+            weights,
+            expanded(gate_up, num_experts, x.dtype),
+            expanded(down, num_experts, x.dtype),
+            is_gelu=is_gelu,
+            biases=biases,
+            dependent=dependent,
+        )
     tiles = choose(num_pairs, num_experts, gate_up.bits)
     tiles_down = choose(num_pairs, num_experts, down.bits)
     assert tiles.block_m == tiles_down.block_m
     out = x.new_empty(len(x), down.shape[0] // num_experts)
     if not num_pairs:
         return out
-    work = list_tiles(experts, num_experts, block_m=tiles.block_m, dependent=dependent)
-    rows = x.new_empty(num_pairs, x.shape[1])
-    copy_tokens(x, rows, work.places, dependent=dependent)
-    of_experts = RowsOfExperts(num_experts, work.tiles, work.num_tiles)
+    if len(x) == 1:
+        # Each of a token's experts has that token's row: there is nothing to sort.
+        rows, places, of_experts = x, None, RowsOfExperts(num_experts, experts, None)
+    else:
+        work = list_tiles(experts, num_experts, block_m=tiles.block_m, dependent=dependent)
+        places = work.places
+        rows = x.new_empty(num_pairs, x.shape[1])
+        copy_tokens(x, rows, places, dependent=dependent)
+        of_experts = RowsOfExperts(num_experts, work.tiles, work.num_tiles)
     products = x.new_empty(num_pairs, gate_up.shape[0] // num_experts)
     multiply = hopper_packed_gemm.hopper_packed_gemm
     multiply(rows, gate_up, products, tiles, of_experts, dependent=dependent)
@@ -65,10 +79,11 @@ def packed_expert_product(
         gated = (gelu_tanh_mul if is_gelu else silu_mul)(products, dependent=dependent)
     else:
         gated = x.new_empty(num_pairs, down.num_inputs)
-        clamped_gate(products, experts, biases.gate_up, gated, work.places, dependent=dependent)
+        clamped_gate(products, experts, biases.gate_up, gated, places, dependent=dependent)
     y = x.new_empty(num_pairs, out.shape[1])
-    multiply(gated, down, y, tiles_down, of_experts, dependent=dependent)
-    combine(y, weights, out, work.places, **of_biases(experts, biases), dependent=dependent)
+    known = replace(of_experts, is_known=True)
+    multiply(gated, down, y, tiles_down, known, dependent=dependent)
+    combine(y, weights, out, places, **of_biases(experts, biases), dependent=dependent)
     return out
 
 

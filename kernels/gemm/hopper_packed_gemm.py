@@ -80,9 +80,17 @@ class RowsOfExperts:
 
     num_experts: int
     tiles: torch.Tensor
-    """int32 [3, tiles]: expert, first row and number of rows of each."""
-    num_tiles: torch.Tensor
-    """int32 [1], of those that have rows."""
+    """int32 [3, tiles]: expert, first row and number of rows of each. Or int32 [1, k]: the experts
+    of one token, each with a row of its own; x has these rows, or the token's alone."""
+    num_tiles: torch.Tensor | None
+    """int32 [1], of those that have rows; None: tiles are those of one token."""
+    is_known: bool = False
+    """Whether tiles were written by a kernel before the previous one, so that weights are copied
+    while that one ends."""
+
+    @property
+    def most_tiles(self) -> int:
+        return self.tiles.shape[1]
 
 
 def fits(shape: tuple[int, int], num_groups: int, bits: int) -> bool:
@@ -131,7 +139,7 @@ def hopper_packed_gemm(
     )
     block_k = num_tiles * tile_k
     block_g = 2 * BLOCK_N if weight.is_float4 else max(tiles.block_n, BLOCK_N)
-    num_tiles_m = triton.cdiv(m, tiles.block_m) if experts is None else experts.tiles.shape[1]
+    num_tiles_m = triton.cdiv(m, tiles.block_m) if experts is None else experts.most_tiles
     _hopper_packed_gemm[(triton.cdiv(n, tiles.block_n), num_tiles_m)](
         tiled(x, [tiles.block_m, block_k]),
         tiled(weight.words, [tiles.block_n, num_tiles * TILE_WORDS], 64),
@@ -150,6 +158,8 @@ def hopper_packed_gemm(
         GROUP=weight.group_size if block_k % weight.group_size == 0 else tile_k,
         GROUP_SIZE=weight.group_size,
         STAGES=min(tiles.num_stages, triton.cdiv(k, block_k)),
+        SHARED_ROW=experts is not None and experts.num_tiles is None and m == 1,
+        KNOWN=experts is not None and experts.is_known,
         DEPENDENT=dependent,
         num_warps=4,
         **({} if tiles.registers is None else {"maxnreg": tiles.registers}),
@@ -175,6 +185,8 @@ def _hopper_packed_gemm(
     GROUP: gl.constexpr,
     GROUP_SIZE: gl.constexpr,
     STAGES: gl.constexpr,
+    SHARED_ROW: gl.constexpr,
+    KNOWN: gl.constexpr,
     DEPENDENT: gl.constexpr,
 ):
     ROWS: gl.constexpr = x.block_shape[0]
@@ -199,8 +211,9 @@ def _hopper_packed_gemm(
     first_n = o_n
     o_m = gl.program_id(1) * ROWS
     if p_tiles is not None:
-        # The list of tiles is of a kernel that may still run.
-        wait_for_inputs(DEPENDENT)
+        if not KNOWN:
+            # The list of tiles is of a kernel that may still run.
+            wait_for_inputs(DEPENDENT)
         expert, o_m, m, k = _tile_of_expert(p_tiles, p_num_tiles, max_tiles, k)
         first_n += expert * n
     release_dependents(DEPENDENT)
@@ -211,7 +224,7 @@ def _hopper_packed_gemm(
         ROWS, BLOCK_N, BLOCK_K, STAGES, GROUP, GROUPS, BITS, HAS_ZEROS, p_tiles is not None, FLOAT4
     )  # fmt: skip
     of_weights = (x, words, scales, zeros, rings, first_n, num_weights, k, GROUP_SIZE, shape)
-    of_rows = (x, x_ring, ready, free, o_m, k, STAGES, DEPENDENT)
+    of_rows = (x, x_ring, ready, free, 0 if SHARED_ROW else o_m, k, STAGES, DEPENDENT)
     if BLOCK_N == 128:
         gl.warp_specialize(
             [
@@ -240,6 +253,8 @@ def _tile_of_expert(p_tiles, p_num_tiles, max_tiles, k):
     """Expert, first row, the row behind the last one, and number of inputs of a program's tile; a
     tile without rows has no inputs."""
     i_tile = gl.program_id(1)
+    if p_num_tiles is None:
+        return gl.load(p_tiles + i_tile), i_tile, i_tile + 1, k
     is_tile = i_tile < gl.load(p_num_tiles)
     expert = gl.load(p_tiles + i_tile, mask=is_tile, other=0)
     first = gl.load(p_tiles + max_tiles + i_tile, mask=is_tile, other=0)

@@ -121,9 +121,12 @@ def _bits_of(halves: torch.Tensor, places: tuple[int, ...]) -> torch.Tensor:
 
 def _table(p: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
     """Words of a byte of two numbers."""
-    numbers = np.arange(16, dtype=np.uint32)
-    placed = sum((numbers >> 3 - i & 1) << place for i, place in enumerate(PLACES[p]))
-    return np.array([placed[byte & 15] | placed[byte >> 4] << 16 for byte in range(256)], np.uint32)
+    placed = [
+        sum((number >> 3 - i & 1) << place for i, place in enumerate(PLACES[p]))
+        for number in range(16)
+    ]
+    words = [placed[byte & 15] | placed[byte >> 4] << 16 for byte in range(256)]
+    return np.array(words, np.uint32)
 
 
 _TABLES = [_table(p) for p in range(4)]

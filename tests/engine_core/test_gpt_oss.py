@@ -85,8 +85,21 @@ def test_experts_stay_packed_from_the_checkpoint_to_the_model(
         assert torch.equal(stack.linear.expanded(), dense.linear.weight)
     sizes = [(each / "weights.safetensors").stat().st_size for each in (packed, expanded)]
     assert sizes[0] < 0.6 * sizes[1]
-    # A platform without such products has matrices, whose answers have the same bits.
+    # What multiplies matrices has the same bits from either.
     assert answers(packed, activation_dtype="model") == answers(expanded)
+
+
+def test_packed_experts_answer_alone_as_together_to_the_bit(
+    published: tuple[Path, Path], tmp_path: Path
+) -> None:
+    folder = convert(published[0], tmp_path / "ours")
+    together = answers(folder)
+    assert answers(folder, max_num_batched_tokens=65) == together
+    engine = SmallEngine(folder)
+    for prompt, expected in zip(PROMPTS, together, strict=True):
+        [alone] = engine.answer([prompt], SCORED)
+        assert (alone.token_ids, alone.logprobs + alone.prompt_logprobs) == expected
+    engine.close()
 
 
 @pytest.mark.parametrize(

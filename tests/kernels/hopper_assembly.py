@@ -299,6 +299,7 @@ def packed(
         {"zeros": descriptor("u8", gl.uint8, 2 * hopper_packed_gemm.BLOCK_N)} if has_zeros else {}
     )
     values = {"BITS": bits, "GROUP": 32, "GROUP_SIZE": 32, "STAGES": 3, "DEPENDENT": True}
+    values |= {"SHARED_ROW": False, "KNOWN": False}
     values |= {} if has_zeros else {"zeros": None}
     lists = ("p_tiles", "p_num_tiles")
     types |= dict.fromkeys(lists, "*i32") if of_experts else {}

@@ -1,4 +1,4 @@
-"""Weights of e4m3 numbers as a CPU's kernels read them. Made when a model is loaded; a model's file
+"""Weights of e4m3 numbers and of MXFP4 as a CPU's kernels read them. Made when a model is loaded; a model's file
 has none."""
 
 from __future__ import annotations
@@ -7,10 +7,19 @@ from dataclasses import dataclass
 
 import torch
 
+from headwater.kernels.quant import mxfp4
 from headwater.kernels.quant.block_formats import BLOCK
 from headwater.kernels.quant.byte_weights import Fp8Weight
 from headwater.kernels.quant.fp8_linear import fp8_linear
-from headwater.kernels.quant.fp8_tiles import Fp8Format, Fp8Tiles, format_of, pack
+from headwater.kernels.quant.fp8_tiles import (
+    FLOAT4,
+    Fp8Format,
+    Fp8Tiles,
+    format_of,
+    pack,
+    pack_float4,
+)
+from headwater.kernels.quant.mxfp4 import Mxfp4Weight
 
 from .group_tiles import TiledLinear, TileShape
 
@@ -36,6 +45,18 @@ class Fp8TileLayout(TileShape):
         if size % BLOCK or dtype not in DTYPES or has_none:
             return None
         return cls(format_of(weight), n, num_groups, size)
+
+    @classmethod
+    def of_float4(cls, weight: Mxfp4Weight, dtype: torch.dtype) -> Fp8TileLayout | None:
+        """None: it is expanded to another type."""
+        if dtype not in DTYPES:
+            return None
+        return cls(FLOAT4, weight.shape[0], len(weight.scales), mxfp4.BLOCK)
+
+
+def write_float4_tiles(weight: Mxfp4Weight, layout: Fp8TileLayout, memory: torch.Tensor) -> None:
+    """As `write_fp8_tiles`."""
+    memory.view(layout.shape).copy_(pack_float4(weight))
 
 
 def write_fp8_tiles(weight: Fp8Weight, layout: Fp8TileLayout, memory: torch.Tensor) -> None:
