@@ -21,7 +21,6 @@ from ..layers.linear.linear import Linear, Product
 from ..layers.linear.ordered import OrderedLinear
 from ..layers.linear.planes import PlanesLinear
 from ..layers.linear.rounded import RoundedLinear
-from .cuda_biases import biased_product
 from .cuda_experts import CudaExperts
 from .cuda_packed import (
     expanded_product,
@@ -35,6 +34,7 @@ from .cuda_packed import (
 )
 from .dense_products import (
     ProductChoice,
+    biased_product,
     dense_matrices,
     dense_product,
     dense_silu_product,

@@ -254,12 +254,17 @@ def _tile_of_expert(p_tiles, p_num_tiles, max_tiles, k):
     tile without rows has no inputs."""
     i_tile = gl.program_id(1)
     if p_num_tiles is None:
-        return gl.load(p_tiles + i_tile), i_tile, i_tile + 1, k
-    is_tile = i_tile < gl.load(p_num_tiles)
-    expert = gl.load(p_tiles + i_tile, mask=is_tile, other=0)
-    first = gl.load(p_tiles + max_tiles + i_tile, mask=is_tile, other=0)
-    count = gl.load(p_tiles + 2 * max_tiles + i_tile, mask=is_tile, other=0)
-    return expert, first, first + count, gl.where(is_tile, k, 0)
+        expert = gl.load(p_tiles + i_tile)
+        first = i_tile
+        last = i_tile + 1
+        own_k = k
+    else:
+        is_tile = i_tile < gl.load(p_num_tiles)
+        expert = gl.load(p_tiles + i_tile, mask=is_tile, other=0)
+        first = gl.load(p_tiles + max_tiles + i_tile, mask=is_tile, other=0)
+        last = first + gl.load(p_tiles + 2 * max_tiles + i_tile, mask=is_tile, other=0)
+        own_k = gl.where(is_tile, k, 0)
+    return expert, first, last, own_k
 
 
 @gluon.jit
