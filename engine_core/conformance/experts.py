@@ -36,7 +36,7 @@ def expert_cases(subject: Subject) -> Iterator[Case]:
     for name, routes in _routes(subject).items():
         yield _product(subject, name, routes)
     if subject.flags.expert_biases:
-        bias = subject.randn(NUM_EXPERTS).to(subject.dtype)
+        bias = subject.randn(NUM_EXPERTS)
         router = Router(num_chosen=NUM_CHOSEN, is_normalized=True, bias=bias)
         logits = subject.randn(NUM_ITEMS, NUM_EXPERTS, scale=2.0)
         yield _routing(subject, "biased", logits, router)
@@ -107,15 +107,13 @@ def _product(subject: Subject, name: str, routes: Routes, *, has_biases: bool = 
     down = subject.randn(NUM_EXPERTS, hidden, inner, scale=inner**-0.5)
     activation = CLAMPED_SWIGLU if has_biases else "silu"
     biases = None
-    stacks = _stack(gate_up, platform), _stack(down, platform)
+    stacks = [_stack(gate_up, platform), _stack(down, platform)]
     if has_biases:
-        biases = tuple(
-            subject.randn(NUM_EXPERTS, size).to(subject.dtype) for size in (2 * inner, hidden)
-        )
-        stacks = tuple(
+        biases = subject.randn(NUM_EXPERTS, 2 * inner), subject.randn(NUM_EXPERTS, hidden)
+        stacks = [
             replace(stack, bias=bias.to(platform.device))
             for stack, bias in zip(stacks, biases, strict=True)
-        )
+        ]
     product = platform.experts(*stacks, activation)
 
     def run(items: list[int]) -> list[Tensor]:

@@ -65,7 +65,7 @@ def dummy(
 
 
 def _is_packed(name: str, spec: WeightSpec, packing: Packing) -> bool:
-    """Of a model in MXFP4, the experts are packed."""
+    """Whether a weight is packed: in MXFP4, weights of experts are."""
     is_wanted = packing.format != "mxfp4" or spec.num_experts > 0
     return is_wanted and spec.is_linear and name != HEAD and not spec.is_routing
 

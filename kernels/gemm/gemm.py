@@ -76,6 +76,9 @@ FEW_ROW_TILES = {"short": FewRowTiles(16), "between": FewRowTiles(32), "gates": 
 short product of more than MAX_SHORT inputs has less room beside its neighbours than it gains."""
 FEW_ROW_BYTES = 12 << 20
 MAX_SHORT = 2048
+FEW_OUTPUTS = 256
+"""Outputs up to which, as of a router, a product has few programs, whose room takes none of its
+neighbours'."""
 MIN_ROWS = 17
 MIN_GATED_ROWS = 9
 """Least numbers of rows, without and with gates. With fewer rows the narrow tiles start as fast."""
@@ -122,7 +125,7 @@ def choose_few_rows(
     """As `choose_rows`, of `hopper_few_rows_gemm`."""
     n, k = weight.shape
     is_short = n <= SHORT and not gates
-    if _num_bytes(weight) > FEW_ROW_BYTES or (is_short and k > MAX_SHORT):
+    if _num_bytes(weight) > FEW_ROW_BYTES or (is_short and k > MAX_SHORT and n > FEW_OUTPUTS):
         return None
     tiles = FEW_ROW_TILES["gates" if gates else "short" if is_short else "between"]
     return tiles if serves_few(x, weight, tiles, gates=gates) else None

@@ -19,7 +19,7 @@ BLOCK = 1024
 
 CLAMP = tl.constexpr(7.0)
 SIGMOID_SCALE = tl.constexpr(1.702)
-"""Of the clamped SwiGLU."""
+"""Bound of gates and ups of the clamped SwiGLU, and the factor in its sigmoid."""
 GELU_LINEAR = tl.constexpr(1.5957691216057308)
 GELU_CUBIC = tl.constexpr(0.07135481282052724)
 """2 sqrt(2 / pi), and 0.044715 times as much."""

@@ -19,22 +19,18 @@ from headwater.kernels.cpu.packed_linear import (
     pack,
     packed_view,
 )
-from headwater.kernels.quant.byte_weights import Fp8Weight
-from headwater.kernels.quant.mxfp4 import Mxfp4Weight
 
 from ...weights.blocks import dense
 from ...weights.packed import Matrix, packed_memory
 from ..routing import ExpertStack
 from .blocks import BlockLinear
 from .dense import DenseLinear
-from .fp8 import Fp8Linear
-from .fp8_tiles import Fp8TileLayout, Fp8TileLinear, write_float4_tiles, write_fp8_tiles
+from .fp8_tiles import FloatLinear, FloatWeight, Fp8TileLayout, Fp8TileLinear, write_fp8_tiles
 from .group_tiles import IntWeight, TileLayout, TileLinear, write_tiles
 from .int4 import Int4Linear
 from .int8 import Int8Linear
 from .kinds import Weights
 from .linear import ExpandableLinear, Linear
-from .mxfp4 import Mxfp4Linear
 
 Read = Callable[[], torch.Tensor]
 Packed = tuple[Matrix, Callable[[torch.Tensor], Linear]]
@@ -159,28 +155,19 @@ def _write_experts(read: Read, num_experts: int, memory: torch.Tensor) -> None:
 def _tiles(linear: Linear, keeps_integers: bool, keeps_fp8: bool) -> Packed | None:
     """How weights of few bits that are kept are packed, and what is made of them; None: it has
     none, or none that can be tiles."""
-    if keeps_fp8 and isinstance(linear, Fp8Linear):
+    if keeps_fp8 and isinstance(linear, FloatLinear):
         return _fp8_tiles(linear.weight, linear.dtype)
-    if keeps_fp8 and isinstance(linear, Mxfp4Linear):
-        return _float4_tiles(linear.weight, linear.dtype)
     if keeps_integers and isinstance(linear, Int4Linear | Int8Linear):
         return _integer_tiles(linear.weight)
     return None
 
 
-def _fp8_tiles(weight: Fp8Weight, dtype: torch.dtype) -> Packed | None:
+def _fp8_tiles(weight: FloatWeight, dtype: torch.dtype) -> Packed | None:
     if (layout := Fp8TileLayout.of(weight, dtype)) is None:
         return None
     return Matrix(layout, layout.num_bytes, partial(write_fp8_tiles, weight, layout)), partial(
         Fp8TileLinear, layout
     )
-
-
-def _float4_tiles(weight: Mxfp4Weight, dtype: torch.dtype) -> Packed | None:
-    if (layout := Fp8TileLayout.of_float4(weight, dtype)) is None:
-        return None
-    write = partial(write_float4_tiles, weight, layout)
-    return Matrix(layout, layout.num_bytes, write), partial(Fp8TileLinear, layout)
 
 
 def _integer_tiles(weight: IntWeight) -> Packed | None:
