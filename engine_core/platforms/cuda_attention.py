@@ -105,6 +105,7 @@ HOPPER = AttentionKernels(
     direct_decode=hopper_decode_attention,
     few_decode=hopper_decode_splits,
 )
+HOPPER_WINDOW = AttentionKernels(direct_decode=hopper_decode_attention)
 HOPPER_FP8 = AttentionKernels(prefill=hopper_prefill_attention)
 
 
@@ -113,10 +114,10 @@ def attention_kernels(
 ) -> AttentionKernels:
     """The table's row for queries [.., Hq, D] over a cache [num_blocks, Hk, block_size, D] in a
     layer with this window, 0 for none."""
+    if q.dtype == k_cache.dtype and is_read_by_hopper(k_cache):
+        return HOPPER_WINDOW if window else HOPPER
     if window:
         return ANY_GPU
-    if q.dtype == k_cache.dtype and is_read_by_hopper(k_cache):
-        return HOPPER
     return HOPPER_FP8 if _is_widened(q, k_cache) else ANY_GPU
 
 

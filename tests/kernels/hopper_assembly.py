@@ -434,7 +434,7 @@ def main() -> None:
     splits = hopper_decode_splits
     rows = hopper_decode_attention
     ring = {"TILE": TILE, "PART": splits.PART, "STAGES": splits.NUM_STAGES}
-    direct = {"HALF": HALF, "MAX_SPLITS": 16, "STAGES": rows.NUM_STAGES}
+    direct = {"HALF": HALF, "MAX_SPLITS": 16, "STAGES": rows.NUM_STAGES, "WINDOW": 0}
     rings = {
         f"{name}, heads of {head_dim}": with_rings(kernel, num_keys, constants, head_dim)
         for head_dim in (64, 128)
@@ -442,7 +442,12 @@ def main() -> None:
             ("splits", splits._decode_items, splits.PART, ring | {"p_folded": None}),
             ("folded splits", splits._decode_items, splits.PART, ring | {"p_folded": "*i32"}),
             ("rows", rows._decode_rows, HALF, direct),
-            ("rows with sinks", rows._decode_rows, HALF, direct | {"p_sinks": "*fp32"}),
+            (
+                "rows with sinks and a window",
+                rows._decode_rows,
+                HALF,
+                direct | {"p_sinks": "*fp32", "WINDOW": 128},
+            ),
         )
     }
     others = {
