@@ -23,6 +23,7 @@ from tests.combinations.weight_capabilities import (
     INT4_WEIGHTS,
     W8A8_WEIGHTS,
 )
+from tests.combinations.weights_folder import MXFP4
 
 CHUNK = 16
 TIGHT_BLOCKS = 25
@@ -405,6 +406,31 @@ EXPERTS = Capability(
     },
 )
 
+MXFP4_EXPERTS = Capability(
+    name="MXFP4 experts",
+    promise=Promise.OWN,
+    model={
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "num_local_experts": 8,
+        "num_experts_per_tok": 3,
+        "sliding_window": 24,
+        "quantization_config": {"quant_method": MXFP4},
+    },
+    is_simulated=False,
+    took_place=lambda answer: answer.num_experts > 0 and answer.weights == MXFP4,
+    beside={
+        "tree numerics": Refused(
+            field="numerics", says="allowed: default with a model with 8 experts"
+        ),
+        **{
+            each.name: Aside(because="a model has weights of one kind")
+            for each in (INT4_WEIGHTS, FP8_WEIGHTS, GGUF_WEIGHTS, FP8_BLOCK_WEIGHTS, W8A8_WEIGHTS)
+        },
+        EXPERTS.name: Aside(because="a model has one architecture"),
+    },
+)
+
 CAPABILITIES = (
     CHUNKED_PREFILL,
     PREFIX_HIT,
@@ -436,4 +462,5 @@ CAPABILITIES = (
     PIPELINE_PARALLEL,
     TREE_NUMERICS,
     EXPERTS,
+    MXFP4_EXPERTS,
 )
