@@ -26,8 +26,8 @@ BLOCK_M = gl.constexpr(64)
 """Number of rows that the matrix unit multiplies at once."""
 BLOCK_K = gl.constexpr(64)
 """Number of inputs in a tile: 128 bytes, one line of shared memory as the matrix unit reads it."""
-TILES_AT_ONCE = (4, 5, 3)
-"""Numbers of tiles that one barrier waits for; of these, the first that divides a row's."""
+TILES_AT_ONCE = gl.constexpr(4)
+"""Number of tiles that one barrier waits for."""
 ROW_SIZE = gl.constexpr(8)
 ROW_SIZES = (ROW_SIZE.value, 16)
 """Numbers of rows that are copied; those past the last row are zeros."""
@@ -51,12 +51,6 @@ class FewRowTiles:
         return 2 * block_k * (rows + num_tiles * columns)
 
 
-def _tiles_at_once(k: int) -> int:
-    """0: no number divides the tiles of k inputs."""
-    num_tiles, rest = divmod(k, BLOCK_K.value)
-    return next((each for each in TILES_AT_ONCE if not rest and num_tiles % each == 0), 0)
-
-
 def serves(x: torch.Tensor, weight: torch.Tensor, tiles: FewRowTiles, *, gates: bool) -> bool:
     """Whether x [M, K] and weight [N, K] are multiplied here, in tiles that are whole but for the
     rows."""
@@ -64,8 +58,9 @@ def serves(x: torch.Tensor, weight: torch.Tensor, tiles: FewRowTiles, *, gates: 
     return (
         m <= ROW_SIZES[-1]
         and x.dtype == weight.dtype == torch.bfloat16
-        and n % (tiles.block_n * (2 if gates else 1)) == 0
-        and _tiles_at_once(k) > 0
+        and n % (tiles.block_n * (2 if gates else 1))
+        == k % (BLOCK_K.value * TILES_AT_ONCE.value)
+        == 0
         and tiles.shared_bytes(_row_size(m), k, gates=gates) <= SHARED_BYTES
         and x.is_contiguous()
         and weight.is_contiguous()
@@ -97,7 +92,6 @@ def few_rows_gemm(
         n,
         K=k,
         NUM_ROWS=_row_size(m),
-        TILES_AT_ONCE=_tiles_at_once(k),
         GATES=gates,
         DEPENDENT=dependent,
         num_warps=4,
@@ -119,7 +113,6 @@ def _few_rows_gemm(
     n,
     K: gl.constexpr,
     NUM_ROWS: gl.constexpr,
-    TILES_AT_ONCE: gl.constexpr,
     GATES: gl.constexpr,
     DEPENDENT: gl.constexpr,
 ):

@@ -70,6 +70,11 @@ class PackedWords:
         return MXFP4_BLOCK * len(self.scales) if self.is_float4 else self.shape[1]
 
     @property
+    def is_whole(self) -> bool:
+        """Whether it is whole in tiles of the kernel, see `fits`."""
+        return fits(self.shape, self.shape[1] // self.group_size, self.bits)
+
+    @property
     def group_size(self) -> int:
         return MXFP4_BLOCK if self.is_float4 else self.shape[1] // len(self.scales)
 
@@ -128,7 +133,7 @@ def hopper_packed_gemm(
     assert n % ALIGNMENT == 0
     tile_k = TILE_WORDS * 32 // weight.bits
     assert serves(x)
-    assert fits(weight.shape, len(weight.scales), weight.bits)
+    assert weight.is_whole
     assert out.is_contiguous()
     # The copy engine fills the last stage up with zeros: scales, words and rows.
     is_whole = not weight.is_float4

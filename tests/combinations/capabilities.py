@@ -22,6 +22,7 @@ from tests.combinations.weight_capabilities import (
     GGUF_WEIGHTS,
     INT4_WEIGHTS,
     W8A8_WEIGHTS,
+    refused_beside,
 )
 from tests.combinations.weights_folder import MXFP4
 
@@ -402,7 +403,8 @@ EXPERTS = Capability(
     beside={
         "tree numerics": Refused(
             field="numerics", says="allowed: default with a model with 8 experts"
-        )
+        ),
+        "MXFP4 experts": Aside(because="a model has one architecture"),
     },
 )
 
@@ -417,17 +419,23 @@ MXFP4_EXPERTS = Capability(
         "sliding_window": 24,
         "quantization_config": {"quant_method": MXFP4},
     },
+    options={"quantization": MXFP4},
     is_simulated=False,
     took_place=lambda answer: answer.num_experts > 0 and answer.weights == MXFP4,
     beside={
         "tree numerics": Refused(
             field="numerics", says="allowed: default with a model with 8 experts"
         ),
-        **{
-            each.name: Aside(because="a model has weights of one kind")
-            for each in (INT4_WEIGHTS, FP8_WEIGHTS, GGUF_WEIGHTS, FP8_BLOCK_WEIGHTS, W8A8_WEIGHTS)
-        },
-        EXPERTS.name: Aside(because="a model has one architecture"),
+        **refused_beside(
+            MXFP4,
+            {
+                "int4": "int4",
+                "fp8": "fp8",
+                "GGUF": "gguf",
+                "FP8 block": "fp8",
+                "W8A8": "compressed-tensors",
+            },
+        ),
     },
 )
 

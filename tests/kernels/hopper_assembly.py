@@ -240,7 +240,6 @@ def few_rows(num_rows: int, *, gates: bool) -> dict[str, Any]:
         "n": "i32",
     }
     values: dict[str, Any] = {"K": 1024, "NUM_ROWS": size, "GATES": gates, "DEPENDENT": True}
-    values |= {"TILES_AT_ONCE": 4}
     if num_rows > 1:
         types |= {"x": described(size, block_k)}
     else:

@@ -6,7 +6,12 @@ import torch
 from headwater.kernels.attention.hopper_attention import is_hopper
 from headwater.kernels.experts.clamped_gate import ExpertBiases
 from headwater.kernels.experts.expert_product import expert_product
-from headwater.kernels.experts.packed_product import expanded, fits, packed_expert_product
+from headwater.kernels.experts.packed_product import (
+    choose,
+    expanded,
+    fits,
+    packed_expert_product,
+)
 from headwater.kernels.experts.route import Choice, route
 from headwater.kernels.gemm.hopper_packed_gemm import PackedWords
 from headwater.kernels.quant.mxfp4 import num_words
@@ -84,6 +89,22 @@ def test_packed_experts_have_the_bits_of_expanded_ones(
         assert torch.equal(out, expected), count
 
 
+@pytest.mark.parametrize("k", [32, 64, 96, 160, 2880])
+def test_inputs_in_mxfp4_need_not_be_whole_tiles(k: int, generator: torch.Generator) -> None:
+    weight = random_floats(4 * 48, k, generator)
+    assert weight.num_inputs == k
+    assert weight.group_size == 32
+    assert fits(weight, 4)
+    assert not fits(weight, 8)
+
+
+def test_many_rows_in_mxfp4_have_tiles_of_two_teams(generator: torch.Generator) -> None:
+    weight = random_floats(32 * 16, 64, generator)
+    rows = {count: choose(4 * count, 32, weight) for count in (1, 32, 256, 257, 512, 513)}
+    assert [each.block_m for each in rows.values()] == [8, 8, 64, 64, 64, 128]
+    assert [each.block_n for each in rows.values()] == [64, 64, 64, 128, 128, 128]
+
+
 @GPU
 @pytest.mark.parametrize(
     ("hidden", "inner", "num_experts", "num_chosen"),
@@ -101,7 +122,7 @@ def test_experts_in_mxfp4_have_the_bits_of_expanded_ones(
     sizes = (num_experts, 2 * inner), (num_experts, hidden)
     of_products = (torch.randn(size, generator=generator, device=device) for size in sizes)
     biases = ExpertBiases(*(each.bfloat16() for each in of_products))
-    for count in (*range(1, 65), 77, 129, 257, 511, 700, 1023, 1025, 2500):
+    for count in (*range(1, 65), 77, 129, 257, 511, 700, 1023, 1025, 2000, 2500):
         shape = (count, num_experts)
         logits = torch.randn(shape, generator=generator, device=device)
         if count % 5 == 0:
