@@ -43,6 +43,7 @@ MODEL_NAMES = {
 LAYER_NAMES = {
     "self_attn.o_proj.weight": "o",
     "self_attn.o_proj.bias": "o_bias",
+    "self_attn.sinks": "sinks",
     "self_attn.q_norm.weight": "q_norm",
     "self_attn.k_norm.weight": "k_norm",
     "mlp.down_proj.weight": "down",
@@ -182,6 +183,8 @@ def _attention_of(config: ModelConfig) -> dict[str, WeightSpec]:
         products["qkv_bias"] = joined_bias(config.qkv_sizes)
     if config.o_bias:
         products["o_bias"] = bias(hidden)
+    if config.has_sinks:
+        products["sinks"] = joined_bias((config.num_heads,))
     return products
 
 

@@ -173,6 +173,7 @@ class CudaPlatform:
         scale: float | None = None,
         window: int = 0,
         softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         assert window in (0, self._window)
         assert not softcap
@@ -193,7 +194,7 @@ class CudaPlatform:
                 out[:n],
             )
             if plan.shares and not window:
-                kernels.shared(q[:n], *where, **scales, scale=scale)
+                kernels.shared(q[:n], *where, **scales, **given(sinks=sinks), scale=scale)
             kernels.attend_decodes(
                 q[:n],
                 *where,
@@ -201,6 +202,7 @@ class CudaPlatform:
                 v_scale=scales.get("v_scale"),
                 scale=scale,
                 window=window,
+                sinks=sinks,
                 dependent=plan.dependent or not decode.is_direct,
                 early=self.products.are_early,
             )
@@ -216,7 +218,7 @@ class CudaPlatform:
                 plan.tiles,
                 out,
                 **scales,
-                **given(window=window or None),
+                **given(window=window or None, sinks=sinks),
                 scale=scale,
             )
         return out.flatten(1)

@@ -64,6 +64,7 @@ class AttentionKernels:
         v_scale: torch.Tensor | None = None,
         scale: float | None = None,
         window: int = 0,
+        sinks: torch.Tensor | None = None,
         dependent: bool = False,
         early: bool = False,
     ) -> None:
@@ -80,7 +81,7 @@ class AttentionKernels:
             out,
             scale=scale,
             dependent=dependent,
-            **given(k_scale=k_scale, v_scale=v_scale, window=window or None),
+            **given(k_scale=k_scale, v_scale=v_scale, window=window or None, sinks=sinks),
         )
         if launch not in MERGING:
             reduce_splits(
@@ -89,6 +90,7 @@ class AttentionKernels:
                 out,
                 v_scale=v_scale,
                 window=window,
+                sinks=sinks,
                 dependent=dependent,
                 early=early,
             )
@@ -103,6 +105,7 @@ HOPPER = AttentionKernels(
     direct_decode=hopper_decode_attention,
     few_decode=hopper_decode_splits,
 )
+HOPPER_WINDOW = AttentionKernels(direct_decode=hopper_decode_attention)
 HOPPER_FP8 = AttentionKernels(prefill=hopper_prefill_attention)
 
 
@@ -111,10 +114,10 @@ def attention_kernels(
 ) -> AttentionKernels:
     """The table's row for queries [.., Hq, D] over a cache [num_blocks, Hk, block_size, D] in a
     layer with this window, 0 for none."""
+    if q.dtype == k_cache.dtype and is_read_by_hopper(k_cache):
+        return HOPPER_WINDOW if window else HOPPER
     if window:
         return ANY_GPU
-    if q.dtype == k_cache.dtype and is_read_by_hopper(k_cache):
-        return HOPPER
     return HOPPER_FP8 if _is_widened(q, k_cache) else ANY_GPU
 
 

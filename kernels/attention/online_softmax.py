@@ -30,6 +30,7 @@ TILE = 128
 HALF = 64
 """Number of keys that are read at once."""
 MAX_PIPELINED_HEAD_DIM = 128
+SINK_SCALE = tl.constexpr(LOG2_E)
 GRAIN = tl.constexpr(8.0)
 """Weights are relative to a maximum that is rounded down to a multiple of this, in powers of
 two."""
@@ -137,6 +138,17 @@ def row_sums(b_l):
     """Folds [ROWS, 16] to [ROWS]."""
     b_left, b_right = tl.split(_fold(_fold(_fold(b_l))))
     return b_left + b_right
+
+
+@triton.jit
+def with_sinks(b_m, b_l, p_sinks, o_head, is_head):
+    """Sums [ROWS] of whole rows with the weights of their heads' sinks, float32 [Hq] at p_sinks;
+    None: as they are. They are added once, behind the last merge, so that no split counts them."""
+    if p_sinks is not None:
+        b_sink = tl.load(p_sinks + o_head, mask=is_head, other=float("-inf"))
+        b_log2_e = tl.full(b_sink.shape, SINK_SCALE, tl.float32)
+        b_l = b_l + tl.exp2(tl.fma(b_sink, b_log2_e, -_finite(b_m)))
+    return b_l
 
 
 @triton.jit

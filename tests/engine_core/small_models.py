@@ -224,6 +224,15 @@ FAMILIES: dict[str, Any] = {
     "olmoe": lambda: transformers.OlmoeConfig(
         **SHAPE, pad_token_id=0, num_experts=8, num_experts_per_tok=3
     ),
+    "gpt-oss": lambda: transformers.GptOssConfig(
+        **HEADS_OF_32,
+        pad_token_id=0,
+        num_local_experts=8,
+        num_experts_per_tok=3,
+        sliding_window=40,
+        layer_types=WINDOWS["layer_types"],
+        rope_parameters=YARN_ROPE | {"truncate": False},
+    ),
     "granite-moe": lambda: transformers.GraniteMoeConfig(
         **SHAPE,
         num_local_experts=8,

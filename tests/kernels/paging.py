@@ -163,6 +163,7 @@ def decode(
     layers: int = 1,
     window: int = 0,
     scale: float | None = None,
+    sinks: torch.Tensor | None = None,
     fold: bool = False,
 ) -> torch.Tensor:
     """Decode attention of these sequences of the batch (all by default), poisoned outputs first; of
@@ -189,7 +190,7 @@ def decode(
     )
     caches = (batch.k_cache, batch.v_cache, seq_lens, table_rows, batch.block_tables, plan, out)
     kernels = attention_kernels(q, batch.k_cache, window=window)
-    scales = given(**batch.scales())
+    scales = given(**batch.scales(), sinks=sinks)
     for _ in range(layers):
         out.fill_(POISON)
         if share:
@@ -206,6 +207,7 @@ def prefill(
     *,
     window: int = 0,
     scale: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Prefill attention of the last `counts` tokens of each sequence, whose cached lengths may be
     cut short."""
@@ -225,7 +227,7 @@ def prefill(
         batch.block_tables,
         tiles,
         out,
-        **given(**batch.scales(), window=window or None),
+        **given(**batch.scales(), window=window or None, sinks=sinks),
         scale=scale,
     )
     return out
