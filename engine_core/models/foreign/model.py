@@ -1,0 +1,179 @@
+"""A model whose modelling code is that of transformers; attention, products and head are ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...config import ConfigError
+from ...executor import Int32Array
+from ...layers.batch import ForwardBatch, last_tokens
+from ...layers.embedding import Embedding
+from ...layers.linear.kinds import Weights
+from ...layers.lm_head import LMHead
+from ...layers.platform import Platform
+from ...layers.rope import unrotated_table
+from ...weights.layout import Layout
+from ...weights.model_config import ModelConfig
+from ..model import LastTokens, LayerInputs
+from .attends import OwnValue, PagedAttention
+from .head import ModuleHead
+from .interface import ATTENTION, ForwardPass
+from .library import module_of
+from .modules import (
+    ACTIVATIONS,
+    OwnActivation,
+    OwnEmbedding,
+    OwnLinear,
+    RotaryTable,
+    is_rotary,
+)
+from .names import ForeignNames
+from .probe import EMBED, HEAD, base_of, facts_of, linears_of
+from .row_wise import RowWise
+
+NUM_CHECKED = 5
+"""Tokens whose bits are compared, alone and in company, before a model serves."""
+
+
+class ForeignModel:
+    """See `Model`."""
+
+    names = ForeignNames(model={}, layer={}, fused={})
+
+    def __init__(
+        self, config: ModelConfig, weights: Weights, platform: Platform, max_model_len: int
+    ) -> None:
+        assert config.foreign is not None
+        self.config = config
+        self.embedding = Embedding(weights.table(EMBED))
+        self.dtype = self.embedding.dtype
+        self._platform = platform
+        self._mode = RowWise()
+        self._pass = ForwardPass()
+        self._unrotated = unrotated_table(config, max_model_len).to(platform.device)
+        module: Any = module_of(config.foreign, ATTENTION, self.dtype, "cpu")
+        self._put_in(module, weights, max_model_len)
+        self._pass.hand_to(module)
+        self._base = base_of(module)
+        self.lm_head = LMHead(platform, ModuleHead(module, weights.linears[HEAD], self._mode))
+        self.final_norm = NoNorm()
+        self._check_rows()
+
+    @staticmethod
+    def layout(config: ModelConfig) -> Layout:
+        assert config.foreign is not None
+        return facts_of(config.foreign).layout
+
+    @staticmethod
+    def adds_products(config: ModelConfig) -> bool:
+        return False
+
+    def forward(
+        self,
+        batch: ForwardBatch,
+        kv_cache: torch.Tensor,
+        attention_plan: Any = None,
+        *,
+        ends: LastTokens | None = None,
+        num_layers: int | None = None,
+        inputs: LayerInputs | None = None,
+    ) -> torch.Tensor:
+        """See `Model`. All layers compute all tokens, whatever is asked for."""
+        assert inputs is None or not inputs.layers
+        self._pass.attends = PagedAttention(
+            platform=self._platform,
+            mode=self._mode,
+            config=self.config,
+            unrotated=self._unrotated,
+            batch=batch,
+            kv_cache=kv_cache,
+            plan=attention_plan or self._platform.plan_attention(batch),
+        )
+        hidden = self._hidden(batch.token_ids, batch.positions)
+        return hidden if ends is None else hidden.index_select(0, ends.tokens)
+
+    def ends(self, batch: ForwardBatch, num_wanted: Int32Array) -> LastTokens:
+        own = last_tokens(batch, num_wanted)
+        return LastTokens(own.sampled, None)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.lm_head(hidden)
+
+    def _hidden(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """[T, H]"""
+        with self._mode:
+            made = self._base(
+                token_ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False
+            )
+        hidden: torch.Tensor = made[0]
+        return hidden.squeeze(0)
+
+    def _put_in(self, module: nn.Module, weights: Weights, max_model_len: int) -> None:
+        """Gives a module its weights, and our parts in the place of its own."""
+        device = self._platform.device
+        assert self.config.foreign is not None
+        names = facts_of(self.config.foreign).names
+        for name in linears_of(module):
+            linear = weights.linears[names[name + ".weight"]]
+            bias = weights.tensors.get(names.get(name + ".bias", ""))
+            _replace(module, name, OwnLinear(self._platform, linear, bias, self._mode))
+        for theirs, ours in names.items():
+            prefix, _, own = theirs.rpartition(".")
+            owner = module.get_submodule(prefix)
+            if isinstance(owner, OwnLinear):
+                continue
+            if ours == EMBED and type(owner) is nn.Embedding:
+                _replace(module, prefix, OwnEmbedding(self.embedding, self._mode))
+            elif own in owner._parameters:
+                owner._parameters[own] = nn.Parameter(_plain(weights, ours), requires_grad=False)
+            else:
+                owner._buffers[own] = _plain(weights, ours)
+        for name, each in list(module.named_modules()):
+            for own, tensor in each._buffers.items():
+                each._buffers[own] = None if tensor is None else tensor.to(device)
+            if is_rotary(each):
+                _replace(module, name, RotaryTable(each, max_model_len, device))
+            elif type(each).__name__ in ACTIVATIONS:
+                activation = ACTIVATIONS[type(each).__name__]
+                _replace(module, name, OwnActivation(self._platform, activation, self._mode))
+
+    @torch.inference_mode()
+    def _check_rows(self) -> None:
+        """Raises `ConfigError` where a token's bits depend on those beside it, though attention
+        shows it none."""
+        self._pass.attends = OwnValue(self._mode)
+        device = self._platform.device
+        ids = torch.arange(NUM_CHECKED, device=device) * 7 % self.config.vocab_size
+        at = torch.arange(NUM_CHECKED, device=device).flip(0) % len(self._unrotated)
+        together = self._hidden(ids, at)
+        turned = self._hidden(ids.flip(0), at.flip(0)).flip(0)
+        alone = self._hidden(ids[1:2], at[1:2])
+        if not (torch.equal(together, turned) and torch.equal(together[1:2], alone)):
+            allowed = "layers that join tokens by attention alone, with equal bits in any batch"
+            raise ConfigError("modelling code", self.config.architecture, allowed)
+
+
+class NoNorm:
+    """See `LastNorm`: the module has its own."""
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("stages are refused")
+
+
+def _replace(module: nn.Module, name: str, part: nn.Module) -> None:
+    """Puts a part in the place of every part that is the same object."""
+    old = module.get_submodule(name)
+    for owner in list(module.modules()):
+        for own, each in owner._modules.items():
+            if each is old:
+                owner._modules[own] = part
+
+
+def _plain(weights: Weights, name: str) -> torch.Tensor:
+    table = weights.table(name)
+    if isinstance(table, torch.Tensor):
+        return table
+    raise ConfigError(f"tensor {name}", "packed", "one that is not, in code of transformers")
