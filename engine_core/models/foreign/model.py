@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -60,7 +62,7 @@ class ForeignModel:
         self._base = base_of(module)
         self.lm_head = LMHead(platform, ModuleHead(module, weights.linears[HEAD], self._mode))
         self.final_norm = NoNorm()
-        self._check_rows()
+        self._run_dry()
 
     @staticmethod
     def layout(config: ModelConfig) -> Layout:
@@ -141,9 +143,9 @@ class ForeignModel:
                 _replace(module, name, OwnActivation(self._platform, activation, self._mode))
 
     @torch.inference_mode()
-    def _check_rows(self) -> None:
-        """Raises `ConfigError` where a token's bits depend on those beside it, though attention
-        shows it none."""
+    def check_rows(self) -> None:
+        """To be called when products are chosen. Raises `ConfigError` where a token's bits depend
+        on those beside it, though attention shows it none."""
         self._pass.attends = OwnValue(self._mode)
         device = self._platform.device
         ids = torch.arange(NUM_CHECKED, device=device) * 7 % self.config.vocab_size
@@ -154,6 +156,36 @@ class ForeignModel:
         if not (torch.equal(together, turned) and torch.equal(together[1:2], alone)):
             allowed = "layers that join tokens by attention alone, with equal bits in any batch"
             raise ConfigError("modelling code", self.config.architecture, allowed)
+
+    @torch.inference_mode()
+    def _run_dry(self) -> None:
+        """Makes what the module makes once, its rotary tables above all, before anything is
+        recorded. Raises `ConfigError` for code that a GPU would wait for."""
+        self._pass.attends = OwnValue(self._mode)
+        zeros = torch.zeros(1, dtype=torch.int64, device=self._platform.device)
+        self._mode.is_dry = True
+        try:
+            with _without_waiting(self._platform.device):
+                self._hidden(zeros, zeros)
+        except RuntimeError as error:
+            allowed = f"code that a GPU can record ({error})"
+            raise ConfigError("modelling code", self.config.architecture, allowed) from None
+        finally:
+            self._mode.is_dry = False
+
+
+@contextmanager
+def _without_waiting(device: torch.device) -> Iterator[None]:
+    """Scope in which torch raises `RuntimeError` where the host waits for a GPU."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 class NoNorm:

@@ -69,6 +69,8 @@ class RowWise(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._is_aside = False
+        self.is_dry = False
+        """Whether products are left out: their outputs are zeros."""
 
     @contextmanager
     def aside(self) -> Iterator[None]:
