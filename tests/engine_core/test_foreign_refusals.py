@@ -21,6 +21,7 @@ from headwater.engine_core.models.foreign.interface import Mask, probed_mask
 from headwater.engine_core.models.foreign.row_wise import Judging, RowWise
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.weights.json_object import read_object
+from headwater.services.models.manifest import MODEL_CODES
 from tests.engine_core.foreign_models import FOREIGN, PADDED, config_folder
 from tests.engine_core.small_models import SmallEngine
 
@@ -118,6 +119,10 @@ def test_a_config_names_whose_code_it_wants(tmp_path: Path) -> None:
         registry.config_of(hf_config | {registry.MODEL_CODE: "headwater"})
     with pytest.raises(ConfigError, match="headwater_model_code is 'mine'; allowed: auto or"):
         registry.config_of(hf_config | {registry.MODEL_CODE: "mine"})
+
+
+def test_stages_and_engines_know_the_same_codes() -> None:
+    assert registry.MODEL_CODES == MODEL_CODES
 
 
 def test_without_the_library_the_extra_is_named(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
 
 from ...config import ConfigError
 from ...executor import Int32Array
@@ -20,22 +20,16 @@ from ...layers.rope import unrotated_table
 from ...weights.layout import Layout
 from ...weights.model_config import ModelConfig
 from ..model import LastTokens, LayerInputs
+from .assembly import OwnParts
 from .attends import OwnValue, PagedAttention
 from .head import ModuleHead
-from .interface import ATTENTION, ForwardPass
-from .library import module_of
-from .modules import (
-    ACTIVATIONS,
-    OwnActivation,
-    OwnEmbedding,
-    OwnLinear,
-    RotaryTable,
-    is_rotary,
-)
+from .interface import ForwardPass
 from .names import ForeignNames
-from .probe import EMBED, HEAD, base_of, facts_of, linears_of
+from .probe import EMBED, HEAD, base_of, facts_of
 from .row_wise import RowWise
+from .version import transformers_version
 
+log = logging.getLogger(__name__)
 NUM_CHECKED = 5
 """Tokens whose bits are compared, alone and in company, before a model serves."""
 
@@ -56,13 +50,19 @@ class ForeignModel:
         self._mode = RowWise()
         self._pass = ForwardPass()
         self._unrotated = unrotated_table(config, max_model_len).to(platform.device)
-        module: Any = module_of(config.foreign, ATTENTION, self.dtype, "cpu")
-        self._put_in(module, weights, max_model_len)
+        own = OwnParts(platform, weights, self._mode, max_model_len)
+        module: Any = own.put_in(config.foreign, self.embedding)
         self._pass.hand_to(module)
         self._base = base_of(module)
         self.lm_head = LMHead(platform, ModuleHead(module, weights.linears[HEAD], self._mode))
         self.final_norm = NoNorm()
         self._run_dry()
+        how = "recorded in graphs" if platform.device.type == "cuda" else "computed at once"
+        log.warning(
+            "modelling code of transformers %s: %s; attention, products and head are Headwater's; "
+            "steps are %s",
+            *(transformers_version(), config.architecture, how),
+        )
 
     @staticmethod
     def layout(config: ModelConfig) -> Layout:
@@ -112,35 +112,6 @@ class ForeignModel:
             )
         hidden: torch.Tensor = made[0]
         return hidden.squeeze(0)
-
-    def _put_in(self, module: nn.Module, weights: Weights, max_model_len: int) -> None:
-        """Gives a module its weights, and our parts in the place of its own."""
-        device = self._platform.device
-        assert self.config.foreign is not None
-        names = facts_of(self.config.foreign).names
-        for name in linears_of(module):
-            linear = weights.linears[names[name + ".weight"]]
-            bias = weights.tensors.get(names.get(name + ".bias", ""))
-            _replace(module, name, OwnLinear(self._platform, linear, bias, self._mode))
-        for theirs, ours in names.items():
-            prefix, _, own = theirs.rpartition(".")
-            owner = module.get_submodule(prefix)
-            if isinstance(owner, OwnLinear):
-                continue
-            if ours == EMBED and type(owner) is nn.Embedding:
-                _replace(module, prefix, OwnEmbedding(self.embedding, self._mode))
-            elif own in owner._parameters:
-                owner._parameters[own] = nn.Parameter(_plain(weights, ours), requires_grad=False)
-            else:
-                owner._buffers[own] = _plain(weights, ours)
-        for name, each in list(module.named_modules()):
-            for own, tensor in each._buffers.items():
-                each._buffers[own] = None if tensor is None else tensor.to(device)
-            if is_rotary(each):
-                _replace(module, name, RotaryTable(each, max_model_len, device))
-            elif type(each).__name__ in ACTIVATIONS:
-                activation = ACTIVATIONS[type(each).__name__]
-                _replace(module, name, OwnActivation(self._platform, activation, self._mode))
 
     @torch.inference_mode()
     def check_rows(self) -> None:
@@ -193,19 +164,3 @@ class NoNorm:
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         raise AssertionError("stages are refused")
-
-
-def _replace(module: nn.Module, name: str, part: nn.Module) -> None:
-    """Puts a part in the place of every part that is the same object."""
-    old = module.get_submodule(name)
-    for owner in list(module.modules()):
-        for own, each in owner._modules.items():
-            if each is old:
-                owner._modules[own] = part
-
-
-def _plain(weights: Weights, name: str) -> torch.Tensor:
-    table = weights.table(name)
-    if isinstance(table, torch.Tensor):
-        return table
-    raise ConfigError(f"tensor {name}", "packed", "one that is not, in code of transformers")
