@@ -87,8 +87,11 @@ class RotaryTable(nn.Module):
     """Cosines and sines of every position, made once by the module that it stands for: a row's are
     then the same in any batch."""
 
-    def __init__(self, made_by: nn.Module, num_positions: int, device: torch.device) -> None:
+    def __init__(
+        self, made_by: nn.Module, num_positions: int, device: torch.device, mode: RowWise
+    ) -> None:
         super().__init__()
+        self._mode = mode
         self._made_by = made_by
         self._positions = torch.arange(num_positions, device=device).unsqueeze(0)
         self._tables: dict[object, tuple[torch.Tensor, ...]] = {}
@@ -99,7 +102,8 @@ class RotaryTable(nn.Module):
         """Tensors [1, T, …] of positions [1, T]."""
         key = (x.dtype, more, tuple(sorted(keywords.items())))
         if key not in self._tables:
-            self._tables[key] = self._made(x, *more, **keywords)
+            with self._mode.aside():
+                self._tables[key] = self._made(x, *more, **keywords)
         at = position_ids.flatten()
         return tuple(table.index_select(1, at) for table in self._tables[key])
 
@@ -113,8 +117,3 @@ class RotaryTable(nn.Module):
             allowed = "rotary tables [1, positions, numbers of a head]"
             raise ConfigError("modelling code", type(self._made_by).__name__, allowed)
         return tuple(each.contiguous() for each in made)
-
-
-def is_rotary(module: nn.Module) -> bool:
-    """Whether a module makes cosines and sines of positions."""
-    return type(module).__name__.endswith("RotaryEmbedding")

@@ -74,6 +74,24 @@ class Sized(nn.Module):
             return x.new_empty(*x.shape[:-1], self._num_outputs)
 
 
+class Unjudged(nn.Module):
+    """Stands for a part that computes a table once: its functions are its own."""
+
+    def __init__(self, mode: RowWise, part: nn.Module) -> None:
+        super().__init__()
+        self._mode = mode
+        self._part = part
+
+    def forward(self, *given: Any, **keywords: Any) -> Any:
+        with self._mode.aside():
+            return self._part(*given, **keywords)
+
+
+def is_rotary(module: nn.Module) -> bool:
+    """Whether a module makes cosines and sines of positions."""
+    return type(module).__name__.endswith("RotaryEmbedding")
+
+
 def facts_of(hf_config: Mapping[str, Any]) -> Facts:
     """Raises `ConfigError` naming what is not served."""
     return _facts(json.dumps(hf_config, sort_keys=True))
@@ -122,6 +140,9 @@ def _probed(module: Any) -> tuple[torch.Tensor, list[AttentionCall]]:
     mode = Judging()
     for name, linear_layer in linears_of(module).items():
         module.set_submodule(name, Sized(mode, linear_layer.out_features))
+    for name, each in list(module.named_modules()):
+        if is_rotary(each):
+            module.set_submodule(name, Unjudged(mode, each))
     probe = Probe()
     ForwardPass(probe).hand_to(module)
     zeros = torch.zeros(1, NUM_TOKENS, dtype=torch.int64, device="meta")
