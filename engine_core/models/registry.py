@@ -84,7 +84,6 @@ def _own(
 
 _DECODER = "decoder:Decoder"
 _WIDTH_NORMS = ("tensor parallel on CPUs alone, and not with `--numerics tree`",)
-_CPU_ONLY = ("CPUs, since GPUs do not cap scores",)
 _DENSE = ("weights that are not packed",)
 _EXPERTS = ("not with `--numerics tree`",)
 _LLAMA = "Llama 2 and 3, SmolLM2, TinyLlama, Yi, R1-Distill-Llama"
@@ -107,9 +106,7 @@ ARCHITECTURES = {
         "gpt_neox:GptNeoX", gpt_neox.read_gpt_neox, "GPT-NeoX, Pythia", "gpt_neox", limits=_DENSE
     ),
     "GemmaForCausalLM": _own(_DECODER, gemma.read_gemma, "Gemma 1", "gemma"),
-    "Gemma2ForCausalLM": _own(
-        "gemma3:Gemma3", gemma.read_gemma2, "Gemma 2", "gemma2", limits=_CPU_ONLY
-    ),
+    "Gemma2ForCausalLM": _own("gemma3:Gemma3", gemma.read_gemma2, "Gemma 2", "gemma2"),
     "Gemma3ForCausalLM": _own(
         "gemma3:Gemma3", gemma3.read_gemma3, "Gemma 3 270M and 1B", "gemma3_text"
     ),
