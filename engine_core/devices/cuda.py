@@ -31,6 +31,7 @@ capabilities = Capabilities(
     max_head_dim=256,
     size_multiple=8,
     windows=True,
+    softcaps=True,
     rotary_pairs=True,
     activations=True,
     experts=True,

@@ -111,6 +111,6 @@ class Model(Protocol):
 
 def model_class(config: ModelConfig) -> type[Model]:
     """The class of the architecture that the config names."""
-    module, _, name = registry.find(config.architecture).model.partition(":")
+    module, _, name = registry.code_of(config).partition(":")
     found: type[Model] = getattr(import_module(module), name)
     return found

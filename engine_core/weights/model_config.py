@@ -114,6 +114,8 @@ class ModelConfig:
     """How the linear layers are packed; None: they are not."""
     experts: ExpertsConfig | None = None
     """Experts in place of the MLPs of some layers, or of all; None: no layer has any."""
+    foreign: Mapping[str, Any] | None = None
+    """`config.json` of a model whose modelling code is that of transformers; None: it is ours."""
     fits_float16: bool = True
     """Whether hidden states stay below 65,504, the largest number of float16."""
 

@@ -219,6 +219,8 @@ def _whole(name: str, parts: Sequence[Weight], dtype: torch.dtype, layout: Layou
     """The tensors of a weight made of parts. Parts of several kinds are expanded to the dtype.
     Raises `ConfigError` where parts cannot be joined, or have other outputs than the layout
     says."""
+    if name in layout and layout[name].shape == ():
+        return {name: _dense(parts[0], dtype)}
     shapes = [tuple(part.shape) for part in parts]
     if len({(len(shape), *shape[1:]) for shape in shapes}) > 1 or () in shapes:
         raise ConfigError(f"shapes of the parts of {name}", shapes, "one number of inputs")

@@ -14,6 +14,7 @@ from headwater.kernels.launch.compile_ahead import CompileAhead
 
 from ...config import ConfigError, EngineConfig, require
 from ...layers.linear.kinds import Weights
+from ...models.foreign.model import ForeignModel
 from ...models.model import LayerInputs
 from ...options import BuildRequest, Progress
 from ...platforms.cuda import CudaPlatform
@@ -116,6 +117,8 @@ def build_cuda_executor(
         parts = served.parts(decoder, platform, config, pages, blocks, drafting, swapper)
         ahead.note(parts.rehearse)
     _choose_products(platform, weights, config, device)
+    if isinstance(decoder, ForeignModel):
+        decoder.check_rows()
     served.begin()
     executor = parts.executor()
     # The shapes without which no engine serves.

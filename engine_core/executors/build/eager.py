@@ -12,6 +12,7 @@ from ...config import EngineConfig
 from ...executor import Swapper
 from ...layers.platform import Platform
 from ...layers.sharded_sampling import ShardedSampling
+from ...models.foreign.model import ForeignModel
 from ...models.model import Model
 from ...options import BuildRequest, Progress
 from ...platforms.device import Device
@@ -55,6 +56,8 @@ def build_eager(
     platform, weights = loader.served(request)
     if rank.is_whole:
         served = whole_model(request, config, (platform, weights))
+        if isinstance(served, ForeignModel):
+            served.check_rows()
         forward = Hooks.of(device).forward_pass(served, platform, config.max_blocks)
     else:
         served = rank_model(request, rank, config.max_model_len, platform, weights)
