@@ -32,6 +32,7 @@ capabilities = Capabilities(
     rotary_pairs=True,
     activations=True,
     experts=True,
+    adapters=True,
     softcaps=True,
     odd_heads=True,
     disk_blocks=True,

@@ -37,6 +37,7 @@ capabilities = Capabilities(
     rotary_pairs=True,
     activations=True,
     experts=True,
+    adapters=True,
     fp8_kv=True,
     rounded_tokens=True,
     host_blocks=True,

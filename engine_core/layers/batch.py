@@ -31,6 +31,8 @@ class ForwardBatch:
     sampled: torch.Tensor
     """int64 [S] token rows after which a token is sampled, now or by a draw: of each request its
     last ones, as many as it has drafts and one more."""
+    adapter_of_row: torch.Tensor | None = None
+    """int32 [T] slot of each token's adapter, -1: none; None: no token has one."""
 
     def to(self, device: torch.device) -> ForwardBatch:
         """The same with its tensors on a device."""
@@ -43,6 +45,7 @@ class ForwardBatch:
             slots=self.slots.to(device),
             block_tables=self.block_tables.to(device),
             sampled=self.sampled.to(device),
+            adapter_of_row=None if self.adapter_of_row is None else self.adapter_of_row.to(device),
         )
 
 

@@ -35,6 +35,8 @@ class Capabilities:
     """Activations without a gate (`Platform.activation`)."""
     experts: bool = False
     """Mixtures of experts (`ExpertPlatform`)."""
+    adapters: bool = False
+    """Low-rank adapters behind linear layers (`AdapterPlatform`; `--adapter-memory`)."""
     softcaps: bool = False
     """Attention whose scores are capped."""
     odd_heads: bool = False

@@ -57,6 +57,7 @@ def build_cuda(
         kv_cache_memory=options.kv_cache_memory // options.layout.num_ranks,
         gpu_memory_utilization=options.gpu_memory_utilization,
         is_sized=bool(options.num_blocks),
+        adapter_memory=options.adapter_memory,
     )
 
 
@@ -70,12 +71,16 @@ def build_cuda_executor(
     kv_cache_memory: int,
     gpu_memory_utilization: float,
     is_sized: bool,
+    adapter_memory: int = 0,
 ) -> tuple[StepExecutor[SentStep, StepShape], EngineConfig]:
-    """With `is_sized` the config's number of blocks stands; otherwise memory decides. Raises
-    `ConfigError` with what would fit."""
+    """With `is_sized` the config's number of blocks stands; otherwise memory decides. `adapter_memory`:
+    bytes for adapters; 0: rows have none. Raises `ConfigError` with what would fit."""
     block_size = config.block_size
     weights = served.weights
     platform = served.platform(config)
+    served, adapters = served.with_adapters(platform, adapter_memory)
+    if adapters is not None:
+        config = replace(config, num_adapter_ranks=adapters.num_ranks)
     decoder = served.on(platform, config.max_model_len)
     drafting = drafting_of(served, draft, heads, decoder, platform, config)
     layouts = [served.kv_layout, *drafting.kv_layouts]
@@ -112,7 +117,7 @@ def build_cuda_executor(
         ahead.note(parts.rehearse)
     _choose_products(platform, weights, config, device)
     served.begin()
-    executor = parts.executor()
+    executor = parts.executor(adapters)
     # The shapes without which no engine serves.
     for _ in range(parts.shapes.num_first):
         executor.prepare()

@@ -29,7 +29,7 @@ MAX_STEPS = 16
 """Recorded steps that are kept, the last used ones."""
 _MAX_SEEN = 64
 """Shapes of steps that are remembered until they come a second time."""
-_Key = tuple[bytes, int, int]
+_Key = tuple[bytes, int, int, bool]
 
 
 class ReplayedSteps:
@@ -70,7 +70,9 @@ class ReplayedSteps:
             and inputs is None
             and len(batch.token_ids) <= MAX_TOKENS
         ):
-            key = batch.counts.tobytes(), torch.get_num_threads(), kv_cache.data_ptr()
+            has_adapters = batch.adapter_of_row is not None
+            threads = torch.get_num_threads()
+            key = batch.counts.tobytes(), threads, kv_cache.data_ptr(), has_adapters
             if (step := self._steps.get(key)) is not None:
                 self._steps.move_to_end(key)
                 return step(batch)
@@ -117,7 +119,14 @@ class _Step:
         self._residual = torch.empty(num_tokens, model.config.hidden_size, dtype=model.dtype)
         tables = torch.zeros(num_requests, max_blocks, dtype=torch.int32)
         positions, slots = (torch.empty(num_tokens, dtype=torch.int64) for _ in range(2))
-        self._batch = replace(batch, positions=positions, slots=slots, block_tables=tables)
+        adapters = batch.adapter_of_row
+        self._batch = replace(
+            batch,
+            positions=positions,
+            slots=slots,
+            block_tables=tables,
+            adapter_of_row=None if adapters is None else torch.empty_like(adapters),
+        )
         self._plan: AttentionPlan = platform.plan_attention(self._batch)
         self._requests = self._plan.tiles[:, 4].copy()
         self._replay: Replay | None = None
@@ -143,6 +152,9 @@ class _Step:
         own.positions.copy_(batch.positions)
         own.slots.copy_(batch.slots)
         own.block_tables[:, : batch.block_tables.shape[1]] = batch.block_tables
+        if own.adapter_of_row is not None:
+            assert batch.adapter_of_row is not None
+            own.adapter_of_row.copy_(batch.adapter_of_row)
         np.take(batch.starts, self._requests, out=starts)
 
 

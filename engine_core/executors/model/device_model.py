@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from headwater.kernels.rows.step_rows import load_tokens
+from headwater.kernels.rows.step_rows import load_adapters, load_tokens
 
 from ...config import EngineConfig
 from ...executor import Int32Array
@@ -154,6 +154,7 @@ class DeviceModel:
             counts=_UNUSED,
             block_tables=table.block_ids,
             sampled=slots[:0],
+            adapter_of_row=load_adapters(words.rows, table.params) if shape.has_adapters else None,
         )
         given = batch, self.kv_cache, attention
         if num_layers is not None:
