@@ -171,7 +171,7 @@ ENGINE = (
         name=ADAPTERS,
         fields=("adapter_memory",),
         off="0",
-        beside=TIERS | {INT8_ACTIVATIONS, FP8_KV, SPECULATION},
+        beside=TIERS | {SIMULATED, INT8_ACTIVATIONS, FP8_KV, SPECULATION},
         flag="adapters",
     ),
 )

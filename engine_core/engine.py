@@ -185,7 +185,12 @@ class Engine:
         if (finished := finished_at_once(new, request, self._config)) is not None:
             self._output.finishes.append(finished)
             return
-        assert self._scheduler.adapters.knows(new.adapter)
+        if not self._scheduler.adapters.knows(new.adapter):
+            error = "the adapter was unloaded before the request came"
+            self._output.finishes.append(
+                Finished(key=new.key, reason=FinishReason.ERROR, num_output_tokens=0, error=error)
+            )
+            return
         self._requests[new.key] = request
         if new.holder is not None:
             self._scheduler.blocks.expect(request, new.holder)

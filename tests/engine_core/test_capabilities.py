@@ -84,7 +84,6 @@ REFUSED_OF_ENGINE = {
     **{
         (other, table.ADAPTERS): f"adapter_memory 65536: 0 with {shown}"
         for other, shown in (
-            (table.SIMULATED, SIMULATED),
             (table.W8A8, "weights of W8A8"),
             (table.ROUNDED_ACTIVATIONS, "activations in fp8"),
             (table.EXPERTS, "a model with 8 experts"),

@@ -3,18 +3,15 @@ field. Reads no tensors."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ...config import ConfigError, require
-from ..json_object import read_object
 
-CONFIG_NAME = "adapter_config.json"
-MAX_CONFIG_BYTES = 256 << 10
 MAX_RANK = 256
 MAX_PATTERNS = 4096
 MAX_PATTERN_CHARS = 200
@@ -87,25 +84,18 @@ class AdapterConfig:
         )
 
 
-def read_config(folder: Path) -> AdapterConfig:
-    """Raises `ConfigError` naming the field that is not served."""
-    return config_of(read_object(regular_file(folder / CONFIG_NAME, MAX_CONFIG_BYTES)))
-
-
-def regular_file(path: Path, max_bytes: int) -> Path:
-    """The path of a file of limited size. Raises `ConfigError` for one that is missing, too large,
-    a pipe or a device."""
+def object_of(data: bytes, name: str) -> dict[str, Any]:
+    """The object of a file of JSON. Raises `ConfigError` where it holds none."""
     try:
-        found = path.stat()
-    except (OSError, ValueError):
-        raise ConfigError("adapter", f"without {path.name}", f"a folder with {path.name}") from None
-    require(path.is_file(), path.name, "no regular file", "a regular file")
-    require(found.st_size <= max_bytes, path.name, f"{found.st_size} bytes", f"{max_bytes} bytes")
-    return path
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        raise ConfigError("adapter file", name, "a file of JSON") from None
+    require(isinstance(found, dict), "adapter file", name, "a file with an object of JSON")
+    return dict(found)
 
 
 def config_of(fields: Mapping[str, Value]) -> AdapterConfig:
-    """See `read_config`."""
+    """Raises `ConfigError` naming the field that is not served."""
     kind = fields.get("peft_type")
     require(kind == "LORA", "peft_type", _shown(kind), "LORA")
     task = fields.get("task_type")

@@ -3,15 +3,11 @@ before a number of it is read."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -22,20 +18,11 @@ from ..layout import Layout, WeightSpec
 from ..names import CheckpointNames
 from ..safetensors_file import without_quotes
 from .adapter import Adapter, LowRank
-from .peft_config import (
-    CONFIG_NAME,
-    MAX_CONFIG_BYTES,
-    AdapterConfig,
-    config_of,
-    regular_file,
-)
+from .content import CONFIG_NAME, MAX_CONFIG_BYTES, TENSORS_NAME, digest_of, read_file
+from .peft_config import AdapterConfig, config_of, object_of
 
-TENSORS_NAME = "adapter_model.safetensors"
 MAX_HEADER_BYTES = 8 << 20
 MAX_NAME_CHARS = 256
-DIGEST_BYTES = 16
-PIECE_BYTES = 4 << 20
-"""Bytes that are hashed together; pieces are hashed in parallel."""
 DTYPES = ("F32", "F16", "BF16")
 _ROOT = re.compile(r"^(?:base_model\.model\.)?")
 _TENSOR = re.compile(r"(.+)\.lora_([AB])(?:\.default)?\.weight")
@@ -56,9 +43,9 @@ NOT_SERVED = (
 def read_adapter(folder: Path, layout: Layout, names: CheckpointNames) -> Adapter:
     """The adapter of a model with this layout. Raises `ConfigError` for a folder that is none, and
     for what is not served, in a sentence that names it."""
-    config_bytes = _bytes_of(regular_file(folder / CONFIG_NAME, MAX_CONFIG_BYTES))
-    config = config_of(_object_of(config_bytes, CONFIG_NAME))
-    data = _bytes_of(regular_file(folder / TENSORS_NAME, _max_bytes(layout)))
+    config_bytes = read_file(folder / CONFIG_NAME, MAX_CONFIG_BYTES)
+    config = config_of(object_of(config_bytes, CONFIG_NAME))
+    data = read_file(folder / TENSORS_NAME, _max_bytes(layout))
     shapes = _shapes_of(data)
     places = {name: _place(name, shape, config, layout, names) for name, shape in shapes.items()}
     try:
@@ -72,44 +59,6 @@ def read_adapter(folder: Path, layout: Layout, names: CheckpointNames) -> Adapte
         rank=max(each.a.shape[0] for each in projections.values()),
         projections=projections,
     )
-
-
-def digest_of(*files: bytes) -> bytes:
-    """Hash of files, whose pieces are hashed on several threads."""
-    pieces = [
-        memoryview(data)[at : at + PIECE_BYTES]
-        for data in files
-        for at in range(0, len(data), PIECE_BYTES)
-    ]
-    whole = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    for data in files:
-        whole.update(len(data).to_bytes(8, "little"))
-    with ThreadPoolExecutor() as threads:
-        for piece in threads.map(_hashed, pieces):
-            whole.update(piece)
-    return whole.digest()
-
-
-def _hashed(piece: memoryview) -> bytes:
-    return hashlib.blake2b(piece, digest_size=DIGEST_BYTES).digest()
-
-
-def _bytes_of(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(
-            "adapter file", path.name, f"one that is read ({error.strerror})"
-        ) from None
-
-
-def _object_of(data: bytes, name: str) -> dict[str, Any]:
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError):
-        raise ConfigError("adapter file", name, "a file of JSON") from None
-    require(isinstance(found, dict), "adapter file", name, "a file with an object of JSON")
-    return dict(found)
 
 
 def _max_bytes(layout: Layout) -> int:
@@ -129,7 +78,7 @@ def _shapes_of(data: bytes) -> dict[str, tuple[int, ...]]:
     length = int.from_bytes(data[:8], "little")
     is_whole = 8 + length <= len(data) and length <= MAX_HEADER_BYTES
     require(is_whole, "adapter file", TENSORS_NAME, "a whole file of safetensors")
-    header = _object_of(data[8 : 8 + length], f"header of {TENSORS_NAME}")
+    header = object_of(data[8 : 8 + length], f"header of {TENSORS_NAME}")
     shapes = {}
     for name, facts in header.items():
         if name == "__metadata__":

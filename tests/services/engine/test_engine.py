@@ -242,7 +242,7 @@ async def test_what_the_core_could_not_run_is_refused_with_a_sentence(
         ),
         (add(1, [1], cache_namespace=b"short"), "cache_namespace is b'short'; allowed: 16 bytes"),
         (add(1, [1], sampling=Sampling()), "max_tokens is missing; allowed: a number"),
-        (add(1, [1], lora="poet"), "lora is not supported: this engine has no adapters"),
+        (add(1, [1], adapter=b"\1" * 16), f"this engine has no adapter {16 * '01'}"),
         (add(1, [1], grammar=b"x"), "grammar has 1 bytes; allowed: the 0 that were announced"),
         (
             add(1, [1], grammar=b"x", num_grammar_bytes=1),
