@@ -81,7 +81,7 @@ class CoreAdapters:
             self._read.put((command.number, f"{type(error).__name__}: {error}"))
 
     def _read_in(self, command: ReadAdapter) -> AdapterFacts | str:
-        if self._host is None:
+        if self._host is None or not self._host.num_ranks:
             return NO_SLOTS
         folder = Path(command.folder)
         if command.within and not folder.resolve().is_relative_to(Path(command.within).resolve()):
