@@ -25,6 +25,8 @@ class AdapterTiles:
     """int32 [most tiles, rows of a tile]; −1: none."""
     slots: torch.Tensor
     """int32 [most tiles] slot of each tile's adapter."""
+    ranks: torch.Tensor
+    """int32 [most tiles] padded rank of each tile's adapter."""
     count: torch.Tensor
     """int32 [1] number of tiles."""
     num_rows: int
@@ -39,13 +41,15 @@ class AdapterTiles:
         return self.num_rows <= FEW_ROWS
 
 
-def adapter_tiles(slots: torch.Tensor, num_slots: int) -> AdapterTiles:
-    """Tiles of rows with adapters in `slots`, int32 [T] below `num_slots`; −1: no adapter."""
+def adapter_tiles(slots: torch.Tensor, num_ranks: torch.Tensor) -> AdapterTiles:
+    """Tiles of rows with adapters in `slots`, int32 [T]; −1: no adapter. num_ranks int32 [slots]:
+    padded rank of the adapter of each slot."""
     num_rows = len(slots)
     if num_rows > FEW_ROWS:
-        return _of_many(slots, num_slots)
+        return _of_many(slots, num_ranks)
     tiles = AdapterTiles(
         slots.new_empty(num_rows, FEW_TILE),
+        slots.new_empty(num_rows),
         slots.new_empty(num_rows),
         slots.new_empty(1),
         num_rows,
@@ -53,8 +57,10 @@ def adapter_tiles(slots: torch.Tensor, num_slots: int) -> AdapterTiles:
     scratch = slots.new_empty(2, num_rows)
     _few_tiles[(1,)](
         slots,
+        num_ranks,
         tiles.rows,
         tiles.slots,
+        tiles.ranks,
         tiles.count,
         scratch,
         num_rows,
@@ -64,10 +70,10 @@ def adapter_tiles(slots: torch.Tensor, num_slots: int) -> AdapterTiles:
     return tiles
 
 
-def _of_many(slots: torch.Tensor, num_slots: int) -> AdapterTiles:
+def _of_many(slots: torch.Tensor, num_ranks: torch.Tensor) -> AdapterTiles:
     """Rows in the order of their slots, cut where the slot changes and at every full tile."""
     num_rows = len(slots)
-    most = -(-num_rows // MANY_TILE) + min(num_slots, num_rows)
+    most = -(-num_rows // MANY_TILE) + min(len(num_ranks), num_rows)
     ordered, order = torch.sort(slots, stable=True)
     at = torch.arange(num_rows, device=slots.device)
     begins = torch.ones_like(slots, dtype=torch.bool)
@@ -81,7 +87,10 @@ def _of_many(slots: torch.Tensor, num_slots: int) -> AdapterTiles:
     rows = slots.new_full((most + 1, MANY_TILE), NO_ROW)
     rows.view(-1).scatter_(0, target * MANY_TILE + place % MANY_TILE, order.int())
     of_tiles = slots.new_zeros(most + 1).scatter_(0, target, ordered)
-    return AdapterTiles(rows[:most], of_tiles[:most], leads.sum().int().view(1), num_rows)
+    of_tiles = of_tiles[:most]
+    # Places behind the last tile name any slot.
+    ranks = num_ranks[of_tiles.clamp(min=0)]
+    return AdapterTiles(rows[:most], of_tiles, ranks, leads.sum().int().view(1), num_rows)
 
 
 def adapter_tiles_twin(slots: torch.Tensor, tile_size: int) -> dict[int, list[list[int]]]:
@@ -99,8 +108,10 @@ def adapter_tiles_twin(slots: torch.Tensor, tile_size: int) -> dict[int, list[li
 @triton.jit(do_not_specialize=["num_rows"])
 def _few_tiles(
     p_slots,
+    p_num_ranks,
     p_rows,
     p_tile_slots,
+    p_tile_ranks,
     p_count,
     p_scratch,
     num_rows,
@@ -120,6 +131,7 @@ def _few_tiles(
     b_tile = tl.cumsum(b_leads.to(tl.int32), 0) - 1
     tl.store(p_count, tl.sum(b_leads.to(tl.int32), 0))
     tl.store(p_tile_slots + b_tile, b_slot, mask=b_leads)
+    tl.store(p_tile_ranks + b_tile, tl.load(p_num_ranks + b_slot, mask=b_leads), mask=b_leads)
     tl.store(p_scratch + o_row, tl.where(b_leads, b_before, -1), mask=inside)
     tl.store(p_scratch + num_rows + o_row, b_tile, mask=inside)
     for i in range(TILE):

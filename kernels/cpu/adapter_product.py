@@ -26,7 +26,11 @@ class AdapterAddition:
         self._layer = layer
         self._parts = torch.tensor(layer.parts)
 
-    def __call__(self, x: torch.Tensor, y: torch.Tensor, slots: torch.Tensor) -> None:
+    def begin(self, x: torch.Tensor, slots: torch.Tensor) -> None:
+        """Does nothing: the layer's product takes all cores."""
+
+    def finish(self, x: torch.Tensor, y: torch.Tensor, begun: None, slots: torch.Tensor) -> None:
+        """Adds to y [T, N] what x [T, K] makes with adapters in slots, int32 [T]."""
         slab = self._slab
         layer = self._layer
         assert x.is_contiguous()

@@ -55,7 +55,7 @@ def slots_of(*slots: int, device: torch.device) -> torch.Tensor:
 def add(
     x: torch.Tensor, y: torch.Tensor, slots: torch.Tensor, slab: Slab, layer: SlabLayer
 ) -> None:
-    add_adapters(x, y, adapter_tiles(slots, len(slab.num_ranks)), slab, layer)
+    add_adapters(x, y, adapter_tiles(slots, slab.num_ranks), slab, layer)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -68,12 +68,12 @@ def test_a_cpu_adds_what_the_twin_adds(layer: SlabLayer, dtype: torch.dtype) -> 
     expected = y.clone()
     add_adapters_twin(x, expected, slots, slab, layer)
     found = y.clone()
-    AdapterAddition(slab, layer)(x, found, slots)
+    AdapterAddition(slab, layer).finish(x, found, None, slots)
     # bfloat16 has 8 bits; sums are made in another order.
     torch.testing.assert_close(found, expected, rtol=0.008, atol=1e-5)
     assert torch.equal(found[slots < 0], y[slots < 0])
     alone = y[2:3].clone()
-    AdapterAddition(slab, layer)(x[2:3].contiguous(), alone, slots[2:3].contiguous())
+    AdapterAddition(slab, layer).finish(x[2:3].contiguous(), alone, None, slots[2:3].contiguous())
     assert torch.equal(alone, found[2:3])
 
 
@@ -127,7 +127,8 @@ def test_every_row_with_an_adapter_lies_in_one_tile(
         -1, num_adapters, (num_rows,), generator=generator, device=device, dtype=torch.int32
     )
     slots[0] = 0
-    tiles = adapter_tiles(slots, num_adapters)
+    num_ranks = torch.full((num_adapters,), 8, dtype=torch.int32, device=device)
+    tiles = adapter_tiles(slots, num_ranks)
     found: dict[int, list[list[int]]] = {}
     for slot, rows in zip(
         tiles.slots[: int(tiles.count)].tolist(), tiles.rows.tolist(), strict=False

@@ -3,7 +3,7 @@ layer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -16,9 +16,16 @@ from ..linear.linear import Linear, Product
 from ..platform import Platform
 from .slab_layout import SlabLayout
 
-Addition = Callable[[torch.Tensor, torch.Tensor, Any], None]
-"""Adds the products of x [T, K] with a layer's adapters to y [T, N] in place; the rows' plan is the
-platform's."""
+
+class Addition(Protocol):
+    """Adds the products of x [T, K] with a layer's adapters to y [T, N]; plans are the
+    platform's."""
+
+    def begin(self, x: torch.Tensor, plan: Any) -> Any:
+        """Begins before the layer's product, and may go on beside it."""
+
+    def finish(self, x: torch.Tensor, y: torch.Tensor, begun: Any, plan: Any) -> None:
+        """Adds to the layer's product, in place."""
 
 
 class AdapterPlatform(Platform, Protocol):
@@ -56,9 +63,14 @@ class RowAdapters:
         addition = self._platform.adapter_addition(self._slab, layer)
         return AdaptedLinear(linear, self._platform.linear(linear), addition, self)
 
-    def add(self, addition: Addition, x: torch.Tensor, y: torch.Tensor) -> None:
-        if self._plan is not None:
-            addition(x, y, self._plan)
+    def product(self, product: Product, addition: Addition, x: torch.Tensor) -> torch.Tensor:
+        """A layer's product with those of the rows' adapters added to it."""
+        if self._plan is None:
+            return product(x)
+        begun = addition.begin(x, self._plan)
+        y = product(x)
+        addition.finish(x, y, begun, self._plan)
+        return y
 
 
 class AdaptedLinear(Linear):
@@ -78,9 +90,7 @@ class AdaptedLinear(Linear):
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, K] → [T, N]"""
-        y = self._product(x)
-        self._rows.add(self._addition, x, y)
-        return y
+        return self._rows.product(self._product, self._addition, x)
 
 
 def with_adapters(weights: Weights, layout: SlabLayout, rows: RowAdapters) -> Weights:
