@@ -161,6 +161,8 @@ def _record(cluster: Cluster, generation: Generation) -> None:
             cached_tokens=generation.cached_tokens,
             num_output_tokens=generation.num_output_tokens,
         )
+        if generation.target.adapter:
+            cluster.metrics.count_adapter(generation.request.model)
         if caller.span.is_collected:
             timeline.to_spans(caller.span)
     if cluster.timelines.has_room(caller.request_id):

@@ -12,6 +12,9 @@ import pytest
 import torch
 
 from headwater.engine_core.config import ConfigError
+from headwater.engine_core.models import conversion
+from tests.engine_core.fp8_block_models import WIDE
+from tests.engine_core.oracle_speculator import OracleSpeculator
 from tests.engine_core.small_adapters import (
     answer,
     load_adapter,
@@ -26,6 +29,7 @@ from tests.engine_core.small_models import (
     random_checkpoint,
     reference_greedy,
 )
+from tests.long_values import long_but
 
 PROMPTS = [np.random.default_rng(n).integers(3, 512, n).tolist() for n in (90, 41, 5, 130, 33, 60)]
 SCORED = greedy(10, num_logprobs=1)
@@ -228,3 +232,49 @@ def test_an_adapter_larger_than_the_memory_is_refused(folders: Path, tmp_path: P
     with pytest.raises(ConfigError, match="rank of the adapter is 20; allowed: at most 16"):
         load_adapter(engine, tmp_path / "wide")
     engine.close()
+
+
+@pytest.mark.parametrize("kind", long_but(("fp8", "int4"), "fp8"))
+def test_adapters_lie_behind_packed_layers_too(kind: str, device: str, tmp_path: Path) -> None:
+    random_checkpoint("qwen3", tmp_path / "hf", **WIDE)
+    (tmp_path / "model").mkdir()
+    conversion.convert(
+        tmp_path / "hf",
+        tmp_path / "model",
+        dtype="bfloat16",
+        progress=lambda done, total: None,
+        quantization=kind,
+    )
+    sizes = {"mlp.down_proj": (WIDE["hidden_size"], WIDE["intermediate_size"])}
+    write_adapter(tmp_path / "one", tensors_of(3, 4, tuple(sizes), sizes))
+    base = engine_of(tmp_path, device, adapter_memory=0)
+    plain = bits(base.answer(PROMPTS[:2], SCORED))
+    base.close()
+    engine = engine_of(tmp_path, device, adapter_memory=4 << 20)
+    digest = load_adapter(engine, tmp_path / "one")
+    alone = bits(answer(engine, PROMPTS[:1], [digest], SCORED))
+    mixed = bits(answer(engine, [PROMPTS[0], *PROMPTS[:2]], [digest, NONE, NONE], SCORED))
+    engine.close()
+    assert mixed == [*alone, *plain]
+    assert alone[0] != plain[0]
+
+
+def test_drafts_change_no_token_of_an_adapter(folders: Path, device: str) -> None:
+    engine = engine_of(folders, device, "model16", max_draft_tokens=5)
+    digest = load_adapter(engine, folders / "all")
+    which = [digest, NONE, digest]
+    plain = answer(engine, PROMPTS[:3], which, greedy(20))
+    engine.close()
+    drafted = engine_of(
+        folders,
+        device,
+        "model16",
+        max_draft_tokens=5,
+        speculate=lambda config: OracleSpeculator(plain, 0.4).beside(config),
+    )
+    load_adapter(drafted, folders / "all")
+    found = answer(drafted, PROMPTS[:3], which, greedy(20))
+    load = drafted.engine.load()
+    drafted.close()
+    assert [each.token_ids for each in found] == [each.token_ids for each in plain]
+    assert load.num_accepted_tokens > 0

@@ -69,6 +69,8 @@ def test_an_adapter_is_a_model_by_name(gateway: Gateway, folder: Path) -> None:
     base = gateway.chat()
     poet = gateway.chat(model="poet")
     assert poet["model"] == "poet"
+    counted = 'headwater_adapter_requests_total{adapter="poet"} 1.0'
+    assert counted in gateway.client.get("/metrics").text
     assert text_of(poet) != text_of(base)
     assert gateway.client.post("/tokenize", json={"model": "poet", "prompt": "a"}).json()["count"]
 
