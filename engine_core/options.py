@@ -77,6 +77,8 @@ class ExecutorOptions:
     """Share of a GPU's memory that weights, activations and KV cache may take."""
     kv_cache_dtype: str = "auto"
     """`auto`: that of the weights; `fp8`, on a GPU."""
+    adapter_memory: int = 0
+    """Bytes of device memory for adapters; 0: requests have none."""
     activation_dtype: str = "auto"
     """Numbers that a CPU multiplies packed integers with: `int8`, or activations in the dtype of
     the `model`, for which the weights are expanded; `model` expands weights in e4m3, too. `auto`:

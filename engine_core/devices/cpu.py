@@ -34,6 +34,7 @@ capabilities = Capabilities(
     experts=True,
     expert_biases=True,
     sinks=True,
+    adapters=True,
     softcaps=True,
     odd_heads=True,
     disk_blocks=True,

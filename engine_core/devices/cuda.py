@@ -37,6 +37,7 @@ capabilities = Capabilities(
     experts=True,
     expert_biases=True,
     sinks=True,
+    adapters=True,
     fp8_kv=True,
     rounded_tokens=True,
     host_blocks=True,

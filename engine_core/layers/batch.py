@@ -35,6 +35,8 @@ class ForwardBatch:
     sampled: torch.Tensor
     """int64 [S] token rows after which a token is sampled, now or by a draw: of each request its
     last ones, as many as it has drafts and one more."""
+    adapter_of_row: torch.Tensor | None = None
+    """int32 [T] slot of each token's adapter, -1: none; None: no token has one."""
     page_groups: tuple[ForwardBatch, ...] = ()
     """The batch as layers of each page group read it, with slots and block tables of the group;
     empty: all layers read this one."""
@@ -57,6 +59,7 @@ class ForwardBatch:
             block_tables=self.block_tables.to(device),
             sampled=self.sampled.to(device),
             page_groups=tuple(each.to(device) for each in self.page_groups),
+            adapter_of_row=None if self.adapter_of_row is None else self.adapter_of_row.to(device),
         )
 
 

@@ -97,6 +97,7 @@ class LayeredModel(ABC):
         parts = Parts(config, weights, platform, max_model_len)
         self.config = config
         self._platform = platform
+        self._adapters = weights.adapters
         self._positions = parts.positions()
         self.embedding = parts.embedding()
         self.dtype = self.embedding.dtype
@@ -130,6 +131,7 @@ class LayeredModel(ABC):
     ) -> torch.Tensor:
         last = len(self.layers) - 1
         plans = attention_plan or self.plan_attention(batch)
+        self._adapters.begin(batch.adapter_of_row)
         residual = self.embedding(batch.token_ids)
         if self._positions is not None:
             residual = self._positions.add_to(residual, batch.positions)
@@ -143,6 +145,7 @@ class LayeredModel(ABC):
             if i == last and ends is not None:
                 if not len(ends.tokens):
                     return residual[:0]
+                self._adapters.keep(ends.tokens)
                 queries = queries.index_select(0, ends.tokens)
                 residual = residual.index_select(0, ends.tokens)
                 plan = ends.attention_plan

@@ -28,6 +28,7 @@ from ..layers.linear.linear import Linear, Product
 from ..layers.routing import ExpertProduct, ExpertStack, Router, Routes
 from ..sampling.operations import SamplingOperations
 from ..weights.model_config import ModelConfig
+from .cuda_adapters import CudaAdapters
 from .cuda_attention import AttentionKernels, attention_kernels, given
 from .cuda_attention_plans import AttentionPlan, AttentionPlans
 from .cuda_products import EARLY_ROWS, CudaProducts
@@ -36,7 +37,7 @@ from .cuda_sampling import CudaSampling
 GATES = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}
 
 
-class CudaPlatform:
+class CudaPlatform(CudaAdapters):
     """See `Platform`. Holds the workspace of decode attention, so one platform serves one stream of
     launches."""
 

@@ -21,6 +21,7 @@ from .blocks.blocks import Blocks
 from .blocks.wanted import Wanted
 from .decode_ahead import add_drafts
 from .rows.rows import Rows
+from .seating.adapter_slots import AdapterSlots
 from .seating.seating import Seating
 from .speculation.speculator import Speculator
 from .step_builder import Chunk, PlannedStep, StepBuilder, compose_draw
@@ -62,6 +63,7 @@ class Scheduler:
             num_decoding=lambda: rows.num_decoding,
             copies_blocks=copies_blocks,
         )
+        self.adapters = AdapterSlots(config.num_adapter_ranks)
         self.seating = Seating(config, rows, self.blocks, clock, prefill_seconds)
 
     def schedule(self) -> PlannedStep | None:
@@ -98,6 +100,7 @@ class Scheduler:
             self.rows.note_step(step.num_requests),
             self.rows.table,
             self.rows.take_released(),
+            self.adapters.take_copies(),
             shares=self.blocks.is_any_shared,
         )
 
@@ -288,6 +291,10 @@ class Scheduler:
             request = self.seating.next(step, may_go)
             if request is None:
                 return
+            if not self.adapters.fits(request.adapter):
+                if not self.seating.pass_by(request):
+                    return
+                continue
             wanted = self.blocks.wanted(request)
             wait = self.blocks.wait_of(request, wanted, self.rows.prefilling.values())
             if wait is not None:
@@ -308,6 +315,7 @@ class Scheduler:
     def _seat(self, step: StepBuilder, request: RequestState, wanted: Wanted) -> None:
         num_taken = self.seating.num_taken(wanted)
         partial = self.blocks.reserve_partial(request, wanted, num_taken, self.rows.next_step)
+        request.adapter_slot = self.adapters.seat(request.adapter)
         self.seating.seat(request)
         self.rows.seat(request)
         placed = self.blocks.seat(request, wanted, partial)
@@ -342,6 +350,7 @@ class Scheduler:
         """Frees rows and blocks of requests that have left and that no step in flight lists."""
         for request in self.rows.returning():
             self.blocks.release(request)
+            self.adapters.leave(request.adapter)
             self.rows.vacate(request)
             self.seating.note_released()
             if not request.has_finished:

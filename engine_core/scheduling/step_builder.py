@@ -6,7 +6,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..executor import NO_COPIES, AdmittedRow, BoolArray, DrawPlan, Int32Array, StepPlan
+from ..executor import (
+    NO_COPIES,
+    AdapterCopy,
+    AdmittedRow,
+    BoolArray,
+    DrawPlan,
+    Int32Array,
+    StepPlan,
+)
 from ..step_output import MasksWanted, StoredChain
 from .blocks.blocks import Blocks
 from .blocks.forks import PartialBlock
@@ -130,6 +138,7 @@ class StepBuilder:
         self.admitted.append(
             AdmittedRow(
                 row=request.row,
+                adapter=request.adapter_slot,
                 token_ids=request.token_ids,
                 num_prompt_tokens=request.num_prompt_tokens,
                 sampling=request.sampling,
@@ -158,7 +167,13 @@ class StepBuilder:
             self.set_pages(np.repeat(rows, num_groups), columns.reshape(-1), pages.reshape(-1))
 
     def compose(
-        self, step: int, table: RequestTable, released: list[int], *, shares: bool
+        self,
+        step: int,
+        table: RequestTable,
+        released: list[int],
+        copied_adapters: list[AdapterCopy],
+        *,
+        shares: bool,
     ) -> PlannedStep:
         """The plan; decode rows advance in the table by the tokens that they may get."""
         starts, counts, follows = self._advance(table)
@@ -184,6 +199,7 @@ class StepBuilder:
             num_drafts=num_drafts,
             draft_ids=self.draft_ids,
             follows=follows,
+            copied_adapters=copied_adapters,
             copied_blocks=np.array(self.copies, np.int32) if self.copies else NO_COPIES,
             shares=shares,
             prompt_logprob_rows=[chunk.row for chunk in self.chunks if chunk.scores_prompt],

@@ -14,8 +14,9 @@ from ..sampling.filtered_sample import Filters
 from ..sampling.sample import Draws
 
 PARAM_WORDS = 8
-"""Number of 32-bit words in a row's sampling state: seed (two), choice, temperature, top-k, top-p,
-min-p, unused."""
+"""Number of 32-bit words in a row's state: seed (two), choice, temperature, top-k, top-p, min-p, and
+the slot of its adapter."""
+ADAPTER_WORD = 7
 _BLOCK = 256
 
 
@@ -73,6 +74,17 @@ def load_draws(params: torch.Tensor, rows: torch.Tensor, draws: Draws, filters: 
         WORDS=PARAM_WORDS,
         BLOCK=_BLOCK,
     )
+
+
+def load_adapters(rows: torch.Tensor, params: torch.Tensor) -> torch.Tensor:
+    """int32 [T] slots of the adapters of rows int32 [T], from params int32 [rows, PARAM_WORDS].
+    Padding rows have none: −1."""
+    slots = torch.empty_like(rows)
+    num_rows = len(rows)
+    _load_adapters[(triton.cdiv(num_rows, _BLOCK),)](
+        rows, params, slots, num_rows, WORDS=PARAM_WORDS, WORD=ADAPTER_WORD, BLOCK=_BLOCK
+    )
+    return slots
 
 
 def store_tokens(
@@ -158,6 +170,17 @@ def _scatter_words(p_word, p_index, p_value, num_updates, BLOCK: tl.constexpr):
         tl.load(p_value + o_u, mask=inside),
         mask=inside,
     )
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _load_adapters(
+    p_row, p_param, p_slot, num_rows, WORDS: tl.constexpr, WORD: tl.constexpr, BLOCK: tl.constexpr
+):
+    o_r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = o_r < num_rows
+    b_row = tl.load(p_row + o_r, mask=inside, other=-1)
+    b_slot = tl.load(p_param + b_row * WORDS + WORD, mask=b_row >= 0, other=-1)
+    tl.store(p_slot + o_r, b_slot, mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "max_blocks", "stride_slot"])

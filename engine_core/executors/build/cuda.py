@@ -61,6 +61,7 @@ def build_cuda(
         kv_cache_memory=options.kv_cache_memory // options.layout.num_ranks,
         gpu_memory_utilization=options.gpu_memory_utilization,
         is_sized=bool(options.num_blocks),
+        adapter_memory=options.adapter_memory,
     )
 
 
@@ -75,12 +76,16 @@ def build_cuda_executor(
     kv_cache_memory: int,
     gpu_memory_utilization: float,
     is_sized: bool,
+    adapter_memory: int = 0,
 ) -> tuple[StepExecutor[SentStep, StepShape], EngineConfig]:
-    """With `is_sized` the config's number of blocks stands; otherwise memory decides. Raises
-    `ConfigError` with what would fit."""
+    """With `is_sized` the config's number of blocks stands; otherwise memory decides. `adapter_memory`:
+    bytes for adapters; 0: rows have none. Raises `ConfigError` with what would fit."""
     block_size = config.block_size
     weights = served.weights
     platform = served.platform(config)
+    served, adapters = served.with_adapters(platform, adapter_memory)
+    if adapters is not None:
+        config = replace(config, num_adapter_ranks=adapters.num_ranks)
     decoder = served.on(platform, config.max_model_len)
     drafting = drafting_of(served, draft, heads, decoder, platform, config)
     served_layout = served.kv_layout(pages)
@@ -120,7 +125,7 @@ def build_cuda_executor(
     if isinstance(decoder, ForeignModel):
         decoder.check_rows()
     served.begin()
-    executor = parts.executor()
+    executor = parts.executor(adapters)
     # The shapes without which no engine serves.
     for _ in range(parts.shapes.num_first):
         executor.prepare()

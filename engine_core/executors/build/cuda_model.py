@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 
 from ...config import EngineConfig
 from ...heads.heads_config import HeadsConfig
 from ...heads.served import Served
+from ...layers.adapters.row_adapters import RowAdapters, with_adapters
 from ...layers.linear.kinds import Weights
 from ...models.model import Model, model_class
 from ...options import BuildRequest, Progress
@@ -20,6 +22,7 @@ from ...weights.page_plan import PagePlan
 from ...weights.shards import WHOLE, Shard
 from ..drafter.cuda_drafters import NewDrafter
 from ..exit.device_head import DeviceHead, WholeHead
+from ..model.adapter_memory import AdapterMemory, adapter_memory
 from ..model.block_bytes import KV_DTYPES
 from ..model.kv_blocks import KvBlocks, KvLayout
 from ..tiers.cuda_swapper import CudaSwapper
@@ -43,6 +46,22 @@ class LoadedModel:
 
     def on(self, platform: CudaPlatform, max_model_len: int) -> Model:
         return model_class(self.config)(self.config, self.weights, platform, max_model_len)
+
+    def with_adapters(
+        self, platform: CudaPlatform, num_bytes: int
+    ) -> tuple[Self, AdapterMemory | None]:
+        """The model with adapters behind its layers, and their memory of so many bytes; 0: the
+        model has none. Raises `ConfigError`."""
+        if not num_bytes:
+            return self, None
+        found = model_class(self.config)
+        dtype = self.weights.table("embed").dtype
+        model_layout = found.layout(self.config)
+        memory, slab, layout = adapter_memory(
+            num_bytes, model_layout, found.names, dtype, platform.device
+        )
+        weights = with_adapters(self.weights, layout, RowAdapters(platform, slab))
+        return replace(self, weights=weights), memory
 
     def kv_layout(self, pages: PagePlan | None = None) -> KvLayout:
         """`pages`: page groups; None: one."""

@@ -30,6 +30,7 @@ from ..exit.device_head import DeviceHead
 from ..exit.device_sampler import DeviceSampler
 from ..exit.held_states import HeldStates
 from ..exit.token_messages import NoTokenChannel, NoTokenSender, TokenChannel, TokenSender
+from ..model.adapter_memory import AdapterMemory, NoAdapterMemory
 from ..model.cuda_caches import CudaCaches
 from ..model.device_model import DeviceModel
 from ..model.kv_blocks import KvBlocks, layer_caches
@@ -146,8 +147,8 @@ class CudaParts:
         self.tiers = NoTiers() if swapper is None else swapper
         self._can_draft = config.max_draft_tokens > 0
 
-    def executor(self) -> StepExecutor[SentStep, StepShape]:
-        """The executor of these parts."""
+    def executor(self, adapters: AdapterMemory | None) -> StepExecutor[SentStep, StepShape]:
+        """The executor of these parts; `adapters`: those behind the model's layers."""
         self.device.begin()
         return StepExecutor(
             device=self.device,
@@ -157,6 +158,8 @@ class CudaParts:
             exit=self.exit,
             drafter=self.drafter,
             tiers=self.tiers,
+            adapters=adapters or NoAdapterMemory(),
+            host_adapters=adapters,
             swapper=self.swapper,
             preparations=self._preparations(),
         )

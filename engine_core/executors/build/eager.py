@@ -4,16 +4,20 @@ engine, which may have the whole model."""
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import torch
 
 from ...config import EngineConfig
 from ...executor import Swapper
+from ...layers.adapters.row_adapters import AdapterPlatform, RowAdapters, with_adapters
+from ...layers.linear.kinds import Weights
 from ...layers.platform import Platform
 from ...layers.sharded_sampling import ShardedSampling
 from ...models.foreign.model import ForeignModel
-from ...models.model import Model
+from ...models.model import Model, model_class
 from ...options import BuildRequest, Progress
 from ...platforms.device import Device
 from ...sampling.operations import PartSampling
@@ -24,6 +28,7 @@ from ..drafter.eager_drafter import Drafts
 from ..entry.eager_entry import EagerEntry, EagerStep, StepBatch
 from ..exit.eager_sample import EagerSample
 from ..exit.eager_send import EagerSend
+from ..model.adapter_memory import AdapterMemory, NoAdapterMemory, adapter_memory
 from ..model.block_bytes import block_bytes_of, kv_layouts
 from ..model.eager_caches import EagerCaches
 from ..model.eager_layers import EagerLayers, Forward
@@ -54,6 +59,9 @@ def build_eager(
         log.info("kv cache: %d pages%s", config.num_blocks, pages.described)
     loader = Loader(device, rank, config, progress)
     platform, weights = loader.served(request)
+    weights, adapters = _with_adapters(request, platform, weights)
+    if adapters is not None:
+        config = replace(config, num_adapter_ranks=adapters.num_ranks)
     if rank.is_whole:
         served = whole_model(request, config, (platform, weights))
         if isinstance(served, ForeignModel):
@@ -62,7 +70,26 @@ def build_eager(
     else:
         served = rank_model(request, rank, config.max_model_len, platform, weights)
         forward = served.forward
-    return _executor(request, rank, config, pages, platform, served, forward, loader), config
+    executor = _executor(request, rank, config, pages, platform, served, forward, loader, adapters)
+    return executor, config
+
+
+def _with_adapters(
+    request: BuildRequest, platform: Platform, weights: Weights
+) -> tuple[Weights, AdapterMemory | None]:
+    """The weights with adapters behind them, and the adapters' memory, if the engine takes
+    any."""
+    num_bytes = request.options.adapter_memory
+    if not num_bytes:
+        return weights, None
+    found = model_class(request.model)
+    dtype = weights.table("embed").dtype
+    model_layout = found.layout(request.model)
+    memory, slab, layout = adapter_memory(
+        num_bytes, model_layout, found.names, dtype, platform.device
+    )
+    rows = RowAdapters(cast(AdapterPlatform, platform), slab)
+    return with_adapters(weights, layout, rows), memory
 
 
 def _executor(
@@ -74,6 +101,7 @@ def _executor(
     served: Model,
     forward: Forward,
     loader: Loader,
+    adapters: AdapterMemory | None,
 ) -> StepExecutor[EagerStep, StepBatch]:
     device = platform.device
     table = EagerTable(config)
@@ -107,6 +135,8 @@ def _executor(
         drafter=drafter,
         # Copies are made between steps, where they are asked for.
         tiers=NoTiers(),
+        adapters=adapters or NoAdapterMemory(),
+        host_adapters=adapters,
         swapper=_swapper(request, rank, config, blocks, copies),
     )
 

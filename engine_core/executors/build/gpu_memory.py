@@ -75,6 +75,7 @@ def measure(
         counts=np.array([num_tokens], np.int32),
         block_tables=zeros[None, :],
         sampled=zeros[:0],
+        adapter_of_row=zeros if config.num_adapter_ranks else None,
     )
     attention_plan = platform.plan_attention(batch)
     before = torch.cuda.memory_allocated(device)

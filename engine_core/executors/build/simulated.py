@@ -9,6 +9,7 @@ from ...config import ConfigError, EngineConfig
 from ...executor import Executor
 from ...models import registry
 from ...options import ExecutorOptions, ModelFacts, Progress, engine_config
+from ..simulated.adapters import RANK_UNIT
 from ..simulated.cache import ENTRY_BYTES
 from ..simulated.executor import SimulatedExecutor, SimulatedTiming
 from ..simulated.model import SimulatedModel
@@ -34,6 +35,7 @@ def build_executor(
         block_bytes=ENTRY_BYTES * options.block_size,
         page_windows=page_windows,
     )
+    config = replace(config, num_adapter_ranks=options.adapter_memory // RANK_UNIT * RANK_UNIT)
     timing = SimulatedTiming(
         step_seconds=options.simulated_step_seconds,
         seconds_per_prefill_token=options.simulated_prefill_seconds,

@@ -28,7 +28,7 @@ MAX_STEPS = 16
 """Recorded steps that are kept, the last used ones."""
 _MAX_SEEN = 64
 """Shapes of steps that are remembered until they come a second time."""
-_Key = tuple[bytes, int, int]
+_Key = tuple[bytes, int, int, bool]
 
 
 class ReplayedSteps:
@@ -68,7 +68,9 @@ class ReplayedSteps:
             and inputs is None
             and len(batch.token_ids) <= MAX_TOKENS
         ):
-            key = batch.counts.tobytes(), torch.get_num_threads(), kv_cache[0].data_ptr()
+            has_adapters = batch.adapter_of_row is not None
+            threads = torch.get_num_threads()
+            key = batch.counts.tobytes(), threads, kv_cache[0].data_ptr(), has_adapters
             if (step := self._steps.get(key)) is not None:
                 self._steps.move_to_end(key)
                 return step(batch)
@@ -110,6 +112,7 @@ class _Step:
         self._model = model
         self._residual = torch.empty(num_tokens, model.config.hidden_size, dtype=model.dtype)
         positions = torch.empty(num_tokens, dtype=torch.int64)
+        adapters = None if batch.adapter_of_row is None else torch.empty_like(batch.adapter_of_row)
 
         def own(each: ForwardBatch) -> ForwardBatch:
             return replace(
@@ -117,6 +120,7 @@ class _Step:
                 positions=positions,
                 slots=torch.empty(num_tokens, dtype=torch.int64),
                 block_tables=torch.zeros(num_requests, max_blocks, dtype=torch.int32),
+                adapter_of_row=adapters,
             )
 
         self._batch = replace(own(batch), page_groups=tuple(map(own, batch.page_groups)))
@@ -143,6 +147,9 @@ class _Step:
         own = self._batch
         self._residual.copy_(self._model.embedding(batch.token_ids))
         own.positions.copy_(batch.positions)
+        if own.adapter_of_row is not None:
+            assert batch.adapter_of_row is not None
+            own.adapter_of_row.copy_(batch.adapter_of_row)
         groups = zip(own.page_groups or (own,), batch.page_groups or (batch,), strict=True)
         for own_group, group in groups:
             own_group.slots.copy_(group.slots)

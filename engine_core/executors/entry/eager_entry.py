@@ -3,7 +3,7 @@ holds."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -105,7 +105,7 @@ class EagerEntry:
         table = self._table
         tables = table.token_ids, table.block_ids
         batch = make_batch(sent.plan, *tables, self._block_size, self._group_of_layer)
-        batch = batch.to(self._device)
+        batch = replace(batch, adapter_of_row=table.adapters_of(sent.plan)).to(self._device)
         ends = self._decoder.ends(batch, sent.num_sampled) if sent.has_ends else None
         return StepBatch(batch, ends, sent.inputs)
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from headwater.kernels.rows.step_rows import load_tokens
+from headwater.kernels.rows.step_rows import load_adapters, load_tokens
 
 from ...config import EngineConfig
 from ...executor import Int32Array
@@ -181,6 +181,7 @@ class DeviceModel:
             counts=_UNUSED,
             block_tables=tables[0],
             sampled=slots[0, :0],
+            adapter_of_row=load_adapters(words.rows, table.params) if shape.has_adapters else None,
         )
         given: tuple[Any, ...] = batch, self.kv_cache, attention
         if self._group_of_layer:

@@ -9,7 +9,7 @@ from ...config import EngineConfig
 from ...executor import Int32Array, StepPlan
 from ..model.shared_kv import SharedMemory
 from .hashes import UInt64Array, hashes
-from .model import SimulatedModel, salt_of
+from .model import SimulatedModel, salt_of_group
 from .table import SimulatedTable
 
 ENTRY_BYTES = 8
@@ -32,7 +32,7 @@ class SimulatedCache:
         if memory is not None:
             self.kv = memory.blocks.reshape(-1).view(np.uint64)
         self._groups = range(config.num_page_groups)
-        self._salts = [np.uint64(salt_of(group)) for group in self._groups]
+        self._salts = [np.uint64(salt_of_group(group)) for group in self._groups]
         self._max_blocks = config.max_blocks
         num_columns = config.num_page_groups * config.max_blocks
         self._block_table: Int32Array = np.zeros((config.num_rows, num_columns), np.int32)

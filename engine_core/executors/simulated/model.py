@@ -17,6 +17,7 @@ import numpy.typing as npt
 from ...executor import Int32Array
 from ...request import TokenLogprobs
 from ...sampling_params import SamplingParams
+from .adapters import salt_of
 from .edits import IdArray, SimulatedEdits
 from .hashes import POSITION_SALT, UInt64Array, hashes, mix
 
@@ -54,7 +55,7 @@ class SimulatedModel:
         total = 0
         for group in range(len(self.windows)):
             last = entries[-self.num_seen(group) :]
-            total += int(last.sum(dtype=np.uint64)) + last.size * salt_of(group)
+            total += int(last.sum(dtype=np.uint64)) + last.size * salt_of_group(group)
         return np.array([total % 2**64], np.uint64)
 
     def tokens(
@@ -144,12 +145,14 @@ def expected_tokens(
     output_ids: Sequence[int] = (),
     max_model_len: int = 1 << 30,
     mask: Callable[[list[int]], Int32Array] | None = None,
+    adapter: bytes = b"",
 ) -> list[int]:
     """The whole answer to a prompt: `output_ids`, then what follows up to the length or a stop id,
-    itself included. `mask` is a grammar: what may follow an answer, int32 [words]."""
+    itself included. `adapter`: its hash. `mask` is a grammar: what may follow an answer, int32 [words]."""
     known = np.array([*prompt_ids, *output_ids], np.int32)
     entries = np.cumsum(hashes(known, np.arange(known.size, dtype=np.int32)))
-    noise = np.array([noise_of(sampling, choice_index)], np.uint64)
+    salted = (noise_of(sampling, choice_index) + salt_of(adapter)) % 2**64
+    noise = np.array([salted], np.uint64)
     eos_from = np.array([eos_from_of(sampling, model)], np.int32)
     num_kept = np.array([model.num_kept(sampling)], np.uint64)
     edits = SimulatedEdits.of(sampling, known[: len(prompt_ids)], model.first_token_id)
@@ -175,7 +178,7 @@ def expected_tokens(
     return answer
 
 
-def salt_of(group: int) -> int:
+def salt_of_group(group: int) -> int:
     """Difference of a page group's entries from those of the first one."""
     return group * GROUP_SALT % 2**64
 
