@@ -63,9 +63,10 @@ class StepPlan:
     block_rows: Int32Array = field(default_factory=lambda: NO_UPDATES)
     """[U] table rows of new block-table entries."""
     block_indices: Int32Array = field(default_factory=lambda: NO_UPDATES)
-    """[U] their column: block_indices[u]-th block of the sequence."""
+    """[U] their column: g max_blocks + i of the page of group g that holds block i of the
+    sequence."""
     block_ids: Int32Array = field(default_factory=lambda: NO_UPDATES)
-    """[U] the KV block that goes there."""
+    """[U] the page that goes there."""
     rows: Int32Array
     """[R] table rows computed in this step, each once."""
     starts: Int32Array
@@ -95,7 +96,7 @@ class StepPlan:
     is: `starts` is the last position at which it may be, and `output_indices` belong to that. None:
     no row does."""
     copied_blocks: Int32Array = field(default_factory=lambda: NO_COPIES)
-    """[C, 2] KV blocks whose contents go into other blocks before anything is computed: from,
+    """[C, 2] pages whose contents go into other pages before anything is computed: from,
     to."""
     copied_adapters: list[AdapterCopy] = field(default_factory=list)
     """Adapters that go to slots of the device before anything is computed."""
@@ -120,7 +121,8 @@ class StepPlan:
         return int(np.dot(self.counts.astype(np.int64), self.starts + self.counts))
 
     def written_blocks(self, block_size: int) -> Int32Array:
-        """Blocks that rows get with this plan and that no step has computed yet: [at most U]."""
+        """Blocks that rows get with this plan and that no step has computed yet: [at most U]. With
+        one page group, as beside every swapper."""
         computed = np.zeros(
             int(max(self.block_rows.max(initial=0), self.rows.max(initial=0))) + 1, np.int32
         )

@@ -192,19 +192,20 @@ class Scheduler:
             rows, full_rows, num_needed = self._decodable_rows()
         # Blocks that are being released serve the rows of the lowest rank in a later step.
         by_rank = np.array(sorted(full_rows.tolist(), key=self.rows.table.rank_of), np.intp)
-        served, deferred = np.split(by_rank, [min(self.blocks.num_free, by_rank.size)])
+        num_served = self.blocks.num_free // self.blocks.num_pages_of_blocks(1)
+        served, deferred = np.split(by_rank, [min(num_served, by_rank.size)])
         return np.setdiff1d(rows, deferred, assume_unique=True), served, True
 
     def _decodable_rows(self) -> tuple[RowIndices, RowIndices, int]:
-        """Rows that can decode, those of them that need a block, and how many blocks these need
-        and prompts whose next token has none."""
+        """Rows that can decode, those of them that need a block, and how many pages these need and
+        prompts whose next token has none."""
         rows = self.rows.decodable()
         full_rows = self.blocks.full_rows(rows, self.rows.table.num_computed)
         num_stuck = sum(
-            self.blocks.num_held_tokens(each) == each.num_computed
+            self.blocks.num_lacking(each, each.num_computed + 1)
             for each in self.rows.prefilling.values()
         )
-        return rows, full_rows, full_rows.size + num_stuck
+        return rows, full_rows, self.blocks.num_pages_of_blocks(full_rows.size) + num_stuck
 
     def _continue_prefills(
         self, step: StepBuilder, prefilling: list[RequestState], *, overtakes: bool
@@ -281,8 +282,8 @@ class Scheduler:
         parts: dict[str, int] | None = None,
     ) -> None:
         """Seats ready requests in order, until one does not fit or may not go now. A request gets
-        the blocks of all its known tokens at once, and leaves a block for each running one to grow
-        into. `parts`: prompt tokens of the step by tenant, if they are divided already."""
+        the blocks of its known tokens at once, as many as it holds, and leaves one for each running
+        request to grow into. `parts`: prompt tokens of the step by tenant, if they are divided already."""
         if self.rows.num_preempted:
             return
         num_requests = self.seating.num_requests
@@ -317,9 +318,11 @@ class Scheduler:
         request.adapter_slot = self.adapters.seat(request.adapter)
         self.seating.seat(request)
         self.rows.seat(request)
-        held = self.blocks.seat(request, wanted, partial)
+        placed = self.blocks.seat(request, wanted, partial)
         self.seating.rank_seated(request)
-        step.admit(request, *held, partial)
+        step.admit(request, *placed)
+        if partial.num_tokens:
+            step.copy(partial, self.blocks.begun_pages(request))
 
     def _make_room(self) -> None:
         """Preempts for waiting requests before a step is planned, since none that has a part in it

@@ -60,6 +60,7 @@ def _card(model: ServedModel, since: int) -> dict[str, Any]:
         "root": model.name,
         "parent": None,
         "max_model_len": model.max_model_len,
+        "model_code": model.model_code,
     }
 
 

@@ -37,10 +37,11 @@ def load_tokens(
     token_ids: torch.Tensor,
     slots: torch.Tensor,
 ) -> None:
-    """Writes token_ids and slots, integers [T], of rows and positions int32 [T]; tables int32
-    [rows, …]."""
+    """Writes token_ids and slots, integers [T] and [G, T], of rows and positions int32 [T]; tables
+    int32 [rows, …], that of blocks with as many columns for each of G page groups."""
     num_tokens = len(rows)
-    _load_tokens[(triton.cdiv(num_tokens, _BLOCK),)](
+    num_groups = len(slots)
+    _load_tokens[(triton.cdiv(num_tokens, _BLOCK), num_groups)](
         rows,
         positions,
         token_table,
@@ -49,6 +50,8 @@ def load_tokens(
         slots,
         token_table.stride(0),
         block_table.stride(0),
+        block_table.shape[1] // num_groups,
+        slots.stride(0),
         num_tokens,
         PAGE=block_size,
         BLOCK=_BLOCK,
@@ -116,12 +119,14 @@ def load_tokens_twin(
     token_table: torch.Tensor,
     block_table: torch.Tensor,
     block_size: int,
+    num_groups: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and slots [T] in plain torch."""
+    """Token ids [T] and slots [G, T] in plain torch."""
     is_row = rows >= 0
     at = rows.long().clamp(min=0)
     position = positions.long()
-    slots = block_table[at, position // block_size] * block_size + positions % block_size
+    tables = block_table.view(len(block_table), num_groups, -1)
+    slots = tables[at, :, position // block_size].T * block_size + positions % block_size
     return torch.where(is_row, token_table[at, position], 0), torch.where(is_row, slots, -1)
 
 
@@ -178,7 +183,7 @@ def _load_adapters(
     tl.store(p_slot + o_r, b_slot, mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_tokens", "max_blocks", "stride_slot"])
 def _load_tokens(
     p_row,
     p_position,
@@ -188,10 +193,13 @@ def _load_tokens(
     p_slot,
     stride_token,
     stride_block,
+    max_blocks,
+    stride_slot,
     num_tokens,
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    i_group = tl.program_id(1)
     o_t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = o_t < num_tokens
     b_row = tl.load(p_row + o_t, mask=inside, other=-1)
@@ -201,10 +209,17 @@ def _load_tokens(
         p_token + b_row.to(tl.int64) * stride_token + b_position, mask=is_row, other=0
     )
     b_block = tl.load(
-        p_block + b_row.to(tl.int64) * stride_block + b_position // PAGE, mask=is_row, other=0
+        p_block + b_row.to(tl.int64) * stride_block + i_group * max_blocks + b_position // PAGE,
+        mask=is_row,
+        other=0,
     )
+    # The same of each group.
     tl.store(p_token_id + o_t, b_token, mask=inside)
-    tl.store(p_slot + o_t, tl.where(is_row, b_block * PAGE + b_position % PAGE, -1), mask=inside)
+    tl.store(
+        p_slot + i_group * stride_slot + o_t,
+        tl.where(is_row, b_block * PAGE + b_position % PAGE, -1),
+        mask=inside,
+    )
 
 
 @triton.jit(do_not_specialize=["num_rows"])

@@ -92,7 +92,9 @@ class EngineSettings(StageSecuritySettings):
         "vLLM makes them)",
     )
     block_size: int = setting(16, "tokens a KV block: 16, 32, 64 or 128")
-    num_blocks: int = setting(0, "KV blocks; 0: as many as --kv-cache-memory or the device holds")
+    num_blocks: int = setting(
+        0, "KV blocks of all layers; 0: as many as --kv-cache-memory or the device holds"
+    )
     kv_cache_memory: int = setting(
         0, "bytes of the KV cache; 0: what the device leaves, a fixed share on a CPU"
     )

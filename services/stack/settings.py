@@ -99,6 +99,9 @@ class StackSettings:
     calibration: Path | None = flag(
         None, "Text that AutoRound calibrates int4 and int8 rounding with."
     )
+    model_code: str = flag(
+        "auto", "auto, headwater or transformers: whose modelling code computes the model."
+    )
     speculation: str = engine_flag(
         "speculation", "auto: draft tokens where that is faster, same answers; or off."
     )

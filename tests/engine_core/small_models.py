@@ -224,6 +224,15 @@ FAMILIES: dict[str, Any] = {
     "olmoe": lambda: transformers.OlmoeConfig(
         **SHAPE, pad_token_id=0, num_experts=8, num_experts_per_tok=3
     ),
+    "gpt-oss": lambda: transformers.GptOssConfig(
+        **HEADS_OF_32,
+        pad_token_id=0,
+        num_local_experts=8,
+        num_experts_per_tok=3,
+        sliding_window=40,
+        layer_types=WINDOWS["layer_types"],
+        rope_parameters=YARN_ROPE | {"truncate": False},
+    ),
     "granite-moe": lambda: transformers.GraniteMoeConfig(
         **SHAPE,
         num_local_experts=8,
@@ -248,7 +257,12 @@ FAMILIES: dict[str, Any] = {
         num_nextn_predict_layers=0,
     ),
     "minimax-m2": lambda: transformers.MiniMaxM2Config(
-        **HEADS_OF_32, rotary_dim=16, num_local_experts=8, num_experts_per_tok=3
+        **HEADS_OF_32,
+        num_local_experts=8,
+        num_experts_per_tok=3,
+        # Published files have the first field, which some releases of transformers pass over.
+        rotary_dim=16,
+        rope_parameters={"rope_theta": 5e6, "rope_type": "default", "partial_rotary_factor": 0.5},
     ),
     "hy3": lambda: transformers.HYV3Config(**HEADS_OF_32, **EXPERTS, num_shared_experts=1),
     "ernie4.5-moe": lambda: transformers.Ernie4_5_MoeConfig(

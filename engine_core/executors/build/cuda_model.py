@@ -18,6 +18,7 @@ from ...platforms.cuda import CudaPlatform
 from ...platforms.cuda_tree import TreePlatform
 from ...platforms.stored_weights import StoredWeights
 from ...weights.model_config import ModelConfig
+from ...weights.page_plan import PagePlan
 from ...weights.shards import WHOLE, Shard
 from ..drafter.cuda_drafters import NewDrafter
 from ..exit.device_head import DeviceHead, WholeHead
@@ -62,9 +63,9 @@ class LoadedModel:
         weights = with_adapters(self.weights, layout, RowAdapters(platform, slab))
         return replace(self, weights=weights), memory
 
-    @property
-    def kv_layout(self) -> KvLayout:
-        return KvLayout.of(self.config, self.kv_dtype)
+    def kv_layout(self, pages: PagePlan | None = None) -> KvLayout:
+        """`pages`: page groups; None: one."""
+        return KvLayout.of(self.config, self.kv_dtype, pages)
 
     @property
     def has_head(self) -> bool:
@@ -76,6 +77,7 @@ class LoadedModel:
         decoder: Model,
         platform: CudaPlatform,
         config: EngineConfig,
+        pages: PagePlan,
         blocks: KvBlocks,
         drafting: NewDrafter,
         swapper: CudaSwapper | None,
@@ -85,6 +87,7 @@ class LoadedModel:
             decoder,
             platform,
             config,
+            pages,
             blocks,
             self.head(decoder, platform),
             drafting,

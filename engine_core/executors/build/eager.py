@@ -3,6 +3,7 @@ engine, which may have the whole model."""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from functools import partial
 from typing import cast
@@ -15,11 +16,13 @@ from ...layers.adapters.row_adapters import AdapterPlatform, RowAdapters, with_a
 from ...layers.linear.kinds import Weights
 from ...layers.platform import Platform
 from ...layers.sharded_sampling import ShardedSampling
+from ...models.foreign.model import ForeignModel
 from ...models.model import Model, model_class
 from ...options import BuildRequest, Progress
 from ...platforms.device import Device
 from ...sampling.operations import PartSampling
 from ...sampling.sampler import Sampler
+from ...weights.page_plan import PagePlan
 from ..device.eager import EagerDevice
 from ..drafter.eager_drafter import Drafts
 from ..entry.eager_entry import EagerEntry, EagerStep, StepBatch
@@ -29,7 +32,7 @@ from ..model.adapter_memory import AdapterMemory, NoAdapterMemory, adapter_memor
 from ..model.block_bytes import block_bytes_of, kv_layouts
 from ..model.eager_caches import EagerCaches
 from ..model.eager_layers import EagerLayers, Forward
-from ..model.kv_blocks import KvBlocks
+from ..model.kv_blocks import KvBlocks, layer_caches
 from ..model.shared_kv import SharedCopies, SharedMemory
 from ..ranks.rank import Rank, block_slice, map_slots
 from ..step_executor import StepExecutor
@@ -37,10 +40,12 @@ from ..table.eager_table import EagerTable
 from ..tiers.memory_swapper import MemorySwapper
 from ..tiers.none import NoTiers
 from .eager_drafters import Drafted, new_drafter
-from .engine_limits import engine_config_of
+from .engine_limits import engine_config_of, pages_of_request
 from .hooks import Hooks
 from .loader import Loader
 from .models import rank_model, whole_model
+
+log = logging.getLogger(__name__)
 
 
 def build_eager(
@@ -48,7 +53,10 @@ def build_eager(
 ) -> tuple[StepExecutor[EagerStep, StepBatch], EngineConfig]:
     """Loads the request's models and puts the parts of their steps together. Raises
     `ConfigError`."""
-    config = engine_config_of(request, device.kv_cache_memory(request.options))
+    pages = pages_of_request(request)
+    config = engine_config_of(request, device.kv_cache_memory(request.options), pages)
+    if pages.described:
+        log.info("kv cache: %d pages%s", config.num_blocks, pages.described)
     loader = Loader(device, rank, config, progress)
     platform, weights = loader.served(request)
     weights, adapters = _with_adapters(request, platform, weights)
@@ -56,12 +64,13 @@ def build_eager(
         config = replace(config, num_adapter_ranks=adapters.num_ranks)
     if rank.is_whole:
         served = whole_model(request, config, (platform, weights))
-        max_blocks = -(-config.max_model_len // config.block_size)
-        forward = Hooks.of(device).forward_pass(served, platform, max_blocks)
+        if isinstance(served, ForeignModel):
+            served.check_rows()
+        forward = Hooks.of(device).forward_pass(served, platform, config.max_blocks)
     else:
         served = rank_model(request, rank, config.max_model_len, platform, weights)
         forward = served.forward
-    executor = _executor(request, rank, config, platform, served, forward, loader, adapters)
+    executor = _executor(request, rank, config, pages, platform, served, forward, loader, adapters)
     return executor, config
 
 
@@ -87,6 +96,7 @@ def _executor(
     request: BuildRequest,
     rank: Rank,
     config: EngineConfig,
+    pages: PagePlan,
     platform: Platform,
     served: Model,
     forward: Forward,
@@ -96,7 +106,7 @@ def _executor(
     device = platform.device
     table = EagerTable(config)
     sampler = _sampler(request, rank, config, platform)
-    blocks, copies = _blocks(request, rank, config, device)
+    blocks, copies = _blocks(request, rank, config, pages, device)
     kv_cache, *own_caches = blocks.kv_caches
     drafted = Drafted(
         served=served,
@@ -118,8 +128,9 @@ def _executor(
             looks_at_all=drafter.looks_at_all or not rank.stage.is_last,
             most_drafts=drafter.most,
             inputs=drafter.layers,
+            group_of_layer=pages.group_of_layer,
         ),
-        layers=EagerLayers(forward, kv_cache),
+        layers=EagerLayers(forward, layer_caches(kv_cache, pages)),
         exit=_exit(served, config, table, sampler, device, rank),
         drafter=drafter,
         # Copies are made between steps, where they are asked for.
@@ -131,10 +142,14 @@ def _executor(
 
 
 def _blocks(
-    request: BuildRequest, rank: Rank, config: EngineConfig, device: torch.device
+    request: BuildRequest,
+    rank: Rank,
+    config: EngineConfig,
+    pages: PagePlan,
+    device: torch.device,
 ) -> tuple[KvBlocks, SharedCopies | None]:
     """The rank's KV blocks, and what other engines of this host copy out of them, if they may."""
-    layouts = kv_layouts(request, rank.local_config(request.model))
+    layouts = kv_layouts(request, pages, rank.local_config(request.model))
     if not (config.shares_kv_cache and device.type == "cpu"):
         return KvBlocks.allocated(layouts, config.num_blocks, config.block_size, device), None
     memory = SharedMemory(config.num_blocks, block_bytes_of(request))

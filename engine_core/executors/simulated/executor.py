@@ -197,7 +197,8 @@ class SimulatedExecutor:
         `_draft_acceptance`."""
         rows = np.array([row], np.int32)
         at = np.array([num_known - 1], np.int32)
-        entries = self._cache.last_entries(rows, at - 1)[0]
+        most_seen = max(map(self._model.num_seen, range(len(self._model.windows))))
+        entries = self._cache.last_entries(rows, at - 1, min(most_seen, int(at[0])))[0]
         entries = np.append(entries, entries[-1] + hashes(self._table.token_ids[rows, at], at))
         noise = self._table.noise(rows)
         drafts = np.empty(most, np.int32)

@@ -19,17 +19,19 @@ class DeviceTable:
 
     def __init__(self, config: EngineConfig, device: torch.device) -> None:
         rows = config.num_rows
-        max_blocks = -(-config.max_model_len // config.block_size)
+        num_columns = config.num_page_groups * config.max_blocks
         # A position more than a request has: a sampled token is written even when it is the last.
         self._token_stride = config.max_model_len + 1
-        self._block_stride = max_blocks
-        sizes = [rows * self._token_stride, rows * max_blocks, rows * PARAM_WORDS]
+        self._block_stride = num_columns
+        sizes = [rows * self._token_stride, rows * num_columns, rows * PARAM_WORDS]
         self._words = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
         tokens, blocks, params = torch.split(self._words, sizes)
         self._first_block = sizes[0]
         self._first_param = sizes[0] + sizes[1]
         self.token_ids = tokens.view(rows, -1)
         self.block_ids = blocks.view(rows, -1)
+        self.block_tables = torch.split(self.block_ids, config.max_blocks, dim=1)
+        """Block tables [rows, max blocks] of each page group."""
         self.params = params.view(rows, -1)
         self._adapters: Int32Array = np.full(rows, NO_ADAPTER, np.int32)
         # How many tokens of a row are known, while only the device can say: see `draft_rows`.
