@@ -51,6 +51,7 @@ THIRD_PARTY = {
     "bench": GRPC
     | {
         "httpx",
+        "safetensors",
         "httptools",
         "numpy",
         "rich",
