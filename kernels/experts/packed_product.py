@@ -12,8 +12,8 @@ from dataclasses import replace
 import torch
 
 from ..gemm import byte_gemm, expanded_mxfp4, hopper_packed_gemm, int4_gemm
-from ..gemm.hopper_packed_gemm import PackedWords, RowsOfExperts
 from ..gemm.packed_tiles import BLOCK_N, CROWDED_TILES, TILES, RingTiles
+from ..gemm.packed_words import ALIGNMENT, PackedWords, RowsOfExperts
 from ..norm.silu_mul import gelu_tanh_mul, silu_mul
 from ..quant.int4_layout import Int4Weight
 from ..quant.mxfp4 import Mxfp4Weight
@@ -38,7 +38,7 @@ experts of 2,880 take 390 us, and 489 us with one team for the same tiles (2026-
 def fits(weight: PackedWords, num_experts: int) -> bool:
     """Whether weights [E N, K] of all experts are whole in tiles of the kernel."""
     num_weights, _ = weight.shape
-    is_cut = num_weights // num_experts % hopper_packed_gemm.ALIGNMENT == 0
+    is_cut = num_weights // num_experts % ALIGNMENT == 0
     return is_cut and weight.is_whole
 
 

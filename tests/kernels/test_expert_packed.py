@@ -13,7 +13,7 @@ from headwater.kernels.experts.packed_product import (
     packed_expert_product,
 )
 from headwater.kernels.experts.route import Choice, route
-from headwater.kernels.gemm.hopper_packed_gemm import PackedWords
+from headwater.kernels.gemm.packed_words import PackedWords
 from headwater.kernels.quant.mxfp4 import num_words
 from tests.kernels.paging import GPU
 
