@@ -39,6 +39,8 @@ class Capabilities:
     """Experts with biases and a clamped gate, and biases of routers."""
     sinks: bool = False
     """Attention whose softmax has a sink for each head."""
+    adapters: bool = False
+    """Low-rank adapters behind linear layers (`AdapterPlatform`; `--adapter-memory`)."""
     softcaps: bool = False
     """Attention whose scores are capped."""
     odd_heads: bool = False

@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import torch
 
+from headwater.kernels.adapters.slab import Slab, SlabLayer
 from headwater.kernels.attention.rotary_pairs import RotaryPairs
 from headwater.kernels.cpu.activation import activation
+from headwater.kernels.cpu.adapter_product import AdapterAddition
 from headwater.kernels.cpu.attention import AttentionPlan, attention, plan_attention
 from headwater.kernels.cpu.block_rows import block_rows
 from headwater.kernels.cpu.compiler.compiled import DTYPES
@@ -79,6 +81,12 @@ class CpuPlatform:
 
     def experts(self, gate_up: ExpertStack, down: ExpertStack, activation: str) -> ExpertProduct:
         return CpuExperts(gate_up, down, EXPERT_GATES[activation], self.linear)
+
+    def plan_adapters(self, slots: torch.Tensor, slab: Slab) -> torch.Tensor:
+        return slots
+
+    def adapter_addition(self, slab: Slab, layer: SlabLayer) -> AdapterAddition:
+        return AdapterAddition(slab, layer)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return rms_norm(x, weight, eps)

@@ -28,6 +28,7 @@ from ..layers.linear.linear import Linear, Product
 from ..layers.routing import ExpertProduct, ExpertStack, Router, Routes
 from ..sampling.operations import SamplingOperations
 from ..weights.model_config import ModelConfig
+from .cuda_adapters import CudaAdapters
 from .cuda_attention import AttentionKernels, attention_kernels, given
 from .cuda_attention_plans import AttentionPlan, AttentionPlans
 from .cuda_products import EARLY_ROWS, CudaProducts
@@ -36,7 +37,7 @@ from .cuda_sampling import CudaSampling
 GATES = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}
 
 
-class CudaPlatform:
+class CudaPlatform(CudaAdapters):
     """See `Platform`. Holds the workspace of decode attention, so one platform serves one stream of
     launches."""
 
@@ -176,11 +177,11 @@ class CudaPlatform:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         assert window in (0, self._window)
-        assert not softcap
         plan = attention_plan
         n = attention_plan.num_decodes
         scales = self._scales(kv_cache)
-        kernels = self._kernels_for(q, kv_cache[0], window)
+        kernels = self._kernels_for(q, kv_cache[0], window, is_capped=bool(softcap))
+        scored = given(softcap=softcap or None, sinks=sinks)
         out = torch.empty_like(q)
         if n:
             decode = plan.windowed if window else plan.decode
@@ -194,7 +195,7 @@ class CudaPlatform:
                 out[:n],
             )
             if plan.shares and not window:
-                kernels.shared(q[:n], *where, **scales, **given(sinks=sinks), scale=scale)
+                kernels.shared(q[:n], *where, **scales, **scored, scale=scale)
             kernels.attend_decodes(
                 q[:n],
                 *where,
@@ -203,6 +204,7 @@ class CudaPlatform:
                 scale=scale,
                 window=window,
                 sinks=sinks,
+                softcap=softcap,
                 dependent=plan.dependent or not decode.is_direct,
                 early=self.products.are_early,
             )
@@ -218,17 +220,21 @@ class CudaPlatform:
                 plan.tiles,
                 out,
                 **scales,
-                **given(window=window or None, sinks=sinks),
+                **given(window=window or None),
+                **scored,
                 scale=scale,
             )
         return out.flatten(1)
 
-    def _kernels_for(self, q: torch.Tensor, k_cache: torch.Tensor, window: int) -> AttentionKernels:
+    def _kernels_for(
+        self, q: torch.Tensor, k_cache: torch.Tensor, window: int, *, is_capped: bool
+    ) -> AttentionKernels:
         """The table's row, looked up once for each kind of queries, cache and layer."""
-        kind = (q.dtype, q.shape[2], k_cache.dtype, k_cache.shape, k_cache.stride(), window)
+        of_cache = k_cache.dtype, k_cache.shape, k_cache.stride()
+        kind = (q.dtype, q.shape[2], *of_cache, window, is_capped)
         found = self._attention_kernels.get(kind)
         if found is None:
-            found = attention_kernels(q, k_cache, window=window)
+            found = attention_kernels(q, k_cache, window=window, is_capped=is_capped)
             self._attention_kernels[kind] = found
         return found
 

@@ -65,6 +65,7 @@ class AttentionKernels:
         scale: float | None = None,
         window: int = 0,
         sinks: torch.Tensor | None = None,
+        softcap: float = 0.0,
         dependent: bool = False,
         early: bool = False,
     ) -> None:
@@ -81,7 +82,8 @@ class AttentionKernels:
             out,
             scale=scale,
             dependent=dependent,
-            **given(k_scale=k_scale, v_scale=v_scale, window=window or None, sinks=sinks),
+            **given(k_scale=k_scale, v_scale=v_scale, window=window or None),
+            **given(softcap=softcap or None, sinks=sinks),
         )
         if launch not in MERGING:
             reduce_splits(
@@ -110,10 +112,12 @@ HOPPER_FP8 = AttentionKernels(prefill=hopper_prefill_attention)
 
 
 def attention_kernels(
-    q: torch.Tensor, k_cache: torch.Tensor, *, window: int = 0
+    q: torch.Tensor, k_cache: torch.Tensor, *, window: int = 0, is_capped: bool = False
 ) -> AttentionKernels:
     """The table's row for queries [.., Hq, D] over a cache [num_blocks, Hk, block_size, D] in a
-    layer with this window, 0 for none."""
+    layer with this window, 0 for none; `is_capped`: whether its scores are."""
+    if is_capped:
+        return ANY_GPU
     if q.dtype == k_cache.dtype and is_read_by_hopper(k_cache):
         return HOPPER_WINDOW if window else HOPPER
     if window:

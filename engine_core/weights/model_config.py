@@ -114,6 +114,8 @@ class ModelConfig:
     """How the linear layers are packed; None: they are not."""
     experts: ExpertsConfig | None = None
     """Experts in place of the MLPs of some layers, or of all; None: no layer has any."""
+    foreign: Mapping[str, Any] | None = None
+    """`config.json` of a model whose modelling code is that of transformers; None: it is ours."""
     fits_float16: bool = True
     """Whether hidden states stay below 65,504, the largest number of float16."""
 
@@ -189,11 +191,6 @@ class ModelConfig:
     def window_of(self, layer: int) -> int:
         """Keys that a position sees in a layer; 0: all up to its own."""
         return self.sliding_window if self.is_windowed and self.is_windowed[layer] else 0
-
-    @property
-    def window_of_all(self) -> int:
-        """Keys that a position sees in every layer; 0: a layer sees all."""
-        return self.sliding_window if self.is_windowed and all(self.is_windowed) else 0
 
     def has_experts(self, layer: int) -> bool:
         """Whether a layer has experts in place of an MLP."""

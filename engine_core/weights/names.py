@@ -133,6 +133,18 @@ class CheckpointNames:
         require(not parts, "checkpoint", sorted(parts), "every part of a fused projection")
         return collected
 
+    def projection(self, name: str, layout: Layout) -> tuple[str, int | None]:
+        """Our name of a published linear layer, without `.weight`, and its place among projections
+        that are joined there; None: it is all of them. Raises `ConfigError` where the model has no
+        such linear layer, or its rows lie otherwise here."""
+        if not self._is_unused(name + ".weight", range(0)):
+            prefix, ours, place, num_parts = self._place(name + ".weight", layout)
+            spec = layout.get(prefix + ours)
+            is_linear = spec is not None and spec.is_linear and not spec.num_experts
+            if is_linear and prefix and ours not in self.changed:
+                return prefix + ours, place if num_parts > 1 else None
+        raise ConfigError("linear layer", name, "linear layers of the architecture")
+
     def _is_unused(self, name: str, spare_layers: range) -> bool:
         if name.endswith(self.ignored) or _UNUSED.fullmatch(name):
             return True
@@ -219,6 +231,8 @@ def _whole(name: str, parts: Sequence[Weight], dtype: torch.dtype, layout: Layou
     """The tensors of a weight made of parts. Parts of several kinds are expanded to the dtype.
     Raises `ConfigError` where parts cannot be joined, or have other outputs than the layout
     says."""
+    if name in layout and layout[name].shape == ():
+        return {name: _dense(parts[0], dtype)}
     shapes = [tuple(part.shape) for part in parts]
     if len({(len(shape), *shape[1:]) for shape in shapes}) > 1 or () in shapes:
         raise ConfigError(f"shapes of the parts of {name}", shapes, "one number of inputs")

@@ -62,6 +62,7 @@ def decode_attention(
     scale: float | None = None,
     window: int = 0,
     sinks: torch.Tensor | None = None,
+    softcap: float = 0.0,
     dependent: bool = False,
 ) -> None:
     """Attention of q [R, Hq, D] into out of the same shape; caches [num_blocks, Hk, block_size, D];
@@ -69,7 +70,8 @@ def decode_attention(
 
     k_scale and v_scale float32 [Hk] for fp8 caches. scale is that of the softmax, 1 / sqrt(D) by
     default; window as in `plan_decode`. Sinks float32 [Hq] are scores of keys whose values are
-    zeros. Rows whose length is 0 are left alone. `reduce_splits`
+    zeros. Scores are capped by tanh to `softcap`; 0: not. Rows whose length is 0 are left alone.
+    `reduce_splits`
     follows.
     """
     num_rows, _, head_dim = q.shape
@@ -99,6 +101,7 @@ def decode_attention(
         **attention_constants(q, k_cache),
         MAX_SPLITS=plan.max_splits,
         WINDOW=window,
+        SOFTCAP=softcap,
         DIRECT=plan.is_direct,
         DEPENDENT=dependent,
         num_warps=4,
@@ -206,6 +209,7 @@ def _decode_splits(
     FP8: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
     WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     DIRECT: tl.constexpr,
     ON_GPU: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -223,6 +227,7 @@ def _decode_splits(
         WINDOW,
         FP8,
         ON_GPU,
+        SOFTCAP,
     )
     o_h = tl.arange(0, ROWS)
     o_d = tl.arange(0, HEAD_DIM)
@@ -325,7 +330,9 @@ def _attend_item(b_q, keys_of, scale, shape: tl.constexpr, FOLDS: tl.constexpr):
         keys, values = load_tile(cache, pages, i_n, end, tiles, shape[9])
         pages = pages_of(p_row, i_n + TILE, end, PAGE, HALF)
         visible = _visible(i_n, oldest, end, shape[7], HALF)
-        b_m, b_l, b_acc = attend_tile(b_q, keys, values, visible, scale, b_m, b_l, b_acc, True)
+        b_m, b_l, b_acc = attend_tile(
+            b_q, keys, values, visible, scale, b_m, b_l, b_acc, True, shape[10]
+        )
     b_sum = tl.where(first < end, row_sums(b_l), 1.0)
     b_whole = joined(b_acc)
     if FOLDS:

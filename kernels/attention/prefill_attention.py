@@ -87,6 +87,7 @@ def prefill_attention(
     scale: float | None = None,
     window: int = 0,
     sinks: torch.Tensor | None = None,
+    softcap: float = 0.0,
 ) -> None:
     """Attention of q [T, Hq, D] into out of the same shape; sequence i has rows query_starts[i] …
     query_starts[i + 1] - 1, int32 [S + 1].
@@ -95,7 +96,7 @@ def prefill_attention(
     table_rows int32 [S] into block_tables int32 [rows, max_blocks]; tiles from `prefill_tiles`;
     k_scale and v_scale float32 [Hk] for fp8 caches. scale is that of the softmax, 1 / sqrt(D) by
     default. A position sees the last `window` keys, its own included, or all up to its own.
-    Sinks as in `decode_attention`.
+    Sinks and softcap as in `decode_attention`.
     """
     num_kv_heads = k_cache.shape[1]
     group = q.shape[1] // k_cache.shape[1]
@@ -124,6 +125,7 @@ def prefill_attention(
         ROWS=teams * ROWS,
         TOKENS=tokens_per_tile(group, q.device),
         WINDOW=window,
+        SOFTCAP=softcap,
         BULK=bulk_copied(k_cache),
         num_warps=4 * teams,
         num_stages=stages_of(NUM_STAGES, q.shape[2]),
@@ -183,6 +185,7 @@ def _prefill_tiles(
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
     WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     BULK: tl.constexpr,
     FP8: tl.constexpr,
     ON_GPU: tl.constexpr,
@@ -232,7 +235,16 @@ def _prefill_tiles(
             keys, values = load_tile(cache, pages, i_n, end, tiles, ON_GPU)
             pages = pages_of(p_row, i_n + TILE, end, PAGE, HALF)
             b_m_split, b_l_split, b_acc_split = attend_tile(
-                b_q, keys, values, 0, qk_scale, b_m_split, b_l_split, b_acc_split, False
+                b_q,
+                keys,
+                values,
+                0,
+                qk_scale,
+                b_m_split,
+                b_l_split,
+                b_acc_split,
+                False,
+                SOFTCAP,
             )
         b_m, b_l, b_acc = merge_states(
             b_m, b_l, b_acc, b_m_split, row_sums(b_l_split), joined(b_acc_split)
@@ -250,7 +262,16 @@ def _prefill_tiles(
                 b_before = b_position[:, None] - WINDOW
                 visible = (visible[0] & (o_n > b_before), visible[1] & (o_n + HALF > b_before))
             b_m_split, b_l_split, b_acc_split = attend_tile(
-                b_q, keys, values, visible, qk_scale, b_m_split, b_l_split, b_acc_split, True
+                b_q,
+                keys,
+                values,
+                visible,
+                qk_scale,
+                b_m_split,
+                b_l_split,
+                b_acc_split,
+                True,
+                SOFTCAP,
             )
         b_m, b_l, b_acc = merge_states(
             b_m, b_l, b_acc, b_m_split, row_sums(b_l_split), joined(b_acc_split)

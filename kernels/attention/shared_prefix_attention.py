@@ -45,6 +45,7 @@ def shared_prefix_attention(
     v_scale: torch.Tensor | None = None,
     scale: float | None = None,
     sinks: torch.Tensor | None = None,
+    softcap: float = 0.0,
 ) -> None:
     """Arguments as in `decode_attention`; runs beside it (either order, or two streams), before
     `reduce_splits`."""
@@ -74,6 +75,7 @@ def shared_prefix_attention(
         **attention_constants(q, k_cache),
         ROWS=num_teams(q.device) * ROWS,
         ROWS_PER_TILE=plan.rows_per_tile,
+        SOFTCAP=softcap,
         BULK=bulk_copied(k_cache),
         num_warps=4 * num_teams(q.device),
         num_stages=stages_of(NUM_STAGES, head_dim),
@@ -113,6 +115,7 @@ def _shared_splits(
     HALF: tl.constexpr,
     ROWS: tl.constexpr,
     ROWS_PER_TILE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     BULK: tl.constexpr,
     FP8: tl.constexpr,
     ON_GPU: tl.constexpr,
@@ -145,7 +148,9 @@ def _shared_splits(
             i_n = first + i_in
             keys, values = load_tile(cache, pages, i_n, end, tiles, ON_GPU)
             pages = pages_of(p_row, i_n + TILE, end, PAGE, HALF)
-            b_m, b_l, b_acc = attend_tile(b_q, keys, values, 0, qk_scale, b_m, b_l, b_acc, False)
+            b_m, b_l, b_acc = attend_tile(
+                b_q, keys, values, 0, qk_scale, b_m, b_l, b_acc, False, SOFTCAP
+            )
         b_sum = row_sums(b_l)
         b_acc = joined(b_acc)
 

@@ -18,6 +18,7 @@ from ..engine.settings import (
     QUANTIZATIONS,
     EngineSettings,
 )
+from ..models.manifest import MODEL_CODES
 from ..runtime.hardware import DTYPES
 from ..runtime.settings import SettingError, require
 from ..runtime.speculation import MODES
@@ -32,6 +33,7 @@ CHOICES = {
     "kv_cache_dtype": KV_CACHE_DTYPES,
     "activation_dtype": ACTIVATION_DTYPES,
     "quantization": QUANTIZATIONS,
+    "model_code": MODEL_CODES,
     "speculation": MODES,
     "numerics": NUMERICS,
     "kv_peer_direct": ("auto", "off"),

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ...capabilities import (
     EXPERTS,
+    FOREIGN,
     INT8_ACTIVATIONS,
     ROUNDED_ACTIVATIONS,
     W8A8,
@@ -195,6 +196,8 @@ def asked_of(
     if model.experts is not None:
         count = model.experts.num_experts
         asked[EXPERTS] = Asked("num_experts", count, f"a model with {count} experts")
+    if model.foreign is not None:
+        asked[FOREIGN] = Asked("model_code", models.TRANSFORMERS, f"the {FOREIGN}")
     chosen = options.activation_dtype
     if activations == INT8:
         shown = "activations in int8, which activation_dtype says"

@@ -21,6 +21,7 @@ from ...weights.layout import Layout, Split, WeightSpec
 from ...weights.planes import PLANES, stored_planes
 from ...weights.shards import WHOLE, Shard
 from ..group import Alone, Group
+from ..pass_adapters import NoAdapters, PassAdapters
 from ..routing import ExpertStack
 from .blocks import BlockLinear, BlockTable
 from .dense import DenseLinear
@@ -63,6 +64,8 @@ class Weights:
     """Weights of all experts of a layer."""
     group: Group = Alone()
     """The ranks that divide them."""
+    adapters: PassAdapters = NoAdapters()
+    """Adapters of the rows of a pass, which its model begins."""
 
     def table(self, name: str) -> torch.Tensor | Table:
         """An embedding, packed or not."""
