@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from ..config import EngineConfig
 from .block_pool import BlockPool
+from .page_keys import PageKeys
 from .prefix_cache import HeldPages, Hits
 
 
@@ -15,6 +16,8 @@ class PagePool(BlockPool):
         super().__init__(config.num_blocks)
         self._config = config
         self._kinds = config.page_kinds
+        self.keys = PageKeys(self._kinds, config.block_size)
+        """Keys by which pages go to block sources."""
         self.num_groups = config.num_page_groups
         """Pages of a block that every layer sees."""
 

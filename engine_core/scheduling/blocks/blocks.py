@@ -63,6 +63,7 @@ class Blocks:
             [*tiers.sources, *sources],
             clock,
             lambda: prefill_seconds() * config.block_size,
+            self._pool.keys,
         )
         self._loads.num_decoding = num_decoding
         self._table = BlockTable(config)
@@ -279,7 +280,7 @@ class Blocks:
             due = ends > self._table.firsts[idx, rows]
             chains = table.chains_of(rows[due])
             for row, end, chain in zip(rows[due].tolist(), ends[due].tolist(), chains, strict=True):
-                self._loads.release_part(chain, self._table.take_leading(row, idx, end))
+                self._loads.release_part(chain, idx, self._table.take_leading(row, idx, end))
             has_released |= bool(due.any())
         return has_released
 
@@ -304,8 +305,8 @@ class Blocks:
     def release(self, request: RequestState) -> None:
         """Lets go of the blocks of a request's row, which computes nothing more."""
         row = request.row
-        for held in self._table.held(row):
-            self._loads.release_part(request.chain, held)
+        for kind, held in enumerate(self._table.held(row)):
+            self._loads.release_part(request.chain, kind, held)
         self._table.vacate(row)
 
     def num_wasted_slots(self, num_known: Int32Array, is_alive: BoolArray) -> int:
