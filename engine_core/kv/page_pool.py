@@ -21,6 +21,10 @@ class PagePool(BlockPool):
         self.num_groups = config.num_page_groups
         """Pages of a block that every layer sees."""
 
+    def num_held(self, num_tokens: int) -> int:
+        """Pages that a sequence of so many tokens holds at most."""
+        return self._config.num_held(num_tokens)
+
     def num_new(self, hits: Hits, num_tokens: int) -> tuple[int, ...]:
         """Blocks of each kind behind the hits that a sequence of so many tokens takes, as many as
         it holds at once."""

@@ -119,6 +119,30 @@ def test_a_long_sequence_takes_a_quarter_of_the_bytes_of_a_full_cache(
 
 
 @pytest.mark.parametrize(
+    ("page_windows", "num_pages", "longest"),
+    [
+        ((0,), 101, 1600),
+        ((0,), 1 << 20, LONG),
+        ((0, 512, 512), 3 * 100 + 1, 1600),
+        ((0, 512, 512), 2 * 129 + 1000 + 1, 16_000),
+        ((512,), 130, LONG),
+    ],
+)
+def test_the_longest_sequence_that_fits_holds_as_many_pages_as_there_are(
+    page_windows: tuple[int, ...], num_pages: int, longest: int
+) -> None:
+    config = EngineConfig(
+        num_blocks=1 << 20,
+        page_windows=page_windows,
+        max_model_len=LONG,
+        max_num_batched_tokens=2048,
+        long_prefill_chunk=512,
+    )
+    assert config.longest(num_pages) == longest
+    assert config.num_held(longest) <= num_pages - 1
+
+
+@pytest.mark.parametrize(
     ("named", "given"),
     [
         (

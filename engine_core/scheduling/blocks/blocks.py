@@ -88,8 +88,8 @@ class Blocks:
         return -(-num_tokens // self._block_size)
 
     def num_pages(self, num_tokens: int) -> int:
-        """Pages of a sequence of so many tokens."""
-        return self.num_pages_of_blocks(self.num_needed(num_tokens))
+        """Pages that a sequence of so many tokens holds at most."""
+        return self._pool.num_held(num_tokens)
 
     def num_pages_of_blocks(self, num_blocks: int) -> int:
         """Pages of so many blocks that every layer sees."""
@@ -147,8 +147,10 @@ class Blocks:
     def load(self, request: RequestState, wanted: Wanted) -> Ticket | None:
         """Asks a source for the blocks behind the hits, if one saves time by it."""
         start = wanted.hits.num_blocks
-        # There is room for so many; the others are asked for when these have come.
-        end = min(wanted.max_hits, start + min(wanted.num_new))
+        # There is room for so many; the others are asked for when these have come. Without hits,
+        # pages of the first kind decide: of others no more come than a position sees.
+        num_blocks = min(wanted.num_new) if start else wanted.num_new[0]
+        end = min(wanted.max_hits, start + num_blocks)
         offer = self._loads.find(request.chain, start, end, request.failed_sources)
         if offer is None:
             return None
