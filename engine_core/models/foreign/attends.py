@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
 from ...layers.batch import ForwardBatch
 from ...layers.platform import Platform
@@ -31,6 +32,9 @@ class PagedAttention:
         with self.mode.aside():
             cache = self.kv_cache[call.layer]
             heads = torch.cat((call.q, call.k, call.v), dim=1)
+            size = heads.shape[-1]
+            if size < cache.shape[-1]:
+                heads = pad(heads, (0, cache.shape[-1] - size))
             qkv = heads.squeeze(0).transpose(0, 1).flatten(1)
             queries = self.platform.qk_norm_rope_store_kv(
                 qkv, self.batch, self.unrotated, cache, bias=None, q_norm=None, k_norm=None, eps=0.0
@@ -40,7 +44,7 @@ class PagedAttention:
             attended = self.platform.attention(
                 queries, cache, self.plan, scale=call.scale, window=window, **capped
             )
-            return attended.view(1, *queries.shape)
+            return attended.view(1, *queries.shape)[..., :size]
 
 
 @dataclass(slots=True)
