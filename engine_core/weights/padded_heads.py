@@ -30,13 +30,13 @@ def pad_heads(tensors: Tensors, model: ModelConfig) -> None:
             if prefix + name in tensors:
                 tensors[prefix + name] = _padded_rows(tensors[prefix + name], model)
         out = tensors[prefix + OUT]
-        heads = out.unflatten(1, (-1, model.unpadded_head_dim))
+        heads = out.view(len(out), -1, model.unpadded_head_dim)
         tensors[prefix + OUT] = pad(heads, (0, _num_zeros(model))).flatten(1)
 
 
 def _padded_rows(weight: torch.Tensor, model: ModelConfig) -> torch.Tensor:
     """weight [heads D, …] → [heads D', …]"""
-    heads = weight.unflatten(0, (-1, model.unpadded_head_dim))
+    heads = weight.view(-1, model.unpadded_head_dim, *weight.shape[1:])
     behind = [0, 0] * (heads.dim() - 2)
     return pad(heads, (*behind, 0, _num_zeros(model))).flatten(0, 1)
 
