@@ -27,6 +27,7 @@ PULL = "pull"
 SPECULATION = "speculation"
 DRAFT_MODEL = "draft model"
 DRAFT_HEADS = "draft heads"
+ADAPTERS = "adapters"
 
 STREAM = "stream"
 BEAMS = "beams"
@@ -169,6 +170,13 @@ ENGINE = (
         beside=OF_MODEL | TIERS | {TREE, FP8_KV, SPECULATION},
         beside_if={"rank_drafts": frozenset({TENSOR_PARALLEL})},
         flag="draft_heads",
+    ),
+    Capability(
+        name=ADAPTERS,
+        fields=("adapter_memory",),
+        off="0",
+        beside=TIERS | {SIMULATED, INT8_ACTIVATIONS, FP8_KV, SPECULATION},
+        flag="adapters",
     ),
 )
 """Capabilities of an engine, which its options and its model ask for when it starts."""

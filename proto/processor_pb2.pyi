@@ -39,6 +39,7 @@ class Conversation(_message.Message):
     VERBOSITY_FIELD_NUMBER: _builtins.int
     TOOL_CHOICE_IS_NAME_FIELD_NUMBER: _builtins.int
     CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
+    THOUGHTS_ARE_OPTIONAL_FIELD_NUMBER: _builtins.int
     add_generation_prompt: _builtins.bool
     """default true"""
     continue_final_message: _builtins.bool
@@ -59,6 +60,8 @@ class Conversation(_message.Message):
     """tool_choice names a function, also one called as a word is"""
     chat_template: _builtins.str
     """Jinja template in place of the model's, where the processor trusts it"""
+    thoughts_are_optional: _builtins.bool
+    """a budget of thoughts asks nothing of a model that writes none; false: it is refused there"""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ChatMessage]:
         """at least one"""
@@ -87,10 +90,11 @@ class Conversation(_message.Message):
         verbosity: _builtins.str | None = ...,
         tool_choice_is_name: _builtins.bool = ...,
         chat_template: _builtins.str | None = ...,
+        thoughts_are_optional: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_chat_template", b"_chat_template", "_continue_final_message", b"_continue_final_message", "_include_reasoning", b"_include_reasoning", "_parallel_tool_calls", b"_parallel_tool_calls", "_reasoning_effort", b"_reasoning_effort", "_tool_choice", b"_tool_choice", "_verbosity", b"_verbosity", "add_generation_prompt", b"add_generation_prompt", "chat_template", b"chat_template", "continue_final_message", b"continue_final_message", "include_reasoning", b"include_reasoning", "parallel_tool_calls", b"parallel_tool_calls", "reasoning_effort", b"reasoning_effort", "tool_choice", b"tool_choice", "verbosity", b"verbosity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_chat_template", b"_chat_template", "_continue_final_message", b"_continue_final_message", "_include_reasoning", b"_include_reasoning", "_parallel_tool_calls", b"_parallel_tool_calls", "_reasoning_effort", b"_reasoning_effort", "_tool_choice", b"_tool_choice", "_verbosity", b"_verbosity", "add_generation_prompt", b"add_generation_prompt", "allowed_tools", b"allowed_tools", "chat_template", b"chat_template", "chat_template_kwargs_json", b"chat_template_kwargs_json", "continue_final_message", b"continue_final_message", "include_reasoning", b"include_reasoning", "messages", b"messages", "parallel_tool_calls", b"parallel_tool_calls", "reasoning_effort", b"reasoning_effort", "tool_choice", b"tool_choice", "tool_choice_is_name", b"tool_choice_is_name", "tools", b"tools", "verbosity", b"verbosity"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_chat_template", b"_chat_template", "_continue_final_message", b"_continue_final_message", "_include_reasoning", b"_include_reasoning", "_parallel_tool_calls", b"_parallel_tool_calls", "_reasoning_effort", b"_reasoning_effort", "_tool_choice", b"_tool_choice", "_verbosity", b"_verbosity", "add_generation_prompt", b"add_generation_prompt", "allowed_tools", b"allowed_tools", "chat_template", b"chat_template", "chat_template_kwargs_json", b"chat_template_kwargs_json", "continue_final_message", b"continue_final_message", "include_reasoning", b"include_reasoning", "messages", b"messages", "parallel_tool_calls", b"parallel_tool_calls", "reasoning_effort", b"reasoning_effort", "thoughts_are_optional", b"thoughts_are_optional", "tool_choice", b"tool_choice", "tool_choice_is_name", b"tool_choice_is_name", "tools", b"tools", "verbosity", b"verbosity"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
     _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015

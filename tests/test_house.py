@@ -137,6 +137,7 @@ KERNELS_ORDER = (
     "blocks",
     "stage",
     "peer",
+    "adapters",
     "launch",
 )
 """Folders of kernels: each imports only those below it. A new one gets a row here and in the table

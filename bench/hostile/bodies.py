@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from . import constraints, posts, values
+from . import constraints, ollama_posts, posts, values
 from .attack import Attack
 from .batch_attack import Batch
 from .controls import OwnWork
@@ -184,6 +184,26 @@ BODIES = (
         "cut-history",
         Posts(posts.cut_history),
         "2,000 tool calls in the history, with cut arguments",
+    ),
+    Body(
+        "ollama-options",
+        Posts(ollama_posts.options),
+        "`/api/generate` with 250,000 options that do not exist",
+    ),
+    Body(
+        "ollama-history",
+        Posts(ollama_posts.history),
+        "`/api/chat` with 3,000 tool calls in the history, whose results name no call",
+    ),
+    Body(
+        "ollama-schemas",
+        Posts(ollama_posts.schema(constraints.exploding_schema), 12),
+        "`/api/chat` with schemas that are refused after two seconds of a core, in `format`",
+    ),
+    Body(
+        "ollama-inputs",
+        Posts(ollama_posts.inputs),
+        "`/api/embed` with 60,000 texts",
     ),
     Body(
         "open-heads",

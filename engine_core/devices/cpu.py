@@ -32,6 +32,9 @@ capabilities = Capabilities(
     rotary_pairs=True,
     activations=True,
     experts=True,
+    expert_biases=True,
+    sinks=True,
+    adapters=True,
     softcaps=True,
     odd_heads=True,
     disk_blocks=True,
@@ -95,4 +98,4 @@ def prepare_kernels(platform: CpuPlatform, weights: Weights, progress: Progress)
 
 def forward_pass(model: Model, platform: CpuPlatform, max_blocks: int) -> ReplayedSteps:
     """Small steps are recorded."""
-    return ReplayedSteps(model, platform, max_blocks)
+    return ReplayedSteps(model, max_blocks)

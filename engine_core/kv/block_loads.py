@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from .block_pool import BlockPool
 from .block_source import NOT_OURS, BlockSource, LoadEnd, Loader, Owner, Ticket
-from .prefix_cache import HashChain, Hits, PrefixCache
+from .prefix_cache import NO_HITS, HashChain, HeldPages, Hits, PrefixCache
 
 MIN_PATIENCE_SECONDS = 30.0
 PATIENCE = 10
@@ -134,10 +134,13 @@ class BlockLoads:
         for source in self._keepers:
             source.save(kept, unused, parents, owner)
 
-    def release_part(self, chain: HashChain, first: int, blocks: Sequence[int]) -> None:
-        """As `release`, of a chain's blocks from index `first` on."""
-        parent = chain.parent_of(first) if chain.hashes else b""
-        self.release(blocks, chain.hashes[first:], chain.owner, parent)
+    def release_part(self, chain: HashChain, held: HeldPages) -> None:
+        """As `release`, of pages of a chain's blocks."""
+        if not self._keepers:
+            self._pool.release(held.pages)
+            return
+        parent = chain.parent_of(held.first) if chain.hashes else b""
+        self.release(held.pages, chain.hashes[held.first :], chain.owner, parent)
 
     def find(
         self, chain: HashChain, start: int, end: int, excluded: Collection[Loader] = ()
@@ -170,13 +173,13 @@ class BlockLoads:
         """Asks for the chain's blocks behind `hits`, which are the offer's. They come into the
         cache in blocks that are taken from the pool now."""
         # Before others are taken: these may be free.
-        self._pool.share(hits.blocks)
+        self._pool.share(hits.pages)
         return self._begin(offer, chain, hits.num_blocks, hits)
 
     def load_unheld(self, offer: Offer, chain: HashChain, start: int) -> Ticket:
         """As `load`, of the chain's blocks from `start` on that are not on their way already. Those
         before them may be evicted meanwhile."""
-        return self._begin(offer, chain, start, held=Hits(0, []))
+        return self._begin(offer, chain, start, held=NO_HITS)
 
     def give_up(self, ticket: Ticket) -> None:
         """Gives up an open load with the next poll."""
@@ -244,9 +247,9 @@ class BlockLoads:
             self._forget(load)
             self._cache.adopt(load.parent, load.hashes[:num_usable], load.blocks[:num_usable])
         self._pool.release(load.blocks)
-        first, held = load.held
-        before = load.prefix[first - 1] if first else b""
-        self.release(held, load.prefix[first:], load.owner, before)
+        for held in load.held.held:
+            before = load.prefix[held.first - 1] if held.first else b""
+            self.release(held.pages, load.prefix[held.first :], load.owner, before)
         failed = None if num_usable == len(load.hashes) else load.source
         return SettledLoad(end.ticket, failed, load.source.tier, num_usable)
 

@@ -42,6 +42,8 @@ class BlockPool:
         self._hash_of: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}
         self._evicted: list[bytes] = []
+        self._unnamed = set[bytes]()
+        """Keys of cached blocks that no event and no snapshot names."""
         self._partial_key_of: dict[int, bytes] = {}
         """By block: names the tokens that its first positions stand for; see `note_partial`."""
         self._partial_of: dict[bytes, int] = {}
@@ -68,7 +70,9 @@ class BlockPool:
             if (block_hash := hash_of[block]) is not None:
                 hash_of[block] = None
                 del block_of[block_hash]
-                if block_hash not in self.elsewhere:
+                if block_hash in self._unnamed:
+                    self._unnamed.remove(block_hash)
+                elif block_hash not in self.elsewhere:
                     self._evicted.append(block_hash)
             if self._partial_key_of:
                 self._forget_partial(block)
@@ -136,6 +140,12 @@ class BlockPool:
             self._cached.append((block, block_hash, self.generations[block]))
         return block_hash not in self.elsewhere
 
+    def cache_unnamed(self, block: int, key: bytes) -> None:
+        """As `cache`, by a key that no event and no snapshot names."""
+        if key not in self._block_of:
+            self.cache(block, key)
+            self._unnamed.add(key)
+
     def find(self, block_hash: bytes) -> int | None:
         return self._block_of.get(block_hash)
 
@@ -189,8 +199,9 @@ class BlockPool:
         return self._hash_of[block]
 
     def cached_hashes(self) -> list[bytes]:
+        named = [block_hash for block_hash in self._block_of if block_hash not in self._unnamed]
         return [
-            *self._block_of,
+            *named,
             *(block_hash for block_hash in self.elsewhere if block_hash not in self._block_of),
         ]
 

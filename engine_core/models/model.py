@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from ..executor import Int32Array
-from ..layers.batch import ForwardBatch
+from ..layers.batch import ForwardBatch, LayerCaches
 from ..layers.embedding import Embedding
 from ..layers.linear.kinds import Weights
 from ..layers.lm_head import LMHead
@@ -83,7 +83,7 @@ class Model(Protocol):
     def forward(
         self,
         batch: ForwardBatch,
-        kv_cache: torch.Tensor,
+        kv_cache: LayerCaches,
         attention_plan: Any = None,
         *,
         ends: LastTokens | None = None,
@@ -91,12 +91,16 @@ class Model(Protocol):
         inputs: LayerInputs | None = None,
     ) -> torch.Tensor:
         """Normed hidden states [T, H], or [E, H] of the ends. kv_cache [layers, 2, num_blocks, Hk,
-        block_size, D] takes the batch's keys and values. The attention plan is the platform's, made
-        here when it is not given. With fewer layers than there are, the first ones and the last: it
+        block_size, D], or a tensor of each layer, takes the batch's keys and values. The attention
+        plan is the platform's, or one of each page group of the batch, made here when it is not
+        given. With fewer layers than there are, the first ones and the last: it
         launches what the whole model launches, and the result is of no use. `inputs` takes the
         hidden states that it names; without it nothing else is launched. Python reads no numbers of
         the batch here: an executor may record the pass, and compute other batches of its shape
         without Python."""
+
+    def plan_attention(self, batch: ForwardBatch) -> Any:
+        """The platform's plan of a batch, or one of each of its page groups."""
 
     def ends(self, batch: ForwardBatch, num_wanted: Int32Array) -> LastTokens:
         """The last num_wanted[r] tokens of each request, [R]."""

@@ -24,6 +24,7 @@ from .configs import (
     glm4,
     gpt2,
     gpt_neox,
+    gpt_oss,
     granite,
     llama,
     ministral3,
@@ -120,6 +121,9 @@ ARCHITECTURES = {
         "GLM-4.5, 4.6, 4.7",
         "glm4_moe",
         limits=_EXPERTS,
+    ),
+    "GptOssForCausalLM": _own(
+        "gpt_oss:GptOss", gpt_oss.read_gpt_oss, "gpt-oss 20B and 120B", "gpt_oss", limits=_EXPERTS
     ),
     "GraniteForCausalLM": _own(
         _DECODER, granite.read_granite, "Granite 3 and 4 (dense)", "granite"

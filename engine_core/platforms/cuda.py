@@ -28,6 +28,7 @@ from ..layers.linear.linear import Linear, Product
 from ..layers.routing import ExpertProduct, ExpertStack, Router, Routes
 from ..sampling.operations import SamplingOperations
 from ..weights.model_config import ModelConfig
+from .cuda_adapters import CudaAdapters
 from .cuda_attention import AttentionKernels, attention_kernels, given
 from .cuda_attention_plans import AttentionPlan, AttentionPlans
 from .cuda_products import EARLY_ROWS, CudaProducts
@@ -36,7 +37,7 @@ from .cuda_sampling import CudaSampling
 GATES = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}
 
 
-class CudaPlatform:
+class CudaPlatform(CudaAdapters):
     """See `Platform`. Holds the workspace of decode attention, so one platform serves one stream of
     launches."""
 
@@ -173,13 +174,14 @@ class CudaPlatform:
         scale: float | None = None,
         window: int = 0,
         softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         assert window in (0, self._window)
         plan = attention_plan
         n = attention_plan.num_decodes
         scales = self._scales(kv_cache)
         kernels = self._kernels_for(q, kv_cache[0], window, is_capped=bool(softcap))
-        capped = given(softcap=softcap or None)
+        scored = given(softcap=softcap or None, sinks=sinks)
         out = torch.empty_like(q)
         if n:
             decode = plan.windowed if window else plan.decode
@@ -193,7 +195,7 @@ class CudaPlatform:
                 out[:n],
             )
             if plan.shares and not window:
-                kernels.shared(q[:n], *where, **scales, **capped, scale=scale)
+                kernels.shared(q[:n], *where, **scales, **scored, scale=scale)
             kernels.attend_decodes(
                 q[:n],
                 *where,
@@ -201,6 +203,7 @@ class CudaPlatform:
                 v_scale=scales.get("v_scale"),
                 scale=scale,
                 window=window,
+                sinks=sinks,
                 softcap=softcap,
                 dependent=plan.dependent or not decode.is_direct,
                 early=self.products.are_early,
@@ -218,7 +221,7 @@ class CudaPlatform:
                 out,
                 **scales,
                 **given(window=window or None),
-                **capped,
+                **scored,
                 scale=scale,
             )
         return out.flatten(1)

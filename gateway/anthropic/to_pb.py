@@ -61,6 +61,8 @@ def _put_effort(asked: CountTokensRequest, conversation: processor_pb2.Conversat
         conversation.reasoning_effort = effort
     if asked.thinking is None:
         return
+    # Agents ask every model for thoughts.
+    conversation.thoughts_are_optional = asked.thinking.type == "enabled"
     if asked.thinking.type == "disabled":
         conversation.reasoning_effort = "none"
     elif effort is None:

@@ -35,7 +35,7 @@ from .content_encoding import (
     gzipped,
     takes_gzip,
 )
-from .surface_format import format_of
+from .surface_format import format_of, takes_forms
 
 ResultT = TypeVar("ResultT")
 Message = MutableMapping[str, Any]
@@ -149,7 +149,7 @@ class Exchange:
         """Media types of a body of JSON. A web page may send any other type, and none, to another
         origin without asking it first; its browser says that a page sends it."""
         is_from_page = any(name in self.headers for name in BROWSER_HEADERS)
-        if self._format.takes_forms and not is_from_page:
+        if takes_forms(self.path) and not is_from_page:
             return (JSON_TYPE, FORM_TYPE)
         return (JSON_TYPE,)
 

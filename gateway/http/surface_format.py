@@ -18,6 +18,7 @@ from ..wire.sse import EVENT_STREAM
 
 MESSAGES = "/v1/messages"
 OLLAMA_ROOT = "/api"
+ADMIN_ROOT = "/admin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +31,6 @@ class SurfaceFormat:
     id_headers: tuple[bytes, ...]
     stream_headers: Headers
     """Headers of a stream, besides those of every answer."""
-    takes_forms: bool = False
-    """Whether a body of JSON may be called a form, as curl calls one: the examples of Ollama's
-    documentation name no type."""
 
 
 OPENAI = SurfaceFormat(
@@ -55,7 +53,6 @@ OLLAMA = SurfaceFormat(
     lambda error, _: ollama.error_line(error),
     (b"x-request-id",),
     JSON_LINES,
-    takes_forms=True,
 )
 
 
@@ -63,6 +60,12 @@ def format_of(path: str) -> SurfaceFormat:
     if _is_under(MESSAGES, path):
         return ANTHROPIC
     return OLLAMA if _is_under(OLLAMA_ROOT, path) else OPENAI
+
+
+def takes_forms(path: str) -> bool:
+    """Whether a body of JSON may be called a form, as `curl -d` calls one. Where operators change
+    the deployment, it may not."""
+    return not _is_under(ADMIN_ROOT, path)
 
 
 def _is_under(root: str, path: str) -> bool:

@@ -159,7 +159,7 @@ class EmbedRequest(Embedding, kw_only=True):
             | Annotated[
                 list[str], Meta(max_length=MAX_TEXTS, description=f"up to {MAX_TEXTS} strings")
             ],
-            Meta(description="a string or a list of strings, none empty"),
+            Meta(description=f"a string or a list of up to {MAX_TEXTS} strings, none empty"),
         ]
         | None
     ) = None

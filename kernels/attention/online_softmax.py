@@ -157,6 +157,17 @@ def row_sums(b_l):
 
 
 @triton.jit
+def with_sinks(b_m, b_l, p_sinks, o_head, is_head):
+    """Sums [ROWS] of whole rows with the weights of their heads' sinks, float32 [Hq] at p_sinks;
+    None: as they are. They are added once, behind the last merge, so that no split counts them."""
+    if p_sinks is not None:
+        b_sink = tl.load(p_sinks + o_head, mask=is_head, other=float("-inf"))
+        b_log2_e = tl.full(b_sink.shape, BASE_2, tl.float32)
+        b_l = b_l + tl.exp2(tl.fma(b_sink, b_log2_e, -_finite(b_m)))
+    return b_l
+
+
+@triton.jit
 def finish(b_l, b_acc, v_scale):
     return b_acc * (v_scale / b_l)[:, None]
 

@@ -68,11 +68,15 @@ class JsonValue:
 class CallReader:
     """Reads characters until the object ends, or until it is clear that it is no call.
 
-    With `names`, only an object that names one of them is a call.
+    With `names`, only an object that names one of them is a call. With `has_name_as_key` the
+    object is `{NAME: {…}}`.
     """
 
-    def __init__(self, names: Collection[str] | None = None) -> None:
+    def __init__(
+        self, names: Collection[str] | None = None, *, has_name_as_key: bool = False
+    ) -> None:
         self._names = names
+        self._has_name_as_key = has_name_as_key
         self.name = ""
         self._raw: list[str] = []
         self.is_done = False
@@ -152,8 +156,12 @@ class CallReader:
             self.is_no_call = True
 
     def _end_key(self) -> None:
-        self._key = self._key[1:-1]
         self._at = _At.COLON
+        if self._has_name_as_key and not self.name:
+            self._end_name(_loaded(self._key))
+            self._key = ARGUMENT_KEYS[0]
+            return
+        self._key = self._key[1:-1]
         if not self.name and self._key not in (*NAME_KEYS, *ARGUMENT_KEYS, *OTHER_KEYS):
             self.is_no_call = True
 

@@ -24,6 +24,10 @@ SIGNS: Mapping[str, tuple[str, ...]] = {
     "command": ("<|END_THINKING|>",),
     "seed_oss": ("<seed:think>",),
     "granite": ("Here is my thought process:",),
+    "granite33": ("</think>", "<response></response>"),
+    "hy_v3": ("<think", ":opensource"),
+    "hunyuan_a13b": ("</think>", "</answer>"),
+    "apertus": ("<|inner_prefix|>",),
 }
 """Texts of the chat templates of models whose thoughts have marks of their own."""
 
@@ -88,9 +92,9 @@ def _starts_inside(conversation: Conversation, rendered: str, reasoning_format: 
         text = final.content or "".join(part.text for part in final.parts)
         return True if text.rfind(marks.start) > text.rfind(marks.end) else None
     prompt = rendered.rstrip()
-    if prompt.endswith(marks.end):
+    if prompt.endswith(marks.ends):
         return None
-    return marks.is_implied or prompt.endswith(marks.start)
+    return marks.is_implied or prompt.endswith(marks.starts)
 
 
 def reasoning_format_of(template: str | None) -> str:

@@ -1,20 +1,15 @@
-"""Reads calls in Gemma 4's format, `<|tool_call>call:weather{city:<|"|>Ulm<|"|>}<tool_call|>`: names
+"""Reads calls in Gemma's formats, `<|tool_call>call:weather{city:<|"|>Ulm<|"|>}<tool_call|>`: names
 without quotes, and strings between marks of their own."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
-from typing import ClassVar
 
 from .call_reader import with_halves_escaped
+from .gemma_formats import CALL, GemmaFormat
 from .parts import CallDelta, Margin, Parts, PartsParser, split_at
 
-OPENING = "<|tool_call>"
-CLOSING = "<tool_call|>"
-QUOTE = '<|"|>'
-CALL = "call:"
 _HEAD = re.compile(rf"\s*{CALL}\s*([^\s{{}}<>]{{1,256}})\s*\{{")
 _MAX_HEAD = 512
 _SPACE = " \t\r\n"
@@ -23,13 +18,12 @@ _SPACE = " \t\r\n"
 class GemmaParser(PartsParser):
     """Reads calls, with text between them."""
 
-    markers: ClassVar[tuple[str, ...]] = (OPENING, CLOSING, QUOTE)
-
-    def __init__(self, tool_names: Collection[str]) -> None:
+    def __init__(self, form: GemmaFormat) -> None:
         super().__init__(self._in_text)
+        self._form = form
         self._margin = Margin()
         self._num_begun = 0
-        self._arguments = GemmaArguments()
+        self._arguments = GemmaArguments(form.quote)
         self.num_done = 0
         """Number of calls that are complete."""
 
@@ -39,18 +33,18 @@ class GemmaParser(PartsParser):
 
     def flush(self) -> Parts:
         if self._read == self._in_head and not self._num_begun:
-            return Parts(self._margin.push(OPENING + self._held) + self._margin.flush())
+            return Parts(self._margin.push(self._form.begin + self._held) + self._margin.flush())
         if self._read == self._in_text:
             return Parts(self._margin.push(self._held) + self._margin.flush())
         # A call that the end of the answer cut off: its beginning is no content.
         return Parts()
 
     def _in_text(self, text: str, parts: Parts) -> str:
-        before, marker, rest = split_at(text, (OPENING, CLOSING))
+        before, marker, rest = split_at(text, (self._form.begin, self._form.end))
         parts.content += self._margin.push(before)
         if not marker:
             return self._wait(rest)
-        if marker == OPENING:
+        if marker == self._form.begin:
             self._read = self._in_head
         elif self._num_begun:
             self._margin.cut()
@@ -63,13 +57,13 @@ class GemmaParser(PartsParser):
         if found is None:
             if "{" not in text and "<" not in text and len(text) < _MAX_HEAD:
                 return self._wait(text)
-            parts.content += self._margin.push(OPENING)
+            parts.content += self._margin.push(self._form.begin)
             self._read = self._in_text
             return text
         self._margin.cut()
         parts.add_call(CallDelta(self._num_begun, found.group(1)))
         self._num_begun += 1
-        self._arguments = GemmaArguments()
+        self._arguments = GemmaArguments(self._form.quote)
         self._read = self._in_arguments
         # With the bracket, which begins the arguments.
         return text[found.end() - 1 :]
@@ -87,7 +81,8 @@ class GemmaParser(PartsParser):
 class GemmaArguments:
     """Writes arguments as JSON while they come."""
 
-    def __init__(self) -> None:
+    def __init__(self, quote: str) -> None:
+        self._quote = quote
         self._held = ""
         self._json: list[str] = []
         self._open: list[str] = []
@@ -119,11 +114,11 @@ class GemmaArguments:
 
     def _between(self, text: str) -> str:
         """Reads brackets, names, separators and values without quotes."""
-        if text.startswith(QUOTE):
+        if text.startswith(self._quote):
             self._json.append('"')
             self._read = self._in_string
-            return text[len(QUOTE) :]
-        if QUOTE.startswith(text):
+            return text[len(self._quote) :]
+        if self._quote.startswith(text):
             return self._wait(text)
         char = text[0]
         if char in "{[":
@@ -166,7 +161,7 @@ class GemmaArguments:
 
     def _in_string(self, text: str) -> str:
         """Passes a string on as it comes."""
-        said, marker, rest = split_at(text, (QUOTE,))
+        said, marker, rest = split_at(text, (self._quote,))
         self._json.append(with_halves_escaped(json.dumps(said, ensure_ascii=False)[1:-1]))
         if not marker:
             return self._wait(rest)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection
 from typing import ClassVar
 
-from .call_reader import JsonValue
+from .json_arguments import ArgumentsReader
 from .parts import CallDelta, Parts, PartsParser, split_at
 
 START = "<|start|>"
@@ -64,7 +64,7 @@ class HarmonyParser(PartsParser):
         super().__init__(self._before)
         self._may_call = bool(tool_names)
         self._num_begun = 0
-        self._value: JsonValue | None = None
+        self._arguments = ArgumentsReader()
         self._is_begun = False
         """Whether a header was read."""
         self._content = _Messages()
@@ -145,27 +145,13 @@ class HarmonyParser(PartsParser):
     def _begin_call(self, name: str, parts: Parts) -> None:
         parts.add_call(CallDelta(self._num_begun, name))
         self._num_begun += 1
-        self._value = None
+        self._arguments = ArgumentsReader()
         self._read = self._in_arguments
 
     def _in_arguments(self, text: str, parts: Parts) -> str:
-        """Reads the JSON object of the arguments; a call without one has none."""
-        if self._value is None:
-            text = text.lstrip()
-            if not text:
-                return ""
-            if text[0] != "{":
-                self._emit("{}", parts)
-                return self._end_call(text)
-            self._value = JsonValue("{")
-            self._emit("{", parts)
-            return text[1:]
-        for i, char in enumerate(text):
-            if self._value.take(char):
-                self._emit(text[: i + 1], parts)
-                return self._end_call(text[i + 1 :])
-        self._emit(text, parts)
-        return ""
+        said, rest = self._arguments.push(text)
+        parts.add_call(CallDelta(self._num_begun - 1, "", said))
+        return self._end_call(rest) if self._arguments.is_done else ""
 
     def _end_call(self, rest: str) -> str:
         self.num_done += 1
@@ -175,6 +161,3 @@ class HarmonyParser(PartsParser):
     def _behind_call(self, text: str, parts: Parts) -> str:
         _, marker, rest = split_at(text, _ENDS)
         return self._end_message(marker, rest) if marker else self._wait(rest)
-
-    def _emit(self, arguments: str, parts: Parts) -> None:
-        parts.add_call(CallDelta(self._num_begun - 1, "", arguments))

@@ -1,4 +1,5 @@
-"""Table of the formats that write all calls of an answer as one JSON list, behind a mark."""
+"""Table of the formats that write all calls of an answer as one list of JSON objects, behind a
+mark."""
 
 from __future__ import annotations
 
@@ -16,9 +17,14 @@ class ListFormat:
     """Mark before the list."""
     end: str = ""
     """Mark behind the list."""
+    list_begin: str = "["
+    list_end: str = "]"
+    between: str = ", "
+    """Text between two calls."""
     id_key: str = ""
     """Key of the number that a call has before its name, as text; empty: it has none."""
     name_key: str = "name"
+    """Key of the name; empty: the name is the key of the arguments."""
     arguments_key: str = "arguments"
     has_named_calls: bool = False
     """Whether a name and its arguments may also stand behind the mark, without a list."""
@@ -33,6 +39,20 @@ class ListFormat:
 LIST_FORMATS: Mapping[str, ListFormat] = {
     "mistral": ListFormat(signs=("[TOOL_CALLS]",), begin="[TOOL_CALLS]", has_named_calls=True),
     "nemotron": ListFormat(signs=("<TOOLCALL>",), begin="<TOOLCALL>", end="</TOOLCALL>"),
+    "minimax_m1": ListFormat(
+        signs=("<tool_calls>", "<end_of_sentence>"),
+        begin="<tool_calls>",
+        end="</tool_calls>",
+        list_begin="\n",
+        list_end="\n",
+        between="\n",
+    ),
+    "apertus": ListFormat(
+        signs=("<|tools_prefix|>",),
+        begin="<|tools_prefix|>",
+        end="<|tools_suffix|>",
+        name_key="",
+    ),
     "jamba": ListFormat(signs=("<tool_calls>",), begin="<tool_calls>", end="</tool_calls>"),
     "command": ListFormat(
         signs=("<|START_ACTION|>",),

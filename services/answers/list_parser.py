@@ -3,10 +3,10 @@ content."""
 
 from __future__ import annotations
 
-from .call_reader import JsonValue
+from .calls import Calls
+from .json_arguments import ArgumentsReader
 from .list_formats import ListFormat
 from .parts import Margin, Parts, PartsParser, split_at
-from .tool_parsers import Calls
 
 
 class ListParser(PartsParser):
@@ -16,22 +16,22 @@ class ListParser(PartsParser):
         super().__init__(self._in_text)
         self._form = form
         self._marks = (form.begin, *((form.end,) if form.end else ()))
-        self._calls = Calls()
+        self._calls = Calls(has_name_as_key=not form.name_key)
         self._margin = Margin()
-        self._value: JsonValue | None = None
+        self._arguments = ArgumentsReader()
         self._opened = ""
         """The last mark before a list, and white space behind it."""
 
     @property
     def num_done(self) -> int:
-        is_open = self._value is not None or (
+        is_open = self._read == self._in_arguments or (
             self._read == self._in_object and self._calls.reader.name != ""
         )
         return self._calls.num_begun - is_open
 
     @property
     def is_call_open(self) -> bool:
-        return self._value is not None or self._calls.is_open
+        return self._read == self._in_arguments or self._calls.is_open
 
     def flush(self) -> Parts:
         if self._read == self._in_text:
@@ -98,18 +98,13 @@ class ListParser(PartsParser):
         if not brace:
             return self._wait(text)
         self._calls.begin(name.split("[")[0].strip(), parts)
-        self._value = JsonValue("{")
-        self._calls.add("{", parts)
+        self._arguments = ArgumentsReader()
         self._read = self._in_arguments
-        return text[len(name) + 1 :]
+        return text[len(name) :]
 
     def _in_arguments(self, text: str, parts: Parts) -> str:
-        assert self._value is not None
-        for i, char in enumerate(text):
-            if self._value.take(char):
-                self._calls.add(text[: i + 1], parts)
-                self._value = None
-                self._read = self._in_text
-                return text[i + 1 :]
-        self._calls.add(text, parts)
-        return ""
+        said, rest = self._arguments.push(text)
+        self._calls.add(said, parts)
+        if self._arguments.is_done:
+            self._read = self._in_text
+        return rest

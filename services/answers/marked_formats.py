@@ -93,20 +93,35 @@ def _dsml(section: str) -> MarkedFormat:
     )
 
 
-def _glm(gap: str, signs: tuple[str, ...]) -> MarkedFormat:
+def _glm(gap: str, signs: tuple[str, ...], tags: str = "{}") -> MarkedFormat:
+    """Format of GLM; `tags` says how its tags are called."""
     return MarkedFormat(
         signs=signs,
-        begin="<tool_call>",
+        begin=f"<{tags.format('tool_call')}>",
         name_end=gap,
         is_name_bare=True,
-        end="</tool_call>",
+        end=f"</{tags.format('tool_call')}>",
         between="\n" if gap else "",
-        parameters=Parameters(
-            begin="<arg_key>",
-            name_end=f"</arg_key>{gap}<arg_value>",
-            end="</arg_value>",
-            between=gap,
-        ),
+        parameters=_key_and_value(gap, tags),
+    )
+
+
+def _key_and_value(gap: str, tags: str) -> Parameters:
+    key, value = (tags.format(name) for name in ("arg_key", "arg_value"))
+    return Parameters(
+        begin=f"<{key}>", name_end=f"</{key}>{gap}<{value}>", end=f"</{value}>", between=gap
+    )
+
+
+def _hy(signs: tuple[str, ...], tags: str) -> MarkedFormat:
+    section, call = (tags.format(name) for name in ("tool_calls", "tool_call"))
+    return MarkedFormat(
+        signs=signs,
+        section=(f"<{section}>\n", f"</{section}>"),
+        begin=f"<{call}>",
+        name_end=f"<{tags.format('tool_sep')}>\n",
+        end=f"</{call}>\n",
+        parameters=_key_and_value("\n", tags),
     )
 
 
@@ -133,6 +148,33 @@ MARKED_FORMATS: Mapping[str, MarkedFormat] = {
         end="</function>",
         between="\n",
         parameters=Parameters(begin="<parameter=", name_end=">", end="</parameter>", margin="\n"),
+    ),
+    "hy_v3": _hy(("<tool_sep", ":opensource"), "{}:opensource"),
+    "hy_v3_preview": _hy(("<tool_sep>",), "{}"),
+    "longcat_xml": _glm("\n", ("<longcat_arg_key>",), "longcat_{}"),
+    "step3": MarkedFormat(
+        signs=("<steptml:invoke",),
+        section=("<｜tool_calls_begin｜>\n", "<｜tool_calls_end｜>"),
+        begin='<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="',
+        name_end='">',
+        end="</steptml:invoke><｜tool_call_end｜>\n",
+        parameters=Parameters(
+            begin='<steptml:parameter name="',
+            name_end='">',
+            end="</steptml:parameter>",
+            between="",
+        ),
+    ),
+    "solar_open2": MarkedFormat(
+        signs=("<|tool_arg:start|>",),
+        begin="<|tool_call:start|>",
+        name_end="\n",
+        is_name_bare=True,
+        end="<|tool_call:end|>",
+        between="\n",
+        parameters=Parameters(
+            begin="<|tool_arg:start|>", name_end="<|tool_arg:value|>", end="<|tool_arg:end|>"
+        ),
     ),
     "glm47": _glm("", ("</arg_key><arg_value>",)),
     "glm45": _glm("\n", ("<arg_key>",)),
@@ -169,6 +211,9 @@ MARKED_FORMATS: Mapping[str, MarkedFormat] = {
         id_pattern=":[0-9]{1,4}",
         name_end="<|tool_call_argument_begin|>",
         end="<|tool_call_end|>",
+    ),
+    "functionary_v31": MarkedFormat(
+        signs=("<function=", "</function>"), begin=_FUNCTION, name_end=">", end="</function>"
     ),
 }
 """Formats, in the order in which their signs are looked for."""

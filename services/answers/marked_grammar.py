@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from .argument_types import TEXT, types_of
@@ -21,13 +22,23 @@ from .forms import (
 )
 from .marked_formats import MarkedFormat, Parameters
 from .text_input import KEY
+from .tool_format import ToolFormat
 
 _NOTHING: Form = {"type": "regex", "pattern": "()"}
 _KEY: Form = {"type": "regex", "pattern": r'[^<>"\s]+'}
 """Name of an argument that no schema names."""
 
 
-def marked_calls(form: MarkedFormat, tools: Sequence[OfferedTool], single: bool) -> Form:
+def marked_format(form: MarkedFormat) -> ToolFormat:
+    return ToolFormat(
+        signs=(form.signs,),
+        calls=partial(_marked_calls, form),
+        free=partial(_marked_free, form),
+        opening=form.opening,
+    )
+
+
+def _marked_calls(form: MarkedFormat, tools: Sequence[OfferedTool], single: bool) -> Form:
     """Grammar of an answer of nothing but calls."""
     calls = [_call(form, tool) for tool in tools]
     if form.has_section_each or not any(form.section):
@@ -35,7 +46,7 @@ def marked_calls(form: MarkedFormat, tools: Sequence[OfferedTool], single: bool)
     return _section(form, calls, single)
 
 
-def marked_free(form: MarkedFormat, tools: Sequence[OfferedTool], single: bool) -> Form:
+def _marked_free(form: MarkedFormat, tools: Sequence[OfferedTool], single: bool) -> Form:
     """Grammar of an answer that may call, and whose calls match their schemas."""
     calls = [_call(form, tool) for tool in tools]
     if form.has_section_each or not any(form.section):

@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Mapping
 
 from .argument_types import ANY, TEXT, Types, value_as_json
-from .call_reader import JsonValue
+from .json_arguments import ArgumentsReader
 from .marked_formats import MarkedFormat, Parameters
 from .parts import CallDelta, Margin, Parts, PartsParser, split_at
 
@@ -47,7 +47,7 @@ class MarkedParser(PartsParser):
         """Whether the section has a call."""
         self._num_begun = 0
         self._name = ""
-        self._value: JsonValue | None = None
+        self._arguments = ArgumentsReader()
         self._parameters: _ParameterReader | None = None
         self.num_done = 0
         """Number of calls that are complete."""
@@ -149,8 +149,8 @@ class MarkedParser(PartsParser):
         self._name = name
         parts.add_call(CallDelta(self._num_begun, name))
         self._num_begun += 1
-        self._value = None
         if self._form.parameters is None:
+            self._arguments = ArgumentsReader()
             self._read = self._in_arguments
         else:
             self._parameters = _ParameterReader(
@@ -161,23 +161,9 @@ class MarkedParser(PartsParser):
             self._read = self._in_parameters
 
     def _in_arguments(self, text: str, parts: Parts) -> str:
-        """Reads the JSON object of the arguments."""
-        if self._value is None:
-            text = text.lstrip()
-            if not text:
-                return ""
-            if text[0] != "{":
-                self._add("{}", parts)
-                return self._end_call(text)
-            self._value = JsonValue("{")
-            self._add("{", parts)
-            return text[1:]
-        for i, char in enumerate(text):
-            if self._value.take(char):
-                self._add(text[: i + 1], parts)
-                return self._end_call(text[i + 1 :])
-        self._add(text, parts)
-        return ""
+        said, rest = self._arguments.push(text)
+        self._add(said, parts)
+        return self._end_call(rest) if self._arguments.is_done else ""
 
     def _in_parameters(self, text: str, parts: Parts) -> str:
         assert self._parameters is not None

@@ -10,18 +10,23 @@ from typing import ClassVar, Protocol
 from headwater.proto.common_pb2 import AnswerFormat
 
 from .argument_types import types_by_tool
+from .gemma_formats import GEMMA_FORMATS
 from .gemma_parser import GemmaParser
+from .glm4_parser import Glm4Parser
 from .harmony_parser import HarmonyParser
 from .list_formats import LIST_FORMATS
 from .list_parser import ListParser
+from .llama_parser import LlamaJsonParser, XlamParser
 from .marked_formats import MARKED_FORMATS
 from .marked_parser import MarkedParser
-from .olmo_parser import OlmoParser
+from .object_formats import OBJECT_FORMATS
+from .object_parser import ObjectParser
 from .parts import CallDelta, Parts
+from .pythonic_formats import PYTHONIC_FORMATS
 from .pythonic_parser import PythonicParser
 from .reasoning_parser import REASONING_FORMATS, ReasoningParser
+from .section_parser import SectionParser
 from .text_input import TextInputReader
-from .tool_parsers import HermesParser, LlamaJsonParser, XlamParser
 
 
 class ToolParser(Protocol):
@@ -43,6 +48,15 @@ class ToolParser(Protocol):
     def flush(self) -> Parts: ...
 
 
+class Row(Protocol):
+    """Texts of a format that is a row of a table."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Tokens, or texts of several tokens, that must become text for the parser, also where
+        special tokens are skipped."""
+
+
 class NamedParser(ToolParser, Protocol):
     """Parser of a format that has a class of its own."""
 
@@ -53,18 +67,24 @@ class NamedParser(ToolParser, Protocol):
 
 
 TOOL_PARSERS: Mapping[str, type[NamedParser]] = {
-    "gemma4": GemmaParser,
+    "glm4": Glm4Parser,
     "gpt_oss": HarmonyParser,
-    "hermes": HermesParser,
     "llama3_json": LlamaJsonParser,
-    "olmo3": OlmoParser,
     "pythonic": PythonicParser,
     "xlam": XlamParser,
 }
 """Parsers of the formats that are rows of no table."""
 LISTS = {**LIST_FORMATS, "mistral_tekken": LIST_FORMATS["mistral"]}
 """Formats that `ListParser` reads."""
-TOOL_PARSER_NAMES = frozenset({*TOOL_PARSERS, *LISTS, *MARKED_FORMATS})
+ROWS: Mapping[str, Row] = {
+    **MARKED_FORMATS,
+    **OBJECT_FORMATS,
+    **LISTS,
+    **GEMMA_FORMATS,
+    **PYTHONIC_FORMATS,
+}
+"""Formats that are rows of a table."""
+TOOL_PARSER_NAMES = frozenset({*TOOL_PARSERS, *ROWS})
 """Names of all formats of calls, as in `tool_formats`."""
 
 
@@ -165,12 +185,19 @@ def _reasoning_parser(form: AnswerFormat) -> ReasoningParser | None:
 
 
 def _tool_parser(form: AnswerFormat) -> ToolParser | None:
+    name = form.tool_parser
     names = frozenset(form.tool_names)
-    if (marked := MARKED_FORMATS.get(form.tool_parser)) is not None:
+    if (marked := MARKED_FORMATS.get(name)) is not None:
         return MarkedParser(marked, names, types_by_tool(form))
-    if (listed := LISTS.get(form.tool_parser)) is not None:
+    if (objects := OBJECT_FORMATS.get(name)) is not None:
+        return ObjectParser(objects)
+    if (listed := LISTS.get(name)) is not None:
         return ListParser(listed)
-    make = TOOL_PARSERS.get(form.tool_parser)
+    if (gemma := GEMMA_FORMATS.get(name)) is not None:
+        return GemmaParser(gemma)
+    if (pythonic := PYTHONIC_FORMATS.get(name)) is not None:
+        return SectionParser(pythonic, names)
+    make = TOOL_PARSERS.get(name)
     return make(names) if make is not None else None
 
 
@@ -190,15 +217,12 @@ def markers_of(answer_format: AnswerFormat) -> tuple[str, ...]:
     tools = _tool_markers(answer_format.tool_parser)
     if not answer_format.reasoning_parser:
         return tools
-    marks = REASONING_FORMATS[answer_format.reasoning_parser]
-    return (*tools, marks.start, marks.end)
+    return (*tools, *REASONING_FORMATS[answer_format.reasoning_parser].markers)
 
 
 def _tool_markers(name: str) -> tuple[str, ...]:
-    if name in MARKED_FORMATS:
-        return MARKED_FORMATS[name].markers
-    if name in LISTS:
-        return LISTS[name].markers
+    if (row := ROWS.get(name)) is not None:
+        return row.markers
     return TOOL_PARSERS[name].markers if name in TOOL_PARSERS else ()
 
 

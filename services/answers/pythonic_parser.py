@@ -170,11 +170,14 @@ class _PythonValue:
         """The value as JSON. Python's literals and JSON's are both taken; other values stay the
         text that they are."""
         written = "".join(self._taken).strip()
-        for read in (json.loads, ast.literal_eval):
-            try:
-                return with_halves_escaped(
-                    json.dumps(read(written), ensure_ascii=False, allow_nan=False)
-                )
-            except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-                continue
+        # Some models break lines in strings.
+        on_one_line = written.replace("\r", "\\r").replace("\n", "\\n")
+        for text in dict.fromkeys((written, on_one_line)):
+            for read in (json.loads, ast.literal_eval):
+                try:
+                    return with_halves_escaped(
+                        json.dumps(read(text), ensure_ascii=False, allow_nan=False)
+                    )
+                except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+                    continue
         return json.dumps(written, ensure_ascii=False)

@@ -26,6 +26,8 @@ from .core_launch import start_core
 from .core_memory import CoreMemory
 from .core_watch import CoreWatch
 from .messages import (
+    AdapterDropped,
+    AdapterRead,
     Command,
     Failed,
     Idle,
@@ -66,6 +68,7 @@ class CoreClient:
         self._early_steps: list[Step] = []
         """Steps before `connect`: blocks that were found on a disk."""
         self._on_end: Callable[[], None] | None = None
+        self._on_adapter_report: Callable[[AdapterRead | AdapterDropped], None] | None = None
         self._on_peer_report: Callable[[ToPeers], None] | None = None
         self._process: Process | None = None
         self.settled = asyncio.Event()
@@ -120,6 +123,10 @@ class CoreClient:
         """From now on `on_report` gets what the core has to say to other engines, on the event
         loop."""
         self._on_peer_report = on_report
+
+    def connect_adapters(self, on_report: Callable[[AdapterRead | AdapterDropped], None]) -> None:
+        """From now on `on_report` gets what became of adapters, on the event loop."""
+        self._on_adapter_report = on_report
 
     def send(self, command: Command) -> None:
         """From any thread; after the end nothing is sent."""
@@ -247,6 +254,9 @@ class CoreClient:
             case Prepared():
                 self.is_prepared = True
                 structlog.get_logger().info("prepared")
+            case AdapterRead() | AdapterDropped():
+                assert self._on_adapter_report is not None
+                self._on_adapter_report(report)
             case Ranks():
                 self.rank_figures = report.figures
             case Failed():

@@ -17,10 +17,11 @@ from headwater.engine_core.step_output import EngineLoad
 from headwater.proto.events_pb2 import KvEventBatch
 
 from ..runtime.errors import Unavailable
-from ..runtime.member import ReplicaLoad
+from ..runtime.member import Member, ReplicaLoad
 from ..runtime.role import BOTH
 from ..runtime.session.attempt_fence import AttemptFence
 from ..runtime.tracing import NO_TRACING, Tracing
+from .adapters import EngineAdapters
 from .core_client import CoreClient
 from .engine_role import EngineRole
 from .engine_sessions import EngineSessions
@@ -31,6 +32,7 @@ from .masks import MaskWriter
 from .messages import Add, Cancel, Command, Idle, Probe, Ready, Step, Waiting
 from .prefetches import OpenPrefetches
 from .published_load import replica_load
+from .replica import Replica
 from .requests import Limits
 from .session import EngineSession
 from .step_figures import StepFigures
@@ -54,17 +56,20 @@ class EngineServer:
         role: str = BOTH,
     ) -> None:
         self.tracing = tracing
+        self.load_changed = asyncio.Event()
+        self.adapters = EngineAdapters(core.send, self.load_changed.set)
+        core.connect_adapters(self.adapters.on_report)
         self.limits = Limits(
             vocab_size=ready.vocab_size,
             max_model_len=ready.max_model_len,
             refused_fields=ready.refused_fields,
             drafters=ready.drafters,
+            has_adapter=self.adapters.has,
         )
         self.keys: Iterator[int] = itertools.count(1)
         self.fence = AttemptFence()
         self.prefetches = OpenPrefetches(core.send, pulls=ready.num_peer_rows > 0)
         self.events = events
-        self.load_changed = asyncio.Event()
         self.is_draining = False
         self._role = EngineRole(core.send)
         self.num_prompt_tokens = 0
@@ -137,6 +142,10 @@ class EngineServer:
             role=self._role.name,
             max_chunk_tokens=self._ready.max_chunk_tokens,
         )
+
+    def describe(self, replica: Replica, load: ReplicaLoad | None = None) -> Member:
+        """The engine as the cluster sees it; `load`: None: as of now."""
+        return replica.describe(load or self.load(), self.without, self.adapters.shown)
 
     @property
     def num_finished(self) -> dict[str, int]:

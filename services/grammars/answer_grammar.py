@@ -63,9 +63,10 @@ def answer_grammar(model: TextModel, request: PrepareRequest, reply: PrepareRepl
     if calls is not None:
         _check_calls(conversation, sampling)
         grammars = _or_calls(grammars, structural_tag_grammar("tools", {"format": calls}, special))
-    if not grammars and sampling.HasField("thinking_token_budget"):
+    has_budget = bool(model.reasoning_format) and sampling.HasField("thinking_token_budget")
+    if not grammars and has_budget:
         grammars = _calls_or_text(model, conversation, tool_format)
-    grammars = behind_thoughts(model, reply.answer_format, sampling, grammars)
+    grammars = behind_thoughts(model, reply.answer_format, request, grammars)
     if not grammars:
         return ""
     text = json.dumps({"grammars": grammars}, ensure_ascii=False)
@@ -94,7 +95,8 @@ def _calls_or_text(model: TextModel, conversation: Conversation, tool_format: st
         return []
     special = model.tokenizer.special_texts
     form = TOOL_FORMATS[tool_format]
-    if may_call(conversation) and (form.frame or form.opening in special):
+    is_token = any(token in form.opening for token in special)
+    if may_call(conversation) and (form.frame or is_token):
         calls = form.free(all_offered(conversation), makes_one_call(conversation))
         return structural_tag_grammar("tools", {"format": calls}, special)
     if not form.frame:

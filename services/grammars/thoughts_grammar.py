@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from headwater.proto.common_pb2 import AnswerFormat, Sampling
+from headwater.proto.common_pb2 import AnswerFormat
+from headwater.proto.processor_pb2 import PrepareRequest
 
 from ..answers.reasoning_parser import REASONING_FORMATS
 from ..runtime.errors import BadRequest
@@ -20,16 +21,19 @@ _UNLIMITED = -1
 
 
 def behind_thoughts(
-    model: TextModel, form: AnswerFormat, sampling: Sampling, grammars: Grammars
+    model: TextModel, form: AnswerFormat, request: PrepareRequest, grammars: Grammars
 ) -> Grammars:
     """Grammar of an answer after reasoning: the answer's own grammar begins where reasoning ends; a
-    budget ends it."""
+    budget ends it. Raises `BadRequest` for a budget where the model writes no reasoning, unless the
+    request says that it needs none."""
+    sampling = request.sampling
     has_budget = sampling.HasField("thinking_token_budget")
-    if has_budget and not model.reasoning_format:
+    may_lack_thoughts = request.prompt.conversation.thoughts_are_optional
+    if has_budget and not model.reasoning_format and not may_lack_thoughts:
         raise BadRequest(
             "thinking_token_budget",
             f"thinking_token_budget is not supported: the model {model.name!r} writes no "
-            "thoughts that could be told",
+            "thoughts with marks that Headwater knows",
             code="unsupported_parameter",
         )
     if not form.reasoning_parser or not (grammars or has_budget):

@@ -136,6 +136,12 @@ class StackSettings:
     kv_peer_direct: str = engine_flag(
         "kv_peer_direct", "auto: engines of one host copy KV blocks directly; or off."
     )
+    adapter_memory: int = engine_flag(
+        "adapter_memory", "Bytes of each engine's device for adapters (LoRA); 0: none."
+    )
+    lora_modules: tuple[str, ...] = engine_flag(
+        "lora_modules", "Adapter that engines serve, NAME=FOLDER; may be repeated."
+    )
     gpu_memory_utilization: float = engine_flag(
         "gpu_memory_utilization", "Share of a GPU's memory that an engine may take."
     )

@@ -50,15 +50,17 @@ class TokenTable:
         return len(self.bytes_of)
 
     def visible(self, shown: tuple[str, ...] = ()) -> tuple[list[str | None], list[bytes]]:
-        """Text and bytes by id; special tokens are empty, except those of `shown`."""
+        """Text and bytes by id; special tokens are empty, except those that are texts of `shown` or
+        part of one: a mark may be several tokens."""
         if not shown:
             return self.visible_text_of, self.visible_bytes_of
         if shown not in self._shown:
             texts = list(self.visible_text_of)
             spelled = list(self.visible_bytes_of)
             for token_id in self.special_ids:
-                if self.text_of[token_id] in shown:
-                    texts[token_id] = self.text_of[token_id]
+                text = self.text_of[token_id]
+                if text and any(text in mark for mark in shown):
+                    texts[token_id] = text
                     spelled[token_id] = self.bytes_of[token_id]
             self._shown[shown] = texts, spelled
         return self._shown[shown]

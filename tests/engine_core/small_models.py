@@ -224,6 +224,15 @@ FAMILIES: dict[str, Any] = {
     "olmoe": lambda: transformers.OlmoeConfig(
         **SHAPE, pad_token_id=0, num_experts=8, num_experts_per_tok=3
     ),
+    "gpt-oss": lambda: transformers.GptOssConfig(
+        **HEADS_OF_32,
+        pad_token_id=0,
+        num_local_experts=8,
+        num_experts_per_tok=3,
+        sliding_window=40,
+        layer_types=WINDOWS["layer_types"],
+        rope_parameters=YARN_ROPE | {"truncate": False},
+    ),
     "granite-moe": lambda: transformers.GraniteMoeConfig(
         **SHAPE,
         num_local_experts=8,
@@ -393,7 +402,7 @@ class SmallEngine:
             if self._link is not None:
                 self._link.pump()
             if (output := self.engine.step()) is not None:
-                _hear(output, answers)
+                hear(output, answers)
         return [answers[first + i] for i in range(len(prompts))]
 
     def tokens(
@@ -411,7 +420,8 @@ class SmallEngine:
         self.executor.close()
 
 
-def _hear(output: StepOutput, answers: dict[int, Answer]) -> None:
+def hear(output: StepOutput, answers: dict[int, Answer]) -> None:
+    """Adds what a step says to the answers of its requests."""
     at = 0
     for key, num_tokens in zip(output.keys, output.num_tokens, strict=True):
         answers[key].token_ids += output.token_ids[at : at + num_tokens]

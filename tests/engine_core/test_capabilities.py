@@ -47,6 +47,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     table.SPECULATION: {"max_draft_tokens": 3},
     table.DRAFT_MODEL: {"draft_model": PATH},
     table.DRAFT_HEADS: {"draft_heads": PATH},
+    table.ADAPTERS: {"adapter_memory": 65536},
 }
 """Options that ask for each capability that is asked for by options."""
 OF_MODEL = {
@@ -96,6 +97,20 @@ REFUSED_OF_ENGINE = {
         "draft_heads /folder: none with pipeline_parallel_size 3"
     ),
     (table.DRAFT_MODEL, table.DRAFT_HEADS): "draft_heads /folder: none with draft_model",
+    **{
+        (other, table.ADAPTERS): f"adapter_memory 65536: 0 with {shown}"
+        for other, shown in (
+            (table.W8A8, "weights of W8A8"),
+            (table.ROUNDED_ACTIVATIONS, "activations in fp8"),
+            (table.EXPERTS, "a model with 8 experts"),
+            (table.TENSOR_PARALLEL, "tensor_parallel_size 2"),
+            (table.PIPELINE_PARALLEL, "pipeline_parallel_size 3"),
+            (table.STAGE_HOSTS, "stage_hosts 1"),
+            (table.TREE, "numerics tree"),
+            (table.DRAFT_MODEL, "draft_model"),
+            (table.DRAFT_HEADS, "draft_heads"),
+        )
+    },
 }
 """The pairs of an engine that are refused on every platform, each with field, value and what is
 allowed."""

@@ -163,6 +163,7 @@ def decode(
     layers: int = 1,
     window: int = 0,
     scale: float | None = None,
+    sinks: torch.Tensor | None = None,
     softcap: float = 0.0,
     fold: bool = False,
 ) -> torch.Tensor:
@@ -191,12 +192,12 @@ def decode(
     caches = (batch.k_cache, batch.v_cache, seq_lens, table_rows, batch.block_tables, plan, out)
     kernels = attention_kernels(q, batch.k_cache, window=window, is_capped=bool(softcap))
     scales = given(**batch.scales())
-    capped = given(softcap=softcap or None)
+    scored = given(softcap=softcap or None, sinks=sinks)
     for _ in range(layers):
         out.fill_(POISON)
         if share:
-            kernels.shared(q, *caches, **scales, **capped, scale=scale)
-        kernels.attend_decodes(q, *caches, **scales, **capped, scale=scale, window=window)
+            kernels.shared(q, *caches, **scales, **scored, scale=scale)
+        kernels.attend_decodes(q, *caches, **scales, **scored, scale=scale, window=window)
     return out
 
 
@@ -208,6 +209,7 @@ def prefill(
     *,
     window: int = 0,
     scale: float | None = None,
+    sinks: torch.Tensor | None = None,
     softcap: float = 0.0,
 ) -> torch.Tensor:
     """Prefill attention of the last `counts` tokens of each sequence, whose cached lengths may be
@@ -228,7 +230,8 @@ def prefill(
         batch.block_tables,
         tiles,
         out,
-        **given(**batch.scales(), window=window or None, softcap=softcap or None),
+        **given(**batch.scales(), window=window or None),
+        **given(softcap=softcap or None, sinks=sinks),
         scale=scale,
     )
     return out

@@ -13,6 +13,7 @@ from headwater.kernels.stage.stage_memory import StageMemory
 from ...config import EngineConfig
 from ...models.model import Model
 from ...platforms.cuda import CudaPlatform
+from ...weights.page_plan import PagePlan
 from ..device.cuda_device import CudaDevice
 from ..device.step_shapes import StepShape, StepShapes
 from ..drafter.cuda_drafter import CudaDrafter
@@ -29,9 +30,10 @@ from ..exit.device_head import DeviceHead
 from ..exit.device_sampler import DeviceSampler
 from ..exit.held_states import HeldStates
 from ..exit.token_messages import NoTokenChannel, NoTokenSender, TokenChannel, TokenSender
+from ..model.adapter_memory import AdapterMemory, NoAdapterMemory
 from ..model.cuda_caches import CudaCaches
 from ..model.device_model import DeviceModel
-from ..model.kv_blocks import KvBlocks
+from ..model.kv_blocks import KvBlocks, layer_caches
 from ..model.shown import NotShown
 from ..ranks.host_stages import HostStages
 from ..step_executor import StepExecutor
@@ -62,6 +64,7 @@ class CudaParts:
         decoder: Model,
         platform: CudaPlatform,
         config: EngineConfig,
+        pages: PagePlan,
         blocks: KvBlocks,
         head: DeviceHead,
         drafting: NewDrafter,
@@ -93,11 +96,12 @@ class CudaParts:
             decoder,
             platform,
             config,
-            blocks.kv_caches[0],
+            layer_caches(blocks.kv_caches[0], pages),
             table,
             buffers,
             self.shapes,
             graphs,
+            group_of_layer=pages.group_of_layer,
             streams=hosts,
         )
         self.drafter: CudaDrafter = NoDrafter(config.max_draft_tokens)
@@ -143,8 +147,8 @@ class CudaParts:
         self.tiers = NoTiers() if swapper is None else swapper
         self._can_draft = config.max_draft_tokens > 0
 
-    def executor(self) -> StepExecutor[SentStep, StepShape]:
-        """The executor of these parts."""
+    def executor(self, adapters: AdapterMemory | None) -> StepExecutor[SentStep, StepShape]:
+        """The executor of these parts; `adapters`: those behind the model's layers."""
         self.device.begin()
         return StepExecutor(
             device=self.device,
@@ -154,6 +158,8 @@ class CudaParts:
             exit=self.exit,
             drafter=self.drafter,
             tiers=self.tiers,
+            adapters=adapters or NoAdapterMemory(),
+            host_adapters=adapters,
             swapper=self.swapper,
             preparations=self._preparations(),
         )

@@ -19,6 +19,7 @@ from ...platforms.cuda import CudaPlatform
 from ...platforms.cuda_rank import SummingPlatform
 from ...platforms.peer_group import PeerGroup
 from ...platforms.stored_weights import StoredWeights
+from ...weights.page_plan import PagePlan
 from ...weights.shards import Shard
 from ..drafter.cuda_drafters import NewDrafter
 from ..exit.device_head import DeviceHead, HeadShard, WholeHead
@@ -88,6 +89,7 @@ class LoadedRank(LoadedModel):
         decoder: Model,
         platform: CudaPlatform,
         config: EngineConfig,
+        pages: PagePlan,
         blocks: KvBlocks,
         drafting: NewDrafter,
         swapper: CudaSwapper | None,
@@ -96,6 +98,7 @@ class LoadedRank(LoadedModel):
             decoder,
             platform,
             config,
+            pages,
             blocks,
             self.head(decoder, platform),
             drafting,

@@ -40,10 +40,12 @@ KV_CACHE_DTYPES = ("auto", "fp8")
 WITHOUT = {
     "windows": "no window",
     "softcaps": "no cap of scores",
+    "sinks": "no sinks",
     "rotary_pairs": "heads that rotate whole, by halves,",
     "activations": "silu or gelu_pytorch_tanh with a gate, and logits without a cap,",
     "odd_heads": "powers of two",
     "experts": "no experts",
+    "expert_biases": "experts without biases",
 }
 """Values that a platform serves which lacks a flag of `ModelConfig.needs`, by flag."""
 

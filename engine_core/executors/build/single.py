@@ -112,6 +112,9 @@ def _numerics_id(request: BuildRequest, loaded: LoadedDevice) -> str:
         what.append(transformers_version())
     if not origin.is_built_in:
         what += [origin.name, origin.distribution, origin.version]
+    if options.adapter_memory:
+        # No kernel multiplies and gates at once where adapters stand between the two.
+        what.append("adapters")
     if request.is_tree:
         # Whatever the layout is.
         what.append(TREE)

@@ -7,8 +7,6 @@ from functools import partial
 
 import torch
 
-from headwater.kernels.quant.byte_weights import ByteWeight
-
 from ...heads.registry import load_heads
 from ...layers.linear import kinds
 from ...layers.linear.kinds import Weights
@@ -16,8 +14,7 @@ from ...models.model import model_class
 from ...options import BuildRequest, Progress
 from ...platforms.stored_weights import StoredForms
 from ...weights import model_file
-from ...weights.blocks import Parts
-from ...weights.byte_weights import Keeps, keeps_none
+from ...weights.byte_weights import Keeps, Kept, keeps_none
 from ...weights.dummy import DUMMIES, dummy
 from ...weights.layout import Layout
 from ...weights.model_file import DTYPES, Tensors
@@ -51,7 +48,7 @@ def keeps_of(layout: Layout, forms: StoredForms) -> Keeps:
         return forms.keeps
     experts = {name for name, spec in layout.items() if spec.num_experts}
 
-    def keeps(name: str, weight: ByteWeight | Parts) -> bool:
+    def keeps(name: str, weight: Kept) -> bool:
         is_expanded = name in experts and isinstance(weight, tuple)
         return not is_expanded and forms.keeps(name, weight)
 

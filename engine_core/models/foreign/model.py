@@ -11,7 +11,7 @@ import torch
 
 from ...config import ConfigError
 from ...executor import Int32Array
-from ...layers.batch import ForwardBatch, last_tokens
+from ...layers.batch import ForwardBatch, LayerCaches, last_tokens
 from ...layers.embedding import Embedding
 from ...layers.linear.kinds import Weights
 from ...layers.lm_head import LMHead
@@ -76,7 +76,7 @@ class ForeignModel:
     def forward(
         self,
         batch: ForwardBatch,
-        kv_cache: torch.Tensor,
+        kv_cache: LayerCaches,
         attention_plan: Any = None,
         *,
         ends: LastTokens | None = None,
@@ -85,6 +85,7 @@ class ForeignModel:
     ) -> torch.Tensor:
         """See `Model`. All layers compute all tokens, whatever is asked for."""
         assert inputs is None or not inputs.layers
+        plans = attention_plan or self.plan_attention(batch)
         self._pass.attends = PagedAttention(
             platform=self._platform,
             mode=self._mode,
@@ -92,10 +93,15 @@ class ForeignModel:
             unrotated=self._unrotated,
             batch=batch,
             kv_cache=kv_cache,
-            plan=attention_plan or self._platform.plan_attention(batch),
+            plans=plans if batch.page_groups else [plans],
         )
         hidden = self._hidden(batch.token_ids, batch.positions)
         return hidden if ends is None else hidden.index_select(0, ends.tokens)
+
+    def plan_attention(self, batch: ForwardBatch) -> Any:
+        if not batch.page_groups:
+            return self._platform.plan_attention(batch)
+        return [self._platform.plan_attention(each) for each in batch.page_groups]
 
     def ends(self, batch: ForwardBatch, num_wanted: Int32Array) -> LastTokens:
         own = last_tokens(batch, num_wanted)

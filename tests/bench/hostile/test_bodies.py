@@ -10,7 +10,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from headwater.bench.hostile import constraints, posts, values
+from headwater.bench.hostile import constraints, ollama_posts, posts, values
 from headwater.bench.hostile.attack import Target
 from headwater.bench.hostile.bodies import ALL_NAMES, BODIES, CONTROLS
 from headwater.bench.hostile.posts import Builder
@@ -69,6 +69,7 @@ def test_the_head_names_the_bodys_length_unless_a_transfer_coding_does() -> None
         posts.regex(constraints.bad_regex),
         posts.regex(constraints.exploding_regex),
         posts.regex(constraints.backtracking_regex),
+        ollama_posts.schema(constraints.exploding_schema),
         posts.small_completion,
         posts.long_prompt,
         posts.one_bad_prompt,

@@ -30,6 +30,7 @@ from headwater.engine_core.layers.group import Alone
 from headwater.engine_core.layers.staged import stage_weights
 from headwater.engine_core.models.decoder import Decoder
 from headwater.engine_core.options import ExecutorOptions
+from headwater.engine_core.weights.page_plan import one_group
 from headwater.engine_core.weights.shards import WHOLE, Stage
 from headwater.kernels.stage.stage_memory import StageMemory
 from tests.engine_core.parallel import test_rank_compiled_ahead as ranks
@@ -152,6 +153,7 @@ def stage_of(index: int, hosts: HostStages | None = None) -> StepExecutor[Any, A
     built, _ = build_cuda_executor(
         served,
         LIMITS,
+        one_group(SERVED),
         CPU,
         draft=None,
         heads=None,

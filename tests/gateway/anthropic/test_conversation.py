@@ -151,6 +151,7 @@ def test_whether_the_model_thinks_is_said_to_its_template(
     assert variables in made.chat_template_kwargs_json
     assert bool(made.chat_template_kwargs_json) == bool(variables)
     assert (not made.HasField("include_reasoning") or made.include_reasoning) == shows
+    assert made.thoughts_are_optional == (fields.get("thinking", {}).get("type") == "enabled")
 
 
 def test_sampling_has_the_fields_that_were_given_alone() -> None:

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tests.gateway.conftest import GatewayStarter
+from tests.gateway.processes import MODEL as THOUGHTLESS
 from tests.gateway.processes import THINKER as MODEL
 from tests.gateway.processes import Behind, Gateway
 
@@ -188,6 +189,14 @@ def test_what_cannot_be_served_is_refused_by_its_name(
     status, kind, message = refused(thinker.client.post(PATH, json=body(**more)))
     assert (status, kind) == (400, "invalid_request_error")
     assert message.startswith(sentence)
+
+
+def test_a_model_without_thoughts_answers_an_agent_that_asks_for_some(gateway: Gateway) -> None:
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    asked = body(model=THOUGHTLESS, thinking=thinking, tools=[TIME])
+    reply = gateway.client.post(PATH, json=asked)
+    assert reply.status_code == 200, reply.text
+    assert [block["type"] for block in reply.json()["content"]] == ["text"]
 
 
 def test_what_agents_send_beside_is_served_and_named_in_the_log(thinker: Gateway) -> None:

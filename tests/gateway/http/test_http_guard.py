@@ -161,6 +161,38 @@ def test_a_page_whose_origin_is_allowed_is_answered(
         )
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, chat_body(max_tokens=1)),
+        ("/v1/messages", chat_body(max_tokens=1)),
+        ("/v1/embeddings", {"model": MODEL, "input": "a"}),
+        ("/tokenize", {"model": MODEL, "prompt": "a"}),
+        ("/api/generate", {"model": MODEL, "prompt": "a", "options": {"num_predict": 1}}),
+    ],
+)
+def test_a_body_may_come_as_curl_sends_it_unless_a_page_does(
+    gateway: Gateway, path: str, body: dict[str, object]
+) -> None:
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    content = json.dumps(body).encode()
+    taken = gateway.client.post(path, content=content, headers=form)
+    assert taken.status_code not in (403, 415), taken.text
+    for from_page in (
+        {"referer": f"{gateway.rest}/"},
+        {"origin": gateway.rest},
+        {"sec-fetch-site": "same-origin"},
+    ):
+        reply = gateway.client.post(path, content=content, headers=form | from_page)
+        assert reply.status_code == 415, from_page
+
+
+def test_operators_send_json_as_json(gateway: Gateway) -> None:
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    reply = gateway.client.post("/admin/models", content=b'{"model": "a"}', headers=form)
+    assert reply.status_code == 415
+
+
 def test_a_body_that_is_not_said_to_be_json_is_none(gateway: Gateway) -> None:
     # What a page may send to another origin without asking: no content type, or one that forms
     # have.

@@ -255,19 +255,6 @@ def test_paths_that_change_models_say_what_there_is_instead(
     assert instead in (refused(reply)[1] if method != "HEAD" else "")
 
 
-def test_a_body_may_come_as_curl_sends_it_unless_a_page_does(thinker: Gateway) -> None:
-    form = {"content-type": "application/x-www-form-urlencoded"}
-    body = json.dumps({"prompt": "A river", "options": SHORT} | QUIET).encode()
-    path = "/api/generate"
-    reply = thinker.client.post(path, content=body, headers=form)
-    assert reply.status_code == 200, reply.text
-    for from_page in ({"referer": f"{thinker.rest}/"}, {"origin": thinker.rest}):
-        assert refused(thinker.client.post(path, content=body, headers=form | from_page))[0] == 415
-    # Other surfaces have no such examples.
-    chat = thinker.client.post("/v1/chat/completions", content=body, headers=form)
-    assert chat.status_code == 415
-
-
 def test_other_paths_methods_and_bodies_are_refused_in_the_same_envelope(
     gateway: Gateway,
 ) -> None:

@@ -133,7 +133,9 @@ REFUSED: dict[str, tuple[Call, int]] = {
     "a model": (asking("/v1/chat/completions", model="nobody"), 404),
     "a response": (lambda ada: ada.call("GET", "/v1/responses/resp_nobody"), 404),
     "a body of another type": (
-        lambda ada: ada.gateway.client.post("/v1/embeddings", data={"a": "b"}, headers=ada.headers),
+        lambda ada: ada.gateway.client.post(
+            "/v1/embeddings", content="{}", headers=ada.headers | {"content-type": "text/plain"}
+        ),
         415,
     ),
     "a header": (

@@ -28,6 +28,7 @@ TOOL_SIGNS = {
     "{{ '<|python_start|>' }} [func_name1(params_name1=params_value1)]": "pythonic",
     "{{ '<function_calls>' + message['function_calls'] + '</function_calls>' }}": "olmo3",
     "{{ message.content }}": "hermes",
+    "write a call between ```tool_code and ```": "gemma3",
     "<tool_call>\\n<function=example>\\n<parameter=a>": "qwen3_coder",
     "{% set begin = '<seed:tool_call>' %}": "seed_oss",
     "<tool_call>{name}\n<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>": "glm45",
@@ -46,6 +47,23 @@ TOOL_SIGNS = {
     '[{"name": "tool_call_name", "arguments": {"arg1": "value1"}}]': "xlam",
     "{{ '<|tool_call>call:' + name + '{' + arguments + '}<tool_call|>' }}": "gemma4",
     "<|tool_call_begin|>{{ id }}<|tool_call_argument_begin|>": "kimi_k2",
+    "{{ '<start_function_call>call:' + name + '{' + arguments + '}<end_function_call>' }}": "functiongemma",
+    "<tool_calls>\n<tool_call>{name}<tool_sep>\n<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>": "hy_v3_preview",
+    "{% set tag = ':opensource' %}{{ '<tool_call' ~ tag ~ '>' ~ name ~ '<tool_sep' ~ tag ~ '>\n<arg_key' ~ tag }}": "hy_v3",
+    '<function=example>{"a": "b"}</function>': "functionary_v31",
+    "{{ '<|tool_call_start|>[' + calls + ']<|tool_call_end|>' }}": "lfm2",
+    "{{ 'List of tools: [' + tools + ']' }}": "lfm2",
+    "<longcat_tool_call>{name}\n<longcat_arg_key>{key}</longcat_arg_key>": "longcat_xml",
+    '<longcat_tool_call>\n{"name": name, "arguments": dict}\n</longcat_tool_call>': "longcat",
+    "<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name=": "step3",
+    "<|tool_call:start|>{{ name }}\n<|tool_arg:start|>{{ key }}<|tool_arg:value|>": "solar_open2",
+    "{{ '<tool_calls>\n' + calls + '</tool_calls><end_of_sentence>\n' }}": "minimax_m1",
+    "{{ '<|tools_prefix|>[{\"' + name + '\": ' + arguments + '}]<|tools_suffix|>' }}": "apertus",
+    "{{ 'List of tools: <|tool_list_start|>[' + tools + ']<|tool_list_end|>' }}": "lfm2",
+    "{{ '<|action_start|><|plugin|>\n' + call + '<|action_end|>' }}": "internlm",
+    "{{ 'function call<|role_sep|>\n' + call + '<|message_sep|>' }}": "gigachat3",
+    "{{ '<function_call> ' + call|tojson }}": "granite_20b_fc",
+    "[gMASK]<sop><|system|>\n# 可用工具{{ tools }}<|observation|>": "glm4",
 }
 API = Path(__file__).parents[3] / "docs" / "api.md"
 REASONING_SIGNS = {
@@ -57,6 +75,10 @@ REASONING_SIGNS = {
     "{{ '<|START_THINKING|>' + thoughts + '<|END_THINKING|>' }}": "command",
     "<|start|>assistant<|channel|>analysis<|message|>{{ thinking }}<|end|>": "gpt_oss",
     "after 'Here is my thought process:' and your response after 'Here is my response:'": "granite",
+    "{{ content.split('</think>')[-1].split('</answer>')[0] }}": "hunyuan_a13b",
+    "{% set tag = ':opensource' %}{{ '<think' ~ tag ~ '>' }}": "hy_v3",
+    "thoughts between <think></think> and response between <response></response>": "granite33",
+    "{{ '<|inner_prefix|>' + thoughts + '<|inner_suffix|>' }}": "apertus",
     "{{ message.content }}": "",
 }
 
@@ -68,7 +90,7 @@ def test_a_template_tells_how_its_model_writes_calls(template: str, family: str)
 
 def test_every_format_of_calls_has_a_parser_a_template_and_a_place_in_the_documentation() -> None:
     assert TOOL_FORMATS.keys() == TOOL_PARSER_NAMES, (
-        "name the parser in TOOL_PARSERS of services/answers/parser.py"
+        "name the parser in TOOL_PARSERS of services/answers/parser.py, or the table in ROWS there"
     )
     assert TOOL_FORMATS.keys() == {*TOOL_SIGNS.values()}, (
         "add a template with the format's sign to TOOL_SIGNS"

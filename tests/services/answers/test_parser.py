@@ -13,11 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.proto.common_pb2 import AnswerFormat
-from headwater.services.answers.parser import LISTS, TOOL_PARSERS, AnswerParser, call_id, markers_of
+from headwater.services.answers.marked_formats import MARKED_FORMATS
+from headwater.services.answers.parser import (
+    TOOL_PARSER_NAMES,
+    AnswerParser,
+    call_id,
+    markers_of,
+)
 from tests.services.answers.heard import Heard, cut, heard_of
-from tests.services.answers.written_calls import gemma_value
+from tests.services.answers.written_calls import WRITERS
 
 NAMES = ["weather", "time", "get_user", "2fa-code"]
+FORMATS = sorted(TOOL_PARSER_NAMES - MARKED_FORMATS.keys())
+"""Formats whose arguments have types of their own; `test_marked_formats.py` tests the others."""
 ULM = {
     "city": "Ulm",
     "note": 'a "quoted" } brace, </tool_call> and \\ in a string',
@@ -62,6 +70,26 @@ CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("gpt_oss", "<|channel|>final<|message|>a <|sta", "a <|sta", []),
     ("gpt_oss", "Just an answer.", "Just an answer.", []),
     ("gpt_oss", "<|channel|>fin", "", []),
+    ("granite_20b_fc", '<function_call> {"name": "time", "arguments": {}}<function_call> {"name": "get_user", "arguments": {"id": 1}}', "", [("time", {}), ("get_user", {"id": 1})]),
+    ("internlm", 'I look.<|action_start|><|plugin|>\n{"name": "time", "arguments": {}}<|action_end|>\n', "I look.", [("time", {})]),
+    ("gigachat3", 'I look.<|function_call|>{"name": "time", "arguments": {}}', "I look.", [("time", {})]),
+    ("gigachat3", 'I look.<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "time", "arguments": {}}<|message_sep|>\n\n', "I look.", [("time", {})]),
+    ("gigachat3", "Late.<|message_sep|>", "Late.", []),
+    ("minimax_m1", 'I look.\n<tool_calls>\n{"name": "time", "arguments": {}}\n{"name": "get_user", "arguments": {"id": 1}}\n</tool_calls>', "I look.", [("time", {}), ("get_user", {"id": 1})]),
+    ("apertus", '<|tools_prefix|>[{"time": {}}, {"weather": ' + ULM_JSON + "}]<|tools_suffix|>", "", [("time", {}), ("weather", ULM)]),
+    ("apertus", '<|tools_prefix|>[{"ti', '{"ti', []),
+    ("lfm2", 'I look. <|tool_call_start|>[weather(city="Ulm"), time()]<|tool_call_end|>\nSoon.', "I look. Soon.", [("weather", {"city": "Ulm"}), ("time", {})]),
+    ("lfm2", "<|tool_call_start|>[weather(city='U\nlm', days=[1,\n2])]<|tool_call_end|>", "", [("weather", {"city": "U\nlm", "days": [1, 2]})]),
+    ("lfm2", "See <|tool_call_start|>[1] here.", "See <|tool_call_start|>[1] here.", []),
+    ("lfm2", "<|tool_call_start|>[ti", "<|tool_call_start|>[ti", []),
+    ("lfm2", "<|tool_call_start|>[time(), ti", "", [("time", {})]),
+    ("glm4", "\nweather\n" + ULM_JSON, "", [("weather", ULM)]),
+    ("glm4", "I look.<|assistant|>time\n{}<|assistant|>get_user\n{\"id\": 1}", "I look.", [("time", {}), ("get_user", {"id": 1})]),
+    ("glm4", "time is\n{not} on my side\n", "time is\n{not} on my side\n", []),
+    ("glm4", "time", "time", []),
+    ("glm4", "time\n{}<|assistant|>wea", "", [("time", {})]),
+    ("glm4", "date\n{}", "date\n{}", []),
+    ("functiongemma", "<start_function_call>call:time{zone:<escape>UTC<escape>}<end_function_call>", "", [("time", {"zone": "UTC"})]),
     ("llama3_json", '{"name": "weather", "parameters": ' + ULM_JSON + "}", "", [("weather", ULM)]),
     ("llama3_json", '<|python_tag|>{"type": "function", "name": "time", "parameters": {}}; '
                     '{"name": "get_user", "parameters": {"id": 1}}', "", [("time", {}), ("get_user", {"id": 1})]),
@@ -114,7 +142,7 @@ def test_calls_and_content_are_the_same_however_the_text_is_cut(
         assert (heard.content, heard.calls) == (content, calls)
 
 
-@pytest.mark.parametrize("parser", [*TOOL_PARSERS, *LISTS])
+@pytest.mark.parametrize("parser", FORMATS)
 @settings(max_examples=60, deadline=None)
 @given(
     text=st.text(alphabet="<tool_call>{}[]\"'\\(),:;= \naTOL_CALLSname|python_tag>", max_size=60),
@@ -142,7 +170,7 @@ def test_what_is_said_after_some_text_depends_on_that_text_alone(
     assert heard == expected
 
 
-@pytest.mark.parametrize("parser", [*TOOL_PARSERS, *LISTS])
+@pytest.mark.parametrize("parser", FORMATS)
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), places=st.lists(st.integers(0, 500), max_size=6))
 def test_marks_in_any_order_are_read_alike_however_they_are_cut(
@@ -167,49 +195,39 @@ arguments_of = st.dictionaries(
     ),
     max_size=4,
 )
-WRITERS = {
-    "gemma4": lambda args: f"<|tool_call>call:weather{gemma_value(args)}<tool_call|>" * 2,
-    "gpt_oss": lambda args: f"<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{json.dumps(args)}<|call|><|start|>assistant" * 2,
-    "hermes": lambda args: f'<tool_call>\n{{"name": "weather", "arguments": {json.dumps(args)}}}\n</tool_call>\n' * 2,
-    "llama3_json": lambda args: "; ".join([f'{{"name": "weather", "parameters": {json.dumps(args, ensure_ascii=False)}}}'] * 2),
-    "nemotron": lambda args: f"<TOOLCALL>{json.dumps([{'name': 'weather', 'arguments': args}] * 2)}</TOOLCALL>",
-    "phi4_mini": lambda args: f"<|tool_call|>{json.dumps([{'name': 'weather', 'arguments': args}] * 2)}<|/tool_call|>",
-    "jamba": lambda args: f"<tool_calls>{json.dumps([{'name': 'weather', 'arguments': args}] * 2)}</tool_calls>",
-    "granite": lambda args: f"<|tool_call|>{json.dumps([{'name': 'weather', 'arguments': args}] * 2)}",
-    "xlam": lambda args: json.dumps([{"name": "weather", "arguments": args}] * 2),
-    "command": lambda args: f"<|START_ACTION|>{json.dumps([{'tool_call_id': '0', 'tool_name': 'weather', 'parameters': args}] * 2)}<|END_ACTION|>",
-    "mistral": lambda args: f"[TOOL_CALLS]{json.dumps([{'name': 'weather', 'arguments': args}] * 2)}",
-    "mistral_tekken": lambda args: f"[TOOL_CALLS]weather[ARGS]{json.dumps(args)}" * 2,
-    "olmo3": lambda args: "<function_calls>" + ("\nweather(" + ", ".join(f"{k}={v!r}" for k, v in args.items()) + ")") * 2 + "\n</function_calls>",
-    "pythonic": lambda args: f"[{', '.join(['weather(' + ', '.join(f'{k}={v!r}' for k, v in args.items()) + ')'] * 2)}]",
-}  # fmt: skip
 
 
-def test_every_parser_of_calls_reads_what_is_written_at_random() -> None:
-    assert WRITERS.keys() == {*TOOL_PARSERS, *LISTS}, (
-        "add a row to WRITERS: a weather call, written twice"
-    )
-    assert TEXT_CALLS.keys() == {*TOOL_PARSERS, *LISTS}, (
-        "add a row to TEXT_CALLS: a call of a custom tool"
-    )
+@pytest.mark.parametrize("parser", sorted(TOOL_PARSER_NAMES))
+@settings(max_examples=10, deadline=None)
+@given(data=st.data(), noise=st.lists(st.binary(max_size=24), min_size=1, max_size=6))
+def test_random_bytes_between_marks_break_no_parser(
+    parser: str, data: st.DataObject, noise: list[bytes]
+) -> None:
+    form = AnswerFormat(tool_parser=parser, tool_names=NAMES, reasoning_parser="think")
+    marks = st.sampled_from(["", WRITERS[parser]([("weather", {})]), *markers_of(form), *NAMES])
+    text = "".join(data.draw(marks) + each.decode(errors="replace") for each in noise)
+    heard = heard_of(form, [text])
+    assert heard == heard_of(form, list(text))
+    assert all(heard.names)
 
 
-@pytest.mark.parametrize("parser", WRITERS)
+@pytest.mark.parametrize("parser", FORMATS)
 @settings(max_examples=40, deadline=None)
 @given(arguments=arguments_of, places=st.lists(st.integers(0, 1000), max_size=20))
 def test_streamed_arguments_are_the_json_that_the_model_meant(
     parser: str, arguments: dict[str, Any], places: list[int]
 ) -> None:
     heard = heard_of(
-        AnswerFormat(tool_parser=parser, tool_names=NAMES), cut(WRITERS[parser](arguments), places)
+        AnswerFormat(tool_parser=parser, tool_names=NAMES),
+        cut(WRITERS[parser]([("weather", arguments)] * 2), places),
     )
     assert heard.calls == [("weather", arguments)] * 2
     assert heard.content == ""
 
 
-@pytest.mark.parametrize("parser", WRITERS)
+@pytest.mark.parametrize("parser", FORMATS)
 def test_arguments_come_while_they_are_written(parser: str) -> None:
-    written = WRITERS[parser]({"city": "Ulm", "days": 3})
+    written = WRITERS[parser]([("weather", {"city": "Ulm", "days": 3})])
     reader = AnswerParser(AnswerFormat(tool_parser=parser, tool_names=NAMES))
     heard = Heard()
     heard.take(reader.push(written[: written.index("days")]))
@@ -260,11 +278,11 @@ def test_white_space_in_a_pythonic_call_takes_linear_time(begun: str) -> None:
     assert heard.names == ["time"]
 
 
-@pytest.mark.parametrize("parser", WRITERS)
+@pytest.mark.parametrize("parser", FORMATS)
 def test_a_single_call_ends_the_answer(parser: str) -> None:
     reader = AnswerParser(AnswerFormat(tool_parser=parser, tool_names=NAMES, single_call=True))
     heard = Heard()
-    heard.take(reader.push(WRITERS[parser]({"city": "Ulm"}) + " more"))
+    heard.take(reader.push(WRITERS[parser]([("weather", {"city": "Ulm"})] * 2) + " more"))
     assert reader.is_over
     heard.take(reader.flush())
     assert (heard.calls, heard.content) == ([("weather", {"city": "Ulm"})], "")
@@ -286,6 +304,25 @@ THOUGHTS: list[tuple[str, bool, str, str, str]] = [
         "Hm.",
         "Yes.",
     ),
+    (
+        "granite",
+        False,
+        "Here's my thought process: Hm.\nHere's my response: Yes.",
+        "Hm.",
+        "Yes.",
+    ),
+    (
+        "hunyuan_a13b",
+        False,
+        "<think>\nHm.\n</think>\n<answer>\nYes, \nI do.\n</answer>",
+        "Hm.",
+        "Yes, \nI do.",
+    ),
+    ("hunyuan_a13b", False, "<think>Hm.</think>\n <ans", "Hm.", "<ans"),
+    ("granite33", False, "<think>Hm.</think><response>Yes.</response>", "Hm.", "Yes."),
+    ("hy_v3", False, "<think:opensource>Hm.</think:opensource>Yes.", "Hm.", "Yes."),
+    ("hunyuan_a13b", True, "Hm.</think>Yes.</answer>", "Hm.", "Yes.</answer>"),
+    ("apertus", False, "<|inner_prefix|>Hm.<|inner_suffix|>Yes.", "Hm.", "Yes."),
     ("think", False, "<thi", "", "<thi"),
 ]
 
@@ -358,52 +395,16 @@ def test_text_between_messages_is_part_of_none_however_it_is_cut() -> None:
         assert "<|message|>" not in heard_of(form, list(text)).content
 
 
-TEXT_CALLS = {
-    "gemma4": lambda json_text: (
-        f"<|tool_call>call:time{gemma_value(json.loads(json_text))}<tool_call|>"
-    ),
-    "gpt_oss": lambda json_text: (
-        f"<|channel|>commentary to=functions.time <|constrain|>json<|message|>{json_text}"
-    ),
-    "hermes": lambda json_text: (
-        f'<tool_call>\n{{"name": "time", "arguments": {json_text}}}\n</tool_call>'
-    ),
-    "llama3_json": lambda json_text: f'{{"name": "time", "parameters": {json_text}}}',
-    "nemotron": lambda json_text: (
-        f'<TOOLCALL>[{{"name": "time", "arguments": {json_text}}}]</TOOLCALL>'
-    ),
-    "phi4_mini": lambda json_text: (
-        f'<|tool_call|>[{{"name": "time", "arguments": {json_text}}}]<|/tool_call|>'
-    ),
-    "jamba": lambda json_text: (
-        f'<tool_calls>[{{"name": "time", "arguments": {json_text}}}]</tool_calls>'
-    ),
-    "granite": lambda json_text: f'<|tool_call|>[{{"name": "time", "arguments": {json_text}}}]',
-    "xlam": lambda json_text: f'[{{"name": "time", "arguments": {json_text}}}]',
-    "command": lambda json_text: (
-        '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "time", "parameters": '
-        f"{json_text}}}]<|END_ACTION|>"
-    ),
-    "mistral": lambda json_text: f'[TOOL_CALLS][{{"name": "time", "arguments": {json_text}}}]',
-    "mistral_tekken": lambda json_text: f"[TOOL_CALLS]time[ARGS]{json_text}",
-    "olmo3": lambda json_text: (
-        f"<function_calls>time(input={json.dumps(json.loads(json_text)['input'])})</function_calls>"
-    ),
-    "pythonic": lambda json_text: f"[time(input={json.dumps(json.loads(json_text)['input'])})]",
-}
-
-
-@pytest.mark.parametrize("parser", TEXT_CALLS)
+@pytest.mark.parametrize("parser", FORMATS)
 @settings(max_examples=40, deadline=None)
 @given(
     text=st.text(max_size=20) | st.text(alphabet='\\"nu\n😀{}', max_size=20),
-    ascii_only=st.booleans(),
     places=st.lists(st.integers(0, 200), max_size=8),
 )
 def test_a_custom_tool_is_told_the_text_however_it_was_written_and_cut(
-    parser: str, text: str, ascii_only: bool, places: list[int]
+    parser: str, text: str, places: list[int]
 ) -> None:
-    written = TEXT_CALLS[parser](json.dumps({"input": text}, ensure_ascii=ascii_only))
+    written = WRITERS[parser]([("time", {"input": text})])
     answer_format = AnswerFormat(tool_parser=parser, tool_names=NAMES, custom_names=["time"])
     for pieces in (cut(written, places), list(written), [written]):
         heard = heard_of(answer_format, pieces)
@@ -417,6 +418,7 @@ def test_a_custom_tool_is_told_the_text_however_it_was_written_and_cut(
         ('{"input": "a", "more": 1}', "a"),
         ('{"input": "a\nb\\qc"}', "a\nb\\qc"),
         ('{"input": "\\ud800x\\ud83d\\ude00"}', "\ufffdx😀"),
+        ('{"input": "\\u00e9 \\"\\\\"}', 'é "\\'),
         ('{"input": "a\\u00', "a"),
         ('{"input": 5}', '{"input": 5}'),
         ('{"sql": "a"}', '{"sql": "a"}'),

@@ -19,6 +19,7 @@ from headwater.services.grammars.grammars import Grammars
 from headwater.services.processor.prepare import prepare
 from headwater.services.runtime.errors import BadRequest
 from headwater.services.text.model import ServingChoices, TextModel, load_text_model
+from tests.long_values import long_but
 from tests.services.answers.written_calls import BARE, WRITERS, Call, written_content
 from tests.small_models import make_thinking_folder
 
@@ -74,6 +75,13 @@ def accepts(model: TextModel, grammars: Grammars, grammar: str, text: str) -> bo
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 
+# One row of each table and kind: a row adds texts to a grammar, and no grammar of its own.
+FORMATS = long_but(
+    TOOL_FORMATS,
+    *("qwen3_coder", "deepseek_v32", "kimi_k2", "step3", "hy_v3", "gemma4", "internlm", "hermes"),
+    *("mistral", "command", "apertus", "minimax_m1", "olmo3", "lfm2", "pythonic", "xlam"),
+    *("llama3_json", "gpt_oss", "glm4"),
+)
 ULM = '{"city": "Ulm", "unit": "C"}'
 WEATHER_CALL: Call = ("weather", json.loads(ULM))
 TIME_CALL: Call = ("time", {})
@@ -93,7 +101,7 @@ def test_every_format_has_a_writer() -> None:
     assert WRITERS.keys() == TOOL_FORMATS.keys(), "add a row to written_calls.py"
 
 
-@pytest.mark.parametrize("form", TOOL_FORMATS)
+@pytest.mark.parametrize("form", FORMATS)
 def test_calls_that_are_due_are_written_as_the_family_writes_them(
     thinking: TextModel, grammars: Grammars, form: str
 ) -> None:
@@ -123,7 +131,7 @@ def test_calls_that_are_due_are_written_as_the_family_writes_them(
         assert read.content == ""
 
 
-@pytest.mark.parametrize("form", TOOL_FORMATS)
+@pytest.mark.parametrize("form", FORMATS)
 def test_beside_structured_output_an_answer_calls_or_matches_it(
     thinking: TextModel, grammars: Grammars, form: str
 ) -> None:
@@ -169,7 +177,7 @@ def test_beside_structured_output_an_answer_calls_or_matches_it(
             assert not accepts(model, grammars, grammar, written(form, time, weather)), more
 
 
-@pytest.mark.parametrize("form", TOOL_FORMATS)
+@pytest.mark.parametrize("form", FORMATS)
 def test_the_text_of_a_custom_tool_matches_also_where_it_need_not_be_called(
     thinking: TextModel, grammars: Grammars, form: str
 ) -> None:
@@ -421,7 +429,7 @@ def test_a_budget_ends_thoughts_whose_end_is_spelled_by_several_tokens(
             assert not accepts(plain, grammars, grammar, text), (budget, text)
 
 
-@pytest.mark.parametrize("form", TOOL_FORMATS)
+@pytest.mark.parametrize("form", FORMATS)
 def test_an_enforced_call_wins_over_structured_output(
     thinking: TextModel, grammars: Grammars, form: str
 ) -> None:
@@ -454,6 +462,13 @@ def test_only_tools_that_are_allowed_are_called(thinking: TextModel, grammars: G
             assert not accepts(model, grammars, grammar, written(form, weather)), (form, choice)
             late = written_content(form, "It is late.")
             assert accepts(model, grammars, grammar, late) == (choice == "auto")
+
+
+def test_a_model_without_thoughts_keeps_an_optional_budget_of_them(demo_model: TextModel) -> None:
+    sampling = Sampling(thinking_token_budget=4)
+    for tools in ((), (TIME,)):
+        asked = request(*tools, sampling=sampling, thoughts_are_optional=True)
+        assert prepared(demo_model, asked)[1] == ""
 
 
 def test_what_cannot_be_held_to_is_refused(thinking: TextModel, demo_model: TextModel) -> None:
@@ -567,7 +582,7 @@ def test_arguments_are_an_object_whatever_other_types_their_schema_has(
         assert accepts(thinking, grammars, grammar, call) == is_taken, arguments
 
 
-@pytest.mark.parametrize("form", TOOL_FORMATS)
+@pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize(
     "keywords", ['"properties": "#/"', '"properties": [1]', '"required": true', '"required": 1']
 )

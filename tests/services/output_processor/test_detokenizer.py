@@ -72,6 +72,17 @@ def test_user_defined_pieces_are_spelled_as_others_are() -> None:
     )
 
 
+def test_special_tokens_that_a_mark_consists_of_are_shown() -> None:
+    """`｜DSML｜` of DeepSeek V3.2 is a token of its own within each mark of its calls."""
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens(["｜DSML｜", "<other>"])
+    ids = tokenizer.encode('<｜DSML｜invoke name="f"><other>', add_special_tokens=False).ids
+    table = TokenTable(tokenizer, tokenizer.get_vocab_size())
+    shown = Detokenizer(table, skip_special_tokens=True, shown=('<｜DSML｜invoke name="',))
+    text = "".join([*map(shown.push, ids), shown.flush()])
+    assert text == '<｜DSML｜invoke name="f">'
+
+
 def test_an_unfinished_character_is_replaced_only_at_the_end() -> None:
     first_of_euro = BYTE_LEVEL.encode("€", add_special_tokens=False).ids[:2]
     assert pieces_of(BYTE_TABLE, first_of_euro) == ["", "", "\ufffd"]
