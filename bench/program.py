@@ -28,6 +28,7 @@ BENCHMARKS = {
         "queue_policies",
         "Queue policies beside order of arrival: time to first token, goodput, fairness.",
     ),
+    "adapters": ("adapters", "Decode tokens a second of rows with adapters, beside rows without."),
     "offline": ("offline", "Run a workload through the engine in this process."),
     "accuracy": (
         "accuracy",

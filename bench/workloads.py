@@ -49,11 +49,32 @@ _EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 768,
     "norm_topk_prob": True,
 }
+_GPT_OSS: dict[str, Any] = {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "sliding_window": 128,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 150_000,
+    "max_position_embeddings": 40_960,
+    "vocab_size": 201_088,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "quantization_config": {"quant_method": "mxfp4"},
+}
 MODELS: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": _qwen3(1024, 3072, 28, 16, is_tied=True),
     "qwen3-8b": _qwen3(4096, 12_288, 36, 32),
     "qwen3-32b": _qwen3(5120, 25_600, 64, 64),
     "qwen3-30b-a3b": _qwen3(2048, 6144, 48, 32, num_key_value_heads=4, **_EXPERTS),
+    "gpt-oss-20b": _GPT_OSS,
 }
 _TOKENS = {"num_bits": 8, "type": "int", "strategy": "token", "symmetric": True, "dynamic": True}
 _CHANNELS = {
@@ -102,8 +123,22 @@ TINY = _qwen3(64, 128, 2, 4, is_tied=True, num_key_value_heads=2, head_dim=16, v
 TINY_EXPERTS = TINY | _EXPERTS | {"num_experts": 16, "moe_intermediate_size": 32}
 
 
+TINY_GPT_OSS = _GPT_OSS | {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_local_experts": 8,
+    "vocab_size": 49_152,
+}
+
+
 def tiny(model: str) -> dict[str, Any]:
     """`TINY`, or one with experts in the place of a model that has some."""
+    if "num_local_experts" in MODELS[model]:
+        return TINY_GPT_OSS
     return TINY_EXPERTS if "num_experts" in MODELS[model] else TINY
 
 
@@ -171,6 +206,8 @@ WORKLOADS = {
     "E2": uniform("qwen3-30b-a3b", 256, 512, 256),
     "E3": uniform("qwen3-30b-a3b", 1, 128, 256),
     "E4": uniform("qwen3-30b-a3b", 8, 8192, 1),
+    "E5": uniform("gpt-oss-20b", 1, 128, 256),
+    "E6": uniform("gpt-oss-20b", 512, 1024, 1024),
 }
 
 

@@ -15,6 +15,7 @@ W8A8 = "W8A8 weights"
 INT8_ACTIVATIONS = "int8 activations"
 ROUNDED_ACTIVATIONS = "rounded activations"
 EXPERTS = "experts"
+FOREIGN = "modelling code of transformers"
 TENSOR_PARALLEL = "tensor parallel"
 PIPELINE_PARALLEL = "pipeline parallel"
 STAGE_HOSTS = "stage hosts"
@@ -26,6 +27,7 @@ PULL = "pull"
 SPECULATION = "speculation"
 DRAFT_MODEL = "draft model"
 DRAFT_HEADS = "draft heads"
+ADAPTERS = "adapters"
 
 STREAM = "stream"
 BEAMS = "beams"
@@ -44,7 +46,9 @@ IGNORE_EOS = "ignore_eos"
 
 QUANTIZED = frozenset({W8A8, INT8_ACTIVATIONS, ROUNDED_ACTIVATIONS})
 OF_MODEL = QUANTIZED | {EXPERTS}
-"""Capabilities that a model asks for."""
+"""Capabilities that a model of ours asks for."""
+OF_ANY_MODEL = OF_MODEL | {FOREIGN}
+"""Capabilities that a model asks for, ours or transformers'."""
 RANKS = frozenset({TENSOR_PARALLEL, PIPELINE_PARALLEL})
 TIERS = frozenset({HOST_MEMORY, DISK, PULL})
 NONE: frozenset[str] = frozenset()
@@ -88,6 +92,7 @@ ENGINE = (
         beside=frozenset({SIMULATED, W8A8, INT8_ACTIVATIONS}),
     ),
     Capability(name=EXPERTS, beside=QUANTIZED | {SIMULATED}),
+    Capability(name=FOREIGN, off="headwater", beside=frozenset({SIMULATED, INT8_ACTIVATIONS})),
     Capability(
         name=TENSOR_PARALLEL,
         fields=("tensor_parallel_size",),
@@ -120,14 +125,14 @@ ENGINE = (
         name=HOST_MEMORY,
         fields=("kv_swap_memory",),
         off="0",
-        beside=OF_MODEL | {SIMULATED, TREE},
+        beside=OF_ANY_MODEL | {SIMULATED, TREE},
         beside_if={"rank_slots": RANKS},
         flag="host_blocks",
     ),
     Capability(
         name=DISK,
         fields=("kv_disk_dir",),
-        beside=OF_MODEL | {SIMULATED, TREE, HOST_MEMORY},
+        beside=OF_ANY_MODEL | {SIMULATED, TREE, HOST_MEMORY},
         beside_if={"rank_slots": RANKS},
         flag="disk_blocks",
     ),
@@ -135,7 +140,7 @@ ENGINE = (
         name=PULL,
         fields=("kv_peer_memory",),
         off="0",
-        beside=OF_MODEL | {SIMULATED, TREE, HOST_MEMORY, DISK},
+        beside=OF_ANY_MODEL | {SIMULATED, TREE, HOST_MEMORY, DISK},
         beside_if={"rank_slots": RANKS},
         flag="disk_blocks",
     ),
@@ -143,14 +148,14 @@ ENGINE = (
         name=FP8_KV,
         fields=("kv_cache_dtype",),
         off="auto",
-        beside=OF_MODEL | RANKS | TIERS | {STAGE_HOSTS, TREE},
+        beside=OF_ANY_MODEL | RANKS | TIERS | {STAGE_HOSTS, TREE},
         flag="fp8_kv",
     ),
     Capability(
         name=SPECULATION,
         fields=("max_draft_tokens",),
         off="0",
-        beside=OF_MODEL | RANKS | TIERS | {SIMULATED, STAGE_HOSTS, TREE, FP8_KV},
+        beside=OF_ANY_MODEL | RANKS | TIERS | {SIMULATED, STAGE_HOSTS, TREE, FP8_KV},
     ),
     Capability(
         name=DRAFT_MODEL,
@@ -165,6 +170,13 @@ ENGINE = (
         beside=OF_MODEL | TIERS | {TREE, FP8_KV, SPECULATION},
         beside_if={"rank_drafts": frozenset({TENSOR_PARALLEL})},
         flag="draft_heads",
+    ),
+    Capability(
+        name=ADAPTERS,
+        fields=("adapter_memory",),
+        off="0",
+        beside=TIERS | {SIMULATED, INT8_ACTIVATIONS, FP8_KV, SPECULATION},
+        flag="adapters",
     ),
 )
 """Capabilities of an engine, which its options and its model ask for when it starts."""
@@ -285,7 +297,7 @@ def asked_of_options(options: object) -> dict[str, Asked]:
     not among them."""
     found = {}
     for each in ENGINE:
-        for name in each.fields if each.name not in OF_MODEL else ():
+        for name in each.fields if each.name not in OF_ANY_MODEL else ():
             value = getattr(options, name, None)
             if value is not None and (each.off == "none" or str(value) != each.off):
                 found[each.name] = Asked(name, value)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
+from .page_groups import PageKind, kinds_of
 from .queue_policies import ALLOWED, DEFAULT, Policies, PolicyError
 
 BLOCK_SIZES = (16, 32, 64, 128)
@@ -16,7 +18,8 @@ class EngineConfig:
 
     block_size: int = 16
     num_blocks: int
-    """KV blocks of the cache; block 0 is no request's and takes what padding writes."""
+    """Pages of the KV cache; page 0 is no request's and takes what padding writes. With one page
+    group a page is a KV block."""
     num_host_blocks: int = 0
     """More of them in host memory, for prefixes that nobody uses at present."""
     num_staged_blocks: int = 0
@@ -28,9 +31,9 @@ class EngineConfig:
     shares_kv_cache: bool = False
     """Whether engines of the same host may copy blocks out of this one's KV cache, and it out of
     theirs."""
-    window: int = 0
-    """Positions that every layer sees, its own included: KV blocks before them are given back as a
-    sequence grows. 0: a layer sees all."""
+    page_windows: tuple[int, ...] = (0,)
+    """Window of each page group, in ascending order: positions that its layers see, their own
+    included. Pages before them are given back as a sequence grows. 0: all."""
     max_model_len: int
     """Prompt and answer together."""
     max_num_seqs: int = 256
@@ -49,6 +52,8 @@ class EngineConfig:
     `async_depth`."""
     max_draft_tokens: int = 0
     """Drafted tokens of one row and step at most; 0: none are drafted."""
+    num_adapter_ranks: int = 0
+    """Ranks of all adapters that the device holds at a time; 0: it takes none."""
     enable_prefix_caching: bool = True
     policy: str = DEFAULT
     """Order of waiting requests by name, and of single tiers; see `Policies.of`."""
@@ -72,7 +77,11 @@ class EngineConfig:
             raise ConfigError("policy", self.policy, ALLOWED) from None
         for name in ("num_host_blocks", "num_staged_blocks", "num_peer_blocks"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
-        require(self.window >= 0, "window", self.window, "0 or more")
+        windows = self.page_windows
+        is_sorted = bool(windows) and windows[0] >= 0 and windows == tuple(sorted(windows))
+        require(is_sorted, "page_windows", windows, "0 or more each, in ascending order")
+        if len(windows) > 1 and (self.num_staged_blocks or self.num_peer_blocks):
+            raise ConfigError("page_windows", windows, "one beside a disk and other engines")
         require(self.max_num_seqs >= 1, "max_num_seqs", self.max_num_seqs, "at least 1")
         require(self.spare_rows >= 0, "spare_rows", self.spare_rows, "0 or more")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -82,27 +91,73 @@ class EngineConfig:
                 f"at least max_num_seqs ({self.max_num_seqs})",
             )
         if self.num_blocks < self.fewest_blocks:
-            of_window = f" and a window of {self.window}" if self.window else ""
+            window = self.page_windows[-1]
+            of_window = f" and a window of {window}" if window else ""
+            num_groups = self.num_page_groups
+            # Of all layers, as options name them.
             raise ConfigError(
                 "num_blocks",
-                self.num_blocks,
-                f"at least {self.fewest_blocks} for max_model_len {self.max_model_len}{of_window}",
+                self.num_blocks // num_groups,
+                f"at least {-(-self.fewest_blocks // num_groups)} for max_model_len "
+                f"{self.max_model_len}{of_window}",
             )
 
     @property
     def fewest_blocks(self) -> int:
-        """KV blocks with which the longest sequence is computed while no other has any."""
+        """Pages with which the longest sequence is computed while no other has any."""
         return self.num_held(self.max_model_len) + 1
 
+    @property
+    def page_kinds(self) -> tuple[PageKind, ...]:
+        """Kinds of page groups."""
+        return kinds_of(self.page_windows)
+
+    @property
+    def num_page_groups(self) -> int:
+        """Pages of a block, one for each page group."""
+        return len(self.page_windows)
+
+    @property
+    def max_blocks(self) -> int:
+        """Columns of a block table for each page group: as many as the longest sequence has blocks.
+        With several groups the columns of each begin at a multiple of 16, which kernels ask for."""
+        num_blocks = -(-self.max_model_len // self.block_size)
+        return num_blocks if self.num_page_groups == 1 else -(-num_blocks // 16) * 16
+
     def num_held(self, num_tokens: int) -> int:
-        """Blocks that a sequence of so many tokens holds at most. With a window: those in it, and
-        those of chunks that are in flight or planned."""
-        whole = -(-num_tokens // self.block_size)
-        if not self.window:
-            return whole
+        """Pages that a sequence of so many tokens holds at most."""
+        return sum(
+            len(kind.groups) * self.num_held_of(kind, num_tokens) for kind in self.page_kinds
+        )
+
+    def longest(self, num_pages: int) -> int:
+        """The longest sequence, up to `max_model_len`, that fits into so many pages with page 0, in
+        whole blocks."""
+        lengths = range(0, self.max_model_len + self.block_size, self.block_size)
+        return lengths[bisect_right(lengths, num_pages - 1, key=self.num_held) - 1]
+
+    def num_decoding(self, num_tokens: int) -> int:
+        """Pages that a sequence of so many tokens holds at most once its prompt is computed."""
+        in_flight = (self.async_depth + 1) * (self.max_draft_tokens + 1)
+        return sum(
+            len(kind.groups) * self._num_seen(kind, num_tokens, in_flight)
+            for kind in self.page_kinds
+        )
+
+    def num_held_of(self, kind: PageKind, num_tokens: int) -> int:
+        """Blocks of which a sequence of so many tokens holds a kind's pages at most. With a window:
+        those in it, and those of chunks that are in flight or planned."""
         in_flight = (self.async_depth + 1) * self.max_chunk + self.max_draft_tokens
+        return self._num_seen(kind, num_tokens, in_flight)
+
+    def _num_seen(self, kind: PageKind, num_tokens: int, in_flight: int) -> int:
+        """Blocks that a kind's layers see of a sequence, the last positions of which are computed
+        by steps in flight."""
+        whole = -(-num_tokens // self.block_size)
+        if not kind.window:
+            return whole
         # Neither the first nor the last block need be full.
-        return min(whole, -(-(self.window + in_flight) // self.block_size) + 1)
+        return min(whole, -(-(kind.window + in_flight) // self.block_size) + 1)
 
     @property
     def max_chunk(self) -> int:

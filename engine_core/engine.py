@@ -185,11 +185,28 @@ class Engine:
         if (finished := finished_at_once(new, request, self._config)) is not None:
             self._output.finishes.append(finished)
             return
+        if not self._scheduler.adapters.knows(new.adapter):
+            error = "the adapter was unloaded before the request came"
+            self._output.finishes.append(
+                Finished(key=new.key, reason=FinishReason.ERROR, num_output_tokens=0, error=error)
+            )
+            return
         self._requests[new.key] = request
         if new.holder is not None:
             self._scheduler.blocks.expect(request, new.holder)
         self._scheduler.enqueue(request)
         self._scheduler.blocks.end_prefetches_of(request)
+
+    def add_adapter(self, digest: bytes, num_ranks: int) -> None:
+        """From now on requests may have the adapter, which the executor keeps in host memory and
+        which takes so many ranks of its slots."""
+        self._scheduler.adapters.add(digest, num_ranks)
+
+    def remove_adapter(self, digest: bytes) -> bool:
+        """Forgets an adapter, unless requests have it. Whether it is forgotten."""
+        if any(request.adapter == digest for request in self._requests.values()):
+            return False
+        return self._scheduler.adapters.remove(digest)
 
     def prefetch(self, new: NewPrefetch) -> None:
         """Begins to pull blocks of a prompt that another engine computes; an engine that pulls

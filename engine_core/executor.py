@@ -9,7 +9,8 @@ that is what lets plans run ahead.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from pathlib import Path
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ Int32Array = npt.NDArray[np.int32]
 BoolArray = npt.NDArray[np.bool_]
 UInt8Array = npt.NDArray[np.uint8]
 NO_UPDATES: Int32Array = np.empty(0, np.int32)
+NO_ADAPTER = -1
 NO_COPIES: Int32Array = np.empty((0, 2), np.int32)
 
 
@@ -34,6 +36,16 @@ class AdmittedRow:
     num_prompt_tokens: int
     sampling: SamplingParams
     choice_index: int
+    adapter: int = NO_ADAPTER
+    """Slot of its adapter."""
+
+
+class AdapterCopy(NamedTuple):
+    """An adapter that is copied to a slot of the device before the rows of its plan are
+    computed."""
+
+    slot: int
+    digest: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +63,10 @@ class StepPlan:
     block_rows: Int32Array = field(default_factory=lambda: NO_UPDATES)
     """[U] table rows of new block-table entries."""
     block_indices: Int32Array = field(default_factory=lambda: NO_UPDATES)
-    """[U] their column: block_indices[u]-th block of the sequence."""
+    """[U] their column: g max_blocks + i of the page of group g that holds block i of the
+    sequence."""
     block_ids: Int32Array = field(default_factory=lambda: NO_UPDATES)
-    """[U] the KV block that goes there."""
+    """[U] the page that goes there."""
     rows: Int32Array
     """[R] table rows computed in this step, each once."""
     starts: Int32Array
@@ -83,8 +96,10 @@ class StepPlan:
     is: `starts` is the last position at which it may be, and `output_indices` belong to that. None:
     no row does."""
     copied_blocks: Int32Array = field(default_factory=lambda: NO_COPIES)
-    """[C, 2] KV blocks whose contents go into other blocks before anything is computed: from,
+    """[C, 2] pages whose contents go into other pages before anything is computed: from,
     to."""
+    copied_adapters: list[AdapterCopy] = field(default_factory=list)
+    """Adapters that go to slots of the device before anything is computed."""
     shares: bool = True
     """Whether rows may hold blocks in common; if not, nobody need look for them."""
     prompt_logprob_rows: list[int] = field(default_factory=list)
@@ -106,7 +121,8 @@ class StepPlan:
         return int(np.dot(self.counts.astype(np.int64), self.starts + self.counts))
 
     def written_blocks(self, block_size: int) -> Int32Array:
-        """Blocks that rows get with this plan and that no step has computed yet: [at most U]."""
+        """Blocks that rows get with this plan and that no step has computed yet: [at most U]. With
+        one page group, as beside every swapper."""
         computed = np.zeros(
             int(max(self.block_rows.max(initial=0), self.rows.max(initial=0))) + 1, np.int32
         )
@@ -246,6 +262,42 @@ class DirectCopies(Protocol):
     def close(self, handle: bytes) -> None:
         """Lets go of another engine's KV cache, of which nothing is being copied, if it is open. It
         may be opened again."""
+
+
+class AdapterFacts(NamedTuple):
+    """An adapter in host memory."""
+
+    digest: bytes
+    """Hash of its content."""
+    rank: int
+    num_ranks: int
+    """Ranks that it takes of the slots' memory."""
+    num_bytes: int
+    """Bytes of host memory."""
+
+
+class HostAdapters(Protocol):
+    """Adapters in host memory, from where plans have them copied to slots of the device."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of all adapters that the device holds at a time; 0: it takes none."""
+
+    def read(self, folder: Path) -> AdapterFacts:
+        """Reads, checks and keeps an adapter; one that is here already is kept once. From any
+        thread. Raises `ConfigError` for one that cannot be served."""
+
+    def drop(self, digest: bytes) -> None:
+        """Forgets an adapter that no later plan copies."""
+
+
+@runtime_checkable
+class TakesAdapters(Protocol):
+    """An executor whose plans may copy adapters to slots."""
+
+    @property
+    def host_adapters(self) -> HostAdapters | None:
+        """Adapters in host memory; None: its device has no slots."""
 
 
 class Executor(Protocol):

@@ -77,6 +77,8 @@ class ExecutorOptions:
     """Share of a GPU's memory that weights, activations and KV cache may take."""
     kv_cache_dtype: str = "auto"
     """`auto`: that of the weights; `fp8`, on a GPU."""
+    adapter_memory: int = 0
+    """Bytes of device memory for adapters; 0: requests have none."""
     activation_dtype: str = "auto"
     """Numbers that a CPU multiplies packed integers with: `int8`, or activations in the dtype of
     the `model`, for which the weights are expanded; `model` expands weights in e4m3, too. `auto`:
@@ -173,9 +175,10 @@ def engine_config(
     num_blocks: int,
     *,
     block_bytes: int,
-    window: int = 0,
+    page_windows: tuple[int, ...] = (0,),
 ) -> EngineConfig:
-    """`window`: see `EngineConfig`. Raises `ConfigError`."""
+    """`num_blocks` of all layers, `block_bytes` of one page group; `page_windows`: see
+    `EngineConfig`. Raises `ConfigError`."""
     if 0 < options.kv_swap_memory < block_bytes:
         raise ConfigError(
             "kv_swap_memory",
@@ -193,7 +196,7 @@ def engine_config(
     staged = min(max(STAGED_BYTES // block_bytes, STAGED_BLOCKS[0]), STAGED_BLOCKS[-1])
     return EngineConfig(
         block_size=options.block_size,
-        num_blocks=num_blocks,
+        num_blocks=num_blocks * len(page_windows),
         num_host_blocks=options.kv_swap_memory // block_bytes,
         num_staged_blocks=0 if options.kv_disk_dir is None else staged,
         num_peer_blocks=num_peer_blocks,
@@ -201,8 +204,7 @@ def engine_config(
         shares_kv_cache=num_peer_blocks > 0
         and options.kv_peer_direct == "auto"
         and options.layout.num_ranks == 1,
-        # One that sees itself alone needs no cache, and is not worth a case of its own.
-        window=window if 1 < window < max_model_len else 0,
+        page_windows=page_windows,
         max_model_len=max_model_len,
         max_num_seqs=options.max_num_seqs,
         spare_rows=options.spare_rows,

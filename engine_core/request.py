@@ -87,6 +87,8 @@ class NewRequest:
     """Whether others begin, or began, as this one does, so that it shares with them to the
     token."""
     holder: Holder | None = None
+    adapter: bytes = b""
+    """Hash of the adapter's content; empty: it has none. Part of the namespace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -164,6 +164,10 @@ class EngineLoad:
     num_used_blocks: int = 0
     """Held by requests, or by what comes back from host memory for one."""
     num_total_blocks: int = 0
+    """Blocks of the pool, as are used ones: of all layers, with a page of each page group."""
+    num_pages_by_window: dict[str, int] = field(default_factory=dict)
+    """Pages in block tables of requests, by the window of their layers, 0 for all keys; empty with
+    one page group."""
     num_used_host_blocks: int = 0
     """Blocks in host memory that hold a copy."""
     num_total_host_blocks: int = 0

@@ -34,6 +34,7 @@ from headwater.services.runtime.unread_variables import warn_of_unread_variables
 from headwater.services.runtime.usage_log import UsageLog
 from headwater.services.runtime.version import full_version
 
+from .admin.adapters import AdapterAdmin
 from .admin.administration import Administration
 from .admin.demand import DemandPage
 from .admin.models import ModelAdmin
@@ -117,7 +118,11 @@ async def serve(settings: GatewaySettings) -> None:
         view = await stack.enter_async_context(surveyed)
         feed = LiveFeed(cluster, administration, view, settings.slow_reader_limit)
         routes = admin_routes(
-            admin, models, ReplicaAdmin(cluster.members, administration), DemandPage(demand)
+            admin,
+            models,
+            ReplicaAdmin(cluster.members, administration),
+            DemandPage(demand),
+            AdapterAdmin(cluster.members, cluster.processors, administration, settings.adapter_dir),
         )
         routes.append(("GET", "/console/live", feed.watch))
         app = make_app(cluster, settings, storage, responses, routes, administration.may_see)

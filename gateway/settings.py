@@ -123,6 +123,11 @@ class GatewaySettings(StageSecuritySettings):
         "take the path under which a proxy serves this gateway from X-Forwarded-Prefix, for "
         "links of its pages; only behind a proxy that sets the header",
     )
+    adapter_dir: str = setting(
+        "",
+        "folder of adapters, on the engines' hosts, from which POST /v1/load_lora_adapter may "
+        "load; empty: from none",
+    )
     tokenizer_info: bool = setting(
         False, "answer GET /tokenizer_info with the tokenizer's configuration and the chat template"
     )

@@ -90,7 +90,7 @@ class Add(_message.Message):
     VIRTUAL_TIME_FIELD_NUMBER: _builtins.int
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
     CACHE_NAMESPACE_FIELD_NUMBER: _builtins.int
-    LORA_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     CREDIT_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
@@ -126,8 +126,8 @@ class Add(_message.Message):
     """remaining; 0: none"""
     cache_namespace: _builtins.bytes
     """16 bytes: root of the hash chain"""
-    lora: _builtins.str
-    """adapter; empty: none"""
+    adapter: _builtins.bytes
+    """hash of the adapter's content, 16 bytes; empty: none"""
     traceparent: _builtins.str
     """W3C trace context"""
     credit: _builtins.int
@@ -205,7 +205,7 @@ class Add(_message.Message):
         virtual_time: _builtins.float = ...,
         deadline_ms: _builtins.int = ...,
         cache_namespace: _builtins.bytes = ...,
-        lora: _builtins.str = ...,
+        adapter: _builtins.bytes = ...,
         traceparent: _builtins.str = ...,
         credit: _builtins.int = ...,
         grammar: _builtins.bytes = ...,
@@ -224,7 +224,7 @@ class Add(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["holder", b"holder", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "attempt", b"attempt", "bad_word_ids", b"bad_word_ids", "cache_namespace", b"cache_namespace", "choice_indices", b"choice_indices", "credit", b"credit", "deadline_ms", b"deadline_ms", "eos_token_ids", b"eos_token_ids", "expected_tokens", b"expected_tokens", "forks", b"forks", "grammar", b"grammar", "hand_over", b"hand_over", "holder", b"holder", "lora", b"lora", "num_grammar_bytes", b"num_grammar_bytes", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "output_ids", b"output_ids", "pooling", b"pooling", "prompt_ids", b"prompt_ids", "prompt_index", b"prompt_index", "request_id", b"request_id", "sampling", b"sampling", "stream_ids", b"stream_ids", "tenant", b"tenant", "tier", b"tier", "tpot_goal_ms", b"tpot_goal_ms", "traceparent", b"traceparent", "tracestate", b"tracestate", "ttft_goal_ms", b"ttft_goal_ms", "virtual_time", b"virtual_time", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "age_ms", b"age_ms", "attempt", b"attempt", "bad_word_ids", b"bad_word_ids", "cache_namespace", b"cache_namespace", "choice_indices", b"choice_indices", "credit", b"credit", "deadline_ms", b"deadline_ms", "eos_token_ids", b"eos_token_ids", "expected_tokens", b"expected_tokens", "forks", b"forks", "grammar", b"grammar", "hand_over", b"hand_over", "holder", b"holder", "num_grammar_bytes", b"num_grammar_bytes", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "output_ids", b"output_ids", "pooling", b"pooling", "prompt_ids", b"prompt_ids", "prompt_index", b"prompt_index", "request_id", b"request_id", "sampling", b"sampling", "stream_ids", b"stream_ids", "tenant", b"tenant", "tier", b"tier", "tpot_goal_ms", b"tpot_goal_ms", "traceparent", b"traceparent", "tracestate", b"tracestate", "ttft_goal_ms", b"ttft_goal_ms", "virtual_time", b"virtual_time", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -925,6 +925,136 @@ class PrefetchReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PrefetchReply: _TypeAlias = PrefetchReply  # noqa: Y015
+
+@_typing.final
+class CheckAdapterRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FOLDER_FIELD_NUMBER: _builtins.int
+    WITHIN_FIELD_NUMBER: _builtins.int
+    folder: _builtins.str
+    """on the engine's host"""
+    within: _builtins.str
+    """a folder in which it has to lie; empty: any"""
+    def __init__(
+        self,
+        *,
+        folder: _builtins.str = ...,
+        within: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["folder", b"folder", "within", b"within"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckAdapterRequest: _TypeAlias = CheckAdapterRequest  # noqa: Y015
+
+@_typing.final
+class CheckAdapterReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    digest: _builtins.bytes
+    """hash of its content, 16 bytes"""
+    rank: _builtins.int
+    """the highest of its projections"""
+    num_bytes: _builtins.int
+    """of host memory"""
+    def __init__(
+        self,
+        *,
+        digest: _builtins.bytes = ...,
+        rank: _builtins.int = ...,
+        num_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "num_bytes", b"num_bytes", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckAdapterReply: _TypeAlias = CheckAdapterReply  # noqa: Y015
+
+@_typing.final
+class PublishAdapterRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """as clients ask for it"""
+    digest: _builtins.bytes
+    """of a checked adapter"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PublishAdapterRequest: _TypeAlias = PublishAdapterRequest  # noqa: Y015
+
+@_typing.final
+class PublishAdapterReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PublishAdapterReply: _TypeAlias = PublishAdapterReply  # noqa: Y015
+
+@_typing.final
+class UnloadAdapterRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """of a published adapter; empty: `digest` says which"""
+    digest: _builtins.bytes
+    """of a checked adapter"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnloadAdapterRequest: _TypeAlias = UnloadAdapterRequest  # noqa: Y015
+
+@_typing.final
+class UnloadAdapterReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnloadAdapterReply: _TypeAlias = UnloadAdapterReply  # noqa: Y015
 
 @_typing.final
 class InfoRequest(_message.Message):

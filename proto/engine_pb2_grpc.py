@@ -65,6 +65,21 @@ class EngineStub:
                 request_serializer=headwater_dot_proto_dot_engine__pb2.PrefetchRequest.SerializeToString,
                 response_deserializer=headwater_dot_proto_dot_engine__pb2.PrefetchReply.FromString,
                 _registered_method=True)
+        self.CheckAdapter = channel.unary_unary(
+                '/headwater.v1.Engine/CheckAdapter',
+                request_serializer=headwater_dot_proto_dot_engine__pb2.CheckAdapterRequest.SerializeToString,
+                response_deserializer=headwater_dot_proto_dot_engine__pb2.CheckAdapterReply.FromString,
+                _registered_method=True)
+        self.PublishAdapter = channel.unary_unary(
+                '/headwater.v1.Engine/PublishAdapter',
+                request_serializer=headwater_dot_proto_dot_engine__pb2.PublishAdapterRequest.SerializeToString,
+                response_deserializer=headwater_dot_proto_dot_engine__pb2.PublishAdapterReply.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/headwater.v1.Engine/UnloadAdapter',
+                request_serializer=headwater_dot_proto_dot_engine__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=headwater_dot_proto_dot_engine__pb2.UnloadAdapterReply.FromString,
+                _registered_method=True)
         self.Info = channel.unary_unary(
                 '/headwater.v1.Engine/Info',
                 request_serializer=headwater_dot_proto_dot_engine__pb2.InfoRequest.SerializeToString,
@@ -118,6 +133,27 @@ class EngineServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CheckAdapter(self, request, context):
+        """Reads and checks an adapter, which requests may then have by its hash; it gets no name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PublishAdapter(self, request, context):
+        """Serves a checked adapter under a name; running requests keep the one that had it before.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Takes its name from an adapter, or forgets one without a name; it is dropped when its requests have ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Info(self, request, context):
         """Who the replica is, what it serves, and how busy it is now.
         """
@@ -157,6 +193,21 @@ def add_EngineServicer_to_server(servicer, server):
                     servicer.Prefetch,
                     request_deserializer=headwater_dot_proto_dot_engine__pb2.PrefetchRequest.FromString,
                     response_serializer=headwater_dot_proto_dot_engine__pb2.PrefetchReply.SerializeToString,
+            ),
+            'CheckAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckAdapter,
+                    request_deserializer=headwater_dot_proto_dot_engine__pb2.CheckAdapterRequest.FromString,
+                    response_serializer=headwater_dot_proto_dot_engine__pb2.CheckAdapterReply.SerializeToString,
+            ),
+            'PublishAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.PublishAdapter,
+                    request_deserializer=headwater_dot_proto_dot_engine__pb2.PublishAdapterRequest.FromString,
+                    response_serializer=headwater_dot_proto_dot_engine__pb2.PublishAdapterReply.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=headwater_dot_proto_dot_engine__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=headwater_dot_proto_dot_engine__pb2.UnloadAdapterReply.SerializeToString,
             ),
             'Info': grpc.unary_unary_rpc_method_handler(
                     servicer.Info,
@@ -326,6 +377,87 @@ class Engine:
             '/headwater.v1.Engine/Prefetch',
             headwater_dot_proto_dot_engine__pb2.PrefetchRequest.SerializeToString,
             headwater_dot_proto_dot_engine__pb2.PrefetchReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headwater.v1.Engine/CheckAdapter',
+            headwater_dot_proto_dot_engine__pb2.CheckAdapterRequest.SerializeToString,
+            headwater_dot_proto_dot_engine__pb2.CheckAdapterReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PublishAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headwater.v1.Engine/PublishAdapter',
+            headwater_dot_proto_dot_engine__pb2.PublishAdapterRequest.SerializeToString,
+            headwater_dot_proto_dot_engine__pb2.PublishAdapterReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headwater.v1.Engine/UnloadAdapter',
+            headwater_dot_proto_dot_engine__pb2.UnloadAdapterRequest.SerializeToString,
+            headwater_dot_proto_dot_engine__pb2.UnloadAdapterReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -46,6 +46,12 @@ class EngineStub:
     """Pulls blocks of a prompt that another engine computes, before the request comes. Takes one message; the prefetch ends
     with the call, whichever side ends it.
     """
+    CheckAdapter: _grpc.UnaryUnaryMultiCallable[_engine_pb2.CheckAdapterRequest, _engine_pb2.CheckAdapterReply]
+    """Reads and checks an adapter, which requests may then have by its hash; it gets no name."""
+    PublishAdapter: _grpc.UnaryUnaryMultiCallable[_engine_pb2.PublishAdapterRequest, _engine_pb2.PublishAdapterReply]
+    """Serves a checked adapter under a name; running requests keep the one that had it before."""
+    UnloadAdapter: _grpc.UnaryUnaryMultiCallable[_engine_pb2.UnloadAdapterRequest, _engine_pb2.UnloadAdapterReply]
+    """Takes its name from an adapter, or forgets one without a name; it is dropped when its requests have ended."""
     Info: _grpc.UnaryUnaryMultiCallable[_engine_pb2.InfoRequest, _events_pb2.Member]
     """Who the replica is, what it serves, and how busy it is now."""
 
@@ -66,6 +72,12 @@ class EngineAsyncStub(EngineStub):
     """Pulls blocks of a prompt that another engine computes, before the request comes. Takes one message; the prefetch ends
     with the call, whichever side ends it.
     """
+    CheckAdapter: _aio.UnaryUnaryMultiCallable[_engine_pb2.CheckAdapterRequest, _engine_pb2.CheckAdapterReply]  # type: ignore[assignment]
+    """Reads and checks an adapter, which requests may then have by its hash; it gets no name."""
+    PublishAdapter: _aio.UnaryUnaryMultiCallable[_engine_pb2.PublishAdapterRequest, _engine_pb2.PublishAdapterReply]  # type: ignore[assignment]
+    """Serves a checked adapter under a name; running requests keep the one that had it before."""
+    UnloadAdapter: _aio.UnaryUnaryMultiCallable[_engine_pb2.UnloadAdapterRequest, _engine_pb2.UnloadAdapterReply]  # type: ignore[assignment]
+    """Takes its name from an adapter, or forgets one without a name; it is dropped when its requests have ended."""
     Info: _aio.UnaryUnaryMultiCallable[_engine_pb2.InfoRequest, _events_pb2.Member]  # type: ignore[assignment]
     """Who the replica is, what it serves, and how busy it is now."""
 
@@ -119,6 +131,30 @@ class EngineServicer(metaclass=_abc_1.ABCMeta):
         """Pulls blocks of a prompt that another engine computes, before the request comes. Takes one message; the prefetch ends
         with the call, whichever side ends it.
         """
+
+    @_abc_1.abstractmethod
+    def CheckAdapter(
+        self,
+        request: _engine_pb2.CheckAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_engine_pb2.CheckAdapterReply, _abc.Awaitable[_engine_pb2.CheckAdapterReply]]:
+        """Reads and checks an adapter, which requests may then have by its hash; it gets no name."""
+
+    @_abc_1.abstractmethod
+    def PublishAdapter(
+        self,
+        request: _engine_pb2.PublishAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_engine_pb2.PublishAdapterReply, _abc.Awaitable[_engine_pb2.PublishAdapterReply]]:
+        """Serves a checked adapter under a name; running requests keep the one that had it before."""
+
+    @_abc_1.abstractmethod
+    def UnloadAdapter(
+        self,
+        request: _engine_pb2.UnloadAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_engine_pb2.UnloadAdapterReply, _abc.Awaitable[_engine_pb2.UnloadAdapterReply]]:
+        """Takes its name from an adapter, or forgets one without a name; it is dropped when its requests have ended."""
 
     @_abc_1.abstractmethod
     def Info(

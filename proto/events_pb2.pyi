@@ -60,6 +60,7 @@ class ServedModel(_message.Message):
     MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
     VOCAB_SIZE_FIELD_NUMBER: _builtins.int
     WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
+    MODEL_CODE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """as clients ask for it"""
     revision: _builtins.str
@@ -78,6 +79,8 @@ class ServedModel(_message.Message):
     """number of token ids"""
     weight_bytes: _builtins.int
     """size of the weights' file; 0: not known. Replicas need not agree"""
+    model_code: _builtins.str
+    """whose modelling code: headwater, transformers; empty: not known. Replicas need not agree"""
     def __init__(
         self,
         *,
@@ -90,10 +93,11 @@ class ServedModel(_message.Message):
         max_model_len: _builtins.int = ...,
         vocab_size: _builtins.int = ...,
         weight_bytes: _builtins.int = ...,
+        model_code: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "dtype", b"dtype", "kv_format", b"kv_format", "max_model_len", b"max_model_len", "name", b"name", "num_shards", b"num_shards", "revision", b"revision", "vocab_size", b"vocab_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "dtype", b"dtype", "kv_format", b"kv_format", "max_model_len", b"max_model_len", "model_code", b"model_code", "name", b"name", "num_shards", b"num_shards", "revision", b"revision", "vocab_size", b"vocab_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -378,6 +382,7 @@ class Member(_message.Message):
     NUM_RUNNING_FIELD_NUMBER: _builtins.int
     REFUSED_FIELDS_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     kind: Global___Member.Kind.ValueType
     """which stage"""
     address: _builtins.str
@@ -416,6 +421,10 @@ class Member(_message.Message):
     def refused_fields(self) -> _containers.RepeatedCompositeFieldContainer[Global___RefusedField]:
         """of an engine: fields that its requests may not have"""
 
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServedAdapter]:
+        """of an engine: adapters that its requests may have"""
+
     def __init__(
         self,
         *,
@@ -433,16 +442,51 @@ class Member(_message.Message):
         num_running: _builtins.int | None = ...,
         refused_fields: _abc.Iterable[Global___RefusedField] | None = ...,
         version: _builtins.str = ...,
+        adapters: _abc.Iterable[Global___ServedAdapter] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_running", b"_num_running", "incarnation", b"incarnation", "load", b"load", "model", b"model", "num_running", b"num_running"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_running", b"_num_running", "address", b"address", "draining", b"draining", "incarnation", b"incarnation", "kind", b"kind", "leaving", b"leaving", "load", b"load", "model", b"model", "model_key", b"model_key", "num_running", b"num_running", "numerics_id", b"numerics_id", "refused_fields", b"refused_fields", "rest_url", b"rest_url", "version", b"version", "without", b"without"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_running", b"_num_running", "adapters", b"adapters", "address", b"address", "draining", b"draining", "incarnation", b"incarnation", "kind", b"kind", "leaving", b"leaving", "load", b"load", "model", b"model", "model_key", b"model_key", "num_running", b"num_running", "numerics_id", b"numerics_id", "refused_fields", b"refused_fields", "rest_url", b"rest_url", "version", b"version", "without", b"without"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_running: _TypeAlias = _typing.Literal["num_running"]  # noqa: Y015
     _WhichOneofArgType__num_running: _TypeAlias = _typing.Literal["_num_running", b"_num_running"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_running) -> _WhichOneofReturnType__num_running | None: ...
 
 Global___Member: _TypeAlias = Member  # noqa: Y015
+
+@_typing.final
+class ServedAdapter(_message.Message):
+    """An adapter of an engine."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    PUBLISHED_AT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """as clients ask for it; empty: requests alone that were admitted with it have it"""
+    digest: _builtins.bytes
+    """hash of its content, 16 bytes"""
+    rank: _builtins.int
+    """the highest of its projections"""
+    published_at: _builtins.float
+    """when it got the name, in seconds since 1970"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        digest: _builtins.bytes = ...,
+        rank: _builtins.int = ...,
+        published_at: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "name", b"name", "published_at", b"published_at", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ServedAdapter: _TypeAlias = ServedAdapter  # noqa: Y015
 
 @_typing.final
 class RefusedField(_message.Message):

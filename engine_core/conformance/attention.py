@@ -87,6 +87,8 @@ def attention_cases(subject: Subject) -> Iterator[Case]:
         yield from _cases_of(subject, *SHAPES[0], subject.flags.block_sizes[-1], "fp8")
     if subject.flags.windows:
         yield from _windowed(subject, *SHAPES[0], subject.flags.block_sizes[0])
+    if subject.flags.sinks:
+        yield from _with_sinks(subject, *SHAPES[0], subject.flags.block_sizes[0])
     yield _stored(subject, *SHAPES[0])
 
 
@@ -156,21 +158,49 @@ def _windowed(
         yield _case(platform, operation, own_shapes, own, subject.allowed, scale=0.2, window=WINDOW)
 
 
+def _with_sinks(
+    subject: Subject, heads: int, kv_heads: int, head_dim: int, block_size: int
+) -> Iterator[Case]:
+    """Cases with sinks, from one that counts nothing to one that counts more than all keys."""
+    platform = subject.platform(
+        heads=heads, kv_heads=kv_heads, head_dim=head_dim, block_size=block_size
+    )
+    sinks = torch.linspace(-9, 30, heads)
+    starts = [*(length - 1 for length in DECODE_LENS), *(start for start, _ in CHUNKS)]
+    counts = [*(1 for _ in DECODE_LENS), *(count for _, count in CHUNKS)]
+    own = _sequences(
+        subject,
+        platform,
+        starts,
+        counts,
+        (heads, kv_heads, head_dim, block_size),
+        subject.dtype_name,
+    )
+    shapes = f"{len(starts)} of ({heads}+2x{kv_heads})x{head_dim} block {block_size}"
+    yield _case(platform, "attention_sinks", shapes, own, subject.allowed, sinks=sinks)
+
+
 def _case(
     platform: Any,
     operation: str,
     shapes: str,
     sequences: Sequences,
     allowed: float,
+    sinks: Tensor | None = None,
     **options: float,
 ) -> Case:
-    """A case; `options` are those of attention."""
+    """A case; `options` are those of attention, which is given sinks where there are some."""
+    given = {} if sinks is None else {"sinks": sinks.to(platform.device)}
 
     def attend(spans: list[tuple[int, int, int]]) -> list[Tensor]:
         q, batch = sequences.batch(spans)
         batch = batch.to(platform.device)
         out = platform.attention(
-            q.to(platform.device), sequences.stored, platform.plan_attention(batch), **options
+            q.to(platform.device),
+            sequences.stored,
+            platform.plan_attention(batch),
+            **given,
+            **options,
         )
         return list(torch.split(out, batch.counts.tolist()))
 
@@ -190,6 +220,7 @@ def _case(
         sequences.starts,
         sequences.counts,
         sequences.tables,
+        sinks=sinks,
         **options,  # type: ignore[arg-type]  # a window is whole
     )
     return Case(

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..layers.linear.dense import DenseLinear
 from ..layers.routing import ExpertStack, Router, Routes, Scoring
 from ..platforms import specification
+from ..weights.model_config import CLAMPED_SWIGLU
 from .case import ALLOWED, NUM_ITEMS, Case
 from .subject import Subject, rows_of
 
@@ -34,6 +35,12 @@ def expert_cases(subject: Subject) -> Iterator[Case]:
     yield _routing(subject, "of_equals", ties, Router(num_chosen=NUM_CHOSEN))
     for name, routes in _routes(subject).items():
         yield _product(subject, name, routes)
+    if subject.flags.expert_biases:
+        bias = subject.randn(NUM_EXPERTS)
+        router = Router(num_chosen=NUM_CHOSEN, is_normalized=True, bias=bias)
+        logits = subject.randn(NUM_ITEMS, NUM_EXPERTS, scale=2.0)
+        yield _routing(subject, "biased", logits, router)
+        yield _product(subject, "biased", _routes(subject)["any"], has_biases=True)
 
 
 def _routers(subject: Subject) -> dict[str, Router]:
@@ -60,6 +67,8 @@ def _routing(subject: Subject, name: str, logits: Tensor, router: Router) -> Cas
     on_device = router
     if router.correction is not None:
         on_device = replace(router, correction=router.correction.to(platform.device))
+    if router.bias is not None:
+        on_device = replace(router, bias=router.bias.to(platform.device))
     return Case(
         operation=f"route_{name}",
         shapes=f"{NUM_ITEMS}x{NUM_EXPERTS}, {NUM_CHOSEN} chosen",
@@ -89,13 +98,23 @@ def _routes(subject: Subject) -> dict[str, Routes]:
     }
 
 
-def _product(subject: Subject, name: str, routes: Routes) -> Case:
+def _product(subject: Subject, name: str, routes: Routes, *, has_biases: bool = False) -> Case:
+    """With biases, the gate is the clamped SwiGLU."""
     hidden, inner = map(subject.size, SIZES)
     platform = subject.platform(hidden=hidden)
     x = subject.randn(NUM_ITEMS, hidden)
     gate_up = subject.randn(NUM_EXPERTS, 2 * inner, hidden, scale=hidden**-0.5)
     down = subject.randn(NUM_EXPERTS, hidden, inner, scale=inner**-0.5)
-    product = platform.experts(_stack(gate_up, platform), _stack(down, platform), "silu")
+    activation = CLAMPED_SWIGLU if has_biases else "silu"
+    biases = None
+    stacks = [_stack(gate_up, platform), _stack(down, platform)]
+    if has_biases:
+        biases = subject.randn(NUM_EXPERTS, 2 * inner), subject.randn(NUM_EXPERTS, hidden)
+        stacks = [
+            replace(stack, bias=bias.to(platform.device))
+            for stack, bias in zip(stacks, biases, strict=True)
+        ]
+    product = platform.experts(*stacks, activation)
 
     def run(items: list[int]) -> list[Tensor]:
         experts = rows_of(routes.experts, items, platform)
@@ -106,7 +125,7 @@ def _product(subject: Subject, name: str, routes: Routes) -> Case:
         operation=f"experts_{name}",
         shapes=f"{NUM_ITEMS}x{hidden}, {NUM_EXPERTS} of {inner}",
         run=run,
-        expected=list(specification.experts(x, routes, gate_up, down, "silu")),
+        expected=list(specification.experts(x, routes, gate_up, down, activation, biases)),
         allowed=subject.allowed,
     )
 

@@ -77,7 +77,12 @@ class ReferencePlatform:
 
     def experts(self, gate_up: ExpertStack, down: ExpertStack, activation: str) -> ExpertProduct:
         weights = gate_up.weight, down.weight
-        return lambda x, routes: specification.experts(x, routes, *weights, activation).to(x.dtype)
+        biases = None
+        if gate_up.bias is not None and down.bias is not None:
+            biases = gate_up.bias, down.bias
+        return lambda x, routes: specification.experts(x, routes, *weights, activation, biases).to(
+            x.dtype
+        )
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return specification.rms_norm(x, weight, eps).to(x.dtype)
@@ -123,9 +128,15 @@ class ReferencePlatform:
         scale: float | None = None,
         window: int = 0,
         softcap: float = 0.0,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         starts = attention_plan.starts.tolist()
         counts = attention_plan.counts.tolist()
         tables = attention_plan.block_tables
-        shape: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap}
+        shape: dict[str, Any] = {
+            "scale": scale,
+            "window": window,
+            "softcap": softcap,
+            "sinks": sinks,
+        }
         return specification.attention(q, kv_cache, starts, counts, tables, **shape).to(q.dtype)

@@ -4,7 +4,6 @@ is made, because a machine without a GPU may lack their dependencies."""
 from __future__ import annotations
 
 import os
-import platform as machine
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,16 +26,18 @@ from ..weights.model_file import DTYPES
 api = 2
 name = "cuda"
 TREE_DTYPES = ("bfloat16", "float16")
-ORDERED_STORES = ("x86_64", "AMD64")
-"""Kinds of processors whose stores other devices see in their order."""
 capabilities = Capabilities(
     dtypes=tuple(DTYPES),
     max_head_dim=256,
     size_multiple=8,
     windows=True,
+    softcaps=True,
     rotary_pairs=True,
     activations=True,
     experts=True,
+    expert_biases=True,
+    sinks=True,
+    adapters=True,
     fp8_kv=True,
     rounded_tokens=True,
     host_blocks=True,
@@ -116,7 +117,6 @@ def build_executor(
     request: BuildRequest, rank: Rank, progress: Progress
 ) -> tuple[Executor, EngineConfig]:
     _check_tree(request)
-    _check_stage_hosts(request)
     from headwater.kernels.launch import compilers_ahead  # noqa: PLC0415
 
     from ..executors.build.cuda import build_cuda  # noqa: PLC0415
@@ -136,17 +136,6 @@ def _check_tree(request: BuildRequest) -> None:
         raise ConfigError("dtype", request.dtype, allowed)
 
 
-def _check_stage_hosts(request: BuildRequest) -> None:
-    """Raises `ConfigError` where a processor may store the word that announces data before the
-    data, see `stage_pieces`."""
-    options = request.options
-    if options.stage_hosts and machine.machine() not in ORDERED_STORES:
-        allowed = f"0 on the platform {name} beside processors of kind {machine.machine()}"
-        raise ConfigError(
-            "stage_hosts", options.stage_hosts, f"{allowed}, which may not keep the order of stores"
-        )
-
-
 def max_ranks(options: ExecutorOptions) -> int:
     """A GPU each."""
     return rank_devices.most_ranks(os.environ, torch.cuda.device_count())
@@ -154,6 +143,7 @@ def max_ranks(options: ExecutorOptions) -> int:
 
 def rank_variables(options: ExecutorOptions, rank: int) -> dict[str, str]:
     here = options.ranks_beside(rank)
-    return rank_devices.rank_variables(
+    variables = rank_devices.rank_variables(
         os.environ, torch.cuda.device_count(), rank - here.start, len(here)
     )
+    return variables | (rank_devices.NCCL_VARIABLES if options.stage_hosts else {})

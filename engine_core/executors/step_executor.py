@@ -10,8 +10,23 @@ from typing import Generic
 
 import torch
 
-from ..executor import DrawPlan, StepPlan, StepResult, Swapper
-from .step_parts import Caches, Device, Drafter, Entry, Exit, Layers, Read, Sent, Taken, Tiers
+from ..executor import DrawPlan, HostAdapters, StepPlan, StepResult, Swapper
+from .model.adapter_memory import NoAdapterMemory
+from .step_parts import (
+    Adapters,
+    Caches,
+    Device,
+    Drafter,
+    Entry,
+    Exit,
+    Layers,
+    Read,
+    Sent,
+    Taken,
+    Tiers,
+)
+
+NO_SLOTS = NoAdapterMemory()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +56,13 @@ class StepExecutor(Generic[Sent, Taken]):
         exit: Exit[Sent],
         drafter: Drafter[Sent],
         tiers: Tiers,
+        adapters: Adapters = NO_SLOTS,
+        host_adapters: HostAdapters | None = None,
         swapper: Swapper | None = None,
         preparations: Iterable[Callable[[], object]] = (),
     ) -> None:
-        """`tiers`: those whose copies the swapper makes. `preparations` make later steps faster,
+        """`tiers`: those whose copies the swapper makes. `host_adapters`: those that `adapters`
+        copies; None: there are no slots. `preparations` make later steps faster,
         one by one."""
         self.swapper = swapper
         self._device = device
@@ -54,6 +72,8 @@ class StepExecutor(Generic[Sent, Taken]):
         self._exit = exit
         self._drafter = drafter
         self._tiers = tiers
+        self._adapters = adapters
+        self.host_adapters = host_adapters
         self._preparations = deque(preparations)
         self._in_flight: deque[Launched] = deque()
 
@@ -75,6 +95,7 @@ class StepExecutor(Generic[Sent, Taken]):
         with self._device.launching():
             self._tiers.precede(plan)
             self._exit.precede(plan)
+            self._adapters.precede(plan)
             self._caches.copy(plan.copied_blocks)
             for admitted in plan.admitted:
                 self._drafter.seat(admitted.row)

@@ -59,6 +59,13 @@ class Caches(Protocol):
         """Copies blocks: pairs [C, 2], from and to."""
 
 
+class Adapters(Protocol):
+    """Adapters in slots of the device."""
+
+    def precede(self, plan: StepPlan) -> None:
+        """Copies the plan's adapters to their slots."""
+
+
 class Entry(Protocol[Sent, Taken_co]):
     """The words of a step on their way to the device."""
 

@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from operator import eq, gt
 
+from ..page_groups import is_block_hash
+
 NULL_BLOCK = 0
 CachedBlock = tuple[int, bytes, int]
 """A block, the hash that it caches, and its generation."""
@@ -69,7 +71,7 @@ class BlockPool:
                 hash_of[block] = None
                 del block_of[block_hash]
                 if block_hash not in self.elsewhere:
-                    self._evicted.append(block_hash)
+                    self.note_gone(block_hash)
             if self._partial_key_of:
                 self._forget_partial(block)
         self._link(NULL_BLOCK, following[block])
@@ -189,9 +191,11 @@ class BlockPool:
         return self._hash_of[block]
 
     def cached_hashes(self) -> list[bytes]:
+        hashes = filter(is_block_hash, self._block_of)
+        elsewhere = filter(is_block_hash, self.elsewhere)
         return [
-            *self._block_of,
-            *(block_hash for block_hash in self.elsewhere if block_hash not in self._block_of),
+            *hashes,
+            *(block_hash for block_hash in elsewhere if block_hash not in self._block_of),
         ]
 
     def has(self, block_hash: bytes) -> bool:
@@ -205,8 +209,10 @@ class BlockPool:
         return [each for each in hashes if each not in block_of and each not in elsewhere]
 
     def note_gone(self, block_hash: bytes) -> None:
-        """Notes that a hash which only a block source had is lost."""
-        self._evicted.append(block_hash)
+        """Notes that a hash is cached nowhere any more. Keys that are no block hashes are not
+        announced."""
+        if is_block_hash(block_hash):
+            self._evicted.append(block_hash)
 
     def take_evicted(self) -> list[bytes]:
         """Hashes that were lost since the last call, in order."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..page_groups import FULL, PageKind, page_key
 from ..step_output import CacheEvents, StoredChain
 from .block_pool import BlockPool
 from .block_source import Owner
@@ -54,30 +55,51 @@ class HashChain:
         return num_common(self.hashes, other.hashes)
 
 
+class HeldPages(NamedTuple):
+    """Pages of one kind that a sequence has."""
+
+    first: int
+    """Index of the first block that the sequence still has: no layer sees those before it."""
+    end: int
+    """Index behind its last block."""
+    pages: list[int]
+    """Pages of these blocks, block by block."""
+
+
 class Hits(NamedTuple):
     """Cached blocks with which a sequence can be continued."""
 
-    first: int
-    """Index of the first one: no layer sees the blocks before it any more."""
-    blocks: list[int]
+    num_blocks: int
+    """Number of blocks of the sequence that need not be computed."""
+    held: tuple[HeldPages, ...]
+    """Pages of each kind that the next position sees."""
 
     @property
-    def num_blocks(self) -> int:
-        """Number of blocks of the sequence that need not be computed."""
-        return self.first + len(self.blocks)
+    def pages(self) -> list[int]:
+        """Pages of all kinds."""
+        if len(self.held) == 1:
+            return self.held[0].pages
+        return [page for each in self.held for page in each.pages]
+
+
+NO_HITS = Hits(0, ())
 
 
 class PrefixCache:
-    """Looks up chains, offers blocks, collects events."""
+    """Looks up chains, offers blocks, collects events. A block's hash stands for its page of the
+    first group in all that is announced."""
 
-    def __init__(self, pool: BlockPool, reach: int = 0) -> None:
-        """`reach`: blocks before a position that its layers see; 0: all."""
+    def __init__(
+        self, pool: BlockPool, kinds: Sequence[PageKind] = (FULL,), block_size: int = 1
+    ) -> None:
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self.num_hits_by_tier = Counter[str]()
         """Number of hit tokens that a block source brought, by its tier."""
         self._pool = pool
-        self._reach = reach
+        self._kinds = tuple(kinds)
+        self._num_seen = [kind.num_seen(block_size) for kind in self._kinds]
+        """Blocks of each kind before a position that it sees; 0: all."""
         self._stored: list[StoredChain] = []
         self._gained: dict[bytes, bytes] = {}
         """Parents by hash of blocks that a source got since the last events, and that were cached
@@ -87,20 +109,56 @@ class PrefixCache:
         """The cached blocks with which the sequence can be continued behind as many of its tokens
         as possible, at most `max_blocks`; not held yet."""
         hashes = chain.hashes[: max(max_blocks, 0)]
-        return self._seen_last(hashes) if self._reach else Hits(0, self._pool.find_leading(hashes))
+        held = list[HeldPages]()
+        # Each kind may end before the others: they are looked up again up to there.
+        while len(held) < len(self._kinds):
+            found = self._continued(len(held), hashes)
+            if found.end < len(hashes):
+                hashes = hashes[: found.end]
+                if held:
+                    held = []
+                    continue
+            held.append(found)
+        return Hits(len(hashes), tuple(held))
 
-    def _seen_last(self, hashes: Sequence[bytes]) -> Hits:
+    def _continued(self, kind: int, hashes: Sequence[bytes]) -> HeldPages:
+        """The pages of a kind with which a sequence can be continued behind as many of these blocks
+        as possible."""
+        groups = self._kinds[kind].groups
+        if self._num_seen[kind]:
+            return self._seen_last(groups, self._num_seen[kind], hashes)
+        if len(groups) == 1:
+            pages = self._pool.find_leading(hashes)
+            return HeldPages(0, len(pages), pages)
+        pages = []
+        for block_hash in hashes:
+            if (found := self._pages_of(groups, block_hash)) is None:
+                break
+            pages += found
+        return HeldPages(0, len(pages) // len(groups), pages)
+
+    def _seen_last(self, groups: range, num_seen: int, hashes: Sequence[bytes]) -> HeldPages:
         """The last blocks of which all that the next position sees are cached."""
-        found: list[int] = []
+        found: list[list[int]] = []
         for first in reversed(range(len(hashes))):
-            block = self._pool.find(hashes[first])
-            if block is None:
+            pages = self._pages_of(groups, hashes[first])
+            if pages is None:
                 found.clear()
                 continue
-            found.append(block)
-            if len(found) == self._reach or first == 0:
-                return Hits(first, found[::-1])
-        return Hits(0, [])
+            found.append(pages)
+            if len(found) == num_seen or first == 0:
+                held = [page for block in reversed(found) for page in block]
+                return HeldPages(first, first + len(found), held)
+        return HeldPages(0, 0, [])
+
+    def _pages_of(self, groups: range, block_hash: bytes) -> list[int] | None:
+        """A block's pages of these groups; None where one is not cached."""
+        pages = []
+        for group in groups:
+            if (page := self._pool.find(page_key(block_hash, group))) is None:
+                return None
+            pages.append(page)
+        return pages
 
     def count(self, num_tokens: int, num_hits: int, by_tier: Mapping[str, int]) -> None:
         """Notes that a prompt of `num_tokens` found `num_hits` of them, and how many of these block
@@ -109,18 +167,20 @@ class PrefixCache:
         self.num_hit_tokens += num_hits
         self.num_hits_by_tier.update(by_tier)
 
-    def offer(self, chain: HashChain, blocks: Sequence[int]) -> list[StoredChain]:
-        """Caches the sequence's next `blocks`; returns what is new, to be announced once it is
-        computed.
+    def offer(
+        self, chain: HashChain, pages: Sequence[int], others: Sequence[Sequence[int]] = ()
+    ) -> list[StoredChain]:
+        """Caches the sequence's next blocks by their pages of the first page group and of the
+        others; returns what is new, to be announced once it is computed.
 
-        A block whose hash another block already has stays out: one copy is enough to hit.
+        A page whose key another one already has stays out: one copy is enough to hit.
         """
         start = chain.num_cached
-        end = chain.num_cached + len(blocks)
+        end = chain.num_cached + len(pages)
         chain.num_cached = end
-        return self._cache_run(
-            chain.hashes[start - 1] if start else b"", chain.hashes[start:end], blocks
-        )
+        hashes = chain.hashes[start:end]
+        self._cache_others(hashes, others)
+        return self._cache_run(chain.hashes[start - 1] if start else b"", hashes, pages)
 
     def adopt(self, parent: bytes, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
         """Caches and announces loaded blocks that continue `parent` (a block hash, or empty). No
@@ -128,25 +188,37 @@ class PrefixCache:
         them."""
         self._stored += self._cache_run(parent, hashes, blocks)
 
+    def adopt_others(self, keys: Sequence[bytes], pages: Sequence[int]) -> None:
+        """Caches loaded pages of groups behind the first."""
+        for key, page in zip(keys, pages, strict=True):
+            self._pool.cache(page, key)
+
     def append(
-        self, chains: Iterable[HashChain], token_ids: TokenArray, blocks: Sequence[int]
+        self,
+        chains: Iterable[HashChain],
+        token_ids: TokenArray,
+        pages: Sequence[int],
+        others: Sequence[Sequence[int]] = (),
     ) -> None:
         """Hashes, caches and announces the next block of each of some sequences, which is computed;
-        `token_ids` are those of these blocks, one block after another."""
+        `token_ids` are those of these blocks, one block after another. Pages as in `offer`."""
         data = token_bytes(token_ids)
         cache = self._pool.cache
         announce = self._stored.append
-        stride = len(data) // len(blocks)
+        stride = len(data) // len(pages)
         start = 0
-        for chain, block in zip(chains, blocks, strict=True):
+        hashed = []
+        for chain, page in zip(chains, pages, strict=True):
             hashes = chain.hashes
             parent = hashes[-1] if hashes else b""
             block_hash = next_block_hash(parent or chain.namespace, data[start : start + stride])
-            if cache(block, block_hash):
+            if cache(page, block_hash):
                 announce(StoredChain(parent, [block_hash]))
             hashes.append(block_hash)
+            hashed.append(block_hash)
             chain.num_cached += 1
             start += stride
+        self._cache_others(hashed, others)
 
     def note_gained(self, parent: bytes, block_hash: bytes) -> None:
         """Announces a block that a block source is about to hold, unless it is cached already."""
@@ -162,6 +234,12 @@ class PrefixCache:
     def announce(self, stored: list[StoredChain]) -> None:
         """Lets chains that are computed now go out with the next events."""
         self._stored += stored
+
+    def _cache_others(self, hashes: Sequence[bytes], others: Sequence[Sequence[int]]) -> None:
+        """Caches pages of all groups but the first of blocks with these hashes."""
+        for group, pages in enumerate(others, start=1):
+            for block_hash, page in zip(hashes, pages, strict=True):
+                self._pool.cache(page, page_key(block_hash, group))
 
     def _cache_run(
         self, parent: bytes, hashes: Sequence[bytes], blocks: Sequence[int]

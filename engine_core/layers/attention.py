@@ -35,10 +35,11 @@ class Attention:
         pairs: RotaryPairs | None = None,
         width_norms: tuple[WidthNorm, WidthNorm] | None = None,
         query_scales: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> None:
         """qkv [(Hq + 2 Hk) D, H] makes queries, keys and values; o [H, Hq D]; cos_sin as
         `rope.cos_sin_table` makes it; bias [(Hq + 2 Hk) D]; norms [D] of each query and key head;
-        scale, window and softcap as in `Platform.attention`; pairs as in
+        scale, window, softcap and sinks as in `Platform.attention`; pairs as in
         `Platform.qk_norm_rope_store_kv`; `width_norms` are those of all queries and of all keys of
         a token; query_scales float32 [positions]."""
         self.qkv = qkv
@@ -53,6 +54,8 @@ class Attention:
         self._masked: dict[str, Any] = {"window": window}
         if softcap:
             self._masked["softcap"] = softcap
+        if sinks is not None:
+            self._masked["sinks"] = sinks
         self._rotated: dict[str, Any] = {} if pairs is None else {"pairs": pairs}
         self._width_norms = width_norms
         self._query_scales = query_scales

@@ -11,6 +11,10 @@ import torch
 from ..executor import Int32Array
 from ..ragged import last_elements, places
 
+LayerCaches = torch.Tensor | tuple[torch.Tensor, ...]
+"""The KV cache of each layer, [2, num_blocks, Hk, block_size, D]: one tensor of all layers, or one
+for each where pages are of several groups."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardBatch:
@@ -31,6 +35,17 @@ class ForwardBatch:
     sampled: torch.Tensor
     """int64 [S] token rows after which a token is sampled, now or by a draw: of each request its
     last ones, as many as it has drafts and one more."""
+    adapter_of_row: torch.Tensor | None = None
+    """int32 [T] slot of each token's adapter, -1: none; None: no token has one."""
+    page_groups: tuple[ForwardBatch, ...] = ()
+    """The batch as layers of each page group read it, with slots and block tables of the group;
+    empty: all layers read this one."""
+    group_of_layer: tuple[int, ...] = ()
+    """Page group of each layer, where there are several."""
+
+    def of_layer(self, layer: int) -> ForwardBatch:
+        """The batch as a layer reads it."""
+        return self.page_groups[self.group_of_layer[layer]] if self.page_groups else self
 
     def to(self, device: torch.device) -> ForwardBatch:
         """The same with its tensors on a device."""
@@ -43,12 +58,14 @@ class ForwardBatch:
             slots=self.slots.to(device),
             block_tables=self.block_tables.to(device),
             sampled=self.sampled.to(device),
+            page_groups=tuple(each.to(device) for each in self.page_groups),
+            adapter_of_row=None if self.adapter_of_row is None else self.adapter_of_row.to(device),
         )
 
 
 def last_tokens(batch: ForwardBatch, num_kept: Int32Array) -> ForwardBatch:
-    """The last num_kept[r] tokens of each request, each as a request of one token; `sampled` names
-    them in the batch that they are from."""
+    """The last num_kept[r] tokens of each request as the batch's own page group has them, each as a
+    request of one token; `sampled` names them in the batch that they are from."""
     at = torch.from_numpy(last_elements(batch.counts, num_kept)).to(batch.token_ids.device)
     first = batch.starts + batch.counts - num_kept
     return replace(
@@ -62,4 +79,6 @@ def last_tokens(batch: ForwardBatch, num_kept: Int32Array) -> ForwardBatch:
             torch.from_numpy(num_kept).to(at.device), dim=0
         ),
         sampled=at,
+        page_groups=(),
+        group_of_layer=(),
     )

@@ -19,11 +19,11 @@ class BiasedLinear(Linear):
         self.in_features = linear.in_features
         self.rounds_to = linear.rounds_to
         self.bias = bias
-        self._product = platform.linear(linear)
+        self.unbiased = platform.linear(linear)
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, K] → [T, N]"""
-        return self._product(x) + self.bias
+        return self.unbiased(x) + self.bias
 
 
 class LogitLinear(Linear):

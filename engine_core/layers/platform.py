@@ -78,11 +78,21 @@ class Platform(Protocol):
         scale: float | None = None,
         window: int = 0,
         softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """q [T, Hq, D] → [T, Hq D]; keys and values are read back from the cache, those of this
         step too. scale is that of the softmax, 1 / sqrt(D) by default. A position sees the last
         `window` keys, its own included, which is 0 for all or the model's `sliding_window`. Scores are
-        capped by tanh to `softcap`, which only platforms with `softcaps` are given; 0: not."""
+        capped by tanh to `softcap`, which only platforms with `softcaps` are given; 0: not. Sinks
+        float32 [Hq], which only platforms with `sinks` are given, are scores of keys whose values
+        are zeros: they take a share of each softmax of their head."""
+
+
+def plans_of(platform: Platform, batch: ForwardBatch) -> Any:
+    """The platform's attention plan of a batch, or a list of those of its page groups."""
+    if not batch.page_groups:
+        return platform.plan_attention(batch)
+    return [platform.plan_attention(each) for each in batch.page_groups]
 
 
 class ExpertPlatform(Platform, Protocol):
@@ -94,7 +104,9 @@ class ExpertPlatform(Platform, Protocol):
     def experts(self, gate_up: ExpertStack, down: ExpertStack, activation: str) -> ExpertProduct:
         """The product with the experts of a layer: down(gate(gate_up(x))) of each chosen one.
         gate_up of 2 I outputs an expert, gates first; down of I inputs; activation as in `gate`.
-        Experts that no token chose are not read."""
+        Platforms with `expert_biases` are given stacks with biases, and the activation
+        clamped_swiglu: g / (1 + exp(-1.702 g)) * (u + 1) of a gate g that is at most 7 and an up u
+        between -7 and 7. Experts that no token chose are not read."""
 
 
 class RoundingPlatform(Platform, Protocol):

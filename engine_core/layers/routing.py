@@ -39,6 +39,8 @@ class Router:
     routing order."""
     scale: float = 1.0
     """Factor of the weights, after the division."""
+    bias: torch.Tensor | None = None
+    """[E] of the logits' type or float32, added to the logits in float32."""
     correction: torch.Tensor | None = None
     """float32 [E], added to the scores that experts are chosen by."""
     num_groups: int = 1
@@ -63,6 +65,8 @@ class ExpertStack:
     linear: Linear
     """[E · N, K], of any kind."""
     num_experts: int
+    bias: torch.Tensor | None = None
+    """[E, N], added to the product with an expert; None: there is none."""
 
     @property
     def kind(self) -> str:

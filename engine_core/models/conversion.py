@@ -59,6 +59,7 @@ def convert(
     progress: Callable[[int, int], None],
     quantization: str = AUTO,
     calibrated: bool = False,
+    model_code: str = registry.AUTO,
 ) -> Converted:
     """Writes `config.json` and the weights into `folder`; source is a .gguf file or a Hugging Face
     folder. Progress is reported in tensors. `quantization` is one of `QUANTIZATIONS`: weights that are
@@ -71,6 +72,8 @@ def convert(
     """
     checkpoint = HuggingFaceFolder(source) if source.is_dir() else GgufFile(source)
     hf_config = checkpoint.hf_config()
+    if model_code != registry.AUTO:
+        hf_config[registry.MODEL_CODE] = model_code
     config = registry.config_of(hf_config)
     if isinstance(checkpoint, HuggingFaceFolder) and _is_headless(checkpoint, hf_config):
         # Embeddings read hidden states; the head of such a model is its embedding.

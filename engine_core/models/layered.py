@@ -12,12 +12,12 @@ import torch
 
 from ..executor import Int32Array
 from ..layers.attention import Attention
-from ..layers.batch import ForwardBatch, last_tokens
+from ..layers.batch import ForwardBatch, LayerCaches, last_tokens
 from ..layers.experts import Experts
 from ..layers.linear.kinds import Weights
 from ..layers.mlp import Mlp, PlainMlp
 from ..layers.norm import Norm
-from ..layers.platform import Platform
+from ..layers.platform import Platform, plans_of
 from ..weights.layout import (
     Layout,
     Split,
@@ -43,6 +43,7 @@ MODEL_NAMES = {
 LAYER_NAMES = {
     "self_attn.o_proj.weight": "o",
     "self_attn.o_proj.bias": "o_bias",
+    "self_attn.sinks": "sinks",
     "self_attn.q_norm.weight": "q_norm",
     "self_attn.k_norm.weight": "k_norm",
     "mlp.down_proj.weight": "down",
@@ -88,6 +89,7 @@ class LayeredModel(ABC):
 
     layer_norms: ClassVar[tuple[str, ...]]
     """Names of norms [H] of a layer."""
+    reads_page_groups = True
     final_norm: LastNorm
 
     def __init__(
@@ -96,6 +98,7 @@ class LayeredModel(ABC):
         parts = Parts(config, weights, platform, max_model_len)
         self.config = config
         self._platform = platform
+        self._adapters = weights.adapters
         self._positions = parts.positions()
         self.embedding = parts.embedding()
         self.dtype = self.embedding.dtype
@@ -120,7 +123,7 @@ class LayeredModel(ABC):
     def forward(
         self,
         batch: ForwardBatch,
-        kv_cache: torch.Tensor,
+        kv_cache: LayerCaches,
         attention_plan: Any = None,
         *,
         ends: LastTokens | None = None,
@@ -128,7 +131,8 @@ class LayeredModel(ABC):
         inputs: LayerInputs | None = None,
     ) -> torch.Tensor:
         last = len(self.layers) - 1
-        attention_plan = attention_plan or self._platform.plan_attention(batch)
+        plans = attention_plan or plans_of(self._platform, batch)
+        self._adapters.begin(batch.adapter_of_row)
         residual = self.embedding(batch.token_ids)
         if self._positions is not None:
             residual = self._positions.add_to(residual, batch.positions)
@@ -137,23 +141,23 @@ class LayeredModel(ABC):
             layer = self.layers[i]
             if inputs is not None:
                 inputs.take(i, residual)
-            queries = layer.attention.queries(x, batch, kv_cache[i])
+            plan = plans[batch.group_of_layer[i]] if batch.page_groups else plans
+            queries = layer.attention.queries(x, batch.of_layer(i), kv_cache[i])
             if i == last and ends is not None:
                 if not len(ends.tokens):
                     return residual[:0]
+                self._adapters.keep(ends.tokens)
                 queries = queries.index_select(0, ends.tokens)
                 residual = residual.index_select(0, ends.tokens)
-                attention_plan = ends.attention_plan
-            x = layer.behind_attention(
-                layer.attention.attend(queries, kv_cache[i], attention_plan), residual
-            )
+                plan = ends.attention_plan
+            x = layer.behind_attention(layer.attention.attend(queries, kv_cache[i], plan), residual)
             x = (self.final_norm if i == last else self.layers[i + 1].input_norm).add(x, residual)
         # Nothing rounds what the last norm makes.
         assert isinstance(x, torch.Tensor)
         return x
 
     def ends(self, batch: ForwardBatch, num_wanted: Int32Array) -> LastTokens:
-        own = last_tokens(batch, num_wanted)
+        own = last_tokens(batch.of_layer(len(self.layers) - 1), num_wanted)
         return LastTokens(own.sampled, self._platform.plan_attention(own, of_ends=True))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -178,6 +182,8 @@ def _attention_of(config: ModelConfig) -> dict[str, WeightSpec]:
         products["qkv_bias"] = joined_bias(config.qkv_sizes)
     if config.o_bias:
         products["o_bias"] = bias(hidden)
+    if config.has_sinks:
+        products["sinks"] = joined_bias((config.num_heads,))
     return products
 
 

@@ -12,7 +12,10 @@ from ..weights.experts_config import ExpertsConfig
 from ..weights.layout import (
     Split,
     WeightSpec,
+    bias,
+    expert_biases,
     experts,
+    joined_expert_biases,
     joined_experts,
     joined_linear,
     linear,
@@ -21,7 +24,10 @@ from ..weights.layout import (
 
 GATE_UP = "experts_gate_up"
 DOWN = "experts_down"
+GATE_UP_BIAS = "experts_gate_up_bias"
+DOWN_BIAS = "experts_down_bias"
 ROUTER = "router"
+ROUTER_BIAS = "router_bias"
 CORRECTION = "router_correction"
 SHARED_GATE_UP = "shared_gate_up"
 SHARED_DOWN = "shared_down"
@@ -33,12 +39,16 @@ MIXTURE_NAMES = {
     **{f"{place}.gate.weight": ROUTER for place in _PLACES},
     "mlp.router.gate.weight": ROUTER,
     "block_sparse_moe.router.layer.weight": ROUTER,
+    "mlp.router.weight": ROUTER,
+    "mlp.router.bias": ROUTER_BIAS,
     "mlp.gate.e_score_correction_bias": CORRECTION,
     "mlp.moe_statics.e_score_correction_bias": CORRECTION,
     "block_sparse_moe.e_score_correction_bias": CORRECTION,
     "mlp.expert_bias": CORRECTION,
     **{f"{place}.experts.gate_up_proj": GATE_UP for place in _PLACES},
     **{f"{place}.experts.down_proj": DOWN for place in _PLACES},
+    "mlp.experts.gate_up_proj_bias": GATE_UP_BIAS,
+    "mlp.experts.down_proj_bias": DOWN_BIAS,
     "block_sparse_moe.input_linear.weight": GATE_UP,
     "block_sparse_moe.output_linear.weight": DOWN,
     **{f"{shared}.down_proj.weight": SHARED_DOWN for shared in _SHARED},
@@ -70,6 +80,10 @@ def mixture_of(config: ExpertsConfig, hidden_size: int) -> dict[str, WeightSpec]
         GATE_UP: joined_experts(config.num_experts, (inner, inner), hidden_size),
         DOWN: experts(config.num_experts, hidden_size, inner),
     }
+    if config.has_biases:
+        weights[ROUTER_BIAS] = replace(bias(config.num_experts), is_routing=True)
+        weights[GATE_UP_BIAS] = joined_expert_biases(config.num_experts, (inner, inner))
+        weights[DOWN_BIAS] = expert_biases(config.num_experts, hidden_size)
     if config.has_correction:
         correction = table(config.num_experts)
         weights[CORRECTION] = replace(correction, is_routing=True, is_wide=True)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from ..executor import Int32Array
-from ..layers.batch import ForwardBatch
+from ..layers.batch import ForwardBatch, LayerCaches
 from ..layers.embedding import Embedding
 from ..layers.linear.kinds import Weights
 from ..layers.lm_head import LMHead
@@ -60,6 +60,8 @@ class Model(Protocol):
     """Token rows in, hidden states and logits out. Holds weights; the KV cache is the caller's."""
 
     names: ClassVar[CheckpointNames]
+    reads_page_groups: ClassVar[bool]
+    """Whether its pass reads a batch by page groups. Without it all layers share one."""
     config: ModelConfig
     embedding: Embedding
     dtype: torch.dtype
@@ -83,7 +85,7 @@ class Model(Protocol):
     def forward(
         self,
         batch: ForwardBatch,
-        kv_cache: torch.Tensor,
+        kv_cache: LayerCaches,
         attention_plan: Any = None,
         *,
         ends: LastTokens | None = None,
@@ -91,8 +93,9 @@ class Model(Protocol):
         inputs: LayerInputs | None = None,
     ) -> torch.Tensor:
         """Normed hidden states [T, H], or [E, H] of the ends. kv_cache [layers, 2, num_blocks, Hk,
-        block_size, D] takes the batch's keys and values. The attention plan is the platform's, made
-        here when it is not given. With fewer layers than there are, the first ones and the last: it
+        block_size, D], or a tensor of each layer, takes the batch's keys and values. The attention
+        plan is the platform's, or one of each page group of the batch, made here when it is not
+        given. With fewer layers than there are, the first ones and the last: it
         launches what the whole model launches, and the result is of no use. `inputs` takes the
         hidden states that it names; without it nothing else is launched. Python reads no numbers of
         the batch here: an executor may record the pass, and compute other batches of its shape
@@ -105,8 +108,14 @@ class Model(Protocol):
         """hidden [S, H] → [S, V] in the weights' dtype."""
 
 
+def reads_page_groups(config: ModelConfig) -> bool:
+    """Whether the architecture's pass reads a batch by page groups; one of another distribution may
+    not say."""
+    return getattr(model_class(config), "reads_page_groups", False)
+
+
 def model_class(config: ModelConfig) -> type[Model]:
     """The class of the architecture that the config names."""
-    module, _, name = registry.find(config.architecture).model.partition(":")
+    module, _, name = registry.code_of(config).partition(":")
     found: type[Model] = getattr(import_module(module), name)
     return found

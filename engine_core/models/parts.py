@@ -1,33 +1,28 @@
-"""The parts of a model's layers, made of its config and weights: norms, attention, MLPs, experts."""
+"""The parts of a model's layers, made of its config and weights: norms, attention, MLPs."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
-from typing import cast
 
 import torch
 
 from headwater.kernels.attention.rotary_pairs import RotaryPairs
 
-from ..config import ConfigError
 from ..layers.attention import Attention
 from ..layers.biased import BiasedLinear, LogitLinear
 from ..layers.embedding import Embedding
-from ..layers.experts import Experts, SharedExpert
-from ..layers.linear.dense import DenseLinear
+from ..layers.experts import Experts
 from ..layers.linear.kinds import Weights
-from ..layers.linear.linear import Linear, Product
+from ..layers.linear.linear import Linear
 from ..layers.lm_head import LMHead
 from ..layers.mlp import Mlp, PlainMlp
 from ..layers.norm import InputNorm, LayerNorm, Norm, RMSNorm, WidthNorm
-from ..layers.platform import ExpertPlatform, Platform
+from ..layers.platform import Platform
 from ..layers.positions import Positions
 from ..layers.rope import cos_sin_table, query_scales, unrotated_table
-from ..layers.routing import Router, Scoring
-from ..weights.experts_config import ExpertsConfig
 from ..weights.model_config import ModelConfig
-from . import mixture
+from .expert_parts import ExpertParts, check_unrounded
 
 
 class Parts:
@@ -77,10 +72,7 @@ class Parts:
     def check_unrounded(self, name: str) -> None:
         """Raises `ConfigError` for a linear layer that reads activations of 8 bits, where nothing
         rounds them."""
-        if self._weights.linears[name].rounds_to is not None:
-            architecture = self._config.architecture
-            allowed = f"model with {architecture}, of which no norm or activation is rounded"
-            raise ConfigError("activation_dtype", "auto", allowed)
+        check_unrounded(self._weights.linears[name], self._config)
 
     def factors(self, name: str) -> torch.Tensor:
         """The factors of a norm. A sum with an offset is one that only float32 holds."""
@@ -115,6 +107,7 @@ class Parts:
             pairs=self._pairs,
             width_norms=self._width_norms(prefix) if config.width_norms else None,
             query_scales=self._query_scales,
+            sinks=tensors[prefix + "sinks"].float() if config.has_sinks else None,
         )
 
     def norm_of_mlp(self, name: str, i: int) -> Norm:
@@ -127,7 +120,8 @@ class Parts:
     def mlp(self, i: int) -> Mlp | PlainMlp | Experts:
         config = self._config
         if config.has_experts(i):
-            return self._experts(f"layers.{i}.")
+            weights = self._weights
+            return ExpertParts(config, weights, self._platform, f"layers.{i}.").experts()
         prefix = f"layers.{i}."
         down = self.linear(prefix + "down")
         if config.is_gated:
@@ -135,51 +129,6 @@ class Parts:
             return Mlp(self._platform, gate_up, down, config.activation)
         self.check_unrounded(prefix + "down")
         return PlainMlp(self._platform, self.linear(prefix + "up"), down, config.activation)
-
-    def _experts(self, prefix: str) -> Experts:
-        sizes = self._config.experts
-        assert sizes is not None
-        shared = None
-        if sizes.shared_size:
-            shared = self._shared_expert(prefix, has_gate=sizes.has_shared_gate)
-        return Experts(
-            cast(ExpertPlatform, self._platform),
-            self._router(prefix, sizes),
-            self._logits(prefix),
-            self._weights.experts[prefix + mixture.GATE_UP],
-            self._weights.experts[prefix + mixture.DOWN],
-            self._config.activation,
-            self._weights.group,
-            shared,
-        )
-
-    def _router(self, prefix: str, sizes: ExpertsConfig) -> Router:
-        return Router(
-            num_chosen=sizes.num_chosen,
-            scoring=Scoring.SIGMOID if sizes.is_sigmoid else Scoring.SOFTMAX,
-            is_normalized=sizes.is_normalized,
-            scale=sizes.scale,
-            correction=self._weights.tensors.get(prefix + mixture.CORRECTION),
-            num_groups=sizes.num_groups,
-            num_chosen_groups=sizes.num_chosen_groups,
-        )
-
-    def _logits(self, prefix: str) -> Product:
-        """The product with a router's weight; a wide router reads tokens in its own type."""
-        name = prefix + mixture.ROUTER
-        if name in self._weights.linears:
-            return self._platform.linear(self._weights.linears[name])
-        product = self._platform.linear(DenseLinear(self._weights.tensors[name]))
-        return lambda x: product(x.float())
-
-    def _shared_expert(self, prefix: str, *, has_gate: bool) -> SharedExpert:
-        gate_up, down = prefix + mixture.SHARED_GATE_UP, prefix + mixture.SHARED_DOWN
-        for name in (gate_up, down):
-            self.check_unrounded(name)
-        linears = self._weights.linears
-        mlp = Mlp(self._platform, linears[gate_up], linears[down], self._config.activation)
-        gate = linears[prefix + mixture.SHARED_GATE] if has_gate else None
-        return SharedExpert(self._platform, mlp, gate)
 
     def _width_norms(self, prefix: str) -> tuple[WidthNorm, WidthNorm]:
         tensors = self._weights.tensors

@@ -24,6 +24,7 @@ from .configs import (
     glm4,
     gpt2,
     gpt_neox,
+    gpt_oss,
     granite,
     llama,
     ministral3,
@@ -37,6 +38,14 @@ from .configs import (
 )
 
 ENTRY_POINTS = "headwater.models"
+FOREIGN = "headwater.engine_core.models.foreign.model:ForeignModel"
+MODEL_CODE = "headwater_model_code"
+"""Field of a converted model's `config.json`: one of `MODEL_CODES`."""
+AUTO = "auto"
+TRANSFORMERS = "transformers"
+MODEL_CODES = (AUTO, "headwater", TRANSFORMERS)
+"""Owners of the modelling code of a model. `auto`: Headwater, or transformers where Headwater has
+none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +85,6 @@ def _own(
 
 _DECODER = "decoder:Decoder"
 _WIDTH_NORMS = ("tensor parallel on CPUs alone, and not with `--numerics tree`",)
-_CPU_ONLY = ("CPUs, since GPUs do not cap scores",)
 _DENSE = ("weights that are not packed",)
 _EXPERTS = ("not with `--numerics tree`",)
 _LLAMA = "Llama 2 and 3, SmolLM2, TinyLlama, Yi, R1-Distill-Llama"
@@ -99,9 +107,7 @@ ARCHITECTURES = {
         "gpt_neox:GptNeoX", gpt_neox.read_gpt_neox, "GPT-NeoX, Pythia", "gpt_neox", limits=_DENSE
     ),
     "GemmaForCausalLM": _own(_DECODER, gemma.read_gemma, "Gemma 1", "gemma"),
-    "Gemma2ForCausalLM": _own(
-        "gemma3:Gemma3", gemma.read_gemma2, "Gemma 2", "gemma2", limits=_CPU_ONLY
-    ),
+    "Gemma2ForCausalLM": _own("gemma3:Gemma3", gemma.read_gemma2, "Gemma 2", "gemma2"),
     "Gemma3ForCausalLM": _own(
         "gemma3:Gemma3", gemma3.read_gemma3, "Gemma 3 270M and 1B", "gemma3_text"
     ),
@@ -115,6 +121,9 @@ ARCHITECTURES = {
         "GLM-4.5, 4.6, 4.7",
         "glm4_moe",
         limits=_EXPERTS,
+    ),
+    "GptOssForCausalLM": _own(
+        "gpt_oss:GptOss", gpt_oss.read_gpt_oss, "gpt-oss 20B and 120B", "gpt_oss", limits=_EXPERTS
     ),
     "GraniteForCausalLM": _own(
         _DECODER, granite.read_granite, "Granite 3 and 4 (dense)", "granite"
@@ -208,9 +217,34 @@ def read_config(folder: Path) -> ModelConfig:
 def config_of(hf_config: Mapping[str, Any]) -> ModelConfig:
     """As `read_config`, from the file's content."""
     name = architecture_of(hf_config)
+    if is_foreign(hf_config):
+        from .foreign.read import read_foreign  # noqa: PLC0415  # needs torch
+
+        own = {key: value for key, value in hf_config.items() if key != MODEL_CODE}
+        return read_foreign(own, name)
     architecture = find(name)
     text = _text_of(hf_config) if architecture.is_text_part else hf_config
     return architecture.read_config({**text, "architectures": [name]})
+
+
+def is_foreign(hf_config: Mapping[str, Any]) -> bool:
+    """Whether the modelling code of a config's model is that of transformers: its `MODEL_CODE` says
+    so, or there is no other. Raises `ConfigError`."""
+    code = hf_config.get(MODEL_CODE, AUTO)
+    require(code in MODEL_CODES, MODEL_CODE, code, " or ".join(MODEL_CODES))
+    if code != AUTO:
+        return bool(code == TRANSFORMERS)
+    name = architecture_of(hf_config)
+    if name in ARCHITECTURES or name in entry_points(group=ENTRY_POINTS).names:
+        return False
+    from .foreign.library import knows  # noqa: PLC0415  # needs torch
+
+    return knows(hf_config, name)
+
+
+def code_of(config: ModelConfig) -> str:
+    """`module:Class` of a config's model, see `Model`. Raises `ConfigError`."""
+    return find(config.architecture).model if config.foreign is None else FOREIGN
 
 
 def architecture_of(hf_config: Mapping[str, Any]) -> str:

@@ -87,7 +87,9 @@ def encode_report(report: Report) -> bytes:
 def decode_report(message: bytes) -> Report:
     name, values = json.loads(message)
     if name == Hello.__name__:
-        values["config"] = EngineConfig(**values["config"])
+        config = values["config"]
+        config["page_windows"] = tuple(config["page_windows"])
+        values["config"] = EngineConfig(**config)
     report: Report = _REPORTS[name](**values)
     return report
 

@@ -35,6 +35,12 @@ class Capabilities:
     """Activations without a gate (`Platform.activation`)."""
     experts: bool = False
     """Mixtures of experts (`ExpertPlatform`)."""
+    expert_biases: bool = False
+    """Experts with biases and a clamped gate, and biases of routers."""
+    sinks: bool = False
+    """Attention whose softmax has a sink for each head."""
+    adapters: bool = False
+    """Low-rank adapters behind linear layers (`AdapterPlatform`; `--adapter-memory`)."""
     softcaps: bool = False
     """Attention whose scores are capped."""
     odd_heads: bool = False

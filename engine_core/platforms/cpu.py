@@ -6,14 +6,16 @@ from collections.abc import Callable
 
 import torch
 
+from headwater.kernels.adapters.slab import Slab, SlabLayer
 from headwater.kernels.attention.rotary_pairs import RotaryPairs
 from headwater.kernels.cpu.activation import activation
+from headwater.kernels.cpu.adapter_product import AdapterAddition
 from headwater.kernels.cpu.attention import AttentionPlan, attention, plan_attention
 from headwater.kernels.cpu.block_rows import block_rows
 from headwater.kernels.cpu.compiler.compiled import DTYPES
 from headwater.kernels.cpu.qk_norm_rope_store_kv import qk_norm_rope_store_kv
 from headwater.kernels.cpu.rms_norm import add_rms_norm, rms_norm
-from headwater.kernels.cpu.silu_mul import gelu_tanh_mul, silu_mul
+from headwater.kernels.cpu.silu_mul import GATES
 
 from ..config import EngineConfig
 from ..layers.batch import ForwardBatch
@@ -30,7 +32,6 @@ from .cpu_sampling import CpuSampling
 
 CPU_DTYPES = DTYPES
 """Types of weights that a CPU serves."""
-GATES = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}
 
 
 class CpuPlatform:
@@ -79,6 +80,12 @@ class CpuPlatform:
     def experts(self, gate_up: ExpertStack, down: ExpertStack, activation: str) -> ExpertProduct:
         return CpuExperts(gate_up, down, GATES[activation], self.linear)
 
+    def plan_adapters(self, slots: torch.Tensor, slab: Slab) -> torch.Tensor:
+        return slots
+
+    def adapter_addition(self, slab: Slab, layer: SlabLayer) -> AdapterAddition:
+        return AdapterAddition(slab, layer)
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return rms_norm(x, weight, eps)
 
@@ -122,10 +129,11 @@ class CpuPlatform:
         scale: float | None = None,
         window: int = 0,
         softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         scale = scale or q.shape[2] ** -0.5
         return attention(
-            q, kv_cache, attention_plan, scale, window=window, softcap=softcap
+            q, kv_cache, attention_plan, scale, window=window, softcap=softcap, sinks=sinks
         ).flatten(1)
 
 

@@ -17,10 +17,12 @@ from headwater.kernels.cpu.experts import route as route_kernel
 from headwater.kernels.cpu.experts.expert_product import ExpertProduct, ExpertTiles
 from headwater.kernels.cpu.experts.expert_product import kernel_of as kernel_of_tiles
 from headwater.kernels.cpu.experts.expert_rows import (
+    ADD_BIASES,
     COMBINE,
     GATHER,
     SORT,
     RowsByExpert,
+    add_biases,
     combine,
     rows_of_tokens,
     sort_by_expert,
@@ -37,7 +39,7 @@ MakeProduct = Callable[[Linear], Product]
 Gate = Callable[[torch.Tensor], torch.Tensor]
 StackProduct = Callable[[torch.Tensor, RowsByExpert], torch.Tensor]
 """Rows [P, K] by place, times the weights of their experts: [P, N]."""
-KERNELS = (route_kernel.KERNEL, SORT, GATHER, COMBINE)
+KERNELS = (route_kernel.KERNEL, SORT, GATHER, ADD_BIASES, COMBINE)
 """Kernels that every model with experts needs."""
 
 
@@ -49,6 +51,7 @@ def route(logits: torch.Tensor, router: Router) -> Routes:
         is_sigmoid=router.scoring is Scoring.SIGMOID,
         is_normalized=router.is_normalized,
         scale=router.scale,
+        bias=router.bias,
         correction=router.correction,
         num_groups=router.num_groups,
         num_chosen_groups=router.num_chosen_groups,
@@ -67,12 +70,23 @@ class CpuExperts:
         self._num_experts = gate_up.num_experts
         self._gate_up = _product_of(gate_up, product)
         self._down = _product_of(down, product)
+        self._biases = gate_up.bias, down.bias
 
     def __call__(self, x: torch.Tensor, routes: Routes) -> torch.Tensor:
         """x [T, H] → [T, H]"""
         rows = sort_by_expert(routes.experts, self._num_experts)
         inner = self._gate_up(rows_of_tokens(x, rows), rows)
-        return combine(self._down(self._gate(inner), rows), rows, routes.weights)
+        _add_biases(inner, rows, routes, self._biases[0])
+        outs = self._down(self._gate(inner), rows)
+        _add_biases(outs, rows, routes, self._biases[1])
+        return combine(outs, rows, routes.weights)
+
+
+def _add_biases(
+    outs: torch.Tensor, rows: RowsByExpert, routes: Routes, biases: torch.Tensor | None
+) -> None:
+    if biases is not None:
+        add_biases(outs, rows, routes.experts, biases)
 
 
 def kernels_of(stacks: list[ExpertStack]) -> list[Kernel]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from headwater.kernels.adapters.row_additions import RowAdditions
 from headwater.kernels.attention.qk_norm_rope_store_kv import qk_norm_rope_store_kv
 from headwater.kernels.attention.rotary_pairs import RotaryPairs
 from headwater.kernels.gemm.gemm import configure_blas
@@ -36,7 +37,7 @@ from .cuda_sampling import CudaSampling
 GATES = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}
 
 
-class CudaPlatform:
+class CudaPlatform(RowAdditions):
     """See `Platform`. Holds the workspace of decode attention, so one platform serves one stream of
     launches."""
 
@@ -173,13 +174,14 @@ class CudaPlatform:
         scale: float | None = None,
         window: int = 0,
         softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         assert window in (0, self._window)
-        assert not softcap
         plan = attention_plan
         n = attention_plan.num_decodes
         scales = self._scales(kv_cache)
-        kernels = self._kernels_for(q, kv_cache[0], window)
+        kernels = self._kernels_for(q, kv_cache[0], window, is_capped=bool(softcap))
+        scored = given(softcap=softcap or None, sinks=sinks)
         out = torch.empty_like(q)
         if n:
             decode = plan.windowed if window else plan.decode
@@ -193,7 +195,7 @@ class CudaPlatform:
                 out[:n],
             )
             if plan.shares and not window:
-                kernels.shared(q[:n], *where, **scales, scale=scale)
+                kernels.shared(q[:n], *where, **scales, **scored, scale=scale)
             kernels.attend_decodes(
                 q[:n],
                 *where,
@@ -201,6 +203,8 @@ class CudaPlatform:
                 v_scale=scales.get("v_scale"),
                 scale=scale,
                 window=window,
+                sinks=sinks,
+                softcap=softcap,
                 dependent=plan.dependent or not decode.is_direct,
                 early=self.products.are_early,
             )
@@ -217,16 +221,20 @@ class CudaPlatform:
                 out,
                 **scales,
                 **given(window=window or None),
+                **scored,
                 scale=scale,
             )
         return out.flatten(1)
 
-    def _kernels_for(self, q: torch.Tensor, k_cache: torch.Tensor, window: int) -> AttentionKernels:
+    def _kernels_for(
+        self, q: torch.Tensor, k_cache: torch.Tensor, window: int, *, is_capped: bool
+    ) -> AttentionKernels:
         """The table's row, looked up once for each kind of queries, cache and layer."""
-        kind = (q.dtype, q.shape[2], k_cache.dtype, k_cache.shape, k_cache.stride(), window)
+        of_cache = k_cache.dtype, k_cache.shape, k_cache.stride()
+        kind = (q.dtype, q.shape[2], *of_cache, window, is_capped)
         found = self._attention_kernels.get(kind)
         if found is None:
-            found = attention_kernels(q, k_cache, window=window)
+            found = attention_kernels(q, k_cache, window=window, is_capped=is_capped)
             self._attention_kernels[kind] = found
         return found
 

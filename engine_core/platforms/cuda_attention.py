@@ -64,6 +64,8 @@ class AttentionKernels:
         v_scale: torch.Tensor | None = None,
         scale: float | None = None,
         window: int = 0,
+        sinks: torch.Tensor | None = None,
+        softcap: float = 0.0,
         dependent: bool = False,
         early: bool = False,
     ) -> None:
@@ -81,6 +83,7 @@ class AttentionKernels:
             scale=scale,
             dependent=dependent,
             **given(k_scale=k_scale, v_scale=v_scale, window=window or None),
+            **given(softcap=softcap or None, sinks=sinks),
         )
         if launch not in MERGING:
             reduce_splits(
@@ -89,6 +92,7 @@ class AttentionKernels:
                 out,
                 v_scale=v_scale,
                 window=window,
+                sinks=sinks,
                 dependent=dependent,
                 early=early,
             )
@@ -103,18 +107,21 @@ HOPPER = AttentionKernels(
     direct_decode=hopper_decode_attention,
     few_decode=hopper_decode_splits,
 )
+HOPPER_WINDOW = AttentionKernels(direct_decode=hopper_decode_attention)
 HOPPER_FP8 = AttentionKernels(prefill=hopper_prefill_attention)
 
 
 def attention_kernels(
-    q: torch.Tensor, k_cache: torch.Tensor, *, window: int = 0
+    q: torch.Tensor, k_cache: torch.Tensor, *, window: int = 0, is_capped: bool = False
 ) -> AttentionKernels:
     """The table's row for queries [.., Hq, D] over a cache [num_blocks, Hk, block_size, D] in a
-    layer with this window, 0 for none."""
-    if window:
+    layer with this window, 0 for none; `is_capped`: whether its scores are."""
+    if is_capped:
         return ANY_GPU
     if q.dtype == k_cache.dtype and is_read_by_hopper(k_cache):
-        return HOPPER
+        return HOPPER_WINDOW if window else HOPPER
+    if window:
+        return ANY_GPU
     return HOPPER_FP8 if _is_widened(q, k_cache) else ANY_GPU
 
 

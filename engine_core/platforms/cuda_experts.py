@@ -10,18 +10,23 @@ import torch
 from headwater.kernels.attention.hopper_attention import is_hopper
 from headwater.kernels.experts import expert_product as dense
 from headwater.kernels.experts import packed_product as packed
+from headwater.kernels.experts.clamped_gate import ExpertBiases
 from headwater.kernels.experts.route import Choice, route
-from headwater.kernels.gemm.hopper_packed_gemm import PackedWords
+from headwater.kernels.gemm.packed_words import PackedWords
 
 from ..config import ConfigError
 from ..layers.linear.dense import DenseLinear
 from ..layers.linear.int4 import Int4Linear
+from ..layers.linear.mxfp4 import Mxfp4Linear
 from ..layers.linear.ordered import OrderedLinear
 from ..layers.routing import ExpertProduct, ExpertStack, Router, Routes, Scoring
+from ..weights.model_config import CLAMPED_SWIGLU
 
-GELUS = {"silu": False, "gelu_tanh": True}
-"""Activations, and whether they are a GELU."""
-ALLOWED = "dense, or of 4 or 8 bits in groups that follow one another, in bfloat16 on a Hopper GPU"
+GELU = "gelu_tanh"
+ALLOWED = (
+    "dense, or of mxfp4, or 4 or 8 bits in groups that follow one another, in bfloat16 on a Hopper "
+    "GPU"
+)
 """Kinds of weights of experts that an error names."""
 
 
@@ -32,6 +37,7 @@ class _DenseLayer:
     gate_up: torch.Tensor
     down: torch.Tensor
     is_gelu: bool
+    biases: ExpertBiases | None
 
     def product(self, x: torch.Tensor, routes: Routes, *, is_early: bool) -> torch.Tensor:
         return dense.expert_product(
@@ -41,12 +47,18 @@ class _DenseLayer:
             self.gate_up,
             self.down,
             is_gelu=self.is_gelu,
+            biases=self.biases,
             dependent=is_early,
         )
 
     def launch_all(self, num_chosen: int, early_rows: int) -> None:
         dense.launch_all_tiles(
-            self.gate_up, self.down, num_chosen, is_gelu=self.is_gelu, early_tokens=early_rows
+            self.gate_up,
+            self.down,
+            num_chosen,
+            is_gelu=self.is_gelu,
+            biases=self.biases,
+            early_tokens=early_rows,
         )
 
 
@@ -58,6 +70,7 @@ class _PackedLayer:
     down: PackedWords
     num_experts: int
     is_gelu: bool
+    biases: ExpertBiases | None
 
     def product(self, x: torch.Tensor, routes: Routes, *, is_early: bool) -> torch.Tensor:
         return packed.packed_expert_product(
@@ -68,6 +81,7 @@ class _PackedLayer:
             self.down,
             self.num_experts,
             is_gelu=self.is_gelu,
+            biases=self.biases,
             dependent=is_early,
         )
 
@@ -78,6 +92,7 @@ class _PackedLayer:
             self.num_experts,
             num_chosen,
             is_gelu=self.is_gelu,
+            biases=self.biases,
             early_tokens=early_rows,
         )
 
@@ -105,11 +120,12 @@ class CudaExperts:
             num_chosen_groups=router.num_chosen_groups,
         )
         is_early = self._is_early(logits)
-        return Routes(*route(logits, choice, router.correction, dependent=is_early))
+        added = router.correction, router.bias
+        return Routes(*route(logits, choice, *added, dependent=is_early))
 
     def product(self, gate_up: ExpertStack, down: ExpertStack, activation: str) -> ExpertProduct:
         """See `Platform.experts`. Raises `ConfigError` for weights of a kind without kernels."""
-        layer = _layer_of(gate_up, down, is_gelu=GELUS[activation])
+        layer = _layer_of(gate_up, down, activation)
         sizes = gate_up.out_features, gate_up.in_features
         self._layers[gate_up.kind, down.kind, sizes, activation] = layer
         return partial(self._product, layer)
@@ -126,10 +142,16 @@ class CudaExperts:
         return x.shape[0] <= self._early_rows
 
 
-def _layer_of(gate_up: ExpertStack, down: ExpertStack, *, is_gelu: bool) -> _Layer:
+def _layer_of(gate_up: ExpertStack, down: ExpertStack, activation: str) -> _Layer:
+    biases = None
+    if gate_up.bias is not None and down.bias is not None:
+        biases = ExpertBiases(gate_up.bias, down.bias)
+    # Kernels have one of two gates without biases, and another one with them.
+    assert (biases is not None) == (activation == CLAMPED_SWIGLU)
+    gate = activation == GELU, biases
     if gate_up.kind == down.kind == DenseLinear.kind:
-        return _DenseLayer(gate_up.weight, down.weight, is_gelu)
-    return _PackedLayer(_words_of(gate_up), _words_of(down), gate_up.num_experts, is_gelu)
+        return _DenseLayer(gate_up.weight, down.weight, *gate)
+    return _PackedLayer(_words_of(gate_up), _words_of(down), gate_up.num_experts, *gate)
 
 
 def _words_of(stack: ExpertStack) -> PackedWords:
@@ -142,6 +164,9 @@ def _words_of(stack: ExpertStack) -> PackedWords:
         own = linear.weight
         if own.groups is None:
             words = PackedWords(words=own.words, scales=own.scales, zeros=own.zeros, bits=4)
+    elif isinstance(linear, Mxfp4Linear) and linear.dtype == torch.bfloat16:
+        floats = linear.weight
+        words = PackedWords(words=floats.words, scales=floats.scales, zeros=None, bits=4)
     if words is None or not (
         is_hopper(words.words.device) and packed.fits(words, stack.num_experts)
     ):

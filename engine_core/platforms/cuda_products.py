@@ -13,6 +13,7 @@ from headwater.kernels.gemm.product_probe import Product as ProbedProduct
 from headwater.kernels.gemm.wide_gemm import launch_all_tiles
 from headwater.kernels.launch.device import kernel_cache_dir
 
+from ..layers.biased import BiasedLinear
 from ..layers.linear.dense import DenseLinear
 from ..layers.linear.int4 import Int4Linear
 from ..layers.linear.kinds import Weights
@@ -33,6 +34,7 @@ from .cuda_packed import (
 )
 from .dense_products import (
     ProductChoice,
+    biased_product,
     dense_matrices,
     dense_product,
     dense_silu_product,
@@ -60,6 +62,7 @@ class CudaProducts:
             OrderedLinear.kind: self._packed,
             PlanesLinear.kind: self._packed,
             RoundedLinear.kind: partial(rounded_product, early_rows=EARLY_ROWS),
+            BiasedLinear.kind: partial(biased_product, early_rows=EARLY_ROWS),
         }
         self.experts = CudaExperts(EARLY_ROWS)
         self._gated = {(DenseLinear.kind, "silu"): self._dense_silu}

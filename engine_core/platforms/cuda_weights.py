@@ -7,22 +7,20 @@ from functools import partial
 
 import torch
 
-from headwater.kernels.quant.byte_weights import ByteWeight
+from headwater.kernels.quant.mxfp4 import Mxfp4Weight
 
 from ..layers.leaf_matrix import keep_leaves
 from ..layers.linear.kinds import Weights
 from ..layers.staged import layer_of
 from ..options import BuildRequest, Progress
-from ..weights.blocks import Parts
+from ..weights.byte_weights import Kept
 from ..weights.model_file import DTYPES
 from .stored_weights import StoredForms, StoredWeights
 
 
-def _keeps(
-    request: BuildRequest, device: torch.device, name: str, weight: ByteWeight | Parts
-) -> bool:
-    """Whether a weight of eight bits, or of a GGUF file, stays packed. Of the former, embedding and
-    head are read by kernels of their own."""
+def _keeps(request: BuildRequest, device: torch.device, name: str, weight: Kept) -> bool:
+    """Whether a weight of eight bits, in MXFP4 or of a GGUF file stays packed. Of those of eight
+    bits, embedding and head are read by kernels of their own."""
     from headwater.kernels.attention import hopper_attention  # noqa: PLC0415
     from headwater.kernels.gemm import byte_gemm, int4_gemm, w8a8  # noqa: PLC0415
 
@@ -31,6 +29,8 @@ def _keeps(
     if layer_of(name) is None:
         return False
     is_served = hopper_attention.is_hopper(device) and DTYPES[request.dtype] == torch.bfloat16
+    if isinstance(weight, Mxfp4Weight):
+        return is_served
     return is_served and (
         byte_gemm.fits(weight)
         or (request.rounds_tokens and weight.rounds_tokens and w8a8.fits(weight))

@@ -1,5 +1,5 @@
 """Products of matrices in the model's dtype on a GPU: cuBLASLt's, or ours where a probe found other
-bits in those."""
+bits in those; and sums of products and biases."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from functools import partial
 
 import torch
 
+from headwater.kernels.gemm.add_bias import add_bias
 from headwater.kernels.gemm.gemm import linear, linear_silu_mul
 
+from ..layers.biased import BiasedLinear
 from ..layers.linear.dense import DenseLinear
 from ..layers.linear.kinds import Weights
 from ..layers.linear.linear import Linear, Product
@@ -57,3 +59,17 @@ def _linear_silu_mul(
     x: torch.Tensor, weight: torch.Tensor, *, choice: ProductChoice, early_rows: int
 ) -> torch.Tensor:
     return linear_silu_mul(x, weight, dependent=x.shape[0] <= early_rows, is_own=choice.is_own)
+
+
+def biased_product(linear: Linear, *, early_rows: int) -> Product:
+    """Up to `early_rows` rows the bias is added while the product ends."""
+    assert isinstance(linear, BiasedLinear)
+    unbiased = linear.unbiased
+    bias = linear.bias
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        out = unbiased(x)
+        add_bias(out, bias, dependent=out.shape[0] <= early_rows)
+        return out
+
+    return product

@@ -21,13 +21,18 @@ from headwater.kernels.attention.rotary_pairs import RotaryPairs
 from headwater.kernels.blocks.copy_blocks import copy_blocks_twin
 from headwater.kernels.norm.activation import activation_twin
 from headwater.kernels.norm.rms_norm import rms_norm_twin
-from headwater.kernels.norm.silu_mul import gelu_tanh_mul_twin, silu_mul_twin
+from headwater.kernels.norm.silu_mul import (
+    clamped_swiglu_twin,
+    gelu_tanh_mul_twin,
+    silu_mul_twin,
+)
 from headwater.kernels.sampling.filtered_sample import Filters, filter_twin
 from headwater.kernels.sampling.gumbel import gumbel_noise, noise_keys
 from headwater.kernels.sampling.sample import Draws
 from headwater.kernels.sampling.token_mask import LOWEST
 
 from ..layers.routing import Router, Routes, Scoring
+from ..weights.model_config import CLAMPED_SWIGLU
 
 
 def embedding(token_ids: Tensor, weight: Tensor) -> Tensor:
@@ -54,8 +59,9 @@ def gated_linear(x: Tensor, weight: Tensor, activation: str) -> Tensor:
 def route(logits: Tensor, router: Router) -> Routes:
     """logits [T, E] → the routes of T tokens: scores in float32, expert after expert the best one
     that is left."""
+    biased = logits.float() if router.bias is None else logits.float() + router.bias.float()
     is_softmax = router.scoring is Scoring.SOFTMAX
-    scores = torch.softmax(logits.float(), 1) if is_softmax else torch.sigmoid(logits.float())
+    scores = torch.softmax(biased, 1) if is_softmax else torch.sigmoid(biased)
     routes = [_route_of(row, router) for row in scores]
     return Routes(
         torch.tensor([[expert for expert, _ in chosen] for chosen in routes], dtype=torch.int32),
@@ -83,14 +89,38 @@ def _best(scores: Sequence[float], count: int) -> list[int]:
     return sorted(range(len(scores)), key=lambda i: (-scores[i], i))[:count]
 
 
-def experts(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, name: str) -> Tensor:
+def experts(
+    x: Tensor,
+    routes: Routes,
+    gate_up: Tensor,
+    down: Tensor,
+    name: str,
+    biases: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
     """x [T, H], gate_up [E, 2 I, H], gates first, down [E, H, I] → [T, H]: each token's experts
-    times their weights. `name` is that of the gate's activation."""
+    times their weights. `name` is that of the gate's activation; biases [E, 2 I] and [E, H]."""
     outs = []
     for row, chosen, weights in zip(x, routes.experts.tolist(), routes.weights, strict=True):
-        of_experts = [linear(gated_linear(row[None], gate_up[i], name), down[i])[0] for i in chosen]
+        of_experts = [_expert(row[None], i, gate_up, down, name, biases)[0] for i in chosen]
         outs.append((torch.stack(of_experts) * weights.double()[:, None]).sum(0))
     return torch.stack(outs)
+
+
+def _expert(
+    x: Tensor,
+    i: int,
+    gate_up: Tensor,
+    down: Tensor,
+    name: str,
+    biases: tuple[Tensor, Tensor] | None,
+) -> Tensor:
+    """x [1, H] → [1, H]: the product with expert i."""
+    inner = linear(x, gate_up[i])
+    if biases is not None:
+        inner = inner + biases[0][i].double()
+    gated = clamped_swiglu_twin(inner) if name == CLAMPED_SWIGLU else gate(inner, name)
+    out = linear(gated, down[i])
+    return out if biases is None else out + biases[1][i].double()
 
 
 def activation(x: Tensor, name: str) -> Tensor:
@@ -147,14 +177,15 @@ def attention(
     scale: float | None = None,
     window: int = 0,
     softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """q [T, Hq, D] → [T, Hq D]. Request i computes positions starts[i] … starts[i] + counts[i] − 1,
     a decode one, a chunk of a prompt several; each position reads the keys and values up to its own
     through block_tables[i], with a window the last so many of them. Scores are capped by tanh to
-    `softcap`; 0: not."""
+    `softcap`; 0: not. Sinks [Hq] are scores of keys whose values are zeros."""
     keys, values = kv_cache
     chunks = zip(torch.split(q.double(), list(counts)), block_tables, starts, counts, strict=True)
-    shape: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap}
+    shape: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
     rows = [
         attention_of_rows(chunk, keys, values, table, start + count, **shape)
         for chunk, table, start, count in chunks

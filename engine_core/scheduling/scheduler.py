@@ -21,6 +21,7 @@ from .blocks.blocks import Blocks
 from .blocks.wanted import Wanted
 from .decode_ahead import add_drafts
 from .rows.rows import Rows
+from .seating.adapter_slots import AdapterSlots
 from .seating.seating import Seating
 from .speculation.speculator import Speculator
 from .step_builder import Chunk, PlannedStep, StepBuilder, compose_draw
@@ -62,6 +63,7 @@ class Scheduler:
             num_decoding=lambda: rows.num_decoding,
             copies_blocks=copies_blocks,
         )
+        self.adapters = AdapterSlots(config.num_adapter_ranks)
         self.seating = Seating(config, rows, self.blocks, clock, prefill_seconds)
 
     def schedule(self) -> PlannedStep | None:
@@ -98,6 +100,7 @@ class Scheduler:
             self.rows.note_step(step.num_requests),
             self.rows.table,
             self.rows.take_released(),
+            self.adapters.take_copies(),
             shares=self.blocks.is_any_shared,
         )
 
@@ -189,19 +192,20 @@ class Scheduler:
             rows, full_rows, num_needed = self._decodable_rows()
         # Blocks that are being released serve the rows of the lowest rank in a later step.
         by_rank = np.array(sorted(full_rows.tolist(), key=self.rows.table.rank_of), np.intp)
-        served, deferred = np.split(by_rank, [min(self.blocks.num_free, by_rank.size)])
+        num_served = self.blocks.num_free // self.blocks.num_pages_of_blocks(1)
+        served, deferred = np.split(by_rank, [min(num_served, by_rank.size)])
         return np.setdiff1d(rows, deferred, assume_unique=True), served, True
 
     def _decodable_rows(self) -> tuple[RowIndices, RowIndices, int]:
-        """Rows that can decode, those of them that need a block, and how many blocks these need
-        and prompts whose next token has none."""
+        """Rows that can decode, those of them that need a block, and how many pages these need and
+        prompts whose next token has none."""
         rows = self.rows.decodable()
         full_rows = self.blocks.full_rows(rows, self.rows.table.num_computed)
         num_stuck = sum(
-            self.blocks.num_held_tokens(each) == each.num_computed
+            self.blocks.num_lacking(each, each.num_computed + 1)
             for each in self.rows.prefilling.values()
         )
-        return rows, full_rows, full_rows.size + num_stuck
+        return rows, full_rows, self.blocks.num_pages_of_blocks(full_rows.size) + num_stuck
 
     def _continue_prefills(
         self, step: StepBuilder, prefilling: list[RequestState], *, overtakes: bool
@@ -278,8 +282,8 @@ class Scheduler:
         parts: dict[str, int] | None = None,
     ) -> None:
         """Seats ready requests in order, until one does not fit or may not go now. A request gets
-        the blocks of all its known tokens at once, and leaves a block for each running one to grow
-        into. `parts`: prompt tokens of the step by tenant, if they are divided already."""
+        the blocks of its known tokens at once, as many as it holds, and leaves one for each running
+        request to grow into. `parts`: prompt tokens of the step by tenant, if they are divided already."""
         if self.rows.num_preempted:
             return
         num_requests = self.seating.num_requests
@@ -287,6 +291,10 @@ class Scheduler:
             request = self.seating.next(step, may_go)
             if request is None:
                 return
+            if not self.adapters.fits(request.adapter):
+                if not self.seating.pass_by(request):
+                    return
+                continue
             wanted = self.blocks.wanted(request)
             wait = self.blocks.wait_of(request, wanted, self.rows.prefilling.values())
             if wait is not None:
@@ -307,11 +315,14 @@ class Scheduler:
     def _seat(self, step: StepBuilder, request: RequestState, wanted: Wanted) -> None:
         num_taken = self.seating.num_taken(wanted)
         partial = self.blocks.reserve_partial(request, wanted, num_taken, self.rows.next_step)
+        request.adapter_slot = self.adapters.seat(request.adapter)
         self.seating.seat(request)
         self.rows.seat(request)
-        held = self.blocks.seat(request, wanted, partial)
+        placed = self.blocks.seat(request, wanted, partial)
         self.seating.rank_seated(request)
-        step.admit(request, *held, partial)
+        step.admit(request, *placed)
+        if partial.num_tokens:
+            step.copy(partial, self.blocks.begun_pages(request))
 
     def _make_room(self) -> None:
         """Preempts for waiting requests before a step is planned, since none that has a part in it
@@ -339,6 +350,7 @@ class Scheduler:
         """Frees rows and blocks of requests that have left and that no step in flight lists."""
         for request in self.rows.returning():
             self.blocks.release(request)
+            self.adapters.leave(request.adapter)
             self.rows.vacate(request)
             self.seating.note_released()
             if not request.has_finished:

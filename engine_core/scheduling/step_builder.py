@@ -6,7 +6,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..executor import NO_COPIES, AdmittedRow, BoolArray, DrawPlan, Int32Array, StepPlan
+from ..executor import (
+    NO_COPIES,
+    AdapterCopy,
+    AdmittedRow,
+    BoolArray,
+    DrawPlan,
+    Int32Array,
+    StepPlan,
+)
 from ..step_output import MasksWanted, StoredChain
 from .blocks.blocks import Blocks
 from .blocks.forks import PartialBlock
@@ -84,9 +92,9 @@ class StepBuilder:
     draft_ids: Int32Array | None = None
     """None: the executor drafts."""
     copies: list[tuple[int, int]] = field(default_factory=list)
-    """Blocks that are copied, from and to."""
+    """Pages that are copied, from and to."""
     block_updates: list[tuple[Int32Array, Int32Array, Int32Array]] = field(default_factory=list)
-    """RowIndices, indices and blocks of block-table entries."""
+    """Rows, columns and pages of block-table entries."""
 
     def add(self, chunk: Chunk) -> None:
         """Takes a chunk of a prompt and its tokens off both budgets."""
@@ -118,25 +126,19 @@ class StepBuilder:
     def num_requests(self) -> int:
         return self.decode_rows.size + len(self.chunks)
 
-    def set_blocks(self, rows: RowIndices, indices: Int32Array, blocks: Int32Array) -> None:
-        self.block_updates.append((rows.astype(np.int32), indices, blocks))
+    def set_pages(self, rows: RowIndices, columns: Int32Array, pages: Int32Array) -> None:
+        """Writes pages into columns of the rows' block tables."""
+        self.block_updates.append((rows.astype(np.int32), columns, pages))
 
-    def admit(
-        self, request: RequestState, first: int, blocks: list[int], partial: PartialBlock
-    ) -> None:
-        """Gives the request, which has a row of the table, to the executor with its blocks from
-        index `first` on. The one behind those that are cached begins as a copy of `partial`, where
-        that has tokens."""
+    def admit(self, request: RequestState, columns: Int32Array, pages: list[int]) -> None:
+        """Gives the request, which has a row of the table, to the executor with its pages."""
         if request.has_begun and (self.first_begun is None or request.rank < self.first_begun.rank):
             self.begin_with(request)
-        if partial.num_tokens:
-            begun = blocks[request.chain.num_cached - first]
-            self.copies.append((partial.block, begun))
-        indices = np.arange(first, first + len(blocks), dtype=np.int32)
-        self.set_blocks(np.full(len(blocks), request.row), indices, np.array(blocks, np.int32))
+        self._set_pages_of(request, columns, pages)
         self.admitted.append(
             AdmittedRow(
                 row=request.row,
+                adapter=request.adapter_slot,
                 token_ids=request.token_ids,
                 num_prompt_tokens=request.num_prompt_tokens,
                 sampling=request.sampling,
@@ -144,20 +146,34 @@ class StepBuilder:
             )
         )
 
+    def copy(self, partial: PartialBlock, begun: list[int]) -> None:
+        """Lets a block with the pages `begun` begin as a copy of `partial`."""
+        self.copies += zip(partial.pages, begun, strict=True)
+
     def extend(self, request: RequestState, num_tokens: int, blocks: Blocks) -> None:
         """Gives the request's row blocks for so many of its tokens, as far as there are free
         ones."""
-        indices, added = blocks.extend(request, num_tokens)
-        rows = np.full(len(added), request.row)
-        self.set_blocks(rows, indices, np.array(added, np.int32))
+        self._set_pages_of(request, *blocks.extend(request, num_tokens))
+
+    def _set_pages_of(self, request: RequestState, columns: Int32Array, pages: list[int]) -> None:
+        rows = np.full(len(pages), request.row)
+        self.set_pages(rows, columns, np.array(pages, np.int32))
 
     def grow(self, rows: RowIndices, blocks: Blocks) -> None:
         """Gives each row one more block."""
         if rows.size:
-            self.set_blocks(rows, *blocks.grow(rows))
+            columns, pages = blocks.grow(rows)
+            num_groups = pages.shape[1]
+            self.set_pages(np.repeat(rows, num_groups), columns.reshape(-1), pages.reshape(-1))
 
     def compose(
-        self, step: int, table: RequestTable, released: list[int], *, shares: bool
+        self,
+        step: int,
+        table: RequestTable,
+        released: list[int],
+        copied_adapters: list[AdapterCopy],
+        *,
+        shares: bool,
     ) -> PlannedStep:
         """The plan; decode rows advance in the table by the tokens that they may get."""
         starts, counts, follows = self._advance(table)
@@ -183,6 +199,7 @@ class StepBuilder:
             num_drafts=num_drafts,
             draft_ids=self.draft_ids,
             follows=follows,
+            copied_adapters=copied_adapters,
             copied_blocks=np.array(self.copies, np.int32) if self.copies else NO_COPIES,
             shares=shares,
             prompt_logprob_rows=[chunk.row for chunk in self.chunks if chunk.scores_prompt],

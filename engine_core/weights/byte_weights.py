@@ -1,4 +1,4 @@
-"""Linear layers of eight bits in a model's file."""
+"""Linear layers of eight bits, and of MXFP4, in a model's file."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 
 from headwater.kernels.quant.byte_weights import ByteWeight
 from headwater.kernels.quant.int4_layout import Int4Weight
+from headwater.kernels.quant.mxfp4 import BLOCK, Mxfp4Weight, num_words
 
 from ..config import require
 from .blocks import Parts
@@ -16,6 +17,7 @@ from .grouped import (
     FP8_TOKENS,
     GROUPS,
     INT8,
+    MXFP4,
     SCALES,
     W8A8,
     WIDE_SCALE_DTYPES,
@@ -26,12 +28,14 @@ from .grouped import (
     weight_of,
 )
 
-BYTES = (INT8, W8A8, FP8, FP8_TOKENS)
-Keeps = Callable[[str, ByteWeight | Parts], bool]
+EXPANDED = (INT8, W8A8, FP8, FP8_TOKENS, MXFP4)
+"""Names of values that most platforms have no product for."""
+Kept = ByteWeight | Mxfp4Weight | Parts
+Keeps = Callable[[str, Kept], bool]
 """Whether a platform has a product for a weight of a name, so that it stays packed."""
 
 
-def keeps_none(name: str, weight: ByteWeight | Parts) -> bool:
+def keeps_none(name: str, weight: Kept) -> bool:
     """The answer of platforms that have none."""
     return False
 
@@ -39,9 +43,9 @@ def keeps_none(name: str, weight: ByteWeight | Parts) -> bool:
 def expand_all(
     tensors: dict[str, torch.Tensor], dtype: torch.dtype, keeps: Keeps = keeps_none
 ) -> None:
-    """Puts every weight of eight bits in a model's file into the dtype, one after another, but
-    those that are kept. Raises `ConfigError` naming the one that does not fit."""
-    for name in [name for name in tensors if name.endswith(BYTES)]:
+    """Puts every weight of eight bits or of MXFP4 in a model's file into the dtype, one after
+    another, but those that are kept. Raises `ConfigError` naming the one that does not fit."""
+    for name in [name for name in tensors if name.endswith(EXPANDED)]:
         layer, _, values = name.rpartition(".")
         own = {
             suffix: tensors.pop(layer + suffix, None)
@@ -58,23 +62,28 @@ def expand_all(
 
 
 def _check(layer: str, values: str, tensors: Mapping[str, torch.Tensor]) -> None:
-    is_fp8 = values in (FP8, FP8_TOKENS)
-    for suffix in (SCALES,) if is_fp8 else (SCALES, ZEROS):
+    is_float = values in (FP8, FP8_TOKENS, MXFP4)
+    for suffix in (SCALES,) if is_float else (SCALES, ZEROS):
         require(
             suffix in tensors,
             "checkpoint",
             f"without {layer}{suffix}",
             "every tensor of the architecture",
         )
-    n, k = tensors[values].shape
     groups = len(tensors[SCALES])
+    if values == MXFP4:
+        words = tensors[values]
+        check_tensor(layer + values, words, (len(words), num_words(BLOCK * groups)), torch.int32)
+        check_tensor(layer + SCALES, tensors[SCALES], (groups, len(words)), torch.uint8)
+        return
+    n, k = tensors[values].shape
     require(
         groups > 0 and k % groups == 0,
         f"groups of {layer}",
         f"{groups} of {k} inputs",
         "equal ones",
     )
-    dtypes = (torch.float32,) if is_fp8 else WIDE_SCALE_DTYPES
+    dtypes = (torch.float32,) if is_float else WIDE_SCALE_DTYPES
     check_tensor(layer + SCALES, tensors[SCALES], (groups, n), *dtypes)
-    if not is_fp8:
+    if not is_float:
         check_tensor(layer + ZEROS, tensors[ZEROS], (groups, n), torch.uint8)

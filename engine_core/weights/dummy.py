@@ -6,13 +6,15 @@ import zlib
 
 import torch
 
+from headwater.kernels.quant import mxfp4
 from headwater.kernels.quant.byte_weights import Fp8Weight, Int8Weight
 from headwater.kernels.quant.int4_layout import WORD, Int4Weight
+from headwater.kernels.quant.mxfp4 import Mxfp4Weight, num_words
 
 from .formats.fp8 import rounds_inputs
 from .formats.packing import Packing, Quantization
 from .grouped import named, num_groups
-from .layout import Layout
+from .layout import Layout, WeightSpec
 from .model_file import Tensors
 
 DUMMIES = {"dummy": False, "dummy-uniform": True}
@@ -22,6 +24,8 @@ UNIFORM_SPREAD = 1e-3
 power computes them faster than those of a trained model, so a comparison with such figures needs
 the same."""
 NORMAL_SPREAD = 0.02
+MXFP4_SCALE = 120
+"""2**-7: numbers of e2m1 spread as about 2.5."""
 HEAD = "lm_head"
 """Never packed, nor are tensors outside the layers."""
 
@@ -46,7 +50,7 @@ def dummy(
         if spec.tied_to:
             continue
         generator.manual_seed(seed + zlib.crc32(name.encode()))
-        if packing is not None and spec.is_linear and name != HEAD and not spec.is_routing:
+        if packing is not None and _is_packed(name, spec, packing):
             tensors |= _packed(name, spec.shape, packing, device, generator)
             continue
         own_dtype = torch.float32 if spec.is_wide else dtype
@@ -58,6 +62,12 @@ def dummy(
         else:
             tensor.normal_(0, NORMAL_SPREAD, generator=generator)
     return tensors
+
+
+def _is_packed(name: str, spec: WeightSpec, packing: Packing) -> bool:
+    """Whether a weight is packed: in MXFP4, weights of experts are."""
+    is_wanted = packing.format != "mxfp4" or spec.num_experts > 0
+    return is_wanted and spec.is_linear and name != HEAD and not spec.is_routing
 
 
 def _packed(
@@ -78,6 +88,11 @@ def _packed(
         scales = torch.full(of_groups, NORMAL_SPREAD, device=device)
         rounds_tokens = rounds_inputs(packing, k, len(scales))
         return named(Fp8Weight(values=values, scales=scales, rounds_tokens=rounds_tokens), name)
+    if packing.format == "mxfp4":
+        words = torch.empty(n, num_words(k), dtype=torch.int32, device=device)
+        words.random_(-(1 << 31), 1 << 31, generator=generator)
+        scales = torch.full((k // mxfp4.BLOCK, n), MXFP4_SCALE, dtype=torch.uint8, device=device)
+        return named(Mxfp4Weight(words=words, scales=scales), name)
     middle = 1 << packing.bits - 1
     # llm-compressor's scales have the model's dtype, those of other tools float16.
     dtype = torch.bfloat16 if packing.format == "pack_quantized" else torch.float16

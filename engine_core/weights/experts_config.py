@@ -34,6 +34,8 @@ class ExpertsConfig:
     """Intermediate size of the expert that every token has, or of several together; 0: none."""
     has_shared_gate: bool = False
     """Whether the shared expert is multiplied by the sigmoid of a product with the token."""
+    has_biases: bool = False
+    """Whether the router has a bias, and each product of an expert."""
     is_sparse: tuple[bool, ...] = ()
     """By layer, whether it has experts, else an MLP; empty: all layers have experts."""
 

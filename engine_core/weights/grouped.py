@@ -8,21 +8,23 @@ from dataclasses import replace
 
 import torch
 
-from headwater.kernels.quant import byte_weights, int4_layout
+from headwater.kernels.quant import byte_weights, int4_layout, mxfp4
 from headwater.kernels.quant.byte_weights import Fp8Weight, Int8Weight
 from headwater.kernels.quant.int4_layout import BLOCK, Int4Weight, without_zeros, zero_points
+from headwater.kernels.quant.mxfp4 import Mxfp4Weight
 
 from ..config import ConfigError, require
 
-GroupedWeight = Int4Weight | Int8Weight | Fp8Weight
+GroupedWeight = Int4Weight | Int8Weight | Fp8Weight | Mxfp4Weight
 INT4 = ".int4"
 INT8 = ".int8"
 W8A8 = ".w8a8"
 FP8 = ".fp8"
 FP8_TOKENS = ".f8a8"
+MXFP4 = ".mxfp4"
 """Names of the values in a model's file, behind the layer's: of packed numbers of four bits, of
-integers of eight bits, of those made for activations that are rounded too, and likewise of
-floating-point numbers."""
+integers of eight bits, of those made for activations that are rounded too, likewise of
+floating-point numbers, and of packed ones of these of four bits."""
 SCALES = ".scales"
 ZEROS = ".zeros"
 GROUPS = ".groups"
@@ -51,6 +53,8 @@ def named(weight: GroupedWeight, name: str) -> dict[str, torch.Tensor]:
             ZEROS: weight.zeros,
             GROUPS: weight.groups,
         }
+    elif isinstance(weight, Mxfp4Weight):
+        tensors = {MXFP4: weight.words, SCALES: weight.scales}
     else:
         tensors = {
             FP8_TOKENS if weight.rounds_tokens else FP8: weight.values,
@@ -65,12 +69,14 @@ def named(weight: GroupedWeight, name: str) -> dict[str, torch.Tensor]:
 
 def weight_of(tensors: Mapping[str, torch.Tensor]) -> GroupedWeight:
     """The weight of its tensors by suffix."""
-    [values] = tensors.keys() & {INT4, INT8, W8A8, FP8, FP8_TOKENS}
+    [values] = tensors.keys() & {INT4, INT8, W8A8, FP8, FP8_TOKENS, MXFP4}
     numbers = tensors[values]
     scales = tensors[SCALES]
     groups = tensors.get(GROUPS)
     if values == INT4:
         return Int4Weight(words=numbers, scales=scales, zeros=tensors.get(ZEROS), groups=groups)
+    if values == MXFP4:
+        return Mxfp4Weight(words=numbers, scales=scales)
     rounds_tokens = values in (W8A8, FP8_TOKENS)
     if values in (FP8, FP8_TOKENS):
         return Fp8Weight(values=numbers, scales=scales, rounds_tokens=rounds_tokens)
@@ -85,11 +91,11 @@ def weight_of(tensors: Mapping[str, torch.Tensor]) -> GroupedWeight:
 
 def expanded(weight: GroupedWeight, dtype: torch.dtype) -> torch.Tensor:
     """The weight [N, K] in the dtype."""
-    return (
-        int4_layout.expand(weight, dtype)
-        if isinstance(weight, Int4Weight)
-        else byte_weights.expand(weight, dtype)
-    )
+    if isinstance(weight, Int4Weight):
+        return int4_layout.expand(weight, dtype)
+    if isinstance(weight, Mxfp4Weight):
+        return mxfp4.expand(weight, dtype)
+    return byte_weights.expand(weight, dtype)
 
 
 def can_join(parts: Sequence[GroupedWeight]) -> bool:
@@ -116,6 +122,9 @@ def joined(name: str, parts: Sequence[GroupedWeight]) -> GroupedWeight:
                 f"g_idx of the parts of {name}", "different", "the same for all of them"
             )
     scales = torch.cat([part.scales for part in parts], dim=1)
+    if isinstance(first, Mxfp4Weight):
+        words = torch.cat([part.words for part in parts if isinstance(part, Mxfp4Weight)])
+        return replace(first, words=words, scales=scales)
     if isinstance(first, Fp8Weight):
         # torch joins no numbers of this type.
         values = torch.cat([_bytes(part) for part in parts]).view(first.values.dtype)
@@ -130,21 +139,21 @@ def joined(name: str, parts: Sequence[GroupedWeight]) -> GroupedWeight:
 
 
 def _bytes(part: GroupedWeight) -> torch.Tensor:
-    assert not isinstance(part, Int4Weight)
+    assert not isinstance(part, Int4Weight | Mxfp4Weight)
     return part.values.view(torch.uint8)
 
 
 def _zeros(part: GroupedWeight) -> torch.Tensor:
-    assert not isinstance(part, Fp8Weight)
+    assert not isinstance(part, Fp8Weight | Mxfp4Weight)
     return zero_points(part) if isinstance(part, Int4Weight) else part.zeros
 
 
 def _order(part: GroupedWeight) -> torch.Tensor | None:
-    return None if isinstance(part, Fp8Weight) else part.groups
+    return None if isinstance(part, Fp8Weight | Mxfp4Weight) else part.groups
 
 
 def _rounds_tokens(part: GroupedWeight) -> bool:
-    return not isinstance(part, Int4Weight) and part.rounds_tokens
+    return not isinstance(part, Int4Weight | Mxfp4Weight) and part.rounds_tokens
 
 
 def _are_equal(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:

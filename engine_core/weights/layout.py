@@ -87,6 +87,16 @@ def bias(size: int) -> WeightSpec:
     return WeightSpec(shape=(size,), is_bias=True)
 
 
+def joined_expert_biases(num_experts: int, parts: tuple[int, ...]) -> WeightSpec:
+    """The biases of a `joined_experts`, one behind the other."""
+    return joined_bias(parts * num_experts)
+
+
+def expert_biases(num_experts: int, size: int) -> WeightSpec:
+    """The biases of an `experts`, one behind the other."""
+    return bias(num_experts * size)
+
+
 def width_norm(size: int) -> WeightSpec:
     """A norm over all heads of a token; each rank has the factors of its heads."""
     return WeightSpec(shape=(size,), is_norm=True, split=Split.OUTPUTS, parts=(size,))

@@ -40,6 +40,9 @@ ACTIVATIONS = {
 """Activations by their names in a config; ours are those of `Platform`."""
 GATES = ("silu", "gelu_tanh")
 """Activations of `Platform.gate`."""
+CLAMPED_SWIGLU = "clamped_swiglu"
+EXPERT_GATES = (*GATES, CLAMPED_SWIGLU)
+"""Activations of `ExpertPlatform.experts`."""
 NORM_EPS = 1e-6
 """`rms_norm_eps` of all architectures where a config does not say."""
 
@@ -105,10 +108,16 @@ class ModelConfig:
     """Keys that a position sees in layers with a window, its own included; 0: no layer has one."""
     is_windowed: tuple[bool, ...] = ()
     """By layer, whether it has a window; empty: none has."""
+    has_sinks: bool = False
+    """Whether each query head has a sink, a learned score that takes a share of every softmax."""
     quantization: Quantization | None = None
     """How the linear layers are packed; None: they are not."""
     experts: ExpertsConfig | None = None
     """Experts in place of the MLPs of some layers, or of all; None: no layer has any."""
+    unpadded_head_dim: int = 0
+    """Numbers of a head in the checkpoint, where zeros pad heads to `head_dim`; 0: none do."""
+    foreign: Mapping[str, Any] | None = None
+    """`config.json` of a model whose modelling code is that of transformers; None: it is ours."""
     fits_float16: bool = True
     """Whether hidden states stay below 65,504, the largest number of float16."""
 
@@ -165,27 +174,39 @@ class ModelConfig:
         """Flags of a platform that the model needs, each with the field that asks for it and the
         field's value."""
         is_partial = self.rotary_dim not in (0, self.head_dim)
-        plain = self.activation not in GATES or not self.is_gated
+        plain = self.activation not in EXPERT_GATES or not self.is_gated
+        has_biases = self.experts is not None and self.experts.has_biases
         wanted: dict[str, tuple[str, object]] = {
             "windows": ("sliding_window", self.sliding_window),
+            "sinks": ("attention sinks", self.has_sinks),
             "softcaps": ("attn_logit_softcapping", self.attention_softcap),
             "rotary_pairs": ("rotary_dim", is_partial or self.is_interleaved),
             "activations": ("hidden_act", self.activation if plain else ""),
             "odd_heads": ("head_dim", self.head_dim if self.head_dim.bit_count() > 1 else 0),
             "experts": ("num_experts", 0 if self.experts is None else self.experts.num_experts),
+            "expert_biases": ("biases of experts", has_biases),
         }
         if self.logit_softcap:
             wanted.setdefault("activations", ("final_logit_softcapping", self.logit_softcap))
         return {flag: (field, value) for flag, (field, value) in wanted.items() if value}
 
+    def with_padded_heads(self) -> ModelConfig:
+        """The model with heads padded by zeros to a power of two. It is unchanged where heads have
+        such a size, or norms that zeros would change."""
+        size = self.head_dim
+        if size.bit_count() == 1 or self.qk_norm or self.width_norms:
+            return self
+        return replace(
+            self,
+            head_dim=1 << size.bit_length(),
+            unpadded_head_dim=size,
+            rotary_dim=self.rotary_dim or size,
+            attention_scale=self.attention_scale or size**-0.5,
+        )
+
     def window_of(self, layer: int) -> int:
         """Keys that a position sees in a layer; 0: all up to its own."""
         return self.sliding_window if self.is_windowed and self.is_windowed[layer] else 0
-
-    @property
-    def window_of_all(self) -> int:
-        """Keys that a position sees in every layer; 0: a layer sees all."""
-        return self.sliding_window if self.is_windowed and all(self.is_windowed) else 0
 
     def has_experts(self, layer: int) -> bool:
         """Whether a layer has experts in place of an MLP."""

@@ -13,6 +13,7 @@ import torch
 
 from headwater.kernels.quant.block_formats import BlockWeight
 from headwater.kernels.quant.int4_layout import Int4Weight
+from headwater.kernels.quant.mxfp4 import Mxfp4Weight
 
 from ..config import ConfigError, require
 from . import blocks
@@ -25,6 +26,7 @@ Weight = torch.Tensor | GroupedWeight | BlockWeight
 """A tensor of a checkpoint, packed or not."""
 NO_LAYOUT: Layout = MappingProxyType({})
 Change = Callable[[torch.Tensor, ModelConfig], torch.Tensor]
+PackedChange = Callable[[Mxfp4Weight, ModelConfig], Mxfp4Weight]
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _ROOT = re.compile(
     r"(?:model\.language_model|language_model\.model|language_model|model\.text_model|model\.decoder"
@@ -73,6 +75,8 @@ class CheckpointNames:
     """Endings of names of tensors that are no weights."""
     changed: Mapping[str, Change] = field(default_factory=dict)
     """By our name, what makes a tensor ours where the checkpoint's lies otherwise."""
+    changed_packed: Mapping[str, PackedChange] = field(default_factory=dict)
+    """As `changed`, of weights in MXFP4."""
 
     def collect(
         self,
@@ -101,7 +105,7 @@ class CheckpointNames:
                 prefix, ours, place, num_parts = self._place(name, layout)
                 if ours in self.changed:
                     assert config is not None
-                    tensor = _changed(name, tensor, self.changed[ours], config)
+                    tensor = self._changed(name, ours, tensor, config)
                 waiting = parts.setdefault(prefix + ours, {})
                 if isinstance(tensor, Int4Weight) and not prefix:
                     raise ConfigError(
@@ -129,6 +133,18 @@ class CheckpointNames:
         require(not parts, "checkpoint", sorted(parts), "every part of a fused projection")
         return collected
 
+    def projection(self, name: str, layout: Layout) -> tuple[str, int | None]:
+        """Our name of a published linear layer, without `.weight`, and its place among projections
+        that are joined there; None: it is all of them. Raises `ConfigError` where the model has no
+        such linear layer, or its rows lie otherwise here."""
+        if not self._is_unused(name + ".weight", range(0)):
+            prefix, ours, place, num_parts = self._place(name + ".weight", layout)
+            spec = layout.get(prefix + ours)
+            is_linear = spec is not None and spec.is_linear and not spec.num_experts
+            if is_linear and prefix and ours not in self.changed:
+                return prefix + ours, place if num_parts > 1 else None
+        raise ConfigError("linear layer", name, "linear layers of the architecture")
+
     def _is_unused(self, name: str, spare_layers: range) -> bool:
         if name.endswith(self.ignored) or _UNUSED.fullmatch(name):
             return True
@@ -146,6 +162,15 @@ class CheckpointNames:
             match is not None and match[2] in {**self.layer, **self.fused, **self.joined}
         )
         return not is_known and not bool(tensor.any())
+
+    def _changed(self, name: str, ours: str, weight: Weight, config: ModelConfig) -> Weight:
+        """Raises `ConfigError` for a packed weight, whose rows or inputs share scales."""
+        if isinstance(weight, torch.Tensor):
+            return self.changed[ours](weight, config)
+        if isinstance(weight, Mxfp4Weight) and ours in self.changed_packed:
+            return self.changed_packed[ours](weight, config)
+        allowed = f"weights of {config.architecture} that are not packed"
+        raise ConfigError("checkpoint tensor", name, allowed)
 
     def _place(self, name: str, layout: Layout) -> tuple[str, str, int, int]:
         """Our prefix and name, the place among parts, and how many parts there are."""
@@ -196,14 +221,6 @@ def _shaped(tensor: torch.Tensor, spec: WeightSpec) -> torch.Tensor:
     return tensor.reshape(spec.shape) if is_row else tensor
 
 
-def _changed(name: str, tensor: Weight, change: Change, config: ModelConfig) -> torch.Tensor:
-    """Raises `ConfigError` for a packed weight, whose rows or inputs share scales."""
-    if isinstance(tensor, torch.Tensor):
-        return change(tensor, config)
-    allowed = f"weights of {config.architecture} that are not packed"
-    raise ConfigError("checkpoint tensor", name, allowed)
-
-
 def _has_values(tensor: torch.Tensor) -> bool:
     """Whether each element is a number of floating point; those of four bits are pairs, which torch
     does not read."""
@@ -214,6 +231,8 @@ def _whole(name: str, parts: Sequence[Weight], dtype: torch.dtype, layout: Layou
     """The tensors of a weight made of parts. Parts of several kinds are expanded to the dtype.
     Raises `ConfigError` where parts cannot be joined, or have other outputs than the layout
     says."""
+    if name in layout and layout[name].shape == ():
+        return {name: _dense(parts[0], dtype)}
     shapes = [tuple(part.shape) for part in parts]
     if len({(len(shape), *shape[1:]) for shape in shapes}) > 1 or () in shapes:
         raise ConfigError(f"shapes of the parts of {name}", shapes, "one number of inputs")

@@ -11,7 +11,7 @@ import torch
 from headwater.kernels.quant.block_formats import BlockWeight
 
 from ..config import ConfigError
-from .formats import awq, fp8, gptq, int_quantized, pack_quantized
+from .formats import awq, fp8, gptq, int_quantized, mxfp4, pack_quantized
 from .formats.packing import Packing, Quantization
 from .grouped import GroupedWeight
 from .names import Weight
@@ -53,6 +53,7 @@ FORMATS: Mapping[str, Format] = {
     "fp8": fp8,
     "gptq": gptq,
     "int_quantized": int_quantized,
+    "mxfp4": mxfp4,
     "pack_quantized": pack_quantized,
 }
 
@@ -64,7 +65,7 @@ def unpacked(
     other checkpoints. Raises `ConfigError` for a layer without one of its tensors."""
     waiting: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors:
-        layer, _, suffix = name.rpartition(".")
+        layer, suffix, whole = _parts_of(name)
         # These belong to a layer's attention too, which no rule need name.
         if quantization is not None and suffix in (*KV_SCALES, *OF_OUTPUTS):
             continue
@@ -83,7 +84,7 @@ def unpacked(
         parts = waiting.setdefault(layer, {})
         parts[suffix] = tensor
         if len(parts) == len(format.suffixes(packing)):
-            yield f"{layer}.weight", format.unpack(layer, waiting.pop(layer), packing)
+            yield whole, format.unpack(layer, waiting.pop(layer), packing)
     for layer, parts in waiting.items():
         packing = quantization.packing_of(layer) if quantization is not None else None
         assert packing is not None
@@ -91,5 +92,21 @@ def unpacked(
             suffix for suffix in FORMATS[packing.format].suffixes(packing) if suffix not in parts
         )
         raise ConfigError(
-            "checkpoint", f"without {layer}.{missing}", "every tensor of a packed layer"
+            "checkpoint", f"without {_name_of(layer, missing)}", "every tensor of a packed layer"
         )
+
+
+def _parts_of(name: str) -> tuple[str, str, str]:
+    """The layer of a tensor, the last part of its name, and the name of the layer's weight where it
+    is not packed. Of weights of all experts, the weight itself is the layer."""
+    for ending in (mxfp4.BLOCKS, mxfp4.SCALES):
+        if name.endswith(ending):
+            layer = name.removesuffix(ending)
+            return layer, ending, layer
+    layer, _, suffix = name.rpartition(".")
+    return layer, suffix, f"{layer}.weight"
+
+
+def _name_of(layer: str, suffix: str) -> str:
+    """The name of a layer's tensor."""
+    return layer + suffix if suffix in (mxfp4.BLOCKS, mxfp4.SCALES) else f"{layer}.{suffix}"

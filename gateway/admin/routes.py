@@ -6,6 +6,7 @@ from __future__ import annotations
 from headwater.services.runtime.errors import NotFound
 
 from ..http.http_exchange import Exchange, Route
+from .adapters import AdapterAdmin
 from .demand import DemandPage
 from .models import ModelAdmin
 from .replicas import ReplicaAdmin
@@ -15,7 +16,11 @@ METHODS = ("GET", "POST", "PATCH", "DELETE")
 
 
 def admin_routes(
-    tenants: TenantAdmin | None, models: ModelAdmin, replicas: ReplicaAdmin, demand: DemandPage
+    tenants: TenantAdmin | None,
+    models: ModelAdmin,
+    replicas: ReplicaAdmin,
+    demand: DemandPage,
+    adapters: AdapterAdmin,
 ) -> list[Route]:
     routes: list[Route] = [
         ("GET", "/demand/{name:path}", demand.get),
@@ -26,6 +31,11 @@ def admin_routes(
         ("POST", "/admin/models", models.load_model),
         ("PATCH", "/admin/models/{name:path}", models.scale_model),
         ("DELETE", "/admin/models/{name:path}", models.unload_model),
+        ("GET", "/admin/adapters", adapters.list_adapters),
+        ("POST", "/admin/adapters", adapters.load),
+        ("DELETE", "/admin/adapters/{name:path}", adapters.unload),
+        ("POST", "/v1/load_lora_adapter", adapters.load_lora),
+        ("POST", "/v1/unload_lora_adapter", adapters.unload_lora),
     ]
     if tenants is not None:
         routes += [

@@ -28,16 +28,27 @@ class TokenizerNotShown(NotFound):
 def list_models(cluster: Cluster) -> dict[str, Any]:
     return {
         "object": "list",
-        "data": [_card(model, since) for model, since in cluster.processors.models().values()],
+        "data": [*_cards(cluster).values()],
     }
 
 
 def get_model(cluster: Cluster, name: str) -> dict[str, Any]:
     """Model by name. Raises `NotFound`."""
-    served = cluster.processors.models()
-    if name not in served:
+    if (card := _cards(cluster).get(name)) is None:
         raise cluster.processors.unknown(name)
-    return _card(*served[name])
+    return card
+
+
+def _cards(cluster: Cluster) -> dict[str, dict[str, Any]]:
+    """Cards of models and of their adapters by name. A model's name is no adapter's."""
+    models = cluster.processors.models()
+    adapters = {
+        name: _card(models[base][0], int(adapter.published_at))
+        | {"id": name, "root": base, "parent": base}
+        for name, (base, adapter) in cluster.adapters().items()
+        if base in models
+    }
+    return adapters | {name: _card(*served) for name, served in models.items()}
 
 
 def _card(model: ServedModel, since: int) -> dict[str, Any]:
@@ -49,6 +60,7 @@ def _card(model: ServedModel, since: int) -> dict[str, Any]:
         "root": model.name,
         "parent": None,
         "max_model_len": model.max_model_len,
+        "model_code": model.model_code,
     }
 
 
@@ -72,7 +84,7 @@ async def tokenize(
     wants_text = bool(asked.return_token_strs)
     reply = await cluster.processors.tokenize(
         processor_pb2.ProcessorTokenizeRequest(
-            model=model,
+            model=cluster.target(model).model,
             prompt=prompt,
             return_token_strings=wants_text,
             escape_special_tokens=cluster.tenants.escapes_special_tokens(tenant),
@@ -91,6 +103,6 @@ async def detokenize(
     cluster: Cluster, tenant: Tenant, asked: DetokenizeRequest, model: str
 ) -> dict[str, Any]:
     request = processor_pb2.ProcessorDetokenizeRequest(
-        model=model, token_ids=asked.tokens, tenant=tenant.key
+        model=cluster.target(model).model, token_ids=asked.tokens, tenant=tenant.key
     )
     return {"prompt": (await cluster.processors.detokenize(request)).text}

@@ -36,7 +36,7 @@ NOT_SERVED = {
     "kv_transfer_params": "the cluster itself decides where a prompt is computed",
     "logits_processors": NO_PLUG_INS,
     "logprob_token_ids": "the likeliest tokens are told, by `top_logprobs`",
-    "lora": "this version serves no adapters",
+    "lora": "an adapter is served as a model by name: `model`",
     "media_io_kwargs": TEXT_ONLY,
     "mm_processor_kwargs": TEXT_ONLY,
     "previous_input_messages": "a turn goes on by `previous_response_id`",
@@ -50,7 +50,7 @@ NOT_SERVED = {
     # SGLang's.
     "custom_logit_processor": NO_PLUG_INS,
     "custom_params": NO_PLUG_INS,
-    "lora_path": "this version serves no adapters",
+    "lora_path": "an adapter is served as a model by name: `model`",
     "return_hidden_states": "/v1/embeddings tells them of prompts",
     "separate_reasoning": "thoughts come as `reasoning_content`; `include_reasoning` leaves "
     "them out",

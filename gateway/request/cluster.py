@@ -15,7 +15,7 @@ import structlog
 from structlog.typing import FilteringBoundLogger
 
 from headwater.services.runtime import errors
-from headwater.services.runtime.member import Kind, Member
+from headwater.services.runtime.member import Kind, Member, ServedAdapter
 from headwater.services.runtime.membership import Change, ChangeKind, Members
 from headwater.services.runtime.served_model import ServedModel, model_key
 from headwater.services.runtime.tracing import NoTracing, Tracing
@@ -26,6 +26,7 @@ from ..stages.catalogues import Catalogues
 from ..stages.output_sessions import ANY_MODEL, OutputSessions
 from ..stages.prefetches import Prefetches
 from ..stages.processors import Processors
+from ..stages.served_adapters import Target, published, target_of
 from ..tenancy.accounts import Accounts
 from ..tenancy.answer_lengths import AnswerLengths
 from ..tenancy.cache_namespace import CacheNamespaces
@@ -110,6 +111,17 @@ class Cluster:
                 f"no processor of the model {name!r} is within reach", code="processor_unavailable"
             ) from None
 
+    def target(self, name: str) -> Target:
+        """Model and adapter that a client's name stands for; a name that is served by none stands
+        for itself."""
+        if self.processors.serves(name):
+            return Target(name)
+        return target_of(name, self.members.of(Kind.ENGINE))
+
+    def adapters(self) -> dict[str, tuple[str, ServedAdapter]]:
+        """Adapters by name, each with the name of its base model."""
+        return published(self.members.of(Kind.ENGINE))
+
     def missing(self) -> list[str]:
         """Names of the stages that are missing for a request to be answered. Empty: the gateway is
         ready."""
@@ -163,7 +175,7 @@ class Cluster:
     def demand_by_model(self) -> dict[str, tuple[int, int]]:
         """By model: the number of requests that wait or run, and of those without a replica."""
         without = self.cold_starts.waiting
-        here = Counter(each.request.model for run in self._runs() for each in run)
+        here = Counter(each.target.model for run in self._runs() for each in run)
         names = {*self.processors.models(), *without, *here}
         return {
             name: (max(here[name], without.get(name, 0)), without.get(name, 0)) for name in names

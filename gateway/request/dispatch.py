@@ -43,7 +43,7 @@ class Dispatcher:
         self._cluster = cluster
         self._generation = generation
         self._sink = sink
-        metrics = cluster.metrics.of(generation.request.model)
+        metrics = cluster.metrics.of(generation.target.model)
         self._observe_first_token = metrics.first_token
         self._observe_between_tokens = metrics.between_tokens
         self._turns: PromptTurns[Choice]
@@ -133,9 +133,7 @@ class Dispatcher:
 
     def choice_ended(self, choice: Choice) -> None:
         self._turns.ended(choice)
-        self._cluster.metrics.finished.add(
-            self._generation.request.model, str(choice.finish_reason)
-        )
+        self._cluster.metrics.finished.add(self._generation.target.model, str(choice.finish_reason))
         if self._faults.is_doubted:
             self._faults.got_further()
         if self._ended is not None and not self._ended.done() and not self._generation.unfinished:
@@ -245,7 +243,7 @@ class Dispatcher:
         model_key = generation.model.key
         token_ids, hashes = self._computed()
         await cluster.router.consult(model_key, hashes)
-        await cluster.cold_starts.replica_of_admitted(generation.request.model, self._least_seconds)
+        await cluster.cold_starts.replica_of_admitted(generation.target.model, self._least_seconds)
         max_tokens = prepared.sampling.max_tokens - (len(token_ids) - len(prepared.prompt_ids))
         attempts = generation.timeline.attempts
         while True:
@@ -260,6 +258,7 @@ class Dispatcher:
                     if attempts and generation.has_begun
                     else "",
                     expected_tokens=generation.timeline.expected_tokens,
+                    adapter=generation.target.adapter,
                     lender=self._faults.lender,
                     may_hand_over=generation.may_be_handed_over,
                 )
@@ -291,6 +290,7 @@ class Dispatcher:
 
     async def _session(self, decision: Decision) -> OutputSession:
         request = self._generation.request
+        model = self._generation.target.model
         outputs = self._cluster.outputs
         # The id of a request finds the output processor of a resumable one, and keeps several
         # prompts at a single one that counts the tokens of all of them.
@@ -298,9 +298,9 @@ class Dispatcher:
         key = request.caller.request_id if is_by_id else decision.address
         while True:
             try:
-                return outputs.pick(key, request.model)
+                return outputs.pick(key, model)
             except errors.Unavailable as error:
-                await self._wait(lambda: outputs.wait_for(request.model), error)
+                await self._wait(lambda: outputs.wait_for(model), error)
 
     @property
     def _least_seconds(self) -> float:

@@ -27,6 +27,8 @@ class EndedPrompt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     cached_tokens: int
     cached_by_tier: dict[str, int]
     num_output_tokens: int
+    adapter: bytes = b""
+    """Hash of the adapter's content; empty: none."""
     choices: tuple[dict[str, Any], ...]
     """Plain data of its choices."""
 
@@ -42,6 +44,7 @@ class EndedPrompt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Stages of its timeline as plain data, in their order."""
         return {
             "outcome": self.timeline.outcome,
+            "adapter": self.adapter.hex() or None,
             "prompt_tokens": self.num_prompt_tokens,
             "cached_tokens": self.cached_tokens,
             "cached_by_tier": self.cached_by_tier,

@@ -17,6 +17,7 @@ from headwater.services.runtime import errors
 from headwater.services.runtime.served_model import ServedModel
 
 from ..router.decision import Decision
+from ..stages.served_adapters import Target
 from ..stages.stream_context import Found
 from ..tenancy.grant import LEASE_TOKENS, Grant
 from .choice import Choice
@@ -54,12 +55,17 @@ class Generation:
     """Right to use tokens. Set before it runs."""
     model: ServedModel = field(init=False)
     """The model as it was when the prompt was prepared. Later attempts do not look it up again."""
+    target: Target = field(init=False)
+    """Model and adapter of all attempts, once the prompt is prepared."""
     namespace: bytes = b""
     """Root of the prompt's block hashes."""
     timeline: Timeline = field(default_factory=Timeline)
     task: asyncio.Task[Any] | None = None
     """Task that runs it."""
     cancelled_by: errors.HeadwaterError | None = None
+
+    def __post_init__(self) -> None:
+        self.target = Target(self.request.model)
 
     def take(self, prepared: processor_pb2.PrepareReply) -> None:
         """Takes the processor's reply."""
@@ -185,6 +191,7 @@ class Generation:
             "request_id": self.request.caller.request_id,
             "attempts": self.attempt,
             "exact": timeline.is_exact,
+            "adapter": self.target.adapter.hex() or None,
             "decision": self.decision.receipt if self.decision is not None else None,
             "cached_tokens": self.cached_tokens,
             "cached_by_tier": self.cached_by_tier,
@@ -203,6 +210,7 @@ class Generation:
             cached_tokens=self.cached_tokens,
             cached_by_tier=self.cached_by_tier,
             num_output_tokens=self.num_output_tokens,
+            adapter=self.target.adapter,
             choices=tuple(map(_explained_choice, self.choices[:MAX_EXPLAINED_CHOICES])),
         )
 

@@ -58,7 +58,7 @@ async def _run_in_turn(
     turns = _turns_of(cluster, generation)
     try:
         if generation.is_computed:
-            if cluster.cold_starts.is_cold(generation.request.model):
+            if cluster.cold_starts.is_cold(generation.target.model):
                 # Before the queue: requests of models that have a replica do not wait behind it.
                 await _replica(cluster, generation, turns)
             await dispatcher.check_deadline()
@@ -69,7 +69,7 @@ async def _run_in_turn(
         timeline.policy = turns.waited.policy
         timeline.fcfs_seconds = turns.waited.fcfs_seconds
         cluster.metrics.queued(
-            generation.request.model,
+            generation.target.model,
             timeline.policy,
             timeline.admitted_at - (timeline.queued_at or 0.0),
         )
@@ -87,7 +87,7 @@ async def _replica(cluster: Cluster, generation: Generation, turns: PromptTurns[
     caller = generation.request.caller
     virtual_time = turns.first_share(together=generation.is_together)
     await cluster.cold_starts.replica(
-        generation.request.model,
+        generation.target.model,
         tenant=caller.tenant.key,
         tier=caller.tier,
         virtual_time=virtual_time,
@@ -153,7 +153,7 @@ def _record(cluster: Cluster, generation: Generation) -> None:
             )
     if generation.found is None:
         cluster.metrics.count(
-            generation.request.model,
+            generation.target.model,
             caller.tenant,
             seconds=timeline.seconds,
             ttft=timeline.ttft,
@@ -161,6 +161,8 @@ def _record(cluster: Cluster, generation: Generation) -> None:
             cached_tokens=generation.cached_tokens,
             num_output_tokens=generation.num_output_tokens,
         )
+        if generation.target.adapter:
+            cluster.metrics.count_adapter(generation.request.model)
         if caller.span.is_collected:
             timeline.to_spans(caller.span)
     if cluster.timelines.has_room(caller.request_id):

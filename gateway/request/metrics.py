@@ -60,6 +60,9 @@ LENGTH_BUCKETS = (1, 4, 16, 64, 256, 1024, 4096, 16_384, 65_536, 262_144)
 MAX_TENANTS = 1000
 """Tenants with counters of their own. Where tenants name themselves, their number has no bound."""
 OTHER_TENANTS = "others"
+MAX_ADAPTERS = 200
+"""Names of adapters with counters of their own."""
+OTHER_ADAPTERS = "others"
 
 
 class TenantUse(msgspec.Struct):
@@ -116,6 +119,10 @@ class Metrics:
         )
         kinds = "Tokens by tenant: of prompts, of these found in the cache, and of answers"
         self.tenant_tokens = self._counter("tenant_tokens", kinds, "tenant", "kind")
+        self.adapter_requests = self._counter(
+            "adapter_requests", "Prompts that ended, by adapter", "adapter"
+        )
+        self._adapters: set[str] = set()
         self._tenants: set[str] = set()
         self.tenant_use: dict[str, TenantUse] = {}
         """By the tenant's key; of the first so many tenants."""
@@ -224,6 +231,15 @@ class Metrics:
             use.prompt_tokens += num_prompt_tokens
             use.cached_tokens += cached_tokens
             use.output_tokens += num_output_tokens
+
+    def count_adapter(self, name: str) -> None:
+        """Counts a prompt with an adapter that has ended, well or not."""
+        if name not in self._adapters:
+            if len(self._adapters) < MAX_ADAPTERS:
+                self._adapters.add(name)
+            else:
+                name = OTHER_ADAPTERS
+        self.adapter_requests.add(name)
 
     def _count_tenant(
         self, tenant: str, num_prompt_tokens: int, cached_tokens: int, num_output_tokens: int

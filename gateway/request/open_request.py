@@ -42,6 +42,7 @@ def open_request(
         ttft_goal_ms=round(caller.ttft_goal * 1e3),
         tpot_goal_ms=round(caller.tpot_goal * 1e3),
         cache_namespace=generation.namespace,
+        adapter=generation.target.adapter,
         traceparent=caller.span.context.traceparent,
         tracestate=caller.span.context.tracestate,
         # Tokens that were leased and have not come, from any engine.
@@ -55,7 +56,7 @@ def open_request(
         engine_address=decision.address,
         replica_id=decision.replica_id,
         epoch=decision.member.epoch,
-        model=request.model,
+        model=generation.target.model,
         add=add,
         answer_format=prepared.answer_format if prepared.HasField("answer_format") else None,
         charge=_charge_of(generation),
@@ -83,7 +84,9 @@ def stream_context(generation: Generation) -> bytes:
     """Context that another gateway needs to resume the generation; empty when it cannot be
     resumed."""
     context = generation.request.context
-    return context.encode(generation.prepared.sampling.seed) if context is not None else b""
+    if context is None:
+        return b""
+    return context.encode(generation.prepared.sampling.seed, generation.target.adapter)
 
 
 def _charge_of(generation: Generation) -> Charge:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 from headwater.proto import processor_pb2
 
+from ..stages.served_adapters import Target
 from ..stages.stream_context import StreamNotKept
 from .choice import Choice
 from .cluster import Cluster
@@ -45,14 +47,19 @@ async def _prepare(cluster: Cluster, generation: Generation) -> None:
     request = generation.request
     tenant = request.caller.tenant
     tier = request.caller.tier
-    await cluster.cold_starts.text_stages(request.model, tenant=tenant.key, tier=tier)
-    generation.model = cluster.model(request.model)
+    target = generation.target = _target(cluster, generation)
+    await cluster.cold_starts.text_stages(target.model, tenant=tenant.key, tier=tier)
+    generation.model = cluster.model(target.model)
     check_fields(cluster.router.engines(generation.model.key), request.sampling)
     generation.namespace = cluster.namespaces.of(
-        tenant.key, generation.model, cache_salt=request.cache_salt, shared=tenant.shared_cache
+        tenant.key,
+        generation.model,
+        lora=target.adapter.hex(),
+        cache_salt=request.cache_salt,
+        shared=tenant.shared_cache,
     )
     call = processor_pb2.PrepareRequest(
-        model=request.model,
+        model=target.model,
         prompt=request.prompt,
         sampling=request.sampling,
         cache_namespace=generation.namespace,
@@ -80,6 +87,13 @@ async def _prepare(cluster: Cluster, generation: Generation) -> None:
         generation.attempt = found.attempt
         if num_choices != len(found.granted):
             raise StreamNotKept(found.request_id)
+
+
+def _target(cluster: Cluster, generation: Generation) -> Target:
+    """Target of a request's name; a resumed request keeps the adapter that it was admitted with."""
+    target = cluster.target(generation.request.model)
+    found = generation.found
+    return target if found is None else replace(target, adapter=found.context.adapter)
 
 
 async def for_each_prompt(

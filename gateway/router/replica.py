@@ -116,6 +116,10 @@ class Replica:
             return "failing"
         return "full" if parts.filled > GUARD_FILLED else ""
 
+    def has_adapter(self, digest: bytes) -> bool:
+        """Whether its requests may have the adapter; all may have none."""
+        return not digest or any(each.digest == digest for each in self.member.adapters)
+
     @property
     def can_pull(self) -> bool:
         return self.load.reported.seconds_per_pulled_token > 0

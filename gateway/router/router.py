@@ -45,6 +45,8 @@ EXPECT_SECONDS = 2.0
 """Least time for which the prompt of a request on its way counts as cached at its replica."""
 _MAX_PREFIXES = 20_000
 """Number of prefixes whose last replicas are remembered."""
+NO_ADAPTER = "no adapter"
+"""Guard of a replica that does not hold the request's adapter; it never gives way."""
 _LAST_RESORT = (MISPLACED, "full", "inexact", "failing")
 """Guards that give way, in this order, when every replica has one."""
 
@@ -76,6 +78,8 @@ class _Asked(msgspec.Struct, frozen=True):
     numerics_id: str
     owner: Replica | None
     """The lender, where it is still there."""
+    adapter: bytes
+    """Hash of the adapter's content; empty: none."""
 
 
 class Router:
@@ -265,13 +269,15 @@ class Router:
         numerics_id: str = "",
         *,
         expected_tokens: int = EXPECTED_OUTPUT,
+        adapter: bytes = b"",
         lender: Incarnation | None = None,
         may_hand_over: bool = False,
     ) -> Decision:
         """The replica for a prompt whose full blocks hash to `block_hashes` (16 bytes each, one
         after another).
 
-        `expected_tokens`: predicted length of the answer. `exclude` names incarnations that failed
+        `expected_tokens`: predicted length of the answer. `adapter`: hash of its content, which the
+        replica has to hold; empty: none. `exclude` names incarnations that failed
         this request; `numerics_id` is what its answer so far was computed with, if there is any;
         `lender` is the one that gave it away last, and may still hold its blocks. A request that
         may be handed over can be computed at two replicas. Raises `Unavailable` when none is left.
@@ -284,7 +290,9 @@ class Router:
         owner = replica_of(replicas, lender)
         splitting = Splitting(replicas.values(), is_lent=bool(numerics_id) and owner is not None)
         num_answer_tokens = min(max_tokens, expected_tokens)
-        asked = _Asked(hashes, num_prompt_tokens, num_answer_tokens, exclude, numerics_id, owner)
+        asked = _Asked(
+            hashes, num_prompt_tokens, num_answer_tokens, exclude, numerics_id, owner, adapter
+        )
         seen = self._look(model_key, replicas, asked, splitting, rates, now)
         able = _able(seen)
         if not able:
@@ -401,6 +409,7 @@ class Router:
             )
             parts = splitting.with_costs(replica, parts, num_tokens, of_kind)
             guard = "failed" if replica.incarnation in asked.exclude else replica.guard(parts, now)
+            guard = guard if replica.has_adapter(asked.adapter) else NO_ADAPTER
             if not guard and asked.numerics_id and replica.member.numerics_id != asked.numerics_id:
                 guard = "inexact"
             guard = guard or splitting.guard(replica)

@@ -32,9 +32,11 @@ class StreamContext(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     client_request_id: str = ""
     wants_receipt: bool = False
     seed: int = 0
+    adapter: bytes = b""
+    """Hash of the adapter's content with which it was admitted; empty: none."""
 
-    def encode(self, seed: int) -> bytes:
-        return msgspec.msgpack.encode(msgspec.structs.replace(self, seed=seed))
+    def encode(self, seed: int, adapter: bytes = b"") -> bytes:
+        return msgspec.msgpack.encode(msgspec.structs.replace(self, seed=seed, adapter=adapter))
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,6 +31,7 @@ from .online_softmax import (
     parts_of,
     row_sums,
     stages_of,
+    with_sinks,
 )
 from .paged_cache import as_pairs, attention_constants, is_paired, load_tile, pages_of
 
@@ -60,13 +61,17 @@ def decode_attention(
     v_scale: torch.Tensor | None = None,
     scale: float | None = None,
     window: int = 0,
+    sinks: torch.Tensor | None = None,
+    softcap: float = 0.0,
     dependent: bool = False,
 ) -> None:
     """Attention of q [R, Hq, D] into out of the same shape; caches [num_blocks, Hk, block_size, D];
     the other arguments as in `plan_decode`.
 
     k_scale and v_scale float32 [Hk] for fp8 caches. scale is that of the softmax, 1 / sqrt(D) by
-    default; window as in `plan_decode`. Rows whose length is 0 are left alone. `reduce_splits`
+    default; window as in `plan_decode`. Sinks float32 [Hq] are scores of keys whose values are
+    zeros. Scores are capped by tanh to `softcap`; 0: not. Rows whose length is 0 are left alone.
+    `reduce_splits`
     follows.
     """
     num_rows, _, head_dim = q.shape
@@ -86,6 +91,7 @@ def decode_attention(
         out,
         seq_lens if k_scale is None else k_scale,
         seq_lens if v_scale is None else v_scale,
+        sinks,
         base_2_scale(scale, head_dim),
         stride_block,
         stride_head,
@@ -95,6 +101,7 @@ def decode_attention(
         **attention_constants(q, k_cache),
         MAX_SPLITS=plan.max_splits,
         WINDOW=window,
+        SOFTCAP=softcap,
         DIRECT=plan.is_direct,
         DEPENDENT=dependent,
         num_warps=4,
@@ -141,10 +148,12 @@ def attention_of_rows(
     scale: float | None = None,
     window: int = 0,
     softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of the last len(q) positions of one sequence of seq_len keys, each seeing the last
     `window` keys up to its own, or all of them; [C, Hq, D]. `softcap` is that of scores, which
-    become softcap * tanh(score / softcap); 0: none."""
+    become softcap * tanh(score / softcap); 0: none. Sinks [Hq] are scores of keys whose values are
+    zeros."""
     dtype = torch.promote_types(q.dtype, torch.float32)
     blocks = block_table[: triton.cdiv(seq_len, k_cache.shape[2])].long()
     k, v = (c[blocks].transpose(1, 2).flatten(0, 1)[:seq_len].to(dtype) for c in (k_cache, v_cache))
@@ -156,7 +165,11 @@ def attention_of_rows(
         seq_len, device=q.device
     )
     hidden = (ages < 0) | (ages >= (window or seq_len))
-    weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if sinks is not None:
+        of_heads = sinks.to(dtype).view(k.shape[1], -1, 1, 1)
+        scores = torch.cat((scores, of_heads.expand(*scores.shape[:3], 1)), dim=-1)
+    weights = scores.softmax(dim=-1)[..., :seq_len]
     return torch.einsum("hgcn,nhd->chgd", weights, v).flatten(1, 2)
 
 
@@ -178,6 +191,7 @@ def _decode_splits(
     p_out,
     p_k_scale,
     p_v_scale,
+    p_sinks,
     qk_scale,
     stride_block,
     stride_head,
@@ -195,6 +209,7 @@ def _decode_splits(
     FP8: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
     WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     DIRECT: tl.constexpr,
     ON_GPU: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -212,6 +227,7 @@ def _decode_splits(
         WINDOW,
         FP8,
         ON_GPU,
+        SOFTCAP,
     )
     o_h = tl.arange(0, ROWS)
     o_d = tl.arange(0, HEAD_DIM)
@@ -266,6 +282,7 @@ def _decode_splits(
         # with fewer results than state.
         is_stored = is_head & (first < end) & (i_task >= 0)
         if seq_len <= SPLIT if p_folded is None else (i_split == 0) & (end == seq_len):
+            b_sum = with_sinks(b_m, b_sum, p_sinks, i_kv * GROUP + o_h, is_head)
             tl.store(
                 p_out + o_q,
                 finish(b_sum, b_acc, v_scale).to(p_out.dtype.element_ty),
@@ -313,7 +330,9 @@ def _attend_item(b_q, keys_of, scale, shape: tl.constexpr, FOLDS: tl.constexpr):
         keys, values = load_tile(cache, pages, i_n, end, tiles, shape[9])
         pages = pages_of(p_row, i_n + TILE, end, PAGE, HALF)
         visible = _visible(i_n, oldest, end, shape[7], HALF)
-        b_m, b_l, b_acc = attend_tile(b_q, keys, values, visible, scale, b_m, b_l, b_acc, True)
+        b_m, b_l, b_acc = attend_tile(
+            b_q, keys, values, visible, scale, b_m, b_l, b_acc, True, shape[10]
+        )
     b_sum = tl.where(first < end, row_sums(b_l), 1.0)
     b_whole = joined(b_acc)
     if FOLDS:

@@ -16,7 +16,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 
-from .online_softmax import GRAIN
+from .online_softmax import BASE_2, GRAIN
 
 ROWS = 64
 """Query rows of a team."""
@@ -190,6 +190,16 @@ def spread(b_row, b_like):
     b_column = gl.convert_layout(b_row, gl.SliceLayout(1, b_like.type.layout))[:, None]
     b_spread, _ = gl.broadcast(b_column, b_like)
     return b_spread
+
+
+@gluon.jit
+def with_sinks(b_m, b_l, p_sinks, o_head, is_head):
+    """Computes `online_softmax.with_sinks`."""
+    if p_sinks is not None:
+        b_sink = gl.load(p_sinks + o_head, mask=is_head, other=float("-inf"))
+        b_log2_e = gl.full(b_sink.shape, BASE_2, gl.float32, b_sink.type.layout)
+        b_l = b_l + gl.exp2(gl.fma(b_sink, b_log2_e, -finite(b_m)))
+    return b_l
 
 
 @gluon.jit

@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia import hopper
 from ..launch import dependent_launch
 from ..launch.hopper_copies import release_dependents, wait_for_inputs
 from .decode_plan import DecodePlan
-from .hopper_attention import finite, fold, hide, reference, spread, weigh
+from .hopper_attention import finite, fold, hide, reference, spread, weigh, with_sinks
 from .hopper_rings import as_ring_source, finish_reads
 from .online_softmax import HALF, base_2_scale
 from .paged_cache import head_constants
@@ -36,6 +36,8 @@ def hopper_decode_attention(
     out: torch.Tensor,
     *,
     scale: float | None = None,
+    window: int = 0,
+    sinks: torch.Tensor | None = None,
     dependent: bool,
 ) -> None:
     """Arguments as in `decode_attention`, without scales; merges its splits itself. With
@@ -57,6 +59,7 @@ def hopper_decode_attention(
         plan.partial_acc,
         plan.partial_ml,
         out,
+        sinks,
         base_2_scale(scale, head_dim),
         block_tables.stride(0),
         num_rows,
@@ -64,6 +67,7 @@ def hopper_decode_attention(
         HALF=HALF,
         MAX_SPLITS=plan.max_splits,
         STAGES=NUM_STAGES,
+        WINDOW=window,
         DEPENDENT=dependent,
         num_warps=4,
         **dependent_launch.launch_options(dependent),
@@ -82,6 +86,7 @@ def _decode_rows(
     p_partial_acc,
     p_partial_ml,
     p_out,
+    p_sinks,
     qk_scale,
     stride_table,
     num_rows,
@@ -94,6 +99,7 @@ def _decode_rows(
     HALF: gl.constexpr,
     MAX_SPLITS: gl.constexpr,
     STAGES: gl.constexpr,
+    WINDOW: gl.constexpr,
     DEPENDENT: gl.constexpr,
 ):
     ROWS: gl.constexpr = 16
@@ -103,7 +109,7 @@ def _decode_rows(
     row: gl.constexpr = gl.SliceLayout(1, mma)
     # A thread has a whole row, so that folds are its own.
     flat: gl.constexpr = gl.BlockedLayout([1, HALF // 2], [32, 1], [4, 1], [1, 0])
-    shape: gl.constexpr = (BLOCK_ROWS, PAGE, HALF, STAGES)
+    shape: gl.constexpr = (BLOCK_ROWS, PAGE, HALF, STAGES, WINDOW)
     i_kv = gl.program_id(1)
     rings = _make_rings(k, v, HALF, HEAD_DIM, STAGES)
     o_r = gl.arange(0, ROWS, layout=row)
@@ -114,9 +120,13 @@ def _decode_rows(
         i_row = i_item // MAX_SPLITS
         i_split = i_item % MAX_SPLITS
         seq_len = gl.load(p_seq_len + i_row)
+        end = gl.minimum(i_split * SPLIT + SPLIT, seq_len)
         first = i_split * SPLIT
-        if first < seq_len:
-            end = gl.minimum(first + SPLIT, seq_len)
+        oldest = 0
+        if WINDOW:
+            oldest = gl.maximum(seq_len - WINDOW, 0)
+            first = gl.maximum(first, oldest // TILE * TILE)
+        if first < end:
             p_row = p_table + gl.load(p_table_row + i_row).to(gl.int64) * stride_table
             source = (k, v, p_row, end, i_kv)
             num_tiles = _start(source, rings, first, end == seq_len, turn, DEPENDENT, shape)
@@ -133,7 +143,7 @@ def _decode_rows(
                     rings,
                     turn + i,
                     first + i * TILE,
-                    b_last,
+                    (oldest, b_last),
                     qk_scale,
                     b_m,
                     b_l,
@@ -147,7 +157,8 @@ def _decode_rows(
             turn += num_tiles
             b_sum = gl.convert_layout(row_sums(b_l), row)
 
-            num_splits = (seq_len + SPLIT - 1) // SPLIT
+            oldest_split = oldest // SPLIT
+            num_splits = (seq_len + SPLIT - 1) // SPLIT - oldest_split
             is_last = True
             if num_splits > 1:
                 o_partials = i_row * MAX_SPLITS * (NUM_KV_HEADS * GROUP) + i_kv * GROUP + o_r
@@ -158,8 +169,11 @@ def _decode_rows(
                 is_last = gl.atomic_add(p_count, 1, sem="acq_rel", scope="gpu") == num_splits - 1
                 if is_last:
                     gl.store(p_count, 0)
-                    b_sum, b_acc = _merge(partials, num_splits, NUM_KV_HEADS * GROUP, HEAD_DIM)
+                    first_partials = o_partials + oldest_split * (NUM_KV_HEADS * GROUP)
+                    partials = (p_partial_acc, p_partial_ml, first_partials, is_head, o_d)
+                    b_m, b_sum, b_acc = _merge(partials, num_splits, NUM_KV_HEADS * GROUP, HEAD_DIM)
             if is_last:
+                b_sum = with_sinks(b_m, b_sum, p_sinks, i_kv * GROUP + o_r, is_head)
                 b_out = b_acc * (1.0 / b_sum)[:, None]
                 gl.store(p_out + o_q, b_out.to(p_out.dtype.element_ty), mask=is_head[:, None])
     # Programs without work too: this kernel has ended only when the one before it has.
@@ -228,7 +242,7 @@ def _attend(
     rings,
     turn,
     first,
-    b_last,
+    seen,
     qk_scale,
     b_m,
     b_l,
@@ -236,7 +250,9 @@ def _attend(
     flat: gl.constexpr,
     shape: gl.constexpr,
 ):
-    """Computes `online_softmax.attend_tile` of the tile from position `first` on."""
+    """Computes `online_softmax.attend_tile` of the tile from position `first` on. `seen`: the
+    oldest position that is seen, and the last ones."""
+    oldest, b_last = seen
     k_ring, v_ring, ready = rings
     HALF: gl.constexpr = shape[2]
     STAGES: gl.constexpr = shape[3]
@@ -245,6 +261,8 @@ def _attend(
     b_left = scores(b_q, k_ring.index(2 * slot), HALF)
     b_right = scores(b_q, k_ring.index(2 * slot + 1), HALF)
     b_left, b_right = hide(b_left, b_right, first, b_last, HALF)
+    if shape[4]:
+        b_left, b_right = _hide_old(b_left, b_right, first, oldest, HALF)
     b_m_new = gl.maximum(b_m, reference(b_left, b_right, qk_scale))
     b_shift = finite(b_m_new)
     b_left = weigh(b_left, qk_scale, b_shift)
@@ -256,6 +274,14 @@ def _attend(
     b_acc = weighted(b_left.to(k_ring.dtype), v_ring.index(2 * slot), b_acc)
     b_acc = weighted(b_right.to(k_ring.dtype), v_ring.index(2 * slot + 1), b_acc)
     return b_m_new, b_l, b_acc
+
+
+@gluon.jit
+def _hide_old(b_left, b_right, first, oldest, HALF: gl.constexpr):
+    """Sets scores of keys before the oldest position to minus infinity."""
+    o_n = (first + gl.arange(0, HALF, layout=gl.SliceLayout(0, b_left.type.layout)))[None, :]
+    b_left = gl.where(o_n >= oldest, b_left, float("-inf"))
+    return b_left, gl.where(o_n + HALF >= oldest, b_right, float("-inf"))
 
 
 @gluon.jit
@@ -293,7 +319,8 @@ def store_partial(
 
 @gluon.jit
 def _merge(partials, num_splits, NUM_Q_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr):
-    """Merges all splits of the row, first to last, as `reduce_splits`: their sum and values."""
+    """Merges so many splits of the row, first to last, as `reduce_splits`: their maximum, sum and
+    values."""
     p_partial_acc, p_partial_ml, o_partials, is_head, o_d = partials
     AT_ONCE: gl.constexpr = 8
     layout: gl.constexpr = o_d.type.layout.parent
@@ -317,7 +344,7 @@ def _merge(partials, num_splits, NUM_Q_HEADS: gl.constexpr, HEAD_DIM: gl.constex
             p_next = p_partial_acc + o_partial[:, None] * HEAD_DIM + o_d[None, :]
             b_next = gl.load(p_next, mask=present[:, None], other=0.0, cache_modifier=".cg")
             b_m, b_l, b_acc = merge_states(b_m, b_l, b_acc, b_m_next, b_l_next, b_next)
-    return b_l, b_acc
+    return b_m, b_l, b_acc
 
 
 @gluon.jit

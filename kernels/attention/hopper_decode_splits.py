@@ -17,7 +17,7 @@ from ..launch import dependent_launch
 from ..launch.device import num_multiprocessors
 from ..launch.hopper_copies import make_barriers, release_dependents, wait_for_inputs
 from .decode_plan import DecodePlan
-from .hopper_attention import finite, fold, hide, reference, spread, weigh
+from .hopper_attention import finite, fold, hide, reference, spread, weigh, with_sinks
 from .hopper_decode_attention import merge_states, row_sums, scores, store_partial, weighted
 from .hopper_rings import as_ring_source, finish_reads
 from .online_softmax import TILE, base_2_scale
@@ -46,6 +46,7 @@ def hopper_decode_splits(
     out: torch.Tensor,
     *,
     scale: float | None = None,
+    sinks: torch.Tensor | None = None,
     dependent: bool,
 ) -> None:
     """Arguments as in `decode_attention`, without scales; `reduce_splits` follows. With
@@ -73,6 +74,7 @@ def hopper_decode_splits(
         plan.partial_acc,
         plan.partial_ml,
         out,
+        sinks,
         base_2_scale(scale, head_dim),
         block_tables.stride(0),
         **head_constants(q, k_cache),
@@ -102,6 +104,7 @@ def _decode_items(
     p_partial_acc,
     p_partial_ml,
     p_out,
+    p_sinks,
     qk_scale,
     stride_table,
     BLOCK_ROWS: gl.constexpr,
@@ -136,7 +139,7 @@ def _decode_items(
         BLOCK_ROWS,
     )
     tables = (p_table, p_table_row, stride_table)
-    results = (p_first_partial, p_partial_acc, p_partial_ml, p_out)
+    results = (p_first_partial, p_partial_acc, p_partial_ml, p_out, p_sinks)
     gl.warp_specialize(
         [
             (
@@ -266,7 +269,7 @@ def _attend_items(
     row: gl.constexpr = gl.SliceLayout(1, mma)
     # A thread has a whole row, so that folds are its own.
     flat: gl.constexpr = gl.BlockedLayout([1, PART], [32, 1], [4, 1], [1, 0])
-    p_first_partial, p_partial_acc, p_partial_ml, p_out = results
+    p_first_partial, p_partial_acc, p_partial_ml, p_out, p_sinks = results
     o_r = gl.arange(0, ROWS, layout=row)
     o_d = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, mma))
     o_q = o_r[:, None] * HEAD_DIM + o_d[None, :]
@@ -311,6 +314,8 @@ def _attend_items(
                 folded, b_m, b_sum, b_acc, (i_split == 0) & (seq_len > SPLIT)
             )
         if seq_len <= SPLIT if p_folded is None else (i_split == 0) & (end == seq_len):
+            o_head = i_task % NUM_KV_HEADS * GROUP + o_r
+            b_sum = with_sinks(b_m, b_sum, p_sinks, o_head, is_head)
             b_out = b_acc * (1.0 / b_sum)[:, None]
             gl.store(p_out + first_q + o_q, b_out.to(p_out.dtype.element_ty), mask=is_head[:, None])
         else:

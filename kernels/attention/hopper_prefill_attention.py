@@ -18,6 +18,7 @@ from .hopper_attention import (
     row_sums,
     scaled,
     spread,
+    with_sinks,
 )
 from .hopper_rings import as_ring_source, copy_tiles, make_pair_buffers, make_rings, widen_tiles
 from .online_softmax import HALF, base_2_scale
@@ -41,6 +42,7 @@ def hopper_prefill_attention(
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
     scale: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Arguments as in `prefill_attention`."""
     assert q.is_contiguous()
@@ -61,6 +63,7 @@ def hopper_prefill_attention(
         out,
         seq_lens if k_scale is None else k_scale,
         seq_lens if v_scale is None else v_scale,
+        sinks,
         base_2_scale(scale, q.shape[2]),
         block_tables.stride(0),
         **head_constants(q, k_cache),
@@ -87,6 +90,7 @@ def _prefill_tiles(
     p_out,
     p_k_scale,
     p_v_scale,
+    p_sinks,
     qk_scale,
     stride_table,
     BLOCK_ROWS: gl.constexpr,
@@ -127,7 +131,7 @@ def _prefill_tiles(
     if FP8:
         qk_scale = qk_scale * gl.load(p_k_scale + i_kv)
         v_scale = gl.load(p_v_scale + i_kv)
-    where = (p_q, p_out, query_start, count, context, i_kv, qk_scale, v_scale)
+    where = (p_q, p_out, query_start, count, context, i_kv, qk_scale, v_scale, p_sinks)
     shape: gl.constexpr = (NUM_KV_HEADS, GROUP, HEAD_DIM, SPLIT, HALF, ROWS, STAGES)
     first_rows = (merged.index(0), rings, where, first_token, end, shape)
     last_rows = (merged.index(1), rings, where, first_token + TOKENS, end, shape)
@@ -152,7 +156,7 @@ def _prefill_tiles(
 def _attend(merged, rings, where, first, end, shape: gl.constexpr):
     """Computes 64 query rows, from token `first` on, over all their keys; finished splits wait in
     shared memory for the next."""
-    p_q, p_out, _, count, context, _, qk_scale, v_scale = where
+    p_q, p_out, _, count, context, i_kv, qk_scale, v_scale, p_sinks = where
     GROUP: gl.constexpr = shape[1]
     HEAD_DIM: gl.constexpr = shape[2]
     SPLIT: gl.constexpr = shape[3]
@@ -196,6 +200,8 @@ def _attend(merged, rings, where, first, end, shape: gl.constexpr):
         b_m, b_l, b_left, b_right, b_acc = state
         b_acc = conclude(rings, num_tiles - 1, b_left, b_right, b_acc, STAGES)
         b_m, b_l_all, b_acc = _merge(merged, total, b_m, b_l, b_acc, num_tiles > SPLIT // TILE)
+        o_head = gl.arange(0, ROWS, layout=v_row) % GROUP
+        b_l_all = with_sinks(b_m, b_l_all, p_sinks, i_kv * GROUP + o_head, o_head >= 0)
         b_out = b_acc * (v_scale / b_l_all)[:, None]
         b_out = gl.convert_layout(b_out.to(p_out.dtype.element_ty), wide)
         # Computed anew: kept, the offsets would take registers from the loops.
@@ -208,7 +214,7 @@ def _attend(merged, rings, where, first, end, shape: gl.constexpr):
 def _places(o_r, first, where, shape: gl.constexpr, layout: gl.constexpr):
     """Offsets of query rows in queries and outputs, [ROWS, D], and whether there is such a row,
     [ROWS, 1]."""
-    _, _, query_start, count, _, i_kv, _, _ = where
+    _, _, query_start, count, _, i_kv, _, _, _ = where
     NUM_KV_HEADS: gl.constexpr = shape[0]
     GROUP: gl.constexpr = shape[1]
     HEAD_DIM: gl.constexpr = shape[2]

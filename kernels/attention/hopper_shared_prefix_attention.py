@@ -12,7 +12,17 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from .decode_plan import DecodePlan
-from .hopper_attention import REGISTERS, ROWS, advance, begin, conclude, leave_out, row_sums, scaled
+from .hopper_attention import (
+    REGISTERS,
+    ROWS,
+    advance,
+    begin,
+    conclude,
+    leave_out,
+    row_sums,
+    scaled,
+    with_sinks,
+)
 from .hopper_rings import as_ring_source, copy_tiles, make_rings
 from .online_softmax import HALF, base_2_scale
 from .paged_cache import head_constants
@@ -33,6 +43,7 @@ def hopper_shared_prefix_attention(
     out: torch.Tensor,
     *,
     scale: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Arguments as in `shared_prefix_attention`, without scales."""
     _shared_splits[(MAX_PROGRAMS,)](
@@ -49,6 +60,7 @@ def hopper_shared_prefix_attention(
         plan.partial_acc,
         plan.partial_ml,
         out,
+        sinks,
         base_2_scale(scale, q.shape[2]),
         block_tables.stride(0),
         **head_constants(q, k_cache),
@@ -75,6 +87,7 @@ def _shared_splits(
     p_partial_acc,
     p_partial_ml,
     p_out,
+    p_sinks,
     qk_scale,
     stride_table,
     BLOCK_ROWS: gl.constexpr,
@@ -93,7 +106,8 @@ def _shared_splits(
         return
     rings = make_rings(k.dtype, HALF, HEAD_DIM, STAGES)
     items = (p_shared_split, p_shared_row, num_items)
-    where = (p_q, p_seq_len, p_first_partial, p_partial_acc, p_partial_ml, p_out, qk_scale)
+    results = (p_partial_acc, p_partial_ml, p_out)
+    where = (p_q, p_seq_len, p_first_partial, results, p_sinks, qk_scale)
     shape: gl.constexpr = (NUM_KV_HEADS, GROUP, HEAD_DIM, SPLIT, HALF, ROWS, STAGES)
     gl.warp_specialize(
         [
@@ -145,7 +159,8 @@ def _copy(
 def _attend(rings, items, where, first_member, shape: gl.constexpr):
     """Computes 64 query rows of each item: those of its sequences from `first_member` on."""
     p_shared_split, p_shared_row, num_items = items
-    p_q, p_seq_len, p_first_partial, p_partial_acc, p_partial_ml, p_out, qk_scale = where
+    p_q, p_seq_len, p_first_partial, results, p_sinks, qk_scale = where
+    p_partial_acc, p_partial_ml, p_out = results
     NUM_KV_HEADS: gl.constexpr = shape[0]
     GROUP: gl.constexpr = shape[1]
     HEAD_DIM: gl.constexpr = shape[2]
@@ -193,7 +208,8 @@ def _attend(rings, items, where, first_member, shape: gl.constexpr):
             is_row = b_row >= 0
             is_only = is_row & (gl.load(p_seq_len + b_row, mask=is_row, other=0) <= SPLIT)
             o_q = ((b_row * (NUM_KV_HEADS * GROUP) + b_head) * HEAD_DIM)[:, None] + o_d
-            b_out = b_acc * (1.0 / b_l)[:, None]
+            b_whole = with_sinks(b_m, b_l, p_sinks, b_head, is_only)
+            b_out = b_acc * (1.0 / b_whole)[:, None]
             gl.store(p_out + o_q, b_out.to(p_out.dtype.element_ty), mask=is_only[:, None])
             i_split = gl.load(p_shared_split + i_item // NUM_KV_HEADS)
             b_partial = gl.load(p_first_partial + b_row, mask=is_row, other=0) + i_split

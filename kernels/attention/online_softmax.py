@@ -30,6 +30,7 @@ TILE = 128
 HALF = 64
 """Number of keys that are read at once."""
 MAX_PIPELINED_HEAD_DIM = 128
+BASE_2 = tl.constexpr(LOG2_E)
 GRAIN = tl.constexpr(8.0)
 """Weights are relative to a maximum that is rounded down to a multiple of this, in powers of
 two."""
@@ -68,11 +69,27 @@ def fresh_state(ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, FP8: tl.constexpr):
 
 
 @triton.jit
-def attend_tile(b_q, keys, values, visible, qk_scale, b_m, b_l, b_acc, MASKED: tl.constexpr):
+def attend_tile(
+    b_q,
+    keys,
+    values,
+    visible,
+    qk_scale,
+    b_m,
+    b_l,
+    b_acc,
+    MASKED: tl.constexpr,
+    SOFTCAP: tl.constexpr = 0.0,
+):
     """Adds one tile of keys: b_q [ROWS, D], keys [D, 64] and values [64, D] of its halves, each in
-    parts of the dimensions; visibility of the keys; qk_scale holds log2(e). Base-2 exponentials."""
+    parts of the dimensions; visibility of the keys; qk_scale holds log2(e). Base-2 exponentials.
+    Scores are capped by tanh to SOFTCAP; 0: not."""
     b_left = _scores(b_q, keys[0])
     b_right = _scores(b_q, keys[1])
+    if SOFTCAP > 0:
+        b_left = _capped(b_left, qk_scale, SOFTCAP)
+        b_right = _capped(b_right, qk_scale, SOFTCAP)
+        qk_scale = SOFTCAP * BASE_2
     if MASKED:
         b_left = tl.where(visible[0], b_left, float("-inf"))
         b_right = tl.where(visible[1], b_right, float("-inf"))
@@ -140,6 +157,17 @@ def row_sums(b_l):
 
 
 @triton.jit
+def with_sinks(b_m, b_l, p_sinks, o_head, is_head):
+    """Sums [ROWS] of whole rows with the weights of their heads' sinks, float32 [Hq] at p_sinks;
+    None: as they are. They are added once, behind the last merge, so that no split counts them."""
+    if p_sinks is not None:
+        b_sink = tl.load(p_sinks + o_head, mask=is_head, other=float("-inf"))
+        b_log2_e = tl.full(b_sink.shape, BASE_2, tl.float32)
+        b_l = b_l + tl.exp2(tl.fma(b_sink, b_log2_e, -_finite(b_m)))
+    return b_l
+
+
+@triton.jit
 def finish(b_l, b_acc, v_scale):
     return b_acc * (v_scale / b_l)[:, None]
 
@@ -152,6 +180,15 @@ def _scores(b_q, b_k):
     if len(b_q) == 2:
         b_s = tl.dot(b_q[1], b_k[1], b_s)
     return b_s
+
+
+@triton.jit
+def _capped(b_s, qk_scale, SOFTCAP: tl.constexpr):
+    """tanh(score / SOFTCAP), by an exponential that does not overflow."""
+    b_scale = tl.full(b_s.shape, -2.0 / SOFTCAP, tl.float32) * qk_scale
+    b_small = tl.exp2(tl.abs(b_s) * b_scale)
+    b_tanh = (1.0 - b_small) / (1.0 + b_small)
+    return tl.where(b_s < 0, -b_tanh, b_tanh)
 
 
 @triton.jit

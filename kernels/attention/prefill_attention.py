@@ -32,6 +32,7 @@ from .online_softmax import (
     parts_of,
     row_sums,
     stages_of,
+    with_sinks,
 )
 from .paged_cache import as_operand, as_pairs, attention_constants, bulk_copied, load_tile, pages_of
 
@@ -85,6 +86,8 @@ def prefill_attention(
     v_scale: torch.Tensor | None = None,
     scale: float | None = None,
     window: int = 0,
+    sinks: torch.Tensor | None = None,
+    softcap: float = 0.0,
 ) -> None:
     """Attention of q [T, Hq, D] into out of the same shape; sequence i has rows query_starts[i] …
     query_starts[i + 1] - 1, int32 [S + 1].
@@ -93,6 +96,7 @@ def prefill_attention(
     table_rows int32 [S] into block_tables int32 [rows, max_blocks]; tiles from `prefill_tiles`;
     k_scale and v_scale float32 [Hk] for fp8 caches. scale is that of the softmax, 1 / sqrt(D) by
     default. A position sees the last `window` keys, its own included, or all up to its own.
+    Sinks and softcap as in `decode_attention`.
     """
     num_kv_heads = k_cache.shape[1]
     group = q.shape[1] // k_cache.shape[1]
@@ -113,6 +117,7 @@ def prefill_attention(
         out,
         seq_lens if k_scale is None else k_scale,
         seq_lens if v_scale is None else v_scale,
+        sinks,
         base_2_scale(scale, q.shape[2]),
         *as_pairs(k_cache).stride()[:3],
         block_tables.stride(0),
@@ -120,6 +125,7 @@ def prefill_attention(
         ROWS=teams * ROWS,
         TOKENS=tokens_per_tile(group, q.device),
         WINDOW=window,
+        SOFTCAP=softcap,
         BULK=bulk_copied(k_cache),
         num_warps=4 * teams,
         num_stages=stages_of(NUM_STAGES, q.shape[2]),
@@ -162,6 +168,7 @@ def _prefill_tiles(
     p_out,
     p_k_scale,
     p_v_scale,
+    p_sinks,
     qk_scale,
     stride_block,
     stride_head,
@@ -178,6 +185,7 @@ def _prefill_tiles(
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
     WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     BULK: tl.constexpr,
     FP8: tl.constexpr,
     ON_GPU: tl.constexpr,
@@ -227,7 +235,16 @@ def _prefill_tiles(
             keys, values = load_tile(cache, pages, i_n, end, tiles, ON_GPU)
             pages = pages_of(p_row, i_n + TILE, end, PAGE, HALF)
             b_m_split, b_l_split, b_acc_split = attend_tile(
-                b_q, keys, values, 0, qk_scale, b_m_split, b_l_split, b_acc_split, False
+                b_q,
+                keys,
+                values,
+                0,
+                qk_scale,
+                b_m_split,
+                b_l_split,
+                b_acc_split,
+                False,
+                SOFTCAP,
             )
         b_m, b_l, b_acc = merge_states(
             b_m, b_l, b_acc, b_m_split, row_sums(b_l_split), joined(b_acc_split)
@@ -245,10 +262,20 @@ def _prefill_tiles(
                 b_before = b_position[:, None] - WINDOW
                 visible = (visible[0] & (o_n > b_before), visible[1] & (o_n + HALF > b_before))
             b_m_split, b_l_split, b_acc_split = attend_tile(
-                b_q, keys, values, visible, qk_scale, b_m_split, b_l_split, b_acc_split, True
+                b_q,
+                keys,
+                values,
+                visible,
+                qk_scale,
+                b_m_split,
+                b_l_split,
+                b_acc_split,
+                True,
+                SOFTCAP,
             )
         b_m, b_l, b_acc = merge_states(
             b_m, b_l, b_acc, b_m_split, row_sums(b_l_split), joined(b_acc_split)
         )
+    b_l = with_sinks(b_m, b_l, p_sinks, i_kv * GROUP + o_r % GROUP, is_row)
     b_out = finish(b_l, b_acc, v_scale)
     tl.store(p_out + o_q, b_out.to(p_out.dtype.element_ty), mask=is_row[:, None])

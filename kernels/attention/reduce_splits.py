@@ -13,7 +13,7 @@ from ..launch.dependent_launch import (
     wait_for_inputs,
 )
 from .decode_plan import FEW_ROWS, DecodePlan
-from .online_softmax import SPLIT, finish, first_keys, merge_states
+from .online_softmax import SPLIT, finish, first_keys, merge_states, with_sinks
 
 
 def reduce_splits(
@@ -23,11 +23,13 @@ def reduce_splits(
     *,
     v_scale: torch.Tensor | None = None,
     window: int = 0,
+    sinks: torch.Tensor | None = None,
     dependent: bool = False,
     early: bool = False,
 ) -> None:
     """Merges the partial results of rows with more than one split into out [R, Hq, D]; results of
-    splits before a window of `window` keys were not computed. `early`: the product that reads it
+    splits before a window of `window` keys were not computed; sinks as in `decode_attention`.
+    `early`: the product that reads it
     fills rings with weights."""
     num_rows, num_q_heads, head_dim = out.shape
     heads = 8 if num_rows * num_q_heads >= 4096 and num_q_heads % 8 == 0 else 1
@@ -40,6 +42,7 @@ def reduce_splits(
         plan.partial_ml,
         out,
         seq_lens if v_scale is None else v_scale,
+        sinks,
         NUM_Q_HEADS=num_q_heads,
         GROUP=1 if v_scale is None else num_q_heads // len(v_scale),
         HEAD_DIM=head_dim,
@@ -67,6 +70,7 @@ def _reduce_splits(
     p_partial_ml,
     p_out,
     p_v_scale,
+    p_sinks,
     NUM_Q_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -119,6 +123,7 @@ def _reduce_splits(
                 p_acc_next = p_partial_acc + o_partial[:, None] * HEAD_DIM + o_d[None, :]
                 b_acc_next = tl.load(p_acc_next, mask=present, other=0.0)
                 b_m, b_l, b_acc = merge_states(b_m, b_l, b_acc, b_m_next, b_l_next, b_acc_next)
+        b_l = with_sinks(b_m, b_l, p_sinks, b_head, b_head >= 0)
         b_v_scale = tl.full((HEADS,), 1.0, tl.float32)
         if HAS_SCALE:
             b_v_scale = tl.load(p_v_scale + b_head // GROUP)

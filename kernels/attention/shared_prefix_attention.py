@@ -23,6 +23,7 @@ from .online_softmax import (
     parts_of,
     row_sums,
     stages_of,
+    with_sinks,
 )
 from .paged_cache import as_operand, as_pairs, attention_constants, bulk_copied, load_tile, pages_of
 
@@ -43,6 +44,8 @@ def shared_prefix_attention(
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
     scale: float | None = None,
+    sinks: torch.Tensor | None = None,
+    softcap: float = 0.0,
 ) -> None:
     """Arguments as in `decode_attention`; runs beside it (either order, or two streams), before
     `reduce_splits`."""
@@ -65,12 +68,14 @@ def shared_prefix_attention(
         out,
         seq_lens if k_scale is None else k_scale,
         seq_lens if v_scale is None else v_scale,
+        sinks,
         base_2_scale(scale, head_dim),
         *as_pairs(k_cache).stride()[:3],
         block_tables.stride(0),
         **attention_constants(q, k_cache),
         ROWS=num_teams(q.device) * ROWS,
         ROWS_PER_TILE=plan.rows_per_tile,
+        SOFTCAP=softcap,
         BULK=bulk_copied(k_cache),
         num_warps=4 * num_teams(q.device),
         num_stages=stages_of(NUM_STAGES, head_dim),
@@ -94,6 +99,7 @@ def _shared_splits(
     p_out,
     p_k_scale,
     p_v_scale,
+    p_sinks,
     qk_scale,
     stride_block,
     stride_head,
@@ -109,6 +115,7 @@ def _shared_splits(
     HALF: tl.constexpr,
     ROWS: tl.constexpr,
     ROWS_PER_TILE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     BULK: tl.constexpr,
     FP8: tl.constexpr,
     ON_GPU: tl.constexpr,
@@ -141,13 +148,16 @@ def _shared_splits(
             i_n = first + i_in
             keys, values = load_tile(cache, pages, i_n, end, tiles, ON_GPU)
             pages = pages_of(p_row, i_n + TILE, end, PAGE, HALF)
-            b_m, b_l, b_acc = attend_tile(b_q, keys, values, 0, qk_scale, b_m, b_l, b_acc, False)
+            b_m, b_l, b_acc = attend_tile(
+                b_q, keys, values, 0, qk_scale, b_m, b_l, b_acc, False, SOFTCAP
+            )
         b_sum = row_sums(b_l)
         b_acc = joined(b_acc)
 
         # A sequence of exactly one split is complete here; the others wait for their merge.
         is_only = is_row & (tl.load(p_seq_len + b_row, mask=is_row, other=0) <= SPLIT)
-        b_out = finish(b_sum, b_acc, v_scale).to(p_out.dtype.element_ty)
+        b_whole = with_sinks(b_m, b_sum, p_sinks, b_head, is_only)
+        b_out = finish(b_whole, b_acc, v_scale).to(p_out.dtype.element_ty)
         tl.store(p_out + o_q[:, None] + o_d[None, :], b_out, mask=is_only[:, None])
         b_partial = tl.load(p_first_partial + b_row, mask=is_row, other=0) + i_split
         o_partial = b_partial.to(tl.int64) * (NUM_KV_HEADS * GROUP) + b_head

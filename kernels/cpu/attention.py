@@ -103,12 +103,14 @@ def attention(
     *,
     window: int = 0,
     softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of q [T, Hq, D], contiguous, over kv_cache [2, num_blocks, Hk, block_size, D] of
     q's dtype, in which the heads of a block lie together; block_size and D divide by 16. Returns
     [T, Hq, D]. A position sees the last `window` keys, its own included; 0: all up to its own.
-    Scores are capped by tanh to `softcap`; 0: they are not. Keys and values that it does not see
-    may hold any finite numbers."""
+    Scores are capped by tanh to `softcap`; 0: they are not. Sinks float32 [Hq] are scores of keys
+    whose values are zeros. Keys and values that a position does not see may hold any finite
+    numbers."""
     _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
     assert q.is_contiguous()
     side, block, *within = kv_cache.stride()
@@ -135,6 +137,7 @@ def attention(
         window,
         float_bits(softcap),
         1 if softcap else 0,
+        0 if sinks is None else sinks.data_ptr(),
     )
     return out
 
@@ -194,7 +197,7 @@ def _tile(arguments: int, i: int, p_scratch: int, element: Any) -> None:
         p_row += (
             _row(first_token, first + j, head, num_kv_heads, group) * head_dim * size_of(element)
         )
-        total = splat(_total(p_scratch, j))
+        total = splat(_whole_total(arguments, p_scratch, j, head * group + (first + j) % group))
         for d in range(0, head_dim, NUM_LANES):
             x = div(load(p_out + (j * head_dim + d) * 4, F32_ELEMENT), total)
             store(p_row + d * size_of(element), x, element)
@@ -375,6 +378,18 @@ def _highest(p_scratch: int, j: int) -> Any:
 @njit
 def _total(p_scratch: int, j: int) -> Any:
     return float32_at(p_scratch + 2 * _ROWS_SIZE + _SCORES_SIZE + j * 8 + 4)
+
+
+@njit
+def _whole_total(arguments: int, p_scratch: int, j: int, query_head: int) -> Any:
+    """The sum of a row's weights, with that of its head's sink. It is added last, so that it does
+    not depend on how the keys were computed."""
+    p_sinks = argument(arguments, 16)
+    total = _total(p_scratch, j)
+    if p_sinks:
+        above = float32_at(p_sinks + query_head * 4) - _highest(p_scratch, j)
+        total = total + highest_of(exp(splat(above)))
+    return total
 
 
 def _tiles(element: Any) -> Any:

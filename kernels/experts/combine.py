@@ -18,10 +18,14 @@ def combine(
     out: torch.Tensor,
     places: torch.Tensor | None = None,
     *,
+    experts: torch.Tensor | None = None,
+    biases: torch.Tensor | None = None,
     dependent: bool = False,
 ) -> None:
     """Writes the sums to out [T, H]: outputs y [rows, H], weights float32 [T, k]. `places`
-    int32 [T k]: the row of each pair; None: rows are in the order of pairs."""
+    int32 [T k]: the row of each pair; None: rows are in the order of pairs. Biases [E, H] of the
+    pairs' experts int32 [T, k] are added to the outputs in float32."""
+    assert (biases is None) == (experts is None)
     assert y.is_contiguous()
     assert out.is_contiguous()
     num_tokens, width = out.shape
@@ -31,6 +35,8 @@ def combine(
         weights,
         out,
         places,
+        experts,
+        biases,
         width,
         CHOSEN=weights.shape[1],
         BLOCK=block,
@@ -80,6 +86,8 @@ def _combine(
     p_weights,
     p_out,
     p_places,
+    p_experts,
+    p_biases,
     width,
     CHOSEN: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -95,6 +103,10 @@ def _combine(
         i_pair = i_token * CHOSEN + i
         i_row = i_pair if p_places is None else tl.load(p_places + i_pair).to(tl.int64)
         b_y = tl.load(p_y + i_row * width + o_i, mask=inside, other=0.0)
+        if p_biases is not None:
+            p_bias = p_biases + tl.load(p_experts + i_pair).to(tl.int64) * width + o_i
+            b_bias = tl.load(p_bias, mask=inside, other=0.0)
+            b_y = b_y.to(tl.float32) + b_bias.to(tl.float32)
         b_sum = add_weighted(b_sum, tl.load(p_weights + i_pair), b_y)
     tl.store(p_out + i_token * width + o_i, b_sum.to(p_out.dtype.element_ty), mask=inside)
 

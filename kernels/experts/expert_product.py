@@ -8,7 +8,8 @@ import torch
 from ..attention import hopper_attention
 from ..gemm.hopper_wide_gemm import BLOCK_K
 from ..launch.device import num_multiprocessors
-from ..norm.silu_mul import gelu_tanh_mul_twin, silu_mul_twin
+from ..norm.silu_mul import clamped_swiglu_twin, gelu_tanh_mul_twin, silu_mul_twin
+from .clamped_gate import ExpertBiases, clamped_gate
 from .combine import combine, combine_twin, copy_tokens
 from .expert_rows import PAIRS, RowTiles, gated_rows, plain_rows
 from .hopper_grouped_gemm import TEAM_ROWS, grouped_gemm
@@ -43,12 +44,13 @@ def expert_product(
     down: torch.Tensor,
     *,
     is_gelu: bool = False,
+    biases: ExpertBiases | None = None,
     dependent: bool = False,
 ) -> torch.Tensor:
     """Returns the sums [T, H] of tokens x [T, H], with experts int32 [T, k] and their weights
     float32 [T, k] in routing order, for matrices gate_up [E, 2 I, H], gates first, which SiLU or
-    GELU by tanh activates, and down [E, H, I]. Each product is rounded as one that is stored, and
-    the sum once."""
+    GELU by tanh activates, and down [E, H, I]. With biases, the gate is the clamped SwiGLU. Each
+    product is rounded as one that is stored, and the sum once."""
     num_tokens, num_chosen = experts.shape
     num_experts, width, _ = down.shape
     inner = down.shape[2]
@@ -65,7 +67,8 @@ def expert_product(
             down,
             out,
             is_gelu=is_gelu,
-            gathers=is_gathered(x, num_pairs, num_experts),
+            biases=biases,
+            gathers=biases is None and is_gathered(x, num_pairs, num_experts),
             dependent=dependent,
         )
         return out
@@ -77,10 +80,24 @@ def expert_product(
     if num_pairs > PAIRS[-1]:
         work = list_tiles(experts, num_experts, block_m=tiles.block_m, dependent=dependent)
     y = x.new_empty(num_pairs, width)
-    gated_rows(x, gate_up, experts, gated, tiles, work, is_gelu=is_gelu, dependent=dependent)
+    if biases is None:
+        gated_rows(x, gate_up, experts, gated, tiles, work, is_gelu=is_gelu, dependent=dependent)
+    else:
+        products = x.new_empty(num_pairs, 2 * inner)
+        plain_rows(
+            *(x, gate_up, experts, products, tiles_down, work),
+            knows_experts=False,
+            dependent=dependent,
+        )
+        clamped_gate(products, experts, biases.gate_up, gated, dependent=dependent)
     plain_rows(gated, down, experts, y, tiles_down, work, dependent=dependent)
-    combine(y, weights, out, dependent=dependent)
+    combine(y, weights, out, **of_biases(experts, biases), dependent=dependent)
     return out
+
+
+def of_biases(experts: torch.Tensor, biases: ExpertBiases | None) -> dict[str, torch.Tensor | None]:
+    """Options of `combine`."""
+    return {} if biases is None else {"experts": experts, "biases": biases.down}
 
 
 def choose(num_pairs: int, num_experts: int) -> tuple[RowTiles, RowTiles]:
@@ -98,6 +115,7 @@ def launch_all_tiles(
     num_chosen: int,
     *,
     is_gelu: bool,
+    biases: ExpertBiases | None = None,
     early_tokens: int,
 ) -> None:
     """Launches every kernel that products with these experts may take; of up to `early_tokens`
@@ -112,10 +130,12 @@ def launch_all_tiles(
             gate_up,
             down,
             is_gelu=is_gelu,
+            biases=biases,
             dependent=num_tokens <= early_tokens,
         )
     x, experts, weights = _zeros(gate_up, 1, num_chosen)
-    if is_grouped(GROUPED_ROWS * num_experts, gate_up) and can_gather(x):
+    is_gathering = biases is None and can_gather(x)
+    if is_gathering and is_grouped(GROUPED_ROWS * num_experts, gate_up):
         _grouped(
             x,
             experts,
@@ -124,6 +144,7 @@ def launch_all_tiles(
             down,
             torch.empty_like(x),
             is_gelu=is_gelu,
+            biases=None,
             gathers=True,
             dependent=False,
         )
@@ -167,6 +188,7 @@ def _grouped(
     out: torch.Tensor,
     *,
     is_gelu: bool,
+    biases: ExpertBiases | None,
     gathers: bool,
     dependent: bool,
 ) -> None:
@@ -179,20 +201,25 @@ def _grouped(
     if not shared_by:
         copy_tokens(x, rows, work.places, dependent=dependent)
     gated = x.new_empty(work.num_rows, down.shape[2])
-    grouped_gemm(
-        x if shared_by else rows,
-        gate_up,
-        gated,
-        work,
-        num_programs=programs,
-        gates=True,
-        is_gelu=is_gelu,
-        shared_by=shared_by,
-    )
+    if biases is None:
+        grouped_gemm(
+            x if shared_by else rows,
+            gate_up,
+            gated,
+            work,
+            num_programs=programs,
+            gates=True,
+            is_gelu=is_gelu,
+            shared_by=shared_by,
+        )
+    else:
+        products = x.new_empty(work.num_rows, gate_up.shape[1])
+        grouped_gemm(rows, gate_up, products, work, num_programs=programs, gates=False)
+        clamped_gate(products, experts, biases.gate_up, gated, work.places, dependent=dependent)
     # Copies of tokens have been read.
     y = rows
     grouped_gemm(gated, down, y, work, num_programs=programs, gates=False)
-    combine(y, weights, out, work.places, dependent=dependent)
+    combine(y, weights, out, work.places, **of_biases(experts, biases), dependent=dependent)
 
 
 def expert_product_twin(
@@ -203,6 +230,7 @@ def expert_product_twin(
     down: torch.Tensor,
     *,
     is_gelu: bool = False,
+    biases: ExpertBiases | None = None,
 ) -> torch.Tensor:
     """`expert_product` in plain torch, in float32 or better; nothing is rounded."""
     dtype = torch.promote_types(x.dtype, torch.float32)
@@ -211,5 +239,10 @@ def expert_product_twin(
     for i in range(len(down)):
         of_expert = experts == i
         rows = x.to(dtype)[of_expert.nonzero()[:, 0]]
-        y[of_expert] = gate(rows @ gate_up[i].to(dtype).t()) @ down[i].to(dtype).t()
+        products = rows @ gate_up[i].to(dtype).t()
+        if biases is None:
+            y[of_expert] = gate(products) @ down[i].to(dtype).t()
+        else:
+            gated = clamped_swiglu_twin(products + biases.gate_up[i].to(dtype))
+            y[of_expert] = gated @ down[i].to(dtype).t() + biases.down[i].to(dtype)
     return combine_twin(y, weights)

@@ -72,13 +72,24 @@ def plain_rows(
     tiles: RowTiles,
     work: WorkList | None = None,
     *,
+    knows_experts: bool = True,
     dependent: bool = False,
 ) -> None:
-    """Writes x [T k, I], a row a pair, times the weights [E, H, I] of their experts to
-    out [T k, H]. With `dependent`, the previous kernel may still be writing x, and not the experts:
-    of few pairs their weights are prefetched meanwhile."""
+    """Writes x [rows, I], a row for equally many pairs, times the weights [E, H, I] of their
+    experts to out [T k, H]. With `dependent`, the previous kernel may still be writing x. If it
+    does not write the experts, `knows_experts`, weights of few pairs are prefetched meanwhile."""
     assert weight.shape[1] == out.shape[1]
-    _launch(x, weight, experts, out, tiles, work, gates=False, dependent=dependent)
+    _launch(
+        x,
+        weight,
+        experts,
+        out,
+        tiles,
+        work,
+        gates=False,
+        dependent=dependent,
+        asks=knows_experts,
+    )
 
 
 def _launch(
@@ -92,6 +103,7 @@ def _launch(
     gates: bool,
     is_gelu: bool = False,
     dependent: bool,
+    asks: bool = False,
 ) -> None:
     num_experts, _, k = weight.shape
     num_pairs, n = out.shape
@@ -101,7 +113,7 @@ def _launch(
     assert work is None or work.block_m == tiles.block_m
     num_slots = min(num_pairs, num_experts) if work is None else work.max_tiles
     num_parts = triton.cdiv(n, tiles.block_n)
-    asks = dependent and not gates and work is None and num_pairs <= PAIRS[0]
+    asks = asks and dependent and work is None and num_pairs <= PAIRS[0]
     _expert_rows[(num_slots, num_parts)](
         x,
         weight,

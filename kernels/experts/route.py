@@ -34,11 +34,12 @@ def route(
     logits: torch.Tensor,
     choice: Choice,
     correction: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
     *,
     dependent: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns experts int32 [T, k] and weights float32 [T, k] in routing order, for logits [T, E]
-    and a correction float32 [E]."""
+    a correction float32 [E], and a bias [E] that is added to logits in float32."""
     num_tokens, num_experts = logits.shape
     assert logits.stride(1) == 1
     assert num_experts % choice.num_groups == 0
@@ -47,6 +48,7 @@ def route(
     _route[(num_tokens,)](
         logits,
         correction,
+        bias,
         experts,
         weights,
         logits.stride(0),
@@ -68,10 +70,14 @@ def route(
 
 
 def route_twin(
-    logits: torch.Tensor, choice: Choice, correction: torch.Tensor | None = None
+    logits: torch.Tensor,
+    choice: Choice,
+    correction: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`route` in plain torch; weights in the logits' dtype, float32 or better."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logits = logits if bias is None else logits + bias
     scores = logits.sigmoid() if choice.is_sigmoid else logits.softmax(-1)
     corrected = scores if correction is None else scores + correction
     if choice.num_chosen_groups < choice.num_groups:
@@ -96,6 +102,7 @@ def _largest(values: torch.Tensor, count: int) -> torch.Tensor:
 def _route(
     p_logits,
     p_correction,
+    p_bias,
     p_experts,
     p_weights,
     stride,
@@ -121,6 +128,8 @@ def _route(
     release_dependents(DEPENDENT)
     p_logits += i_token * stride
     b_logit = tl.load(p_logits + o_expert, mask=is_expert, other=-float("inf")).to(tl.float32)
+    if p_bias is not None:
+        b_logit += tl.load(p_bias + o_expert, mask=is_expert, other=0.0).to(tl.float32)
     if SIGMOID:
         b_score = 1.0 / (1.0 + tl.exp(-b_logit))
     else:

@@ -10,8 +10,6 @@ that of `gemm`. Rows may be those of experts, whose weights follow one another.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 from triton.experimental import gluon
@@ -26,63 +24,14 @@ from ..quant.unpacked_weights import (
     beside,
     split_blocks,
     twice,
+    unpack_float4,
     unpack_fp8,
     unpack_int4,
     unpack_int8,
     word_layout,
 )
 from .packed_tiles import BLOCK_N, RingTiles
-
-TILE_WORDS = 16
-"""Words of an output in a tile: four of each of four blocks."""
-ALIGNMENT = 16
-"""Number of outputs by which they divide: the copy engine reads zero points of a group from a
-multiple of 16 bytes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedWords:
-    """A weight [N, K] as the kernel reads it."""
-
-    words: torch.Tensor
-    """int32 [N, K / weights of a word]"""
-    scales: torch.Tensor
-    """float16, bfloat16 or float32 [groups, N]; of four bits, not float32."""
-    zeros: torch.Tensor | None
-    """uint8 [groups, N]; None: numbers of four bits have 8, those of eight are e4m3."""
-    bits: int
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.words.shape[0], self.words.shape[1] * 32 // self.bits
-
-    @property
-    def group_size(self) -> int:
-        return self.shape[1] // len(self.scales)
-
-
-@dataclass(frozen=True, slots=True)
-class RowsOfExperts:
-    """Rows of x by the experts that they are multiplied with, cut into tiles of one expert."""
-
-    num_experts: int
-    tiles: torch.Tensor
-    """int32 [3, tiles]: expert, first row and number of rows of each."""
-    num_tiles: torch.Tensor
-    """int32 [1], of those that have rows."""
-
-
-def fits(shape: tuple[int, int], num_groups: int, bits: int) -> bool:
-    """Whether a weight [N, K] with groups of inputs that follow one another is whole in tiles of
-    the kernel."""
-    n, k = shape
-    tile = TILE_WORDS * 32 // bits
-    size = k // num_groups
-    return (
-        n % ALIGNMENT == 0
-        and k % tile == 0
-        and (size % tile == 0 or (size >= 32 and tile % size == 0))
-    )
+from .packed_words import ALIGNMENT, TILE_WORDS, PackedWords, RowsOfExperts
 
 
 def serves(x: torch.Tensor) -> bool:
@@ -107,12 +56,18 @@ def hopper_packed_gemm(
     assert n % ALIGNMENT == 0
     tile_k = TILE_WORDS * 32 // weight.bits
     assert serves(x)
-    assert fits(weight.shape, len(weight.scales), weight.bits)
+    assert weight.is_whole
     assert out.is_contiguous()
-    num_tiles = next(each for each in (tiles.num_tiles, 4, 2, 1) if k % (each * tile_k) == 0)
+    # The copy engine fills the last stage up with zeros: scales, words and rows.
+    is_whole = not weight.is_float4
+    num_tiles = next(
+        each
+        for each in (tiles.num_tiles, 4, 2, 1)
+        if each * tile_k <= k and not (is_whole and k % (each * tile_k))
+    )
     block_k = num_tiles * tile_k
-    block_g = max(tiles.block_n, BLOCK_N)
-    num_tiles_m = triton.cdiv(m, tiles.block_m) if experts is None else experts.tiles.shape[1]
+    block_g = 2 * BLOCK_N if weight.is_float4 else max(tiles.block_n, BLOCK_N)
+    num_tiles_m = triton.cdiv(m, tiles.block_m) if experts is None else experts.most_tiles
     _hopper_packed_gemm[(triton.cdiv(n, tiles.block_n), num_tiles_m)](
         tiled(x, [tiles.block_m, block_k]),
         tiled(weight.words, [tiles.block_n, num_tiles * TILE_WORDS], 64),
@@ -130,7 +85,9 @@ def hopper_packed_gemm(
         BITS=weight.bits,
         GROUP=weight.group_size if block_k % weight.group_size == 0 else tile_k,
         GROUP_SIZE=weight.group_size,
-        STAGES=min(tiles.num_stages, k // block_k),
+        STAGES=min(tiles.num_stages, triton.cdiv(k, block_k)),
+        SHARED_ROW=experts is not None and experts.num_tiles is None and m == 1,
+        KNOWN=experts is not None and experts.is_known,
         DEPENDENT=dependent,
         num_warps=4,
         **({} if tiles.registers is None else {"maxnreg": tiles.registers}),
@@ -156,6 +113,8 @@ def _hopper_packed_gemm(
     GROUP: gl.constexpr,
     GROUP_SIZE: gl.constexpr,
     STAGES: gl.constexpr,
+    SHARED_ROW: gl.constexpr,
+    KNOWN: gl.constexpr,
     DEPENDENT: gl.constexpr,
 ):
     ROWS: gl.constexpr = x.block_shape[0]
@@ -180,18 +139,20 @@ def _hopper_packed_gemm(
     first_n = o_n
     o_m = gl.program_id(1) * ROWS
     if p_tiles is not None:
-        # The list of tiles is of a kernel that may still run.
-        wait_for_inputs(DEPENDENT)
+        if not KNOWN:
+            # The list of tiles is of a kernel that may still run.
+            wait_for_inputs(DEPENDENT)
         expert, o_m, m, k = _tile_of_expert(p_tiles, p_num_tiles, max_tiles, k)
         first_n += expert * n
     release_dependents(DEPENDENT)
     rings = (x_ring, w_ring, s_ring, z_ring, ready, free)
     HAS_ZEROS: gl.constexpr = zeros is not None
+    FLOAT4: gl.constexpr = scales.dtype == gl.uint8
     shape: gl.constexpr = (
-        ROWS, BLOCK_N, BLOCK_K, STAGES, GROUP, GROUPS, BITS, HAS_ZEROS, p_tiles is not None
+        ROWS, BLOCK_N, BLOCK_K, STAGES, GROUP, GROUPS, BITS, HAS_ZEROS, p_tiles is not None, FLOAT4
     )  # fmt: skip
     of_weights = (x, words, scales, zeros, rings, first_n, num_weights, k, GROUP_SIZE, shape)
-    of_rows = (x, x_ring, ready, free, o_m, k, STAGES, DEPENDENT)
+    of_rows = (x, x_ring, ready, free, 0 if SHARED_ROW else o_m, k, STAGES, DEPENDENT)
     if BLOCK_N == 128:
         gl.warp_specialize(
             [
@@ -220,11 +181,18 @@ def _tile_of_expert(p_tiles, p_num_tiles, max_tiles, k):
     """Expert, first row, the row behind the last one, and number of inputs of a program's tile; a
     tile without rows has no inputs."""
     i_tile = gl.program_id(1)
-    is_tile = i_tile < gl.load(p_num_tiles)
-    expert = gl.load(p_tiles + i_tile, mask=is_tile, other=0)
-    first = gl.load(p_tiles + max_tiles + i_tile, mask=is_tile, other=0)
-    count = gl.load(p_tiles + 2 * max_tiles + i_tile, mask=is_tile, other=0)
-    return expert, first, first + count, gl.where(is_tile, k, 0)
+    if p_num_tiles is None:
+        expert = gl.load(p_tiles + i_tile)
+        first = i_tile
+        last = i_tile + 1
+        own_k = k
+    else:
+        is_tile = i_tile < gl.load(p_num_tiles)
+        expert = gl.load(p_tiles + i_tile, mask=is_tile, other=0)
+        first = gl.load(p_tiles + max_tiles + i_tile, mask=is_tile, other=0)
+        last = first + gl.load(p_tiles + 2 * max_tiles + i_tile, mask=is_tile, other=0)
+        own_k = gl.where(is_tile, k, 0)
+    return expert, first, last, own_k
 
 
 @gluon.jit
@@ -239,7 +207,7 @@ def _copy_weights(
     GROUP: gl.constexpr = shape[4]
     GROUPS: gl.constexpr = shape[5]
     OF_GROUP: gl.constexpr = scales.block_type.nbytes + (zeros.block_type.nbytes if shape[7] else 0)
-    for i in range(k // BLOCK_K):
+    for i in range(gl.cdiv(k, BLOCK_K)):
         slot = i % STAGES
         o_k = i * BLOCK_K
         is_ready = ready.index(slot)
@@ -265,7 +233,7 @@ def copy_rows(x, x_ring, ready, free, o_m, k, STAGES: gl.constexpr, DEPENDENT: g
     that kernel's output, so they need not wait for it."""
     BLOCK_K: gl.constexpr = x.block_shape[1]
     wait_for_inputs(DEPENDENT)
-    for i in range(k // BLOCK_K):
+    for i in range(gl.cdiv(k, BLOCK_K)):
         slot = i % STAGES
         is_ready = ready.index(slot)
         hopper.mbarrier.wait(free.index(slot), (i // STAGES & 1) ^ 1)
@@ -331,9 +299,9 @@ def _multiply_rows(rings, p_out, o_m, o_n, m, n, k, TEAM: gl.constexpr, shape: g
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
     source = (w_ring, s_ring, z_ring)
     b_acc = multiply_stages(
-        x_ring, ready, free, source, k // shape[2], TILES, TEAM, shape, _load_tile, _unpack, mma
-    )
-    if shape[6] == 4:
+        x_ring, ready, free, source, gl.cdiv(k, shape[2]), TILES, TEAM, shape, _load_tile, _unpack, mma
+    )  # fmt: skip
+    if shape[6] == 4 and not shape[9]:
         b_acc *= INT4_DIVISOR
     o_row = o_m + gl.arange(0, ROWS, layout=gl.SliceLayout(0, mma))
     o_row_of_unit = gl.arange(0, 64, layout=gl.SliceLayout(1, mma))
@@ -356,7 +324,10 @@ def _unpack(tile, PART: gl.constexpr, shape: gl.constexpr):
     """Weights [64, 64] of a part of a tile as `_load_tile` returns it: of four bits, a tile has
     two."""
     HALF: gl.constexpr = shape[1] == 32
-    if shape[6] == 4:
+    if shape[9]:
+        b_left = unpack_float4(tile[2 * PART], tile[4 + 2 * PART], HALF)
+        b_right = unpack_float4(tile[2 * PART + 1], tile[4 + 2 * PART + 1], HALF)
+    elif shape[6] == 4:
         b_left = unpack_int4(tile[2 * PART], tile[4 + 2 * PART], shape[7], HALF)
         b_right = unpack_int4(tile[2 * PART + 1], tile[4 + 2 * PART + 1], shape[7], HALF)
     elif shape[7]:

@@ -17,6 +17,9 @@ from ..quant.token_rounding import MOST, RoundedTokens, Rounding, store_rounded
 BLOCK = 1024
 
 
+CLAMP = tl.constexpr(7.0)
+SIGMOID_SCALE = tl.constexpr(1.702)
+"""Bound of gates and ups of the clamped SwiGLU, and the factor in its sigmoid."""
 GELU_LINEAR = tl.constexpr(1.5957691216057308)
 GELU_CUBIC = tl.constexpr(0.07135481282052724)
 """2 sqrt(2 / pi), and 0.044715 times as much."""
@@ -106,6 +109,16 @@ def gelu_tanh_mul_twin(gate_up: torch.Tensor) -> torch.Tensor:
     """`gelu_tanh_mul` in plain torch, in float32 or better; not rounded."""
     gate, up = gate_up.to(torch.promote_types(gate_up.dtype, torch.float32)).chunk(2, dim=-1)
     return torch.nn.functional.gelu(gate, approximate="tanh") * up
+
+
+def clamped_swiglu_twin(gate_up: torch.Tensor) -> torch.Tensor:
+    """g / (1 + exp(-1.702 g)) * (u + 1) of a gate g that is at most 7 and an up u between -7 and 7,
+    in plain torch, in float32 or better; not rounded. Source: OpenAI, "gpt-oss", 2025."""
+    gate, up = gate_up.to(torch.promote_types(gate_up.dtype, torch.float32)).chunk(2, dim=-1)
+    gate = gate.clamp(max=CLAMP.value)
+    return (
+        gate * torch.sigmoid(SIGMOID_SCALE.value * gate) * (up.clamp(-CLAMP.value, CLAMP.value) + 1)
+    )
 
 
 @triton.jit

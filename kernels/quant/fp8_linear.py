@@ -1,4 +1,4 @@
-"""x @ weight.T of e4m3 weights and activations in the model's type: in plain torch, the
+"""x @ weight.T of e4m3 weights, or of MXFP4, and activations in the model's type: in plain torch, the
 specification of the CPU's kernel."""
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from .block_formats import BLOCK
-from .byte_weights import expand
-from .fp8_tiles import Fp8Tiles, read
+from .fp8_tiles import Fp8Tiles, expanded
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
@@ -19,7 +18,7 @@ def fp8_linear(x: torch.Tensor, weight: Fp8Tiles) -> torch.Tensor:
     """x [T, K] times weight [N, K]: [T, N] in x's dtype. Weights are those expanded to x's dtype.
     Sums of 32 inputs are taken input after input in float32, every product added with one rounding;
     sums of blocks follow one another."""
-    return expanded_linear(x, expand(read(weight), x.dtype))
+    return expanded_linear(x, expanded(weight, x.dtype))
 
 
 def expanded_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,10 @@
-"""Weights of e4m3 numbers in groups of inputs, in the order in which a CPU's kernels read them.
-Knows no file format.
+"""Weights of e4m3 numbers in groups of inputs, and of MXFP4, in the order in which a CPU's kernels
+read them. Knows no file format.
 
 Sixteen rows make a tile. A group's scales of these rows lie before its numbers, one scale where all
 sixteen have the same, as weights with scales of blocks or of whole matrices do; then sixteen
-numbers, one of each row, input after input.
+numbers, one of each row, input after input. Of MXFP4, scales are bytes of e8m0, and sixteen bytes
+have the numbers of two inputs, the first one in the lower half.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from dataclasses import dataclass
 
 import torch
 
+from . import byte_weights, mxfp4
 from .block_formats import TILE_ROWS
 from .byte_weights import Fp8Weight
+from .mxfp4 import Mxfp4Weight
 
 _SCALE_BYTES = 4
 
@@ -24,18 +27,23 @@ class Fp8Format:
 
     is_shared: bool
     """Whether the sixteen rows of a tile have one scale for a group."""
+    is_float4: bool = False
+    """Whether the weight is of MXFP4."""
 
     @property
     def scale_bytes(self) -> int:
         """Number of bytes of a tile's scales of one group."""
+        if self.is_float4:
+            return TILE_ROWS
         return _SCALE_BYTES if self.is_shared else TILE_ROWS * _SCALE_BYTES
 
     def group_bytes(self, group_size: int) -> int:
         """Number of bytes of one group of a tile."""
-        return self.scale_bytes + TILE_ROWS * group_size
+        return self.scale_bytes + TILE_ROWS * group_size // (2 if self.is_float4 else 1)
 
 
-FP8_FORMATS = (Fp8Format(is_shared=False), Fp8Format(is_shared=True))
+FLOAT4 = Fp8Format(is_shared=False, is_float4=True)
+FP8_FORMATS = (Fp8Format(is_shared=False), Fp8Format(is_shared=True), FLOAT4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +86,35 @@ def pack(weight: Fp8Weight, format: Fp8Format) -> torch.Tensor:
     )
     scales = scales[:, :, :1] if format.is_shared else scales
     return torch.cat([scales.contiguous().view(torch.uint8), numbers.flatten(2)], dim=2)
+
+
+def pack_float4(weight: Mxfp4Weight) -> torch.Tensor:
+    """As `pack`, of a weight of MXFP4."""
+    n, k = weight.shape
+    padding = -n % TILE_ROWS
+    numbers = mxfp4.unpack(weight.words, k)
+    pairs = torch.nn.functional.pad(numbers[:, 0::2] | numbers[:, 1::2] << 4, (0, 0, 0, padding))
+    # [tiles, 16, groups, pairs] -> [tiles, groups, pairs, 16]
+    pairs = pairs.view(-1, TILE_ROWS, k // mxfp4.BLOCK, mxfp4.BLOCK // 2).permute(0, 2, 3, 1)
+    scales = torch.nn.functional.pad(weight.scales, (0, padding))
+    scales = scales.view(len(weight.scales), -1, TILE_ROWS).transpose(0, 1)
+    return torch.cat([scales, pairs.flatten(2)], dim=2)
+
+
+def expanded(weight: Fp8Tiles, dtype: torch.dtype) -> torch.Tensor:
+    """The weights [N, K] of tiles in the dtype."""
+    if weight.format.is_float4:
+        return mxfp4.expand(_read_float4(weight), dtype)
+    return byte_weights.expand(read(weight), dtype)
+
+
+def _read_float4(weight: Fp8Tiles) -> Mxfp4Weight:
+    num_rows, _ = weight.shape
+    scales = weight.tiles[:, :, :TILE_ROWS].transpose(1, 2).flatten(0, 1)[:num_rows]
+    # [tiles, groups, pairs, 16] -> [tiles, 16, groups, pairs]
+    pairs = weight.tiles[:, :, TILE_ROWS:].unflatten(2, (-1, TILE_ROWS)).permute(0, 3, 1, 2)
+    of_rows = pairs.flatten(0, 1)[:num_rows].flatten(1).contiguous()
+    return Mxfp4Weight(words=mxfp4.pack(of_rows), scales=scales.t().contiguous())
 
 
 def read(weight: Fp8Tiles) -> Fp8Weight:

@@ -142,6 +142,16 @@ def unpack_fp8(b_words, group, HALF: gl.constexpr):
 
 
 @gluon.jit
+def unpack_float4(b_words, group, HALF: gl.constexpr):
+    """As `unpack_int4`, of words of `mxfp4` with scales in e8m0, [N, 1]; nothing is divided. The
+    bits of a number are a bfloat16 number as they stand, 2**126 times too small; the product with
+    a scale, at most 2, that is as much larger is exact."""
+    b_scale, _ = group
+    b_power = ((b_scale.to(gl.int32) + 126) << 7) * 0x10001
+    return of_eight_words(_FLOAT4, (b_words, b_power), HALF)
+
+
+@gluon.jit
 def in_order(b_00, b_01, b_10, b_11, HALF: gl.constexpr):
     """Weights [N, 16] of pairs 0 and 1 of outputs whose bit 3 is clear, and of those whose bit 3 is
     set. The assembly puts the two elements of a pair where the two outputs of a thread would be: in
@@ -218,6 +228,28 @@ def _int4_assembly(kind: str) -> str:
     return "\n".join([*lines, "}"])
 
 
+def _float4_assembly() -> str:
+    """Unpacks two words, $8 and $9, with scales, $10 and $11, into pairs of weights, $0 to $7."""
+    lines = ["{", ".reg .b32 value, sign, mantissa;"]
+    for word in (0, 1):
+        source = f"${8 + word}"
+        for pair in range(4):
+            if pair < 3:
+                lines.append(f"shl.b32 value, {source}, {3 * pair};")
+                lines.append("and.b32 value, value, 0x81C081C0;")
+            else:
+                lines.append(f"shl.b32 sign, {source}, 1;")
+                lines.append("and.b32 sign, sign, 0x80008000;")
+                lines.append(f"shr.u32 value, {source}, 3;")
+                lines.append("and.b32 value, value, 0x01800180;")
+                lines.append(f"shr.u32 mantissa, {source}, 7;")
+                lines.append("and.b32 mantissa, mantissa, 0x00400040;")
+                lines.append("or.b32 value, value, sign;")
+                lines.append("or.b32 value, value, mantissa;")
+            lines.append(f"mul.rn.bf16x2 ${4 * word + pair}, value, ${10 + word};")
+    return "\n".join([*lines, "}"])
+
+
 def _int8_assembly() -> str:
     """Unpacks two words, $4 and $5, with scales, $6 and $7, and offsets, $8 and $9, into pairs of
     weights, $0 to $3. A byte becomes the last bits of 2**23 + q."""
@@ -253,6 +285,7 @@ def _fp8_assembly() -> str:
 _INT4_ONCE = gl.constexpr(_int4_assembly("once"))
 _INT4_BF16 = gl.constexpr(_int4_assembly("bfloat16"))
 _INT4_FP16 = gl.constexpr(_int4_assembly("float16"))
+_FLOAT4 = gl.constexpr(_float4_assembly())
 _OFFSET = gl.constexpr(
     "{ .reg .b32 factor, half; mov.b32 factor, 0xBB80BB80; mov.b32 half, 0x3F003F00;"
     " fma.rn.bf16x2 $0, $1, factor, half; }"

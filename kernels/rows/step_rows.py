@@ -14,8 +14,9 @@ from ..sampling.filtered_sample import Filters
 from ..sampling.sample import Draws
 
 PARAM_WORDS = 8
-"""Number of 32-bit words in a row's sampling state: seed (two), choice, temperature, top-k, top-p,
-min-p, unused."""
+"""Number of 32-bit words in a row's state: seed (two), choice, temperature, top-k, top-p, min-p, and
+the slot of its adapter."""
+ADAPTER_WORD = 7
 _BLOCK = 256
 
 
@@ -36,10 +37,11 @@ def load_tokens(
     token_ids: torch.Tensor,
     slots: torch.Tensor,
 ) -> None:
-    """Writes token_ids and slots, integers [T], of rows and positions int32 [T]; tables int32
-    [rows, …]."""
+    """Writes token_ids and slots, integers [T] and [G, T], of rows and positions int32 [T]; tables
+    int32 [rows, …], that of blocks with as many columns for each of G page groups."""
     num_tokens = len(rows)
-    _load_tokens[(triton.cdiv(num_tokens, _BLOCK),)](
+    num_groups = len(slots)
+    _load_tokens[(triton.cdiv(num_tokens, _BLOCK), num_groups)](
         rows,
         positions,
         token_table,
@@ -48,6 +50,8 @@ def load_tokens(
         slots,
         token_table.stride(0),
         block_table.stride(0),
+        block_table.shape[1] // num_groups,
+        slots.stride(0),
         num_tokens,
         PAGE=block_size,
         BLOCK=_BLOCK,
@@ -70,6 +74,17 @@ def load_draws(params: torch.Tensor, rows: torch.Tensor, draws: Draws, filters: 
         WORDS=PARAM_WORDS,
         BLOCK=_BLOCK,
     )
+
+
+def load_adapters(rows: torch.Tensor, params: torch.Tensor) -> torch.Tensor:
+    """int32 [T] slots of the adapters of rows int32 [T], from params int32 [rows, PARAM_WORDS].
+    Padding rows have none: −1."""
+    slots = torch.empty_like(rows)
+    num_rows = len(rows)
+    _load_adapters[(triton.cdiv(num_rows, _BLOCK),)](
+        rows, params, slots, num_rows, WORDS=PARAM_WORDS, WORD=ADAPTER_WORD, BLOCK=_BLOCK
+    )
+    return slots
 
 
 def store_tokens(
@@ -104,12 +119,14 @@ def load_tokens_twin(
     token_table: torch.Tensor,
     block_table: torch.Tensor,
     block_size: int,
+    num_groups: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and slots [T] in plain torch."""
+    """Token ids [T] and slots [G, T] in plain torch."""
     is_row = rows >= 0
     at = rows.long().clamp(min=0)
     position = positions.long()
-    slots = block_table[at, position // block_size] * block_size + positions % block_size
+    tables = block_table.view(len(block_table), num_groups, -1)
+    slots = tables[at, :, position // block_size].T * block_size + positions % block_size
     return torch.where(is_row, token_table[at, position], 0), torch.where(is_row, slots, -1)
 
 
@@ -155,7 +172,18 @@ def _scatter_words(p_word, p_index, p_value, num_updates, BLOCK: tl.constexpr):
     )
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_rows"])
+def _load_adapters(
+    p_row, p_param, p_slot, num_rows, WORDS: tl.constexpr, WORD: tl.constexpr, BLOCK: tl.constexpr
+):
+    o_r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = o_r < num_rows
+    b_row = tl.load(p_row + o_r, mask=inside, other=-1)
+    b_slot = tl.load(p_param + b_row * WORDS + WORD, mask=b_row >= 0, other=-1)
+    tl.store(p_slot + o_r, b_slot, mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_tokens", "max_blocks", "stride_slot"])
 def _load_tokens(
     p_row,
     p_position,
@@ -165,10 +193,13 @@ def _load_tokens(
     p_slot,
     stride_token,
     stride_block,
+    max_blocks,
+    stride_slot,
     num_tokens,
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    i_group = tl.program_id(1)
     o_t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = o_t < num_tokens
     b_row = tl.load(p_row + o_t, mask=inside, other=-1)
@@ -178,10 +209,17 @@ def _load_tokens(
         p_token + b_row.to(tl.int64) * stride_token + b_position, mask=is_row, other=0
     )
     b_block = tl.load(
-        p_block + b_row.to(tl.int64) * stride_block + b_position // PAGE, mask=is_row, other=0
+        p_block + b_row.to(tl.int64) * stride_block + i_group * max_blocks + b_position // PAGE,
+        mask=is_row,
+        other=0,
     )
+    # The same of each group.
     tl.store(p_token_id + o_t, b_token, mask=inside)
-    tl.store(p_slot + o_t, tl.where(is_row, b_block * PAGE + b_position % PAGE, -1), mask=inside)
+    tl.store(
+        p_slot + i_group * stride_slot + o_t,
+        tl.where(is_row, b_block * PAGE + b_position % PAGE, -1),
+        mask=inside,
+    )
 
 
 @triton.jit(do_not_specialize=["num_rows"])

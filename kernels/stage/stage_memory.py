@@ -5,13 +5,11 @@ others.
 Each stage allocates one piece with cudaMalloc's allocator and maps those that it writes to by their
 CUDA IPC handles. Where GPUs do not reach one another's memory, the pieces lie in host memory that
 all stages have mapped; a count is stored then by the one stage that counts it, without atomic
-operations. A stage on another host has a piece here as well: processors move what lies there to the
-other host, and store the counts of its stage.
+operations.
 
 A piece begins with four counts for each lane, a block of a launch: streams that have arrived, and
 those that the next stage has taken (which other stages add to); streams that were sent and received
-(this stage's own). Behind them stands the length of the stream in each slot, in host memory only.
-Then come two slots for streams, which take turns, and slots for messages of tokens. Counts are kept
+(this stage's own). Then come two slots for streams, which take turns, and slots for messages of tokens. Counts are kept
 in the memory, so that a graph which is replayed goes on where the last launch ended.
 """
 
@@ -29,9 +27,9 @@ from ..peer.peer_memory import HOST_POLLS, MAX_POLLS, call_driver, open_address
 NUM_LANES = tl.constexpr(128)
 """Row r of a stream is always lane r % NUM_LANES's, so that streams of any length may follow one
 another."""
-ARRIVED, TAKEN, SENT, RECEIVED, LENGTHS = (tl.constexpr(i) for i in range(5))
+ARRIVED, TAKEN, SENT, RECEIVED = (tl.constexpr(i) for i in range(4))
 """Rows of the header, of a word for each lane."""
-HEADER = tl.constexpr(5 * 4 * 128)
+HEADER = tl.constexpr(4 * 4 * 128)
 """Bytes before the slots."""
 NUM_SLOTS = tl.constexpr(2)
 """Streams that may be on their way: one is read while the next one is written."""
@@ -79,8 +77,6 @@ class StageMemory:
     """0: this is the first stage."""
     behind: int
     """0: this is the last stage."""
-    first: int
-    """Address of the first stage's piece; 0: it is on another host."""
     others: torch.Tensor
     """int64 [N]: of the first and the last stage, the addresses of all other pieces, in their
     order; else empty."""
@@ -133,8 +129,7 @@ def stages_in_host_memory(
     index: int, num_stages: int, addresses: Mapping[int, int], sizes: StageSizes, host: object
 ) -> StageMemory:
     """The pieces of stages, by their numbers, where this GPU has them in host memory that `host`
-    keeps mapped. Stages on other hosts need none, but those before and behind stages of this
-    host."""
+    keeps mapped."""
     return _stage_memory(index, num_stages - 1, addresses, sizes, host, HOST_POLLS)
 
 
@@ -155,7 +150,6 @@ def _stage_memory(
         own=addresses[index],
         before=addresses.get(index - 1, 0),
         behind=addresses.get(index + 1, 0),
-        first=addresses.get(0, 0),
         others=torch.tensor(others, dtype=torch.int64, device="cuda"),
         sizes=sizes,
         host=host,

@@ -22,7 +22,6 @@ from .stage_memory import (
     ARRIVED,
     HEADER,
     LAST_TOKENS,
-    LENGTHS,
     NUM_LANES,
     NUM_SLOTS,
     RECEIVED,
@@ -211,10 +210,6 @@ def _send_stream(
         b_row = tl.load(p_stream + i_row * hidden + o_h, mask=inside, other=0.0)
         written(p_slot + i_row * hidden + o_h, b_row, inside, HOST)
         i_row += NUM_LANES
-    if HOST:
-        tl.store(
-            _count(behind, LENGTHS, number & 1), num_tokens, mask=i_lane == 0, cache_modifier=".wt"
-        )
     say_count(_count(behind, ARRIVED, i_lane), number, HOST, ON_GPU)
     tl.store(p_sent, number)
 

@@ -22,7 +22,13 @@ from ..models.demo_model import DEMO_NAME
 from ..models.hugging_face import HubError
 from ..models.judging import ModelNotServed
 from ..models.manifest import ModelFolderError, ModelManifest
-from ..models.store import CalibrationFailed, ConversionFailed, ModelNotFound, OtherQuantization
+from ..models.store import (
+    CalibrationFailed,
+    ConversionFailed,
+    ModelNotFound,
+    OtherModelCode,
+    OtherQuantization,
+)
 from ..models.wheel_model import WheelModelError
 from ..runtime.lossy_file import LossyFile
 from ..runtime.printable import LAYOUT, printable
@@ -63,6 +69,7 @@ KNOWN_ERRORS: tuple[type[Exception], ...] = (
         ModelNotFound,
         ModelFolderError,
         OtherQuantization,
+        OtherModelCode,
         ConversionFailed,
         ModelNotServed,
         HubError,
@@ -149,6 +156,7 @@ Model = Annotated[str, option_of("model")]
 Revision = Annotated[str | None, option_of("revision")]
 Dtype = Annotated[str, option_of("dtype")]
 Quantization = Annotated[str, option_of("quantization")]
+ModelCode = Annotated[str, option_of("model_code")]
 CalibrationFile = Annotated[Path | None, option_of("calibration")]
 Device = Annotated[str, option_of("device")]
 KvCacheDtype = Annotated[str, option_of("kv_cache_dtype")]
@@ -267,6 +275,7 @@ def pull(
     dtype: Dtype = "auto",
     quantization: Quantization = "auto",
     calibration: CalibrationFile = None,
+    model_code: ModelCode = "auto",
     device: Device = "auto",
     link: Annotated[
         Path | None, typer.Option(help="Also point this symbolic link at the folder.")
@@ -278,12 +287,13 @@ def pull(
     cache_dir: CacheDir,
 ) -> None:
     """Download a model, convert it once into the layout that engines read, and print its folder."""
-    check_words({"dtype": dtype, "quantization": quantization})
+    check_words({"dtype": dtype, "quantization": quantization, "model_code": model_code})
     check_device(device)
     if dry_run:
-        _judge(model, cache_dir, revision, dtype, device)
+        _judge(model, cache_dir, revision, dtype, device, model_code)
         return
-    folder = _pulled(model, cache_dir, revision, dtype, device, quantization, calibration)
+    choices = {"quantization": quantization, "model_code": model_code}
+    folder = _pulled(model, cache_dir, revision, dtype, device, calibration, choices)
     manifest = ModelManifest.read(folder)
     if manifest.rounding:
         console.print(manifest.rounding)
@@ -303,6 +313,7 @@ def warmup(
     dtype: Dtype = "auto",
     quantization: Quantization = "auto",
     calibration: CalibrationFile = None,
+    model_code: ModelCode = "auto",
     device: Device = "cuda",
     kv_cache_dtype: KvCacheDtype = "auto",
     max_model_len: MaxModelLen = None,
@@ -321,15 +332,18 @@ def warmup(
         _check_no_model_flag(context)
         _become("headwater.services.engine.warmup_cpu", [])
     require(device == "cuda", "device", device, "cuda or cpu")
-    check_words({"dtype": dtype, "quantization": quantization, "kv_cache_dtype": kv_cache_dtype})
-    folder = _pulled(model, cache_dir, revision, dtype, device, quantization, calibration)
+    choices = {"quantization": quantization, "model_code": model_code}
+    check_words({"dtype": dtype, "kv_cache_dtype": kv_cache_dtype, **choices})
+    folder = _pulled(model, cache_dir, revision, dtype, device, calibration, choices)
     flags = [f"--model-folder={folder}", f"--kv-cache-dtype={kv_cache_dtype}"]
     flags += gpu_flags(os.environ, gpu_defaults(os.environ))
     flags += [f"--max-model-len={max_model_len}"] if max_model_len else []
     _become("headwater.services.engine.warmup", flags)
 
 
-def _judge(model: str, cache_dir: Path, revision: str | None, dtype: str, device: str) -> None:
+def _judge(
+    model: str, cache_dir: Path, revision: str | None, dtype: str, device: str, model_code: str
+) -> None:
     """Prints what a model takes."""
     with ProgressBars(console) as bars:
         found = model_store.judge(
@@ -339,6 +353,7 @@ def _judge(model: str, cache_dir: Path, revision: str | None, dtype: str, device
             revision=revision,
             dtype=dtype,
             device=device,
+            model_code=model_code,
         )
     print(found)
 
@@ -349,17 +364,19 @@ def _pulled(
     revision: str | None,
     dtype: str,
     device: str,
-    quantization: str,
     calibration: Path | None,
+    choices: Mapping[str, str],
 ) -> Path:
-    """The model's folder, with bars of progress on the terminal meanwhile."""
+    """The model's folder, with bars of progress on the terminal meanwhile. `choices`: those of what
+    is made of its weights."""
     with ProgressBars(console) as bars:
-        choices = {"dtype": dtype, "device": device, "quantization": quantization}
         return model_store.pull(
             model,
             cache_dir=cache_dir,
             progress=bars.report,
             revision=revision,
+            dtype=dtype,
+            device=device,
             calibration=calibration,
             **choices,
         )

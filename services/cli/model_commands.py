@@ -19,6 +19,7 @@ from rich.table import Table
 from ..runtime.printable import printable, shown
 from ..runtime.progress import ProgressBars, Report
 from ..runtime.settings import require
+from .adapter_commands import add_adapter_commands
 from .admin_client import AdminKeyFile, AsJson, BaseUrl, call, open_gateway
 from .plain_table import plain_table, show_as
 
@@ -186,6 +187,7 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
         with connected(base_url, admin_key_file) as client:
             show_as(models := client.all(), lambda: models_table(models), as_json)
 
+    add_adapter_commands(app, state_dir)
     return app
 
 

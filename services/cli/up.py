@@ -70,6 +70,7 @@ def pulled(settings: StackSettings, console: Console) -> tuple[StackSettings, Pa
             revision=settings.revision,
             quantization=settings.quantization,
             calibration=settings.calibration,
+            model_code=settings.model_code,
         )
         if settings.draft_model is not None:
             settings = replace(settings, draft_model=str(pull(settings.draft_model)))

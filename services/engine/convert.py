@@ -54,6 +54,7 @@ class ConvertSettings:
     quantization: str = setting(
         "auto", "auto, a kind to round weights to (fp8, int8, int4), or the checkpoint's method"
     )
+    model_code: str = setting("auto", "whose modelling code: auto, headwater or transformers")
     calibrated: bool = setting(False, "the source is a checkpoint that was calibrated to the kind")
     origin: str = setting("", "where the source came from, for people")
 
@@ -76,6 +77,7 @@ def convert(settings: ConvertSettings) -> None:
         progress=converting,
         quantization=settings.quantization,
         calibrated=settings.calibrated,
+        model_code=settings.model_code,
     )
     if settings.device == "cpu":
         weights = pack_folder(settings.folder, partial(report_line, f"packing {settings.name}"))
@@ -139,6 +141,7 @@ def _manifest(settings: ConvertSettings, converted: Converted) -> ModelManifest:
         source=settings.origin,
         quantization=converted.quantization,
         rounding=converted.cost,
+        model_code="headwater" if model.foreign is None else "transformers",
         left_out=converted.left_out,
     )
 

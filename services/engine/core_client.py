@@ -29,6 +29,7 @@ from .messages import (
     Command,
     Failed,
     Idle,
+    OfAdapterReports,
     Prepared,
     Progress,
     Ranks,
@@ -66,6 +67,7 @@ class CoreClient:
         self._early_steps: list[Step] = []
         """Steps before `connect`: blocks that were found on a disk."""
         self._on_end: Callable[[], None] | None = None
+        self._on_adapter_report: Callable[[OfAdapterReports], None] | None = None
         self._on_peer_report: Callable[[ToPeers], None] | None = None
         self._process: Process | None = None
         self.settled = asyncio.Event()
@@ -120,6 +122,10 @@ class CoreClient:
         """From now on `on_report` gets what the core has to say to other engines, on the event
         loop."""
         self._on_peer_report = on_report
+
+    def connect_adapters(self, on_report: Callable[[OfAdapterReports], None]) -> None:
+        """From now on `on_report` gets what became of adapters, on the event loop."""
+        self._on_adapter_report = on_report
 
     def send(self, command: Command) -> None:
         """From any thread; after the end nothing is sent."""
@@ -215,6 +221,10 @@ class CoreClient:
         if isinstance(report, ToPeers):
             if self._on_peer_report is not None:
                 self._on_peer_report(report)
+            return
+        if isinstance(report, OfAdapterReports):
+            assert self._on_adapter_report is not None
+            self._on_adapter_report(report)
             return
         match report:
             case Step() | Idle() | Waiting():

@@ -21,6 +21,7 @@ import msgspec
 
 from headwater.engine_core.config import ConfigError, EngineConfig
 from headwater.engine_core.engine import Engine
+from headwater.engine_core.executor import HostAdapters
 from headwater.engine_core.executors.build.registry import build_executor
 from headwater.engine_core.kv.peer_link import PeerLink
 from headwater.engine_core.kv.tiers import key_of, open_disk
@@ -32,6 +33,7 @@ from headwater.engine_core.waits_for import WaitsFor
 from ..runtime import collector
 from ..runtime.settings import read_settings
 from .block_keys import read_block_seal
+from .core_adapters import CoreAdapters, host_adapters_of
 from .core_peers import open_peer_link
 from .kept_costs import KeptCosts
 from .mask_table import map_masks
@@ -39,7 +41,6 @@ from .messages import (
     Add,
     BoundPrompts,
     Cancel,
-    Command,
     Credit,
     EndPrefetch,
     Ends,
@@ -49,6 +50,8 @@ from .messages import (
     FromPeers,
     Idle,
     MasksFilled,
+    OfAdapters,
+    OfEngine,
     OfMasks,
     OfRequests,
     Prefetch,
@@ -89,6 +92,7 @@ def run(
     commands: RingReader,
     reports: RingWriter,
     rank_reports: RankReports | None = None,
+    host_adapters: HostAdapters | None = None,
 ) -> None:
     """Steps until the server closes the command ring. What a step says is written once the next one
     is launched, or there is none to launch: the device does not wait for that, nor do those who
@@ -96,11 +100,12 @@ def run(
     whole step late."""
     said = LateReport(reports)
     waits = WaitReports(reports)
+    adapters = CoreAdapters(engine, host_adapters, reports)
     is_prepared = False
     is_idle = False
     num_commands = 0
     waits_for = engine.waits_for
-    with contextlib.suppress(PeerGone):
+    with contextlib.suppress(PeerGone), contextlib.closing(adapters):
         while True:
             has_work = waits_for not in (WaitsFor.WORK, WaitsFor.TIME)
             if rank_reports is not None:
@@ -121,11 +126,11 @@ def run(
                     is_idle = True
                 if not is_prepared:
                     is_prepared = _prepare(executor, commands, reports)
-                commands.wait(engine.pause_seconds)
-            for message in commands.read():
-                _apply(engine, decode_command(message))
-                num_commands = num_commands + 1
+                commands.wait(adapters.pause(engine.pause_seconds))
+            if num_read := _read_commands(engine, adapters, commands):
+                num_commands = num_commands + num_read
                 is_idle = False
+            adapters.settle()
             engine.launch()
             said.write()
             waits_for = engine.settle()
@@ -178,7 +183,19 @@ def _prepare(executor: MeasuredExecutor, commands: RingReader, reports: RingWrit
     return False
 
 
-def _apply(engine: Engine, command: Command) -> None:
+def _read_commands(engine: Engine, adapters: CoreAdapters, commands: RingReader) -> int:
+    """Applies the commands that have come. Returns how many."""
+    messages = commands.read()
+    for message in messages:
+        command = decode_command(message)
+        if isinstance(command, OfAdapters):
+            adapters.apply(command)
+        else:
+            _apply(engine, command)
+    return len(messages)
+
+
+def _apply(engine: Engine, command: OfEngine) -> None:
     if isinstance(command, OfMasks):
         apply_to_masks(engine, command)
     elif isinstance(command, FromPeers):
@@ -279,7 +296,14 @@ def main() -> None:
             reports.write(
                 encode(_ready(engine, config, facts, longest_step, drafters_of(settings), link))
             )
-            run(engine, measured, commands, reports, rank_reports_of(executor, reports))
+            run(
+                engine,
+                measured,
+                commands,
+                reports,
+                rank_reports_of(executor, reports),
+                host_adapters_of(executor),
+            )
 
 
 class SpokenProgress:

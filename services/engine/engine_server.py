@@ -21,6 +21,7 @@ from ..runtime.member import ReplicaLoad
 from ..runtime.role import BOTH
 from ..runtime.session.attempt_fence import AttemptFence
 from ..runtime.tracing import NO_TRACING, Tracing
+from .adapters import EngineAdapters
 from .core_client import CoreClient
 from .engine_role import EngineRole
 from .engine_sessions import EngineSessions
@@ -28,7 +29,7 @@ from .grammar_queue import GrammarQueue
 from .grammars import GrammarCompiler
 from .kv_events import KvEventLog
 from .masks import MaskWriter
-from .messages import Add, Cancel, Command, Idle, Probe, Ready, Step, Waiting
+from .messages import Add, Cancel, Command, OfSteps, Probe, Ready, Step
 from .prefetches import OpenPrefetches
 from .published_load import replica_load
 from .requests import Limits
@@ -54,17 +55,20 @@ class EngineServer:
         role: str = BOTH,
     ) -> None:
         self.tracing = tracing
+        self.load_changed = asyncio.Event()
+        self.adapters = EngineAdapters(core.send, self.load_changed.set)
+        core.connect_adapters(self.adapters.on_report)
         self.limits = Limits(
             vocab_size=ready.vocab_size,
             max_model_len=ready.max_model_len,
             refused_fields=ready.refused_fields,
             drafters=ready.drafters,
+            has_adapter=self.adapters.has,
         )
         self.keys: Iterator[int] = itertools.count(1)
         self.fence = AttemptFence()
         self.prefetches = OpenPrefetches(core.send, pulls=ready.num_peer_rows > 0)
         self.events = events
-        self.load_changed = asyncio.Event()
         self.is_draining = False
         self._role = EngineRole(core.send)
         self.num_prompt_tokens = 0
@@ -205,7 +209,7 @@ class EngineServer:
         self._sessions.end()
         return num_streams - num_cancelled, num_cancelled
 
-    def _on_report(self, report: Step | Idle | Waiting) -> None:
+    def _on_report(self, report: OfSteps) -> None:
         if isinstance(report, Step):
             self._on_step(report)
         self.load_changed.set()

@@ -9,13 +9,16 @@ import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.executors.build.request import checked
 from headwater.engine_core.models import registry
+from headwater.engine_core.models.foreign.version import transformers_version
 from headwater.engine_core.models.model import model_class
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.platforms import loading
+from headwater.engine_core.weights.json_object import read_object
 from headwater.engine_core.weights.model_config import ModelConfig
 from headwater.engine_core.weights.model_file import DTYPES
 
@@ -29,6 +32,7 @@ class JudgeSettings:
     source: Path = setting(None, "a folder with a config.json")
     dtype: str = setting("float32", "float32, bfloat16 or float16")
     device: str = setting("cpu", "device that will serve the model")
+    model_code: str = setting("auto", "whose modelling code: auto, headwater or transformers")
 
     def __post_init__(self) -> None:
         require(self.source, "source", self.source, "not empty")
@@ -36,10 +40,23 @@ class JudgeSettings:
 
 def judge(settings: JudgeSettings) -> str:
     """Sizes of the model for people. Raises `ConfigError` naming what is not served."""
-    config = registry.read_config(settings.source)
+    with TemporaryDirectory() as folder:
+        return _judged(settings, _with_code(settings, Path(folder)))
+
+
+def _with_code(settings: JudgeSettings, folder: Path) -> Path:
+    """A folder with the source's config, and whose code is to be judged."""
+    hf_config = read_object(settings.source / "config.json")
+    marked = hf_config | {registry.MODEL_CODE: settings.model_code}
+    (folder / "config.json").write_text(json.dumps(marked))
+    return folder
+
+
+def _judged(settings: JudgeSettings, folder: Path) -> str:
+    config = registry.read_config(folder)
     loaded = loading.load(settings.device)
     options = ExecutorOptions(
-        model_folder=settings.source,
+        model_folder=folder,
         load_format="dummy",
         dtype=settings.dtype,
         device=settings.device,
@@ -54,8 +71,9 @@ def sentence(config: ModelConfig, dtype: str) -> str:
     sizes = [math.prod(spec.shape) for spec in layout.values() if not spec.tied_to]
     element = DTYPES[dtype].itemsize
     packed = "" if config.quantization is None else f", {config.quantization.method} in the file"
+    code = "" if config.foreign is None else f" by transformers {transformers_version()}'s code"
     return (
-        f"{config.architecture}: {sum(sizes) / 1e6:,.1f} million weights, "
+        f"{config.architecture}{code}: {sum(sizes) / 1e6:,.1f} million weights, "
         f"{sum(sizes) * element / 1e9:.2f} GB of memory in {dtype}{packed}; "
         f"{config.kv_elements_per_token * element / 1e3:,.1f} kB of KV cache a token, "
         f"up to {config.max_position_embeddings:,} tokens"

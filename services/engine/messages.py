@@ -116,11 +116,29 @@ class CopiedLease(msgspec.Struct, tag="copied_lease", array_like=True):
     message: LeaseCopied
 
 
+class ReadAdapter(msgspec.Struct, tag="read_adapter", array_like=True):
+    """Read an adapter from a folder and let requests have it."""
+
+    number: int
+    """Names the reading in its report."""
+    folder: str
+    within: str = ""
+    """A folder that the adapter's has to lie in; empty: any."""
+
+
+class DropAdapter(msgspec.Struct, tag="drop_adapter", array_like=True):
+    """Forget an adapter when no request has it."""
+
+    digest: bytes
+
+
+OfAdapters = ReadAdapter | DropAdapter
 OfPrefetches = Prefetch | EndPrefetch
 FromPeers = BlocksPulled | BlocksPlaced | HolderGone | LendBlocks | CopiedLease | EndLease
 OfMasks = MasksFilled | Forced | Fail
 OfRequests = Add | Cancel | Credit | Stall | Probe
-Command = OfMasks | OfRequests | OfPrefetches | FromPeers | BoundPrompts
+OfEngine = OfMasks | OfRequests | OfPrefetches | FromPeers | BoundPrompts
+Command = OfEngine | OfAdapters
 
 
 class Progress(msgspec.Struct, tag="progress", array_like=True):
@@ -203,6 +221,25 @@ class Ranks(msgspec.Struct, tag="ranks", array_like=True):
     figures: list[RankFigures]
 
 
+class AdapterRead(msgspec.Struct, tag="adapter_read", array_like=True):
+    """An adapter was read, or is refused."""
+
+    number: int
+    digest: bytes = b""
+    """Hash of its content."""
+    rank: int = 0
+    num_bytes: int = 0
+    """Bytes of host memory."""
+    error: str = ""
+    """Why it is refused; empty: requests may have it."""
+
+
+class AdapterDropped(msgspec.Struct, tag="adapter_dropped", array_like=True):
+    """No request may have the adapter any more."""
+
+    digest: bytes
+
+
 class PullBlocks(msgspec.Struct, tag="pull", array_like=True):
     message: PullRequest
 
@@ -220,7 +257,9 @@ class BlocksLent(msgspec.Struct, tag="lent", array_like=True):
 
 
 ToPeers = PullBlocks | EndPull | CopiedPull | BlocksLent
-Report = Progress | Ready | Failed | Step | Idle | Waiting | Prepared | Ranks | ToPeers
+OfAdapterReports = AdapterRead | AdapterDropped
+OfSteps = Step | Idle | Waiting
+Report = Progress | Ready | Failed | OfSteps | Prepared | Ranks | OfAdapterReports | ToPeers
 
 
 class Ends(msgspec.Struct):

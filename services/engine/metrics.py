@@ -104,6 +104,12 @@ class EngineCollector(Collector):
             "Share of used blocks' slots that stand for a token, 0 to 1",
             filled,
         )
+        yield self._labelled_gauge(
+            "kv_cache_pages",
+            "Pages in block tables of requests, by the window of their layers in tokens, 0: none",
+            "window",
+            load.num_pages_by_window,
+        )
         yield self._counter(
             "kv_copied_blocks", "Partly filled blocks copied for forks", load.num_copied_blocks
         )
@@ -264,6 +270,14 @@ class EngineCollector(Collector):
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"headwater_{name}", text, labels=["model_name"])
         family.add_metric([self._model_name], value)
+        return family
+
+    def _labelled_gauge(
+        self, name: str, text: str, label: str, values: Mapping[str, int]
+    ) -> Metric:
+        family = GaugeMetricFamily(f"headwater_{name}", text, labels=["model_name", label])
+        for value, count in values.items():
+            family.add_metric([self._model_name, value], count)
         return family
 
     def _counter(self, name: str, text: str, value: float) -> Metric:

@@ -9,7 +9,7 @@ import socket
 from headwater.proto.events_pb2 import Incarnation
 
 from ..models.manifest import ModelManifest
-from ..runtime.member import Kind, Member, ReplicaLoad, new_epoch
+from ..runtime.member import Kind, Member, ReplicaLoad, ServedAdapter, new_epoch
 from ..runtime.served_model import ServedModel
 from ..runtime.version import full_version
 from .messages import Ready
@@ -33,8 +33,14 @@ class Replica:
     def incarnation(self) -> Incarnation:
         return Incarnation(replica_id=self.replica_id, epoch=self.epoch)
 
-    def describe(self, load: ReplicaLoad, without: tuple[str, ...] = ()) -> Member:
-        """`without`: what the engine has to go without for now."""
+    def describe(
+        self,
+        load: ReplicaLoad,
+        without: tuple[str, ...] = (),
+        adapters: tuple[ServedAdapter, ...] = (),
+    ) -> Member:
+        """`without`: what the engine has to go without for now; `adapters`: those that requests may
+        have."""
         return Member(
             kind=Kind.ENGINE,
             replica_id=self.replica_id,
@@ -46,6 +52,7 @@ class Replica:
             load=load,
             without=without,
             refused_fields=self.refused_fields,
+            adapters=adapters,
             version=full_version(),
         )
 

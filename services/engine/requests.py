@@ -7,7 +7,8 @@ told in a sentence instead of a crash of the core.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
 from headwater.engine_core.kv.prefix_hash import HASH_LEN
@@ -18,7 +19,7 @@ from headwater.proto.common_pb2 import Sampling, Speculative
 from headwater.proto.engine_pb2 import Add, AddPart
 from headwater.proto.engine_pb2 import Holder as WireHolder
 
-from ..runtime.errors import BadRequest, ContextTooLong, UnsupportedField
+from ..runtime.errors import BadRequest, ContextTooLong, Unavailable, UnsupportedField
 from ..runtime.request_limits import MAX_BIASES, MAX_GRAMMAR_BYTES, check_count
 from ..runtime.speculation import DRAFTERS
 
@@ -46,6 +47,8 @@ class Limits:
     before a request comes here, as far as they know this replica."""
     drafters: tuple[str, ...] = DRAFTERS
     """Drafters that the engine has."""
+    has_adapter: Callable[[bytes], bool] = operator.not_
+    """Whether requests may have the adapter with this hash; all may have none."""
 
 
 class PendingAdd:
@@ -141,6 +144,7 @@ def requests_of(pending: PendingAdd, limits: Limits, keys: Iterable[int]) -> lis
                 speculation=speculation,
                 forks=add.forks or len(add.stream_ids) > 1,
                 holder=holder,
+                adapter=add.adapter,
             )
         )
     return requests
@@ -176,8 +180,11 @@ def _check(pending: PendingAdd, limits: Limits) -> None:
     for name, why in limits.refused_fields:
         if name in asked:
             raise UnsupportedField(name, why)
-    if add.lora:
-        raise UnsupportedField("lora", "this engine has no adapters")
+    if not limits.has_adapter(add.adapter):
+        # Another engine may have it; the gateway looks for one.
+        raise Unavailable(
+            f"this engine has no adapter {add.adapter.hex()}", code="adapter_unavailable"
+        )
     _check_ids("prompt_ids", pending.prompt_ids, limits)
     _check_ids("output_ids", pending.output_ids, limits)
     _check_ids("eos_token_ids", add.eos_token_ids, limits)

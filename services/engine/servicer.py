@@ -102,8 +102,34 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
             break
         return pb.PrefetchReply()
 
+    async def CheckAdapter(
+        self, request: pb.CheckAdapterRequest, context: Context
+    ) -> pb.CheckAdapterReply:
+        read = await self._server.adapters.check(request.folder, request.within)
+        return pb.CheckAdapterReply(digest=read.digest, rank=read.rank, num_bytes=read.num_bytes)
+
+    async def PublishAdapter(
+        self, request: pb.PublishAdapterRequest, context: Context
+    ) -> pb.PublishAdapterReply:
+        self._server.adapters.publish(request.name, request.digest)
+        structlog.get_logger().info(
+            "adapter published", name=request.name, digest=request.digest.hex()
+        )
+        return pb.PublishAdapterReply()
+
+    async def UnloadAdapter(
+        self, request: pb.UnloadAdapterRequest, context: Context
+    ) -> pb.UnloadAdapterReply:
+        if request.name:
+            self._server.adapters.unload(request.name)
+        else:
+            self._server.adapters.forget(request.digest)
+        return pb.UnloadAdapterReply()
+
     async def Info(self, request: pb.InfoRequest, context: Context) -> events_pb2.Member:
-        return self._replica.describe(self._server.load(), self._server.without).to_pb()
+        return self._replica.describe(
+            self._server.load(), self._server.without, self._server.adapters.shown
+        ).to_pb()
 
 
 async def _read_to_the_end(requests: AsyncIterator[pb.PrefetchRequest]) -> None:

@@ -14,6 +14,7 @@ from ..runtime.metrics_server import metrics_served
 from ..runtime.process import Lifetime
 from ..runtime.tasks import owned_task
 from ..runtime.tracing import tracing_to
+from .adapters import load_modules
 from .core_client import CoreClient, CoreFailed
 from .engine_server import EngineServer
 from .facts import EngineFacts
@@ -54,6 +55,7 @@ async def _serve_ready(
             core, ready, events, replica.model.name, compiler, tracing, settings.role
         )
         await compiler.read()
+        await load_modules(server.adapters, settings.lora_modules)
         async with _peers_joined(core, ready, replica) as peers:
             await _serve_clients(settings, core, server, replica, peers, life)
 

@@ -240,7 +240,7 @@ class EngineSession:
         try:
             pending.extend(part)
             self._start_if_complete(part.stream_id)
-        except BadRequest as error:
+        except (BadRequest, Unavailable) as error:
             self._refuse(pending.add, error)
 
     def _are_new(self, stream_ids: Sequence[int]) -> bool:

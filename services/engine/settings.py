@@ -41,7 +41,7 @@ CHOICES = {
     "peer_access": ("auto", "off"),
 }
 _NUMBERS = ("num_blocks", "max_model_len", "long_prefill_chunk", "threads")
-_BYTES = ("kv_cache_memory", "kv_swap_memory", "kv_peer_memory")
+_BYTES = ("kv_cache_memory", "kv_swap_memory", "kv_peer_memory", "adapter_memory")
 _SECONDS = ("drain_limit", "hang_limit", "simulated_step_seconds", "simulated_prefill_seconds")
 NEVER_NEGATIVE = dict.fromkeys(_NUMBERS, "0 or more") | dict.fromkeys(_BYTES, "0 or more bytes")
 NEVER_NEGATIVE |= dict.fromkeys(_SECONDS, "0 or more seconds")
@@ -98,7 +98,9 @@ class EngineSettings(StageSecuritySettings):
         "vLLM makes them)",
     )
     block_size: int = setting(16, "tokens a KV block: 16, 32, 64 or 128")
-    num_blocks: int = setting(0, "KV blocks; 0: as many as --kv-cache-memory or the device holds")
+    num_blocks: int = setting(
+        0, "KV blocks of all layers; 0: as many as --kv-cache-memory or the device holds"
+    )
     kv_cache_memory: int = setting(
         0, "bytes of the KV cache; 0: what the device leaves, a fixed share on a CPU"
     )
@@ -119,6 +121,10 @@ class EngineSettings(StageSecuritySettings):
         "auto (engines of one host copy blocks out of each other's KV caches) or off (through "
         "--kv-peer-memory alone)",
     )
+    adapter_memory: int = setting(
+        0, "bytes of device memory for adapters (LoRA); others wait in host memory; 0: none"
+    )
+    lora_modules: tuple[str, ...] = setting((), "adapters to serve, each NAME=FOLDER")
     kv_cache_dtype: str = setting(
         "auto", "auto (the weights' dtype) or fp8 (half the memory, faster, less exact; GPU)"
     )
@@ -252,6 +258,7 @@ class EngineSettings(StageSecuritySettings):
             Policies.of(self.policy)
         except PolicyError:
             raise SettingError("policy", self.policy, ALLOWED) from None
+        self._check_adapters()
         self._check_ranks()
         self._check_speculation()
         check_pairs(self)
@@ -259,6 +266,15 @@ class EngineSettings(StageSecuritySettings):
     @property
     def speculates(self) -> bool:
         return self.speculation == "auto"
+
+    def _check_adapters(self) -> None:
+        for module in self.lora_modules:
+            name, _, folder = module.partition("=")
+            require(name and folder, "lora_modules", module, "NAME=FOLDER")
+            check_model_name("lora_modules", name)
+        allowed = "none without --adapter-memory"
+        named = ",".join(self.lora_modules)
+        require(self.adapter_memory or not named, "lora_modules", named, allowed)
 
     def _check_ranks(self) -> None:
         for name in PARALLEL_SIZES:

@@ -16,7 +16,10 @@ from ..runtime.settings import SettingError
 from ..stack.plan import GPU_BLOCK_SIZE, gpu_defaults
 from ..text.model import ServingChoices
 
-OF_PULL = ("revision", "cache_dir", "dtype", "device", "quantization", "calibration")
+OF_PULL = (
+    *("revision", "cache_dir", "dtype", "device", "quantization", "calibration"),
+    "model_code",
+)
 """Settings by which the model's folder is found or made."""
 OF_TEXT = (
     "chat_template",

@@ -16,10 +16,11 @@ class ModelNotServed(Exception):
         super().__init__(f"the model {model!r} is not served: {reason}")
 
 
-def judged(model: str, folder: Path, dtype: str, device: str) -> str:
+def judged(model: str, folder: Path, dtype: str, device: str, model_code: str) -> str:
     """A sentence for people about what the model of a folder's `config.json` takes. Raises
     `ModelNotServed`."""
     flags = [f"--source={folder}", f"--dtype={dtype}", f"--device={device}"]
+    flags += [f"--model-code={model_code}"]
     last_words = ""
     command = [sys.executable, "-m", "headwater.services.engine.judge", *flags]
     with kept_child(command) as child:

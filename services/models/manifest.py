@@ -10,6 +10,9 @@ import msgspec
 
 ROUNDED_KINDS = ("fp8", "int8", "int4")
 """Kinds that weights which are not packed can be rounded to when a model is converted."""
+MODEL_CODES = ("auto", "headwater", "transformers")
+"""Owners of the modelling code of a model. `auto`: Headwater, or transformers where Headwater has
+none."""
 MANIFEST_NAME = "model.json"
 LAYOUT = "v3"
 """Name of the weight layout that this version writes; a change of layout is a new folder."""
@@ -59,6 +62,8 @@ class ModelManifest:
     known."""
     rounding: str = ""
     """Loss by rounding, for people; empty: they were not rounded."""
+    model_code: str = "headwater"
+    """Owner of the modelling code: one of `MODEL_CODES` but `auto`."""
     left_out: str = ""
     """Tensors of the checkpoint that are not used, for people; empty: there are none."""
 

@@ -1,5 +1,5 @@
 """The process that pulls a model while the supervisor goes on: `python -m … MODEL CACHE DTYPE
-DEVICE QUANTIZATION [CALIBRATION]`.
+DEVICE QUANTIZATION MODEL_CODE [CALIBRATION]`.
 
 Reports its progress on standard output, one JSON object a line: {"what", "done", "total"}, at last
 {"folder"}.
@@ -18,7 +18,14 @@ from ..runtime.settings import SettingError
 from .hugging_face import HubError
 from .judging import ModelNotServed
 from .manifest import ModelFolderError
-from .store import CalibrationFailed, ConversionFailed, ModelNotFound, OtherQuantization, pull
+from .store import (
+    CalibrationFailed,
+    ConversionFailed,
+    ModelNotFound,
+    OtherModelCode,
+    OtherQuantization,
+    pull,
+)
 from .wheel_model import WheelModelError
 
 FAULTS = (
@@ -26,6 +33,7 @@ FAULTS = (
         ModelNotFound,
         ModelFolderError,
         OtherQuantization,
+        OtherModelCode,
         ConversionFailed,
         ModelNotServed,
         WheelModelError,
@@ -36,7 +44,7 @@ FAULTS = (
 
 
 def main() -> None:
-    model, cache, dtype, device, quantization, *texts = sys.argv[1:]
+    model, cache, dtype, device, quantization, model_code, *texts = sys.argv[1:]
     try:
         folder = pull(
             model,
@@ -46,6 +54,7 @@ def main() -> None:
             device=device,
             quantization=quantization,
             calibration=Path(texts[0]) if texts else None,
+            model_code=model_code,
         )
     except FAULTS as fault:
         sys.exit(str(fault))

@@ -64,6 +64,13 @@ class OtherQuantization(Exception):
         super().__init__(f"the quantization of {folder} is {chosen!r}; allowed: {allowed}")
 
 
+class OtherModelCode(Exception):
+    """A converted model for other modelling code than requested."""
+
+    def __init__(self, folder: Path, chosen: str, found: str) -> None:
+        super().__init__(f"the model_code of {folder} is {chosen!r}; allowed: auto or {found}")
+
+
 class ConversionFailed(Exception):
     """The converting process failed; carries its last output."""
 
@@ -106,29 +113,33 @@ def pull(
     device: str = "auto",
     quantization: str = "auto",
     calibration: Path | None = None,
+    model_code: str = "auto",
 ) -> Path:
-    """The folder `<cache>/<model>/<revision>-<dtype>[-<kind>[-calibrated-<digest>]]-<layout>`, made
-    on first use by the first process that needs it. `revision` is a branch, tag or commit on the
+    """The folder `<cache>/<model>/<revision>-<dtype>[-<kind>[-calibrated-<digest>]][-<code>]-<layout>`,
+    made on first use by the first process that needs it. `revision` is a branch, tag or commit on the
     Hub; `quantization` a kind that weights are rounded to, or the method by which they must be
-    packed; `calibration` a file of text over which rounding is chosen.
+    packed; `calibration` a file of text over which rounding is chosen; `model_code` one of
+    `MODEL_CODES`.
 
     Raises `SettingError` for the file, for a file or folder whose name is no model's, and for a
     revision of a model that is not on the Hub, before anything is downloaded, `ModelNotFound`,
-    `WheelModelError`, `HubError`, `OtherQuantization`, `CalibrationFailed` or `ConversionFailed`.
+    `WheelModelError`, `HubError`, `OtherQuantization`, `OtherModelCode`, `CalibrationFailed` or
+    `ConversionFailed`.
     """
     _check_revision(model, revision)
     asked = read_calibration(calibration, quantization, cache_dir)
     if asked is not None:
         _check_whole(model, asked)
     if ((path := _path_of(model)) / MANIFEST_NAME).is_file():
-        return _of_quantization(path.resolve(), quantization)
+        return _of_code(_of_quantization(path.resolve(), quantization), model_code)
     if _is_from_hub(model):
-        _judge_before_download(model, revision, cache_dir, dtype, device, progress)
+        _judge_before_download(model, revision, cache_dir, dtype, device, model_code, progress)
     source = find_source(model, revision=revision, cache_dir=cache_dir, progress=progress)
     device = resolve_device(device)
     dtype = resolve_dtype(dtype, device)
     home = cache_dir / source.name.replace("/", "--")
-    folder = home / f"{source.revision}-{dtype}{_kind_of(quantization, asked)}-{LAYOUT}"
+    code = "" if model_code == "auto" else f"-{model_code}"
+    folder = home / f"{source.revision}-{dtype}{_kind_of(quantization, asked)}{code}-{LAYOUT}"
     if not folder.exists():
         home.mkdir(parents=True, exist_ok=True)
         with _locked(home / ".lock"):
@@ -136,9 +147,9 @@ def pull(
                 path = source.obtain(progress)
                 if asked is not None:
                     path = _calibrate(source, path, home, asked, device, progress)
-                _convert(
-                    source, path, folder, dtype, device, quantization, asked is not None, progress
-                )
+                flags = ["--calibrated"] if asked is not None else []
+                flags += [f"--quantization={quantization}", f"--model-code={model_code}"]
+                _convert(source, path, folder, dtype, device, flags, progress)
     return _of_quantization(folder, quantization)
 
 
@@ -150,6 +161,7 @@ def judge(
     revision: str | None = None,
     dtype: str = "auto",
     device: str = "auto",
+    model_code: str = "auto",
 ) -> str:
     """A sentence for people about what a model takes, read from its `config.json`; no weight is
     downloaded. Raises `SettingError` for a model without one, `HubError`, `ModelNotFound` or
@@ -159,7 +171,7 @@ def judge(
     device = resolve_device(device)
     dtype = resolve_dtype(dtype, device)
     if (path / "config.json").is_file():
-        return judged(model, path, dtype, device)
+        return judged(model, path, dtype, device, model_code)
     if not _is_from_hub(model):
         name_of(model)
         allowed = "with a model on the Hugging Face Hub, or a folder with a config.json"
@@ -168,7 +180,7 @@ def judge(
         model, revision=revision, cache_dir=cache_dir, progress=progress
     )
     size = hugging_face.download_size(model, revision=revision)
-    found = judged(model, folder, dtype, device)
+    found = judged(model, folder, dtype, device, model_code)
     return found if size is None else f"{found}; {size / 1e9:.2f} GB to download"
 
 
@@ -184,6 +196,7 @@ def _judge_before_download(
     cache_dir: Path,
     dtype: str,
     device: str,
+    model_code: str,
     progress: Report,
 ) -> None:
     """Raises `ModelNotServed` before weights are downloaded; those that are there were judged."""
@@ -192,7 +205,7 @@ def _judge_before_download(
     )
     if (folder / "config.json").is_file() and not hugging_face.has_weights(folder):
         device = resolve_device(device)
-        found = judged(model, folder, resolve_dtype(dtype, device), device)
+        found = judged(model, folder, resolve_dtype(dtype, device), device, model_code)
         progress(found, 1, 1)
 
 
@@ -246,6 +259,13 @@ def _of_quantization(folder: Path, quantization: str) -> Path:
         quantization,
     ):
         raise OtherQuantization(folder, quantization, found)
+    return folder
+
+
+def _of_code(folder: Path, model_code: str) -> Path:
+    """The folder, checked. Raises `OtherModelCode`, `ModelFolderError`."""
+    if model_code != "auto" and (found := ModelManifest.read(folder).model_code) != model_code:
+        raise OtherModelCode(folder, model_code, found)
     return folder
 
 
@@ -378,18 +398,17 @@ def _convert(
     folder: Path,
     dtype: str,
     device: str,
-    quantization: str,
-    calibrated: bool,
+    more: list[str],
     progress: Report,
 ) -> None:
+    """`more`: flags of what is made of the weights."""
     flags = [
         f"--source={path}",
         f"--name={source.name}",
         f"--revision={source.revision}",
         f"--dtype={dtype}",
     ]
-    flags += [f"--device={device}", f"--origin={source.origin}", f"--quantization={quantization}"]
-    flags += ["--calibrated"] if calibrated else []
+    flags += [f"--device={device}", f"--origin={source.origin}", *more]
     try:
         fill_folder(
             folder, "headwater.services.engine.convert", flags, progress, last=MANIFEST_NAME

@@ -6,6 +6,8 @@ from __future__ import annotations
 KNOWN = frozenset(
     {
         "HEADWATER_ACTIVATION_DTYPE",
+        "HEADWATER_ADAPTER_DIR",
+        "HEADWATER_ADAPTER_MEMORY",
         "HEADWATER_ADMIN_KEY",
         "HEADWATER_ADMIN_KEY_FILE",
         "HEADWATER_ADOPT_UNSIGNED_TENANTS",
@@ -63,6 +65,7 @@ KNOWN = frozenset(
         "HEADWATER_LOG_LEVEL",
         "HEADWATER_LOG_RECEIPTS",
         "HEADWATER_LONG_PREFILL_CHUNK",
+        "HEADWATER_LORA_MODULES",
         "HEADWATER_MASTER_KEY",
         "HEADWATER_MASTER_KEY_FILE",
         "HEADWATER_MAX_BODY_BYTES",

@@ -79,6 +79,16 @@ class ReplicaLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServedAdapter:
+    """See `headwater.v1.ServedAdapter`; the fields are the same."""
+
+    name: str
+    digest: bytes
+    rank: int
+    published_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
     """One incarnation of one process."""
 
@@ -99,6 +109,8 @@ class Member:
     """Release and commit of the process, for people; empty: it does not say."""
     refused_fields: tuple[tuple[str, str], ...] = ()
     """Fields that requests of an engine may not have, each with the reason."""
+    adapters: tuple[ServedAdapter, ...] = ()
+    """Adapters that requests of an engine may have."""
     num_running: int | None = field(default=None, compare=False)
     """Requests that a processor or an output processor works on; None: it does not say."""
 
@@ -117,6 +129,9 @@ class Member:
             refused_fields=[
                 events_pb2.RefusedField(name=name, why=why) for name, why in self.refused_fields
             ],
+            adapters=[
+                events_pb2.ServedAdapter(**dataclasses.asdict(each)) for each in self.adapters
+            ],
             num_running=self.num_running,
             **{name: getattr(self, name) for name in _SAME},
         )
@@ -134,6 +149,15 @@ class Member:
             load=ReplicaLoad.from_pb(message.load) if message.HasField("load") else None,
             without=tuple(message.without),
             refused_fields=tuple((each.name, each.why) for each in message.refused_fields),
+            adapters=tuple(
+                ServedAdapter(
+                    name=each.name,
+                    digest=each.digest,
+                    rank=each.rank,
+                    published_at=each.published_at,
+                )
+                for each in message.adapters
+            ),
             num_running=message.num_running if message.HasField("num_running") else None,
             **{name: getattr(message, name) for name in _SAME},
         )

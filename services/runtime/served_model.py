@@ -25,6 +25,9 @@ class ServedModel:
     num_shards: int = 1
     weight_bytes: int = dataclasses.field(default=0, compare=False)
     """Size of the weights' file, for people; 0: not known. Replicas need not agree."""
+    model_code: str = dataclasses.field(default="", compare=False)
+    """Owner of the modelling code, for people: headwater or transformers; empty: not known.
+    Replicas need not agree."""
 
     @property
     def key(self) -> str:

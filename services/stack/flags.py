@@ -19,6 +19,7 @@ from ..engine.settings import (
     QUANTIZATIONS,
     EngineSettings,
 )
+from ..models.manifest import MODEL_CODES
 from ..runtime.hardware import DTYPES
 from ..runtime.settings import SettingError, check_writable_folder, require
 from ..runtime.speculation import MODES
@@ -34,6 +35,7 @@ CHOICES = {
     "kv_cache_dtype": KV_CACHE_DTYPES,
     "activation_dtype": ACTIVATION_DTYPES,
     "quantization": QUANTIZATIONS,
+    "model_code": MODEL_CODES,
     "speculation": MODES,
     "numerics": NUMERICS,
     "kv_peer_direct": ("auto", "off"),

@@ -29,6 +29,7 @@ async def pull_model(
         *keeper_command(pipe=supervisor.watched, limit=STOP_SECONDS),
         *(sys.executable, "-m", "headwater.services.models.pulling"),
         *(model, str(settings.cache_dir), settings.dtype, settings.device, settings.quantization),
+        settings.model_code,
         *([] if settings.calibration is None else [str(settings.calibration)]),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,

@@ -99,6 +99,9 @@ class StackSettings:
     calibration: Path | None = flag(
         None, "Text that AutoRound calibrates int4 and int8 rounding with."
     )
+    model_code: str = flag(
+        "auto", "auto, headwater or transformers: whose modelling code computes the model."
+    )
     speculation: str = engine_flag(
         "speculation", "auto: draft tokens where that is faster, same answers; or off."
     )
@@ -132,6 +135,12 @@ class StackSettings:
     )
     kv_peer_direct: str = engine_flag(
         "kv_peer_direct", "auto: engines of one host copy KV blocks directly; or off."
+    )
+    adapter_memory: int = engine_flag(
+        "adapter_memory", "Bytes of each engine's device for adapters (LoRA); 0: none."
+    )
+    lora_modules: tuple[str, ...] = engine_flag(
+        "lora_modules", "Adapter that engines serve, NAME=FOLDER; may be repeated."
     )
     gpu_memory_utilization: float = engine_flag(
         "gpu_memory_utilization", "Share of a GPU's memory that an engine may take."

@@ -133,6 +133,7 @@ def load_text_model(folder: Path, name: str, choices: ServingChoices) -> TextMod
         max_model_len=_max_model_len(choices.max_model_len, manifest.max_model_len),
         vocab_size=manifest.vocab_size,
         weight_bytes=weight_bytes(folder),
+        model_code=manifest.model_code,
     )
     defaults = model_defaults(_generation_config(folder, choices.generation_config))
     template = _chat_template(tokenizer, choices.chat_template, folder)

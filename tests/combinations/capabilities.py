@@ -22,7 +22,9 @@ from tests.combinations.weight_capabilities import (
     GGUF_WEIGHTS,
     INT4_WEIGHTS,
     W8A8_WEIGHTS,
+    refused_beside,
 )
+from tests.combinations.weights_folder import MXFP4
 
 CHUNK = 16
 TIGHT_BLOCKS = 25
@@ -401,7 +403,39 @@ EXPERTS = Capability(
     beside={
         "tree numerics": Refused(
             field="numerics", says="allowed: default with a model with 8 experts"
-        )
+        ),
+        "MXFP4 experts": Aside(because="a model has one architecture"),
+    },
+)
+
+MXFP4_EXPERTS = Capability(
+    name="MXFP4 experts",
+    promise=Promise.OWN,
+    model={
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "num_local_experts": 8,
+        "num_experts_per_tok": 3,
+        "sliding_window": 24,
+        "quantization_config": {"quant_method": MXFP4},
+    },
+    options={"quantization": MXFP4},
+    is_simulated=False,
+    took_place=lambda answer: answer.num_experts > 0 and answer.weights == MXFP4,
+    beside={
+        "tree numerics": Refused(
+            field="numerics", says="allowed: default with a model with 8 experts"
+        ),
+        **refused_beside(
+            MXFP4,
+            {
+                "int4": "int4",
+                "fp8": "fp8",
+                "GGUF": "gguf",
+                "FP8 block": "fp8",
+                "W8A8": "compressed-tensors",
+            },
+        ),
     },
 )
 
@@ -436,4 +470,5 @@ CAPABILITIES = (
     PIPELINE_PARALLEL,
     TREE_NUMERICS,
     EXPERTS,
+    MXFP4_EXPERTS,
 )

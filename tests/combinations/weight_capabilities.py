@@ -26,7 +26,7 @@ def _weights(kind: str, name: str = "", **others: Any) -> Capability:
     )
 
 
-def _refused_beside(method: str, others: Mapping[str, str]) -> dict[str, Refused]:
+def refused_beside(method: str, others: Mapping[str, str]) -> dict[str, Refused]:
     """Pairs with kinds of other methods: each engine is told the method `method`, and its model has
     the other."""
     return {
@@ -39,16 +39,16 @@ def _refused_beside(method: str, others: Mapping[str, str]) -> dict[str, Refused
 
 FP8_WEIGHTS = _weights("fp8")
 INT4_WEIGHTS = _weights(
-    "int4", settings=frozenset({"activation_dtype"}), beside=_refused_beside("fp8", {"fp8": "int4"})
+    "int4", settings=frozenset({"activation_dtype"}), beside=refused_beside("fp8", {"fp8": "int4"})
 )
 GGUF_WEIGHTS = _weights(
-    "gguf", "GGUF", beside=_refused_beside("gguf", {"int4": "int4", "fp8": "fp8"})
+    "gguf", "GGUF", beside=refused_beside("gguf", {"int4": "int4", "fp8": "fp8"})
 )
 FP8_BLOCK_WEIGHTS = _weights(
     FP8_BLOCKS,
     "FP8 block",
     beside={
-        **_refused_beside("fp8", {"int4": "int4", "GGUF": "gguf"}),
+        **refused_beside("fp8", {"int4": "int4", "GGUF": "gguf"}),
         FP8_WEIGHTS.name: Aside(
             because="a model has weights of one kind, and both go by the name fp8"
         ),
@@ -58,7 +58,7 @@ W8A8_WEIGHTS = _weights(
     W8A8,
     "W8A8",
     beside={
-        **_refused_beside(
+        **refused_beside(
             "compressed-tensors", {"int4": "int4", "fp8": "fp8", "GGUF": "gguf", "FP8 block": "fp8"}
         ),
         "tensor parallel": Refused(

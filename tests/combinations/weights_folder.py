@@ -30,6 +30,8 @@ LAYER_FORMATS = (Q4_1, Q4_0, Q8_0)
 """Formats that layers take in turn."""
 FP8_BLOCKS = "fp8 blocks"
 W8A8 = "w8a8"
+MXFP4 = "mxfp4"
+"""Kind of the experts of a model that is published so."""
 BLOCK = 128
 FP8_MOST = 448
 INT8_MOST = 127
@@ -78,7 +80,7 @@ def num_experts_of(options: dict[str, Any]) -> int:
     """Experts of a layer of the model that an engine serves; 0: it has none."""
     folder = options["model_folder"]
     config = {} if folder is None else json.loads((folder / "config.json").read_text())
-    found: int = config.get("num_experts", 0)
+    found: int = config.get("num_experts") or config.get("num_local_experts", 0)
     return found
 
 
@@ -93,6 +95,8 @@ def kind_of(options: dict[str, Any]) -> str:
             and (folder / model_file.WEIGHTS_NAME).is_file()
         )
         return GGUF if is_stored and model_file.has_blocks(folder) else ""
+    if config["quant_method"] == MXFP4:
+        return MXFP4
     return config.get("kind") or next(
         kind for kind, (form, _) in PUBLISHED.items() if config == BYTE_FORMS[form].config
     )
@@ -180,7 +184,11 @@ def _in_blocks(folder: Path, kind: str, dtype: str) -> Path:
     if copy.exists():
         return copy
     _copy(folder, copy)
-    config = registry.read_config(folder)
+    published = json.loads((folder / "config.json").read_text())
+    if published.pop("quantization_config", None) is not None:
+        # Blocks take the place of what a checkpoint of this config has.
+        (copy / "config.json").write_text(json.dumps(published))
+    config = registry.read_config(copy)
     layout = model_class(config).layout(config)
     random = dummy(layout, model_file.DTYPES[dtype], torch.device("cpu"))
     tensors: model_file.Tensors = {}

@@ -313,10 +313,10 @@ class Driver:
         held = Counter[int]()
         for row, request in enumerate(scheduler.rows.table.requests):
             if request is not None:
-                held.update(blocks._table.blocks_of(row))
-        held.update(blocks._forks.held_blocks)
+                held.update(blocks._table.pages_of(row))
+        held.update(blocks._forks.held_pages)
         for load in blocks._loads._open.values():
-            held.update(load.held.blocks + load.blocks)
+            held.update(load.held.pages + load.blocks)
         assert [held[block] for block in range(self.config.num_blocks)] == blocks._pool.ref_counts
 
     def check_ends(self) -> None:

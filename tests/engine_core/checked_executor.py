@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from functools import partial
 
 import numpy as np
 
@@ -18,13 +20,17 @@ MAX_MODEL_LEN = 128
 MODEL = SimulatedModel(vocab_size=40, first_token_id=3, eos_token_id=2, eos_probability=0.02)
 
 
+COLUMNS = [each.name for each in fields(StepPlan) if "Array" in str(each.type)]
+"""Arrays of a plan."""
+
+
 class CheckedExecutor:
     """The simulated executor behind a check of every plan against the contract."""
 
     def __init__(self, config: EngineConfig, late_polls: int) -> None:
         self.max_in_flight = self.num_steps = 0
         self._config = config
-        self.model = replace(MODEL, window=config.window)
+        self.model = replace(MODEL, windows=config.page_windows)
         self._executor = SimulatedExecutor(
             config, self.model, SimulatedTiming(late_polls=late_polls), verify_every=1
         )
@@ -51,7 +57,7 @@ class CheckedExecutor:
 
     @property
     def kv_blocks(self) -> UInt64Array:
-        """[num_blocks, block_size], for sources that read and write it."""
+        """[pages, block_size], for sources that read and write it."""
         return self._executor._cache.blocks
 
     @property
@@ -79,6 +85,8 @@ class CheckedExecutor:
         self._take_rows(plan)
         self._take_blocks(plan)
         rows = plan.rows.tolist()
+        arrays = [each for each in map(partial(getattr, plan), COLUMNS) if each is not None]
+        assert all(each.dtype in (np.int32, np.bool_) for each in arrays), "as ranks read them"
         assert rows, "an empty step"
         assert len(set(rows)) == len(rows)
         assert plan.num_tokens <= self._config.max_num_batched_tokens
@@ -96,9 +104,9 @@ class CheckedExecutor:
         own_drafts: dict[int, int] = {}
         for i, row in enumerate(rows):
             start, end = self._plan_row(plan, i, row, own_drafts)
-            for idx in range(self._first_seen(start), -(-end // BLOCK_SIZE)):
-                assert idx in self._blocks[row], "a block that is seen is not there"
-                block = self._blocks[row][idx]
+            for idx, column in self._columns_of(start, end):
+                assert column in self._blocks[row], "a page that is seen is not there"
+                block = self._blocks[row][column]
                 readers.setdefault(block, set()).add(row)
                 if (idx + 1) * BLOCK_SIZE > start:
                     assert writers.setdefault(block, row) == row, "two rows write a block"
@@ -119,17 +127,21 @@ class CheckedExecutor:
             self._computed[row] = self._known[row] - 1
         return handle
 
-    def _first_seen(self, position: int) -> int:
-        """Index of the first block that a position sees."""
-        window = self._config.window
-        return max(0, position + 1 - window) // BLOCK_SIZE if window else 0
+    def _columns_of(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """Blocks and columns of pages that positions start … end - 1 see."""
+        for kind in self._config.page_kinds:
+            first = kind.first_seen(start, BLOCK_SIZE)
+            for group in kind.groups:
+                for idx in range(first, -(-end // BLOCK_SIZE)):
+                    yield idx, group * self._config.max_blocks + idx
 
     def _take_blocks(self, plan: StepPlan) -> None:
         for row, idx, block in zip(
             plan.block_rows, plan.block_indices, plan.block_ids, strict=True
         ):
             assert block != 0
-            is_computed = (int(idx) * BLOCK_SIZE) < self._computed.get(int(row), 0)
+            begin = int(idx) % self._config.max_blocks * BLOCK_SIZE
+            is_computed = begin < self._computed.get(int(row), 0)
             assert not is_computed or self._blocks[int(row)].get(int(idx)) == block, (
                 "what is computed stays"
             )
@@ -139,16 +151,21 @@ class CheckedExecutor:
         for source, target in plan.copied_blocks.tolist():
             # Rows behind the one that it is copied for may find it filled by that one's chunk.
             place = int(np.flatnonzero(plan.block_ids == target)[0])
-            self._copied[int(plan.block_rows[place])] = int(plan.block_indices[place])
+            self._copied[int(plan.block_rows[place])] = self._block_of(plan, place)
             for held in np.flatnonzero(plan.block_ids == source).tolist():
-                end = (int(plan.block_indices[held]) + 1) * BLOCK_SIZE
+                end = (self._block_of(plan, held) + 1) * BLOCK_SIZE
                 assert end <= starts[int(plan.block_rows[held])], (
                     "copied from what the plan gives away"
                 )
             assert all(writer != source for writer in plan.copied_blocks[:, 1].tolist())
-        written = set(plan.written_blocks(BLOCK_SIZE).tolist())
+        by_block = replace(plan, block_indices=plan.block_indices % self._config.max_blocks)
+        written = set(by_block.written_blocks(BLOCK_SIZE).tolist())
         for row, block in zip(plan.block_rows.tolist(), plan.block_ids.tolist(), strict=True):
             self._writable.setdefault(row, set()).update({block} & written)
+
+    def _block_of(self, plan: StepPlan, update: int) -> int:
+        """Index in the sequence of the block that an update of a plan's tables is of."""
+        return int(plan.block_indices[update]) % self._config.max_blocks
 
     def _plan_row(
         self, plan: StepPlan, i: int, row: int, own_drafts: dict[int, int]
@@ -167,7 +184,8 @@ class CheckedExecutor:
         )
         if num_drafts:
             assert plan.samples[i] or plan.holds[i]
-            assert (max(self._blocks[row]) + 1) * BLOCK_SIZE >= end, "drafts have their blocks"
+            columns = [column for _, column in self._columns_of(start, end)]
+            assert set(columns) <= set(self._blocks[row]), "drafts have their pages"
             assert self._num_prompt[row] + output_idx + num_drafts < MAX_MODEL_LEN
         if follows:
             behind = start + 1 - self._known[row]

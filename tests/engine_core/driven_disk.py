@@ -14,7 +14,7 @@ from headwater.engine_core.kv.block_record import BlockSeal
 from headwater.engine_core.kv.block_source import Owner, Ticket
 from headwater.engine_core.kv.disk.block_files import PAGE_BYTES, BlockFiles
 from headwater.engine_core.kv.disk.disk_blocks import DiskBlocks
-from headwater.engine_core.kv.prefix_cache import HashChain, Hits, PrefixCache
+from headwater.engine_core.kv.prefix_cache import NO_HITS, HashChain, PrefixCache
 from tests.engine_core.manual_lane import ManualLane
 
 BLOCK_SIZE = 16
@@ -85,7 +85,7 @@ class Blocks:
 
     def use(self, chain: HashChain) -> None:
         """A sequence that comes, finds all blocks on the device and leaves."""
-        hits = self.cache.match(chain, len(chain.hashes)).blocks
+        hits = self.cache.match(chain, len(chain.hashes)).pages
         self.pool.share(hits)
         self.loads.release(hits, chain.hashes, chain.owner)
         self.step()
@@ -121,11 +121,11 @@ class Blocks:
     def load(self, chain: HashChain) -> Ticket:
         offer = self.loads.find(chain, 0, len(chain.hashes))
         assert offer is not None
-        return self.loads.load(offer, chain, Hits(0, []))
+        return self.loads.load(offer, chain, NO_HITS)
 
     def found(self, chain: HashChain) -> int:
         """Leading blocks of a chain that the device has, with the right contents."""
-        blocks = self.cache.match(chain, len(chain.hashes)).blocks
+        blocks = self.cache.match(chain, len(chain.hashes)).pages
         for block, block_hash in zip(blocks, chain.hashes, strict=False):
             assert (self.kv[block] == content(block_hash)).all()
         return len(blocks)

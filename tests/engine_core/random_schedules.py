@@ -26,6 +26,10 @@ MANY = 1 << 30
 LEADS = [list(range(start, start + 90)) for start in (0, 100)]
 
 
+PAGE_WINDOWS = [(0,), (0,), (2,), (24,), (60,), (0, 2), (0, 24), (0, 60, 60), (0, 0, 24), (20, 40)]
+"""Windows of page groups."""
+
+
 def with_blocks(config: EngineConfig, num_spare: int) -> EngineConfig:
     """The config with so many blocks more than a sequence takes, whatever drafts beside it."""
     drafted = replace(config, max_draft_tokens=BLOCK_SIZE - 1)
@@ -38,9 +42,9 @@ def configs(draw: st.DrawFn) -> EngineConfig:
     async_depth = draw(st.integers(1, 4))
     config = EngineConfig(
         block_size=BLOCK_SIZE,
-        num_blocks=1 + MAX_MODEL_LEN // BLOCK_SIZE,
+        num_blocks=1000,
         num_host_blocks=draw(st.sampled_from([0, 0, 1, 5, 40])),
-        window=draw(st.sampled_from([0, 0, 2, 24, 60])),
+        page_windows=draw(st.sampled_from(PAGE_WINDOWS)),
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=max_num_seqs,
         spare_rows=max_num_seqs % 3,

@@ -224,6 +224,15 @@ FAMILIES: dict[str, Any] = {
     "olmoe": lambda: transformers.OlmoeConfig(
         **SHAPE, pad_token_id=0, num_experts=8, num_experts_per_tok=3
     ),
+    "gpt-oss": lambda: transformers.GptOssConfig(
+        **HEADS_OF_32,
+        pad_token_id=0,
+        num_local_experts=8,
+        num_experts_per_tok=3,
+        sliding_window=40,
+        layer_types=WINDOWS["layer_types"],
+        rope_parameters=YARN_ROPE | {"truncate": False},
+    ),
     "granite-moe": lambda: transformers.GraniteMoeConfig(
         **SHAPE,
         num_local_experts=8,
@@ -248,7 +257,12 @@ FAMILIES: dict[str, Any] = {
         num_nextn_predict_layers=0,
     ),
     "minimax-m2": lambda: transformers.MiniMaxM2Config(
-        **HEADS_OF_32, rotary_dim=16, num_local_experts=8, num_experts_per_tok=3
+        **HEADS_OF_32,
+        num_local_experts=8,
+        num_experts_per_tok=3,
+        # Published files have the first field, which some releases of transformers pass over.
+        rotary_dim=16,
+        rope_parameters={"rope_theta": 5e6, "rope_type": "default", "partial_rotary_factor": 0.5},
     ),
     "hy3": lambda: transformers.HYV3Config(**HEADS_OF_32, **EXPERTS, num_shared_experts=1),
     "ernie4.5-moe": lambda: transformers.Ernie4_5_MoeConfig(
@@ -295,9 +309,9 @@ def architecture_of(config: Any) -> str:
     return str(_class_of(config)._model_mapping[type(config)].__name__)
 
 
-def convert(source: Path, folder: Path, dtype: str = "float32") -> Path:
+def convert(source: Path, folder: Path, dtype: str = "float32", **more: Any) -> Path:
     folder.mkdir(exist_ok=True)
-    conversion.convert(source, folder, dtype=dtype, progress=lambda done, total: None)
+    conversion.convert(source, folder, dtype=dtype, progress=lambda done, total: None, **more)
     return folder
 
 
@@ -388,7 +402,7 @@ class SmallEngine:
             if self._link is not None:
                 self._link.pump()
             if (output := self.engine.step()) is not None:
-                _hear(output, answers)
+                hear(output, answers)
         return [answers[first + i] for i in range(len(prompts))]
 
     def tokens(
@@ -406,7 +420,8 @@ class SmallEngine:
         self.executor.close()
 
 
-def _hear(output: StepOutput, answers: dict[int, Answer]) -> None:
+def hear(output: StepOutput, answers: dict[int, Answer]) -> None:
+    """Adds what a step says to the answers of its requests."""
     at = 0
     for key, num_tokens in zip(output.keys, output.num_tokens, strict=True):
         answers[key].token_ids += output.token_ids[at : at + num_tokens]

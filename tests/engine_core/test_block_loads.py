@@ -16,7 +16,7 @@ from headwater.engine_core.kv.block_loads import (
 )
 from headwater.engine_core.kv.block_pool import BlockPool
 from headwater.engine_core.kv.block_source import LoadEnd, Outcome, Owner, Ticket
-from headwater.engine_core.kv.prefix_cache import HashChain, Hits, PrefixCache
+from headwater.engine_core.kv.prefix_cache import HashChain, HeldPages, Hits, PrefixCache
 from headwater.engine_core.step_output import StoredChain
 from tests.engine_core.lying_source import ScriptedSource
 
@@ -39,7 +39,9 @@ class Blocks:
     def load(self, chain: HashChain, hits: Sequence[int] = ()) -> Ticket:
         offer = self.loads.find(chain, len(hits), len(chain.hashes))
         assert offer is not None
-        return self.loads.load(offer, chain, Hits(0, list(hits)))
+        return self.loads.load(
+            offer, chain, Hits(len(hits), (HeldPages(0, len(hits), list(hits)),))
+        )
 
     def match(self, chain: HashChain) -> int:
         return self.cache.match(chain, len(chain.hashes)).num_blocks

@@ -47,6 +47,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     table.SPECULATION: {"max_draft_tokens": 3},
     table.DRAFT_MODEL: {"draft_model": PATH},
     table.DRAFT_HEADS: {"draft_heads": PATH},
+    table.ADAPTERS: {"adapter_memory": 65536},
 }
 """Options that ask for each capability that is asked for by options."""
 OF_MODEL = {
@@ -54,8 +55,10 @@ OF_MODEL = {
     table.INT8_ACTIVATIONS: Asked("activation_dtype", "auto", "activations in int8"),
     table.ROUNDED_ACTIVATIONS: Asked("activation_dtype", "auto", "activations in fp8"),
     table.EXPERTS: Asked("num_experts", 8, "a model with 8 experts"),
+    table.FOREIGN: Asked("model_code", "transformers", "the modelling code of transformers"),
 }
 SIMULATED = "executor simulated"
+FOREIGN = "the modelling code of transformers"
 REFUSED_OF_ENGINE = {
     (table.SIMULATED, table.TENSOR_PARALLEL): f"tensor_parallel_size 2: 1 with {SIMULATED}",
     (table.SIMULATED, table.PIPELINE_PARALLEL): f"pipeline_parallel_size 3: 1 with {SIMULATED}",
@@ -68,6 +71,20 @@ REFUSED_OF_ENGINE = {
     (table.INT8_ACTIVATIONS, table.TREE): "numerics tree: default with activations in int8",
     (table.ROUNDED_ACTIVATIONS, table.TREE): "numerics tree: default with activations in fp8",
     (table.EXPERTS, table.TREE): "numerics tree: default with a model with 8 experts",
+    (table.W8A8, table.FOREIGN): "model_code transformers: headwater with weights of W8A8",
+    (table.ROUNDED_ACTIVATIONS, table.FOREIGN): (
+        "model_code transformers: headwater with activations in fp8"
+    ),
+    (
+        table.EXPERTS,
+        table.FOREIGN,
+    ): "model_code transformers: headwater with a model with 8 experts",
+    (table.FOREIGN, table.TENSOR_PARALLEL): f"tensor_parallel_size 2: 1 with {FOREIGN}",
+    (table.FOREIGN, table.PIPELINE_PARALLEL): f"pipeline_parallel_size 3: 1 with {FOREIGN}",
+    (table.FOREIGN, table.STAGE_HOSTS): f"stage_hosts 1: 0 with {FOREIGN}",
+    (table.FOREIGN, table.TREE): f"numerics tree: default with {FOREIGN}",
+    (table.FOREIGN, table.DRAFT_MODEL): f"draft_model /folder: none with {FOREIGN}",
+    (table.FOREIGN, table.DRAFT_HEADS): f"draft_heads /folder: none with {FOREIGN}",
     (table.STAGE_HOSTS, table.HOST_MEMORY): "kv_swap_memory 4096: 0 with stage_hosts 1",
     (table.STAGE_HOSTS, table.DISK): "kv_disk_dir /folder: none with stage_hosts 1",
     (table.STAGE_HOSTS, table.PULL): "kv_peer_memory 8192: 0 with stage_hosts 1",
@@ -80,6 +97,21 @@ REFUSED_OF_ENGINE = {
         "draft_heads /folder: none with pipeline_parallel_size 3"
     ),
     (table.DRAFT_MODEL, table.DRAFT_HEADS): "draft_heads /folder: none with draft_model",
+    **{
+        (other, table.ADAPTERS): f"adapter_memory 65536: 0 with {shown}"
+        for other, shown in (
+            (table.W8A8, "weights of W8A8"),
+            (table.ROUNDED_ACTIVATIONS, "activations in fp8"),
+            (table.EXPERTS, "a model with 8 experts"),
+            (table.FOREIGN, FOREIGN),
+            (table.TENSOR_PARALLEL, "tensor_parallel_size 2"),
+            (table.PIPELINE_PARALLEL, "pipeline_parallel_size 3"),
+            (table.STAGE_HOSTS, "stage_hosts 1"),
+            (table.TREE, "numerics tree"),
+            (table.DRAFT_MODEL, "draft_model"),
+            (table.DRAFT_HEADS, "draft_heads"),
+        )
+    },
 }
 """The pairs of an engine that are refused on every platform, each with field, value and what is
 allowed."""

@@ -44,6 +44,7 @@ from headwater.engine_core.platforms.peer_group import PeerGroup
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.weights.model_config import ModelConfig
+from headwater.engine_core.weights.page_plan import plan_pages
 from headwater.engine_core.weights.shards import NUM_LEAVES, WHOLE, Shard, Stage, local_config
 from headwater.kernels.attention import decode_attention, hopper_attention
 from headwater.kernels.gemm import gated_gemm, gemm, product_probe, tree_gemm, wide_gemm
@@ -197,16 +198,20 @@ def launches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Launches:
 
 
 def prepared(
-    config: EngineConfig, *, is_tree: bool = False, shard: Shard = WHOLE
+    config: EngineConfig,
+    *,
+    is_tree: bool = False,
+    shard: Shard = WHOLE,
+    model: ModelConfig = MODEL,
 ) -> tuple[cuda_platform.CudaPlatform, Weights]:
     platform = (TreePlatform if is_tree else cuda_platform.CudaPlatform)(
-        local_config(MODEL, shard),
+        local_config(model, shard),
         config.block_size,
         max_decodes=config.max_positions,
         max_model_len=config.max_model_len,
         device=torch.device("cpu"),
     )
-    layout = Decoder.layout(MODEL)
+    layout = Decoder.layout(model)
     tensors = {
         name: torch.zeros(spec.shape, dtype=torch.bfloat16)
         for name, spec in layout.items()
@@ -219,19 +224,27 @@ def prepared(
 
 
 def executor(
-    config: EngineConfig, kv_dtype: torch.dtype, *, is_tree: bool = False, num_ranks: int = 1
+    config: EngineConfig,
+    kv_dtype: torch.dtype,
+    *,
+    is_tree: bool = False,
+    num_ranks: int = 1,
+    model: ModelConfig = MODEL,
 ) -> StepExecutor[Any, Any]:
     """`num_ranks`: that of the first of so many ranks with trees."""
-    platform, weights = prepared(config, is_tree=is_tree, shard=Shard(0, num_ranks))
-    loaded = LoadedModel(MODEL, weights, kv_dtype, is_tree)
+    shard = Shard(0, num_ranks)
+    platform, weights = prepared(config, is_tree=is_tree, shard=shard, model=model)
+    loaded = LoadedModel(model, weights, kv_dtype, is_tree)
     loaded = loaded_rank(weights, kv_dtype, num_ranks) if num_ranks > 1 else loaded
     decoder = loaded.on(platform, config.max_model_len)
-    layout = KvLayout(MODEL.num_layers, MODEL.num_kv_heads // num_ranks, MODEL.head_dim, kv_dtype)
+    pages = plan_pages(model, config.max_model_len)
+    layout = KvLayout.of(local_config(model, shard), kv_dtype, pages)
     device = platform.device
     with CompileAhead(platform.device, num_cores=2) as ahead:
         ahead.note(partial(platform.products.launch_own, weights))
         blocks = KvBlocks.allocated([layout], config.num_blocks, config.block_size, device)
-        parts = loaded.parts(decoder, platform, config, blocks, NoDrafting(), swapper=None)
+        given = decoder, platform, config, pages, blocks
+        parts = loaded.parts(*given, NoDrafting(), swapper=None)
         ahead.note(parts.rehearse)
     return parts.executor()
 
@@ -319,6 +332,21 @@ def test_nothing_is_compiled_that_was_not_compiled_ahead(
     assert len(ahead) > 20
     assert ("_tree_gemm" in {name for _, name, *_ in ahead}) == is_tree
     assert device.can_draft == drafts
+    monkeypatch.setattr(DeviceGains, "read", nothing_gained)
+    serve_at_random(device, config)
+    new = launches.seen - ahead
+    assert not new, "\n".join(sorted(str(x)[:400] for x in new))
+
+
+def test_page_groups_of_a_mixed_model_compile_no_kernel_for_themselves(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every layer's tables and slots are aligned alike, in captures and steps of any size."""
+    is_windowed = (True, False, True)
+    model = replace(MODEL, num_layers=3, sliding_window=512, is_windowed=is_windowed)
+    config = replace(CONFIG, page_windows=(0, 512, 512), num_blocks=2400)
+    device = executor(config, torch.bfloat16, model=model)
+    ahead = set(launches.seen)
     monkeypatch.setattr(DeviceGains, "read", nothing_gained)
     serve_at_random(device, config)
     new = launches.seen - ahead

@@ -11,6 +11,7 @@ from headwater.engine_core.platforms.cuda_attention import (
     ANY_GPU,
     HOPPER,
     HOPPER_FP8,
+    HOPPER_WINDOW,
     AttentionKernels,
     attention_kernels,
 )
@@ -28,6 +29,8 @@ ON_HOPPER = {
     (torch.bfloat16, torch.bfloat16, 128): (HOPPER, (64, 128)),
     (torch.bfloat16, FP8, 128): (HOPPER_FP8, (64, 128)),
 }
+IN_WINDOWS = {HOPPER: HOPPER_WINDOW}
+"""Kernels of layers with a window, by those of layers without."""
 DECODE_NAMES = {
     # Rows of the batch: kernels on Hopper in 16 bits.
     1: "hopper_decode_attention",
@@ -62,8 +65,8 @@ def test_every_kind_of_cache_has_the_kernels_that_its_launchers_chose(
         found[kind] = attention_kernels(q, cache, window=window)
         kernels, sizes = ON_HOPPER.get((dtype, cache_dtype, head_dim), (ANY_GPU, ()))
         # Blocks of a layer lie apart: those of other layers are between them.
-        is_served = not window and block_size in sizes
-        expected[kind] = kernels if is_hopper and is_served else ANY_GPU
+        of_layer = IN_WINDOWS.get(kernels, ANY_GPU) if window else kernels
+        expected[kind] = of_layer if is_hopper and block_size in sizes else ANY_GPU
     assert found == expected
 
 
@@ -79,6 +82,9 @@ def test_hopper_has_kernels_for_plans_without_a_list_and_for_some_dozen_rows(num
     )
     assert HOPPER.decode_of(plan, num_rows).__name__ == DECODE_NAMES[num_rows]
     assert ANY_GPU.decode_of(plan, num_rows).__name__ == "decode_attention"
+    is_direct = DECODE_NAMES[num_rows] == "hopper_decode_attention"
+    in_window = HOPPER_WINDOW.decode_of(plan, num_rows)
+    assert in_window is (HOPPER if is_direct else ANY_GPU).decode_of(plan, num_rows)
 
 
 def test_the_rows_of_the_table_name_these_kernels() -> None:

@@ -171,7 +171,7 @@ def test_one_after_another_hits_exactly_what_the_formula_says(
     config = EngineConfig(
         block_size=BLOCK_SIZE,
         num_blocks=200,
-        window=window,
+        page_windows=(window,),
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=4,
         max_num_batched_tokens=30,

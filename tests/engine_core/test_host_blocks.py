@@ -9,7 +9,7 @@ from headwater.engine_core.kv.block_loads import BlockLoads, SettledLoad
 from headwater.engine_core.kv.block_pool import BlockPool
 from headwater.engine_core.kv.block_source import Ticket
 from headwater.engine_core.kv.host_blocks import HostBlocks
-from headwater.engine_core.kv.prefix_cache import HashChain, Hits, PrefixCache
+from headwater.engine_core.kv.prefix_cache import HashChain, HeldPages, Hits, PrefixCache
 
 BLOCK_SIZE = 16
 
@@ -42,7 +42,7 @@ class Blocks:
     def compute(self, first_token: int, num_blocks: int) -> HashChain:
         """A sequence that comes, hits what the device has, computes the rest and leaves."""
         chain = chain_of(first_token, num_blocks)
-        hits = self.cache.match(chain, num_blocks).blocks
+        hits = self.cache.match(chain, num_blocks).pages
         self.pool.share(hits)
         chain.num_cached = len(hits)
         blocks = self.pool.allocate(num_blocks - len(hits))
@@ -53,7 +53,7 @@ class Blocks:
     def load(self, chain: HashChain, hits: list[int], end: int) -> Ticket:
         offer = self.loads.find(chain, len(hits), end)
         assert offer is not None
-        return self.loads.load(offer, chain, Hits(0, hits))
+        return self.loads.load(offer, chain, Hits(len(hits), (HeldPages(0, len(hits), hits),)))
 
     def copies(self) -> SwapPlan | None:
         """What was launched now."""
@@ -102,7 +102,7 @@ def test_the_tail_of_what_was_used_least_recently_goes_first() -> None:
     blocks = Blocks(17, 5)
     first = blocks.compute(0, 2)
     second = blocks.compute(1000, 2)
-    held = blocks.cache.match(first, 2).blocks
+    held = blocks.cache.match(first, 2).pages
     blocks.pool.share(held)
     blocks.loads.release(held, first.hashes, first.owner)
     blocks.compute(2000, 2)
@@ -123,7 +123,7 @@ def test_a_hash_is_told_lost_when_neither_has_it_and_stored_when_neither_had() -
     # The device forgets all of it and computes some anew, while host memory has it: nobody learns
     # anything.
     blocks.pool.release(blocks.pool.allocate(4))
-    assert blocks.cache.match(second, 2).blocks == []
+    assert blocks.cache.match(second, 2).pages == []
     blocks.compute(1000, 2)
     assert blocks.cache.take_events() is None
 
@@ -133,7 +133,7 @@ def test_blocks_on_their_way_back_are_held_and_then_hit_by_anyone() -> None:
     chain = blocks.compute(0, 3)
     blocks.compute(1000, 4)
     blocks.copies()
-    assert blocks.cache.match(chain, 3).blocks == []
+    assert blocks.cache.match(chain, 3).pages == []
     ticket = blocks.load(chain, [], 3)
     plan = blocks.copies()
     assert plan is not None
@@ -145,7 +145,7 @@ def test_blocks_on_their_way_back_are_held_and_then_hit_by_anyone() -> None:
     assert blocks.loads.poll() == []
     blocks.swapper.num_loaded = 3
     assert blocks.loads.poll() == [SettledLoad(ticket, None)]
-    assert blocks.cache.match(chain, 3).blocks == plan.in_blocks.tolist()
+    assert blocks.cache.match(chain, 3).pages == plan.in_blocks.tolist()
     assert (blocks.pool.num_free, blocks.loads.is_any_open) == (4, False)
 
 
@@ -172,8 +172,8 @@ def test_saves_of_one_launch_go_to_slots_in_their_order_the_last_one_of_a_slot_l
     assert plan is not None
     assert plan.out_slots.tolist() == [0, 0, 1, 1, 2, 3, 3]
     last = dict(zip(plan.out_slots.tolist(), plan.out_blocks.tolist(), strict=True))
-    assert [last[slot] for slot in slots_of(blocks, new)] == blocks.cache.match(new, 3).blocks
-    assert [last[slot] for slot in slots_of(blocks, old)] == blocks.cache.match(old, 1).blocks
+    assert [last[slot] for slot in slots_of(blocks, new)] == blocks.cache.match(new, 3).pages
+    assert [last[slot] for slot in slots_of(blocks, old)] == blocks.cache.match(old, 1).pages
 
 
 def slots_of(blocks: Blocks, chain: HashChain) -> list[int]:
@@ -267,7 +267,7 @@ def test_a_copy_that_is_cancelled_holds_slots_and_blocks_until_it_is_done() -> N
     assert (blocks.host.find(chain.hashes), blocks.loads.poll(), blocks.pool.num_free) == (2, [], 2)
     blocks.swapper.num_loaded = 2
     assert blocks.loads.poll() == [SettledLoad(ticket, blocks.host)]
-    assert (blocks.cache.match(chain, 2).blocks, blocks.pool.num_free) == ([], 4)
+    assert (blocks.cache.match(chain, 2).pages, blocks.pool.num_free) == ([], 4)
     blocks.compute(2000, 2)
     assert blocks.host.find(chain.hashes) == 0, "its slots are given away again"
 

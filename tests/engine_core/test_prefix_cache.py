@@ -47,16 +47,16 @@ def test_a_match_ends_at_the_first_missing_block(pool: BlockPool, cache: PrefixC
     chain = chain_of(4)
     blocks = pool.allocate(3)
     cache.offer(chain, blocks)
-    assert cache.match(chain_of(4), max_blocks=4).blocks == blocks
-    assert cache.match(chain_of(4), max_blocks=2).blocks == blocks[:2]
-    assert cache.match(chain_of(4, first_token=1), max_blocks=4).blocks == []
+    assert cache.match(chain_of(4), max_blocks=4).pages == blocks
+    assert cache.match(chain_of(4), max_blocks=2).pages == blocks[:2]
+    assert cache.match(chain_of(4, first_token=1), max_blocks=4).pages == []
 
 
 def test_two_namespaces_share_nothing(pool: BlockPool, cache: PrefixCache) -> None:
     cache.offer(chain_of(2), pool.allocate(2))
     other = HashChain(b"o" * 16)
     other.cover(np.arange(2 * BLOCK_SIZE, dtype=np.int32), BLOCK_SIZE)
-    assert cache.match(other, max_blocks=2).blocks == []
+    assert cache.match(other, max_blocks=2).pages == []
 
 
 def test_what_is_offered_piece_by_piece_is_told_as_one_chain_each(

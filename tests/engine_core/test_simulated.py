@@ -89,7 +89,9 @@ def test_kv_that_was_overwritten_behind_a_row_is_found() -> None:
         executor, plan(2, start=0, count=3, admitted=admit(sampling, row=1), blocks=(3,), row=1)
     )
     executor._cache.kv[3 * 16 + 2] += np.uint64(1)
-    with pytest.raises(AssertionError, match=r"KV of positions \[2\] is not its own"):
+    with pytest.raises(
+        AssertionError, match=r"KV of positions \[2\] in page group 0 is not its own"
+    ):
         executor.submit(plan(3, start=20, count=1))
 
 

@@ -4,21 +4,25 @@ is continued where those that are seen are cached."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 from headwater.engine_core.config import ConfigError, EngineConfig
+from headwater.engine_core.devices import cpu
+from headwater.engine_core.executors.build import engine_limits
 from headwater.engine_core.kv.block_pool import BlockPool
-from headwater.engine_core.kv.prefix_cache import HashChain, Hits, PrefixCache
+from headwater.engine_core.kv.prefix_cache import HashChain, HeldPages, Hits, PrefixCache
 from headwater.engine_core.kv.prefix_hash import block_hashes
+from headwater.engine_core.page_groups import kinds_of
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling.blocks.blocks import Blocks
-from headwater.engine_core.weights.model_config import ModelConfig
+from headwater.engine_core.weights.page_plan import one_group
 from tests.engine_core.checked_engine import Driver
 from tests.engine_core.checked_executor import BLOCK_SIZE, MAX_MODEL_LEN
 from tests.engine_core.small_models import (
@@ -29,17 +33,18 @@ from tests.engine_core.small_models import (
     random_checkpoint,
     reference_greedy,
 )
+from tests.long_values import long_but
 
 WINDOW = 40
 """Of the small checkpoints."""
 MANY = 1 << 30
 
 
-def config(window: int, num_blocks: int = 40, **more: Any) -> EngineConfig:
+def config(*windows: int, num_blocks: int = 40, **more: Any) -> EngineConfig:
     return EngineConfig(
         block_size=BLOCK_SIZE,
         num_blocks=num_blocks,
-        window=window,
+        page_windows=windows,
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=4,
         max_num_batched_tokens=30,
@@ -68,11 +73,24 @@ def test_a_long_answer_holds_the_blocks_in_its_window(window: int, depth: int, m
     driver.check_ends()
 
 
+def test_a_long_answer_holds_all_pages_of_one_kind_and_the_window_of_another() -> None:
+    driver = Driver(config(0, 0, 20, 20, 20, async_depth=1), late_polls=0)
+    driver.add(request(0, [1, 2, 3], 120))
+    most = {"0": 0, "20": 0}
+    while driver.engine.has_work():
+        driver.step()
+        found = driver.engine.load().num_pages_by_window
+        most = {window: max(count, found[window]) for window, count in most.items()}
+    assert most == {"0": 2 * 8, "20": 3 * 3}
+    assert driver.engine.load().num_pages_by_window == {"0": 0, "20": 0}
+    driver.check_ends()
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_long_prompt_is_computed_in_the_blocks_of_its_window_and_chunks(depth: int) -> None:
     """One token of the window may lie in a block before it, and one of the last chunk behind."""
     chunk = 8
-    small = config(window=20, async_depth=depth, long_prefill_chunk=chunk)
+    small = config(20, async_depth=depth, long_prefill_chunk=chunk)
     assert small.fewest_blocks == 1 + -(-(20 + (depth + 1) * chunk) // BLOCK_SIZE) + 1
     small = replace(small, num_blocks=small.fewest_blocks)
     driver = Driver(small, late_polls=0)
@@ -87,7 +105,7 @@ def test_fewer_blocks_than_the_window_and_chunks_take_are_refused() -> None:
         ConfigError,
         match="num_blocks is 4; allowed: at least 5 for max_model_len 128 and a window of 20",
     ):
-        config(window=20, num_blocks=4, async_depth=1, long_prefill_chunk=8)
+        config(20, num_blocks=4, async_depth=1, long_prefill_chunk=8)
 
 
 HASHES = [bytes([number]) * 16 for number in range(8)]
@@ -115,14 +133,15 @@ def test_a_prefix_is_continued_where_all_that_is_seen_is_cached(
     for number, block in block_of.items():
         pool.cache(block, HASHES[number])
     first, count = expected
-    hits = PrefixCache(pool, reach).match(HashChain(bytes(16), hashes=list(HASHES)), len(HASHES))
-    assert hits == Hits(first, [block_of[first + i] for i in range(count)])
-    assert hits.num_blocks == first + count
+    cache = PrefixCache(pool, kinds_of([reach + 1 if reach else 0]))
+    hits = cache.match(HashChain(bytes(16), hashes=list(HASHES)), len(HASHES))
+    blocks = [block_of[first + i] for i in range(count)]
+    assert hits == Hits(first + count, (HeldPages(first, first + count, blocks),))
 
 
 def test_a_prompt_that_comes_again_needs_the_blocks_in_its_window_alone() -> None:
     """The first ones have been handed out to another request."""
-    driver = Driver(config(window=24, num_blocks=9), late_polls=0)
+    driver = Driver(config(24, num_blocks=9), late_polls=0)
     driver.add(request(0, range(100), 1))
     driver.run()
     driver.add(request(1, range(200, 260), 1))
@@ -138,25 +157,41 @@ def test_a_prompt_that_comes_again_needs_the_blocks_in_its_window_alone() -> Non
 
 
 def released_early(blocks: Blocks) -> None:
-    blocks._window -= 1
+    blocks._kinds = tuple(kind._replace(window=max(0, kind.window - 1)) for kind in blocks._kinds)
+
+
+def released_with_another_kind(blocks: Blocks) -> None:
+    blocks._kinds = tuple(kind._replace(window=33) for kind in blocks._kinds)
 
 
 def hit_too_short(blocks: Blocks) -> None:
-    blocks._cache._reach -= 1
+    blocks._cache._num_seen[-1] -= 1
 
 
-@pytest.mark.parametrize("bug", [released_early, hit_too_short])
+@pytest.mark.parametrize(
+    ("windows", "bug"),
+    [
+        ((33,), released_early),
+        ((33,), hit_too_short),
+        ((0, 33), released_early),
+        ((0, 33), hit_too_short),
+        ((0, 33), released_with_another_kind),
+        pytest.param((0, 0, 20, 33), released_early, marks=pytest.mark.long),
+        pytest.param((0, 0, 20, 33), hit_too_short, marks=pytest.mark.long),
+    ],
+)
 def test_blocks_that_are_released_or_hit_wrongly_change_a_token(
-    bug: Callable[[Blocks], None],
+    windows: tuple[int, ...], bug: Callable[[Blocks], None]
 ) -> None:
-    """Requests take one another's blocks as soon as these are free."""
+    """Requests take one another's pages as soon as these are free."""
 
     def run(prepare: Callable[[Blocks], None]) -> None:
         for seed in range(20):
             rng = np.random.default_rng(seed)
             # What is not cached is taken first.
             is_caching = bool(seed % 2)
-            few = config(window=33, num_blocks=9, enable_prefix_caching=is_caching)
+            few = config(*windows, num_blocks=100, enable_prefix_caching=is_caching)
+            few = replace(few, num_blocks=few.fewest_blocks + seed % 3)
             driver = Driver(few, late_polls=0)
             prepare(driver.engine._scheduler.blocks)
             for key in range(8):
@@ -173,28 +208,46 @@ def test_blocks_that_are_released_or_hit_wrongly_change_a_token(
         run(bug)
 
 
-@pytest.fixture(scope="module", params=["mistral with a window", "phi3"])
+class Checkpoint(NamedTuple):
+    """A random checkpoint: transformers' model, our folder, and the windows of its page groups."""
+
+    model: Any
+    folder: Path
+    windows: tuple[int, ...]
+
+
+FAMILIES = {
+    "mistral with a window": (WINDOW,),
+    "phi3": (WINDOW,),
+    "gemma2": (0, WINDOW, WINDOW),
+    "gemma3": (0, *(WINDOW,) * 5),
+    "gemma3 whose last layer has a window": (0, WINDOW, WINDOW),
+    "olmo3": (0, WINDOW, WINDOW),
+}
+"""Windows of the page groups of each."""
+SHORT = "mistral with a window", "gemma3 whose last layer has a window"
+
+
+@pytest.fixture(scope="module", params=long_but(FAMILIES, *SHORT))
 def checkpoint(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Any, Path]:
+) -> Checkpoint:
     folder = tmp_path_factory.mktemp("windows")
     model = random_checkpoint(request.param, folder / "hf")
-    return model, convert(folder / "hf", folder / "ours")
+    return Checkpoint(model, convert(folder / "hf", folder / "ours"), FAMILIES[request.param])
 
 
-def test_answers_are_those_of_transformers_around_the_window(
-    checkpoint: tuple[Any, Path],
-) -> None:
+def test_answers_are_those_of_transformers_around_the_window(checkpoint: Checkpoint) -> None:
     """In prompts as long as the window and beside it, in chunks and after hits, while sequences take
     one another's blocks."""
-    model, folder = checkpoint
+    model, folder, windows = checkpoint
     lengths = 2 * (1, WINDOW - 1, WINDOW, WINDOW + 1, 4 * WINDOW)
     rng = np.random.default_rng(0)
     prompts = [rng.integers(3, 512, n).tolist() for n in lengths]
     expected = [reference_greedy(model, prompt, 2 * WINDOW) for prompt in prompts]
-    options = {"max_model_len": 8 * WINDOW, "num_blocks": 12, "long_prefill_chunk": 7}
+    options = {"max_model_len": 8 * WINDOW, "num_blocks": 16, "long_prefill_chunk": 7}
     engine = SmallEngine(folder, **options)
-    assert engine.config.window == WINDOW
+    assert engine.config.page_windows == windows
     assert engine.tokens(prompts, greedy(2 * WINDOW)) == expected
     for prompt, answer in zip(prompts[:5], expected, strict=False):
         assert engine.tokens([prompt], greedy(50)) == [answer[:50]]
@@ -204,31 +257,64 @@ def test_answers_are_those_of_transformers_around_the_window(
     engine.close()
 
 
+def check_pages_from_host_memory(folder: Path, **options: Any) -> None:
+    """A prompt is continued although others have taken all of its pages on the device."""
+    prompts = [np.random.default_rng(n).integers(3, 512, 150).tolist() for n in range(5)]
+    sampling = greedy(40, num_logprobs=1)
+    with closing(SmallEngine(folder, max_model_len=200, **options)) as plain:
+        (expected,) = plain.answer([prompts[0]], sampling)
+    small = {"max_model_len": 200, "num_blocks": 14, "kv_swap_memory": 8 << 20} | options
+    with closing(SmallEngine(folder, **small)) as engine:
+        assert engine.config.page_windows == (0, WINDOW, WINDOW)
+        for prompt in prompts:
+            engine.answer([prompt], greedy(1))
+        (again,) = engine.answer([prompts[0]], sampling)
+        assert engine.engine.load().hits_by_tier == {"host": 144}
+    assert again.cached_tokens == 144
+    assert (again.token_ids, again.logprobs) == (expected.token_ids, expected.logprobs)
+
+
+def test_pages_of_a_mixed_model_come_back_from_host_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU, where host memory is refused otherwise, since the cache lies there itself."""
+    monkeypatch.setattr(cpu, "copy_blocks", None, raising=False)
+    monkeypatch.setattr(cpu, "capabilities", replace(cpu.capabilities, host_blocks=True))
+    random_checkpoint("gemma3 whose last layer has a window", tmp_path / "hf")
+    check_pages_from_host_memory(convert(tmp_path / "hf", tmp_path / "ours"))
+
+
+@pytest.mark.gpu
+def test_pages_of_a_mixed_model_come_back_to_a_gpu(tmp_path: Path) -> None:
+    random_checkpoint("gemma3 whose last layer has a window", tmp_path / "hf")
+    folder = convert(tmp_path / "hf", tmp_path / "ours", "bfloat16")
+    check_pages_from_host_memory(folder, device="cuda")
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("block_size", [16, 64])
+@pytest.mark.parametrize(
+    "family",
+    ["mistral with a window", "gemma3", "gemma3 whose last layer has a window", "olmo3"],
+)
 def test_blocks_that_are_released_on_a_gpu_change_no_bit(
-    block_size: int, checkpoint: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
+    family: str, block_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, folder = checkpoint
+    random_checkpoint(family, tmp_path / "hf")
+    folder = convert(tmp_path / "hf", tmp_path / "ours", "bfloat16")
     prompts = [np.random.default_rng(n).integers(3, 512, n).tolist() for n in (1, 39, 41, 160, 300)]
 
-    def answers(window: int) -> list[Answer]:
+    def answers(*windows: int) -> list[Answer]:
         engine = SmallEngine(
             folder, device="cuda", block_size=block_size, num_blocks=1600 // block_size
         )
-        assert engine.config.window == window
+        assert engine.config.page_windows == windows
         told = engine.answer(prompts, greedy(200, num_logprobs=1))
         engine.close()
         return told
 
-    released = answers(WINDOW)
-    monkeypatch.setattr(ModelConfig, "window_of_all", 0)
+    released = answers(*FAMILIES[family])
+    monkeypatch.setattr(
+        engine_limits, "pages_of", lambda options, model, length, **more: one_group(model)
+    )
     assert released == answers(0)
-
-
-@pytest.mark.parametrize("family", ["gemma3", "mistral"])
-def test_models_with_a_layer_that_sees_all_keep_all_blocks(family: str, tmp_path: Path) -> None:
-    random_checkpoint(family, tmp_path / "hf")
-    engine = SmallEngine(convert(tmp_path / "hf", tmp_path / "ours"), max_model_len=320)
-    assert engine.config.window == 0
-    engine.close()

@@ -126,6 +126,7 @@ def test_what_is_served_is_described(gateway: Gateway) -> None:
     (card,) = gateway.client.get("/v1/models").json()["data"]
     assert gateway.client.get(f"/v1/models/{card['id']}").json() == card
     assert card["max_model_len"] == 8192
+    assert card["model_code"] == "headwater"
 
 
 def test_without_a_supervisor_models_are_not_loaded_and_the_answer_says_so(

@@ -47,6 +47,7 @@ def test_a_new_knob_is_a_decision() -> None:
         "root_path",
         "trust_forwarded_prefix",
         # A remote tokenizer needs it; an operator's template may be nobody else's business.
+        "adapter_dir",
         "tokenizer_info",
         "max_body_bytes",
         "max_text_bytes",

@@ -60,11 +60,11 @@ INTS = (
 SCALARS = {"qk_scale": "fp32", "stride_table": "i32", "num_rows": "i32"}
 TYPES = dict.fromkeys(INTS, "*i32") | dict.fromkeys(("p_q", "p_out"), "*bf16") | SCALARS
 TYPES |= dict.fromkeys(("p_partial_acc", "p_partial_ml"), "*fp32")
-SHAPE = {"GROUP": 3, "PAGE": 64, "SPLIT": SPLIT, "DEPENDENT": True}
+SHAPE = {"GROUP": 3, "PAGE": 64, "SPLIT": SPLIT, "DEPENDENT": True, "p_sinks": None}
 BLOCK_ROWS = 36 * 2 * 3 * 64
 """Rows of a block of 36 layers."""
 TOKEN_SCALES = dict.fromkeys(("p_x_scales", "p_weight_scales"), "*fp32")
-SCALES = {"fp16": gl.float16, "bf16": gl.bfloat16}
+SCALES = {"fp16": gl.float16, "bf16": gl.bfloat16, "u8": gl.uint8}
 HEADS = ((1, 64), (1, 128), (2, 128))
 """Key heads of attention for any GPU, and their size."""
 
@@ -285,6 +285,8 @@ def packed(
     """A product of packed weights in groups of 32 inputs, two tiles in a stage."""
     block_k = 2 * 512 // bits
     of_a_group = max(num_outputs, hopper_packed_gemm.BLOCK_N)
+    if scale == "u8":
+        of_a_group = 2 * hopper_packed_gemm.BLOCK_N
     words = gl.NVMMASharedLayout(64, 32, 2)
     sizes = ("max_tiles", "m", "n", "num_weights", "k")
     types = dict.fromkeys(sizes, "i32") | {"p_out": "*bf16"}
@@ -297,6 +299,7 @@ def packed(
         {"zeros": descriptor("u8", gl.uint8, 2 * hopper_packed_gemm.BLOCK_N)} if has_zeros else {}
     )
     values = {"BITS": bits, "GROUP": 32, "GROUP_SIZE": 32, "STAGES": 3, "DEPENDENT": True}
+    values |= {"SHARED_ROW": False, "KNOWN": False}
     values |= {} if has_zeros else {"zeros": None}
     lists = ("p_tiles", "p_num_tiles")
     types |= dict.fromkeys(lists, "*i32") if of_experts else {}
@@ -430,7 +433,7 @@ def main() -> None:
     splits = hopper_decode_splits
     rows = hopper_decode_attention
     ring = {"TILE": TILE, "PART": splits.PART, "STAGES": splits.NUM_STAGES}
-    direct = {"HALF": HALF, "MAX_SPLITS": 16, "STAGES": rows.NUM_STAGES}
+    direct = {"HALF": HALF, "MAX_SPLITS": 16, "STAGES": rows.NUM_STAGES, "WINDOW": 0}
     rings = {
         f"{name}, heads of {head_dim}": with_rings(kernel, num_keys, constants, head_dim)
         for head_dim in (64, 128)
@@ -438,6 +441,12 @@ def main() -> None:
             ("splits", splits._decode_items, splits.PART, ring | {"p_folded": None}),
             ("folded splits", splits._decode_items, splits.PART, ring | {"p_folded": "*i32"}),
             ("rows", rows._decode_rows, HALF, direct),
+            (
+                "rows with sinks and a window",
+                rows._decode_rows,
+                HALF,
+                direct | {"p_sinks": "*fp32", "WINDOW": 128},
+            ),
         )
     }
     others = {
@@ -469,6 +478,12 @@ def main() -> None:
             ("a team", 16, hopper_packed_gemm.BLOCK_N),
             ("two teams", 128, 2 * hopper_packed_gemm.BLOCK_N),
         )
+    }
+    products |= {
+        f"int4 as mxfp4 of experts, {num_rows} rows": packed(
+            4, num_rows, has_zeros=False, scale="u8", of_experts=True
+        )
+        for num_rows in (8, 64)
     }
     products |= {"int4, symmetric": packed(4, 8, has_zeros=False, scale="bf16")}
     teams = {str(tiles): many_rows(tiles) for tiles in TEAM_TILES if tiles.first_n < tiles.block_n}

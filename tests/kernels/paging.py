@@ -163,6 +163,8 @@ def decode(
     layers: int = 1,
     window: int = 0,
     scale: float | None = None,
+    sinks: torch.Tensor | None = None,
+    softcap: float = 0.0,
     fold: bool = False,
 ) -> torch.Tensor:
     """Decode attention of these sequences of the batch (all by default), poisoned outputs first; of
@@ -188,13 +190,14 @@ def decode(
         plan, seq_lens, table_rows, batch.block_tables, batch.block_size, share=share, window=window
     )
     caches = (batch.k_cache, batch.v_cache, seq_lens, table_rows, batch.block_tables, plan, out)
-    kernels = attention_kernels(q, batch.k_cache, window=window)
+    kernels = attention_kernels(q, batch.k_cache, window=window, is_capped=bool(softcap))
     scales = given(**batch.scales())
+    scored = given(softcap=softcap or None, sinks=sinks)
     for _ in range(layers):
         out.fill_(POISON)
         if share:
-            kernels.shared(q, *caches, **scales, scale=scale)
-        kernels.attend_decodes(q, *caches, **scales, scale=scale, window=window)
+            kernels.shared(q, *caches, **scales, **scored, scale=scale)
+        kernels.attend_decodes(q, *caches, **scales, **scored, scale=scale, window=window)
     return out
 
 
@@ -206,6 +209,8 @@ def prefill(
     *,
     window: int = 0,
     scale: float | None = None,
+    sinks: torch.Tensor | None = None,
+    softcap: float = 0.0,
 ) -> torch.Tensor:
     """Prefill attention of the last `counts` tokens of each sequence, whose cached lengths may be
     cut short."""
@@ -215,7 +220,7 @@ def prefill(
     starts = [n - c for n, c in zip(lengths, counts, strict=True)]
     tiles = prefill_tiles(counts, starts, batch.num_q_heads // batch.num_kv_heads, batch.device)
     out = torch.full_like(q, POISON)
-    attention_kernels(q, batch.k_cache, window=window).prefill(
+    attention_kernels(q, batch.k_cache, window=window, is_capped=bool(softcap)).prefill(
         q,
         batch.k_cache,
         batch.v_cache,
@@ -226,6 +231,7 @@ def prefill(
         tiles,
         out,
         **given(**batch.scales(), window=window or None),
+        **given(softcap=softcap or None, sinks=sinks),
         scale=scale,
     )
     return out

@@ -4,10 +4,17 @@ import pytest
 import torch
 
 from headwater.kernels.attention.hopper_attention import is_hopper
+from headwater.kernels.experts.clamped_gate import ExpertBiases
 from headwater.kernels.experts.expert_product import expert_product
-from headwater.kernels.experts.packed_product import expanded, fits, packed_expert_product
+from headwater.kernels.experts.packed_product import (
+    choose,
+    expanded,
+    fits,
+    packed_expert_product,
+)
 from headwater.kernels.experts.route import Choice, route
-from headwater.kernels.gemm.hopper_packed_gemm import PackedWords
+from headwater.kernels.gemm.packed_words import PackedWords
+from headwater.kernels.quant.mxfp4 import num_words
 from tests.kernels.paging import GPU
 
 KINDS = {
@@ -80,3 +87,61 @@ def test_packed_experts_have_the_bits_of_expanded_ones(
             x, experts, weights, gate_up, down, num_experts, dependent=count <= 64
         )
         assert torch.equal(out, expected), count
+
+
+@pytest.mark.parametrize("k", [32, 64, 96, 160, 2880])
+def test_inputs_in_mxfp4_need_not_be_whole_tiles(k: int, generator: torch.Generator) -> None:
+    weight = random_floats(4 * 48, k, generator)
+    assert weight.num_inputs == k
+    assert weight.group_size == 32
+    assert fits(weight, 4)
+    assert not fits(weight, 8)
+
+
+def test_many_rows_in_mxfp4_have_tiles_of_two_teams(generator: torch.Generator) -> None:
+    weight = random_floats(32 * 16, 64, generator)
+    tiles = [choose(4 * count, 32, weight) for count in (1, 32, 64, 128, 129, 512, 513)]
+    assert [each.block_m for each in tiles] == [8, 8, 16, 32, 64, 64, 128]
+    assert [each.block_n for each in tiles] == [64, 64, 64, 64, 128, 128, 128]
+
+
+@GPU
+@pytest.mark.parametrize(
+    ("hidden", "inner", "num_experts", "num_chosen"),
+    [(2880, 2880, 32, 4), (64, 96, 8, 3), (1024, 160, 24, 2)],
+)
+def test_experts_in_mxfp4_have_the_bits_of_expanded_ones(
+    hidden: int, inner: int, num_experts: int, num_chosen: int, generator: torch.Generator
+) -> None:
+    if not is_hopper(generator.device):
+        pytest.skip("for Hopper")
+    device = generator.device
+    gate_up = random_floats(num_experts * 2 * inner, hidden, generator)
+    down = random_floats(num_experts * hidden, inner, generator)
+    matrices = [expanded(each, num_experts, torch.bfloat16) for each in (gate_up, down)]
+    sizes = (num_experts, 2 * inner), (num_experts, hidden)
+    of_products = (torch.randn(size, generator=generator, device=device) for size in sizes)
+    biases = ExpertBiases(*(each.bfloat16() for each in of_products))
+    for count in (*range(1, 65), 77, 129, 257, 511, 700, 1023, 1025, 2000, 2500):
+        shape = (count, num_experts)
+        logits = torch.randn(shape, generator=generator, device=device)
+        if count % 5 == 0:
+            # One expert has a row of every token, and most have none.
+            logits[:, num_experts // 2 :] -= 100
+            logits[:, 0] += 100
+        experts, weights = route(logits, Choice(num_chosen=num_chosen, is_normalized=True))
+        x = torch.randn(count, hidden, generator=generator, device=device).bfloat16()
+        expected = expert_product(x, experts, weights, *matrices, biases=biases)
+        assert bool(expected.isfinite().all())
+        out = packed_expert_product(
+            x, experts, weights, gate_up, down, num_experts, biases=biases, dependent=count <= 64
+        )
+        assert torch.equal(out, expected), count
+
+
+def random_floats(n: int, k: int, generator: torch.Generator) -> PackedWords:
+    device = generator.device
+    shape = n, num_words(k)
+    words = torch.randint(-(1 << 31), 1 << 31, shape, generator=generator, device=device).int()
+    scales = torch.randint(116, 122, (k // 32, n), generator=generator, device=device)
+    return PackedWords(words=words, scales=scales.to(torch.uint8), zeros=None, bits=4)

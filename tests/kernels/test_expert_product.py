@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from headwater.kernels.attention.hopper_attention import is_hopper
+from headwater.kernels.experts.clamped_gate import ExpertBiases
 from headwater.kernels.experts.combine import copy_tokens
 from headwater.kernels.experts.expert_product import (
     GATHERED_ROWS,
@@ -85,6 +86,42 @@ def test_sums_of_experts_agree_with_float64(
     routes = mixture.routes(count)
     # Three roundings to eight bits of fraction one after another.
     assert relative_error(mixture.product(x, *routes), mixture.twin(x, *routes)) < 6e-3
+
+
+@pytest.mark.parametrize(
+    ("count", "shape"),
+    [
+        pytest.param(3, SMALL, id="few"),
+        pytest.param(PAIRS[-1] // 2 + 1, SMALL, id="with a list", marks=pytest.mark.long),
+        *(
+            pytest.param(count, (2880, 2880, 32, 4), marks=GPU, id=f"{count} tokens")
+            for count in (1, 8, 9, 65, 300, 600, 2000)
+        ),
+    ],
+)
+def test_biased_experts_with_a_clamped_gate_agree_with_float64(
+    count: int, shape: tuple[int, int, int, int], generator: torch.Generator
+) -> None:
+    mixture = Mixture.make(*shape, generator)
+    x = 8 * mixture.tokens(count)
+    experts, weights = mixture.routes(count)
+    biases = random_biases(mixture)
+    matrices = mixture.gate_up, mixture.down
+    twin = expert_product_twin(x.double(), experts, weights, *matrices, biases=biases)
+    out = expert_product(x, experts, weights, *matrices, biases=biases)
+    assert relative_error(out, twin) < 6e-3
+    without = expert_product_twin(x.double(), experts, weights, *matrices)
+    assert relative_error(without, twin) > 0.1
+
+
+def random_biases(mixture: Mixture) -> ExpertBiases:
+    num_experts, hidden, inner = mixture.down.shape
+    device = mixture.down.device
+    gate_up, down = (
+        torch.randn(num_experts, size, generator=mixture.generator, device=device).bfloat16()
+        for size in (2 * inner, hidden)
+    )
+    return ExpertBiases(gate_up, down)
 
 
 def test_a_product_of_no_tokens_is_empty(generator: torch.Generator) -> None:

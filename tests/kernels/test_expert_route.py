@@ -54,6 +54,16 @@ def test_of_equal_scores_the_smaller_index_comes_first(
     assert experts.tolist() == [[1, 3, 5, 2, 4], [0, 1, 2, 3, 4]]
 
 
+def test_a_bias_is_added_to_logits_before_they_are_scores(generator: torch.Generator) -> None:
+    logits = shuffled((6, 20), generator).bfloat16()
+    bias = torch.randn(20, generator=generator, device=generator.device).bfloat16()
+    experts, weights = route(logits, SOFTMAX, bias=bias)
+    expected, expected_weights = route_twin(logits.double(), SOFTMAX, bias=bias.double())
+    assert torch.equal(experts, expected)
+    assert torch.allclose(weights.double(), expected_weights, rtol=1e-5)
+    assert not torch.equal(experts, route(logits, SOFTMAX)[0])
+
+
 def test_of_equal_groups_the_first_ones_are_chosen_from(device: torch.device) -> None:
     choice = Choice(num_chosen=3, is_sigmoid=True, num_groups=4, num_chosen_groups=2)
     logits = torch.tensor([[1.0, 0, 0, 1, 5, -9, 1, 0]], device=device)

@@ -14,11 +14,12 @@ import pytest
 import torch
 
 from headwater.kernels.cpu.fp8_linear import fp8_linear
+from headwater.kernels.quant import mxfp4
 from headwater.kernels.quant.block_formats import TILE_ROWS
 from headwater.kernels.quant.byte_weights import expand
 from headwater.kernels.quant.fp8_linear import _add_product, expanded_linear
-from headwater.kernels.quant.fp8_tiles import Fp8Tiles, read
-from tests.kernels.random_fp8 import random_fp8, tiles_of
+from headwater.kernels.quant.fp8_tiles import Fp8Tiles, expanded, read
+from tests.kernels.random_fp8 import float4_tiles_of, random_float4, random_fp8, tiles_of
 from tests.kernels.test_block_linear import OTHER_MACHINES, ROW_COUNTS, activations
 
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -61,6 +62,22 @@ def test_a_product_has_the_bits_of_the_weights_expanded_at_every_number_of_rows_
             for num_rows in ROW_COUNTS:
                 assert torch.equal(fp8_linear(x[:num_rows], tiles), expected[:num_rows])
                 assert torch.equal(fp8_linear(x[-num_rows:], tiles), expected[-num_rows:])
+
+
+@dtypes
+def test_a_product_of_mxfp4_has_the_bits_of_the_weights_expanded_at_every_number_of_rows(
+    dtype: torch.dtype,
+) -> None:
+    x = activations(40, 160, dtype)
+    for num_outputs in (37, 96):
+        weight = random_float4(num_outputs, 160)
+        expected = expanded_linear(x, mxfp4.expand(weight, dtype))
+        tiles = float4_tiles_of(weight)
+        assert torch.equal(expanded(tiles, dtype), mxfp4.expand(weight, dtype))
+        # Half a byte a number, and a byte a block.
+        assert tiles.tiles.numel() == -(-num_outputs // 16) * 16 * (80 + 5)
+        for num_rows in ROW_COUNTS:
+            assert torch.equal(fp8_linear(x[:num_rows], tiles), expected[:num_rows])
 
 
 def test_the_twin_rounds_a_product_and_its_sum_once() -> None:

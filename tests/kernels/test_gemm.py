@@ -11,9 +11,11 @@ from headwater.kernels.gemm.gated_gemm import gated_gemm
 from headwater.kernels.gemm.gemm import (
     EARLY_BYTES,
     GATED,
+    HALF_TILES,
     ROW_TILES,
     TILES,
     Tiles,
+    choose,
     choose_rows,
     configure_blas,
     linear,
@@ -29,7 +31,7 @@ from headwater.kernels.norm.rms_norm import rms_norm
 from headwater.kernels.norm.silu_mul import silu_mul, silu_mul_twin
 from tests.kernels.paging import GPU, POISON, relative_error
 
-ALL_TILES = list(TILES.values())
+ALL_TILES = [*TILES.values(), HALF_TILES]
 SHARED_BYTES = 227 << 10
 """Shared memory of a program on Hopper."""
 LINEARS = [
@@ -347,3 +349,10 @@ print("later", file=sys.stderr)
         "after",
         "later",
     ]
+
+
+def test_inputs_that_are_no_whole_tiles_have_more_stages_of_half_as_many() -> None:
+    assert choose(1, 5120, 2880) == choose(16, 32, 2880) == HALF_TILES
+    assert choose(17, 5120, 2880) == TILES[32, "between"]
+    assert choose(1, 5120, 4096) == choose(1, 5120, 100) == TILES[16, "between"]
+    assert choose(1, 1024, 2880) == TILES[16, "short"]

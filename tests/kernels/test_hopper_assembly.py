@@ -42,7 +42,7 @@ def test_reads_of_a_ring_are_fenced_before_the_copy_engine_may_write_it_again(
 ) -> None:
     """A barrier orders reads among threads only: the copy engine overwrote what was still being
     read."""
-    assert len(programs["rings"]) == 6
+    assert len(programs["rings"]) == 8
     for name, assembly in programs["rings"].items():
         lines = assembly.splitlines()
         reads = [i for i, line in enumerate(lines) if READ in line]
@@ -114,7 +114,7 @@ def test_unpacked_weights_reach_the_matrix_unit_from_the_registers_where_they_ar
     programs: Any,
 ) -> None:
     """Another layout of the words would send every weight through shared memory."""
-    assert (len(programs["packed"]), len(programs["blocks"])) == (17, 4)
+    assert (len(programs["packed"]), len(programs["blocks"])) == (19, 4)
     for name, assembly in (programs["packed"] | programs["blocks"]).items():
         lines = assembly.splitlines()
         products = [i for i, line in enumerate(lines) if "wgmma.mma_async" in line]

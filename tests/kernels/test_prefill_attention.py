@@ -161,3 +161,53 @@ def test_a_window_reads_no_tile_that_lies_before_that_of_all_rows(
     unread = (1100 - 19 - 300) // 128 * 2
     batch.k_cache[batch.block_tables[batch.table_rows[0], :unread].long()] = float("nan")
     assert torch.equal(prefill(batch, q, [20], window=300), expected)
+
+
+@pytest.mark.parametrize(
+    ("seq_lens", "counts", "num_q", "num_kv", "head_dim", "window"),
+    [
+        pytest.param([514], [2], 3, 1, 64, 0, id="all keys"),
+        pytest.param([130], [3], 4, 2, 64, 40, id="a window", marks=LONG_INTERPRETED),
+        *(
+            pytest.param(
+                [1, 127, 128, 129, 1000, 4097, 513, 512],
+                [1, 127, 128, 129, 300, 33, 4, 1],
+                *(64, 8, 64, window),
+                marks=GPU,
+                id=f"gpt-oss, {window}",
+            )
+            for window in (0, 128)
+        ),
+    ],
+)
+@pytest.mark.parametrize("fp8", [False, pytest.param(True, marks=GPU)], ids=["bf16", "fp8"])
+def test_a_sink_takes_its_share_once_whatever_the_chunks_and_splits(
+    seq_lens: list[int],
+    counts: list[int],
+    num_q: int,
+    num_kv: int,
+    head_dim: int,
+    window: int,
+    fp8: bool,
+    generator: torch.Generator,
+) -> None:
+    batch = PagedBatch(seq_lens, num_q, num_kv, head_dim, 64, generator, fp8=fp8)
+    q = batch.queries(sum(counts))
+    # From one that counts nothing to one that counts more than all keys.
+    sinks = torch.linspace(-9, 60, num_q, device=q.device)
+    options = {"window": window, "sinks": sinks}
+    out = prefill(batch, q, counts, **options)
+    tables = bounds(counts), batch.lengths(), batch.table_rows, batch.block_tables
+    twin = prefill_attention_twin(q.double(), *batch.wide_caches(), *tables, **options)
+    for first, end in zip(bounds(counts)[:-1], bounds(counts)[1:], strict=True):
+        assert relative_error(out[first:end], twin[first:end]) < 5e-3
+    last = (bounds(counts)[1:] - 1).to(q.device)
+    decoded = decode(batch, q[last], **options)
+    assert same_bits(decoded, out[last])
+    if not q.is_cuda:
+        return
+    for i in range(len(counts)):
+        assert same_bits(decode(batch, q[last], [i], **options)[0], decoded[i]), seq_lens[i]
+    if not window:
+        assert same_bits(decode(batch, q[last], fold=True, **options), decoded)
+        assert same_bits(decode(batch, q[last], share=True, **options), decoded)

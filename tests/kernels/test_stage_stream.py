@@ -51,7 +51,6 @@ class Stages:
                 own=addresses[i],
                 before=addresses[i - 1] if i else 0,
                 behind=addresses[i + 1] if i < 2 else 0,
-                first=addresses[0],
                 others=torch.tensor(
                     {0: addresses[1:], 2: addresses[:2]}.get(i, []),
                     dtype=torch.int64,

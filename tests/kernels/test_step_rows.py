@@ -52,18 +52,20 @@ def test_scattered_words_stand_where_they_were_sent_and_nowhere_else(
     assert torch.equal(words, expected)
 
 
+@pytest.mark.parametrize("num_groups", [1, 3])
 @pytest.mark.parametrize("size", SIZES)
 def test_tokens_and_slots_of_a_step_are_those_of_the_tables(
-    size: int, generator: torch.Generator
+    size: int, num_groups: int, generator: torch.Generator
 ) -> None:
     rows = ints(generator, -1, NUM_ROWS, size)
     positions = ints(generator, 0, NUM_BLOCKS * BLOCK_SIZE, size)
     tokens = ints(generator, 0, 99, NUM_ROWS, 100)
-    blocks = ints(generator, 0, 999, NUM_ROWS, NUM_BLOCKS)
+    blocks = ints(generator, 0, 999, NUM_ROWS, num_groups * NUM_BLOCKS)
     token_ids = torch.full((size,), int(POISON), dtype=torch.int64, device=rows.device)
-    slots = torch.full((size,), int(POISON), dtype=torch.int32, device=rows.device)
-    load_tokens(rows, positions, tokens, blocks, BLOCK_SIZE, token_ids, slots)
-    expected_ids, expected_slots = load_tokens_twin(rows, positions, tokens, blocks, BLOCK_SIZE)
+    slots = torch.full((num_groups, size), int(POISON), dtype=torch.int32, device=rows.device)
+    tables = tokens, blocks, BLOCK_SIZE
+    load_tokens(rows, positions, *tables, token_ids, slots)
+    expected_ids, expected_slots = load_tokens_twin(rows, positions, *tables, num_groups)
     assert torch.equal(token_ids, expected_ids.long())
     assert torch.equal(slots, expected_slots)
 

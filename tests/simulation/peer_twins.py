@@ -223,12 +223,12 @@ class Replica:
         else."""
         scheduler = self.engine._scheduler
         blocks = scheduler.blocks
-        held = Counter([*blocks._forks.held_blocks, *self.leases.pinned_blocks])
+        held = Counter([*blocks._forks.held_pages, *self.leases.pinned_blocks])
         for row, request in enumerate(scheduler.rows.table.requests):
             if request is not None:
-                held.update(blocks._table.blocks_of(row))
+                held.update(blocks._table.pages_of(row))
         for load in blocks._loads._open.values():
-            held.update(load.held.blocks + load.blocks)
+            held.update(load.held.pages + load.blocks)
         counts = blocks._pool.ref_counts
         assert [held[block] for block in range(self.config.num_blocks)] == counts, (
             "blocks are not conserved"

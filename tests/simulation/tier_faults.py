@@ -98,7 +98,7 @@ def expected(
 ) -> list[int]:
     sampling = SamplingParams(seed=seed, max_tokens=max_tokens)
     return expected_tokens(
-        replace(MODEL, window=window),
+        replace(MODEL, windows=(window,)),
         LEADS[lead][:length],
         sampling,
         choice_index=choice_index,
@@ -114,7 +114,7 @@ class Run:
         self.num_rounds = num_rounds
         self.config = EngineConfig(
             block_size=BLOCK_SIZE,
-            window=(0, 0, 0, 20, 40)[seed % 5],
+            page_windows=((0, 0, 0, 20, 40)[seed % 5],),
             num_blocks=1 + MAX_MODEL_LEN // BLOCK_SIZE + rng.choice([0, 0, 0, 3]),
             num_host_blocks=rng.choice([0, 0, 0, 12]),
             num_staged_blocks=rng.choice([2, 5, 12]),
@@ -124,7 +124,7 @@ class Run:
             max_num_batched_tokens=rng.choice([20, 60, 200]),
             async_depth=rng.randint(1, 4),
         )
-        model = replace(MODEL, window=self.config.window)
+        model = replace(MODEL, windows=self.config.page_windows)
         timing = SimulatedTiming(late_polls=rng.choice([0, 2]))
         # Drawn apart, so that seeds go on as they did without it.
         num_looks = random.Random(f"saves of {seed}").choice([0, 0, 3])
@@ -259,12 +259,12 @@ class Run:
         the disk's saves and loads."""
         scheduler = self.engine._scheduler
         blocks = scheduler.blocks
-        held = Counter(blocks._forks.held_blocks)
+        held = Counter(blocks._forks.held_pages)
         for row, request in enumerate(scheduler.rows.table.requests):
             if request is not None:
-                held.update(blocks._table.blocks_of(row))
+                held.update(blocks._table.pages_of(row))
         for load in blocks._loads._open.values():
-            held.update(load.held.blocks + load.blocks)
+            held.update(load.held.pages + load.blocks)
         counts = blocks._pool.ref_counts
         assert [held[block] for block in range(self.config.num_blocks)] == counts, (
             "blocks are not conserved"
@@ -279,7 +279,7 @@ class Run:
             seed = new.sampling.seed
             most = new.sampling.max_tokens
             asked = lead, len(new.prompt_ids), seed, new.choice_index, most
-            known = expected(*asked, self.config.window)
+            known = expected(*asked, *self.config.page_windows)
             assert answer.has_ended, f"request {key} has no end"
             assert answer.tokens == (
                 known[: len(answer.tokens)] if answer.is_cancelled else known

@@ -14,11 +14,13 @@ from headwater.kernels.launch.compile_ahead import CompileAhead
 
 from ...config import ConfigError, EngineConfig, require
 from ...layers.linear.kinds import Weights
+from ...models.foreign.model import ForeignModel
 from ...models.model import LayerInputs
 from ...options import BuildRequest, Progress
 from ...platforms.cuda import CudaPlatform
 from ...platforms.cuda_packed import has_rounded
 from ...system.usable_cores import usable_cores
+from ...weights.page_plan import PagePlan
 from ..device.step_shapes import StepShape, probed_rows
 from ..entry.cuda_entry import SentStep
 from ..exit.cuda_prompt_scores import SCORED_AT_ONCE
@@ -29,7 +31,7 @@ from ..tiers.cuda_swapper import CudaSwapper
 from .cuda_drafting import drafting_of
 from .cuda_model import LoadedHeads, LoadedModel, load_whole
 from .cuda_rank import load_rank
-from .engine_limits import engine_config_of
+from .engine_limits import engine_config_of, pages_of_request
 from .gpu_memory import GB, SPARE_BYTES, Memory, measure
 from .hooks import Hooks
 
@@ -43,7 +45,8 @@ def build_cuda(
     `ConfigError`."""
     device = torch.device("cuda")
     options = request.options
-    config = engine_config_of(request, 0)
+    pages = pages_of_request(request)
+    config = engine_config_of(request, 0, pages)
     if rank.is_whole:
         loaded = load_whole(request, device, progress, hooks)
     else:
@@ -51,18 +54,21 @@ def build_cuda(
     return build_cuda_executor(
         loaded.served,
         config,
+        pages,
         device,
         draft=loaded.draft,
         heads=loaded.heads,
         kv_cache_memory=options.kv_cache_memory // options.layout.num_ranks,
         gpu_memory_utilization=options.gpu_memory_utilization,
         is_sized=bool(options.num_blocks),
+        adapter_memory=options.adapter_memory,
     )
 
 
 def build_cuda_executor(
     served: LoadedModel,
     config: EngineConfig,
+    pages: PagePlan,
     device: torch.device,
     *,
     draft: LoadedModel | None,
@@ -70,22 +76,27 @@ def build_cuda_executor(
     kv_cache_memory: int,
     gpu_memory_utilization: float,
     is_sized: bool,
+    adapter_memory: int = 0,
 ) -> tuple[StepExecutor[SentStep, StepShape], EngineConfig]:
-    """With `is_sized` the config's number of blocks stands; otherwise memory decides. Raises
-    `ConfigError` with what would fit."""
+    """With `is_sized` the config's number of blocks stands; otherwise memory decides. `adapter_memory`:
+    bytes for adapters; 0: rows have none. Raises `ConfigError` with what would fit."""
     block_size = config.block_size
     weights = served.weights
     platform = served.platform(config)
+    served, adapters = served.with_adapters(platform, adapter_memory)
+    if adapters is not None:
+        config = replace(config, num_adapter_ranks=adapters.num_ranks)
     decoder = served.on(platform, config.max_model_len)
     drafting = drafting_of(served, draft, heads, decoder, platform, config)
-    layouts = [served.kv_layout, *drafting.kv_layouts]
+    served_layout = served.kv_layout(pages)
+    layouts = [served_layout, *drafting.kv_layouts]
     block_bytes = sum(each.block_bytes(block_size) for each in layouts)
     with CompileAhead(device, usable_cores()) as ahead:
         if platform.products.probes(weights):
             ahead.note(partial(platform.products.launch_probe, weights))
         inputs = LayerInputs(() if heads is None else heads.config.input_layers)
         memory = measure(
-            decoder, platform, served.kv_layout, config, ahead, inputs, has_head=served.has_head
+            decoder, platform, served_layout, config, ahead, pages, inputs, has_head=served.has_head
         )
         # One computes after the other.
         memory = replace(memory, step=max(memory.step, drafting.measure(ahead)))
@@ -97,22 +108,24 @@ def build_cuda_executor(
         check_cache(num_blocks, config, memory, block_bytes, gpu_memory_utilization)
         config = replace(config, num_blocks=num_blocks)
         num_bytes = num_blocks * block_bytes
-        num_tokens = num_blocks * block_size
-        dtype = served.kv_dtype
+        num_whole = num_blocks // pages.num_groups
         log.info(
-            "kv cache: %d blocks, %d tokens of %s, %.1f GB",
-            num_blocks,
-            num_tokens,
-            dtype,
+            "kv cache: %d blocks of all layers, %d tokens of %s, %.1f GB%s",
+            num_whole,
+            num_whole * block_size,
+            served.kv_dtype,
             num_bytes / GB,
+            pages.described,
         )
         blocks = KvBlocks.allocated(layouts, num_blocks, block_size, device)
         swapper = _swapper(served, blocks, config) if config.num_swap_slots else None
-        parts = served.parts(decoder, platform, config, blocks, drafting, swapper)
+        parts = served.parts(decoder, platform, config, pages, blocks, drafting, swapper)
         ahead.note(parts.rehearse)
     _choose_products(platform, weights, config, device)
+    if isinstance(decoder, ForeignModel):
+        decoder.check_rows()
     served.begin()
-    executor = parts.executor()
+    executor = parts.executor(adapters)
     # The shapes without which no engine serves.
     for _ in range(parts.shapes.num_first):
         executor.prepare()
@@ -141,7 +154,7 @@ def check_cache(
     """Whether a cache of so many blocks serves the config and fits. Raises `ConfigError`."""
     needed = config.fewest_blocks
     if num_blocks < needed:
-        most_len = max(num_blocks - 1, 0) * config.block_size
+        most_len = config.longest(num_blocks)
         share = (
             math.ceil(1000 * (utilization + (needed - num_blocks) * block_bytes / memory.total))
             / 1000
@@ -160,8 +173,9 @@ def check_cache(
     require(
         num_blocks <= most,
         "num_blocks",
-        num_blocks,
-        f"at most {most} blocks of {block_bytes} bytes ({memory})",
+        num_blocks // config.num_page_groups,
+        f"at most {most // config.num_page_groups} blocks of "
+        f"{block_bytes * config.num_page_groups} bytes ({memory})",
     )
 
 

@@ -65,7 +65,7 @@ class ModelDrafting:
     writes_drafts = True
 
     def __init__(self, draft: LoadedModel, config: EngineConfig) -> None:
-        self.kv_layouts = [draft.kv_layout]
+        self.kv_layouts = [draft.kv_layout()]
         self._config = drafting_config(config)
         self._platform = draft.platform(config)
         self._decoder = draft.on(self._platform, config.max_model_len)

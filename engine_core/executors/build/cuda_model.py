@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 
 from ...config import EngineConfig
 from ...heads.heads_config import HeadsConfig
 from ...heads.served import Served
+from ...layers.adapters.row_adapters import RowAdapters, with_adapters
 from ...layers.linear.kinds import Weights
 from ...models.model import Model, model_class
 from ...options import BuildRequest, Progress
@@ -16,9 +18,11 @@ from ...platforms.cuda import CudaPlatform
 from ...platforms.cuda_tree import TreePlatform
 from ...platforms.stored_weights import StoredWeights
 from ...weights.model_config import ModelConfig
+from ...weights.page_plan import PagePlan
 from ...weights.shards import WHOLE, Shard
 from ..drafter.cuda_drafters import NewDrafter
 from ..exit.device_head import DeviceHead, WholeHead
+from ..model.adapter_memory import AdapterMemory, adapter_memory
 from ..model.block_bytes import KV_DTYPES
 from ..model.kv_blocks import KvBlocks, KvLayout
 from ..tiers.cuda_swapper import CudaSwapper
@@ -43,9 +47,25 @@ class LoadedModel:
     def on(self, platform: CudaPlatform, max_model_len: int) -> Model:
         return model_class(self.config)(self.config, self.weights, platform, max_model_len)
 
-    @property
-    def kv_layout(self) -> KvLayout:
-        return KvLayout.of(self.config, self.kv_dtype)
+    def with_adapters(
+        self, platform: CudaPlatform, num_bytes: int
+    ) -> tuple[Self, AdapterMemory | None]:
+        """The model with adapters behind its layers, and their memory of so many bytes; 0: the
+        model has none. Raises `ConfigError`."""
+        if not num_bytes:
+            return self, None
+        found = model_class(self.config)
+        dtype = self.weights.table("embed").dtype
+        model_layout = found.layout(self.config)
+        memory, slab, layout = adapter_memory(
+            num_bytes, model_layout, found.names, dtype, platform.device
+        )
+        weights = with_adapters(self.weights, layout, RowAdapters(platform, slab))
+        return replace(self, weights=weights), memory
+
+    def kv_layout(self, pages: PagePlan | None = None) -> KvLayout:
+        """`pages`: page groups; None: one."""
+        return KvLayout.of(self.config, self.kv_dtype, pages)
 
     @property
     def has_head(self) -> bool:
@@ -57,6 +77,7 @@ class LoadedModel:
         decoder: Model,
         platform: CudaPlatform,
         config: EngineConfig,
+        pages: PagePlan,
         blocks: KvBlocks,
         drafting: NewDrafter,
         swapper: CudaSwapper | None,
@@ -66,6 +87,7 @@ class LoadedModel:
             decoder,
             platform,
             config,
+            pages,
             blocks,
             self.head(decoder, platform),
             drafting,

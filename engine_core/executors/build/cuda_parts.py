@@ -13,6 +13,7 @@ from headwater.kernels.stage.stage_memory import StageMemory
 from ...config import EngineConfig
 from ...models.model import Model
 from ...platforms.cuda import CudaPlatform
+from ...weights.page_plan import PagePlan
 from ..device.cuda_device import CudaDevice
 from ..device.step_shapes import StepShape, StepShapes
 from ..drafter.cuda_drafter import CudaDrafter
@@ -28,33 +29,18 @@ from ..exit.cuda_send import CudaSend
 from ..exit.device_head import DeviceHead
 from ..exit.device_sampler import DeviceSampler
 from ..exit.held_states import HeldStates
-from ..exit.token_messages import NoTokenSender, TokenRelay, TokenSender
+from ..exit.token_messages import NoTokenChannel, NoTokenSender, TokenChannel, TokenSender
+from ..model.adapter_memory import AdapterMemory, NoAdapterMemory
 from ..model.cuda_caches import CudaCaches
 from ..model.device_model import DeviceModel
-from ..model.kv_blocks import KvBlocks
+from ..model.kv_blocks import KvBlocks, layer_caches
 from ..model.shown import NotShown
+from ..ranks.host_stages import HostStages
 from ..step_executor import StepExecutor
 from ..step_parts import Exit
 from ..table.device_table import DeviceTable
 from ..tiers.cuda_swapper import CudaSwapper
 from ..tiers.none import NoTiers
-
-
-class StageRelay(TokenRelay, Protocol):
-    """Moves what a stage sends to stages on other hosts."""
-
-    def note_layers(self) -> None:
-        """Notes a launch of layers."""
-
-
-class NoRelay:
-    """See `StageRelay`: all stages are on this host."""
-
-    def note_layers(self) -> None:
-        pass
-
-    def note_tokens(self, number: int, num_words: int) -> None:
-        pass
 
 
 class CudaExit(Exit[SentStep], Protocol):
@@ -78,19 +64,21 @@ class CudaParts:
         decoder: Model,
         platform: CudaPlatform,
         config: EngineConfig,
+        pages: PagePlan,
         blocks: KvBlocks,
         head: DeviceHead,
         drafting: NewDrafter,
         *,
         swapper: CudaSwapper | None = None,
         stages: StageMemory | None = None,
-        relay: StageRelay | None = None,
+        hosts: HostStages | None = None,
         samples: bool = True,
     ) -> None:
-        """`head`: the vocabulary head, which only a stage that
-        samples uses. `stages` and `relay`: those beside this one, of which the last `samples`."""
+        """`head`: the vocabulary head, which only a stage that samples uses. `stages`: memory of
+        those beside this one, of which the last `samples`; `hosts`: exchange with those on other
+        hosts."""
         device = platform.device
-        relay = relay or NoRelay()
+        channel: TokenChannel = NoTokenChannel() if hosts is None else hosts
         self.swapper = swapper
         self.device = CudaDevice(device, config)
         # The next stage goes on with all tokens.
@@ -108,12 +96,13 @@ class CudaParts:
             decoder,
             platform,
             config,
-            blocks.kv_caches[0],
+            layer_caches(blocks.kv_caches[0], pages),
             table,
             buffers,
             self.shapes,
             graphs,
-            on_launch=relay.note_layers,
+            group_of_layer=pages.group_of_layer,
+            streams=hosts,
         )
         self.drafter: CudaDrafter = NoDrafter(config.max_draft_tokens)
         self.exit: CudaExit
@@ -141,11 +130,11 @@ class CudaParts:
                 rows=rows,
                 results=results,
                 graphs=graphs,
-                tokens=NoTokenSender() if stages is None else TokenSender(stages, table, relay),
+                tokens=NoTokenSender() if stages is None else TokenSender(stages, table, channel),
             )
         else:
             assert stages is not None
-            self.exit = CudaSend(stages, table, self.shapes, num_parts)
+            self.exit = CudaSend(stages, table, self.shapes, num_parts, channel)
         self.entry = CudaEntry(
             table,
             buffers,
@@ -158,8 +147,8 @@ class CudaParts:
         self.tiers = NoTiers() if swapper is None else swapper
         self._can_draft = config.max_draft_tokens > 0
 
-    def executor(self) -> StepExecutor[SentStep, StepShape]:
-        """The executor of these parts."""
+    def executor(self, adapters: AdapterMemory | None) -> StepExecutor[SentStep, StepShape]:
+        """The executor of these parts; `adapters`: those behind the model's layers."""
         self.device.begin()
         return StepExecutor(
             device=self.device,
@@ -169,6 +158,8 @@ class CudaParts:
             exit=self.exit,
             drafter=self.drafter,
             tiers=self.tiers,
+            adapters=adapters or NoAdapterMemory(),
+            host_adapters=adapters,
             swapper=self.swapper,
             preparations=self._preparations(),
         )

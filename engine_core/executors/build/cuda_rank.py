@@ -19,15 +19,17 @@ from ...platforms.cuda import CudaPlatform
 from ...platforms.cuda_rank import SummingPlatform
 from ...platforms.peer_group import PeerGroup
 from ...platforms.stored_weights import StoredWeights
+from ...weights.page_plan import PagePlan
 from ...weights.shards import Shard
 from ..drafter.cuda_drafters import NewDrafter
 from ..exit.device_head import DeviceHead, HeadShard, WholeHead
 from ..model.block_bytes import KV_DTYPES, block_bytes_of
 from ..model.kv_blocks import KvBlocks
-from ..ranks.gpu_stage import GpuStageEnds
+from ..ranks.gpu_stage import GpuStageEnds, HostStageEnds
+from ..ranks.host_stages import HostStages
 from ..ranks.rank import Rank, block_slice, map_slots
 from ..ranks.rank_channels import agreed, open_channels
-from ..ranks.stage_relay import StageRelay
+from ..ranks.stage_link import StageEnds
 from ..tiers.cuda_swapper import CudaSwapper
 from ..tiers.locked_slots import LOCKABLE, RankSlots, check_room, touch
 from .cuda_model import LoadedEngine, LoadedModel, load_heads
@@ -49,7 +51,7 @@ class LoadedRank(LoadedModel):
     """The same ranks over host memory."""
     stages: StageMemory | None
     """None: there is one stage."""
-    relay: StageRelay | None = None
+    hosts: HostStages | None = None
     """Where stages are on other hosts."""
 
     @property
@@ -66,11 +68,12 @@ class LoadedRank(LoadedModel):
 
     def on(self, platform: CudaPlatform, max_model_len: int) -> Model:
         is_summing = isinstance(platform, SummingPlatform)
-        ends = (
-            None
-            if self.stages is None
-            else GpuStageEnds(self.stages, self.group if is_summing else None)
-        )
+        sums = self.group if is_summing else None
+        ends: StageEnds | None = None
+        if self.hosts is not None:
+            ends = HostStageEnds(self.hosts.arrived, sums)
+        elif self.stages is not None:
+            ends = GpuStageEnds(self.stages, sums)
         return rank_model(
             self.request,
             self.rank,
@@ -86,6 +89,7 @@ class LoadedRank(LoadedModel):
         decoder: Model,
         platform: CudaPlatform,
         config: EngineConfig,
+        pages: PagePlan,
         blocks: KvBlocks,
         drafting: NewDrafter,
         swapper: CudaSwapper | None,
@@ -94,12 +98,13 @@ class LoadedRank(LoadedModel):
             decoder,
             platform,
             config,
+            pages,
             blocks,
             self.head(decoder, platform),
             drafting,
             swapper=swapper,
             stages=self.stages,
-            relay=self.relay,
+            hosts=self.hosts,
             samples=self.has_head,
         )
 
@@ -141,8 +146,6 @@ class LoadedRank(LoadedModel):
 
     def begin(self) -> None:
         self.agreed(0)
-        if self.relay is not None:
-            self.relay.start()
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +199,7 @@ def load_rank(
         group,
         rank.group,
         channels.stages,
-        channels.relay,
+        channels.hosts,
     )
     # Nobody writes into memory that another rank has not mapped yet.
     served.agreed(0)

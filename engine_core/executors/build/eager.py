@@ -3,28 +3,36 @@ engine, which may have the whole model."""
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import torch
 
 from ...config import EngineConfig
 from ...executor import Swapper
+from ...layers.adapters.row_adapters import AdapterPlatform, RowAdapters, with_adapters
+from ...layers.linear.kinds import Weights
 from ...layers.platform import Platform
 from ...layers.sharded_sampling import ShardedSampling
-from ...models.model import Model
+from ...models.foreign.model import ForeignModel
+from ...models.model import Model, model_class
 from ...options import BuildRequest, Progress
 from ...platforms.device import Device
 from ...sampling.operations import PartSampling
 from ...sampling.sampler import Sampler
+from ...weights.page_plan import PagePlan
 from ..device.eager import EagerDevice
 from ..drafter.eager_drafter import Drafts
 from ..entry.eager_entry import EagerEntry, EagerStep, StepBatch
 from ..exit.eager_sample import EagerSample
 from ..exit.eager_send import EagerSend
+from ..model.adapter_memory import AdapterMemory, NoAdapterMemory, adapter_memory
 from ..model.block_bytes import block_bytes_of, kv_layouts
 from ..model.eager_caches import EagerCaches
 from ..model.eager_layers import EagerLayers, Forward
-from ..model.kv_blocks import KvBlocks
+from ..model.kv_blocks import KvBlocks, layer_caches
 from ..model.shared_kv import SharedCopies, SharedMemory
 from ..ranks.rank import Rank, block_slice, map_slots
 from ..step_executor import StepExecutor
@@ -32,10 +40,12 @@ from ..table.eager_table import EagerTable
 from ..tiers.memory_swapper import MemorySwapper
 from ..tiers.none import NoTiers
 from .eager_drafters import Drafted, new_drafter
-from .engine_limits import engine_config_of
+from .engine_limits import engine_config_of, pages_of_request
 from .hooks import Hooks
 from .loader import Loader
 from .models import rank_model, whole_model
+
+log = logging.getLogger(__name__)
 
 
 def build_eager(
@@ -43,32 +53,60 @@ def build_eager(
 ) -> tuple[StepExecutor[EagerStep, StepBatch], EngineConfig]:
     """Loads the request's models and puts the parts of their steps together. Raises
     `ConfigError`."""
-    config = engine_config_of(request, device.kv_cache_memory(request.options))
+    pages = pages_of_request(request)
+    config = engine_config_of(request, device.kv_cache_memory(request.options), pages)
+    if pages.described:
+        log.info("kv cache: %d pages%s", config.num_blocks, pages.described)
     loader = Loader(device, rank, config, progress)
     platform, weights = loader.served(request)
+    weights, adapters = _with_adapters(request, platform, weights)
+    if adapters is not None:
+        config = replace(config, num_adapter_ranks=adapters.num_ranks)
     if rank.is_whole:
         served = whole_model(request, config, (platform, weights))
-        max_blocks = -(-config.max_model_len // config.block_size)
-        forward = Hooks.of(device).forward_pass(served, platform, max_blocks)
+        if isinstance(served, ForeignModel):
+            served.check_rows()
+        forward = Hooks.of(device).forward_pass(served, platform, config.max_blocks)
     else:
         served = rank_model(request, rank, config.max_model_len, platform, weights)
         forward = served.forward
-    return _executor(request, rank, config, platform, served, forward, loader), config
+    executor = _executor(request, rank, config, pages, platform, served, forward, loader, adapters)
+    return executor, config
+
+
+def _with_adapters(
+    request: BuildRequest, platform: Platform, weights: Weights
+) -> tuple[Weights, AdapterMemory | None]:
+    """The weights with adapters behind them, and the adapters' memory, if the engine takes
+    any."""
+    num_bytes = request.options.adapter_memory
+    if not num_bytes:
+        return weights, None
+    found = model_class(request.model)
+    dtype = weights.table("embed").dtype
+    model_layout = found.layout(request.model)
+    memory, slab, layout = adapter_memory(
+        num_bytes, model_layout, found.names, dtype, platform.device
+    )
+    rows = RowAdapters(cast(AdapterPlatform, platform), slab)
+    return with_adapters(weights, layout, rows), memory
 
 
 def _executor(
     request: BuildRequest,
     rank: Rank,
     config: EngineConfig,
+    pages: PagePlan,
     platform: Platform,
     served: Model,
     forward: Forward,
     loader: Loader,
+    adapters: AdapterMemory | None,
 ) -> StepExecutor[EagerStep, StepBatch]:
     device = platform.device
     table = EagerTable(config)
     sampler = _sampler(request, rank, config, platform)
-    blocks, copies = _blocks(request, rank, config, device)
+    blocks, copies = _blocks(request, rank, config, pages, device)
     kv_cache, *own_caches = blocks.kv_caches
     drafted = Drafted(
         served=served,
@@ -90,21 +128,28 @@ def _executor(
             looks_at_all=drafter.looks_at_all or not rank.stage.is_last,
             most_drafts=drafter.most,
             inputs=drafter.layers,
+            group_of_layer=pages.group_of_layer,
         ),
-        layers=EagerLayers(forward, kv_cache),
+        layers=EagerLayers(forward, layer_caches(kv_cache, pages)),
         exit=_exit(served, config, table, sampler, device, rank),
         drafter=drafter,
         # Copies are made between steps, where they are asked for.
         tiers=NoTiers(),
+        adapters=adapters or NoAdapterMemory(),
+        host_adapters=adapters,
         swapper=_swapper(request, rank, config, blocks, copies),
     )
 
 
 def _blocks(
-    request: BuildRequest, rank: Rank, config: EngineConfig, device: torch.device
+    request: BuildRequest,
+    rank: Rank,
+    config: EngineConfig,
+    pages: PagePlan,
+    device: torch.device,
 ) -> tuple[KvBlocks, SharedCopies | None]:
     """The rank's KV blocks, and what other engines of this host copy out of them, if they may."""
-    layouts = kv_layouts(request, rank.local_config(request.model))
+    layouts = kv_layouts(request, pages, rank.local_config(request.model))
     if not (config.shares_kv_cache and device.type == "cpu"):
         return KvBlocks.allocated(layouts, config.num_blocks, config.block_size, device), None
     memory = SharedMemory(config.num_blocks, block_bytes_of(request))

@@ -3,31 +3,41 @@
 from __future__ import annotations
 
 from ...config import EngineConfig
+from ...models.model import reads_page_groups
 from ...options import BuildRequest, engine_config
+from ...weights.page_plan import PagePlan, one_group
 from ..model.block_bytes import block_bytes_of, cache_bytes_of
+from .pages import pages_of
 
 
-def engine_config_of(request: BuildRequest, kv_cache_memory: int) -> EngineConfig:
+def pages_of_request(request: BuildRequest) -> PagePlan:
+    """Page groups of the served model."""
+    has_groups = reads_page_groups(request.model)
+    max_model_len = _max_model_len(request)
+    return pages_of(request.options, request.model, max_model_len, has_groups=has_groups)
+
+
+def engine_config_of(
+    request: BuildRequest, kv_cache_memory: int, pages: PagePlan | None = None
+) -> EngineConfig:
     """With a KV cache of so many bytes where the options name neither bytes nor blocks; with 0, of
-    the fewest blocks that serve one request. Raises `ConfigError`."""
+    enough blocks to serve one request. `pages`: page groups; None: one. Raises `ConfigError`."""
     options = request.options
-    max_model_len = options.max_model_len or request.model.max_position_embeddings
-    block_bytes = block_bytes_of(request)
+    pages = one_group(request.model) if pages is None else pages
+    max_model_len = _max_model_len(request)
     if kv_cache_memory:
-        num_blocks = (options.kv_cache_memory or kv_cache_memory) // cache_bytes_of(request)
+        num_bytes = options.kv_cache_memory or kv_cache_memory
+        num_blocks = num_bytes // (pages.num_groups * cache_bytes_of(request, pages))
     else:
         num_blocks = -(-max_model_len // options.block_size) + 1
     return engine_config(
         options,
         max_model_len,
         options.num_blocks or num_blocks,
-        block_bytes=block_bytes,
-        window=_window_of(request),
+        block_bytes=block_bytes_of(request, pages),
+        page_windows=pages.windows,
     )
 
 
-def _window_of(request: BuildRequest) -> int:
-    """Positions that all layers see; 0: one sees all. What drafts computes positions that it has
-    skipped later, so that it may see others than the served model."""
-    drafts = request.draft is not None or request.heads is not None
-    return 0 if drafts else request.model.window_of_all
+def _max_model_len(request: BuildRequest) -> int:
+    return request.options.max_model_len or request.model.max_position_embeddings

@@ -13,7 +13,8 @@ from ...config import EngineConfig
 from ...layers.batch import ForwardBatch
 from ...models.model import LayerInputs, Model
 from ...platforms.cuda import CudaPlatform
-from ..model.kv_blocks import KvBlocks, KvLayout
+from ...weights.page_plan import PagePlan
+from ..model.kv_blocks import KvBlocks, KvLayout, layer_caches
 
 SPARE_BYTES = 2 << 30
 """Bytes that are left to graphs, kernels and libraries."""
@@ -54,15 +55,17 @@ def measure(
     layout: KvLayout,
     config: EngineConfig,
     ahead: CompileAhead,
+    pages: PagePlan | None = None,
     inputs: LayerInputs | None = None,
     *,
     has_head: bool = True,
 ) -> Memory:
-    """Measures the largest step, over a cache of one block; nothing is computed. `has_head`: logits
-    are made."""
+    """Measures the largest step, over a cache of one block; nothing is computed. `pages`:
+    page groups; None: one. `has_head`: logits are made."""
     device = platform.device
     num_tokens = min(config.max_num_batched_tokens, config.max_model_len)
     (cache,) = KvBlocks.allocated([layout], 1, config.block_size, device).kv_caches
+    caches = cache if pages is None else layer_caches(cache, pages)
     zeros = torch.zeros(num_tokens, dtype=torch.int32, device=device)
     batch = ForwardBatch(
         token_ids=zeros.long(),
@@ -72,13 +75,14 @@ def measure(
         counts=np.array([num_tokens], np.int32),
         block_tables=zeros[None, :],
         sampled=zeros[:0],
+        adapter_of_row=zeros if config.num_adapter_ranks else None,
     )
     attention_plan = platform.plan_attention(batch)
     before = torch.cuda.memory_allocated(device)
 
     def most_allocated() -> int:
         torch.cuda.reset_peak_memory_stats(device)
-        hidden = decoder.forward(batch, cache, attention_plan, inputs=inputs)
+        hidden = decoder.forward(batch, caches, attention_plan, inputs=inputs)
         if has_head:
             decoder.logits(hidden[: config.max_positions]).float()
         return torch.cuda.max_memory_allocated(device)

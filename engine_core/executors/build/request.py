@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ...capabilities import (
     EXPERTS,
+    FOREIGN,
     INT8_ACTIVATIONS,
     ROUNDED_ACTIVATIONS,
     W8A8,
@@ -39,10 +40,12 @@ KV_CACHE_DTYPES = ("auto", "fp8")
 WITHOUT = {
     "windows": "no window",
     "softcaps": "no cap of scores",
+    "sinks": "no sinks",
     "rotary_pairs": "heads that rotate whole, by halves,",
     "activations": "silu or gelu_pytorch_tanh with a gate, and logits without a cap,",
     "odd_heads": "powers of two",
     "experts": "no experts",
+    "expert_biases": "experts without biases",
 }
 """Values that a platform serves which lacks a flag of `ModelConfig.needs`, by flag."""
 
@@ -54,6 +57,8 @@ def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> Build
     if options.load_format not in ("auto", *DUMMIES):
         raise ConfigError("load_format", options.load_format, " or ".join(("auto", *DUMMIES)))
     model = models.read_config(options.model_folder)
+    if flags.rotary_pairs and not flags.odd_heads:
+        model = model.with_padded_heads()
     dtype = _dtype(options)
     model.check_dtype(dtype)
     check_quantization(options.quantization, _method(options, model), "the model folder")
@@ -193,6 +198,8 @@ def asked_of(
     if model.experts is not None:
         count = model.experts.num_experts
         asked[EXPERTS] = Asked("num_experts", count, f"a model with {count} experts")
+    if model.foreign is not None:
+        asked[FOREIGN] = Asked("model_code", models.TRANSFORMERS, f"the {FOREIGN}")
     chosen = options.activation_dtype
     if activations == INT8:
         shown = "activations in int8, which activation_dtype says"

@@ -9,30 +9,33 @@ from ...config import ConfigError, EngineConfig
 from ...executor import Executor
 from ...models import registry
 from ...options import ExecutorOptions, ModelFacts, Progress, engine_config
+from ..simulated.adapters import RANK_UNIT
 from ..simulated.cache import ENTRY_BYTES
 from ..simulated.executor import SimulatedExecutor, SimulatedTiming
 from ..simulated.model import SimulatedModel
+from .pages import pages_of
 
 
 def build_executor(
     options: ExecutorOptions, progress: Progress
 ) -> tuple[Executor, EngineConfig, ModelFacts]:
     vocab_size = 49_152
-    window = 0
+    page_windows: tuple[int, ...] = (0,)
     max_model_len = options.max_model_len or 8_192
     if options.model_folder is not None:
         model = registry.read_config(options.model_folder)
         vocab_size = model.vocab_size
-        window = model.window_of_all
         max_model_len = options.max_model_len or model.max_position_embeddings
+        page_windows = pages_of(options, model, max_model_len).windows
     options = replace(options, max_model_len=max_model_len, num_blocks=options.num_blocks or 4_096)
     config = engine_config(
         options,
         max_model_len,
         options.num_blocks,
         block_bytes=ENTRY_BYTES * options.block_size,
-        window=window,
+        page_windows=page_windows,
     )
+    config = replace(config, num_adapter_ranks=options.adapter_memory // RANK_UNIT * RANK_UNIT)
     timing = SimulatedTiming(
         step_seconds=options.simulated_step_seconds,
         seconds_per_prefill_token=options.simulated_prefill_seconds,
@@ -41,7 +44,10 @@ def build_executor(
         raise ConfigError(*refused)
     acceptance = options.simulated_draft_acceptance
     executor = SimulatedExecutor(
-        config, simulated_model(vocab_size, config.window), timing, draft_acceptance=acceptance
+        config,
+        simulated_model(vocab_size, config.page_windows),
+        timing,
+        draft_acceptance=acceptance,
     )
     facts = ModelFacts(
         dtype="simulated", kv_format="simulated", vocab_size=vocab_size, numerics_id="simulated"
@@ -49,7 +55,7 @@ def build_executor(
     return executor, config, facts
 
 
-def simulated_model(vocab_size: int, window: int = 0) -> SimulatedModel:
+def simulated_model(vocab_size: int, windows: tuple[int, ...] = (0,)) -> SimulatedModel:
     """Model of such an engine: it samples no id of the lowest ones, where special tokens lie."""
     first_token_id = min(256, vocab_size // 2)
-    return SimulatedModel(vocab_size=vocab_size, first_token_id=first_token_id, window=window)
+    return SimulatedModel(vocab_size=vocab_size, first_token_id=first_token_id, windows=windows)

@@ -11,6 +11,7 @@ import torch
 from ...capabilities import refused_fields
 from ...config import EngineConfig
 from ...executor import Executor
+from ...models.foreign.version import transformers_version
 from ...options import (
     INT8,
     MODEL,
@@ -107,8 +108,13 @@ def _numerics_id(request: BuildRequest, loaded: LoadedDevice) -> str:
         what.append(options.activation_dtype == MODEL)
     if request.model.depends_on_length:
         what.append(options.max_model_len or request.model.max_position_embeddings)
+    if request.model.foreign is not None:
+        what.append(transformers_version())
     if not origin.is_built_in:
         what += [origin.name, origin.distribution, origin.version]
+    if options.adapter_memory:
+        # No kernel multiplies and gates at once where adapters stand between the two.
+        what.append("adapters")
     if request.is_tree:
         # Whatever the layout is.
         what.append(TREE)

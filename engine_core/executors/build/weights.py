@@ -7,8 +7,6 @@ from functools import partial
 
 import torch
 
-from headwater.kernels.quant.byte_weights import ByteWeight
-
 from ...heads.registry import load_heads
 from ...layers.linear import kinds
 from ...layers.linear.kinds import Weights
@@ -16,11 +14,11 @@ from ...models.model import model_class
 from ...options import BuildRequest, Progress
 from ...platforms.stored_weights import StoredForms
 from ...weights import model_file
-from ...weights.blocks import Parts
-from ...weights.byte_weights import Keeps, keeps_none
+from ...weights.byte_weights import Keeps, Kept, keeps_none
 from ...weights.dummy import DUMMIES, dummy
 from ...weights.layout import Layout
 from ...weights.model_file import DTYPES, Tensors
+from ...weights.padded_heads import pad_heads
 from ...weights.planes import put_all_in_planes
 from ...weights.shards import WHOLE, Shard
 
@@ -50,7 +48,7 @@ def keeps_of(layout: Layout, forms: StoredForms) -> Keeps:
         return forms.keeps
     experts = {name for name, spec in layout.items() if spec.num_experts}
 
-    def keeps(name: str, weight: ByteWeight | Parts) -> bool:
+    def keeps(name: str, weight: Kept) -> bool:
         is_expanded = name in experts and isinstance(weight, tuple)
         return not is_expanded and forms.keeps(name, weight)
 
@@ -69,9 +67,11 @@ def stored_tensors(
     options = request.options
     assert options.model_folder is not None
     if options.load_format == "auto":
-        return model_file.load(
+        tensors = model_file.load(
             options.model_folder, device, loading, keeps_packed=keeps_packed, keeps=keeps
         )
+        pad_heads(tensors, request.model)
+        return tensors
     loading(0, 1)
     tensors = random_tensors(
         request,

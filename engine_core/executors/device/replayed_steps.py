@@ -17,9 +17,9 @@ from headwater.kernels.cpu.attention import AttentionPlan
 from headwater.kernels.cpu.compiler.recording import UnrecordableError, recording
 from headwater.kernels.cpu.compiler.replay import Replay
 
-from ...layers.batch import ForwardBatch
+from ...layers.batch import ForwardBatch, LayerCaches
 from ...layers.embedding import Embedding
-from ...layers.platform import Platform
+from ...layers.platform import Platform, plans_of
 from ...models.model import LastTokens, LayerInputs, Model
 
 MAX_TOKENS = 32
@@ -29,7 +29,7 @@ MAX_STEPS = 16
 """Recorded steps that are kept, the last used ones."""
 _MAX_SEEN = 64
 """Shapes of steps that are remembered until they come a second time."""
-_Key = tuple[bytes, int, int]
+_Key = tuple[bytes, int, int, bool]
 
 
 class ReplayedSteps:
@@ -58,7 +58,7 @@ class ReplayedSteps:
     def __call__(
         self,
         batch: ForwardBatch,
-        kv_cache: torch.Tensor,
+        kv_cache: LayerCaches,
         *,
         ends: LastTokens | None = None,
         inputs: LayerInputs | None = None,
@@ -70,7 +70,9 @@ class ReplayedSteps:
             and inputs is None
             and len(batch.token_ids) <= MAX_TOKENS
         ):
-            key = batch.counts.tobytes(), torch.get_num_threads(), kv_cache.data_ptr()
+            has_adapters = batch.adapter_of_row is not None
+            threads = torch.get_num_threads()
+            key = batch.counts.tobytes(), threads, kv_cache[0].data_ptr(), has_adapters
             if (step := self._steps.get(key)) is not None:
                 self._steps.move_to_end(key)
                 return step(batch)
@@ -87,9 +89,7 @@ class ReplayedSteps:
             self._seen.popitem(last=False)
         return False
 
-    def _record(
-        self, key: _Key, batch: ForwardBatch, kv_cache: torch.Tensor
-    ) -> torch.Tensor | None:
+    def _record(self, key: _Key, batch: ForwardBatch, kv_cache: LayerCaches) -> torch.Tensor | None:
         """Computes a step and keeps it for those of its shape; None: it cannot be recorded, and is
         yet to compute."""
         step = _Step(self._model, self._platform, batch, self._max_blocks)
@@ -115,11 +115,22 @@ class _Step:
         num_requests = len(batch.counts)
         self._model = model
         self._residual = torch.empty(num_tokens, model.config.hidden_size, dtype=model.dtype)
-        tables = torch.zeros(num_requests, max_blocks, dtype=torch.int32)
-        positions, slots = (torch.empty(num_tokens, dtype=torch.int64) for _ in range(2))
-        self._batch = replace(batch, positions=positions, slots=slots, block_tables=tables)
-        self._plan: AttentionPlan = platform.plan_attention(self._batch)
-        self._requests = self._plan.tiles[:, 4].copy()
+        positions = torch.empty(num_tokens, dtype=torch.int64)
+        adapters = None if batch.adapter_of_row is None else torch.empty_like(batch.adapter_of_row)
+
+        def own(each: ForwardBatch) -> ForwardBatch:
+            return replace(
+                each,
+                positions=positions,
+                slots=torch.empty(num_tokens, dtype=torch.int64),
+                block_tables=torch.zeros(num_requests, max_blocks, dtype=torch.int32),
+                adapter_of_row=adapters,
+            )
+
+        self._batch = replace(own(batch), page_groups=tuple(map(own, batch.page_groups)))
+        self._plans: AttentionPlan | list[AttentionPlan] = plans_of(platform, self._batch)
+        self._tiles = [each.tiles for each in _several(self._plans)]
+        self._requests = self._tiles[0][:, 4].copy()
         self._replay: Replay | None = None
 
     def __call__(self, batch: ForwardBatch) -> torch.Tensor:
@@ -128,22 +139,31 @@ class _Step:
         self._fill(batch)
         return self._replay()
 
-    def record(self, batch: ForwardBatch, kv_cache: torch.Tensor) -> torch.Tensor:
+    def record(self, batch: ForwardBatch, kv_cache: LayerCaches) -> torch.Tensor:
         """Computes the step and records it. Raises `UnrecordableError`."""
         self._fill(batch)
         with _starting_with(self._model, self._residual), recording() as calls:
-            hidden = self._model.forward(self._batch, kv_cache, self._plan)
+            hidden = self._model.forward(self._batch, kv_cache, self._plans)
         self._replay = Replay(calls, hidden)
         return hidden
 
     def _fill(self, batch: ForwardBatch) -> None:
         own = self._batch
-        starts = self._plan.tiles[:, 1]
         self._residual.copy_(self._model.embedding(batch.token_ids))
         own.positions.copy_(batch.positions)
-        own.slots.copy_(batch.slots)
-        own.block_tables[:, : batch.block_tables.shape[1]] = batch.block_tables
-        np.take(batch.starts, self._requests, out=starts)
+        if own.adapter_of_row is not None:
+            assert batch.adapter_of_row is not None
+            own.adapter_of_row.copy_(batch.adapter_of_row)
+        groups = zip(own.page_groups or (own,), batch.page_groups or (batch,), strict=True)
+        for own_group, group in groups:
+            own_group.slots.copy_(group.slots)
+            own_group.block_tables[:, : group.block_tables.shape[1]] = group.block_tables
+        for tiles in self._tiles:
+            np.take(batch.starts, self._requests, out=tiles[:, 1])
+
+
+def _several(plans: AttentionPlan | list[AttentionPlan]) -> list[AttentionPlan]:
+    return plans if isinstance(plans, list) else [plans]
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
@@ -42,6 +43,8 @@ class StepShape:
     of all tokens."""
     shares: bool = False
     """Whether requests may hold blocks in common."""
+    has_adapters: bool = False
+    """Whether rows may have adapters."""
 
     @property
     def is_decode(self) -> bool:
@@ -100,7 +103,8 @@ class StepShapes:
         first = [size for size in self._rows if size in FIRST_ROWS or size == self._most_rows]
         # Large ones first: the small then fit into the memory that those left.
         self._ordered = first[::-1] + [size for size in self._rows[::-1] if size not in first]
-        self.num_first = len(first)
+        self._takes_adapters = config.num_adapter_ranks > 0
+        self.num_first = 2 * len(first) if self._takes_adapters else len(first)
 
     def num_rows(self, count: int) -> int:
         """Number of rows of the shape that `count` rows are padded to."""
@@ -139,7 +143,11 @@ class StepShapes:
     def likely(self) -> Iterator[StepShape]:
         """Shapes that steps are likely to have, each once; the first `num_first` are made before
         the engine serves."""
-        return iter(dict.fromkeys(self._all_likely()))
+        shapes = dict.fromkeys(self._all_likely())
+        if not self._takes_adapters:
+            return iter(shapes)
+        variants = ((shape, replace(shape, has_adapters=True)) for shape in shapes)
+        return chain.from_iterable(variants)
 
     def for_each_kernel(self) -> Iterator[StepShape]:
         """Yields enough of the likely shapes to launch every kernel of them all; what takes longest
@@ -154,6 +162,7 @@ class StepShapes:
                 (shape.num_tokens, shape.num_tiles),
                 rows,
                 (shape.num_ends, shape.shares),
+                (shape.num_tokens, shape.num_ends, shape.has_adapters),
             }
             if not parts <= noted:
                 noted |= parts

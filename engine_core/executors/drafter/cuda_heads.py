@@ -23,7 +23,7 @@ from headwater.kernels.rows.stored_drafts import keep_states, store_drafts_and_a
 from ...config import EngineConfig
 from ...heads.medusa import Medusa
 from ...heads.registry import ChainHeads
-from ...layers.batch import ForwardBatch
+from ...layers.batch import ForwardBatch, LayerCaches
 from ...models.model import LastTokens, LayerInputs
 from ..device.step_shapes import StepShape
 from ..entry.cuda_entry import SentStep
@@ -44,7 +44,7 @@ class PairedModel:
     def forward(
         self,
         batch: ForwardBatch,
-        kv_cache: torch.Tensor,
+        kv_cache: LayerCaches,
         attention_plan: Any = None,
         *,
         ends: LastTokens | None = None,
@@ -52,6 +52,7 @@ class PairedModel:
         inputs: LayerInputs | None = None,
     ) -> torch.Tensor:
         features = self._features[: len(batch.token_ids)]
+        assert isinstance(kv_cache, torch.Tensor)
         return self._heads.forward(batch, features, kv_cache, attention_plan)
 
 

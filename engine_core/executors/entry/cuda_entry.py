@@ -3,7 +3,7 @@ moved where the device alone knows how far rows came. Knows no other launches.""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -64,6 +64,8 @@ class CudaEntry:
             rows = self._rows.columns(plan, self._shapes.num_rows(len(plan.rows)))
         changes = self._table.changes(plan)
         shape, tiles = self._shapes.of(by_position)
+        if self._table.has_adapters(plan):
+            shape = replace(shape, has_adapters=True)
         count = int(by_position.samples.sum())
         num_draws = self._shapes.num_rows(count) if count else 0
         firsts = self._results.firsts(plan.step)

@@ -3,7 +3,7 @@ holds."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -78,9 +78,11 @@ class EagerEntry:
         looks_at_all: bool,
         most_drafts: int,
         inputs: tuple[int, ...],
+        group_of_layer: tuple[int, ...],
     ) -> None:
         """`looks_at_all`: hidden states of all tokens are read in any step. `inputs`: layers of
-        which what drafts reads the inputs, in steps with up to `most_drafts` drafts of a row."""
+        which what drafts reads the inputs, in steps with up to `most_drafts` drafts of a row.
+        `group_of_layer`: see `ForwardBatch`."""
         self._table = table
         self._decoder = decoder
         self._block_size = config.block_size
@@ -88,6 +90,7 @@ class EagerEntry:
         self._looks_at_all = looks_at_all
         self._most_drafts = most_drafts
         self._inputs = inputs
+        self._group_of_layer = group_of_layer
 
     def send(self, plan: StepPlan) -> EagerStep:
         plan = at_known_positions(plan, self._table.num_known)
@@ -100,8 +103,9 @@ class EagerEntry:
 
     def take(self, sent: EagerStep) -> StepBatch:
         table = self._table
-        batch = make_batch(sent.plan, table.token_ids, table.block_ids, self._block_size)
-        batch = batch.to(self._device)
+        tables = table.token_ids, table.block_ids
+        batch = make_batch(sent.plan, *tables, self._block_size, self._group_of_layer)
+        batch = replace(batch, adapter_of_row=table.adapters_of(sent.plan)).to(self._device)
         ends = self._decoder.ends(batch, sent.num_sampled) if sent.has_ends else None
         return StepBatch(batch, ends, sent.inputs)
 

@@ -18,7 +18,7 @@ from ..device.step_shapes import StepShape, StepShapes
 from ..entry.cuda_entry import SentStep
 from ..table.by_position import draw_by_position
 from ..table.device_table import DeviceTable
-from .token_messages import MessageNumbers
+from .token_messages import MessageNumbers, TokenChannel, words_of_ends, words_of_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,17 @@ class CudaSend:
     launch."""
 
     def __init__(
-        self, memory: StageMemory, table: DeviceTable, shapes: StepShapes, num_parts: int
+        self,
+        memory: StageMemory,
+        table: DeviceTable,
+        shapes: StepShapes,
+        num_parts: int,
+        channel: TokenChannel,
     ) -> None:
-        """`num_parts`: plans that may be in flight."""
+        """`num_parts`: plans that may be in flight. `channel`: from the last stage, where it is on
+        another host."""
         self._memory = memory
+        self._channel = channel
         self._table = table
         self._shapes = shapes
         self._most_awaited = num_parts
@@ -87,7 +94,10 @@ class CudaSend:
 
     def _receive_first(self, count: int) -> None:
         for _ in range(count):
-            self._receive(self._awaited.popleft())
+            awaited = self._awaited.popleft()
+            words_of = words_of_ends if awaited.are_ends else words_of_tokens
+            self._channel.receive(awaited.number, words_of(awaited.count))
+            self._receive(awaited)
 
     def _num_needed(self, plan: StepPlan) -> int:
         """Number of messages up to the last one of rows that the plan reads or gives to others."""

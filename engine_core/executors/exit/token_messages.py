@@ -26,33 +26,57 @@ class MessageNumbers:
         return self._number
 
 
-class TokenRelay(Protocol):
-    """Moves messages to stages on other hosts."""
+class TokenChannel(Protocol):
+    """Carries messages between this stage's memory and that of stages on other hosts."""
 
-    def note_tokens(self, number: int, num_words: int) -> None:
-        """Notes the launch of message `number`, of so many words."""
+    def send(self, number: int, num_words: int) -> None:
+        """Sends message `number`, of so many words, which the last launch writes."""
+
+    def receive(self, number: int, num_words: int) -> None:
+        """Receives message `number`, of so many words, which the next launch reads."""
+
+
+class NoTokenChannel:
+    """See `TokenChannel`: all stages are on this host, where launches reach one another's
+    memory."""
+
+    def send(self, number: int, num_words: int) -> None:
+        pass
+
+    def receive(self, number: int, num_words: int) -> None:
+        pass
+
+
+def words_of_tokens(num_tokens: int) -> int:
+    """Words of a message of sampled tokens: its number; rows, positions and tokens."""
+    return 1 + 3 * num_tokens
+
+
+def words_of_ends(num_rows: int) -> int:
+    """Words of a message of ends of rows: its number; rows, lengths and last tokens."""
+    return 1 + (2 + LAST_TOKENS) * num_rows
 
 
 class TokenSender:
     """Sends the other stages what the last one has sampled."""
 
-    def __init__(self, memory: StageMemory, table: DeviceTable, relay: TokenRelay) -> None:
+    def __init__(self, memory: StageMemory, table: DeviceTable, channel: TokenChannel) -> None:
         self._memory = memory
         self._table = table
-        self._relay = relay
+        self._channel = channel
         self._numbers = MessageNumbers(memory.sizes.num_messages)
 
     def send(self, rows: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor) -> None:
         """Tokens int32 [S] behind positions of table rows."""
         number = self._numbers.next()
         send_tokens(self._memory, number, rows, positions, token_ids)
-        self._relay.note_tokens(number, 1 + 3 * len(rows))
+        self._channel.send(number, words_of_tokens(len(rows)))
 
     def send_ends(self, rows: torch.Tensor) -> None:
         """How far table rows int32 [R] came in a step after which the device alone knows it."""
         number = self._numbers.next()
         send_ends(self._memory, number, rows, self._table.known, self._table.token_ids)
-        self._relay.note_tokens(number, 1 + (2 + LAST_TOKENS) * len(rows))
+        self._channel.send(number, words_of_ends(len(rows)))
 
     def rehearse(self) -> None:
         """Launches both kinds of messages, of padding, where nothing is really launched."""

@@ -7,28 +7,32 @@ import torch
 from ...options import BuildRequest
 from ...weights.model_config import ModelConfig
 from ...weights.model_file import DTYPES
+from ...weights.page_plan import PagePlan
 from .kv_blocks import KvLayout
 
 KV_DTYPES = DTYPES | {"fp8": torch.float8_e4m3fn}
 
 
-def kv_layouts(request: BuildRequest, served: ModelConfig | None = None) -> list[KvLayout]:
-    """Layouts of the served model and of the model or the heads that draft. `served`: shapes of a
-    rank's part of the served model; None: the whole model."""
+def kv_layouts(
+    request: BuildRequest, pages: PagePlan | None = None, served: ModelConfig | None = None
+) -> list[KvLayout]:
+    """Layouts of the served model and of the model or the heads that draft. `pages`: page groups;
+    None: one. `served`: shapes of a rank's part of the served model; None: the whole model."""
     model = request.model if served is None else served
-    return [KvLayout.of(model, KV_DTYPES[request.kv_format]), *_draft_layouts(request)]
+    return [KvLayout.of(model, KV_DTYPES[request.kv_format], pages), *_draft_layouts(request)]
 
 
-def block_bytes_of(request: BuildRequest) -> int:
-    """The bytes of one KV block: those of the served model, and those of what drafts."""
-    return _bytes_of(request, kv_layouts(request))
+def block_bytes_of(request: BuildRequest, pages: PagePlan | None = None) -> int:
+    """The bytes of one page: those of the served model, and those of what drafts."""
+    return _bytes_of(request, kv_layouts(request, pages))
 
 
-def cache_bytes_of(request: BuildRequest) -> int:
-    """The bytes that a block takes in the memory of all ranks: each has a part of the served
-    model's keys and values, and all of those of what drafts."""
+def cache_bytes_of(request: BuildRequest, pages: PagePlan) -> int:
+    """The bytes that a page takes in the memory of all ranks: each has a part of the served model's
+    keys and values, and all of those of what drafts."""
     num_others = request.options.tensor_parallel_size - 1
-    return block_bytes_of(request) + num_others * _bytes_of(request, _draft_layouts(request))
+    drafted = _bytes_of(request, _draft_layouts(request))
+    return block_bytes_of(request, pages) + num_others * drafted
 
 
 def _bytes_of(request: BuildRequest, layouts: list[KvLayout]) -> int:

@@ -3,7 +3,6 @@ step's layers; knows nothing about what is sampled."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -11,17 +10,17 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from headwater.kernels.rows.step_rows import load_tokens
+from headwater.kernels.rows.step_rows import load_adapters, load_tokens
 
 from ...config import EngineConfig
 from ...executor import Int32Array
-from ...layers.batch import ForwardBatch
+from ...layers.batch import ForwardBatch, LayerCaches
 from ...models.model import LastTokens, LayerInputs
 from ...platforms.cuda import CudaPlatform
 from ...platforms.cuda_attention import is_read_by_hopper
 from ...platforms.cuda_attention_plans import DEPENDENT_ROWS, AttentionPlan
 from ..device.cuda_graphs import Graphs
-from ..device.step_shapes import StepShape, StepShapes
+from ..device.step_shapes import StepShape, StepShapes, aligned
 from ..entry.step_buffers import StepBuffers
 from ..table.device_table import DeviceTable
 from .shown import NotShown, Shown
@@ -36,7 +35,7 @@ class Forward(Protocol):
     def forward(
         self,
         batch: ForwardBatch,
-        kv_cache: torch.Tensor,
+        kv_cache: LayerCaches,
         attention_plan: Any = None,
         *,
         ends: LastTokens | None = None,
@@ -46,23 +45,45 @@ class Forward(Protocol):
         """See `Model`."""
 
 
+class StageStreams(Protocol):
+    """Streams of a pipeline stage before and behind its layers, where launches of layers do not
+    send them themselves."""
+
+    def take(self, num_tokens: int) -> None:
+        """Receives the stream of so many tokens that the next layers begin with."""
+
+    def give(self, stream: torch.Tensor) -> None:
+        """Sends the stream [T, H] that layers have ended with."""
+
+
+class NoStreams:
+    """See `StageStreams`: layers begin with tokens, or receive and send streams themselves."""
+
+    def take(self, num_tokens: int) -> None:
+        pass
+
+    def give(self, stream: torch.Tensor) -> None:
+        pass
+
+
 class DeviceModel:
     def __init__(
         self,
         decoder: Forward,
         platform: CudaPlatform,
         config: EngineConfig,
-        kv_cache: torch.Tensor,
+        kv_cache: LayerCaches,
         table: DeviceTable,
         buffers: StepBuffers,
         shapes: StepShapes,
         graphs: Graphs,
         *,
         is_paired: bool = False,
-        on_launch: Callable[[], None] | None = None,
+        group_of_layer: tuple[int, ...] = (),
+        streams: StageStreams | None = None,
     ) -> None:
-        """`is_paired`: the token of a position is the one behind it. `on_launch` is called behind
-        each launch of layers, of a step or a trial."""
+        """`is_paired`: the token of a position is the one behind it. `group_of_layer`: see
+        `ForwardBatch`. `streams`: of a pipeline stage."""
         self.decoder = decoder
         self.platform = platform
         self.kv_cache = kv_cache
@@ -70,24 +91,26 @@ class DeviceModel:
         self.buffers = buffers
         self.shapes = shapes
         self._table = table
+        self._group_of_layer = group_of_layer
         self._block_size = config.block_size
         # Folds are measured with the caches that the kernels for Hopper serve; with fp8 and blocks
         # of 16 their state does not fit in registers.
-        self._can_fold = is_read_by_hopper(kv_cache[0, 0])
+        self._can_fold = is_read_by_hopper(kv_cache[0][0])
         self._token_ids = table.token_ids[:, 1:] if is_paired else table.token_ids
         self.shown: Shown = NotShown()
         """Is given, within each forward pass, the layers' inputs that it names and the result."""
-        self._on_launch = on_launch or _nothing
+        self._streams = streams or NoStreams()
 
     def hidden(self, shape: StepShape) -> torch.Tensor:
         """Launches the step of this shape that the buffers hold. Returns its hidden states,
         [num_tokens, H] or [num_ends, H]."""
+        self._streams.take(shape.num_tokens)
         launch = partial(self.forward, shape)
         if shape.is_decode:
             hidden = self.graphs.replay(shape, launch, partial(self.try_out, shape))
         else:
             hidden = self.graphs.run(shape, launch) if self.shapes.recurs(shape) else launch()
-        self._on_launch()
+        self._streams.give(hidden)
         return hidden
 
     def prepare(self, shape: StepShape) -> torch.Tensor:
@@ -99,7 +122,6 @@ class DeviceModel:
     def try_out(self, shape: StepShape) -> None:
         """Layers are alike but for the last, so two of them launch all there is."""
         self.forward(shape, num_layers=2)
-        self._on_launch()
 
     def rehearse(self, shape: StepShape) -> None:
         """Launches each kernel of the shape, where nothing is really launched."""
@@ -114,7 +136,11 @@ class DeviceModel:
         table = self._table
         device = self.platform.device
         token_ids = torch.empty(shape.num_tokens, dtype=torch.int64, device=device)
-        slots = torch.empty(shape.num_tokens, dtype=torch.int32, device=device)
+        tables = table.block_tables
+        # Slots of each page group begin at a multiple of 16 bytes, which kernels ask for.
+        slots = torch.empty(
+            len(tables), aligned(shape.num_tokens), dtype=torch.int32, device=device
+        )[:, : shape.num_tokens]
         load_tokens(
             words.rows,
             words.positions,
@@ -128,7 +154,7 @@ class DeviceModel:
             num_decodes=shape.num_decodes,
             seq_lens=words.seq_lens,
             table_rows=words.table_rows,
-            block_tables=table.block_ids,
+            block_tables=tables[0],
             decode=self.platform.plans.decode(shape.num_decodes, folds=self._folds(shape)),
             windowed=self.platform.plans.windowed(shape.num_decodes),
             shares=shape.shares,
@@ -141,7 +167,8 @@ class DeviceModel:
         self.platform.plans.refresh(attention)
         ends = None
         if shape.num_ends:
-            where = words.end_lens, words.end_rows, table.block_ids
+            last = self._group_of_layer[-1] if self._group_of_layer else 0
+            where = words.end_lens, words.end_rows, tables[last]
             plan = self.platform.plans.of_ends(
                 *where, shares=shape.shares, folds=self._folds(shape)
             )
@@ -149,13 +176,16 @@ class DeviceModel:
         batch = ForwardBatch(
             token_ids=token_ids,
             positions=words.positions,
-            slots=slots,
+            slots=slots[0],
             starts=_UNUSED,
             counts=_UNUSED,
-            block_tables=table.block_ids,
-            sampled=slots[:0],
+            block_tables=tables[0],
+            sampled=slots[0, :0],
+            adapter_of_row=load_adapters(words.rows, table.params) if shape.has_adapters else None,
         )
-        given = batch, self.kv_cache, attention
+        given: tuple[Any, ...] = batch, self.kv_cache, attention
+        if self._group_of_layer:
+            given = self._by_page_group(batch, slots), self.kv_cache, self._plans(attention)
         if num_layers is not None:
             return self.decoder.forward(*given, ends=ends, num_layers=num_layers)
         inputs = LayerInputs(self.shown.layers)
@@ -163,9 +193,18 @@ class DeviceModel:
         self.shown.show(hidden, inputs.states)
         return hidden
 
+    def _by_page_group(self, batch: ForwardBatch, slots: torch.Tensor) -> ForwardBatch:
+        """The batch with slots [G, T] and the block tables of each page group."""
+        groups = tuple(
+            replace(batch, slots=own_slots, block_tables=table)
+            for own_slots, table in zip(slots, self._table.block_tables, strict=True)
+        )
+        return replace(batch, page_groups=groups, group_of_layer=self._group_of_layer)
+
+    def _plans(self, plan: AttentionPlan) -> list[AttentionPlan]:
+        """The attention plan of each page group. Groups divide the same work: rows that share blocks
+        share them in each group."""
+        return [replace(plan, block_tables=table) for table in self._table.block_tables]
+
     def _folds(self, shape: StepShape) -> bool:
         return self._can_fold and not shape.shares
-
-
-def _nothing() -> None:
-    pass

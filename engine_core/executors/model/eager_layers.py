@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from ...layers.batch import LayerCaches
 from ..entry.eager_entry import StepBatch
 
 Forward = Callable[..., torch.Tensor]
@@ -15,7 +16,7 @@ Forward = Callable[..., torch.Tensor]
 class EagerLayers:
     """See `Layers`."""
 
-    def __init__(self, forward: Forward, kv_cache: torch.Tensor) -> None:
+    def __init__(self, forward: Forward, kv_cache: LayerCaches) -> None:
         self._forward = forward
         self._kv_cache = kv_cache
 

@@ -1,5 +1,5 @@
-"""Memory of KV blocks, in which all layers of a block lie together: a block is copied in one
-piece."""
+"""Memory of KV pages, in which all layers of a page lie together: a page is copied in one piece.
+With one page group a page is a block."""
 
 from __future__ import annotations
 
@@ -11,22 +11,29 @@ from typing import Self
 
 import torch
 
+from ...layers.batch import LayerCaches
 from ...weights.model_config import ModelConfig
+from ...weights.page_plan import PagePlan
 
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """Keys and values of a block for one model, or for draft heads: [layers, 2, Hk, block_size, D]
+    """Keys and values of a page for one model, or for draft heads: [layers, 2, Hk, block_size, D]
     of a dtype."""
 
     num_layers: int
+    """Layers of a page."""
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, model: ModelConfig, dtype: torch.dtype) -> Self:
-        return cls(model.num_layers, model.num_kv_heads, model.head_dim, dtype)
+    def of(cls, model: ModelConfig, dtype: torch.dtype, pages: PagePlan | None = None) -> Self:
+        """`pages`: page groups of the model; None: one."""
+        num_layers = model.num_layers
+        if pages is not None and pages.num_groups > 1:
+            num_layers = pages.num_layers
+        return cls(num_layers, model.num_kv_heads, model.head_dim, dtype)
 
     def block_bytes(self, block_size: int) -> int:
         elements = 2 * self.num_layers * self.num_kv_heads * block_size * self.head_dim
@@ -34,10 +41,17 @@ class KvLayout:
 
     def cache_in(self, blocks: torch.Tensor, block_size: int) -> torch.Tensor:
         """View [layers, 2, num_blocks, Hk, block_size, D] of uint8 [num_blocks, bytes of a
-        block]."""
+        page]."""
         heads = self.num_kv_heads, block_size, self.head_dim
         of_layers = blocks.view(self.dtype).view(len(blocks), self.num_layers, 2, *heads)
         return of_layers.permute(1, 2, 0, 3, 4, 5)
+
+
+def layer_caches(cache: torch.Tensor, pages: PagePlan) -> LayerCaches:
+    """The KV cache of each layer, of pages [layers of a page, 2, pages, Hk, block_size, D]."""
+    if pages.num_groups == 1:
+        return cache
+    return tuple(cache[place] for _, place in pages.places)
 
 
 class KvBlocks:

@@ -32,6 +32,33 @@ class GpuStageEnds:
         return _SentStream(self._memory, self._sums)
 
 
+class HostStageEnds:
+    """See `StageEnds`: streams come and go between launches of layers, see `StageStreams`."""
+
+    def __init__(self, arrived: torch.Tensor, sums: Group | None) -> None:
+        """`arrived` [tokens, H]: where the stream before is. `sums`: see `GpuStageEnds`."""
+        self._arrived = arrived
+        self._sums = sums
+
+    def beginning(self, hidden_size: int, dtype: torch.dtype) -> Embedding:
+        return _TakenStream(self._arrived)
+
+    def end(self) -> LastNorm:
+        return _SummedStream(self._sums)
+
+
+class _TakenStream(Embedding):
+    """A copy of the stream that has come: layers add to theirs, and a graph's layers are tried out
+    before they run."""
+
+    def __init__(self, arrived: torch.Tensor) -> None:
+        self._arrived = arrived
+        self.dtype = arrived.dtype
+
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return self._arrived[: len(token_ids)].clone()
+
+
 class _ArrivedStream(Embedding):
     def __init__(self, memory: StageMemory, hidden_size: int, dtype: torch.dtype) -> None:
         self._memory = memory
@@ -46,17 +73,25 @@ class _ArrivedStream(Embedding):
         return stream
 
 
-class _SentStream:
+class _SummedStream:
     """See `LastNorm`."""
 
-    def __init__(self, memory: StageMemory, sums: Group | None) -> None:
-        self._memory = memory
+    def __init__(self, sums: Group | None) -> None:
         self._sums = sums
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """The sum [T, H], rounded as the norm that adds would round it; the next stage goes on with
         it."""
-        stream = residual + (x if self._sums is None else self._sums.sum(x))
+        return residual + (x if self._sums is None else self._sums.sum(x))
+
+
+class _SentStream(_SummedStream):
+    def __init__(self, memory: StageMemory, sums: Group | None) -> None:
+        super().__init__(sums)
+        self._memory = memory
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        stream = super().add(x, residual)
         send_stream(self._memory, stream)
         return stream
 

@@ -3,8 +3,7 @@ one another's memory.
 
 Every rank of a host maps the whole memory and locks it for its own GPU. It has a piece for each
 rank that divides layers with others (`peer_memory`), and behind these a piece for each rank of a
-stage (`stage_memory`). Stages on other hosts have pieces here where they are next to a stage of
-this host: what lies there is relayed.
+stage (`stage_memory`).
 """
 
 from __future__ import annotations
@@ -31,9 +30,6 @@ from ...system.ring import map_at_least
 from ...weights.shards import ParallelLayout
 from ..device.locked_memory import LockedMemory
 from .rank_devices import local_devices
-from .stage_link import StageLinks
-from .stage_pieces import Piece
-from .stage_relay import StageRelay
 
 ALIGNMENT = 4096
 
@@ -46,12 +42,9 @@ class ExchangeSizes:
     row_bytes: int
     """Bytes of a row of the residual stream, in the model's dtype."""
     stages: StageSizes | None
-    """None: there is one stage."""
+    """None: stages do not exchange here."""
     here: range
-    """Stages of this host."""
-    has_peers: bool = True
-    """Whether ranks that divide layers exchange here; False: their GPUs reach one another's
-    memory."""
+    """Stages of this host; all of them where they exchange here."""
 
     @property
     def slot_bytes(self) -> int:
@@ -62,7 +55,7 @@ class ExchangeSizes:
     @property
     def peer_bytes(self) -> int:
         """Bytes of the piece of a rank that divides layers; 0: there is none."""
-        divides = self.has_peers and self.layout.tensor > 1
+        divides = self.layout.tensor > 1
         return _aligned(memory_bytes(self.layout.tensor, self.slot_bytes)) if divides else 0
 
     @property
@@ -71,18 +64,13 @@ class ExchangeSizes:
         return 0 if self.stages is None else _aligned(self.stages.num_bytes)
 
     @property
-    def with_pieces(self) -> range:
-        """Stages that have pieces: those of this host, the one before and the one behind."""
-        return range(max(self.here.start - 1, 0), min(self.here.stop + 1, self.layout.pipeline))
-
-    @property
     def stage_offset(self) -> int:
         """Bytes from the beginning of the memory to the pieces of stages."""
         return len(self.here) * self.layout.tensor * self.peer_bytes
 
     @property
     def num_bytes(self) -> int:
-        return self.stage_offset + len(self.with_pieces) * self.layout.tensor * self.stage_bytes
+        return self.stage_offset + len(self.here) * self.layout.tensor * self.stage_bytes
 
 
 class HostExchange:
@@ -100,10 +88,6 @@ class HostExchange:
         layout = sizes.layout
         self._stage = layout.stage_index(rank)
         self._shard = layout.shard(rank).index
-
-    @property
-    def has_peers(self) -> bool:
-        return self._sizes.has_peers
 
     def peers(self) -> PeerMemory:
         """The pieces of the ranks that divide this rank's layers."""
@@ -124,34 +108,14 @@ class HostExchange:
         """The pieces of stages, of the ranks that have the same share of their layers."""
         sizes = self._sizes
         assert sizes.stages is not None
-        addresses = {stage: self._address + self._offset(stage) for stage in sizes.with_pieces}
+        addresses = {stage: self._address + self._offset(stage) for stage in sizes.here}
         return stages_in_host_memory(
             self._stage, sizes.layout.pipeline, addresses, sizes.stages, self._locked
         )
 
-    def relay(self, links: StageLinks) -> StageRelay:
-        """The relay between pieces of stages on other hosts and the rank's links."""
-        stage = self._stage
-        before, behind = (
-            self._piece(each) if self._is_elsewhere(each) else None
-            for each in (stage - 1, stage + 1)
-        )
-        return StageRelay(self._piece(stage), before, behind, links)
-
-    def _is_elsewhere(self, stage: int) -> bool:
-        return stage in self._sizes.with_pieces and stage not in self._sizes.here
-
-    def _piece(self, stage: int) -> Piece:
-        """The piece of a stage, of the rank that has this rank's share of its layers."""
-        first = self._offset(stage)
-        sizes = self._sizes
-        assert sizes.stages is not None
-        memory = self._locked.memory[first : first + sizes.stage_bytes].numpy()
-        return Piece(memory, sizes.stages, sizes.row_bytes)
-
     def _offset(self, stage: int) -> int:
         sizes = self._sizes
-        number = (stage - sizes.with_pieces.start) * sizes.layout.tensor + self._shard
+        number = stage * sizes.layout.tensor + self._shard
         return sizes.stage_offset + number * sizes.stage_bytes
 
 
@@ -165,8 +129,8 @@ def open_exchange(memory: int, sizes: ExchangeSizes, rank: int) -> HostExchange 
 
 def first_unreached(options: ExecutorOptions, own: int) -> int | None:
     """The first rank whose GPU's memory this rank's GPU does not reach; None: it reaches all of
-    them. Where stages are on other hosts, the ranks of this rank's stage alone have to be reached:
-    stages exchange through host memory."""
+    them. Where stages are on other hosts, the ranks of this rank's stage alone have to be
+    reached."""
     here = options.ranks_beside(own)
     stage = options.layout.ranks_of(options.layout.stage_index(own))
     devices = local_devices(os.environ, own - here.start, len(here))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 
 import torch
+from torch.distributed import is_nccl_available
 
-from headwater.kernels.stage.stage_memory import StageMemory
+from headwater.kernels.stage.stage_memory import StageMemory, StageSizes
 
 from ...config import ConfigError, EngineConfig
 from ...layers.group import Group
@@ -15,9 +17,11 @@ from ...platforms.peer_group import PeerGroup, open_peer_group
 from ...weights.model_file import DTYPES
 from .gpu_stage import open_stage_memory, sizes_of
 from .host_exchange import ExchangeSizes, HostExchange, first_unreached, open_exchange
+from .host_stages import HostStages
+from .nccl_links import nccl_links
 from .rank import Rank
+from .rank_devices import shares_a_gpu
 from .stage_link import StageLinks
-from .stage_relay import StageRelay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +33,8 @@ class Channels:
     """The ranks that divide its layers."""
     stages: StageMemory | None
     """Stages next to its own."""
-    relay: StageRelay | None
-    """Stages on other hosts."""
+    hosts: HostStages | None
+    """Stages of which some are on other hosts."""
 
 
 def open_channels(request: BuildRequest, config: EngineConfig, rank: Rank) -> Channels:
@@ -41,27 +45,49 @@ def open_channels(request: BuildRequest, config: EngineConfig, rank: Rank) -> Ch
     layout = options.layout
     row_bytes = hidden_size * dtype.itemsize
     stage_sizes = sizes_of(config, hidden_size, dtype) if layout.pipeline > 1 else None
-    here = options.stages_beside(rank.stage_index)
-    sizes = ExchangeSizes(layout=layout, row_bytes=row_bytes, stages=stage_sizes, here=here)
-    exchange = _host_exchange(request, rank, sizes)
+    exchange = _host_exchange(
+        request,
+        rank,
+        ExchangeSizes(
+            layout=layout,
+            row_bytes=row_bytes,
+            stages=None if options.stage_hosts else stage_sizes,
+            here=options.stages_beside(rank.stage_index),
+        ),
+    )
     stages = None
-    if stage_sizes is not None and exchange is not None:
+    hosts = None
+    if stage_sizes is not None and options.stage_hosts:
+        hosts = _host_stages(request, rank, stage_sizes)
+        stages = hosts.memory
+    elif stage_sizes is not None and exchange is not None:
         stages = exchange.stages()
     elif stage_sizes is not None:
         stages = open_stage_memory(rank.stage_index, stage_sizes, rank.links.of_all_stages)
-    relay = None
-    if options.stage_hosts:
-        assert exchange is not None
-        relay = exchange.relay(rank.links)
     return Channels(
         group=_peers(rank, exchange, row_bytes) if layout.tensor > 1 else None,
         stages=stages,
-        relay=relay,
+        hosts=hosts,
     )
 
 
+def _host_stages(request: BuildRequest, rank: Rank, sizes: StageSizes) -> HostStages:
+    links = rank.links
+    assert links.groups is not None
+    # Where ranks take turns on one GPU, which NCCL refuses, tensors go through host memory.
+    has_nccl = is_nccl_available() and not shares_a_gpu(os.environ)
+    if agreed(rank.group, links, int(has_nccl)):
+        links = nccl_links(links.groups, sizes)
+    hidden_size = request.model.hidden_size
+    dtype = DTYPES[request.dtype]
+    most_tokens = sizes.stream_bytes // (hidden_size * dtype.itemsize) if links.stage else 0
+    arrived = torch.zeros(most_tokens, hidden_size, dtype=dtype, device="cuda")
+    # A message is sent before the next one is written here.
+    return HostStages(links, replace(sizes, stream_bytes=0, num_messages=1), arrived)
+
+
 def _peers(rank: Rank, exchange: HostExchange | None, row_bytes: int) -> PeerGroup:
-    if exchange is not None and exchange.has_peers:
+    if exchange is not None:
         return PeerGroup(exchange.peers())
     return open_peer_group(rank.group, row_bytes)
 
@@ -72,26 +98,19 @@ def _host_exchange(request: BuildRequest, rank: Rank, sizes: ExchangeSizes) -> H
     options = request.options
     own = rank.number(sizes.layout)
     why = "peer_access is off" if options.peer_access == OFF else _unreached(rank, options, own)
-    if not why and not options.stage_hosts:
+    if not why:
         return None
-    # Stages of this host and of others exchange in one way.
-    sizes = replace(sizes, has_peers=bool(why))
     exchange = open_exchange(rank.exchange, sizes, own)
     if not agreed(rank.group, rank.links, int(exchange is not None)) or exchange is None:
-        raise _unlocked(options, sizes, why)
-    if why:
-        rank.warn(
-            f"{why}: ranks exchange tensors through host memory, which is slower than between GPUs"
+        allowed = (
+            f"auto, where GPUs reach one another's memory; {why}, and the host does not let a GPU "
+            f"lock {sizes.num_bytes} bytes to exchange through"
         )
+        raise ConfigError("peer_access", options.peer_access, allowed)
+    rank.warn(
+        f"{why}: ranks exchange tensors through host memory, which is slower than between GPUs"
+    )
     return exchange
-
-
-def _unlocked(options: ExecutorOptions, sizes: ExchangeSizes, why: str) -> ConfigError:
-    missing = f"the host does not let a GPU lock {sizes.num_bytes} bytes to exchange through"
-    if options.stage_hosts:
-        return ConfigError("stage_hosts", options.stage_hosts, f"0, since {missing}")
-    allowed = f"auto, where GPUs reach one another's memory; {why}, and {missing}"
-    return ConfigError("peer_access", options.peer_access, allowed)
 
 
 def _unreached(rank: Rank, options: ExecutorOptions, own: int) -> str:

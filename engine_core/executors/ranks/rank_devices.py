@@ -9,6 +9,14 @@ SHARE = "HEADWATER_RANKS_SHARE_GPU"
 right and slow."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 MOST_SHARING = 8
+NCCL_VARIABLES = {
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+}
+"""Variables of ranks that NCCL connects. NVLink multicast is of no use between two ranks. A rank
+whose peer is gone is killed by the process that started it, not by torch's watchdog, which reads
+a store that is closed by then."""
 
 
 def shares_a_gpu(environment: Mapping[str, str]) -> bool:

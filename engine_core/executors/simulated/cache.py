@@ -1,5 +1,5 @@
-"""The KV cache of a simulated executor: an entry of 64 bits for each token, which stands for the
-whole sequence that leads to it."""
+"""The KV cache of a simulated executor: an entry of 64 bits for each token and page group, which
+stands for the whole sequence that leads to it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...config import EngineConfig
 from ...executor import Int32Array, StepPlan
 from ..model.shared_kv import SharedMemory
 from .hashes import UInt64Array, hashes
-from .model import SimulatedModel
+from .model import SimulatedModel, salt_of_group
 from .table import SimulatedTable
 
 ENTRY_BYTES = 8
@@ -31,35 +31,45 @@ class SimulatedCache:
         self.kv: UInt64Array = np.zeros(config.num_blocks * config.block_size, np.uint64)
         if memory is not None:
             self.kv = memory.blocks.reshape(-1).view(np.uint64)
-        num_blocks = -(-config.max_model_len // config.block_size)
-        self._block_table: Int32Array = np.zeros((config.num_rows, num_blocks), np.int32)
+        self._groups = range(config.num_page_groups)
+        self._salts = [np.uint64(salt_of_group(group)) for group in self._groups]
+        self._max_blocks = config.max_blocks
+        num_columns = config.num_page_groups * config.max_blocks
+        self._block_table: Int32Array = np.zeros((config.num_rows, num_columns), np.int32)
 
     @property
     def blocks(self) -> UInt64Array:
-        """[num_blocks, block_size]"""
+        """[pages, block_size]"""
         return self.kv.reshape(-1, self._block_size)
 
     def apply(self, plan: StepPlan) -> None:
-        """Gives rows their blocks, and copies blocks."""
+        """Gives rows their pages, and copies pages."""
         self._block_table[plan.block_rows, plan.block_indices] = plan.block_ids
         blocks = self.blocks
         blocks[plan.copied_blocks[:, 1]] = blocks[plan.copied_blocks[:, 0]]
 
-    def entries(self, rows: Int32Array | int, positions: Int32Array) -> UInt64Array:
-        """The entries of positions of rows, by their block tables."""
-        return self.kv[self._slots(rows, positions)]
+    def entries(self, rows: Int32Array | int, positions: Int32Array, group: int = 0) -> UInt64Array:
+        """The entries of positions of rows in a page group, by their block tables."""
+        return self.kv[self._slots(rows, positions, group)]
 
-    def last_entries(self, rows: Int32Array, at: Int32Array) -> UInt64Array:
-        """Entries of rows[i] up to position at[i] that a token may follow from, [S, n]; 0 before
-        the first position."""
-        before: Int32Array = np.arange(max(self._model.window, 1) - 1, -1, -1, dtype=np.int32)
+    def last_entries(
+        self, rows: Int32Array, at: Int32Array, count: int, group: int = 0
+    ) -> UInt64Array:
+        """The last `count` entries of rows[i] up to position at[i] in a page group, [S, count]; 0
+        before the first position."""
+        before: Int32Array = np.arange(count - 1, -1, -1, dtype=np.int32)
         positions: Int32Array = at[:, None] - before
-        entries: UInt64Array = self.entries(rows[:, None], positions) * (positions >= 0)
+        entries: UInt64Array = self.entries(rows[:, None], positions, group) * (positions >= 0)
         return entries
 
     def seen(self, rows: Int32Array, at: Int32Array) -> UInt64Array:
         """Sums of the entries that tokens behind positions at[i] of rows[i] follow from, [S]."""
-        return self._model.seen(self.last_entries(rows, at))[:, 0]
+        parts = [
+            self.last_entries(rows, at, self._model.num_seen(group), group).sum(1, dtype=np.uint64)
+            for group in self._groups
+        ]
+        seen: UInt64Array = np.sum(parts, axis=0, dtype=np.uint64)
+        return seen
 
     def write(self, plan: StepPlan) -> None:
         """Rows of one token at once, then the others in the plan's order: a row that joins with
@@ -73,33 +83,40 @@ class SimulatedCache:
             self._write_chunk(int(plan.rows[i]), int(plan.starts[i]), int(plan.counts[i]))
 
     def _write_tokens(self, rows: Int32Array, positions: Int32Array) -> None:
-        # Position −1 reads some entry, which the first position does not count.
-        before = self.entries(rows, positions - 1) * (positions > 0)
-        self.kv[self._slots(rows, positions)] = before + hashes(
-            self._table.token_ids[rows, positions], positions
-        )
+        added = hashes(self._table.token_ids[rows, positions], positions)
+        for group in self._groups:
+            # Position −1 reads some entry, which the first position does not count.
+            before = self.entries(rows, positions - 1, group)
+            before = np.where(positions > 0, before, self._salts[group])
+            self.kv[self._slots(rows, positions, group)] = before + added
 
     def _write_chunk(self, row: int, start: int, count: int) -> None:
         positions = np.arange(start, start + count, dtype=np.int32)
-        before = self.entries(row, positions[:1] - 1) if start else np.zeros(1, np.uint64)
-        added = hashes(self._table.token_ids[row, start : start + count], positions)
-        self.kv[self._slots(row, positions)] = before + np.cumsum(added)
+        added = np.cumsum(hashes(self._table.token_ids[row, start : start + count], positions))
+        for group in self._groups:
+            before = self._salts[group]
+            if start:
+                before = self.entries(row, positions[:1] - 1, group)[0]
+            self.kv[self._slots(row, positions, group)] = before + added
 
-    def _slots(self, rows: Int32Array | int, positions: Int32Array) -> Int32Array:
+    def _slots(self, rows: Int32Array | int, positions: Int32Array, group: int) -> Int32Array:
         idx = positions // self._block_size
-        slots: Int32Array = positions + (self._block_table[rows, idx] - idx) * self._block_size
+        pages = self._block_table[rows, group * self._max_blocks + idx]
+        slots: Int32Array = positions + (pages - idx) * self._block_size
         return slots
 
     def verify(self, plan: StepPlan, i: int) -> None:
-        """Compares the entries of the plan's i-th row that its next token follows from, read as
-        attention would, with its tokens."""
+        """Compares the entries of the plan's i-th row that layers see, read as attention would,
+        with its tokens."""
         row = int(plan.rows[i])
         num_tokens = int(plan.starts[i] + plan.counts[i])
         positions = np.arange(num_tokens, dtype=np.int32)
         should_be = np.cumsum(hashes(self._table.token_ids[row, :num_tokens], positions))
-        positions = positions[-self._model.window :]
-        should_be = should_be[-self._model.window :]
-        wrong = np.flatnonzero(self.entries(row, positions) != should_be)
-        assert not wrong.size, (
-            f"step {plan.step}, row {row}: KV of positions {wrong[:8].tolist()} is not its own"
-        )
+        for group, salt in enumerate(self._salts):
+            window = self._model.windows[group]
+            found = self.entries(row, positions[-window:], group)
+            wrong = np.flatnonzero(found != should_be[-window:] + salt)
+            assert not wrong.size, (
+                f"step {plan.step}, row {row}: KV of positions {positions[-window:][wrong[:8]]} in "
+                f"page group {group} is not its own"
+            )

@@ -23,6 +23,7 @@ from ...request import TokenLogprobs
 from ...sampling.verification import gained, positions_of
 from ..model.shared_kv import SharedCopies, SharedMemory
 from ..table.known_positions import repeated, with_device_drafts
+from .adapters import SimulatedAdapters
 from .cache import ENTRY_BYTES, SimulatedCache
 from .hashes import POSITION_SALT, UInt64Array, hashes, mix
 from .model import SimulatedModel
@@ -103,7 +104,8 @@ class SimulatedExecutor:
         memory = None
         if config.shares_kv_cache:
             memory = SharedMemory(config.num_blocks, config.block_size * ENTRY_BYTES)
-        self._table = SimulatedTable(config, model)
+        self.host_adapters = SimulatedAdapters(config.num_adapter_ranks)
+        self._table = SimulatedTable(config, model, self.host_adapters)
         self._cache = SimulatedCache(config, self._table, model, memory)
         self._held: dict[int, UInt64Array] = {}
         """KV entries of each position by row, for a draw."""
@@ -131,6 +133,7 @@ class SimulatedExecutor:
     def _compute(self, plan: StepPlan) -> StepResult:
         for row in plan.released:
             self._held.pop(row, None)
+        self.host_adapters.precede(plan)
         self._table.apply(plan)
         self._cache.apply(plan)
         drafts_itself = plan.num_drafts is not None and plan.draft_ids is None
@@ -153,7 +156,7 @@ class SimulatedExecutor:
         at = np.repeat(plan.positions, num_positions) + place
         outputs = np.repeat(plan.output_indices, num_positions) + place
         tokens = self._model.masked_tokens(
-            entries, self._table.noise[rows], outputs, plan.masks[place, rows]
+            entries, self._table.noise(rows), outputs, plan.masks[place, rows]
         )
         self._edit(tokens, rows, at, entries, plan.masks[place, rows])
         result = self._verified(plan.rows, num_positions, rows, at, tokens)
@@ -194,9 +197,10 @@ class SimulatedExecutor:
         `_draft_acceptance`."""
         rows = np.array([row], np.int32)
         at = np.array([num_known - 1], np.int32)
-        entries = self._cache.last_entries(rows, at - 1)[0]
+        most_seen = max(map(self._model.num_seen, range(len(self._model.windows))))
+        entries = self._cache.last_entries(rows, at - 1, min(most_seen, int(at[0])))[0]
         entries = np.append(entries, entries[-1] + hashes(self._table.token_ids[rows, at], at))
-        noise = self._table.noise[rows]
+        noise = self._table.noise(rows)
         drafts = np.empty(most, np.int32)
         for i in range(most):
             output = at + np.int32(i + 1) - self._table.num_prompt[rows]
@@ -231,7 +235,7 @@ class SimulatedExecutor:
         outputs = np.repeat(plan.output_indices[plan.samples], num_positions) + place
         tokens = self._model.tokens(
             entries,
-            self._table.noise[rows],
+            self._table.noise(rows),
             outputs,
             self._table.eos_from[rows],
             self._table.num_kept[rows],
@@ -261,7 +265,7 @@ class SimulatedExecutor:
                 outputs = self._table.token_ids[row, self._table.num_prompt[row] : at[i]].astype(
                     np.int64
                 )
-                noise = self._table.noise[row : row + 1]
+                noise = self._table.noise(rows[i : i + 1])
                 tokens[i] = edits.token(
                     int(tokens[i]), candidates, entries[i : i + 1], noise, outputs
                 )

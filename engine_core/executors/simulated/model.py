@@ -1,7 +1,8 @@
 """Tokens of the simulated executor: each follows from the KV entries before it.
 
 An entry is the entry before it plus a hash of token and position, so one entry stands for the whole
-sequence. A token follows from the last entry or, with a window, from all entries in it.
+sequence. Each page group has entries of its own, which differ by a constant. A token follows from
+the last entry of each group or, with a window, from all entries in it.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import numpy.typing as npt
 from ...executor import Int32Array
 from ...request import TokenLogprobs
 from ...sampling_params import SamplingParams
+from .adapters import salt_of
 from .edits import IdArray, SimulatedEdits
 from .hashes import POSITION_SALT, UInt64Array, hashes, mix
 
 SEED_SALT = 0x165667B19E3779F9
 CHOICE_SALT = 0x27D4EB2F165667C5
+GROUP_SALT = 0x8EBC6AF09C88C6E3
 RANK_SALT = np.uint64(0xA0761D6478BD642F)
 NUM_SAID_UNDER_MASK = 16
 """Allowed tokens among which a masked row draws."""
@@ -39,14 +42,21 @@ class SimulatedModel:
     """Ids below are never said: a tokenizer's special tokens usually lie there."""
     eos_token_id: int | None = None
     eos_probability: float = 0.0
-    window: int = 0
-    """Entries that a token follows from, 2 or more; 0: the last one."""
+    windows: tuple[int, ...] = (0,)
+    """Entries of each page group that a token follows from, 2 or more; 0: the last one."""
+
+    def num_seen(self, group: int) -> int:
+        """Entries of a page group that a token follows from."""
+        return max(self.windows[group], 1)
 
     def seen(self, entries: UInt64Array) -> UInt64Array:
-        """Sum of the entries that the token behind entries [.., n] follows from, [.., 1]."""
-        last: UInt64Array = entries[..., -max(self.window, 1) :]
-        seen: UInt64Array = last.sum(axis=-1, keepdims=True, dtype=np.uint64)
-        return seen
+        """Sum of the entries of all page groups that the token behind entries [n] of the first
+        group follows from, [1]."""
+        total = 0
+        for group in range(len(self.windows)):
+            last = entries[-self.num_seen(group) :]
+            total += int(last.sum(dtype=np.uint64)) + last.size * salt_of_group(group)
+        return np.array([total % 2**64], np.uint64)
 
     def tokens(
         self,
@@ -135,12 +145,14 @@ def expected_tokens(
     output_ids: Sequence[int] = (),
     max_model_len: int = 1 << 30,
     mask: Callable[[list[int]], Int32Array] | None = None,
+    adapter: bytes = b"",
 ) -> list[int]:
     """The whole answer to a prompt: `output_ids`, then what follows up to the length or a stop id,
-    itself included. `mask` is a grammar: what may follow an answer, int32 [words]."""
+    itself included. `adapter`: its hash. `mask` is a grammar: what may follow an answer, int32 [words]."""
     known = np.array([*prompt_ids, *output_ids], np.int32)
     entries = np.cumsum(hashes(known, np.arange(known.size, dtype=np.int32)))
-    noise = np.array([noise_of(sampling, choice_index)], np.uint64)
+    salted = (noise_of(sampling, choice_index) + salt_of(adapter)) % 2**64
+    noise = np.array([salted], np.uint64)
     eos_from = np.array([eos_from_of(sampling, model)], np.int32)
     num_kept = np.array([model.num_kept(sampling)], np.uint64)
     edits = SimulatedEdits.of(sampling, known[: len(prompt_ids)], model.first_token_id)
@@ -164,6 +176,11 @@ def expected_tokens(
         entries = np.append(entries, entries[-1] + added)
         answer.append(int(token[0]))
     return answer
+
+
+def salt_of_group(group: int) -> int:
+    """Difference of a page group's entries from those of the first one."""
+    return group * GROUP_SALT % 2**64
 
 
 def noise_of(sampling: SamplingParams, choice_index: int) -> int:

@@ -5,18 +5,23 @@ from __future__ import annotations
 import numpy as np
 
 from ...config import EngineConfig
-from ...executor import AdmittedRow, Int32Array, StepPlan
+from ...executor import NO_ADAPTER, AdmittedRow, Int32Array, StepPlan
+from .adapters import SimulatedAdapters
 from .edits import SimulatedEdits
 from .hashes import UInt64Array
 from .model import SimulatedModel, eos_from_of, noise_of
 
 
 class SimulatedTable:
-    def __init__(self, config: EngineConfig, model: SimulatedModel) -> None:
+    def __init__(
+        self, config: EngineConfig, model: SimulatedModel, adapters: SimulatedAdapters
+    ) -> None:
         num_rows = config.num_rows
         self._model = model
         self.token_ids: Int32Array = np.zeros((num_rows, config.max_model_len), np.int32)
-        self.noise: UInt64Array = np.zeros(num_rows, np.uint64)
+        self._noise: UInt64Array = np.zeros(num_rows, np.uint64)
+        self._adapters = adapters
+        self._slots: Int32Array = np.full(num_rows, NO_ADAPTER, np.int32)
         self.eos_from: Int32Array = np.zeros(num_rows, np.int32)
         self.num_kept: UInt64Array = np.zeros(num_rows, np.uint64)
         self.num_prompt: Int32Array = np.zeros(num_rows, np.int32)
@@ -36,12 +41,18 @@ class SimulatedTable:
         for admitted in plan.admitted:
             self._admit(admitted)
 
+    def noise(self, rows: Int32Array) -> UInt64Array:
+        """Noise of rows, that of the adapters in their slots included."""
+        noise: UInt64Array = self._noise[rows] + self._adapters.noise_of(self._slots[rows])
+        return noise
+
     def _admit(self, admitted: AdmittedRow) -> None:
         row = admitted.row
         sampling = admitted.sampling
         self.token_ids[row, : len(admitted.token_ids)] = admitted.token_ids
         self.num_prompt[row] = admitted.num_prompt_tokens
-        self.noise[row] = noise_of(sampling, admitted.choice_index)
+        self._slots[row] = admitted.adapter
+        self._noise[row] = noise_of(sampling, admitted.choice_index)
         self.eos_from[row] = eos_from_of(sampling, self._model)
         self.num_kept[row] = self._model.num_kept(sampling)
         prompt_ids = np.array(admitted.token_ids[: admitted.num_prompt_tokens], np.int32)

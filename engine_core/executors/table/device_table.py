@@ -6,10 +6,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from headwater.kernels.rows.step_rows import PARAM_WORDS, scatter_words
+from headwater.kernels.rows.step_rows import ADAPTER_WORD, PARAM_WORDS, scatter_words
 
 from ...config import EngineConfig
-from ...executor import AdmittedRow, Int32Array, StepPlan
+from ...executor import NO_ADAPTER, AdmittedRow, Int32Array, StepPlan
 from ...ragged import places
 
 
@@ -19,18 +19,21 @@ class DeviceTable:
 
     def __init__(self, config: EngineConfig, device: torch.device) -> None:
         rows = config.num_rows
-        max_blocks = -(-config.max_model_len // config.block_size)
+        num_columns = config.num_page_groups * config.max_blocks
         # A position more than a request has: a sampled token is written even when it is the last.
         self._token_stride = config.max_model_len + 1
-        self._block_stride = max_blocks
-        sizes = [rows * self._token_stride, rows * max_blocks, rows * PARAM_WORDS]
+        self._block_stride = num_columns
+        sizes = [rows * self._token_stride, rows * num_columns, rows * PARAM_WORDS]
         self._words = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
         tokens, blocks, params = torch.split(self._words, sizes)
         self._first_block = sizes[0]
         self._first_param = sizes[0] + sizes[1]
         self.token_ids = tokens.view(rows, -1)
         self.block_ids = blocks.view(rows, -1)
+        self.block_tables = torch.split(self.block_ids, config.max_blocks, dim=1)
+        """Block tables [rows, max blocks] of each page group."""
         self.params = params.view(rows, -1)
+        self._adapters: Int32Array = np.full(rows, NO_ADAPTER, np.int32)
         # How many tokens of a row are known, while only the device can say: see `draft_rows`.
         self.known = torch.zeros(rows, dtype=torch.int32, device=device)
         # Changes nothing, so that no step compiles it.
@@ -41,6 +44,7 @@ class DeviceTable:
         indices: list[Int32Array] = []
         values: list[Int32Array] = []
         for admitted in plan.admitted:
+            self._adapters[admitted.row] = admitted.adapter
             first = admitted.row * self._token_stride
             indices.append(np.arange(first, first + len(admitted.token_ids), dtype=np.int32))
             values.append(admitted.token_ids)
@@ -65,6 +69,10 @@ class DeviceTable:
         np.concatenate(values, out=changes[1])
         return changes
 
+    def has_adapters(self, plan: StepPlan) -> bool:
+        """Whether a row of the plan, whose changes were asked for, has an adapter."""
+        return bool((self._adapters[plan.rows] != NO_ADAPTER).any())
+
     def apply(self, changes: torch.Tensor) -> None:
         """int32 [2, U] on the device."""
         scatter_words(self._words, changes[0], changes[1])
@@ -78,6 +86,7 @@ def _param_words(admitted: AdmittedRow) -> Int32Array:
     words = np.zeros(PARAM_WORDS, np.int32)
     words[:2] = np.array([params.seed], np.int64).view(np.int32)
     words[2] = admitted.choice_index
+    words[ADAPTER_WORD] = admitted.adapter
     words[4] = max(params.top_k, 0)
     words[[3, 5, 6]] = np.array(
         [0.0 if params.is_greedy else params.temperature, params.top_p, params.min_p], np.float32

@@ -7,18 +7,20 @@ import numpy as np
 import torch
 
 from ...config import EngineConfig
-from ...executor import AdmittedRow, Int32Array, StepPlan
+from ...executor import NO_ADAPTER, AdmittedRow, Int32Array, StepPlan
 from ...ragged import places
 
 
 class EagerTable:
     def __init__(self, config: EngineConfig) -> None:
         num_rows = config.num_rows
-        max_blocks = -(-config.max_model_len // config.block_size)
+        num_columns = config.num_page_groups * config.max_blocks
         # One position more than a request has: a sampled token is written even when it is the last.
         self.token_ids = torch.zeros(num_rows, config.max_model_len + 1, dtype=torch.int32)
-        self.block_ids = torch.zeros(num_rows, max_blocks, dtype=torch.int32)
+        self.block_ids = torch.zeros(num_rows, num_columns, dtype=torch.int32)
         self.num_prompt: Int32Array = np.zeros(num_rows, np.int32)
+        self.adapters: Int32Array = np.full(num_rows, NO_ADAPTER, np.int32)
+        """Slot of each row's adapter."""
         self.num_known: Int32Array = np.zeros(num_rows, np.int32)
         """Tokens of each row, sampled ones included."""
 
@@ -39,6 +41,13 @@ class EagerTable:
         token_ids: Int32Array = self.token_ids[row, self.num_prompt[row] : length].numpy()
         return token_ids
 
+    def adapters_of(self, plan: StepPlan) -> torch.Tensor | None:
+        """int32 [T] slot of the adapter of each token of a plan; None: no token has one."""
+        of_rows = self.adapters[plan.rows]
+        if (of_rows == NO_ADAPTER).all():
+            return None
+        return torch.from_numpy(np.repeat(of_rows, plan.counts))
+
     def _admit(self, admitted: AdmittedRow) -> None:
         row = admitted.row
         known = len(admitted.token_ids)
@@ -46,3 +55,4 @@ class EagerTable:
         self.block_ids[row] = 0
         self.num_prompt[row] = admitted.num_prompt_tokens
         self.num_known[row] = known
+        self.adapters[row] = admitted.adapter

@@ -1,4 +1,4 @@
-"""Weights of e4m3 numbers as a CPU's kernels read them. Made when a model is loaded; a model's file
+"""Weights of e4m3 numbers and of MXFP4 as a CPU's kernels read them. Made when a model is loaded; a model's file
 has none."""
 
 from __future__ import annotations
@@ -7,12 +7,27 @@ from dataclasses import dataclass
 
 import torch
 
+from headwater.kernels.quant import mxfp4
 from headwater.kernels.quant.block_formats import BLOCK
 from headwater.kernels.quant.byte_weights import Fp8Weight
 from headwater.kernels.quant.fp8_linear import fp8_linear
-from headwater.kernels.quant.fp8_tiles import Fp8Format, Fp8Tiles, format_of, pack
+from headwater.kernels.quant.fp8_tiles import (
+    FLOAT4,
+    Fp8Format,
+    Fp8Tiles,
+    format_of,
+    pack,
+    pack_float4,
+)
+from headwater.kernels.quant.mxfp4 import Mxfp4Weight
 
+from .fp8 import Fp8Linear
 from .group_tiles import TiledLinear, TileShape
+from .mxfp4 import Mxfp4Linear
+
+FloatWeight = Fp8Weight | Mxfp4Weight
+FloatLinear = Fp8Linear | Mxfp4Linear
+"""Layers whose weights can be tiles."""
 
 DTYPES = (torch.float32, torch.bfloat16)
 """Types that the kernel computes in."""
@@ -25,10 +40,13 @@ class Fp8TileLayout(TileShape):
     format: Fp8Format
 
     @classmethod
-    def of(cls, weight: Fp8Weight, dtype: torch.dtype) -> Fp8TileLayout | None:
+    def of(cls, weight: FloatWeight, dtype: torch.dtype) -> Fp8TileLayout | None:
         """None: its groups cannot be tiles, it holds a number that is none, or is expanded to
         another type."""
         n, k = weight.shape
+        if isinstance(weight, Mxfp4Weight):
+            layout = cls(FLOAT4, n, len(weight.scales), mxfp4.BLOCK)
+            return layout if dtype in DTYPES else None
         num_groups = len(weight.scales)
         size = k // num_groups
         # The bits of a number that is none, without the sign; kernels know no such numbers.
@@ -38,9 +56,10 @@ class Fp8TileLayout(TileShape):
         return cls(format_of(weight), n, num_groups, size)
 
 
-def write_fp8_tiles(weight: Fp8Weight, layout: Fp8TileLayout, memory: torch.Tensor) -> None:
+def write_fp8_tiles(weight: FloatWeight, layout: Fp8TileLayout, memory: torch.Tensor) -> None:
     """Packs a weight into memory uint8 [layout.num_bytes]."""
-    memory.view(layout.shape).copy_(pack(weight, layout.format))
+    tiles = pack_float4(weight) if isinstance(weight, Mxfp4Weight) else pack(weight, layout.format)
+    memory.view(layout.shape).copy_(tiles)
 
 
 class Fp8TileLinear(TiledLinear):

@@ -8,17 +8,20 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from headwater.kernels.quant import mxfp4
 from headwater.kernels.quant.byte_weights import ByteWeight
 from headwater.kernels.quant.int4_layout import Int4Weight
+from headwater.kernels.quant.mxfp4 import Mxfp4Weight
 
 from ...config import ConfigError, require
 from ...weights.blocks import BLOCKS, PARTS, Parts, can_cut, stored_parts
-from ...weights.byte_weights import Keeps, keeps_none
+from ...weights.byte_weights import Keeps, Kept, keeps_none
 from ...weights.grouped import named, weight_of
 from ...weights.layout import Layout, Split, WeightSpec
 from ...weights.planes import PLANES, stored_planes
 from ...weights.shards import WHOLE, Shard
 from ..group import Alone, Group
+from ..pass_adapters import NoAdapters, PassAdapters
 from ..routing import ExpertStack
 from .blocks import BlockLinear, BlockTable
 from .dense import DenseLinear
@@ -26,6 +29,7 @@ from .fp8 import Fp8Linear, Fp8TokensLinear
 from .int4 import Int4Linear
 from .int8 import Int8Linear, W8A8Linear
 from .linear import Cut, Linear, StoredLinear
+from .mxfp4 import Mxfp4Linear
 from .planes import PlanesLinear, PlanesTable
 
 Tensors = Mapping[str, torch.Tensor]
@@ -42,6 +46,7 @@ KINDS: dict[str, type[StoredLinear]] = {
         Fp8TokensLinear,
         BlockLinear,
         PlanesLinear,
+        Mxfp4Linear,
     )
 }
 """Kinds that a model's file can hold, or tensors made of it when it is loaded, by name."""
@@ -59,6 +64,8 @@ class Weights:
     """Weights of all experts of a layer."""
     group: Group = Alone()
     """The ranks that divide them."""
+    adapters: PassAdapters = NoAdapters()
+    """Adapters of the rows of a pass, which its model begins."""
 
     def table(self, name: str) -> torch.Tensor | Table:
         """An embedding, packed or not."""
@@ -162,18 +169,21 @@ def outputs_of(spec: WeightSpec, shard: Shard) -> tuple[range, ...]:
 
 
 def keeps_divided(layout: Layout, shard: Shard, keeps_bytes: Keeps = keeps_none) -> Keeps:
-    """Keeps weights in block formats whose parts of every rank are whole in blocks, and those of
-    eight bits that `keeps_bytes` keeps as well as the parts of every rank. All ranks say the same
+    """Keeps weights in block formats and in MXFP4 whose parts of every rank are whole in blocks, and
+    those of eight bits that `keeps_bytes` keeps as well as the parts of every rank. All ranks say the same
     of a weight."""
     ranks = [Shard(index, shard.size) for index in range(shard.size)]
 
-    def keeps(name: str, weight: ByteWeight | Parts) -> bool:
+    def keeps(name: str, weight: Kept) -> bool:
         if name not in layout:
             return False
         if isinstance(weight, tuple):
             return all(_keeps_blocks(weight, layout[name], rank) for rank in ranks)
         if not keeps_bytes(name, weight):
             return False
+        if isinstance(weight, Mxfp4Weight):
+            inputs = [_inputs_of(layout[name], rank) for rank in ranks]
+            return all(each.start % mxfp4.BLOCK == each.stop % mxfp4.BLOCK == 0 for each in inputs)
         parts = [_part_of_bytes(weight, layout[name], rank) for rank in ranks]
         return all(part is not None and keeps_bytes(name, part) for part in parts)
 
@@ -192,7 +202,7 @@ def _part_of_bytes(weight: ByteWeight, spec: WeightSpec, shard: Shard) -> ByteWe
         part = weight_of(_cut(_kind_of("", tensors), tensors, "", spec, weight.scales.dtype, shard))
     except ConfigError:
         return None
-    assert not isinstance(part, Int4Weight)
+    assert not isinstance(part, Int4Weight | Mxfp4Weight)
     return part
 
 

@@ -19,15 +19,13 @@ from headwater.kernels.cpu.packed_linear import (
     pack,
     packed_view,
 )
-from headwater.kernels.quant.byte_weights import Fp8Weight
 
 from ...weights.blocks import dense
 from ...weights.packed import Matrix, packed_memory
 from ..routing import ExpertStack
 from .blocks import BlockLinear
 from .dense import DenseLinear
-from .fp8 import Fp8Linear
-from .fp8_tiles import Fp8TileLayout, Fp8TileLinear, write_fp8_tiles
+from .fp8_tiles import FloatLinear, FloatWeight, Fp8TileLayout, Fp8TileLinear, write_fp8_tiles
 from .group_tiles import IntWeight, TileLayout, TileLinear, write_tiles
 from .int4 import Int4Linear
 from .int8 import Int8Linear
@@ -98,8 +96,8 @@ def pack_linears(
 ) -> Weights:
     """The weights with every matrix packed, where this machine can. Progress is reported in matrices.
     Those in block formats are expanded to a dtype and packed like the others, and so are integers
-    in groups; None: these stay packed. `expands_fp8`: numbers of eight bits are expanded to the
-    model's dtype.
+    in groups; None: these stay packed. `expands_fp8`: floating-point numbers of eight
+    bits and of MXFP4 are expanded to the model's dtype.
 
     `folder` is the one that the weights were loaded from; there the packed matrices are kept. None:
     the weights come from no folder. `part` names the part of the folder's weights that these are;
@@ -157,14 +155,14 @@ def _write_experts(read: Read, num_experts: int, memory: torch.Tensor) -> None:
 def _tiles(linear: Linear, keeps_integers: bool, keeps_fp8: bool) -> Packed | None:
     """How weights of few bits that are kept are packed, and what is made of them; None: it has
     none, or none that can be tiles."""
-    if keeps_fp8 and isinstance(linear, Fp8Linear):
+    if keeps_fp8 and isinstance(linear, FloatLinear):
         return _fp8_tiles(linear.weight, linear.dtype)
     if keeps_integers and isinstance(linear, Int4Linear | Int8Linear):
         return _integer_tiles(linear.weight)
     return None
 
 
-def _fp8_tiles(weight: Fp8Weight, dtype: torch.dtype) -> Packed | None:
+def _fp8_tiles(weight: FloatWeight, dtype: torch.dtype) -> Packed | None:
     if (layout := Fp8TileLayout.of(weight, dtype)) is None:
         return None
     return Matrix(layout, layout.num_bytes, partial(write_fp8_tiles, weight, layout)), partial(

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...config import ConfigError, require
 from ...weights.experts_config import ExpertsConfig
-from ...weights.model_config import GATES, ModelConfig, size_of
+from ...weights.model_config import EXPERT_GATES, GATES, ModelConfig, size_of
 
 SLIDING = "sliding_attention"
 FULL = "full_attention"
@@ -62,7 +62,8 @@ def count_of(config: Config, name: str, default: int | None = None, *, least: in
 def with_experts(model: ModelConfig, experts: ExpertsConfig) -> ModelConfig:
     """The config of a model whose layers have experts. Raises `ConfigError` for experts without a
     gate."""
-    require(model.activation in GATES, "hidden_act", model.activation, " or ".join(GATES))
+    is_gate = model.activation in EXPERT_GATES
+    require(is_gate, "hidden_act", model.activation, " or ".join(GATES))
     has_any = any(experts.has_experts(i) for i in range(model.num_layers))
     require(has_any, "layers with experts", "none", "one and more")
     return replace(model, experts=experts)

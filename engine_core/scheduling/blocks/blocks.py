@@ -1,4 +1,5 @@
-"""KV blocks of requests: which they have, which they find cached, and which a source loads.
+"""KV blocks of requests: which they have, which they find cached, and which a source loads. Free
+ones are counted in pages, of which a block has one for each page group.
 
 Decides nothing over requests: it answers what one lacks or would wait for, and takes and gives back
 blocks. Knows nothing about seats, tenants and steps.
@@ -13,9 +14,9 @@ import numpy as np
 from ...config import EngineConfig
 from ...executor import BoolArray, Int32Array
 from ...kv.block_loads import BlockLoads, SettledLoad
-from ...kv.block_pool import BlockPool
 from ...kv.block_source import BlockSource, Loader, Ticket
 from ...kv.lending import Steps
+from ...kv.page_pool import PagePool
 from ...kv.peer_blocks import PeerBlocks
 from ...kv.prefetch import NewPrefetch
 from ...kv.prefix_cache import PrefixCache
@@ -52,25 +53,23 @@ class Blocks:
         computed, 0 where it is not known; `num_decoding`: requests that wait while a prompt is
         computed."""
         self._block_size = config.block_size
-        self._config = config
-        self._window = config.window
+        self._kinds = config.page_kinds
         self._is_caching = config.enable_prefix_caching
-        self._pool = BlockPool(config.num_blocks)
-        # Positions of whole blocks are reused: the next one sees window - 1 before it.
-        reach = -(-(config.window - 1) // config.block_size)
-        self._cache = PrefixCache(self._pool, max(reach, 1) if config.window else 0)
+        self._pool = PagePool(config)
+        self._cache = PrefixCache(self._pool, self._kinds, config.block_size)
         self._loads = BlockLoads(
             self._pool,
             self._cache,
             [*tiers.sources, *sources],
             clock,
             lambda: prefill_seconds() * config.block_size,
+            self._pool.keys,
         )
         self._loads.num_decoding = num_decoding
         self._table = BlockTable(config)
         prefetched = PrefetchedBlocks(self._pool, config.block_size)
         self._hits = PrefixHits(self._cache, prefetched, clock)
-        self._forks = Forks(self._pool, self._table, config.block_size, is_on=copies_blocks)
+        self._forks = Forks(self._pool, self._table, config, is_on=copies_blocks)
         self._peers: PeerBlocks | None = tiers.peers if self._is_caching else None
         self._prefetches = Prefetches(self._peers, self._pool, self._loads, prefetched, clock)
 
@@ -87,6 +86,14 @@ class Blocks:
     def num_needed(self, num_tokens: int) -> int:
         """Number of blocks that hold so many tokens."""
         return -(-num_tokens // self._block_size)
+
+    def num_pages(self, num_tokens: int) -> int:
+        """Pages that a sequence of so many tokens holds at most."""
+        return self._pool.num_held(num_tokens)
+
+    def num_pages_of_blocks(self, num_blocks: int) -> int:
+        """Pages of so many blocks that every layer sees."""
+        return num_blocks * self._pool.num_groups
 
     def expect(self, request: RequestState, holder: Holder) -> None:
         """Notes that another engine may hold the first blocks of a request."""
@@ -111,14 +118,12 @@ class Blocks:
     def wanted(self, request: RequestState) -> Wanted:
         max_hits = request.num_cacheable_blocks(self._block_size)
         hits = self._cache.match(request.chain, max_hits)
-        most = self._config.num_held(request.num_tokens) - len(hits.blocks)
-        return Wanted(
-            hits, max_hits, min(self.num_needed(request.num_tokens) - hits.num_blocks, most)
-        )
+        return Wanted(hits, max_hits, self._pool.num_new(hits, request.num_tokens))
 
     def num_taken(self, wanted: Wanted) -> int:
-        """Free blocks that the request would take."""
-        return wanted.num_new + self._pool.count_unheld(wanted.hits.blocks)
+        """Free pages that the request would take."""
+        num_unheld = self._pool.count_unheld(wanted.hits.pages)
+        return self._pool.num_pages(wanted.num_new) + num_unheld
 
     def wait_of(
         self, request: RequestState, wanted: Wanted, prefilling: Iterable[RequestState]
@@ -142,8 +147,10 @@ class Blocks:
     def load(self, request: RequestState, wanted: Wanted) -> Ticket | None:
         """Asks a source for the blocks behind the hits, if one saves time by it."""
         start = wanted.hits.num_blocks
-        # There is room for so many; the others are asked for when these have come.
-        end = min(wanted.max_hits, start + wanted.num_new)
+        # There is room for so many; the others are asked for when these have come. Without hits,
+        # pages of the first kind decide: of others no more come than a position sees.
+        num_blocks = min(wanted.num_new) if start else wanted.num_new[0]
+        end = min(wanted.max_hits, start + num_blocks)
         offer = self._loads.find(request.chain, start, end, request.failed_sources)
         if offer is None:
             return None
@@ -167,24 +174,28 @@ class Blocks:
     def reserve_partial(
         self, request: RequestState, wanted: Wanted, num_others: int, step: int
     ) -> PartialBlock:
-        """The block that `step` copies for the tokens behind the hits, beside `num_others` blocks
+        """The block that `step` copies for the tokens behind the hits, beside `num_others` pages
         that are taken; see `Forks.take`."""
         return self._forks.take(request, wanted.hits.num_blocks, num_others, step)
 
     def seat(
         self, request: RequestState, wanted: Wanted, partial: PartialBlock
-    ) -> tuple[int, list[int]]:
-        """Gives a row the blocks of all its known tokens, and takes cached ones as computed. Returns
-        the index of the first block that a layer still sees, and the blocks from there on."""
+    ) -> tuple[Int32Array, list[int]]:
+        """Gives a row the blocks of its known tokens, as many as it holds at once, and takes cached
+        ones as computed. Returns the columns of its pages, and the pages."""
         hits = wanted.hits
-        self._pool.share(hits.blocks)
-        blocks = hits.blocks + self._pool.allocate(wanted.num_new)
+        self._pool.share(hits.pages)
+        held = self._pool.longer(hits, wanted.num_new)
         request.chain.num_cached = hits.num_blocks
         request.num_computed = hits.num_blocks * self._block_size + partial.num_tokens
         request.failed_sources = ()
         self._hits.note_seated(request)
-        self._table.seat(request.row, hits.first, blocks)
-        return hits.first, blocks
+        columns = self._table.seat(request.row, held)
+        return columns, [page for each in held for page in each.pages]
+
+    def begun_pages(self, request: RequestState) -> list[int]:
+        """Pages of the block behind a seated request's cached ones, by page group."""
+        return self._table.pages_at(request.row, request.chain.num_cached)
 
     def note_computed(self, request: RequestState) -> tuple[list[StoredChain], list[bytes]]:
         """Lets others hit the blocks that the request's computed tokens fill. Returns those that
@@ -193,7 +204,8 @@ class Blocks:
             return [], []
         first = request.chain.num_cached
         num_full = request.num_computed // self._block_size
-        stored = self._cache.offer(request.chain, self._table.between(request.row, first, num_full))
+        pages, *others = self._table.by_group(request.row, first, num_full)
+        stored = self._cache.offer(request.chain, pages, others)
         return stored, request.chain.hashes[first:num_full]
 
     def num_full(self, request: RequestState) -> int:
@@ -217,20 +229,29 @@ class Blocks:
         return room
 
     def extend(self, request: RequestState, num_tokens: int) -> tuple[Int32Array, list[int]]:
-        """Gives a row blocks for so many of its tokens, as far as there are free ones: their
-        indices in its sequence, and the blocks."""
-        num_lacking = self.num_needed(num_tokens) - self._table.end(request.row)
-        blocks = self._pool.allocate(min(num_lacking, self._pool.num_free))
-        return self._table.extend(request.row, blocks), blocks
+        """Gives a row blocks for so many of its tokens, as far as there are free ones: the columns
+        of their pages, and the pages."""
+        ends = self._table.ends(request.row)
+        added = self._pool.extended(ends, self.num_needed(num_tokens))
+        columns = self._table.extend(request.row, added)
+        return columns, [page for each in added for page in each.pages]
+
+    def num_lacking(self, request: RequestState, num_tokens: int) -> int:
+        """Pages that a row lacks for so many of its tokens."""
+        ends = self._table.ends(request.row)
+        return self._pool.num_lacking(ends, self.num_needed(num_tokens))
 
     def num_held_tokens(self, request: RequestState) -> int:
         """Tokens up to the end of a row's blocks."""
         return int(self._table.capacity[request.row])
 
     def grow(self, rows: RowIndices) -> tuple[Int32Array, Int32Array]:
-        """Gives each row one more block: their indices in the rows' sequences, and the blocks."""
-        blocks = np.array(self._pool.allocate(rows.size), np.int32)
-        return self._table.append(rows, blocks), blocks
+        """Gives each row one more block: the columns of its pages, and the pages, both [rows, page
+        groups]."""
+        num_groups = self._pool.num_groups
+        pages = np.array(self._pool.allocate(rows.size * num_groups), np.int32)
+        pages = pages.reshape(rows.size, num_groups)
+        return self._table.append(rows, pages), pages
 
     def shrink(self, rows: RowIndices, num_computed: Int32Array) -> bool:
         """Takes back blocks of rows behind their computed tokens. Whether there were any."""
@@ -244,47 +265,50 @@ class Blocks:
         values retired steps have computed, so that blocks are announced at once."""
         filled = rows[self._table.hash_due[rows] <= num_computed]
         if filled.size:
-            blocks, ends = self._table.take_filled(filled)
+            (pages, *others), ends = self._table.take_filled(filled)
             token_ids = table.tokens_before(filled, ends, self._block_size)
-            self._cache.append(table.chains_of(filled), token_ids, blocks)
+            self._cache.append(table.chains_of(filled), token_ids, pages, others)
 
     def release_unseen(
         self, rows: RowIndices, num_computed: Int32Array, table: RequestTable
     ) -> bool:
         """Gives back the blocks of rows that no layer sees from position num_computed[i] on, before
         which retired steps have computed keys and values. Whether there were any."""
-        if not self._window:
-            return False
-        ends = (num_computed + 1 - self._window) // self._block_size
-        due = ends > self._table.first[rows]
-        chains = table.chains_of(rows[due])
-        for row, end, chain in zip(rows[due].tolist(), ends[due].tolist(), chains, strict=True):
-            first = int(self._table.first[row])
-            self._loads.release_part(chain, first, self._table.take_leading(row, end))
-        return bool(due.any())
+        has_released = False
+        for idx, kind in enumerate(self._kinds):
+            if not kind.window:
+                continue
+            ends = (num_computed + 1 - kind.window) // self._block_size
+            due = ends > self._table.firsts[idx, rows]
+            chains = table.chains_of(rows[due])
+            for row, end, chain in zip(rows[due].tolist(), ends[due].tolist(), chains, strict=True):
+                self._loads.release_part(chain, idx, self._table.take_leading(row, idx, end))
+            has_released |= bool(due.any())
+        return has_released
 
-    def num_blocks_of(self, request: RequestState) -> int:
-        """Number of blocks of a request that holds a row."""
-        return self._table.num_blocks_of(request.row)
+    def num_pages_of(self, request: RequestState) -> int:
+        """Number of pages of a request that holds a row."""
+        return self._table.num_pages_of(request.row)
 
     def resume_seconds(self, request: RequestState, seconds_per_token: float) -> float:
         """Time in which a running request that is preempted would be where it is: that to load its
         blocks, as long as loads have taken lately, or to compute its tokens."""
         if self._loads.keeps_blocks and self._hits.seconds_per_token:
             seconds_per_token = min(seconds_per_token, self._hits.seconds_per_token)
-        return self.num_blocks_of(request) * self._block_size * seconds_per_token
+        num_blocks = self.num_pages_of(request) / self._pool.num_groups
+        return num_blocks * self._block_size * seconds_per_token
 
     def num_returning(self, leaving: Iterable[RequestState]) -> int:
-        """Blocks that come free once these requests have left."""
+        """Pages that come free once these requests have left."""
         return self._pool.count_returning(
-            block for request in leaving for block in self._table.blocks_of(request.row)
+            page for request in leaving for page in self._table.pages_of(request.row)
         )
 
     def release(self, request: RequestState) -> None:
         """Lets go of the blocks of a request's row, which computes nothing more."""
         row = request.row
-        first = int(self._table.first[row])
-        self._loads.release_part(request.chain, first, self._table.blocks_of(row))
+        for kind, held in enumerate(self._table.held(row)):
+            self._loads.release_part(request.chain, kind, held)
         self._table.vacate(row)
 
     def num_wasted_slots(self, num_known: Int32Array, is_alive: BoolArray) -> int:
@@ -370,8 +394,14 @@ class Blocks:
         return iter(self._pool.cached_hashes())
 
     def describe(self, load: EngineLoad) -> None:
-        load.num_used_blocks = self._pool.num_used
-        load.num_total_blocks = self._pool.num_usable
+        # Of all layers.
+        num_groups = self._pool.num_groups
+        load.num_used_blocks = -(-self._pool.num_used // num_groups)
+        load.num_total_blocks = self._pool.num_usable // num_groups
+        if num_groups > 1:
+            load.num_pages_by_window = {
+                str(window): count for window, count in self._table.num_pages_by_window().items()
+            }
         load.num_copied_blocks = self._forks.num_copies
         load.prefix_queries = self._cache.num_queried_tokens
         load.prefix_hits = self._cache.num_hit_tokens

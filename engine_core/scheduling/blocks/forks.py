@@ -14,8 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...kv.block_pool import NULL_BLOCK, BlockPool
+from ...config import EngineConfig
+from ...kv.block_pool import BlockPool
 from ...kv.prefix_hash import next_block_hash, token_bytes
+from ...page_groups import page_key
 from ..table.request_state import RequestState
 from .block_table import BlockTable
 
@@ -26,11 +28,12 @@ WHOLE = 1 << 30
 class PartialBlock(NamedTuple):
     """A block whose first tokens a fork has as well."""
 
-    block: int
+    pages: list[int]
+    """Its pages by page group."""
     num_tokens: int
 
 
-NO_PARTIAL = PartialBlock(NULL_BLOCK, 0)
+NO_PARTIAL = PartialBlock([], 0)
 
 
 class Follow(NamedTuple):
@@ -43,20 +46,23 @@ class Follow(NamedTuple):
 class Forks:
     """Copies that were planned hold their blocks until the step has retired."""
 
-    def __init__(self, pool: BlockPool, table: BlockTable, block_size: int, *, is_on: bool) -> None:
+    def __init__(
+        self, pool: BlockPool, table: BlockTable, config: EngineConfig, *, is_on: bool
+    ) -> None:
         """`is_on`: the executor copies blocks."""
         self.num_copies = 0
         """Blocks that were copied, so far."""
         self._pool = pool
         self._table = table
         self._is_on = is_on
-        self._block_size = block_size
+        self._block_size = config.block_size
+        self._num_groups = config.num_page_groups
         self._whole: list[RequestState] = []
         """Requests whose last known tokens are in the step that was planned last."""
         self._fresh = set[bytes]()
         """Keys of blocks that this step fills: they are not copied before the next one."""
         self._copied: deque[tuple[int, int]] = deque()
-        """Blocks that are copied from, each with the step that does it."""
+        """Pages that are copied from, each with the step that does it."""
 
     def note_whole(self, request: RequestState) -> None:
         """Notes that the step that is being planned computes the last known token of a request."""
@@ -83,11 +89,11 @@ class Forks:
         return None
 
     def take(
-        self, request: RequestState, num_hits: int, num_other_blocks: int, step: int
+        self, request: RequestState, num_hits: int, num_other_pages: int, step: int
     ) -> PartialBlock:
         """The block that `step` copies for the tokens behind so many hit blocks, held from now on. One token is
-        left to compute. `NO_PARTIAL` where there is none, or no room to hold a free one beside
-        `num_other_blocks`."""
+        left to compute. `NO_PARTIAL` where there is none, or no room to hold free pages beside
+        `num_other_pages`."""
         num_tokens = request.num_tokens - num_hits * self._block_size
         if (
             not (self._is_on and request.forks)
@@ -98,14 +104,15 @@ class Forks:
         last = request.token_ids[num_hits * self._block_size :]
         for count in (num_tokens, num_tokens - 1):
             key = _key(request, num_hits, last[:count])
-            block = self._pool.find_partial(key)
-            if block is not None and key not in self._fresh:
-                if self._pool.ref_counts[block] == 0 and num_other_blocks >= self._pool.num_free:
+            pages = self._find(key)
+            if pages and key not in self._fresh:
+                num_unheld = self._pool.count_unheld(pages)
+                if num_unheld and num_other_pages + num_unheld > self._pool.num_free:
                     return NO_PARTIAL
-                self._pool.share([block])
-                self._copied.append((step, block))
+                self._pool.share(pages)
+                self._copied += ((step, page) for page in pages)
                 self.num_copies += 1
-                return PartialBlock(block, num_tokens - 1)
+                return PartialBlock(pages, num_tokens - 1)
         return NO_PARTIAL
 
     def retire(self, step: int) -> bool:
@@ -116,18 +123,29 @@ class Forks:
         return len(self._copied) < num_before
 
     @property
-    def held_blocks(self) -> list[int]:
-        """Blocks that steps in flight copy."""
-        return [block for _, block in self._copied]
+    def held_pages(self) -> list[int]:
+        """Pages that steps in flight copy."""
+        return [page for _, page in self._copied]
+
+    def _find(self, key: bytes) -> list[int]:
+        """Pages of a block by the name of its tokens, by page group; empty where one is gone."""
+        pages = []
+        for group in range(self._num_groups):
+            if (page := self._pool.find_partial(page_key(key, group))) is None:
+                return []
+            pages.append(page)
+        return pages
 
     def _note_last_block(self, request: RequestState) -> None:
         """Lets the last block of what was known of a request be found by its tokens."""
         idx = (request.num_tokens - 1) // self._block_size
-        block = self._table.block_at(request.row, idx)
         key = _key(request, idx, request.token_ids[idx * self._block_size :])
-        if self._pool.find_partial(key) is None:
-            self._pool.note_partial(block, key)
-            self._fresh.add(key)
+        if self._find(key):
+            return
+        for group, page in enumerate(self._table.pages_at(request.row, idx)):
+            if self._pool.find_partial(page_key(key, group)) is None:
+                self._pool.note_partial(page, page_key(key, group))
+        self._fresh.add(key)
 
 
 def _key(

@@ -43,17 +43,17 @@ class Preemption:
         return self.first_stalled() or max(self._rows.running.values(), key=self._place)
 
     def held_blocks(self) -> Counter[str]:
-        """Number of blocks of each running tenant."""
+        """Number of pages of each running tenant."""
         held = Counter[str]()
         for request in self._rows.running.values():
-            held[request.tenant] += self._blocks.num_blocks_of(request)
+            held[request.tenant] += self._blocks.num_pages_of(request)
         return held
 
     def take_for(self, behind: RequestState, held: Counter[str]) -> RequestState | None:
         """One whose tenant even without it is not behind that of `behind` once this one has come,
         or none; what it held is taken off `held`. It is the youngest of those that are farthest
         ahead, and finds most of its blocks again."""
-        num_blocks = held[behind.tenant] + self._blocks.num_needed(behind.num_tokens)
+        num_blocks = held[behind.tenant] + self._blocks.num_pages(behind.num_tokens)
         level = self._shares.level(behind.tenant, 1, num_blocks)
         ahead = {
             name for name, blocks in held.items() if self._shares.level(name, -1, blocks) >= level
@@ -68,7 +68,7 @@ class Preemption:
         victim = max(
             victims, key=lambda each: (each.rank[0], held[each.tenant] / each.weight, each.rank)
         )
-        num_left = held[victim.tenant] - self._blocks.num_blocks_of(victim)
+        num_left = held[victim.tenant] - self._blocks.num_pages_of(victim)
         if self._shares.level(victim.tenant, -1, num_left) < level:
             return None
         held[victim.tenant] = num_left

@@ -184,8 +184,9 @@ class Seating:
         return False
 
     def num_taken(self, wanted: Wanted) -> int:
-        """Free blocks that a seat takes, those included into which running requests grow."""
-        return self._blocks.num_taken(wanted) + len(self._rows.running)
+        """Free pages that a seat takes, those included into which running requests grow."""
+        num_grown = self._blocks.num_pages_of_blocks(len(self._rows.running))
+        return self._blocks.num_taken(wanted) + num_grown
 
     @property
     def is_blocked(self) -> bool:
@@ -270,7 +271,7 @@ class Seating:
     @property
     def num_blocks_needed(self) -> int:
         num_waited_for = self._blocks.num_needed(self._waiting.num_tokens) + len(self._waiting)
-        return len(self._rows.running) + num_waited_for
+        return self._blocks.num_pages_of_blocks(len(self._rows.running) + num_waited_for)
 
     @property
     def awaits_any_load(self) -> bool:

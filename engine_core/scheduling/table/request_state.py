@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...config import EngineConfig
-from ...executor import Int32Array
+from ...executor import NO_ADAPTER, Int32Array
 from ...first_come import Arrival
 from ...kv.block_source import Loader
 from ...kv.prefix_cache import HashChain
@@ -107,6 +107,10 @@ class RequestState:
     num_step_rows: int = 0
     """Requests in these steps, itself included."""
     speculation: Speculation = field(default_factory=Speculation)
+    adapter: bytes = b""
+    """See `NewRequest.adapter`."""
+    adapter_slot: int = NO_ADAPTER
+    """Slot of its adapter while it holds a row."""
     forks: bool = False
     """See `NewRequest.forks`."""
     num_draft_tokens: int = 0
@@ -141,6 +145,7 @@ class RequestState:
             tenant=new.tenant,
             weight=new.weight,
             speculation=new.speculation,
+            adapter=new.adapter,
             forks=new.forks and config.enable_prefix_caching,
         )
 

@@ -17,6 +17,8 @@ TOKEN_GROUP = 128
 BLOCK_OUTPUTS = 64
 """Inputs of a token that share a scale, where weights do so in blocks of as many; and by what the
 outputs of such a block divide."""
+FLOATS = ("fp8", "mxfp4")
+"""Formats of floating-point numbers."""
 EVERY_LAYER = "Linear"
 """A target that all linear layers match."""
 PATTERN = "re:"
@@ -29,7 +31,7 @@ class Packing:
     """How the weights of a layer are packed."""
 
     format: str
-    """A file of `weights`: gptq, awq, pack_quantized, int_quantized or fp8."""
+    """A file of this folder: gptq, awq, pack_quantized, int_quantized, fp8 or mxfp4."""
     bits: int
     group_size: int = -1
     block: tuple[int, int] | None = None
@@ -121,12 +123,12 @@ class Quantization:
     @property
     def has_integers(self) -> bool:
         """Whether some layers are packed integers."""
-        return any(rule.packing.format != "fp8" for rule in self.rules)
+        return any(rule.packing.format not in FLOATS for rule in self.rules)
 
     @property
     def is_of_integers(self) -> bool:
         """Whether all layers are packed integers."""
-        return all(rule.packing.format != "fp8" for rule in self.rules)
+        return all(rule.packing.format not in FLOATS for rule in self.rules)
 
     @property
     def rounds_whole_tokens(self) -> bool:

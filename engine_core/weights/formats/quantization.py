@@ -146,6 +146,11 @@ def _fbgemm_fp8(given: Config) -> Quantization:
     )
 
 
+def _mxfp4(given: Config) -> Quantization:
+    """Experts; what the config lists as not converted is not packed in the file."""
+    return Quantization.uniform("mxfp4", Packing(format="mxfp4", bits=4, group_size=32))
+
+
 def _rounded(given: Config) -> Quantization:
     kind = one_of(given, "kind", tuple(KINDS))
     return Quantization.uniform(kind, KINDS[kind])
@@ -157,6 +162,7 @@ METHODS: dict[str, Callable[[Config], Quantization]] = {
     "auto-round": _auto_round,
     "fp8": _fp8,
     "fbgemm_fp8": _fbgemm_fp8,
+    "mxfp4": _mxfp4,
     "compressed-tensors": compressed_tensors.read,
 }
 """Readers by `quant_method`."""

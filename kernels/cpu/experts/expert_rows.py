@@ -63,6 +63,24 @@ def rows_of_tokens(x: torch.Tensor, rows: RowsByExpert) -> torch.Tensor:
     return out
 
 
+def add_biases(
+    outs: torch.Tensor, rows: RowsByExpert, experts: torch.Tensor, biases: torch.Tensor
+) -> None:
+    """Adds the bias of its expert to each row of outs [T k, N] by place, in outs' type: biases
+    [E, N], experts int32 [T, k]."""
+    assert outs.is_contiguous()
+    assert experts.is_contiguous()
+    assert biases.is_contiguous()
+    assert biases.dtype == outs.dtype
+    ADD_BIASES(
+        outs.dtype,
+        len(outs),
+        outs.numel(),
+        *(outs.data_ptr(), rows.places.data_ptr(), experts.data_ptr(), biases.data_ptr()),
+        outs.shape[1],
+    )
+
+
 def combine(outs: torch.Tensor, rows: RowsByExpert, weights: torch.Tensor) -> torch.Tensor:
     """outs [T k, H] by place, weights float32 [T, k] → [T, H]: a token's rows times their weights,
     added in float32 in routing order and rounded once."""
@@ -139,6 +157,15 @@ def _gather_row(arguments: int, row: int, element: Any) -> None:
 
 
 @njit
+def _add_bias(arguments: int, pair: int, element: Any) -> None:
+    size = argument(arguments, 4) * size_of(element)
+    p_out = argument(arguments, 0) + int64_at(argument(arguments, 1) + pair * _LONG) * size
+    p_bias = argument(arguments, 3) + int32_at(argument(arguments, 2) + pair * _INT) * size
+    for at in range(0, size, NUM_LANES * size_of(element)):
+        store(p_out + at, add(load(p_out + at, element), load(p_bias + at, element)), element)
+
+
+@njit
 def _combine_row(arguments: int, row: int, element: Any) -> None:
     size = argument(arguments, 4) * size_of(element)
     num_chosen = argument(arguments, 5)
@@ -163,6 +190,14 @@ def _gathering(element: Any) -> Any:
     return work
 
 
+def _adding(element: Any) -> Any:
+    def work(arguments: int) -> None:
+        for pair in items(arguments):
+            _add_bias(arguments, pair, element)
+
+    return work
+
+
 def _combining(element: Any) -> Any:
     def work(arguments: int) -> None:
         for row in items(arguments):
@@ -173,4 +208,5 @@ def _combining(element: Any) -> Any:
 
 SORT = Kernel(_sorting, _sorting)
 GATHER = Kernel(_gathering(F32_ELEMENT), _gathering(BF16_ELEMENT))
+ADD_BIASES = Kernel(_adding(F32_ELEMENT), _adding(BF16_ELEMENT))
 COMBINE = Kernel(_combining(F32_ELEMENT), _combining(BF16_ELEMENT))

@@ -28,13 +28,15 @@ def route(
     is_sigmoid: bool,
     is_normalized: bool,
     scale: float,
+    bias: torch.Tensor | None,
     correction: torch.Tensor | None,
     num_groups: int,
     num_chosen_groups: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """logits [T, E], contiguous → experts int32 [T, k] in the order in which they are chosen, and
-    weights float32 [T, k]. correction float32 [E]."""
+    weights float32 [T, k]. bias, of the logits' type, and correction float32 [E]."""
     assert logits.is_contiguous()
+    assert bias is None or bias.dtype == logits.dtype
     num_tokens, num_experts = logits.shape
     width = -(-num_experts // NUM_LANES) * NUM_LANES
     scratch = torch.empty(num_tokens, 2 * width + num_groups, dtype=torch.float32)
@@ -48,6 +50,7 @@ def route(
         *(scratch.data_ptr(), experts.data_ptr(), weights.data_ptr()),
         *(num_experts, width, num_chosen, int(is_sigmoid), int(is_normalized), float_bits(scale)),
         *(num_groups, num_chosen_groups),
+        0 if bias is None else bias.data_ptr(),
     )
     return experts, weights
 
@@ -129,10 +132,13 @@ def _route_row(arguments: int, row: int, element: Any) -> None:
     num_groups = argument(arguments, 11)
     p_logits = argument(arguments, 0) + row * num_experts * size_of(element)
     p_correction = argument(arguments, 1)
+    p_bias = argument(arguments, 13)
     p_scores = argument(arguments, 2) + row * (2 * width + num_groups) * _SIZE
     p_ranked = p_scores + width * _SIZE
     for i in range(num_experts):
         logit = number_at(p_logits + i * size_of(element), element)
+        if p_bias:
+            logit += number_at(p_bias + i * size_of(element), element)
         put(p_scores + i * _SIZE, logit, F32_ELEMENT)
     for i in range(num_experts, width):
         put(p_scores + i * _SIZE, _LEAST, F32_ELEMENT)

@@ -31,6 +31,7 @@ from headwater.engine_core.options import BuildRequest, ExecutorOptions
 from headwater.engine_core.platforms.cuda import CudaPlatform
 from headwater.engine_core.platforms.peer_group import PeerGroup
 from headwater.engine_core.weights.layout import Layout
+from headwater.engine_core.weights.page_plan import one_group
 from headwater.engine_core.weights.shards import Shard, Stage, local_config
 from headwater.kernels.peer.peer_memory import PeerMemory, new_numbers
 from headwater.kernels.sampling.sample import Candidates
@@ -210,6 +211,7 @@ def run_rank(
     device, config = build_cuda_executor(
         served(shard, group, is_tree=is_tree),
         replace(CONFIG, num_blocks=200),
+        one_group(SERVED),
         CPU,
         draft=draft(shard, group) if kind == "draft model" else None,
         heads=None if kind == "draft model" else heads(kind, shard, path / str(shard.index)),

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from headwater.engine_core.config import ConfigError
 from headwater.engine_core.devices import cuda
 from headwater.engine_core.executors.ranks.rank_devices import (
     MOST_SHARING,
@@ -12,8 +13,7 @@ from headwater.engine_core.executors.ranks.rank_devices import (
     most_ranks,
     rank_variables,
 )
-from headwater.engine_core.options import BuildRequest, ExecutorOptions
-from tests.engine_core.test_compiled_ahead import MODEL
+from headwater.engine_core.options import ExecutorOptions
 
 
 def test_each_rank_sees_its_own_gpu_first_and_those_of_its_engine_alone() -> None:
@@ -45,22 +45,8 @@ def test_ranks_on_another_host_have_the_first_gpus_there(monkeypatch: pytest.Mon
     assert seen == ["0,1,2,3", "1,0,2,3", "2,0,1,3", "3,0,1,2", "0,1", "1,0"]
 
 
-def request_of(stage_hosts: int = 0) -> BuildRequest:
-    options = ExecutorOptions(model_folder=None, pipeline_parallel_size=2, stage_hosts=stage_hosts)
-    return BuildRequest(
-        options=options,
-        model=MODEL,
-        **dict.fromkeys(("dtype", "kv_format", "activations"), "bfloat16"),
-    )
-
-
-def test_processors_that_may_reorder_stores_relay_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda.machine, "machine", lambda: "aarch64")
-    with pytest.raises(ConfigError) as refusal:
-        cuda._check_stage_hosts(request_of(stage_hosts=1))
-    assert str(refusal.value) == (
-        "stage_hosts is 1; allowed: 0 on the platform cuda beside processors of kind aarch64, "
-        "which may not keep the "
-        "order of stores"
-    )
-    cuda._check_stage_hosts(request_of())
+def test_ranks_of_several_hosts_keep_nvlink_multicast_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    two = ExecutorOptions(model_folder=None, pipeline_parallel_size=2)
+    assert "NCCL_NVLS_ENABLE" not in cuda.rank_variables(two, 0)
+    assert cuda.rank_variables(replace(two, stage_hosts=1), 1)["NCCL_NVLS_ENABLE"] == "0"

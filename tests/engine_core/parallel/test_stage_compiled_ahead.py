@@ -6,6 +6,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from headwater.engine_core.executors.exit import cuda_send
 from headwater.engine_core.executors.exit.token_messages import MessageNumbers
 from headwater.engine_core.executors.model.device_model import DeviceModel
 from headwater.engine_core.executors.ranks.gpu_stage import sizes_of
+from headwater.engine_core.executors.ranks.host_stages import HostStages
 from headwater.engine_core.executors.ranks.rank import Rank
 from headwater.engine_core.executors.ranks.stage_link import StageLinks
 from headwater.engine_core.executors.step_executor import StepExecutor
@@ -27,6 +30,7 @@ from headwater.engine_core.layers.group import Alone
 from headwater.engine_core.layers.staged import stage_weights
 from headwater.engine_core.models.decoder import Decoder
 from headwater.engine_core.options import ExecutorOptions
+from headwater.engine_core.weights.page_plan import one_group
 from headwater.engine_core.weights.shards import WHOLE, Stage
 from headwater.kernels.stage.stage_memory import StageMemory
 from tests.engine_core.parallel import test_rank_compiled_ahead as ranks
@@ -87,31 +91,52 @@ class Stages:
         return bool(self._each(lambda stage: stage.prepare()))
 
 
-class NotedRelay:
-    """See `StageRelay`: notes what it is to move to other hosts, and moves nothing."""
+class NotedLink:
+    """See `Sender` and `Receiver`: notes shapes of tensors, and moves nothing."""
 
     def __init__(self) -> None:
-        self.num_streams = 0
-        self.tokens = list[tuple[int, int]]()
+        self.shapes = list[tuple[int, ...]]()
 
-    def start(self) -> None:
-        assert not self.num_streams, "what is launched before is lost"
+    def send(self, tensor: torch.Tensor) -> None:
+        assert tensor.is_contiguous()
+        self.shapes.append(tuple(tensor.shape))
 
-    def note_layers(self) -> None:
-        self.num_streams += 1
-
-    def note_tokens(self, number: int, num_words: int) -> None:
-        self.tokens.append((number, num_words))
+    def post(self, tensor: torch.Tensor) -> Callable[[], None]:
+        return partial(self.send, tensor)
 
 
-def stage_of(index: int, relay: Any = None) -> StepExecutor[Any, Any]:
+class NotedLinks:
+    """Links of one stage with stages on other hosts, each of which notes what it moves."""
+
+    def __init__(self, index: int) -> None:
+        last = len(STAGES) - 1
+        self.stream_in, self.stream_out, self.tokens_in, self.tokens_out = (
+            NotedLink() for _ in range(4)
+        )
+        links = StageLinks(
+            stage=index,
+            num_stages=len(STAGES),
+            stream_in=self.stream_in if index else None,
+            stream_out=self.stream_out if index < last else None,
+            tokens_in=self.tokens_in if index < last else None,
+            tokens_out=[self.tokens_out] if index == last else (),
+        )
+        sizes = sizes_of(LIMITS, SERVED.hidden_size, DTYPE)
+        most_tokens = sizes.stream_bytes // (SERVED.hidden_size * DTYPE.itemsize)
+        self.hosts = HostStages(
+            links,
+            replace(sizes, stream_bytes=0, num_messages=1),
+            torch.zeros(most_tokens, SERVED.hidden_size, dtype=DTYPE),
+        )
+
+
+def stage_of(index: int, hosts: HostStages | None = None) -> StepExecutor[Any, Any]:
     layout = Decoder.layout(SERVED)
     last = len(STAGES) - 1
     memory = StageMemory(
         own=4096 * (index + 1),
         before=4096 * index,
         behind=0 if index == last else 4096 * (index + 2),
-        first=4096,
         others=torch.zeros(last if index in (0, last) else 0, dtype=torch.int64),
         sizes=sizes_of(LIMITS, SERVED.hidden_size, DTYPE),
     )
@@ -123,10 +148,12 @@ def stage_of(index: int, relay: Any = None) -> StepExecutor[Any, Any]:
     weights = stage_weights(zeros(layout, WHOLE), layout, rank.stage, DTYPE)
     config = rank.local_config(SERVED)
     request = replace(REQUEST, options=options)
-    served = LoadedRank(config, weights, DTYPE, False, request, rank, None, Alone(), memory, relay)
+    memory = memory if hosts is None else hosts.memory
+    served = LoadedRank(config, weights, DTYPE, False, request, rank, None, Alone(), memory, hosts)
     built, _ = build_cuda_executor(
         served,
         LIMITS,
+        one_group(SERVED),
         CPU,
         draft=None,
         heads=None,
@@ -138,26 +165,43 @@ def stage_of(index: int, relay: Any = None) -> StepExecutor[Any, Any]:
 
 
 @pytest.mark.usefixtures("_no_gpu")
-def test_stages_compile_nothing_late_and_relay_each_message(launches: Launches) -> None:
-    """Where stages are on other hosts, each stream and each message of tokens is relayed."""
+@pytest.mark.parametrize(
+    "are_on_hosts",
+    [
+        pytest.param(False, id="one host"),
+        pytest.param(True, id="several hosts", marks=pytest.mark.long),
+    ],
+)
+def test_stages_compile_nothing_late_and_send_each_message(
+    are_on_hosts: bool, launches: Launches
+) -> None:
+    """Where stages are on other hosts, each stream and each message of tokens is sent and
+    received, of equal sizes on both sides."""
     built = []
     ahead = []
-    relays = [NotedRelay() for _ in STAGES]
-    for index, relay in enumerate(relays):
+    noted = []
+    for index in range(len(STAGES)):
         launches.seen = set()
-        built.append(stage_of(index, relay))
+        noted.append(NotedLinks(index))
+        built.append(stage_of(index, noted[-1].hosts if are_on_hosts else None))
         ahead.append(launches.seen)
     stages = Stages(built, launches)
     serve_at_random(stages, LIMITS)  # type: ignore[arg-type]
     for launched, compiled in zip(stages.launched, ahead, strict=True):
         late = launched - compiled
         assert not late, "\n".join(sorted(str(each)[:400] for each in late))
-    sizes = sizes_of(LIMITS, SERVED.hidden_size, DTYPE)
-    tokens = relays[-1].tokens
-    assert relays[0].num_streams == relays[1].num_streams == relays[2].num_streams > 100
-    assert [number for number, _ in tokens] == list(range(1, len(tokens) + 1))
-    assert len(tokens) > 100
-    assert all(1 < num_words <= sizes.message_len for _, num_words in tokens)
+    if not are_on_hosts:
+        return
+    for before, behind in pairwise(noted):
+        assert before.stream_out.shapes == behind.stream_in.shapes
+        assert len(before.stream_out.shapes) > 100
+    sent = noted[-1].tokens_out.shapes
+    assert len(sent) > 100
+    for stage in noted[:-1]:
+        received = stage.tokens_in.shapes
+        assert received == sent[: len(received)]
+        # Tokens of the last plans are received before a later one.
+        assert len(sent) - len(received) <= LIMITS.most_in_flight
 
 
 @pytest.mark.usefixtures("_no_gpu", "launches")

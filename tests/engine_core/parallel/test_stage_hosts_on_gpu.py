@@ -119,7 +119,9 @@ def test_drafts_that_every_stage_looks_up_change_no_bit(
         check_own_drafts(two, prompts, PLAIN)
 
 
-def test_what_a_relay_costs(qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_stage_on_another_host_costs(
+    qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Prints it, with `pytest -s`: milliseconds a token of an answer alone, and of each of 8 at
     once."""
     prompts = [PROMPT[i : i + 20] for i in range(8)]
@@ -138,10 +140,10 @@ def test_what_a_relay_costs(qwen3: Path, tmp_path: Path, monkeypatch: pytest.Mon
         return answers
 
     with hosts_of(qwen3, tmp_path, monkeypatch) as (options, _), engine(qwen3, **options) as two:
-        relayed = measured("on another host", two)
+        answers = measured("on another host", two)
     for access in ("auto", "off"):
         with engine(qwen3, pipeline_parallel_size=2, peer_access=access) as two:
-            assert measured(f"on one host, peer access {access}", two) == relayed
+            assert measured(f"on one host, peer access {access}", two) == answers
 
 
 @pytest.mark.parametrize("who", ["host", "rank"])

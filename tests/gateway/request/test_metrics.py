@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from headwater.gateway.request.admission import Admission
-from headwater.gateway.request.metrics import MAX_TENANTS, Metrics
+from headwater.gateway.request.metrics import MAX_ADAPTERS, MAX_TENANTS, OTHER_ADAPTERS, Metrics
 
 
 def shown(registry: CollectorRegistry, name: str) -> list[str]:
@@ -75,3 +75,13 @@ def test_latencies_are_told_apart_below_ten_milliseconds(name: str) -> None:
     Metrics(registry).of("m")
     bounds = shown(registry, f"headwater_{name}_bucket")
     assert sum(float(line.split('le="')[1].split('"')[0]) < 0.01 for line in bounds) >= 3
+
+
+def test_adapters_beyond_the_bound_share_a_counter() -> None:
+    metrics = Metrics(CollectorRegistry())
+    for i in range(MAX_ADAPTERS + 3):
+        metrics.count_adapter(f"adapter {i}")
+    metrics.count_adapter("adapter 0")
+    assert metrics.adapter_requests.value("adapter 0") == 2
+    assert metrics.adapter_requests.value(OTHER_ADAPTERS) == 3
+    assert metrics.adapter_requests.value(f"adapter {MAX_ADAPTERS}") == 0

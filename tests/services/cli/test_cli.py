@@ -46,11 +46,13 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
             "gpu_memory_utilization",
         ),
         # A text by which weights of few bits are rounded is a choice beside the number of bits.
-        *("quantization", "calibration"),
+        *("quantization", "calibration", "model_code"),
         *("kv_disk_dir", "kv_disk_memory", "kv_peer_memory", "kv_peer_direct"),
         *("speculation", "draft_model", "draft_heads"),
         # A model that is larger than one GPU, or answers that want more than one GPU's bandwidth.
         *("tensor_parallel_size", "pipeline_parallel_size"),
+        # What an operator of vLLM looks for first: adapters by name.
+        *("adapter_memory", "lora_modules"),
         # Answers that move between engines of different sizes to the bit.
         "numerics",
         *(

@@ -216,6 +216,15 @@ async def test_a_client_that_is_killed_leaves_nothing_running(engine: EngineProc
         assert (await client.idle_load()).num_used_blocks == 0
 
 
+async def test_an_adapter_that_is_not_here_may_be_at_another_engine(engine: EngineProcess) -> None:
+    async with client_of(engine) as client:
+        await client.send(add(1, [1], adapter=b"\1" * 16))
+        await client.read_until_finished(1)
+    finish = client.finishes[1]
+    assert (finish.reason, finish.retriable) == (ERROR, True)
+    assert finish.error == f"this engine has no adapter {16 * '01'}"
+
+
 async def test_what_the_core_could_not_run_is_refused_with_a_sentence(
     engine: EngineProcess,
 ) -> None:
@@ -242,7 +251,6 @@ async def test_what_the_core_could_not_run_is_refused_with_a_sentence(
         ),
         (add(1, [1], cache_namespace=b"short"), "cache_namespace is b'short'; allowed: 16 bytes"),
         (add(1, [1], sampling=Sampling()), "max_tokens is missing; allowed: a number"),
-        (add(1, [1], lora="poet"), "lora is not supported: this engine has no adapters"),
         (add(1, [1], grammar=b"x"), "grammar has 1 bytes; allowed: the 0 that were announced"),
         (
             add(1, [1], grammar=b"x", num_grammar_bytes=1),

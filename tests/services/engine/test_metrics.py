@@ -115,3 +115,12 @@ def test_hits_are_told_by_tier_and_the_disk_only_where_there_is_one() -> None:
     assert 'headwater_kv_disk_usage_perc{model_name="m"} 0.25' in shown(
         EngineLoad(disk=disk), "headwater_kv_disk"
     )
+
+
+def test_pages_of_a_cache_with_several_groups_are_shown_by_window() -> None:
+    load = EngineLoad(num_pages_by_window={"0": 20, "512": 35})
+    assert shown(load, "headwater_kv_cache_pages") == [
+        'headwater_kv_cache_pages{model_name="m",window="0"} 20.0',
+        'headwater_kv_cache_pages{model_name="m",window="512"} 35.0',
+    ]
+    assert shown(EngineLoad(), "headwater_kv_cache_pages") == []

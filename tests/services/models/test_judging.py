@@ -100,6 +100,19 @@ def test_a_dry_run_says_what_a_model_takes(hub: Hub, tmp_path: Path) -> None:
     assert hub.downloaded == ["config.json"]
 
 
+def test_a_dry_run_judges_the_code_that_is_asked_for(hub: Hub, tmp_path: Path) -> None:
+    config = tmp_path / "files" / "config.json"
+    config.write_text(json.dumps(LLAMA | {"model_type": "llama"}))
+    asked: dict[str, Any] = {"cache_dir": tmp_path / "cache", "progress": silent, "device": "cpu"}
+    found = judge("somebody/something", **asked, model_code="transformers")
+    assert found.startswith("LlamaForCausalLM by transformers ")
+    bloom = {"model_type": "bloom", "architectures": ["BloomForCausalLM"]}
+    config.write_text(json.dumps(LLAMA | bloom))
+    with pytest.raises(ModelNotServed, match="architectures is 'BloomForCausalLM'; allowed: arch"):
+        pull("somebody/something", **asked, model_code="transformers")
+    assert set(hub.downloaded) == {"config.json"}
+
+
 def test_of_a_repository_without_safetensors_torchs_own_files_are_downloaded(
     hub: Hub, tmp_path: Path
 ) -> None:

@@ -2,15 +2,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub.utils import filter_repo_objects
 
 from headwater.services.models import child_folder
 from headwater.services.models.hugging_face import HubError
-from headwater.services.models.manifest import LAYOUT
+from headwater.services.models.manifest import LAYOUT, ModelManifest
 from headwater.services.models.store import (
     ModelNotFound,
+    OtherModelCode,
     default_cache_dir,
     find_source,
     name_of,
@@ -204,6 +206,35 @@ def test_a_converted_folder_in_the_home_folder_is_served_as_it_is(
     for name in ("model.json", "config.json"):
         (folder / name).write_text("{}")
     assert pull("~/converted", cache_dir=tmp_path, progress=silent) == folder
+
+
+def test_a_converted_folder_for_other_code_is_refused(tmp_path: Path) -> None:
+    manifest = ModelManifest(
+        name="a",
+        revision="b",
+        dtype="float32",
+        layout=LAYOUT,
+        architecture="LlamaForCausalLM",
+        vocab_size=8,
+        max_model_len=8,
+        eos_token_ids=(),
+        bos_token_id=None,
+        source="",
+    )
+    manifest.write(tmp_path)
+    asked: dict[str, Any] = {"cache_dir": tmp_path, "progress": silent}
+    assert pull(str(tmp_path), **asked, model_code="headwater") == tmp_path
+    with pytest.raises(OtherModelCode, match="is 'transformers'; allowed: auto or headwater"):
+        pull(str(tmp_path), **asked, model_code="transformers")
+
+
+def test_models_of_each_code_have_folders_of_their_own(tmp_path: Path) -> None:
+    home = tmp_path / "smollm2-135m-instruct"
+    for name in (f"0.1.2-float32-{LAYOUT}", f"0.1.2-float32-transformers-{LAYOUT}"):
+        (home / name).mkdir(parents=True)
+    asked: dict[str, Any] = {"cache_dir": tmp_path, "progress": silent, "dtype": "float32"}
+    found = pull("smollm2-135m-instruct", **asked, model_code="transformers")
+    assert found.name == f"0.1.2-float32-transformers-{LAYOUT}"
 
 
 def test_a_model_in_the_cache_is_not_made_again(tmp_path: Path) -> None:

@@ -1,0 +1,177 @@
+"""`headwater bench adapters`: decode tokens a second of rows with adapters, beside rows without, in
+turn on one machine."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from safetensors.torch import save_file
+
+from headwater.engine_core.engine import Engine
+from headwater.engine_core.executor import HostAdapters, TakesAdapters
+from headwater.engine_core.executors.build.single import build_executor
+from headwater.engine_core.models import registry
+from headwater.engine_core.options import ExecutorOptions
+from headwater.engine_core.request import NewRequest
+from headwater.engine_core.sampling_params import SamplingParams
+from headwater.engine_core.weights.model_config import ModelConfig
+
+from .figures import AsJson, show_rows
+from .program import run_program
+
+PROMPT_TOKENS = 64
+NO_ADAPTER = b""
+NAMESPACE_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """Medians over rounds in turn."""
+
+    rows: int
+    adapters: int
+    rank: int
+    base_tokens_per_second: float
+    tokens_per_second: float
+    share: float
+    """Share of the base's speed, the median of the rounds."""
+
+
+class Subject:
+    """An engine in this process."""
+
+    def __init__(self, options: ExecutorOptions) -> None:
+        self.executor, config, _ = build_executor(options, lambda phase, done, total: None)
+        self._engine = Engine(config, self.executor)
+        self._keys = count()
+        self._random = np.random.default_rng(0)
+
+    def load(self, folder: Path) -> bytes:
+        """Has requests take an adapter. Returns its hash."""
+        facts = self._host_adapters.read(folder)
+        self._engine.add_adapter(facts.digest, facts.num_ranks)
+        return facts.digest
+
+    @property
+    def _host_adapters(self) -> HostAdapters:
+        assert isinstance(self.executor, TakesAdapters)
+        assert self.executor.host_adapters is not None
+        return self.executor.host_adapters
+
+    def decode_speed(self, adapters: Sequence[bytes], num_tokens: int) -> float:
+        """Tokens a second of rows, one for each adapter, from when all decode."""
+        for digest in adapters:
+            self._engine.add(
+                NewRequest(
+                    key=next(self._keys),
+                    prompt_ids=self._random.integers(300, 1000, PROMPT_TOKENS).tolist(),
+                    output_ids=[],
+                    sampling=SamplingParams(temperature=0.0, max_tokens=num_tokens),
+                    adapter=digest,
+                    namespace=digest.ljust(NAMESPACE_BYTES, b"\0"),
+                )
+            )
+        num_started = num_counted = 0
+        begin = 0.0
+        while self._engine.has_work():
+            output = self._engine.step()
+            if output is None:
+                continue
+            if begin:
+                num_counted += sum(output.num_tokens)
+            num_started += len(output.starts)
+            if not begin and num_started == len(adapters):
+                begin = time.perf_counter()
+        return num_counted / (time.perf_counter() - begin)
+
+    def close(self) -> None:
+        self._engine.close()
+        self.executor.close()
+
+
+def write_adapter(folder: Path, config: ModelConfig, rank: int, seed: int) -> None:
+    """Writes random factors of every linear layer, in PEFT's layout."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    q_size, k_size, v_size = config.qkv_sizes
+    sizes = {
+        "self_attn.q_proj": (q_size, hidden),
+        "self_attn.k_proj": (k_size, hidden),
+        "self_attn.v_proj": (v_size, hidden),
+        "self_attn.o_proj": (hidden, q_size),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+    generator = torch.Generator().manual_seed(seed)
+    tensors: dict[str, torch.Tensor] = {}
+    for i in range(config.num_layers):
+        for name, (num_outputs, num_inputs) in sizes.items():
+            prefix = f"base_model.model.model.layers.{i}.{name}"
+            a = torch.randn(rank, num_inputs, generator=generator) * 0.02
+            b = torch.randn(num_outputs, rank, generator=generator) * 0.02
+            tensors |= {f"{prefix}.lora_A.weight": a, f"{prefix}.lora_B.weight": b}
+    folder.mkdir()
+    fields = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": "all-linear"}
+    (folder / "adapter_config.json").write_text(json.dumps(fields))
+    save_file(tensors, folder / "adapter_model.safetensors")
+
+
+def main(
+    model_folder: Annotated[Path, typer.Argument(help="Converted model, as engines read it.")],
+    device: str = "cpu",
+    rows: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 16,
+    adapters: Annotated[int, typer.Option(min=1, help="Adapters that rows take in turn.")] = 4,
+    rank: Annotated[int, typer.Option(min=1, max=256)] = 16,
+    tokens: Annotated[int, typer.Option(min=8, help="Tokens of each answer.")] = 48,
+    rounds: Annotated[int, typer.Option(min=1)] = 5,
+    adapter_memory: int = 1 << 30,
+    as_json: AsJson = False,
+) -> None:
+    """Decode tokens a second of rows with adapters, and of rows without at an engine that takes
+    none."""
+    common: dict[str, Any] = {"model_folder": model_folder, "device": device, "max_model_len": 512}
+    sizes: dict[str, Any] = {
+        "max_num_seqs": rows,
+        "max_num_batched_tokens": max(rows * PROMPT_TOKENS, 256),
+    }
+    base = Subject(ExecutorOptions(**common, **sizes))
+    subject = Subject(ExecutorOptions(**common, **sizes, adapter_memory=adapter_memory))
+    digests = []
+    with tempfile.TemporaryDirectory() as folder:
+        for i in range(adapters):
+            place = Path(folder) / str(i)
+            write_adapter(place, registry.read_config(model_folder), rank, i)
+            digests.append(subject.load(place))
+    taken = [digests[i % adapters] for i in range(rows)]
+    speeds = []
+    # The first round compiles and records.
+    for _ in range(rounds + 1):
+        plain = base.decode_speed([NO_ADAPTER] * rows, tokens)
+        speeds.append((plain, subject.decode_speed(taken, tokens)))
+    base.close()
+    subject.close()
+    measured = speeds[1:]
+    found = Measurement(
+        rows=rows,
+        adapters=adapters,
+        rank=rank,
+        base_tokens_per_second=round(median(plain for plain, _ in measured), 1),
+        tokens_per_second=round(median(adapted for _, adapted in measured), 1),
+        share=round(median(adapted / plain for plain, adapted in measured), 3),
+    )
+    show_rows([found], "decode tokens a second with adapters", as_json=as_json)
+
+
+if __name__ == "__main__":
+    run_program(main)

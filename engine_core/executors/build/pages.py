@@ -1,0 +1,50 @@
+"""Page groups of an engine, by its model and what stands beside it."""
+
+from __future__ import annotations
+
+import logging
+
+from ...options import ExecutorOptions
+from ...weights.model_config import ModelConfig
+from ...weights.page_plan import PagePlan, one_group, plan_pages
+
+log = logging.getLogger(__name__)
+
+
+def pages_of(
+    options: ExecutorOptions, model: ModelConfig, max_model_len: int, *, has_groups: bool = True
+) -> PagePlan:
+    """Page groups of the served model: those of its windows, or one that keeps every block beside
+    what knows no windows, which is logged. `has_groups`: its architecture reads several."""
+    plan = plan_pages(model, max_model_len)
+    reason = _whole_beside(options, plan)
+    if plan.num_groups > 1 and not has_groups:
+        reason = f"the architecture {model.architecture}"
+    if not reason or plan.windows == (0,):
+        return plan
+    log.warning(
+        "layers with a window of %d keep the KV blocks of whole sequences beside %s",
+        *(model.sliding_window, reason),
+    )
+    return one_group(model)
+
+
+def _whole_beside(options: ExecutorOptions, plan: PagePlan) -> str:
+    """The option beside which every layer keeps all blocks; empty: there is none."""
+    # What drafts computes positions that it has skipped later, so that it may see others than the
+    # served model.
+    given: dict[str, object] = {
+        "draft_model": options.draft_model,
+        "draft_heads": options.draft_heads,
+    }
+    if plan.num_groups > 1:
+        # Blocks of these move as a whole; stages divide layers, and with them their groups. Ranks
+        # copy their parts of whole blocks to host memory.
+        given |= {
+            "kv_swap_memory of several ranks": options.kv_swap_memory
+            and options.tensor_parallel_size > 1,
+            "kv_disk_dir": options.kv_disk_dir,
+            "kv_peer_memory": options.kv_peer_memory,
+            "pipeline_parallel_size": options.pipeline_parallel_size > 1,
+        }
+    return next((name for name, value in given.items() if value), "")

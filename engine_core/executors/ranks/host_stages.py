@@ -1,0 +1,51 @@
+"""Exchange of a pipeline stage on a GPU with stages on other hosts: residual streams before and
+behind its layers, and messages of tokens. It lies between the launches of a step: graphs hold none
+of it."""
+
+from __future__ import annotations
+
+import torch
+
+from headwater.kernels.stage.stage_memory import StageMemory, StageSizes
+
+from .stage_link import StageLinks
+
+
+class HostStages:
+    """See `StageStreams` and `TokenChannel`."""
+
+    def __init__(self, links: StageLinks, sizes: StageSizes, arrived: torch.Tensor) -> None:
+        """`sizes`: of messages. `arrived` [tokens, H] has room for the stream of any step, where
+        there is a stage before."""
+        self.arrived = arrived
+        self._links = links
+        self._words = torch.zeros(sizes.num_bytes // 4, dtype=torch.int32, device=arrived.device)
+        own = self._words.data_ptr()
+        self.memory = StageMemory(
+            own=own,
+            before=0,
+            behind=0,
+            others=torch.tensor([own], device=arrived.device),
+            sizes=sizes,
+        )
+        """Where messages are written before they are sent, or read once they have come."""
+
+    def take(self, num_tokens: int) -> None:
+        if self._links.stream_in is not None:
+            self._links.stream_in.post(self.arrived[:num_tokens])()
+
+    def give(self, stream: torch.Tensor) -> None:
+        if self._links.stream_out is not None:
+            self._links.stream_out.send(stream)
+
+    def send(self, number: int, num_words: int) -> None:
+        for sender in self._links.tokens_out:
+            sender.send(self._message(number, num_words))
+
+    def receive(self, number: int, num_words: int) -> None:
+        assert self._links.tokens_in is not None
+        self._links.tokens_in.post(self._message(number, num_words))()
+
+    def _message(self, number: int, num_words: int) -> torch.Tensor:
+        first = self.memory.message_at(number) // 4
+        return self._words[first : first + num_words]

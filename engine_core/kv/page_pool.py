@@ -1,0 +1,72 @@
+"""The pool of pages of all page groups, and how many of each kind a sequence takes. Knows sizes and
+windows; knows no requests."""
+
+from __future__ import annotations
+
+from ..config import EngineConfig
+from .block_pool import BlockPool
+from .page_keys import PageKeys
+from .prefix_cache import HeldPages, Hits
+
+
+class PagePool(BlockPool):
+    """A `BlockPool` of pages."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config.num_blocks)
+        self._config = config
+        self._kinds = config.page_kinds
+        self.keys = PageKeys(self._kinds, config.block_size)
+        """Keys by which pages go to block sources."""
+        self.num_groups = config.num_page_groups
+        """Pages of a block that every layer sees."""
+
+    def num_held(self, num_tokens: int) -> int:
+        """Pages that a sequence of so many tokens holds at most."""
+        return self._config.num_held(num_tokens)
+
+    def num_new(self, hits: Hits, num_tokens: int) -> tuple[int, ...]:
+        """Blocks of each kind behind the hits that a sequence of so many tokens takes, as many as
+        it holds at once."""
+        num_lacking = -(-num_tokens // self._config.block_size) - hits.num_blocks
+        return tuple(
+            min(num_lacking, self._config.num_held_of(kind, num_tokens) - held.end + held.first)
+            for kind, held in zip(self._kinds, hits.held, strict=True)
+        )
+
+    def num_pages(self, num_blocks: tuple[int, ...]) -> int:
+        """Pages of so many blocks of each kind."""
+        return sum(
+            len(kind.groups) * count for kind, count in zip(self._kinds, num_blocks, strict=True)
+        )
+
+    def longer(self, hits: Hits, num_new: tuple[int, ...]) -> list[HeldPages]:
+        """The hits with free pages of so many blocks of each kind behind them."""
+        return [
+            HeldPages(
+                held.first,
+                held.end + count,
+                held.pages + self.allocate(count * len(kind.groups)),
+            )
+            for kind, held, count in zip(self._kinds, hits.held, num_new, strict=True)
+        ]
+
+    def extended(self, ends: list[int], end: int) -> list[HeldPages]:
+        """Free pages from block ends[i] of kind i up to block `end`, or as far as there are free
+        ones for all kinds."""
+        while sum(counts := self._lacking(ends, end)) > self.num_free:
+            end -= 1
+        return [
+            HeldPages(first, max(first, end), self.allocate(count))
+            for first, count in zip(ends, counts, strict=True)
+        ]
+
+    def num_lacking(self, ends: list[int], end: int) -> int:
+        """Pages up to block `end` that a row lacks, which has those of kind i up to ends[i]."""
+        return sum(self._lacking(ends, end))
+
+    def _lacking(self, ends: list[int], end: int) -> list[int]:
+        return [
+            len(kind.groups) * max(0, end - first)
+            for kind, first in zip(self._kinds, ends, strict=True)
+        ]

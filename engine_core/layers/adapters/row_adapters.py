@@ -1,0 +1,102 @@
+"""Adapters of the rows that a forward pass computes: each row's own, behind any kind of linear
+layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+
+from headwater.kernels.adapters.slab import Slab, SlabLayer
+
+from ..linear.kinds import Weights
+from ..linear.linear import Linear, Product
+from ..platform import Platform
+from .slab_layout import SlabLayout
+
+
+class Addition(Protocol):
+    """Adds the products of x [T, K] with a layer's adapters to y [T, N]; plans are the
+    platform's."""
+
+    def begin(self, x: torch.Tensor, plan: Any) -> Any:
+        """Begins before the layer's product, and may go on beside it."""
+
+    def finish(self, x: torch.Tensor, y: torch.Tensor, begun: Any, plan: Any) -> None:
+        """Adds to the layer's product, in place."""
+
+
+class AdapterPlatform(Platform, Protocol):
+    """A platform with the flag `adapters`."""
+
+    def plan_adapters(self, slots: torch.Tensor, slab: Slab) -> Any:
+        """Plan of rows for the additions of all layers; slots int32 [T], −1: no adapter."""
+
+    def adapter_addition(self, slab: Slab, layer: SlabLayer) -> Addition:
+        """The addition of one layer; see `kernels.adapters.adapter_product`. A row's bits do not
+        depend on the others, and a row without an adapter is not written."""
+
+
+class RowAdapters:
+    """Adapters of the rows of the pass that is being computed."""
+
+    def __init__(self, platform: AdapterPlatform, slab: Slab) -> None:
+        self._platform = platform
+        self._slab = slab
+        self._slots: torch.Tensor | None = None
+        self._plan: Any = None
+
+    def begin(self, slots: torch.Tensor | None) -> None:
+        """Begins a pass over rows with adapters in these slots, int32 [T]; None: no row has
+        one."""
+        self._slots = slots
+        self._plan = None if slots is None else self._platform.plan_adapters(slots, self._slab)
+
+    def keep(self, rows: torch.Tensor) -> None:
+        """Goes on with some of the rows, in this order."""
+        if self._slots is not None:
+            self.begin(self._slots.index_select(0, rows))
+
+    def adapted(self, linear: Linear, layer: SlabLayer) -> AdaptedLinear:
+        addition = self._platform.adapter_addition(self._slab, layer)
+        return AdaptedLinear(linear, self._platform.linear(linear), addition, self)
+
+    def product(self, product: Product, addition: Addition, x: torch.Tensor) -> torch.Tensor:
+        """A layer's product with those of the rows' adapters added to it."""
+        if self._plan is None:
+            return product(x)
+        begun = addition.begin(x, self._plan)
+        y = product(x)
+        addition.finish(x, y, begun, self._plan)
+        return y
+
+
+class AdaptedLinear(Linear):
+    """A product, rounded, to which the products of the rows' adapters are added."""
+
+    kind = "adapted"
+
+    def __init__(
+        self, linear: Linear, product: Product, addition: Addition, rows: RowAdapters
+    ) -> None:
+        assert linear.rounds_to is None
+        self.out_features = linear.out_features
+        self.in_features = linear.in_features
+        self._product = product
+        self._addition = addition
+        self._rows = rows
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, K] → [T, N]"""
+        return self._rows.product(self._product, self._addition, x)
+
+
+def with_adapters(weights: Weights, layout: SlabLayout, rows: RowAdapters) -> Weights:
+    """The weights with adapters behind every layer that takes them. `rows` is the pass's, which a
+    model begins."""
+    adapted: Mapping[str, Linear] = {
+        name: rows.adapted(weights.linears[name], layer) for name, layer in layout.layers.items()
+    }
+    return replace(weights, linears={**weights.linears, **adapted}, adapters=rows)

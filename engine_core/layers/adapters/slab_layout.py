@@ -1,0 +1,106 @@
+"""Which layers of a model take adapters, where their factors lie in a slab, and adapters in the
+form in which they are copied there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from headwater.kernels.adapters.slab import MAX_RANK, RANK_UNIT, Slab, SlabLayer
+
+from ...config import ConfigError, require
+from ...weights.adapters.adapter import Adapter
+from ...weights.layout import Layout, WeightSpec
+
+_ALIGNMENT = 16
+"""Numbers: kernels read the factors of every layer by whole lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedAdapter:
+    """An adapter in host memory as a slab holds it."""
+
+    numbers: torch.Tensor
+    """[padded rank, numbers of a rank] in the model's dtype."""
+    factors: torch.Tensor
+    """float32 [projections]"""
+
+    @property
+    def num_ranks(self) -> int:
+        """Its padded rank."""
+        return len(self.numbers)
+
+
+class SlabLayout:
+    """Places of the factors of a model's layers."""
+
+    def __init__(self, layout: Layout, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.layers: dict[str, SlabLayer] = {}
+        first = column = 0
+        for name, spec in layout.items():
+            if takes_adapters(name, spec):
+                parts = spec.parts or (spec.shape[0],)
+                layer = self.layers[name] = SlabLayer(spec.shape[1], parts, first, column)
+                first = -(-layer.end // _ALIGNMENT) * _ALIGNMENT
+                column += len(parts)
+        self.rank_numbers = first
+        """Numbers that an adapter has for each of its ranks."""
+        self.num_projections = column
+
+    @property
+    def rank_bytes(self) -> int:
+        """Bytes of these numbers."""
+        return self.rank_numbers * self.dtype.itemsize
+
+    def slab(self, num_bytes: int, device: torch.device) -> Slab:
+        """Memory for adapters on a device, of so many bytes or a little less. Raises `ConfigError`
+        where an adapter of rank `RANK_UNIT` does not fit."""
+        num_slots = num_bytes // (RANK_UNIT * self.rank_bytes)
+        least = RANK_UNIT * self.rank_bytes
+        allowed = f"0, or {least} bytes (an adapter of rank {RANK_UNIT}) and more"
+        require(num_slots > 0, "adapter_memory", num_bytes, allowed)
+        return Slab(
+            torch.zeros(num_slots * RANK_UNIT, self.rank_numbers, dtype=self.dtype, device=device),
+            torch.zeros(num_slots, dtype=torch.int32, device=device),
+            torch.zeros(num_slots, self.num_projections, device=device),
+        )
+
+    def pack(self, adapter: Adapter, *, is_pinned: bool = False) -> PackedAdapter:
+        """Raises `ConfigError` for numbers that the model's dtype does not hold."""
+        num_ranks = padded_rank(adapter.rank)
+        numbers = torch.zeros(num_ranks, self.rank_numbers, dtype=self.dtype, pin_memory=is_pinned)
+        factors = torch.zeros(self.num_projections, pin_memory=is_pinned)
+        for (name, part), low_rank in adapter.projections.items():
+            layer = self.layers[name]
+            rank, num_inputs = low_rank.a.shape
+            first_a = layer.first + part * num_inputs
+            numbers[:rank, first_a : first_a + num_inputs] = low_rank.a
+            first_b = layer.first_b + layer.part_starts[part]
+            numbers[:rank, first_b : first_b + layer.parts[part]] = low_rank.b.T
+            factors[layer.column + part] = low_rank.factor
+        is_finite = math.isfinite(float(numbers.abs().max())) and bool(factors.isfinite().all())
+        require(is_finite, "adapter", "numbers out of range", f"numbers that {self.dtype} holds")
+        return PackedAdapter(numbers, factors)
+
+
+def padded_rank(rank: int) -> int:
+    """Ranks that an adapter takes of a slab."""
+    assert rank <= MAX_RANK
+    return -(-rank // RANK_UNIT) * RANK_UNIT
+
+
+def takes_adapters(name: str, spec: WeightSpec) -> bool:
+    """Whether it is a linear layer of every token: no head, router or expert."""
+    is_layer = name.startswith("layers.") and spec.is_linear
+    return is_layer and not spec.num_experts and not spec.is_routing
+
+
+def check_layers(adapter: Adapter, layers: Mapping[str, SlabLayer]) -> None:
+    """Raises `ConfigError` for a projection of a layer that takes no adapters."""
+    for name, _ in adapter.projections:
+        if name not in layers:
+            raise ConfigError("adapter of layer", name, "linear layers of every token")

@@ -1,0 +1,103 @@
+"""The mixture of experts of a layer, made of the model's config and weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast
+
+import torch
+
+from ..config import ConfigError
+from ..layers.experts import Experts, SharedExpert
+from ..layers.linear.dense import DenseLinear
+from ..layers.linear.kinds import Weights
+from ..layers.linear.linear import Linear, Product
+from ..layers.mlp import Mlp
+from ..layers.platform import ExpertPlatform, Platform
+from ..layers.routing import ExpertStack, Router, Scoring
+from ..weights.experts_config import ExpertsConfig
+from ..weights.model_config import ModelConfig
+from . import mixture
+
+
+def check_unrounded(linear: Linear, config: ModelConfig) -> None:
+    """Raises `ConfigError` for a linear layer that reads activations of 8 bits, where nothing
+    rounds them."""
+    if linear.rounds_to is not None:
+        allowed = f"model with {config.architecture}, of which no norm or activation is rounded"
+        raise ConfigError("activation_dtype", "auto", allowed)
+
+
+class ExpertParts:
+    """Makes the experts of one layer by the names of the layout, which begin with a prefix."""
+
+    def __init__(
+        self, config: ModelConfig, weights: Weights, platform: Platform, prefix: str
+    ) -> None:
+        self._config = config
+        self._weights = weights
+        self._platform = platform
+        self._prefix = prefix
+
+    def experts(self) -> Experts:
+        sizes = self._config.experts
+        assert sizes is not None
+        shared = None
+        if sizes.shared_size:
+            shared = self._shared_expert(has_gate=sizes.has_shared_gate)
+        return Experts(
+            cast(ExpertPlatform, self._platform),
+            self._router(sizes),
+            self._logits(),
+            *self._stacks(has_biases=sizes.has_biases),
+            self._config.activation,
+            self._weights.group,
+            shared,
+        )
+
+    def _stacks(self, *, has_biases: bool) -> tuple[ExpertStack, ExpertStack]:
+        """Weights of gates and ups, and behind them. Where ranks divide the inputs of the latter,
+        the first rank alone adds their biases."""
+        gate_up = self._weights.experts[self._prefix + mixture.GATE_UP]
+        down = self._weights.experts[self._prefix + mixture.DOWN]
+        if not has_biases:
+            return gate_up, down
+        of_gate_up, of_down = (
+            self._weights.tensors[self._prefix + name].view(stack.num_experts, -1)
+            for name, stack in ((mixture.GATE_UP_BIAS, gate_up), (mixture.DOWN_BIAS, down))
+        )
+        is_first = self._weights.group.index == 0
+        return (
+            replace(gate_up, bias=of_gate_up),
+            replace(down, bias=of_down if is_first else torch.zeros_like(of_down)),
+        )
+
+    def _router(self, sizes: ExpertsConfig) -> Router:
+        return Router(
+            num_chosen=sizes.num_chosen,
+            scoring=Scoring.SIGMOID if sizes.is_sigmoid else Scoring.SOFTMAX,
+            is_normalized=sizes.is_normalized,
+            scale=sizes.scale,
+            bias=self._weights.tensors.get(self._prefix + mixture.ROUTER_BIAS),
+            correction=self._weights.tensors.get(self._prefix + mixture.CORRECTION),
+            num_groups=sizes.num_groups,
+            num_chosen_groups=sizes.num_chosen_groups,
+        )
+
+    def _logits(self) -> Product:
+        """The product with a router's weight; a wide router reads tokens in its own type."""
+        name = self._prefix + mixture.ROUTER
+        if name in self._weights.linears:
+            return self._platform.linear(self._weights.linears[name])
+        product = self._platform.linear(DenseLinear(self._weights.tensors[name]))
+        return lambda x: product(x.float())
+
+    def _shared_expert(self, *, has_gate: bool) -> SharedExpert:
+        gate_up = self._prefix + mixture.SHARED_GATE_UP
+        down = self._prefix + mixture.SHARED_DOWN
+        for name in (gate_up, down):
+            check_unrounded(self._weights.linears[name], self._config)
+        linears = self._weights.linears
+        mlp = Mlp(self._platform, linears[gate_up], linears[down], self._config.activation)
+        gate = linears[self._prefix + mixture.SHARED_GATE] if has_gate else None
+        return SharedExpert(self._platform, mlp, gate)

@@ -1,0 +1,13 @@
+"""The version of transformers that is installed. Imports nothing of it, nor torch."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+
+def transformers_version() -> str:
+    """Empty: it is not installed."""
+    try:
+        return version("transformers")
+    except PackageNotFoundError:
+        return ""

@@ -1,0 +1,55 @@
+"""Groups of layers whose KV blocks have tables of their own, over one pool of pages.
+
+A page holds the keys and values of one block for the layers of one group. Groups whose layers see
+the same keys are a kind: their pages are taken and given back together. Knows no layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+HASH_LEN = 16
+"""Bytes of a block's hash."""
+
+
+class PageKind(NamedTuple):
+    """Page groups whose layers see the same keys."""
+
+    window: int
+    """Positions that the layers see, their own included: pages before them are given back as a
+    sequence grows. 0: all."""
+    groups: range
+
+    def num_seen(self, block_size: int) -> int:
+        """Blocks before a position at the beginning of a block that it sees; 0: all."""
+        return max(-(-(self.window - 1) // block_size), 1) if self.window else 0
+
+    def first_seen(self, position: int, block_size: int) -> int:
+        """Index of the first block that a position sees."""
+        return max(0, position + 1 - self.window) // block_size if self.window else 0
+
+
+FULL = PageKind(0, range(1))
+"""The only kind of a model without windows."""
+
+
+def kinds_of(windows: Sequence[int]) -> tuple[PageKind, ...]:
+    """The kinds of page groups whose windows are given, equal ones beside one another."""
+    found: list[PageKind] = []
+    for window, same in groupby(windows):
+        first = found[-1].groups.stop if found else 0
+        found.append(PageKind(window, range(first, first + len(list(same)))))
+    return tuple(found)
+
+
+def page_key(block_hash: bytes, group: int) -> bytes:
+    """Key by which the page of a block is cached for a page group. That of the first group is the
+    block's hash."""
+    return block_hash + bytes((group,)) if group else block_hash
+
+
+def is_block_hash(key: bytes) -> bool:
+    """Whether a page's key is the hash of its block, which events and the prefix index name."""
+    return len(key) <= HASH_LEN

@@ -1,0 +1,146 @@
+"""Rows of a step in tiles of one adapter each, for products with low-rank adapters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+FEW_ROWS = 512
+"""Most rows of a step whose tiles one program makes, and whose products are divided by pieces of
+inputs."""
+FEW_TILE = 16
+MANY_TILE = 32
+"""Rows of a tile. From 64 on, products would be made by other instructions, with other bits."""
+NO_ROW = -1
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterTiles:
+    """Tiles of a step's rows; on the device, which alone knows how many there are."""
+
+    rows: torch.Tensor
+    """int32 [most tiles, rows of a tile]; −1: none."""
+    slots: torch.Tensor
+    """int32 [most tiles] slot of each tile's adapter."""
+    ranks: torch.Tensor
+    """int32 [most tiles] padded rank of each tile's adapter."""
+    count: torch.Tensor
+    """int32 [1] number of tiles."""
+    num_rows: int
+    """Rows of the step."""
+
+    @property
+    def tile_size(self) -> int:
+        return self.rows.shape[1]
+
+    @property
+    def is_few(self) -> bool:
+        return self.num_rows <= FEW_ROWS
+
+
+def adapter_tiles(slots: torch.Tensor, num_ranks: torch.Tensor) -> AdapterTiles:
+    """Tiles of rows with adapters in `slots`, int32 [T]; −1: no adapter. num_ranks int32 [slots]:
+    padded rank of the adapter of each slot."""
+    num_rows = len(slots)
+    if num_rows > FEW_ROWS:
+        return _of_many(slots, num_ranks)
+    tiles = AdapterTiles(
+        slots.new_empty(num_rows, FEW_TILE),
+        slots.new_empty(num_rows),
+        slots.new_empty(num_rows),
+        slots.new_empty(1),
+        num_rows,
+    )
+    scratch = slots.new_empty(2, num_rows)
+    _few_tiles[(1,)](
+        slots,
+        num_ranks,
+        tiles.rows,
+        tiles.slots,
+        tiles.ranks,
+        tiles.count,
+        scratch,
+        num_rows,
+        TILE=FEW_TILE,
+        BLOCK=triton.next_power_of_2(num_rows),
+    )
+    return tiles
+
+
+def _of_many(slots: torch.Tensor, num_ranks: torch.Tensor) -> AdapterTiles:
+    """Rows in the order of their slots, cut where the slot changes and at every full tile."""
+    num_rows = len(slots)
+    most = -(-num_rows // MANY_TILE) + min(len(num_ranks), num_rows)
+    ordered, order = torch.sort(slots, stable=True)
+    at = torch.arange(num_rows, device=slots.device)
+    begins = torch.ones_like(slots, dtype=torch.bool)
+    begins[1:] = ordered[1:] != ordered[:-1]
+    place = at - torch.cummax(torch.where(begins, at, 0), 0).values
+    has_adapter = ordered >= 0
+    leads = has_adapter & (place % MANY_TILE == 0)
+    tile = torch.cumsum(leads, 0) - 1
+    # Rows without an adapter are written behind the last tile.
+    target = torch.where(has_adapter, tile, most)
+    rows = slots.new_full((most + 1, MANY_TILE), NO_ROW)
+    rows.view(-1).scatter_(0, target * MANY_TILE + place % MANY_TILE, order.int())
+    of_tiles = slots.new_zeros(most + 1).scatter_(0, target, ordered)
+    of_tiles = of_tiles[:most]
+    # Places behind the last tile name any slot.
+    ranks = num_ranks[of_tiles.clamp(min=0)]
+    return AdapterTiles(rows[:most], of_tiles, ranks, leads.sum().int().view(1), num_rows)
+
+
+def adapter_tiles_twin(slots: torch.Tensor, tile_size: int) -> dict[int, list[list[int]]]:
+    """Rows of each tile by slot."""
+    rows: dict[int, list[int]] = {}
+    for row, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            rows.setdefault(slot, []).append(row)
+    return {
+        slot: [each[i : i + tile_size] for i in range(0, len(each), tile_size)]
+        for slot, each in rows.items()
+    }
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _few_tiles(
+    p_slots,
+    p_num_ranks,
+    p_rows,
+    p_tile_slots,
+    p_tile_ranks,
+    p_count,
+    p_scratch,
+    num_rows,
+    TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A row leads a tile where a multiple of TILE rows before it have its slot. The leader of
+    another row's tile has its slot, and so many fewer rows before it as the row's place says."""
+    o_row = tl.arange(0, BLOCK)
+    inside = o_row < num_rows
+    b_slot = tl.load(p_slots + o_row, mask=inside, other=-1)
+    b_before = tl.zeros((BLOCK,), tl.int32)
+    for i in range(num_rows):
+        b_before += ((b_slot == tl.load(p_slots + i)) & (o_row > i)).to(tl.int32)
+    b_place = b_before % TILE
+    b_leads = (b_slot >= 0) & (b_place == 0)
+    b_tile = tl.cumsum(b_leads.to(tl.int32), 0) - 1
+    tl.store(p_count, tl.sum(b_leads.to(tl.int32), 0))
+    tl.store(p_tile_slots + b_tile, b_slot, mask=b_leads)
+    tl.store(p_tile_ranks + b_tile, tl.load(p_num_ranks + b_slot, mask=b_leads), mask=b_leads)
+    tl.store(p_scratch + o_row, tl.where(b_leads, b_before, -1), mask=inside)
+    tl.store(p_scratch + num_rows + o_row, b_tile, mask=inside)
+    for i in range(TILE):
+        tl.store(p_rows + o_row * TILE + i, -1, mask=inside)
+    tl.debug_barrier()
+    b_own_tile = tl.zeros((BLOCK,), tl.int32)
+    for i in range(num_rows):
+        is_leader = (b_slot == tl.load(p_slots + i)) & (
+            b_before - b_place == tl.load(p_scratch + i)
+        )
+        b_own_tile = tl.where(is_leader, tl.load(p_scratch + num_rows + i), b_own_tile)
+    tl.store(p_rows + b_own_tile * TILE + b_place, o_row, mask=b_slot >= 0)

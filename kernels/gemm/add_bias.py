@@ -1,0 +1,40 @@
+"""Adds a bias to the product of few tokens, in place."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ..launch.dependent_launch import launch_options, release_dependents, wait_for_inputs
+
+BLOCK = 1024
+
+
+def add_bias(x: torch.Tensor, bias: torch.Tensor, *, dependent: bool = False) -> None:
+    """x [T, N] += bias [N], rounded to x's dtype once. With `dependent`, the previous kernel may
+    still be writing x."""
+    num_tokens, width = x.shape
+    assert x.is_contiguous()
+    block = min(BLOCK, triton.next_power_of_2(width))
+    _add_bias[(num_tokens, triton.cdiv(width, block))](
+        x,
+        bias,
+        width,
+        BLOCK=block,
+        DEPENDENT=dependent,
+        num_warps=4,
+        **launch_options(dependent),
+    )
+
+
+@triton.jit
+def _add_bias(p_x, p_bias, width, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
+    o_i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = o_i < width
+    b_bias = tl.load(p_bias + o_i, mask=inside, other=0.0).to(tl.float32)
+    p_row = p_x + tl.program_id(0).to(tl.int64) * width + o_i
+    wait_for_inputs(DEPENDENT)
+    release_dependents(DEPENDENT)
+    b_x = tl.load(p_row, mask=inside, other=0.0).to(tl.float32) + b_bias
+    tl.store(p_row, b_x.to(p_x.dtype.element_ty), mask=inside)

@@ -1,0 +1,109 @@
+"""Adapters of the simulated executor, under schedules of many requests."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.engine import Engine
+from headwater.engine_core.executors.simulated.executor import SimulatedExecutor
+from headwater.engine_core.executors.simulated.model import SimulatedModel, expected_tokens
+from headwater.engine_core.request import FinishReason, NewRequest
+from headwater.engine_core.sampling_params import SamplingParams
+from tests.engine_core.small_adapters import tensors_of, write_adapter
+
+MODEL = SimulatedModel(vocab_size=1000)
+SAMPLING = SamplingParams(temperature=0.0, max_tokens=9)
+
+
+def engine_of(num_adapter_ranks: int, **limits: int) -> tuple[Engine, SimulatedExecutor]:
+    given = {"num_blocks": 60, "max_model_len": 128, "max_num_seqs": 8} | limits
+    config = EngineConfig(num_adapter_ranks=num_adapter_ranks, max_num_batched_tokens=64, **given)
+    executor = SimulatedExecutor(config, MODEL)
+    return Engine(config, executor), executor
+
+
+def test_no_answer_has_a_token_of_another_adapter_while_adapters_come_and_go(
+    tmp_path: Path,
+) -> None:
+    """Twelve adapters of ranks 4 to 20 take turns in memory for 32 ranks. Adapters are removed and
+    read again while requests wait, run and are preempted."""
+    engine, executor = engine_of(32, num_blocks=30)
+    chosen = random.Random(5)
+    folders = [
+        write_adapter(tmp_path / str(i), tensors_of(i, 4, num_layers=1), r=4 + 8 * (i % 3))
+        for i in range(12)
+    ]
+    digests: list[bytes] = []
+    for folder in folders:
+        facts = executor.host_adapters.read(folder)
+        engine.add_adapter(facts.digest, facts.num_ranks)
+        digests.append(facts.digest)
+    expected: dict[int, list[int]] = {}
+    found: dict[int, list[int]] = {}
+    num_removed = 0
+    for key in range(200):
+        which = chosen.randrange(13)
+        digest = b"" if which == 12 else digests[which]
+        prompt = [chosen.randrange(1000) for _ in range(chosen.randrange(1, 60))]
+        expected[key] = expected_tokens(MODEL, prompt, SAMPLING, adapter=digest)
+        found[key] = []
+        engine.add(
+            NewRequest(
+                key=key,
+                prompt_ids=prompt,
+                output_ids=[],
+                sampling=SAMPLING,
+                adapter=digest,
+                namespace=digest or b"\0" * 16,
+                tenant=str(chosen.randrange(3)),
+            )
+        )
+        for _ in range(chosen.randrange(9)):
+            _step(engine, found)
+        other = chosen.randrange(12)
+        if engine.remove_adapter(digests[other]):
+            num_removed += 1
+            executor.host_adapters.drop(digests[other])
+            facts = executor.host_adapters.read(folders[other])
+            engine.add_adapter(facts.digest, facts.num_ranks)
+    while engine.has_work():
+        _step(engine, found)
+    assert found == expected
+    assert num_removed > 20
+
+
+def _step(engine: Engine, found: dict[int, list[int]]) -> None:
+    output = engine.step()
+    if output is None:
+        return
+    at = 0
+    for key, count in zip(output.keys, output.num_tokens, strict=True):
+        found[key] += output.token_ids[at : at + count]
+        at += count
+
+
+def test_a_request_with_an_adapter_that_is_not_there_ends_with_an_error() -> None:
+    engine, _ = engine_of(8)
+    engine.add(
+        NewRequest(key=1, prompt_ids=[1], output_ids=[], sampling=SAMPLING, adapter=b"x" * 16)
+    )
+    output = engine.step()
+    assert output is not None
+    [finished] = output.finishes
+    assert finished.reason is FinishReason.ERROR
+    assert finished.error == "the adapter was unloaded before the request came"
+
+
+def test_an_adapter_that_a_request_has_is_not_removed(tmp_path: Path) -> None:
+    engine, executor = engine_of(8)
+    facts = executor.host_adapters.read(write_adapter(tmp_path / "one", tensors_of(1)))
+    engine.add_adapter(facts.digest, facts.num_ranks)
+    engine.add(
+        NewRequest(key=1, prompt_ids=[1], output_ids=[], sampling=SAMPLING, adapter=facts.digest)
+    )
+    assert not engine.remove_adapter(facts.digest)
+    while engine.has_work():
+        engine.step()
+    assert engine.remove_adapter(facts.digest)
