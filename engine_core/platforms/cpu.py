@@ -78,7 +78,7 @@ class CpuPlatform:
         return route(logits, router)
 
     def experts(self, gate_up: ExpertStack, down: ExpertStack, activation: str) -> ExpertProduct:
-        return CpuExperts(gate_up, down, activation, self.linear)
+        return CpuExperts(gate_up, down, GATES[activation], self.linear)
 
     def plan_adapters(self, slots: torch.Tensor, slab: Slab) -> torch.Tensor:
         return slots

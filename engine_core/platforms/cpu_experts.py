@@ -12,7 +12,6 @@ import torch
 
 from headwater.kernels.cpu import fp8_tiles as fp8_units
 from headwater.kernels.cpu import group_tiles as int_units
-from headwater.kernels.cpu import silu_mul
 from headwater.kernels.cpu.compiler.compiled import Kernel
 from headwater.kernels.cpu.experts import route as route_kernel
 from headwater.kernels.cpu.experts.expert_product import ExpertProduct, ExpertTiles
@@ -35,11 +34,9 @@ from ..layers.linear.fp8_tiles import Fp8TileLinear
 from ..layers.linear.group_tiles import TileLinear
 from ..layers.linear.linear import Linear, Product
 from ..layers.routing import ExpertStack, Router, Routes, Scoring
-from ..weights.model_config import CLAMPED_SWIGLU
 
 MakeProduct = Callable[[Linear], Product]
-GATES = silu_mul.GATES | {CLAMPED_SWIGLU: silu_mul.clamped_swiglu}
-"""Gates of experts, by the name of the activation."""
+Gate = Callable[[torch.Tensor], torch.Tensor]
 StackProduct = Callable[[torch.Tensor, RowsByExpert], torch.Tensor]
 """Rows [P, K] by place, times the weights of their experts: [P, N]."""
 KERNELS = (route_kernel.KERNEL, SORT, GATHER, ADD_BIASES, COMBINE)
@@ -66,10 +63,10 @@ class CpuExperts:
     """See `ExpertPlatform.experts`."""
 
     def __init__(
-        self, gate_up: ExpertStack, down: ExpertStack, activation: str, product: MakeProduct
+        self, gate_up: ExpertStack, down: ExpertStack, gate: Gate, product: MakeProduct
     ) -> None:
-        """Activation as in `ExpertPlatform.experts`; `product` makes that of one expert's linear layer."""
-        self._gate = GATES[activation]
+        """`product` makes that of one expert's linear layer."""
+        self._gate = gate
         self._num_experts = gate_up.num_experts
         self._gate_up = _product_of(gate_up, product)
         self._down = _product_of(down, product)

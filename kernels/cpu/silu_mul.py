@@ -39,8 +39,8 @@ def clamped_swiglu(gate_up: torch.Tensor) -> torch.Tensor:
     return _run(CLAMPED_KERNEL, gate_up)
 
 
-GATES = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}
-"""Gates of MLPs, by the name of the activation."""
+GATES = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul, "clamped_swiglu": clamped_swiglu}
+"""Gated activations by the names that models have."""
 
 
 def _run(kernel: Kernel, gate_up: torch.Tensor) -> torch.Tensor:
