@@ -27,7 +27,7 @@ class PagedAttention:
     batch: ForwardBatch
     kv_cache: LayerCaches
     plans: list[Any]
-    """Of each page group."""
+    """Attention plans, one of each page group."""
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         with self.mode.aside():
