@@ -85,6 +85,7 @@ REFUSED_OF_ENGINE = {
     (table.FOREIGN, table.TREE): f"numerics tree: default with {FOREIGN}",
     (table.FOREIGN, table.DRAFT_MODEL): f"draft_model /folder: none with {FOREIGN}",
     (table.FOREIGN, table.DRAFT_HEADS): f"draft_heads /folder: none with {FOREIGN}",
+    (table.FOREIGN, table.ADAPTERS): f"adapter_memory 65536: 0 with {FOREIGN}",
     (table.STAGE_HOSTS, table.HOST_MEMORY): "kv_swap_memory 4096: 0 with stage_hosts 1",
     (table.STAGE_HOSTS, table.DISK): "kv_disk_dir /folder: none with stage_hosts 1",
     (table.STAGE_HOSTS, table.PULL): "kv_peer_memory 8192: 0 with stage_hosts 1",

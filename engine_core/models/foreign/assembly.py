@@ -21,8 +21,9 @@ from .modules import (
     OwnEmbedding,
     OwnLinear,
     RotaryTable,
+    is_rotary,
 )
-from .probe import EMBED, facts_of, is_rotary, linears_of
+from .probe import EMBED, facts_of, linears_of
 from .row_wise import RowWise
 
 
@@ -73,7 +74,7 @@ class OwnParts:
             for own, tensor in each._buffers.items():
                 each._buffers[own] = None if tensor is None else tensor.to(device)
             if is_rotary(each):
-                _replace(module, name, RotaryTable(each, self.max_model_len, device, self.mode))
+                _replace(module, name, RotaryTable(each, self.mode, self.max_model_len, device))
             elif type(each).__name__ in ACTIVATIONS:
                 activation = ACTIVATIONS[type(each).__name__]
                 _replace(module, name, OwnActivation(self.platform, activation, self.mode))

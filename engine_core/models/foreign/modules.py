@@ -83,16 +83,41 @@ class OwnActivation(nn.Module):
             return self._platform.activation(x.contiguous(), self._name)
 
 
-class RotaryTable(nn.Module):
+class StandIn(nn.Module):
+    """Stands for a part of a module, whose other attributes are its own."""
+
+    def __init__(self, part: nn.Module, mode: RowWise) -> None:
+        super().__init__()
+        self._part = part
+        self._mode = mode
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.__dict__["_modules"]:
+            return self.__dict__["_modules"][name]
+        return getattr(self.__dict__["_modules"]["_part"], name)
+
+
+class Unjudged(StandIn):
+    """Computes what its part does, by functions that nothing judges: it makes a table once."""
+
+    def forward(self, *given: Any, **keywords: Any) -> Any:
+        with self._mode.aside():
+            return self._part(*given, **keywords)
+
+
+def is_rotary(module: nn.Module) -> bool:
+    """Whether a module makes cosines and sines of positions."""
+    return type(module).__name__.endswith("RotaryEmbedding")
+
+
+class RotaryTable(StandIn):
     """Cosines and sines of every position, made once by the module that it stands for: a row's are
     then the same in any batch."""
 
     def __init__(
-        self, made_by: nn.Module, num_positions: int, device: torch.device, mode: RowWise
+        self, part: nn.Module, mode: RowWise, num_positions: int, device: torch.device
     ) -> None:
-        super().__init__()
-        self._mode = mode
-        self._made_by = made_by
+        super().__init__(part, mode)
         self._positions = torch.arange(num_positions, device=device).unsqueeze(0)
         self._tables: dict[object, tuple[torch.Tensor, ...]] = {}
 
@@ -108,12 +133,12 @@ class RotaryTable(nn.Module):
         return tuple(table.index_select(1, at) for table in self._tables[key])
 
     def _made(self, x: torch.Tensor, *more: Any, **keywords: Any) -> tuple[torch.Tensor, ...]:
-        made = self._made_by(x[:, :1], self._positions, *more, **keywords)
+        made = self._part(x[:, :1], self._positions, *more, **keywords)
         num_positions = self._positions.shape[1]
         is_table = isinstance(made, tuple) and all(
             each.dim() == 3 and each.shape[:2] == (1, num_positions) for each in made
         )
         if not is_table:
             allowed = "rotary tables [1, positions, numbers of a head]"
-            raise ConfigError("modelling code", type(self._made_by).__name__, allowed)
+            raise ConfigError("modelling code", type(self._part).__name__, allowed)
         return tuple(each.contiguous() for each in made)

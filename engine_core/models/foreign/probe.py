@@ -18,6 +18,7 @@ from ...weights.names import canonical
 from .head import GivenStates
 from .interface import PROBED, AttentionCall, ForwardPass, Mask
 from .library import module_of
+from .modules import Unjudged, is_rotary
 from .row_wise import Judging, RowWise
 
 NUM_TOKENS = 3
@@ -74,24 +75,6 @@ class Sized(nn.Module):
             return x.new_empty(*x.shape[:-1], self._num_outputs)
 
 
-class Unjudged(nn.Module):
-    """Stands for a part that computes a table once: its functions are its own."""
-
-    def __init__(self, mode: RowWise, part: nn.Module) -> None:
-        super().__init__()
-        self._mode = mode
-        self._part = part
-
-    def forward(self, *given: Any, **keywords: Any) -> Any:
-        with self._mode.aside():
-            return self._part(*given, **keywords)
-
-
-def is_rotary(module: nn.Module) -> bool:
-    """Whether a module makes cosines and sines of positions."""
-    return type(module).__name__.endswith("RotaryEmbedding")
-
-
 def facts_of(hf_config: Mapping[str, Any]) -> Facts:
     """Raises `ConfigError` naming what is not served."""
     return _facts(json.dumps(hf_config, sort_keys=True))
@@ -142,7 +125,7 @@ def _probed(module: Any) -> tuple[torch.Tensor, list[AttentionCall]]:
         module.set_submodule(name, Sized(mode, linear_layer.out_features))
     for name, each in list(module.named_modules()):
         if is_rotary(each):
-            module.set_submodule(name, Unjudged(mode, each))
+            module.set_submodule(name, Unjudged(each, mode))
     probe = Probe()
     ForwardPass(probe).hand_to(module)
     zeros = torch.zeros(1, NUM_TOKENS, dtype=torch.int64, device="meta")
