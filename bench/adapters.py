@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from statistics import median
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -45,7 +45,7 @@ class Measurement:
     base_tokens_per_second: float
     tokens_per_second: float
     share: float
-    """Of the base's, the median of the rounds."""
+    """Share of the base's speed, the median of the rounds."""
 
 
 class Subject:
@@ -114,7 +114,7 @@ def write_adapter(folder: Path, config: ModelConfig, rank: int, seed: int) -> No
         "mlp.down_proj": (hidden, inner),
     }
     generator = torch.Generator().manual_seed(seed)
-    tensors = {}
+    tensors: dict[str, torch.Tensor] = {}
     for i in range(config.num_layers):
         for name, (num_outputs, num_inputs) in sizes.items():
             prefix = f"base_model.model.model.layers.{i}.{name}"
@@ -140,8 +140,11 @@ def main(
 ) -> None:
     """Decode tokens a second of rows with adapters, and of rows without at an engine that takes
     none."""
-    common = {"model_folder": model_folder, "device": device, "max_model_len": 512}
-    sizes = {"max_num_seqs": rows, "max_num_batched_tokens": max(rows * PROMPT_TOKENS, 256)}
+    common: dict[str, Any] = {"model_folder": model_folder, "device": device, "max_model_len": 512}
+    sizes: dict[str, Any] = {
+        "max_num_seqs": rows,
+        "max_num_batched_tokens": max(rows * PROMPT_TOKENS, 256),
+    }
     base = Subject(ExecutorOptions(**common, **sizes))
     subject = Subject(ExecutorOptions(**common, **sizes, adapter_memory=adapter_memory))
     digests = []

@@ -51,6 +51,7 @@ THIRD_PARTY = {
     "bench": GRPC
     | {
         "httpx",
+        "safetensors",
         "httptools",
         "numpy",
         "rich",
@@ -148,7 +149,7 @@ SERVICE_ROOMS_SEEN = {
     "cli": {"stack", "engine", "models", "runtime"},
     "llm": {"stack", "engine", "processor", "output_processor"}
     | {"grammars", "text", "models", "runtime"},
-    "stack": {"engine", "models", "runtime"},
+    "stack": {"engine", "answers", "models", "runtime"},
     "engine": {"grammars", "text", "index", "models", "runtime"},
     "processor": {"grammars", "text", "answers", "models", "runtime"},
     "output_processor": {"text", "answers", "models", "runtime"},

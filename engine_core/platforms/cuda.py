@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from headwater.kernels.adapters.row_additions import RowAdditions
 from headwater.kernels.attention.qk_norm_rope_store_kv import qk_norm_rope_store_kv
 from headwater.kernels.attention.rotary_pairs import RotaryPairs
 from headwater.kernels.gemm.gemm import configure_blas
@@ -28,7 +29,6 @@ from ..layers.linear.linear import Linear, Product
 from ..layers.routing import ExpertProduct, ExpertStack, Router, Routes
 from ..sampling.operations import SamplingOperations
 from ..weights.model_config import ModelConfig
-from .cuda_adapters import CudaAdapters
 from .cuda_attention import AttentionKernels, attention_kernels, given
 from .cuda_attention_plans import AttentionPlan, AttentionPlans
 from .cuda_products import EARLY_ROWS, CudaProducts
@@ -37,7 +37,7 @@ from .cuda_sampling import CudaSampling
 GATES = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}
 
 
-class CudaPlatform(CudaAdapters):
+class CudaPlatform(RowAdditions):
     """See `Platform`. Holds the workspace of decode attention, so one platform serves one stream of
     launches."""
 

@@ -19,8 +19,8 @@ from headwater.services.runtime.model_name import MAX_NAME_LEN, NAME_ALLOWED, is
 
 from ..http.http_exchange import Exchange
 from ..openai.decode import decode
-from ..request.adapters import published
 from ..stages.processors import Processors
+from ..stages.served_adapters import published
 from .administration import Administration
 
 ReplyT = TypeVar("ReplyT")

@@ -26,6 +26,7 @@ from ..stages.catalogues import Catalogues
 from ..stages.output_sessions import ANY_MODEL, OutputSessions
 from ..stages.prefetches import Prefetches
 from ..stages.processors import Processors
+from ..stages.served_adapters import Target, published, target_of
 from ..tenancy.accounts import Accounts
 from ..tenancy.answer_lengths import AnswerLengths
 from ..tenancy.cache_namespace import CacheNamespaces
@@ -34,7 +35,6 @@ from ..tenancy.fair_start import FairStart
 from ..tenancy.grant import Standing
 from ..tenancy.tenants import Identity, Tenants, authorization_of
 from ..tenancy.virtual_time import VirtualTime
-from .adapters import Target, published, target_of
 from .admission import Admission
 from .cold_start_queue import ColdStartQueue
 from .generation import Generation

@@ -17,9 +17,9 @@ from headwater.services.runtime import errors
 from headwater.services.runtime.served_model import ServedModel
 
 from ..router.decision import Decision
+from ..stages.served_adapters import Target
 from ..stages.stream_context import Found
 from ..tenancy.grant import LEASE_TOKENS, Grant
-from .adapters import Target
 from .choice import Choice
 from .ended_prompt import EndedPrompt
 from .generation_request import GenerationRequest

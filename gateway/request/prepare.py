@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from headwater.proto import processor_pb2
 
+from ..stages.served_adapters import Target
 from ..stages.stream_context import StreamNotKept
-from .adapters import Target
 from .choice import Choice
 from .cluster import Cluster
 from .generation import Generation

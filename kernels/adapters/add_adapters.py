@@ -285,7 +285,7 @@ def _expand(
     BLOCK_N: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):
-    """What names the tile of the next item is loaded while this one is computed: these loads wait
+    """Slot, rank and rows of the next item are loaded while this one is computed: these loads wait
     for one another."""
     blocks_0 = tl.cdiv(size_0, BLOCK_N)
     blocks_1 = tl.cdiv(size_1, BLOCK_N)

@@ -46,6 +46,9 @@ class CoreAdapters:
                 break
             self._num_reading -= 1
             self._report(number, found)
+        if self._num_reading:
+            # One that is read again just now is kept.
+            return
         for digest in [each for each in self._leaving if self._engine.remove_adapter(each)]:
             self._leaving.remove(digest)
             if self._host is not None:

@@ -26,11 +26,10 @@ from .core_launch import start_core
 from .core_memory import CoreMemory
 from .core_watch import CoreWatch
 from .messages import (
-    AdapterDropped,
-    AdapterRead,
     Command,
     Failed,
     Idle,
+    OfAdapterReports,
     Prepared,
     Progress,
     Ranks,
@@ -68,7 +67,7 @@ class CoreClient:
         self._early_steps: list[Step] = []
         """Steps before `connect`: blocks that were found on a disk."""
         self._on_end: Callable[[], None] | None = None
-        self._on_adapter_report: Callable[[AdapterRead | AdapterDropped], None] | None = None
+        self._on_adapter_report: Callable[[OfAdapterReports], None] | None = None
         self._on_peer_report: Callable[[ToPeers], None] | None = None
         self._process: Process | None = None
         self.settled = asyncio.Event()
@@ -124,7 +123,7 @@ class CoreClient:
         loop."""
         self._on_peer_report = on_report
 
-    def connect_adapters(self, on_report: Callable[[AdapterRead | AdapterDropped], None]) -> None:
+    def connect_adapters(self, on_report: Callable[[OfAdapterReports], None]) -> None:
         """From now on `on_report` gets what became of adapters, on the event loop."""
         self._on_adapter_report = on_report
 
@@ -223,6 +222,10 @@ class CoreClient:
             if self._on_peer_report is not None:
                 self._on_peer_report(report)
             return
+        if isinstance(report, OfAdapterReports):
+            assert self._on_adapter_report is not None
+            self._on_adapter_report(report)
+            return
         match report:
             case Step() | Idle() | Waiting():
                 with self._commands.lock:
@@ -254,9 +257,6 @@ class CoreClient:
             case Prepared():
                 self.is_prepared = True
                 structlog.get_logger().info("prepared")
-            case AdapterRead() | AdapterDropped():
-                assert self._on_adapter_report is not None
-                self._on_adapter_report(report)
             case Ranks():
                 self.rank_figures = report.figures
             case Failed():

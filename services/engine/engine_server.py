@@ -17,7 +17,7 @@ from headwater.engine_core.step_output import EngineLoad
 from headwater.proto.events_pb2 import KvEventBatch
 
 from ..runtime.errors import Unavailable
-from ..runtime.member import Member, ReplicaLoad
+from ..runtime.member import ReplicaLoad
 from ..runtime.role import BOTH
 from ..runtime.session.attempt_fence import AttemptFence
 from ..runtime.tracing import NO_TRACING, Tracing
@@ -29,10 +29,9 @@ from .grammar_queue import GrammarQueue
 from .grammars import GrammarCompiler
 from .kv_events import KvEventLog
 from .masks import MaskWriter
-from .messages import Add, Cancel, Command, Idle, Probe, Ready, Step, Waiting
+from .messages import Add, Cancel, Command, OfSteps, Probe, Ready, Step
 from .prefetches import OpenPrefetches
 from .published_load import replica_load
-from .replica import Replica
 from .requests import Limits
 from .session import EngineSession
 from .step_figures import StepFigures
@@ -143,10 +142,6 @@ class EngineServer:
             max_chunk_tokens=self._ready.max_chunk_tokens,
         )
 
-    def describe(self, replica: Replica, load: ReplicaLoad | None = None) -> Member:
-        """The engine as the cluster sees it; `load`: None: as of now."""
-        return replica.describe(load or self.load(), self.without, self.adapters.shown)
-
     @property
     def num_finished(self) -> dict[str, int]:
         """Streams by the reason of their end."""
@@ -214,7 +209,7 @@ class EngineServer:
         self._sessions.end()
         return num_streams - num_cancelled, num_cancelled
 
-    def _on_report(self, report: Step | Idle | Waiting) -> None:
+    def _on_report(self, report: OfSteps) -> None:
         if isinstance(report, Step):
             self._on_step(report)
         self.load_changed.set()

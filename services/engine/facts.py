@@ -81,7 +81,10 @@ class EngineFacts:
             async with (
                 owned_task(facts._publish_batches()),
                 owned_task(facts._publish_load()),
-                Heartbeat.running(bus, lambda: server.describe(replica, facts.load())),
+                Heartbeat.running(
+                    bus,
+                    lambda: replica.describe(facts.load(), server.without, server.adapters.shown),
+                ),
             ):
                 yield facts
 

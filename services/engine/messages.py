@@ -258,18 +258,8 @@ class BlocksLent(msgspec.Struct, tag="lent", array_like=True):
 
 ToPeers = PullBlocks | EndPull | CopiedPull | BlocksLent
 OfAdapterReports = AdapterRead | AdapterDropped
-Report = (
-    Progress
-    | Ready
-    | Failed
-    | Step
-    | Idle
-    | Waiting
-    | Prepared
-    | Ranks
-    | OfAdapterReports
-    | ToPeers
-)
+OfSteps = Step | Idle | Waiting
+Report = Progress | Ready | Failed | OfSteps | Prepared | Ranks | OfAdapterReports | ToPeers
 
 
 class Ends(msgspec.Struct):

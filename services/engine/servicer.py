@@ -127,7 +127,9 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
         return pb.UnloadAdapterReply()
 
     async def Info(self, request: pb.InfoRequest, context: Context) -> events_pb2.Member:
-        return self._server.describe(self._replica).to_pb()
+        return self._replica.describe(
+            self._server.load(), self._server.without, self._server.adapters.shown
+        ).to_pb()
 
 
 async def _read_to_the_end(requests: AsyncIterator[pb.PrefetchRequest]) -> None:

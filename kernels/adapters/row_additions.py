@@ -1,4 +1,5 @@
-"""Low-rank adapters of rows on an NVIDIA GPU."""
+"""Low-rank adapters of rows on an NVIDIA GPU, as a platform offers them: the first factor in a
+branch of a graph beside the layer's product."""
 
 from __future__ import annotations
 
@@ -6,13 +7,13 @@ from functools import cached_property
 
 import torch
 
-from headwater.kernels.adapters.adapter_tiles import AdapterTiles, adapter_tiles
-from headwater.kernels.adapters.add_adapters import expand, shrink, shrunk_like
-from headwater.kernels.adapters.slab import Slab, SlabLayer
+from .adapter_tiles import AdapterTiles, adapter_tiles
+from .add_adapters import expand, shrink, shrunk_like
+from .slab import Slab, SlabLayer
 
 
-class CudaAdapters:
-    """See `AdapterPlatform`."""
+class RowAdditions:
+    """Operations of a platform for adapters."""
 
     def plan_adapters(self, slots: torch.Tensor, slab: Slab) -> AdapterTiles:
         return adapter_tiles(slots, slab.num_ranks)
@@ -30,7 +31,7 @@ class Branch:
     the current stream: the host would take longer than it saves."""
 
     def __init__(self) -> None:
-        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream()
 
     def begin(self) -> torch.cuda.Stream | None:
         """The stream of the branch, which begins behind what is launched so far; None: there is
@@ -41,13 +42,13 @@ class Branch:
         return self._stream
 
     def end(self) -> None:
-        """What is launched from now on waits for the branch, if there is one."""
+        """Launches from now on wait for the branch, if there is one."""
         if torch.cuda.is_current_stream_capturing():
             torch.cuda.current_stream().wait_stream(self._stream)
 
 
 class CudaAddition:
-    """See `Addition`. Of few rows, x Aᵀ is computed beside the layer's product, which waits for
+    """Addition of one layer. Of few rows, x Aᵀ is computed beside the layer's product, which waits for
     memory most of the time."""
 
     def __init__(self, slab: Slab, layer: SlabLayer, branch: Branch) -> None:

@@ -1,0 +1,92 @@
+"""Adapters of an engine over gRPC, with the simulated executor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from headwater.engine_core.executors.simulated.model import expected_tokens
+from headwater.engine_core.sampling_params import SamplingParams
+from headwater.proto import common_pb2
+from headwater.proto import engine_pb2 as pb
+from tests.engine_core.small_adapters import tensors_of, write_adapter
+from tests.services.engine.engine_process import (
+    MODEL,
+    EngineProcess,
+    add,
+    client_of,
+    engine_process,
+    prompt,
+)
+
+ERROR = common_pb2.FINISH_REASON_ERROR
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.mktemp("adapters")
+    for i, name in enumerate(("clerk", "poet")):
+        write_adapter(base / name, tensors_of(i, num_layers=1))
+    return base
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Iterator[EngineProcess]:
+    modules = f"--lora-modules=clerk={folder / 'clerk'}"
+    with engine_process("--threads=1", "--adapter-memory=16", modules) as engine:
+        yield engine
+
+
+async def test_a_checked_adapter_answers_by_its_hash_and_is_dropped_when_it_is_unloaded(
+    engine: EngineProcess, folder: Path
+) -> None:
+    async with client_of(engine) as client:
+        checked = await client.stub.CheckAdapter(pb.CheckAdapterRequest(folder=f"{folder}/poet"))
+        await client.send(add(1, prompt(1), 9, adapter=checked.digest))
+        await client.read_until_finished(1)
+        greedy = SamplingParams(temperature=0.0, max_tokens=9)
+        assert client.tokens[1] == expected_tokens(MODEL, prompt(1), greedy, adapter=checked.digest)
+        shown = (await client.stub.Info(pb.InfoRequest())).adapters
+        assert [(each.name, each.rank) for each in shown] == [("clerk", 4), ("", 4)]
+        await client.stub.PublishAdapter(
+            pb.PublishAdapterRequest(name="poet", digest=checked.digest)
+        )
+        await client.stub.UnloadAdapter(pb.UnloadAdapterRequest(name="poet"))
+        while len((await client.stub.Info(pb.InfoRequest())).adapters) > 1:
+            pass
+        await client.send(add(2, prompt(1), 9, adapter=checked.digest))
+        await client.read_until_finished(2)
+    assert client.finishes[2].reason == ERROR
+    assert client.finishes[2].retriable
+
+
+async def test_what_is_no_adapter_is_refused_and_the_engine_goes_on(
+    engine: EngineProcess, tmp_path: Path
+) -> None:
+    async with client_of(engine) as client:
+        for request, words in (
+            (pb.CheckAdapterRequest(folder=str(tmp_path)), "without adapter_config.json"),
+            (pb.CheckAdapterRequest(folder="/x\0y"), "without adapter_config.json"),
+            (
+                pb.CheckAdapterRequest(folder=str(tmp_path), within="/adapters"),
+                "allowed: a folder in /adapters",
+            ),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await client.stub.CheckAdapter(request)
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert words in (refused.value.details() or "")
+        await client.send(add(1, prompt(2), 3))
+        await client.read_until_finished(1)
+    assert len(client.tokens[1]) == 3
+
+
+def test_a_module_that_is_no_adapter_keeps_the_engine_from_starting(tmp_path: Path) -> None:
+    with engine_process("--adapter-memory=16", f"--lora-modules=x={tmp_path}") as engine:
+        assert engine.wait() == 1
+        log = engine.close()
+    assert "--lora-modules is" in log
+    assert "without adapter_config.json" in log
