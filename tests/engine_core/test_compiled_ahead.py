@@ -246,7 +246,7 @@ def executor(
         given = decoder, platform, config, pages, blocks
         parts = loaded.parts(*given, NoDrafting(), swapper=None)
         ahead.note(parts.rehearse)
-    return parts.executor()
+    return parts.executor(adapters=None)
 
 
 def loaded_rank(weights: Weights, kv_dtype: torch.dtype, num_ranks: int) -> LoadedRank:

@@ -227,7 +227,7 @@ def test_steps_wait_for_what_an_executor_is_made_of(
     what = model.decoder, model.platform, one.config, one_group(model.decoder.config)
     blocks = blocks_of(model.kv_cache)
     parts = CudaParts(*what, blocks, head, NoDrafting())
-    parts.executor()
+    parts.executor(adapters=None)
     assert not parts.device._stream.query()
     torch.cuda.synchronize()
     assert parts.device._stream.query()
