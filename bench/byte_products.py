@@ -10,7 +10,7 @@ import torch
 
 from headwater.kernels.gemm.byte_gemm import byte_linear, expanded
 from headwater.kernels.gemm.gemm import linear
-from headwater.kernels.gemm.hopper_packed_gemm import PackedWords
+from headwater.kernels.gemm.packed_words import PackedWords
 from headwater.kernels.gemm.w8a8 import w8a8_linear
 from headwater.kernels.quant.token_rounding import Rounding, round_tokens
 

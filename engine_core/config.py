@@ -80,8 +80,8 @@ class EngineConfig:
         windows = self.page_windows
         is_sorted = bool(windows) and windows[0] >= 0 and windows == tuple(sorted(windows))
         require(is_sorted, "page_windows", windows, "0 or more each, in ascending order")
-        if len(windows) > 1 and self.num_swap_slots:
-            raise ConfigError("page_windows", windows, "one beside blocks in host memory")
+        if len(windows) > 1 and (self.num_staged_blocks or self.num_peer_blocks):
+            raise ConfigError("page_windows", windows, "one beside a disk and other engines")
         require(self.max_num_seqs >= 1, "max_num_seqs", self.max_num_seqs, "at least 1")
         require(self.spare_rows >= 0, "spare_rows", self.spare_rows, "0 or more")
         if self.max_num_batched_tokens < self.max_num_seqs:

@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
 
+HASH_LEN = 16
+"""Bytes of a block's hash."""
+
 
 class PageKind(NamedTuple):
     """Page groups whose layers see the same keys."""
@@ -44,4 +47,9 @@ def kinds_of(windows: Sequence[int]) -> tuple[PageKind, ...]:
 def page_key(block_hash: bytes, group: int) -> bytes:
     """Key by which the page of a block is cached for a page group. That of the first group is the
     block's hash."""
-    return block_hash[:-1] + bytes((block_hash[-1] ^ group,)) if group else block_hash
+    return block_hash + bytes((group,)) if group else block_hash
+
+
+def is_block_hash(key: bytes) -> bool:
+    """Whether a page's key is the hash of its block, which events and the prefix index name."""
+    return len(key) <= HASH_LEN

@@ -149,7 +149,7 @@ SERVICE_ROOMS_SEEN = {
     "cli": {"stack", "engine", "models", "runtime"},
     "llm": {"stack", "engine", "processor", "output_processor"}
     | {"grammars", "text", "models", "runtime"},
-    "stack": {"engine", "models", "runtime"},
+    "stack": {"engine", "answers", "models", "runtime"},
     "engine": {"grammars", "text", "index", "models", "runtime"},
     "processor": {"grammars", "text", "answers", "models", "runtime"},
     "output_processor": {"text", "answers", "models", "runtime"},

@@ -15,9 +15,15 @@ from typing import Any
 
 import pytest
 
-ROOMS = ("tests/line/", "tests/gateway/tenancy/", "tests/gateway/")
-"""Folders whose tests share what takes longest to start; the first match counts. Each takes at most
-about a quarter of the CPU time of all tests."""
+ROOMS = (
+    "tests/line/",
+    "tests/gateway/tenancy/",
+    "tests/gateway/request/",
+    "tests/gateway/jobs/",
+    "tests/gateway/",
+)
+"""Folders whose tests share what takes longest to start; the first match counts. They wait for
+processes more than they compute."""
 ALONE = tuple(f"tests/line/test_line_{each}.py" for each in ("elastic", "handover", "ranks"))
 """Files of those folders that share nothing with the others, and take minutes."""
 

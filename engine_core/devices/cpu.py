@@ -98,4 +98,4 @@ def prepare_kernels(platform: CpuPlatform, weights: Weights, progress: Progress)
 
 def forward_pass(model: Model, platform: CpuPlatform, max_blocks: int) -> ReplayedSteps:
     """Small steps are recorded."""
-    return ReplayedSteps(model, max_blocks)
+    return ReplayedSteps(model, platform, max_blocks)

@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 from itertools import compress, takewhile
 from typing import NamedTuple
 
+from ..page_groups import FULL
 from .block_pool import BlockPool
 from .block_source import NOT_OURS, BlockSource, LoadEnd, Loader, Owner, Ticket
+from .page_keys import PageKeys
 from .prefix_cache import NO_HITS, HashChain, HeldPages, Hits, PrefixCache
 
+ONE_GROUP = PageKeys((FULL,), 1)
 MIN_PATIENCE_SECONDS = 30.0
 PATIENCE = 10
 """A load is given up after so many times the seconds that its source said it would take."""
@@ -51,6 +54,7 @@ class _Load:
     """The chain's cached blocks before them, which must not be evicted meanwhile."""
     hashes: list[bytes]
     blocks: list[int]
+    """Pages of these blocks; see `PageKeys.to_load`."""
     give_up_at: float
     is_given_up: bool = False
 
@@ -70,6 +74,7 @@ class BlockLoads:
         sources: Sequence[BlockSource],
         clock: Callable[[], float],
         compute_seconds: Callable[[], float] = lambda: 0.0,
+        keys: PageKeys = ONE_GROUP,
     ) -> None:
         """`compute_seconds` says how long the tokens of a block take to compute; 0 where that is
         not known."""
@@ -77,6 +82,7 @@ class BlockLoads:
         """Requests that wait while a prompt is computed."""
         self._pool = pool
         self._cache = cache
+        self._keys = keys
         self._clock = clock
         self._compute_seconds = compute_seconds
         self._sources = tuple(sources)
@@ -121,26 +127,38 @@ class BlockLoads:
     ) -> None:
         """Lets go of a sequence's blocks, given from first to last, the first of which have these
         hashes and follow `parent`; sources may copy those that no request uses now."""
-        self._pool.release(blocks)
-        if not self._keepers:
-            return
-        are_unheld = self._pool.are_unheld(blocks, hashes)
-        if True not in are_unheld:
-            return
-        kept = list(compress(hashes, are_unheld))
-        unused = list(compress(blocks, are_unheld))
-        parents = list(compress([parent, *hashes], are_unheld))
-        self._is_asked = self._are_saves_due = True
-        for source in self._keepers:
-            source.save(kept, unused, parents, owner)
+        self._release(blocks, hashes, [parent, *hashes], owner)
 
-    def release_part(self, chain: HashChain, held: HeldPages) -> None:
-        """As `release`, of pages of a chain's blocks."""
+    def release_part(self, chain: HashChain, kind: int, held: HeldPages) -> None:
+        """As `release`, of pages of a kind of a chain's blocks."""
         if not self._keepers:
             self._pool.release(held.pages)
             return
         parent = chain.parent_of(held.first) if chain.hashes else b""
-        self.release(held.pages, chain.hashes[held.first :], chain.owner, parent)
+        hashes = chain.hashes[held.first :]
+        self._release(held.pages, *self._keys.of(kind, hashes, held, parent), chain.owner)
+
+    def _release(
+        self,
+        pages: Sequence[int],
+        keys: Sequence[bytes],
+        parents: Sequence[bytes],
+        owner: Owner,
+    ) -> None:
+        """Lets go of pages; sources may copy those of the first, which have keys, that no request
+        uses now."""
+        self._pool.release(pages)
+        if not self._keepers:
+            return
+        are_unheld = self._pool.are_unheld(pages, keys)
+        if True not in are_unheld:
+            return
+        kept = list(compress(keys, are_unheld))
+        unused = list(compress(pages, are_unheld))
+        kept_parents = list(compress(parents, are_unheld))
+        self._is_asked = self._are_saves_due = True
+        for source in self._keepers:
+            source.save(kept, unused, kept_parents, owner)
 
     def find(
         self, chain: HashChain, start: int, end: int, excluded: Collection[Loader] = ()
@@ -155,9 +173,9 @@ class BlockLoads:
         best = None
         most = (0.0, 0.0)
         for source in self._sources if hashes else ():
-            if source in excluded or not (num_blocks := source.find(hashes)):
+            if source in excluded or not (num_blocks := self._keys.num_found(source, hashes)):
                 continue
-            cost = source.cost(num_blocks)
+            cost = source.cost(len(self._keys.to_load(hashes[:num_blocks])))
             compute_seconds = self._compute_seconds()
             num_waiting = 1 + (self.num_decoding() if source.spares_steps else 0)
             saved = num_blocks * compute_seconds * num_waiting - cost
@@ -193,8 +211,9 @@ class BlockLoads:
             # its copies and its loads together, so that one would load into a block which the next
             # has yet to copy.
             self.launch()
-        blocks = self._pool.allocate(len(hashes))
-        ticket = offer.source.load(hashes, blocks)
+        keys = self._keys.to_load(hashes)
+        blocks = self._pool.allocate(len(keys))
+        ticket = offer.source.load(keys, blocks)
         self._is_asked = True
         self._loading |= dict.fromkeys(hashes, ticket)
         self._open[ticket] = _Load(
@@ -245,13 +264,23 @@ class BlockLoads:
         if not load.is_given_up:
             num_usable = end.num_usable
             self._forget(load)
-            self._cache.adopt(load.parent, load.hashes[:num_usable], load.blocks[:num_usable])
+            self._adopt(load, num_usable)
         self._pool.release(load.blocks)
-        for held in load.held.held:
+        for kind, held in enumerate(load.held.held):
             before = load.prefix[held.first - 1] if held.first else b""
-            self.release(held.pages, load.prefix[held.first :], load.owner, before)
-        failed = None if num_usable == len(load.hashes) else load.source
-        return SettledLoad(end.ticket, failed, load.source.tier, num_usable)
+            hashes = load.prefix[held.first :]
+            keys, parents = self._keys.of(kind, hashes, held, before)
+            self._release(held.pages, keys, parents, load.owner)
+        failed = None if num_usable == len(load.blocks) else load.source
+        num_loaded = min(num_usable, len(load.hashes))
+        return SettledLoad(end.ticket, failed, load.source.tier, num_loaded)
+
+    def _adopt(self, load: _Load, num_usable: int) -> None:
+        """Caches the first pages of a load."""
+        num_first = min(num_usable, len(load.hashes))
+        self._cache.adopt(load.parent, load.hashes[:num_first], load.blocks[:num_first])
+        keys = self._keys.to_load(load.hashes)
+        self._cache.adopt_others(keys[num_first:num_usable], load.blocks[num_first:num_usable])
 
     def _give_up_late(self) -> Iterator[SettledLoad]:
         """Cancels loads that take far longer than their source said. Their blocks stay held until

@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from operator import eq, gt
 
+from ..page_groups import is_block_hash
+
 NULL_BLOCK = 0
 CachedBlock = tuple[int, bytes, int]
 """A block, the hash that it caches, and its generation."""
@@ -42,8 +44,6 @@ class BlockPool:
         self._hash_of: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}
         self._evicted: list[bytes] = []
-        self._unnamed = set[bytes]()
-        """Keys of cached blocks that no event and no snapshot names."""
         self._partial_key_of: dict[int, bytes] = {}
         """By block: names the tokens that its first positions stand for; see `note_partial`."""
         self._partial_of: dict[bytes, int] = {}
@@ -70,10 +70,8 @@ class BlockPool:
             if (block_hash := hash_of[block]) is not None:
                 hash_of[block] = None
                 del block_of[block_hash]
-                if block_hash in self._unnamed:
-                    self._unnamed.remove(block_hash)
-                elif block_hash not in self.elsewhere:
-                    self._evicted.append(block_hash)
+                if block_hash not in self.elsewhere:
+                    self.note_gone(block_hash)
             if self._partial_key_of:
                 self._forget_partial(block)
         self._link(NULL_BLOCK, following[block])
@@ -140,12 +138,6 @@ class BlockPool:
             self._cached.append((block, block_hash, self.generations[block]))
         return block_hash not in self.elsewhere
 
-    def cache_unnamed(self, block: int, key: bytes) -> None:
-        """As `cache`, by a key that no event and no snapshot names."""
-        if key not in self._block_of:
-            self.cache(block, key)
-            self._unnamed.add(key)
-
     def find(self, block_hash: bytes) -> int | None:
         return self._block_of.get(block_hash)
 
@@ -199,10 +191,11 @@ class BlockPool:
         return self._hash_of[block]
 
     def cached_hashes(self) -> list[bytes]:
-        named = [block_hash for block_hash in self._block_of if block_hash not in self._unnamed]
+        hashes = filter(is_block_hash, self._block_of)
+        elsewhere = filter(is_block_hash, self.elsewhere)
         return [
-            *named,
-            *(block_hash for block_hash in self.elsewhere if block_hash not in self._block_of),
+            *hashes,
+            *(block_hash for block_hash in elsewhere if block_hash not in self._block_of),
         ]
 
     def has(self, block_hash: bytes) -> bool:
@@ -216,8 +209,10 @@ class BlockPool:
         return [each for each in hashes if each not in block_of and each not in elsewhere]
 
     def note_gone(self, block_hash: bytes) -> None:
-        """Notes that a hash which only a block source had is lost."""
-        self._evicted.append(block_hash)
+        """Notes that a hash is cached nowhere any more. Keys that are no block hashes are not
+        announced."""
+        if is_block_hash(block_hash):
+            self._evicted.append(block_hash)
 
     def take_evicted(self) -> list[bytes]:
         """Hashes that were lost since the last call, in order."""

@@ -90,6 +90,8 @@ class BlockSource(Loader, Protocol):
     """Called by the step loop alone, between steps: no method waits for a device, a disk or a
     network.
 
+    With several page groups, `hashes` are keys of pages (`PageKeys`) and `blocks` are pages.
+
     The engine core does not see what is in a block. It believes a source about contents as far as
     `LoadEnd.hashes` says: a source that stores blocks has to store their hashes with them, and to
     report those.

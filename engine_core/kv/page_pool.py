@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from ..config import EngineConfig
 from .block_pool import BlockPool
+from .page_keys import PageKeys
 from .prefix_cache import HeldPages, Hits
 
 
@@ -15,8 +16,14 @@ class PagePool(BlockPool):
         super().__init__(config.num_blocks)
         self._config = config
         self._kinds = config.page_kinds
+        self.keys = PageKeys(self._kinds, config.block_size)
+        """Keys by which pages go to block sources."""
         self.num_groups = config.num_page_groups
         """Pages of a block that every layer sees."""
+
+    def num_held(self, num_tokens: int) -> int:
+        """Pages that a sequence of so many tokens holds at most."""
+        return self._config.num_held(num_tokens)
 
     def num_new(self, hits: Hits, num_tokens: int) -> tuple[int, ...]:
         """Blocks of each kind behind the hits that a sequence of so many tokens takes, as many as

@@ -188,6 +188,11 @@ class PrefixCache:
         them."""
         self._stored += self._cache_run(parent, hashes, blocks)
 
+    def adopt_others(self, keys: Sequence[bytes], pages: Sequence[int]) -> None:
+        """Caches loaded pages of groups behind the first."""
+        for key, page in zip(keys, pages, strict=True):
+            self._pool.cache(page, key)
+
     def append(
         self,
         chains: Iterable[HashChain],
@@ -234,7 +239,7 @@ class PrefixCache:
         """Caches pages of all groups but the first of blocks with these hashes."""
         for group, pages in enumerate(others, start=1):
             for block_hash, page in zip(hashes, pages, strict=True):
-                self._pool.cache_unnamed(page, page_key(block_hash, group))
+                self._pool.cache(page, page_key(block_hash, group))
 
     def _cache_run(
         self, parent: bytes, hashes: Sequence[bytes], blocks: Sequence[int]

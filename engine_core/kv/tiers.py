@@ -50,6 +50,7 @@ class Tiers:
         self.leases: BlockLeases | None = None
         """Set once the blocks to be lent exist: see `open_leases`."""
         self._block_size = config.block_size
+        self._num_page_groups = config.num_page_groups
         self._link = link
         if not config.num_swap_slots:
             return
@@ -104,8 +105,9 @@ class Tiers:
         if self.host is not None:
             load.num_used_host_blocks = self.host.num_used_slots
             load.num_total_host_blocks = self.host.num_slots
-            load.num_swapped_out = self.host.num_saved * self._block_size
-            load.num_swapped_in = self.host.num_loaded * self._block_size
+            num_groups = self._num_page_groups
+            load.num_swapped_out = self.host.num_saved * self._block_size // num_groups
+            load.num_swapped_in = self.host.num_loaded * self._block_size // num_groups
         if self.disk is not None:
             load.disk = self.disk.use
         if self.peers is not None and self.leases is not None:

@@ -88,6 +88,13 @@ class Platform(Protocol):
         are zeros: they take a share of each softmax of their head."""
 
 
+def plans_of(platform: Platform, batch: ForwardBatch) -> Any:
+    """The platform's attention plan of a batch, or a list of those of its page groups."""
+    if not batch.page_groups:
+        return platform.plan_attention(batch)
+    return [platform.plan_attention(each) for each in batch.page_groups]
+
+
 class ExpertPlatform(Platform, Protocol):
     """A platform with the flag `experts`."""
 

@@ -17,7 +17,7 @@ from ..layers.experts import Experts
 from ..layers.linear.kinds import Weights
 from ..layers.mlp import Mlp, PlainMlp
 from ..layers.norm import Norm
-from ..layers.platform import Platform
+from ..layers.platform import Platform, plans_of
 from ..weights.layout import (
     Layout,
     Split,
@@ -89,6 +89,7 @@ class LayeredModel(ABC):
 
     layer_norms: ClassVar[tuple[str, ...]]
     """Names of norms [H] of a layer."""
+    reads_page_groups = True
     final_norm: LastNorm
 
     def __init__(
@@ -130,7 +131,7 @@ class LayeredModel(ABC):
         inputs: LayerInputs | None = None,
     ) -> torch.Tensor:
         last = len(self.layers) - 1
-        plans = attention_plan or self.plan_attention(batch)
+        plans = attention_plan or plans_of(self._platform, batch)
         self._adapters.begin(batch.adapter_of_row)
         residual = self.embedding(batch.token_ids)
         if self._positions is not None:
@@ -158,11 +159,6 @@ class LayeredModel(ABC):
     def ends(self, batch: ForwardBatch, num_wanted: Int32Array) -> LastTokens:
         own = last_tokens(batch.of_layer(len(self.layers) - 1), num_wanted)
         return LastTokens(own.sampled, self._platform.plan_attention(own, of_ends=True))
-
-    def plan_attention(self, batch: ForwardBatch) -> Any:
-        if not batch.page_groups:
-            return self._platform.plan_attention(batch)
-        return [self._platform.plan_attention(each) for each in batch.page_groups]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.lm_head(hidden)

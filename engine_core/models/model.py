@@ -60,6 +60,8 @@ class Model(Protocol):
     """Token rows in, hidden states and logits out. Holds weights; the KV cache is the caller's."""
 
     names: ClassVar[CheckpointNames]
+    reads_page_groups: ClassVar[bool]
+    """Whether its pass reads a batch by page groups. Without it all layers share one."""
     config: ModelConfig
     embedding: Embedding
     dtype: torch.dtype
@@ -99,14 +101,17 @@ class Model(Protocol):
         the batch here: an executor may record the pass, and compute other batches of its shape
         without Python."""
 
-    def plan_attention(self, batch: ForwardBatch) -> Any:
-        """The platform's plan of a batch, or one of each of its page groups."""
-
     def ends(self, batch: ForwardBatch, num_wanted: Int32Array) -> LastTokens:
         """The last num_wanted[r] tokens of each request, [R]."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [S, H] → [S, V] in the weights' dtype."""
+
+
+def reads_page_groups(config: ModelConfig) -> bool:
+    """Whether the architecture's pass reads a batch by page groups; one of another distribution may
+    not say."""
+    return getattr(model_class(config), "reads_page_groups", False)
 
 
 def model_class(config: ModelConfig) -> type[Model]:

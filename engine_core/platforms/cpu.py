@@ -15,7 +15,7 @@ from headwater.kernels.cpu.block_rows import block_rows
 from headwater.kernels.cpu.compiler.compiled import DTYPES
 from headwater.kernels.cpu.qk_norm_rope_store_kv import qk_norm_rope_store_kv
 from headwater.kernels.cpu.rms_norm import add_rms_norm, rms_norm
-from headwater.kernels.cpu.silu_mul import clamped_swiglu, gelu_tanh_mul, silu_mul
+from headwater.kernels.cpu.silu_mul import GATES
 
 from ..config import EngineConfig
 from ..layers.batch import ForwardBatch
@@ -24,7 +24,7 @@ from ..layers.linear.kinds import Weights
 from ..layers.linear.linear import Linear, Product
 from ..layers.routing import ExpertProduct, ExpertStack, Router, Routes
 from ..sampling.operations import SamplingOperations
-from ..weights.model_config import CLAMPED_SWIGLU, ModelConfig
+from ..weights.model_config import ModelConfig
 from .cpu_experts import CpuExperts, route
 from .cpu_kernels import compile_kernels, packed_kernels
 from .cpu_products import CpuProducts
@@ -32,8 +32,6 @@ from .cpu_sampling import CpuSampling
 
 CPU_DTYPES = DTYPES
 """Types of weights that a CPU serves."""
-GATES = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}
-EXPERT_GATES = GATES | {CLAMPED_SWIGLU: clamped_swiglu}
 
 
 class CpuPlatform:
@@ -80,7 +78,7 @@ class CpuPlatform:
         return route(logits, router)
 
     def experts(self, gate_up: ExpertStack, down: ExpertStack, activation: str) -> ExpertProduct:
-        return CpuExperts(gate_up, down, EXPERT_GATES[activation], self.linear)
+        return CpuExperts(gate_up, down, GATES[activation], self.linear)
 
     def plan_adapters(self, slots: torch.Tensor, slab: Slab) -> torch.Tensor:
         return slots

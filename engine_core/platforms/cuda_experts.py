@@ -12,7 +12,7 @@ from headwater.kernels.experts import expert_product as dense
 from headwater.kernels.experts import packed_product as packed
 from headwater.kernels.experts.clamped_gate import ExpertBiases
 from headwater.kernels.experts.route import Choice, route
-from headwater.kernels.gemm.hopper_packed_gemm import PackedWords
+from headwater.kernels.gemm.packed_words import PackedWords
 
 from ..config import ConfigError
 from ..layers.linear.dense import DenseLinear

@@ -114,6 +114,8 @@ class ModelConfig:
     """How the linear layers are packed; None: they are not."""
     experts: ExpertsConfig | None = None
     """Experts in place of the MLPs of some layers, or of all; None: no layer has any."""
+    unpadded_head_dim: int = 0
+    """Numbers of a head in the checkpoint, where zeros pad heads to `head_dim`; 0: none do."""
     foreign: Mapping[str, Any] | None = None
     """`config.json` of a model whose modelling code is that of transformers; None: it is ours."""
     fits_float16: bool = True
@@ -187,6 +189,20 @@ class ModelConfig:
         if self.logit_softcap:
             wanted.setdefault("activations", ("final_logit_softcapping", self.logit_softcap))
         return {flag: (field, value) for flag, (field, value) in wanted.items() if value}
+
+    def with_padded_heads(self) -> ModelConfig:
+        """The model with heads padded by zeros to a power of two. It is unchanged where heads have
+        such a size, or norms that zeros would change."""
+        size = self.head_dim
+        if size.bit_count() == 1 or self.qk_norm or self.width_norms:
+            return self
+        return replace(
+            self,
+            head_dim=1 << size.bit_length(),
+            unpadded_head_dim=size,
+            rotary_dim=self.rotary_dim or size,
+            attention_scale=self.attention_scale or size**-0.5,
+        )
 
     def window_of(self, layer: int) -> int:
         """Keys that a position sees in a layer; 0: all up to its own."""

@@ -1,12 +1,15 @@
 // Chat: a conversation over /v1/chat/completions that streams, stops, survives a reload, and says what each answer cost.
+import { asCurl, asPython } from "./as_code.js";
+import { ChatList } from "./chat_list.js";
 import { ChatOptions } from "./chat_options.js";
 import { Turn } from "./chat_turn.js";
-import { el } from "./dom.js";
+import { Chats, newChat } from "./chats.js";
+import { el, openDialog } from "./dom.js";
 import { facts } from "./facts.js";
-import { call, headers } from "./session.js";
+import { call, headers, key, root } from "./session.js";
 import { answer as answered } from "./stream.js";
 
-const KEPT = "conversation";
+const OPEN = "open-chat";
 
 export class ChatView {
   constructor() {
@@ -19,11 +22,13 @@ export class ChatView {
     this.send = el("button", { id: "send", type: "submit" }, "Send");
     this.form = el("form", { class: "ask" }, this.question, this.send);
     const clear = el("button", { id: "new", type: "button", class: "quiet", onclick: () => this.clear() }, "New chat");
-    this.element = el("div", { class: "chat" }, el("div", { class: "bar-row" }, this.model, clear, this.options.element), this.log, this.form);
-    this.messages = [];
+    const code = el("button", { id: "code", type: "button", class: "quiet", onclick: () => this.showCode() }, "As code");
+    this.chats = new Chats();
+    this.past = new ChatList(this.chats, { open: (id) => this.open(id), changed: (id) => this.changed(id) });
+    this.element = el("div", { class: "chat" }, el("div", { class: "bar-row" }, this.model, clear, code, this.options.element, this.past.element), this.log, this.form);
     this.running = null;
     this.listen();
-    this.restore();
+    this.begin(this.chats.get(sessionStorage.getItem(OPEN)) ?? newChat());
   }
 
   listen() {
@@ -56,19 +61,42 @@ export class ChatView {
     return calls.find(({ id }) => !done.has(id))?.id ?? null;
   }
 
-  restore() {
-    this.messages = JSON.parse(sessionStorage.getItem(KEPT) ?? "[]");
+  get messages() {
+    return this.chat.messages;
+  }
+
+  // Shows a chat, which the next message goes on with.
+  begin(chat) {
+    this.running?.abort();
+    this.chat = chat;
+    sessionStorage.setItem(OPEN, chat.id);
     this.log.replaceChildren(this.messages.length ? "" : this.welcome);
-    for (const message of this.messages) {
+    this.messages.forEach((message, i) => {
       const turn = this.show(message.role === "assistant" ? "assistant" : "user", message.content ?? "");
       turn.calls = message.tool_calls ?? [];
-      if (turn.calls.length) turn.draw();
-    }
+      turn.thoughts = message.reasoning_content ?? "";
+      if (turn.role === "assistant") turn.draw();
+      this.offer(turn, i);
+    });
     this.hint();
   }
 
-  keep() {
-    sessionStorage.setItem(KEPT, JSON.stringify(this.messages));
+  open(id) {
+    const chat = this.chats.get(id);
+    if (chat) this.begin(chat);
+  }
+
+  // A chat of the list has another title, or is gone.
+  changed(id) {
+    if (id !== this.chat.id) return;
+    const kept = this.chats.get(id);
+    if (kept) this.chat.title = kept.title;
+    else this.clear();
+  }
+
+  // Keeps a chat, unless it was deleted while it was answered.
+  keep(chat) {
+    if (chat === this.chat || this.chats.get(chat.id)) this.chats.save(chat);
     this.hint();
   }
 
@@ -77,11 +105,50 @@ export class ChatView {
   }
 
   clear() {
-    this.running?.abort();
-    this.messages = [];
-    this.keep();
-    this.log.replaceChildren(this.welcome);
+    this.begin(newChat());
     this.question.focus();
+  }
+
+  // What can be done with the message at a place of the chat.
+  offer(turn, i) {
+    if (turn.role === "user") {
+      if (this.messages[i].role === "user") turn.offer("Edit", () => this.edit(i));
+      return;
+    }
+    if (navigator.clipboard) turn.offer("Copy", () => navigator.clipboard.writeText(turn.text));
+    turn.offer("Answer again", () => this.again(i));
+  }
+
+  // Goes on from a message of the person in a chat of its own, so that the one that was stays.
+  edit(i) {
+    const { messages } = this;
+    this.begin({ ...newChat(), messages: messages.slice(0, i) });
+    this.question.value = messages[i].content;
+    this.grow();
+    this.question.focus();
+  }
+
+  // Asks once more for the answer at a place; what followed it stays in the chat that was.
+  again(i) {
+    const { messages } = this;
+    const isLast = i === messages.length - 1;
+    const before = messages.slice(0, i);
+    const asked = before.pop();
+    this.begin(isLast ? { ...this.chat, messages: before } : { ...newChat(), messages: before });
+    this.ask(asked);
+  }
+
+  async showCode() {
+    const last = this.messages.findLastIndex(({ role }) => role !== "assistant");
+    const turns = last < 0 ? [{ role: "user", content: "Hello" }] : this.messages.slice(0, last + 1);
+    let text;
+    try {
+      const body = this.options.request(this.model.value || (await firstModel()), turns);
+      text = [asCurl, asPython].map((write) => write(location.origin + root, body, key() !== ""));
+    } catch (error) {
+      text = [error.message];
+    }
+    openDialog("This chat as code", el("div", {}, ...text.map((each) => el("pre", { tabindex: "0" }, each))));
   }
 
   // The models that may be asked, by the live snapshot.
@@ -109,16 +176,18 @@ export class ChatView {
 
   async ask(message) {
     const asked = this.show("user", message.content);
-    // A new chat may begin before this answer has ended; it then belongs to the old one.
-    const messages = this.messages;
+    // Another chat may be shown before this answer has ended; it then belongs to the old one.
+    const { chat, messages } = this;
     messages.push(message);
-    this.keep();
+    this.offer(asked, messages.length - 1);
+    this.keep(chat);
     const turn = this.show("assistant");
-    this.running = new AbortController();
+    const running = new AbortController();
+    this.running = running;
     this.send.textContent = "Stop";
     const waiting = setInterval(() => this.wait(turn), 500);
     try {
-      await this.answer(turn, messages);
+      await this.answer(turn, messages, running.signal);
     } catch (error) {
       this.failed(turn, asked, message, messages, error);
     }
@@ -130,7 +199,9 @@ export class ChatView {
     const answer = turn.message();
     if (answer) messages.push(answer);
     else messages.pop();
-    if (messages === this.messages) this.keep();
+    if (answer) this.offer(turn, messages.length - 1);
+    this.keep(chat);
+    if (this.running !== running) return;
     this.running = null;
     this.send.textContent = "Send";
     this.question.focus();
@@ -151,19 +222,20 @@ export class ChatView {
   }
 
   wait(turn) {
-    if (turn.text || turn.calls.length) turn.wait("");
+    if (turn.text || turn.thoughts || turn.calls.length) turn.wait("");
     else turn.wait(this.states?.get(this.model.value)?.replicas === 0 ? "waiting for an engine to start…" : "waiting…");
   }
 
-  async answer(turn, messages) {
+  async answer(turn, messages, signal) {
     const began = performance.now();
     const asked = this.options.request(this.model.value || (await firstModel()), messages);
     turn.element.classList.add("running");
     const told = { "content-type": "application/json", "x-headwater-receipt": "1", ...headers() };
     let first = null;
-    for await (const event of answered(asked, told, this.running.signal)) {
+    for await (const event of answered(asked, told, signal)) {
       const delta = event.choices[0]?.delta ?? {};
-      if (delta.content || delta.tool_calls) first ??= performance.now();
+      if (delta.content || delta.reasoning_content || delta.tool_calls) first ??= performance.now();
+      if (delta.reasoning_content) turn.addThoughts(delta.reasoning_content);
       if (delta.content) turn.add(delta.content);
       if (delta.tool_calls) turn.addCalls(delta.tool_calls);
       if (event.usage) turn.note(facts(event, first ?? performance.now(), began), { receipt: event.receipt ?? null });

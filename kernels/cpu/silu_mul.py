@@ -39,6 +39,10 @@ def clamped_swiglu(gate_up: torch.Tensor) -> torch.Tensor:
     return _run(CLAMPED_KERNEL, gate_up)
 
 
+GATES = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul, "clamped_swiglu": clamped_swiglu}
+"""Gated activations by the names that models have."""
+
+
 def _run(kernel: Kernel, gate_up: torch.Tensor) -> torch.Tensor:
     num_rows = gate_up.shape[0]
     width = gate_up.shape[1] // 2

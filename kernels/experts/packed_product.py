@@ -12,8 +12,8 @@ from dataclasses import replace
 import torch
 
 from ..gemm import byte_gemm, expanded_mxfp4, hopper_packed_gemm, int4_gemm
-from ..gemm.hopper_packed_gemm import PackedWords, RowsOfExperts
 from ..gemm.packed_tiles import BLOCK_N, CROWDED_TILES, TILES, RingTiles
+from ..gemm.packed_words import ALIGNMENT, PackedWords, RowsOfExperts
 from ..norm.silu_mul import gelu_tanh_mul, silu_mul
 from ..quant.int4_layout import Int4Weight
 from ..quant.mxfp4 import Mxfp4Weight
@@ -25,18 +25,20 @@ from .work_list import list_tiles
 MOST_ROWS = 128
 FLOAT4_MOST_ROWS = 256
 FLOAT4_TILES = {
+    32: RingTiles(32, 2, 2, 96),
+    64: RingTiles(64, 2, 4, None, 2 * BLOCK_N),
     128: RingTiles(64, 2, 4, None, 2 * BLOCK_N),
     None: RingTiles(128, 2, 2, None, 2 * BLOCK_N),
 }
-"""Tiles of MXFP4 by twice the rows of an expert on average; None: of more. On an H200 products of
-512 tokens with 32 experts of 2,880 take 390 us with the first, and 478 us with one team
-(2026-11-29)."""
+"""Tiles of MXFP4 by twice the rows of an expert on average; None: of more. Of the first, three
+programs share a multiprocessor. Two teams share rows: on an H200 products of 512 tokens with 32
+experts of 2,880 take 390 us, and 489 us with one team for the same tiles (2026-11-29)."""
 
 
 def fits(weight: PackedWords, num_experts: int) -> bool:
     """Whether weights [E N, K] of all experts are whole in tiles of the kernel."""
     num_weights, _ = weight.shape
-    is_cut = num_weights // num_experts % hopper_packed_gemm.ALIGNMENT == 0
+    is_cut = num_weights // num_experts % ALIGNMENT == 0
     return is_cut and weight.is_whole
 
 

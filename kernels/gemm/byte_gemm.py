@@ -13,8 +13,8 @@ import triton.language as tl
 
 from ..quant import byte_layout, byte_weights
 from ..quant.byte_weights import ByteWeight, Fp8Weight, Int8Weight
-from . import gemm, hopper_packed_gemm, packed_tiles
-from .hopper_packed_gemm import PackedWords
+from . import gemm, hopper_packed_gemm, packed_tiles, packed_words
+from .packed_words import PackedWords
 
 BLOCK_N = 16
 BLOCK_K = 256
@@ -24,7 +24,7 @@ BLOCK_K = 256
 def fits(weight: ByteWeight) -> bool:
     """Whether a weight can be packed: its groups follow one another, and it is whole in tiles."""
     is_ordered = isinstance(weight, Fp8Weight) or weight.groups is None
-    return is_ordered and hopper_packed_gemm.fits(weight.shape, len(weight.scales), bits=8)
+    return is_ordered and packed_words.fits(weight.shape, len(weight.scales), bits=8)
 
 
 def pack_in_place(weight: ByteWeight) -> PackedWords:

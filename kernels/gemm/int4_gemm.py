@@ -18,8 +18,8 @@ import triton.language as tl
 
 from ..launch.dependent_launch import launch_options, release_dependents, wait_for_inputs
 from ..quant.int4_layout import Int4Weight, depth
-from . import gemm, hopper_packed_gemm, packed_tiles
-from .hopper_packed_gemm import PackedWords
+from . import gemm, hopper_packed_gemm, packed_tiles, packed_words
+from .packed_words import PackedWords
 
 MOST_ROWS = 256
 """Number of rows above which writing a matrix and reading it again costs less than unpacking it in
@@ -76,7 +76,7 @@ def int4_linear(x: torch.Tensor, weight: Int4Weight, *, dependent: bool = False)
 def _packed(x: torch.Tensor, weight: Int4Weight) -> PackedWords | None:
     """The weight as the kernel for Hopper reads it; None: that kernel does not multiply x by it."""
     is_served = weight.groups is None and hopper_packed_gemm.serves(x)
-    if not (is_served and hopper_packed_gemm.fits(weight.shape, len(weight.scales), bits=4)):
+    if not (is_served and packed_words.fits(weight.shape, len(weight.scales), bits=4)):
         return None
     return PackedWords(words=weight.words, scales=weight.scales, zeros=weight.zeros, bits=4)
 

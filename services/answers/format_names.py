@@ -1,9 +1,12 @@
-"""Names under which vLLM's servers know the formats of calls and thoughts that are named otherwise
+"""Names of formats that a setting may have: ours, and vLLM's for those that are named otherwise
 here."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+
+from .reasoning_parser import REASONING_FORMATS
+from .tool_formats import TOOL_FORMATS
 
 TOOL_ALIASES: Mapping[str, str] = {
     "cohere_command3": "command",
@@ -40,3 +43,5 @@ REASONING_ALIASES: Mapping[str, str] = {
     "step3": "deepseek_r1",
     "step3p5": "deepseek_r1",
 }
+TOOL_CHOICES = ("auto", "none", *TOOL_FORMATS, *TOOL_ALIASES)
+REASONING_CHOICES = ("auto", "none", *REASONING_FORMATS, *REASONING_ALIASES)

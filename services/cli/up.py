@@ -23,6 +23,7 @@ from rich.console import Console
 
 from ..models import store as model_store
 from ..models.manifest import ModelManifest
+from ..runtime.hardware import has_gpu_driver
 from ..runtime.owner_file import own_folder
 from ..runtime.printable import shown
 from ..runtime.progress import ProgressBars
@@ -43,6 +44,9 @@ def up(settings: StackSettings, console: Console) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     for sentence in unread_variables():
         console.print(f"[yellow]{shown(sentence)}", soft_wrap=True)
+    # An engine would say so when the model is there, and other stages run.
+    if settings.device == "cuda" and settings.executor != "simulated" and not has_gpu_driver():
+        raise SettingError("device", settings.device, "a device of this machine, or auto")
     with _own_state_folder(settings.state_dir), fork_servers(settings) as forks:
         settings, folder = pulled(settings, console)
         if rounding := ModelManifest.read(folder).rounding:

@@ -14,7 +14,13 @@ from ..runtime.advertise import check_host
 from ..runtime.model_name import check_model_name
 from ..runtime.role import BOTH, ROLES
 from ..runtime.security_settings import StageSecuritySettings
-from ..runtime.settings import SettingError, check_log_level, require, setting
+from ..runtime.settings import (
+    SettingError,
+    check_log_level,
+    check_writable_folder,
+    require,
+    setting,
+)
 from ..runtime.speculation import DRAFTERS, MAX_DRAFT_TOKENS, MODES
 
 LOAD_FORMATS = ("auto", "dummy", "dummy-uniform")
@@ -224,6 +230,8 @@ class EngineSettings(StageSecuritySettings):
             raise SettingError("model_folder", None, "the folder of a converted model")
         if self.served_model_name:
             check_model_name("served_model_name", self.served_model_name)
+        if self.kv_disk_dir is not None:
+            check_writable_folder("kv_disk_dir", self.kv_disk_dir)
         require(0 <= self.port <= 65535, "port", self.port, "0…65535")
         require(-1 <= self.metrics_port <= 65535, "metrics_port", self.metrics_port, "-1…65535")
         for name, least in NEVER_NEGATIVE.items():

@@ -53,6 +53,18 @@ def gpu_names(load: Callable[[str], Any] = ctypes.CDLL) -> tuple[str, ...]:
     )
 
 
+def has_gpu_driver(load: Callable[[str], Any] = ctypes.CDLL) -> bool:
+    """Whether this machine has a driver of NVIDIA GPUs. `load` as in `gpu_names`; a driver that
+    lists none, as on boards without NVML, is one all the same."""
+    if gpu_names(load):
+        return True
+    try:
+        load("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
 @cache
 def least_gpu_memory(load: Callable[[str], Any] = ctypes.CDLL) -> int:
     """Bytes of memory of the GPU that has least, of all that the driver lists; 0 where it says of

@@ -15,6 +15,7 @@ import os
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 A_WHOLE_NUMBER = "a whole number"
@@ -41,6 +42,15 @@ def require(is_met: object, name: str, value: object, allowed: str) -> None:
     holds."""
     if not is_met:
         raise SettingError(name, value, allowed)
+
+
+def check_writable_folder(name: str, folder: Path) -> None:
+    """Raises `SettingError` for a folder that this process can neither write to nor make."""
+    nearest = next(
+        path for path in (folder.absolute(), *folder.absolute().parents) if path.exists()
+    )
+    can_write = nearest.is_dir() and os.access(nearest, os.W_OK)
+    require(can_write, name, str(folder), "a folder that the engine may write to")
 
 
 def check_log_level(level: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from headwater.engine_core.platforms.registry import device_names, is_registered
 
+from ..answers.format_names import REASONING_CHOICES, TOOL_CHOICES
 from ..engine.settings import (
     ACTIVATION_DTYPES,
     KV_CACHE_DTYPES,
@@ -20,12 +21,13 @@ from ..engine.settings import (
 )
 from ..models.manifest import MODEL_CODES
 from ..runtime.hardware import DTYPES
-from ..runtime.settings import SettingError, require
+from ..runtime.settings import SettingError, check_writable_folder, require
 from ..runtime.speculation import MODES
 
 GATEWAY = "gateway"
 PROCESSOR = "processor"
 ENGINE = "engine"
+PARSERS = {"tool_call_parser": TOOL_CHOICES, "reasoning_parser": REASONING_CHOICES}
 CHOICES = {
     "dtype": DTYPES,
     "executor": ("single", "simulated"),
@@ -49,6 +51,16 @@ def check_words(given: Mapping[str, str]) -> None:
 def check_choices(settings: object) -> None:
     """As `check_words`, of all settings that have choices."""
     check_words({name: getattr(settings, name) for name in CHOICES})
+
+
+def check_stages(settings: Any) -> None:
+    """Raises `SettingError` for what a stage would refuse only after others have started."""
+    check_device(settings.device)
+    if settings.kv_disk_dir is not None:
+        check_writable_folder("kv_disk_dir", settings.kv_disk_dir)
+    for name, known in PARSERS.items():
+        chosen = getattr(settings, name)
+        require(chosen is None or chosen in known, name, chosen, ", ".join(known))
 
 
 def check_device(device: str) -> None:

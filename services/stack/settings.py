@@ -28,7 +28,7 @@ from .flags import (
     GATEWAY,
     PROCESSOR,
     check_choices,
-    check_device,
+    check_stages,
     default_state_dir,
     engine_flag,
     flag,
@@ -233,7 +233,7 @@ class StackSettings:
         check_log_level(self.log_level)
         check_memory_share(self.gpu_memory_utilization)
         check_pairs(self)
-        check_device(self.device)
+        check_stages(self)
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
             raise SettingError(
                 "tls_key_file",

@@ -26,8 +26,7 @@ MANY = 1 << 30
 LEADS = [list(range(start, start + 90)) for start in (0, 100)]
 
 
-ONE_GROUP = [(0,), (0,), (2,), (24,), (60,)]
-GROUPS = [(0, 2), (0, 24), (0, 60, 60), (0, 0, 24), (20, 40)]
+PAGE_WINDOWS = [(0,), (0,), (2,), (24,), (60,), (0, 2), (0, 24), (0, 60, 60), (0, 0, 24), (20, 40)]
 """Windows of page groups."""
 
 
@@ -41,12 +40,11 @@ def with_blocks(config: EngineConfig, num_spare: int) -> EngineConfig:
 def configs(draw: st.DrawFn) -> EngineConfig:
     max_num_seqs = draw(st.integers(1, 9))
     async_depth = draw(st.integers(1, 4))
-    num_host_blocks = draw(st.sampled_from([0, 0, 1, 5, 40]))
     config = EngineConfig(
         block_size=BLOCK_SIZE,
         num_blocks=1000,
-        num_host_blocks=num_host_blocks,
-        page_windows=draw(st.sampled_from(ONE_GROUP if num_host_blocks else ONE_GROUP + GROUPS)),
+        num_host_blocks=draw(st.sampled_from([0, 0, 1, 5, 40])),
+        page_windows=draw(st.sampled_from(PAGE_WINDOWS)),
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=max_num_seqs,
         spare_rows=max_num_seqs % 3,
@@ -64,7 +62,6 @@ def configs(draw: st.DrawFn) -> EngineConfig:
 def swapping_configs(draw: st.DrawFn) -> EngineConfig:
     """The cache holds a prompt or two."""
     config = draw(configs())
-    config = replace(config, page_windows=config.page_windows[-1:])
     return replace(
         with_blocks(config, draw(st.sampled_from([0, 2]))),
         num_host_blocks=draw(st.sampled_from([3, 12, 40])),

@@ -309,9 +309,9 @@ def architecture_of(config: Any) -> str:
     return str(_class_of(config)._model_mapping[type(config)].__name__)
 
 
-def convert(source: Path, folder: Path, dtype: str = "float32") -> Path:
+def convert(source: Path, folder: Path, dtype: str = "float32", **more: Any) -> Path:
     folder.mkdir(exist_ok=True)
-    conversion.convert(source, folder, dtype=dtype, progress=lambda done, total: None)
+    conversion.convert(source, folder, dtype=dtype, progress=lambda done, total: None, **more)
     return folder
 
 

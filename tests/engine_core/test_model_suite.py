@@ -134,7 +134,7 @@ def test_a_platform_that_lacks_what_a_family_needs_refuses_it_by_the_field(
         checked(options, "toy", flags)
 
 
-def test_heads_that_are_no_power_of_two_are_refused_by_their_size(
+def test_heads_that_are_no_power_of_two_are_refused_where_nothing_pads_them(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(
@@ -142,8 +142,10 @@ def test_heads_that_are_no_power_of_two_are_refused_by_their_size(
     )
     options = ExecutorOptions(model_folder=folder("heads of 48"))
     checked(options, "toy", cpu.capabilities)
+    flags = replace(cpu.capabilities, odd_heads=False)
+    assert checked(options, "toy", flags).model.head_dim == 64
     with pytest.raises(ConfigError, match="head_dim is 48; allowed: powers of two on the platform"):
-        checked(options, "toy", replace(cpu.capabilities, odd_heads=False))
+        checked(options, "toy", replace(flags, rotary_pairs=False))
 
 
 def test_norms_over_all_heads_are_refused_where_ranks_do_not_sum_them(folder: Folder) -> None:

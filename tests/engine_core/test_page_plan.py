@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -118,30 +119,66 @@ def test_a_long_sequence_takes_a_quarter_of_the_bytes_of_a_full_cache(
 
 
 @pytest.mark.parametrize(
-    "given",
+    ("page_windows", "num_pages", "longest"),
     [
-        {"kv_swap_memory": 1 << 30},
-        {"kv_disk_dir": Path("kv")},
-        {"kv_peer_memory": 1 << 30},
-        {"pipeline_parallel_size": 2},
-        {"draft_model": Path("draft")},
-        {"draft_heads": Path("heads")},
+        ((0,), 101, 1600),
+        ((0,), 1 << 20, LONG),
+        ((0, 512, 512), 3 * 100 + 1, 1600),
+        ((0, 512, 512), 2 * 129 + 1000 + 1, 16_000),
+        ((512,), 130, LONG),
     ],
-    ids=lambda given: next(iter(given)),
+)
+def test_the_longest_sequence_that_fits_holds_as_many_pages_as_there_are(
+    page_windows: tuple[int, ...], num_pages: int, longest: int
+) -> None:
+    config = EngineConfig(
+        num_blocks=1 << 20,
+        page_windows=page_windows,
+        max_model_len=LONG,
+        max_num_batched_tokens=2048,
+        long_prefill_chunk=512,
+    )
+    assert config.longest(num_pages) == longest
+    assert config.num_held(longest) <= num_pages - 1
+
+
+@pytest.mark.parametrize(
+    ("named", "given"),
+    [
+        (
+            "kv_swap_memory of several ranks",
+            {"kv_swap_memory": 1 << 30, "tensor_parallel_size": 2},
+        ),
+        ("kv_disk_dir", {"kv_disk_dir": Path("kv")}),
+        ("kv_peer_memory", {"kv_peer_memory": 1 << 30}),
+        ("pipeline_parallel_size", {"pipeline_parallel_size": 2}),
+        ("draft_model", {"draft_model": Path("draft")}),
+        ("draft_heads", {"draft_heads": Path("heads")}),
+    ],
 )
 def test_layers_with_windows_keep_whole_sequences_beside_what_knows_no_groups(
-    given: dict[str, object], small: ModelConfig, caplog: pytest.LogCaptureFixture
+    named: str, given: dict[str, Any], small: ModelConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = of_layers(small, GEMMA3_270M)
-    options = ExecutorOptions(model_folder=None)
+    options = ExecutorOptions(model_folder=None, kv_swap_memory=1 << 30)
     assert pages_of(options, model, LONG).num_groups == 6
     assert not caplog.records
-    assert pages_of(replace(options, **given), model, LONG) == one_group(model)  # type: ignore[arg-type]
+    assert pages_of(replace(options, **given), model, LONG) == one_group(model)
     (record,) = caplog.records
     assert record.getMessage() == (
-        "layers with a window of 512 keep the KV blocks of whole sequences beside "
-        + next(iter(given))
+        f"layers with a window of 512 keep the KV blocks of whole sequences beside {named}"
     )
+
+
+def test_an_architecture_that_reads_one_group_keeps_all_blocks_of_a_mixed_model(
+    small: ModelConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = ExecutorOptions(model_folder=None)
+    mixed = of_layers(small, GEMMA3_270M)
+    assert pages_of(options, mixed, LONG, has_groups=False) == one_group(mixed)
+    assert "beside the architecture Gemma3ForCausalLM" in caplog.text
+    all_windowed = of_layers(small, 4 * [W])
+    assert pages_of(options, all_windowed, LONG, has_groups=False).windows == (512,)
 
 
 def test_models_whose_layers_all_have_windows_keep_them_beside_tiers(small: ModelConfig) -> None:

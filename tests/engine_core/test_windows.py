@@ -4,6 +4,7 @@ is continued where those that are seen are cached."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from headwater.engine_core.config import ConfigError, EngineConfig
+from headwater.engine_core.devices import cpu
 from headwater.engine_core.executors.build import engine_limits
 from headwater.engine_core.kv.block_pool import BlockPool
 from headwater.engine_core.kv.prefix_cache import HashChain, HeldPages, Hits, PrefixCache
@@ -158,14 +160,28 @@ def released_early(blocks: Blocks) -> None:
     blocks._kinds = tuple(kind._replace(window=max(0, kind.window - 1)) for kind in blocks._kinds)
 
 
+def released_with_another_kind(blocks: Blocks) -> None:
+    blocks._kinds = tuple(kind._replace(window=33) for kind in blocks._kinds)
+
+
 def hit_too_short(blocks: Blocks) -> None:
     blocks._cache._num_seen[-1] -= 1
 
 
-@pytest.mark.parametrize("windows", long_but([(33,), (0, 33), (0, 0, 20, 33)], (33,), (0, 33)))
-@pytest.mark.parametrize("bug", [released_early, hit_too_short])
+@pytest.mark.parametrize(
+    ("windows", "bug"),
+    [
+        ((33,), released_early),
+        ((33,), hit_too_short),
+        ((0, 33), released_early),
+        ((0, 33), hit_too_short),
+        ((0, 33), released_with_another_kind),
+        pytest.param((0, 0, 20, 33), released_early, marks=pytest.mark.long),
+        pytest.param((0, 0, 20, 33), hit_too_short, marks=pytest.mark.long),
+    ],
+)
 def test_blocks_that_are_released_or_hit_wrongly_change_a_token(
-    bug: Callable[[Blocks], None], windows: tuple[int, ...]
+    windows: tuple[int, ...], bug: Callable[[Blocks], None]
 ) -> None:
     """Requests take one another's pages as soon as these are free."""
 
@@ -241,22 +257,64 @@ def test_answers_are_those_of_transformers_around_the_window(checkpoint: Checkpo
     engine.close()
 
 
+def check_pages_from_host_memory(folder: Path, **options: Any) -> None:
+    """A prompt is continued although others have taken all of its pages on the device."""
+    prompts = [np.random.default_rng(n).integers(3, 512, 150).tolist() for n in range(5)]
+    sampling = greedy(40, num_logprobs=1)
+    with closing(SmallEngine(folder, max_model_len=200, **options)) as plain:
+        (expected,) = plain.answer([prompts[0]], sampling)
+    small = {"max_model_len": 200, "num_blocks": 14, "kv_swap_memory": 8 << 20} | options
+    with closing(SmallEngine(folder, **small)) as engine:
+        assert engine.config.page_windows == (0, WINDOW, WINDOW)
+        for prompt in prompts:
+            engine.answer([prompt], greedy(1))
+        (again,) = engine.answer([prompts[0]], sampling)
+        assert engine.engine.load().hits_by_tier == {"host": 144}
+    assert again.cached_tokens == 144
+    assert (again.token_ids, again.logprobs) == (expected.token_ids, expected.logprobs)
+
+
+def test_pages_of_a_mixed_model_come_back_from_host_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU, where host memory is refused otherwise, since the cache lies there itself."""
+    monkeypatch.setattr(cpu, "copy_blocks", None, raising=False)
+    monkeypatch.setattr(cpu, "capabilities", replace(cpu.capabilities, host_blocks=True))
+    random_checkpoint("gemma3 whose last layer has a window", tmp_path / "hf")
+    check_pages_from_host_memory(convert(tmp_path / "hf", tmp_path / "ours"))
+
+
+@pytest.mark.gpu
+def test_pages_of_a_mixed_model_come_back_to_a_gpu(tmp_path: Path) -> None:
+    random_checkpoint("gemma3 whose last layer has a window", tmp_path / "hf")
+    folder = convert(tmp_path / "hf", tmp_path / "ours", "bfloat16")
+    check_pages_from_host_memory(folder, device="cuda")
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("block_size", [16, 64])
+@pytest.mark.parametrize(
+    "family",
+    ["mistral with a window", "gemma3", "gemma3 whose last layer has a window", "olmo3"],
+)
 def test_blocks_that_are_released_on_a_gpu_change_no_bit(
-    block_size: int, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    family: str, block_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    random_checkpoint(family, tmp_path / "hf")
+    folder = convert(tmp_path / "hf", tmp_path / "ours", "bfloat16")
     prompts = [np.random.default_rng(n).integers(3, 512, n).tolist() for n in (1, 39, 41, 160, 300)]
 
     def answers(*windows: int) -> list[Answer]:
         engine = SmallEngine(
-            checkpoint.folder, device="cuda", block_size=block_size, num_blocks=1600 // block_size
+            folder, device="cuda", block_size=block_size, num_blocks=1600 // block_size
         )
         assert engine.config.page_windows == windows
         told = engine.answer(prompts, greedy(200, num_logprobs=1))
         engine.close()
         return told
 
-    released = answers(*checkpoint.windows)
-    monkeypatch.setattr(engine_limits, "pages_of", lambda options, model, length: one_group(model))
+    released = answers(*FAMILIES[family])
+    monkeypatch.setattr(
+        engine_limits, "pages_of", lambda options, model, length, **more: one_group(model)
+    )
     assert released == answers(0)

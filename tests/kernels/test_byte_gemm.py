@@ -11,8 +11,9 @@ from headwater.kernels.gemm.byte_gemm import (
     pack_in_place,
 )
 from headwater.kernels.gemm.gemm import configure_blas, linear, linear_twin
-from headwater.kernels.gemm.hopper_packed_gemm import PackedWords, hopper_packed_gemm
+from headwater.kernels.gemm.hopper_packed_gemm import hopper_packed_gemm
 from headwater.kernels.gemm.packed_tiles import RingTiles, choose, tiles_of
+from headwater.kernels.gemm.packed_words import PackedWords
 from headwater.kernels.quant import byte_layout, byte_weights
 from headwater.kernels.quant.byte_weights import ByteWeight, Fp8Weight, Int8Weight
 from tests.kernels.paging import GPU, POISON, relative_error

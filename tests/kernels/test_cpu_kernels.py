@@ -325,7 +325,7 @@ def test_threads_change_no_bit() -> None:
 
 
 def test_code_is_found_again_by_another_copy_of_the_same_sources(tmp_path: Path) -> None:
-    with machine_code.compiling() as is_kept:
+    with machine_code.compiling(does_nothing) as is_kept:
         assert is_kept
     found = []
     for copy in ("one", "other"):
@@ -343,23 +343,27 @@ def does_nothing(arguments: int) -> None:
     pass
 
 
-def test_of_processes_that_start_together_one_compiles_at_a_time_and_keeps_the_code(
+def test_of_processes_that_start_together_one_compiles_a_function_and_keeps_the_code(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(machine_code, "_cache_folder", lambda: tmp_path)
+    own = tmp_path / machine_code.lock_name(does_nothing)
+    other = tmp_path / machine_code.lock_name(compiled.float_bits)
     cfunc = compiled.cfunc
     is_kept = []
 
     def compile_now(signature: str, *, cache: bool) -> Any:
         is_kept.append(cache)
-        with (tmp_path / "lock").open("w") as lock, pytest.raises(BlockingIOError):
+        with own.open("w") as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with other.open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return cfunc(signature)
 
     monkeypatch.setattr(compiled, "cfunc", compile_now)
     compiled.Kernel(does_nothing, does_nothing)(torch.float32, 1, 1)
     assert is_kept == [True]
-    with (tmp_path / "lock").open("w") as lock:
+    with own.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 

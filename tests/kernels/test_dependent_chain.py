@@ -14,7 +14,8 @@ from headwater.kernels.attention.decode_plan import DecodePlan, plan_decode
 from headwater.kernels.attention.qk_norm_rope_store_kv import qk_norm_rope_store_kv
 from headwater.kernels.gemm import packed_tiles
 from headwater.kernels.gemm.gemm import configure_blas, linear
-from headwater.kernels.gemm.hopper_packed_gemm import PackedWords, hopper_packed_gemm
+from headwater.kernels.gemm.hopper_packed_gemm import hopper_packed_gemm
+from headwater.kernels.gemm.packed_words import PackedWords
 from headwater.kernels.norm.rms_norm import add_rms_norm
 from headwater.kernels.norm.silu_mul import silu_mul
 

@@ -13,7 +13,7 @@ from headwater.kernels.experts.packed_product import (
     packed_expert_product,
 )
 from headwater.kernels.experts.route import Choice, route
-from headwater.kernels.gemm.hopper_packed_gemm import PackedWords
+from headwater.kernels.gemm.packed_words import PackedWords
 from headwater.kernels.quant.mxfp4 import num_words
 from tests.kernels.paging import GPU
 
@@ -100,9 +100,9 @@ def test_inputs_in_mxfp4_need_not_be_whole_tiles(k: int, generator: torch.Genera
 
 def test_many_rows_in_mxfp4_have_tiles_of_two_teams(generator: torch.Generator) -> None:
     weight = random_floats(32 * 16, 64, generator)
-    rows = {count: choose(4 * count, 32, weight) for count in (1, 32, 256, 257, 512, 513)}
-    assert [each.block_m for each in rows.values()] == [8, 8, 64, 64, 64, 128]
-    assert [each.block_n for each in rows.values()] == [64, 64, 64, 128, 128, 128]
+    tiles = [choose(4 * count, 32, weight) for count in (1, 32, 64, 128, 129, 512, 513)]
+    assert [each.block_m for each in tiles] == [8, 8, 16, 32, 64, 64, 128]
+    assert [each.block_n for each in tiles] == [64, 64, 64, 64, 128, 128, 128]
 
 
 @GPU

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from headwater.kernels.gemm.gemm import configure_blas, linear, linear_twin
-from headwater.kernels.gemm.hopper_packed_gemm import PackedWords, hopper_packed_gemm
+from headwater.kernels.gemm.hopper_packed_gemm import hopper_packed_gemm
 from headwater.kernels.gemm.int4_gemm import (
     MOST_ROWS,
     TILES,
@@ -18,6 +18,7 @@ from headwater.kernels.gemm.int4_gemm import (
     int4_linear,
 )
 from headwater.kernels.gemm.packed_tiles import RingTiles, tiles_of
+from headwater.kernels.gemm.packed_words import PackedWords
 from headwater.kernels.quant.int4_layout import Int4Weight, expand, pack, zero_points
 from tests.kernels.paging import GPU, LONG, LONG_INTERPRETED, POISON, relative_error
 from tests.kernels.test_int4_layout import random_weight

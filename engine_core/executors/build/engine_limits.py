@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...config import EngineConfig
+from ...models.model import reads_page_groups
 from ...options import BuildRequest, engine_config
 from ...weights.page_plan import PagePlan, one_group
 from ..model.block_bytes import block_bytes_of, cache_bytes_of
@@ -11,7 +12,9 @@ from .pages import pages_of
 
 def pages_of_request(request: BuildRequest) -> PagePlan:
     """Page groups of the served model."""
-    return pages_of(request.options, request.model, _max_model_len(request))
+    has_groups = reads_page_groups(request.model)
+    max_model_len = _max_model_len(request)
+    return pages_of(request.options, request.model, max_model_len, has_groups=has_groups)
 
 
 def engine_config_of(

@@ -11,11 +11,15 @@ from ...weights.page_plan import PagePlan, one_group, plan_pages
 log = logging.getLogger(__name__)
 
 
-def pages_of(options: ExecutorOptions, model: ModelConfig, max_model_len: int) -> PagePlan:
+def pages_of(
+    options: ExecutorOptions, model: ModelConfig, max_model_len: int, *, has_groups: bool = True
+) -> PagePlan:
     """Page groups of the served model: those of its windows, or one that keeps every block beside
-    what knows no windows, which is logged."""
+    what knows no windows, which is logged. `has_groups`: its architecture reads several."""
     plan = plan_pages(model, max_model_len)
     reason = _whole_beside(options, plan)
+    if plan.num_groups > 1 and not has_groups:
+        reason = f"the architecture {model.architecture}"
     if not reason or plan.windows == (0,):
         return plan
     log.warning(
@@ -34,9 +38,11 @@ def _whole_beside(options: ExecutorOptions, plan: PagePlan) -> str:
         "draft_heads": options.draft_heads,
     }
     if plan.num_groups > 1:
-        # Blocks of these move as a whole; stages divide layers, and with them their groups.
+        # Blocks of these move as a whole; stages divide layers, and with them their groups. Ranks
+        # copy their parts of whole blocks to host memory.
         given |= {
-            "kv_swap_memory": options.kv_swap_memory,
+            "kv_swap_memory of several ranks": options.kv_swap_memory
+            and options.tensor_parallel_size > 1,
             "kv_disk_dir": options.kv_disk_dir,
             "kv_peer_memory": options.kv_peer_memory,
             "pipeline_parallel_size": options.pipeline_parallel_size > 1,

@@ -57,6 +57,8 @@ def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> Build
     if options.load_format not in ("auto", *DUMMIES):
         raise ConfigError("load_format", options.load_format, " or ".join(("auto", *DUMMIES)))
     model = models.read_config(options.model_folder)
+    if flags.rotary_pairs and not flags.odd_heads:
+        model = model.with_padded_heads()
     dtype = _dtype(options)
     model.check_dtype(dtype)
     check_quantization(options.quantization, _method(options, model), "the model folder")

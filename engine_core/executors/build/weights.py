@@ -18,6 +18,7 @@ from ...weights.byte_weights import Keeps, Kept, keeps_none
 from ...weights.dummy import DUMMIES, dummy
 from ...weights.layout import Layout
 from ...weights.model_file import DTYPES, Tensors
+from ...weights.padded_heads import pad_heads
 from ...weights.planes import put_all_in_planes
 from ...weights.shards import WHOLE, Shard
 
@@ -66,9 +67,11 @@ def stored_tensors(
     options = request.options
     assert options.model_folder is not None
     if options.load_format == "auto":
-        return model_file.load(
+        tensors = model_file.load(
             options.model_folder, device, loading, keeps_packed=keeps_packed, keeps=keeps
         )
+        pad_heads(tensors, request.model)
+        return tensors
     loading(0, 1)
     tensors = random_tensors(
         request,

@@ -19,6 +19,7 @@ from headwater.kernels.cpu.compiler.replay import Replay
 
 from ...layers.batch import ForwardBatch, LayerCaches
 from ...layers.embedding import Embedding
+from ...layers.platform import Platform, plans_of
 from ...models.model import LastTokens, LayerInputs, Model
 
 MAX_TOKENS = 32
@@ -39,10 +40,11 @@ class ReplayedSteps:
     outside of the platform's kernels: see `recording`. A model that computes with torch between its
     kernels is not recorded."""
 
-    def __init__(self, model: Model, max_blocks: int) -> None:
-        """`max_blocks`: the most KV blocks of a request. The kernels and attention plans of the
-        model's platform are the CPU's."""
+    def __init__(self, model: Model, platform: Platform, max_blocks: int) -> None:
+        """`max_blocks`: the most KV blocks of a request. The platform's kernels and attention plans
+        are the CPU's."""
         self._model = model
+        self._platform = platform
         self._max_blocks = max_blocks
         self._steps: OrderedDict[_Key, _Step] = OrderedDict()
         self._seen: OrderedDict[_Key, None] = OrderedDict()
@@ -90,7 +92,7 @@ class ReplayedSteps:
     def _record(self, key: _Key, batch: ForwardBatch, kv_cache: LayerCaches) -> torch.Tensor | None:
         """Computes a step and keeps it for those of its shape; None: it cannot be recorded, and is
         yet to compute."""
-        step = _Step(self._model, batch, self._max_blocks)
+        step = _Step(self._model, self._platform, batch, self._max_blocks)
         try:
             hidden = step.record(batch, kv_cache)
         except UnrecordableError:
@@ -106,7 +108,9 @@ class ReplayedSteps:
 class _Step:
     """Buffers that a recorded step reads, and its replay."""
 
-    def __init__(self, model: Model, batch: ForwardBatch, max_blocks: int) -> None:
+    def __init__(
+        self, model: Model, platform: Platform, batch: ForwardBatch, max_blocks: int
+    ) -> None:
         num_tokens = len(batch.token_ids)
         num_requests = len(batch.counts)
         self._model = model
@@ -124,7 +128,7 @@ class _Step:
             )
 
         self._batch = replace(own(batch), page_groups=tuple(map(own, batch.page_groups)))
-        self._plans: AttentionPlan | list[AttentionPlan] = model.plan_attention(self._batch)
+        self._plans: AttentionPlan | list[AttentionPlan] = plans_of(platform, self._batch)
         self._tiles = [each.tiles for each in _several(self._plans)]
         self._requests = self._tiles[0][:, 4].copy()
         self._replay: Replay | None = None

@@ -9,7 +9,7 @@ import torch
 
 from headwater.kernels.gemm import w8a8
 from headwater.kernels.gemm.byte_gemm import expanded_twin, pack_in_place
-from headwater.kernels.gemm.hopper_packed_gemm import PackedWords
+from headwater.kernels.gemm.packed_words import PackedWords
 from headwater.kernels.quant.byte_weights import ByteWeight
 
 from .fp8 import Fp8Linear

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
 from ...layers.batch import ForwardBatch, LayerCaches
 from ...layers.platform import Platform
@@ -26,7 +27,7 @@ class PagedAttention:
     batch: ForwardBatch
     kv_cache: LayerCaches
     plans: list[Any]
-    """Of each page group."""
+    """Attention plans, one of each page group."""
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         with self.mode.aside():
@@ -34,6 +35,9 @@ class PagedAttention:
             batch = self.batch.of_layer(call.layer)
             group = self.batch.group_of_layer[call.layer] if self.batch.page_groups else 0
             heads = torch.cat((call.q, call.k, call.v), dim=1)
+            size = heads.shape[-1]
+            if size < cache.shape[-1]:
+                heads = pad(heads, (0, cache.shape[-1] - size))
             qkv = heads.squeeze(0).transpose(0, 1).flatten(1)
             queries = self.platform.qk_norm_rope_store_kv(
                 qkv, batch, self.unrotated, cache, bias=None, q_norm=None, k_norm=None, eps=0.0
@@ -43,7 +47,7 @@ class PagedAttention:
             attended = self.platform.attention(
                 queries, cache, self.plans[group], scale=call.scale, window=window, **capped
             )
-            return attended.view(1, *queries.shape)
+            return attended.view(1, *queries.shape)[..., :size]
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from ...layers.batch import ForwardBatch, LayerCaches, last_tokens
 from ...layers.embedding import Embedding
 from ...layers.linear.kinds import Weights
 from ...layers.lm_head import LMHead
-from ...layers.platform import Platform
+from ...layers.platform import Platform, plans_of
 from ...layers.rope import unrotated_table
 from ...weights.layout import Layout
 from ...weights.model_config import ModelConfig
@@ -37,6 +37,7 @@ NUM_CHECKED = 5
 class ForeignModel:
     """See `Model`."""
 
+    reads_page_groups = True
     names = ForeignNames(model={}, layer={}, fused={})
 
     def __init__(
@@ -85,7 +86,7 @@ class ForeignModel:
     ) -> torch.Tensor:
         """See `Model`. All layers compute all tokens, whatever is asked for."""
         assert inputs is None or not inputs.layers
-        plans = attention_plan or self.plan_attention(batch)
+        plans = attention_plan or plans_of(self._platform, batch)
         self._pass.attends = PagedAttention(
             platform=self._platform,
             mode=self._mode,
@@ -97,11 +98,6 @@ class ForeignModel:
         )
         hidden = self._hidden(batch.token_ids, batch.positions)
         return hidden if ends is None else hidden.index_select(0, ends.tokens)
-
-    def plan_attention(self, batch: ForwardBatch) -> Any:
-        if not batch.page_groups:
-            return self._platform.plan_attention(batch)
-        return [self._platform.plan_attention(each) for each in batch.page_groups]
 
     def ends(self, batch: ForwardBatch, num_wanted: Int32Array) -> LastTokens:
         own = last_tokens(batch, num_wanted)

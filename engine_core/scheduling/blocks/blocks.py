@@ -63,6 +63,7 @@ class Blocks:
             [*tiers.sources, *sources],
             clock,
             lambda: prefill_seconds() * config.block_size,
+            self._pool.keys,
         )
         self._loads.num_decoding = num_decoding
         self._table = BlockTable(config)
@@ -87,8 +88,8 @@ class Blocks:
         return -(-num_tokens // self._block_size)
 
     def num_pages(self, num_tokens: int) -> int:
-        """Pages of a sequence of so many tokens."""
-        return self.num_pages_of_blocks(self.num_needed(num_tokens))
+        """Pages that a sequence of so many tokens holds at most."""
+        return self._pool.num_held(num_tokens)
 
     def num_pages_of_blocks(self, num_blocks: int) -> int:
         """Pages of so many blocks that every layer sees."""
@@ -146,8 +147,10 @@ class Blocks:
     def load(self, request: RequestState, wanted: Wanted) -> Ticket | None:
         """Asks a source for the blocks behind the hits, if one saves time by it."""
         start = wanted.hits.num_blocks
-        # There is room for so many; the others are asked for when these have come.
-        end = min(wanted.max_hits, start + min(wanted.num_new))
+        # There is room for so many; the others are asked for when these have come. Without hits,
+        # pages of the first kind decide: of others no more come than a position sees.
+        num_blocks = min(wanted.num_new) if start else wanted.num_new[0]
+        end = min(wanted.max_hits, start + num_blocks)
         offer = self._loads.find(request.chain, start, end, request.failed_sources)
         if offer is None:
             return None
@@ -279,7 +282,7 @@ class Blocks:
             due = ends > self._table.firsts[idx, rows]
             chains = table.chains_of(rows[due])
             for row, end, chain in zip(rows[due].tolist(), ends[due].tolist(), chains, strict=True):
-                self._loads.release_part(chain, self._table.take_leading(row, idx, end))
+                self._loads.release_part(chain, idx, self._table.take_leading(row, idx, end))
             has_released |= bool(due.any())
         return has_released
 
@@ -304,8 +307,8 @@ class Blocks:
     def release(self, request: RequestState) -> None:
         """Lets go of the blocks of a request's row, which computes nothing more."""
         row = request.row
-        for held in self._table.held(row):
-            self._loads.release_part(request.chain, held)
+        for kind, held in enumerate(self._table.held(row)):
+            self._loads.release_part(request.chain, kind, held)
         self._table.vacate(row)
 
     def num_wasted_slots(self, num_known: Int32Array, is_alive: BoolArray) -> int:

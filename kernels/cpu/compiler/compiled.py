@@ -65,8 +65,9 @@ class Kernel:
 
     def compile(self, dtype: torch.dtype) -> tuple[Any, Any]:
         """The compiled function and its address."""
-        with compiling() as is_kept:
-            machine_code = cfunc("void(int64)", cache=is_kept)(self._works[dtype])
+        work = self._works[dtype]
+        with compiling(work) as is_kept:
+            machine_code = cfunc("void(int64)", cache=is_kept)(work)
         compiled = self._compiled[dtype] = machine_code.ctypes, machine_code.address
         return compiled
 

@@ -23,22 +23,28 @@ from numba.core.caching import UserProvidedCacheLocator
 def compile_function(function: Callable[..., None], signature: Any) -> Callable[..., None]:
     """`function` in machine code, called from Python with arrays. It holds no interpreter lock and
     checks no bounds."""
-    with compiling() as is_kept:
+    with compiling(function) as is_kept:
         compiled: Callable[..., None] = njit(signature, cache=is_kept, nogil=True)(function)
     return compiled
 
 
 @contextmanager
-def compiling() -> Iterator[bool]:
-    """Whether machine code is kept. If so, one process compiles at a time, and waiting processes
-    load its code."""
+def compiling(function: Callable[..., None]) -> Iterator[bool]:
+    """Whether machine code of a function is kept. If so, one process compiles it, and those that
+    wait load its code; other functions are compiled meanwhile."""
     folder = _cache_folder()
     if folder is None:
         yield False
         return
-    with (folder / "lock").open("w") as lock:
+    with (folder / lock_name(function)).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield True
+
+
+def lock_name(function: Callable[..., None]) -> str:
+    """The file that a process locks while it compiles the function, for any types. Functions that
+    a function has made of constants share one, as numba keeps their code in one index."""
+    return f"{function.__module__}.{function.__qualname__.replace('<locals>', 'locals')}.lock"
 
 
 class ByModule(UserProvidedCacheLocator):  # type: ignore[misc]  # numba is not typed

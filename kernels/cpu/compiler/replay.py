@@ -171,6 +171,6 @@ def _walk(header: int) -> None:
 @cache
 def walker() -> tuple[Any, int]:
     """The function that makes all calls, each thread its part of each, and its address."""
-    with compiling() as is_kept:
+    with compiling(_walk) as is_kept:
         machine_code = cfunc("void(int64)", cache=is_kept)(_walk)
     return machine_code.ctypes, machine_code.address

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import inspect
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -15,8 +16,11 @@ from pathlib import Path
 import pytest
 import structlog
 import typer
+from rich.console import Console
 
 from headwater.services.cli import __main__ as cli
+from headwater.services.cli import up as up_command
+from headwater.services.runtime.settings import SettingError
 from headwater.services.runtime.tasks import owned_task
 from headwater.services.stack.settings import StackSettings
 from tests.long_values import long_but
@@ -283,6 +287,20 @@ def test_up_refuses_a_revision_of_a_model_that_is_not_on_the_hub(tmp_path: Path)
     (said,) = done.stderr.strip().splitlines()
     assert "--revision is 'main'; allowed: none, or a model on the Hugging Face Hub" in said
     assert not (tmp_path / "cache").exists()
+
+
+def test_up_refuses_a_gpu_that_is_not_there_before_the_model_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(up_command, "has_gpu_driver", lambda: False)
+    settings = StackSettings(device="cuda", state_dir=tmp_path / "state")
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SettingError, match="--device is 'cuda'; allowed: a device of this"):
+            up_command.up(settings, Console())
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert not (tmp_path / "state").exists()
 
 
 def test_up_tells_of_a_variable_that_nothing_reads(tmp_path: Path) -> None:

@@ -10,7 +10,12 @@ import pytest
 
 from headwater.services.cli import doctor
 from headwater.services.cli.doctor import examine
-from headwater.services.runtime.hardware import gpu_names, least_gpu_memory, unreached_gpus
+from headwater.services.runtime.hardware import (
+    gpu_names,
+    has_gpu_driver,
+    least_gpu_memory,
+    unreached_gpus,
+)
 from headwater.services.runtime.pip_line import pip_line
 from headwater.services.stack.cluster_record import ClusterRecord
 
@@ -172,6 +177,8 @@ def test_gpus_are_listed_by_the_driver(
     assert gpu_names(lambda library: Lister(count, lost)) == names
     assert least_gpu_memory(lambda library: Lister(count, lost)) == least << 30
     assert (gpu_names(no_library), least_gpu_memory(no_library)) == ((), 0)
+    assert has_gpu_driver(lambda library: Lister(count, lost))
+    assert not has_gpu_driver(no_library)
 
 
 def test_the_doctor_says_that_ranks_on_such_gpus_exchange_through_host_memory(

@@ -293,3 +293,17 @@ def test_ranks_of_a_simulated_engine_are_refused() -> None:
         flag = name.replace("_", "-")
         with pytest.raises(SettingError, match=f"{flag} is 2; allowed: 1 with executor simulated"):
             plan(**{name: 2}, executor="simulated")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tool_call_parser", "morse"),
+        ("reasoning_parser", "morse"),
+        ("kv_disk_dir", Path(__file__) / "blocks"),
+    ],
+)
+def test_what_a_stage_would_refuse_is_refused_before_any_starts(name: str, value: object) -> None:
+    with pytest.raises(SettingError, match=name.replace("_", "-")):
+        StackSettings(**{name: value})  # type: ignore[arg-type]
+    assert StackSettings(tool_call_parser="openai", reasoning_parser="mistral")

@@ -1,0 +1,39 @@
+// A request to /v1/chat/completions as a program writes it. Knows nothing about the page.
+
+// `base` is the gateway's address with the path of its proxy; with a key, the program reads it from its environment.
+export function asCurl(base, body, hasKey) {
+  const json = JSON.stringify(body).replaceAll("'", `'\\''`);
+  const key = hasKey ? ` \\\n  -H "authorization: Bearer $HEADWATER_API_KEY"` : "";
+  return `curl ${base}/v1/chat/completions \\\n  -H 'content-type: application/json'${key} \\\n  -d '${json}'`;
+}
+
+export function asPython(base, body, hasKey) {
+  const key = hasKey ? `os.environ["HEADWATER_API_KEY"]` : `"any"`;
+  const fields = Object.entries(body).map(([name, value]) => `    ${name}=${literal(value)},`);
+  return [
+    ...(hasKey ? ["import os", ""] : []),
+    "from openai import OpenAI",
+    "",
+    `client = OpenAI(base_url="${base}/v1", api_key=${key})`,
+    "answer = client.chat.completions.create(",
+    ...fields,
+    ")",
+    "print(answer.choices[0].message.content)",
+  ].join("\n");
+}
+
+const WORDS = new Map([
+  [true, "True"],
+  [false, "False"],
+  [null, "None"],
+]);
+
+// A JSON value as Python's literal: strings and numbers are written alike.
+function literal(value) {
+  if (Array.isArray(value)) return `[${value.map(literal).join(", ")}]`;
+  if (value !== null && typeof value === "object") {
+    const members = Object.entries(value).map(([name, each]) => `${JSON.stringify(name)}: ${literal(each)}`);
+    return `{${members.join(", ")}}`;
+  }
+  return WORDS.get(value) ?? JSON.stringify(value);
+}
