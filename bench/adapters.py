@@ -136,11 +136,17 @@ def main(
     tokens: Annotated[int, typer.Option(min=8, help="Tokens of each answer.")] = 48,
     rounds: Annotated[int, typer.Option(min=1)] = 5,
     adapter_memory: int = 1 << 30,
+    threads: Annotated[int, typer.Option(help="Threads of a CPU; 0: one for each core.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Decode tokens a second of rows with adapters, and of rows without at an engine that takes
     none."""
-    common: dict[str, Any] = {"model_folder": model_folder, "device": device, "max_model_len": 512}
+    common: dict[str, Any] = {
+        "model_folder": model_folder,
+        "device": device,
+        "max_model_len": 512,
+        "num_threads": threads,
+    }
     sizes: dict[str, Any] = {
         "max_num_seqs": rows,
         "max_num_batched_tokens": max(rows * PROMPT_TOKENS, 256),

@@ -80,6 +80,9 @@ class CpuPlatform:
     def experts(self, gate_up: ExpertStack, down: ExpertStack, activation: str) -> ExpertProduct:
         return CpuExperts(gate_up, down, GATES[activation], self.linear)
 
+    def adapter_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        return torch.float32
+
     def plan_adapters(self, slots: torch.Tensor, slab: Slab) -> torch.Tensor:
         return slots
 

@@ -83,12 +83,13 @@ def _with_adapters(
     if not num_bytes:
         return weights, None
     found = model_class(request.model)
-    dtype = weights.table("embed").dtype
+    adapting = cast(AdapterPlatform, platform)
+    dtype = adapting.adapter_dtype(weights.table("embed").dtype)
     model_layout = found.layout(request.model)
     memory, slab, layout = adapter_memory(
         num_bytes, model_layout, found.names, dtype, platform.device
     )
-    rows = RowAdapters(cast(AdapterPlatform, platform), slab)
+    rows = RowAdapters(adapting, slab)
     return with_adapters(weights, layout, rows), memory
 
 
