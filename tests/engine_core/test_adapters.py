@@ -193,7 +193,9 @@ def test_requests_wait_for_a_slot_where_adapters_are_too_many(folders: Path, dev
     prompts = [PROMPTS[1]] * 8
     expected = [bits(answer(roomy, [PROMPTS[1]], [each], SCORED))[0] for each in digests]
     roomy.close()
-    tight = engine_of(folders, device, "model16", adapter_memory=_bytes_of_slots(folders, 2))
+    tight = engine_of(
+        folders, device, "model16", adapter_memory=_bytes_of_slots(folders, 2, device)
+    )
     for i in range(8):
         load_adapter(tight, folders / f"many{i}")
     found = answer(tight, prompts, digests, SCORED)
@@ -204,9 +206,9 @@ def test_requests_wait_for_a_slot_where_adapters_are_too_many(folders: Path, dev
     tight.close()
 
 
-def _bytes_of_slots(folders: Path, num_slots: int) -> int:
+def _bytes_of_slots(folders: Path, num_slots: int, device: str) -> int:
     """Memory for so many adapters of rank 8."""
-    probe = engine_of(folders, "cpu", "model16")
+    probe = engine_of(folders, device, "model16")
     num_ranks = probe.executor.host_adapters.num_ranks  # type: ignore[attr-defined]
     probe.close()
     return num_slots * 8 * (ADAPTER_MEMORY // num_ranks)
@@ -227,7 +229,7 @@ def test_memory_for_less_than_one_adapter_is_refused(folders: Path) -> None:
 
 
 def test_an_adapter_larger_than_the_memory_is_refused(folders: Path, tmp_path: Path) -> None:
-    engine = engine_of(folders, "cpu", "model16", adapter_memory=_bytes_of_slots(folders, 2))
+    engine = engine_of(folders, "cpu", "model16", adapter_memory=_bytes_of_slots(folders, 2, "cpu"))
     write_adapter(tmp_path / "wide", tensors_of(1, 20, ("mlp.down_proj",)), r=20)
     with pytest.raises(ConfigError, match="rank of the adapter is 20; allowed: at most 16"):
         load_adapter(engine, tmp_path / "wide")
@@ -247,10 +249,13 @@ def test_adapters_lie_behind_packed_layers_too(kind: str, device: str, tmp_path:
     )
     sizes = {"mlp.down_proj": (WIDE["hidden_size"], WIDE["intermediate_size"])}
     write_adapter(tmp_path / "one", tensors_of(3, 4, tuple(sizes), sizes))
-    base = engine_of(tmp_path, device, adapter_memory=0)
+    base = engine_of(tmp_path, device, adapter_memory=0, activation_dtype="model")
     plain = bits(base.answer(PROMPTS[:2], SCORED))
     base.close()
-    engine = engine_of(tmp_path, device, adapter_memory=4 << 20)
+    if kind == "fp8" and device == "cuda":
+        with pytest.raises(ConfigError, match="activation_dtype is 'auto'; allowed: model beside"):
+            engine_of(tmp_path, device, adapter_memory=4 << 20)
+    engine = engine_of(tmp_path, device, adapter_memory=4 << 20, activation_dtype="model")
     digest = load_adapter(engine, tmp_path / "one")
     alone = bits(answer(engine, PROMPTS[:1], [digest], SCORED))
     mixed = bits(answer(engine, [PROMPTS[0], *PROMPTS[:2]], [digest, NONE, NONE], SCORED))

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
 
 from tests.engine_core.small_adapters import answer, load_adapter
 from tests.engine_core.small_models import (
@@ -22,7 +21,10 @@ from tests.engine_core.small_models import (
 )
 
 # PEFT asks torch and transformers for names that they give up.
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
+]
 
 PROMPTS = [np.random.default_rng(n).integers(3, 512, n).tolist() for n in (70, 9)]
 NUM_TOKENS = 12
@@ -52,8 +54,9 @@ def test_an_answer_is_pefts(family: str, config: str, tmp_path: Path) -> None:
     base = random_checkpoint(family, tmp_path / "hf")
     folder = convert(tmp_path / "hf", tmp_path / "model")
     torch.manual_seed(1)
-    lora = LoraConfig(**CONFIGS[config], task_type="CAUSAL_LM", init_lora_weights=False)
-    model = get_peft_model(base, lora)
+    peft = pytest.importorskip("peft")
+    lora = peft.LoraConfig(**CONFIGS[config], task_type="CAUSAL_LM", init_lora_weights=False)
+    model = peft.get_peft_model(base, lora)
     model.save_pretrained(tmp_path / "adapter")
     engine = SmallEngine(folder, adapter_memory=4 << 20, max_num_seqs=8)
     digest = load_adapter(engine, tmp_path / "adapter")
@@ -73,7 +76,7 @@ def test_an_answer_is_pefts(family: str, config: str, tmp_path: Path) -> None:
     ]
 
 
-def _reference(model: PeftModel | Any, prompt: Sequence[int]) -> tuple[list[int], list[float]]:
+def _reference(model: Any, prompt: Sequence[int]) -> tuple[list[int], list[float]]:
     """Greedy tokens and their log probabilities."""
     tokens = reference_greedy(model, prompt, NUM_TOKENS)
     with torch.no_grad():

@@ -11,6 +11,7 @@ import torch
 
 from headwater.kernels.adapters.slab import Slab, SlabLayer
 
+from ...config import ConfigError
 from ..linear.kinds import Weights
 from ..linear.linear import Linear, Product
 from ..platform import Platform
@@ -84,7 +85,10 @@ class AdaptedLinear(Linear):
     def __init__(
         self, linear: Linear, product: Product, addition: Addition, rows: RowAdapters
     ) -> None:
-        assert linear.rounds_to is None
+        """Raises `ConfigError` for a layer that reads activations of 8 bits."""
+        if linear.rounds_to is not None:
+            allowed = "model beside adapter_memory: adapters read activations as they are"
+            raise ConfigError("activation_dtype", "auto", allowed)
         self.out_features = linear.out_features
         self.in_features = linear.in_features
         self._product = product

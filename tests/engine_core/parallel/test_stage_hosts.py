@@ -24,7 +24,7 @@ from tests.engine_core.parallel.cable import Cable
 from tests.engine_core.parallel.parallel_models import QWEN3, engine_of, folder_of
 from tests.engine_core.parallel.test_pipeline_parallel import told
 from tests.engine_core.parallel.test_tensor_parallel import PROMPTS, SAMPLINGS
-from tests.engine_core.small_models import Answer, SmallEngine, _hear, greedy
+from tests.engine_core.small_models import Answer, SmallEngine, greedy, hear
 from tests.forked_host import ForkedHost, forked_host, free_address, write_secret
 from tests.long_values import long_but
 from tests.machine_stalls import MachineStalls
@@ -98,7 +98,7 @@ def tokens_beside_cancelled(engine: SmallEngine, prompts: list[list[int]]) -> li
     num_cancelled = 0
     while engine.engine.has_work():
         if (output := engine.engine.step()) is not None:
-            _hear(output, answers)
+            hear(output, answers)
             for key in range(1, len(answers), 2):
                 if len(answers[key].token_ids) == key:
                     engine.engine.cancel(key)
