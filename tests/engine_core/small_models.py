@@ -284,7 +284,9 @@ def random_checkpoint(
     torch.manual_seed(0)
     config = FAMILIES[family]()
     config.update(sizes)
-    model = _class_of(config).from_config(config, dtype=torch.float32).eval()
+    # Another attention passes over caps of scores in some releases of transformers.
+    written_out: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
+    model = _class_of(config).from_config(config, **written_out).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(

@@ -188,7 +188,7 @@ def test_packed_experts_answer_as_the_same_file_expanded_to_the_bit(
     assert answers(packed, activation_dtype="model") == answers(dense)
 
 
-@pytest.mark.parametrize("form", long_but(PACKED, "awq", "int-quantized W8A8"))
+@pytest.mark.parametrize("form", long_but(PACKED, "awq"))
 def test_packed_experts_have_the_same_bits_in_any_company(
     form: str, published: Folder, tmp_path: Path
 ) -> None:

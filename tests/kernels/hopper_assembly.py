@@ -141,6 +141,7 @@ def any_gpu(num_kv_heads: int, head_dim: int, *, folds: bool = False) -> str:
         "FP8": False,
         "MAX_SPLITS": 8,
         "WINDOW": 0,
+        "SOFTCAP": 0.0,
         "DIRECT": False,
         "ON_GPU": True,
     }

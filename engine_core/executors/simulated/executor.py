@@ -199,7 +199,8 @@ class SimulatedExecutor:
         at = np.array([num_known - 1], np.int32)
         most_seen = max(map(self._model.num_seen, range(len(self._model.windows))))
         entries = self._cache.last_entries(rows, at - 1, min(most_seen, int(at[0])))[0]
-        entries = np.append(entries, entries[-1] + hashes(self._table.token_ids[rows, at], at))
+        before = entries[-1:].sum(dtype=np.uint64)
+        entries = np.append(entries, before + hashes(self._table.token_ids[rows, at], at))
         noise = self._table.noise(rows)
         drafts = np.empty(most, np.int32)
         for i in range(most):

@@ -227,6 +227,7 @@ ELSEWHERE = {
     "stream_options": "test_chat.py",
     "add_special_tokens": "test_processor.py",
     "tool_choice_is_name": "test_tools.py",
+    "thoughts_are_optional": "anthropic/test_conversation.py",
     "resumable": "test_resume.py",
     "continuous_usage": "test_public_grpc.py",
     "response_format": "test_line_structured.py",
