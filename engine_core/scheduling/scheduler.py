@@ -283,7 +283,8 @@ class Scheduler:
     ) -> None:
         """Seats ready requests in order, until one does not fit or may not go now. A request gets
         the blocks of its known tokens at once, as many as it holds, and leaves one for each running
-        request to grow into. `parts`: prompt tokens of the step by tenant, if they are divided already."""
+        request to grow into. `parts`: prompt tokens of the step by tenant, if they are divided
+        already."""
         if self.rows.num_preempted:
             return
         num_requests = self.seating.num_requests
@@ -291,9 +292,8 @@ class Scheduler:
             request = self.seating.next(step, may_go)
             if request is None:
                 return
-            if not self.adapters.fits(request.adapter):
-                if not self.seating.pass_by(request):
-                    return
+            if not self.seating.may_take_slot(request) or not self.adapters.fits(request.adapter):
+                self.seating.await_slot(request)
                 continue
             wanted = self.blocks.wanted(request)
             wait = self.blocks.wait_of(request, wanted, self.rows.prefilling.values())

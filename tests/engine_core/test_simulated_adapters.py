@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from headwater.engine_core.config import EngineConfig
@@ -17,11 +19,13 @@ MODEL = SimulatedModel(vocab_size=1000)
 SAMPLING = SamplingParams(temperature=0.0, max_tokens=9)
 
 
-def engine_of(num_adapter_ranks: int, **limits: int) -> tuple[Engine, SimulatedExecutor]:
+def engine_of(
+    num_adapter_ranks: int, clock: Callable[[], float] = time.monotonic, **limits: int
+) -> tuple[Engine, SimulatedExecutor]:
     given = {"num_blocks": 60, "max_model_len": 128, "max_num_seqs": 8} | limits
     config = EngineConfig(num_adapter_ranks=num_adapter_ranks, max_num_batched_tokens=64, **given)
     executor = SimulatedExecutor(config, MODEL)
-    return Engine(config, executor), executor
+    return Engine(config, executor, clock=clock), executor
 
 
 def test_no_answer_has_a_token_of_another_adapter_while_adapters_come_and_go(
@@ -82,6 +86,83 @@ def _step(engine: Engine, found: dict[int, list[int]]) -> None:
     for key, count in zip(output.keys, output.num_tokens, strict=True):
         found[key] += output.token_ids[at : at + count]
         at += count
+
+
+class Crowded:
+    """An engine with one slot, two adapters and a virtual clock."""
+
+    def __init__(self, folder: Path) -> None:
+        self.now = 0.0
+        self.engine, executor = engine_of(8, lambda: self.now)
+        self.digests = []
+        for i in range(2):
+            one = write_adapter(folder / str(i), tensors_of(i, 4, num_layers=1), r=4)
+            facts = executor.host_adapters.read(one)
+            self.engine.add_adapter(facts.digest, facts.num_ranks)
+            self.digests.append(facts.digest)
+        self.found: dict[int, list[int]] = {}
+
+    def ask(self, key: int, adapter: bytes, tenant: str, max_tokens: int = 9) -> None:
+        self.found[key] = []
+        self.engine.add(
+            NewRequest(
+                key=key,
+                prompt_ids=[key + 1],
+                output_ids=[],
+                sampling=SamplingParams(temperature=0.0, max_tokens=max_tokens),
+                adapter=adapter,
+                namespace=adapter or b"\0" * 16,
+                tenant=tenant,
+            )
+        )
+
+    def step(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.now += 0.1
+            _step(self.engine, self.found)
+
+
+def test_who_needs_no_slot_does_not_wait_behind_one_who_finds_none(tmp_path: Path) -> None:
+    crowded = Crowded(tmp_path)
+    one, other = crowded.digests
+    crowded.ask(0, one, "first", max_tokens=60)
+    crowded.step(2)
+    crowded.ask(1, other, "first")
+    crowded.ask(2, b"", "second")
+    crowded.step(30)
+    assert len(crowded.found[2]) == 9
+    assert not crowded.found[1]
+    crowded.step(60)
+    assert len(crowded.found[1]) == 9
+
+
+def test_a_request_gets_a_slot_though_others_use_it_without_a_pause(tmp_path: Path) -> None:
+    crowded = Crowded(tmp_path)
+    one, other = crowded.digests
+    crowded.ask(0, one, "first")
+    crowded.step(2)
+    crowded.ask(1, other, "second")
+    for key in range(2, 40):
+        crowded.ask(key, one, "first")
+        crowded.step(3)
+    assert len(crowded.found[1]) == 9
+
+
+def test_a_slot_is_kept_for_nobody_who_has_left(tmp_path: Path) -> None:
+    crowded = Crowded(tmp_path)
+    one, other = crowded.digests
+    crowded.ask(0, one, "first", max_tokens=100)
+    crowded.step(2)
+    crowded.ask(1, other, "second")
+    for key in range(2, 20):
+        crowded.ask(key, b"", "third", max_tokens=1)
+        crowded.step(2)
+    crowded.ask(20, one, "first", max_tokens=3)
+    crowded.step(4)
+    assert not crowded.found[20]
+    crowded.engine.cancel(1)
+    crowded.step(6)
+    assert len(crowded.found[20]) == 3
 
 
 def test_a_request_with_an_adapter_that_is_not_there_ends_with_an_error() -> None:

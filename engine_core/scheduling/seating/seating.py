@@ -20,6 +20,7 @@ from ..blocks.wanted import Wanted
 from ..rows.rows import Rows
 from ..step_builder import StepBuilder
 from ..table.request_state import NO_ROW, RequestState
+from .adapter_slots import NO_DIGEST
 from .goals import Goals, Late
 from .overtaking import Overtaking
 from .preemption import Preemption
@@ -58,6 +59,8 @@ class Seating:
             self._waiting, self._ranking, self._yielding, rows, blocks, clock
         )
         self._goals = Goals(self._waiting, self._ranking, rows, clock)
+        self._slot_is_kept_for: RequestState | None = None
+        """Request that has waited for long for a slot of its adapter."""
         self._num_preemptions = 0
         self._rise_at = 0.0
 
@@ -95,6 +98,9 @@ class Seating:
     def leave(self, request: RequestState) -> None:
         """Notes the end of a request, wherever it is."""
         self._shares.leave(request.tenant)
+        if self._slot_is_kept_for is request:
+            self._slot_is_kept_for = None
+            self._waiting.bring_back()
         if request.row == NO_ROW:
             self._waiting.remove(request)
             self._ranking.end(request)
@@ -206,8 +212,26 @@ class Seating:
         self._waiting.set_aside(request)
         return True
 
+    def may_take_slot(self, request: RequestState) -> bool:
+        """Whether no other request has waited for long for a slot of its adapter. A request without
+        an adapter takes none."""
+        kept_for = self._slot_is_kept_for
+        return kept_for is None or kept_for is request or request.adapter == NO_DIGEST
+
+    def await_slot(self, request: RequestState) -> None:
+        """Lets others go before a request whose adapter finds no slot, until a request ends. Those
+        with adapters wait too once it has waited for long."""
+        now = self._clock()
+        if request.blocked_at is None:
+            request.blocked_at = now
+        if self._slot_is_kept_for is None and now - request.blocked_at >= BLOCKED_SECONDS:
+            self._slot_is_kept_for = request
+        self._waiting.set_aside(request)
+
     def seat(self, request: RequestState) -> None:
         """Takes the request out of the queue, which gets a row now."""
+        if self._slot_is_kept_for is request:
+            self._slot_is_kept_for = None
         self._waiting.pop(request)
         self._ranking.leave(request)
         request.blocked_at = None
