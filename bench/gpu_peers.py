@@ -31,7 +31,8 @@ ONE_GPU = Peer(
     name="vLLM 0.23.0",
     machine="another machine with one NVIDIA H200, driver 580.159, torch 2.11.0+cu130 (L1 to L3, "
             "E1 to E4: vLLM 0.26.0; E2: derived from 6,500 tokens a second on an H100 NVL; "
-            "E5: derived from 248 tokens a second, published for an H100; E6: from 13,858 of TensorRT-LLM)",
+            "E5: derived from 248 tokens a second, published for an H100; "
+            "E6: from 13,858 of TensorRT-LLM)",
     date="2026-11-21",
     figures={
         "O1": 6.08, "O2": 13.82, "O3": 1.339, "O4": 0.421, "O5": 1.715, "O6": 1.231, "O7": 0.0270, "O8": 5.73,

@@ -27,8 +27,8 @@ class AttentionPlan:
     """The first tokens of a batch decode, one a request; the others are chunks of any size. Tensors
     are on the device.
 
-    A plan of fixed size serves many steps: a decode of length 0 and a tile of a negative chunk belong
-    to no request, and kernels write nothing for them.
+    A plan of fixed size serves many steps: a decode of length 0 and a tile of a negative chunk
+    belong to no request, and kernels write nothing for them.
     """
 
     num_decodes: int

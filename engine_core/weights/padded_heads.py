@@ -1,5 +1,5 @@
-"""Heads padded with zeros to a power of two, for devices whose kernels read such sizes: zeros change
-neither a score nor what is attended."""
+"""Heads padded with zeros to a power of two, for devices whose kernels read such sizes: zeros
+change neither a score nor what is attended."""
 
 from __future__ import annotations
 

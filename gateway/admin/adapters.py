@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 import grpc
@@ -223,8 +224,14 @@ TEXT = b"text/plain; charset=utf-8"
 async def _forget(checked: dict[Member, engine_pb2.CheckAdapterReply]) -> None:
     """Has engines drop what they checked, unless it has a name there."""
     for engine, reply in checked.items():
-        forget = engine_pb2.UnloadAdapterRequest(digest=reply.digest)
-        await _each([engine], lambda each, asked=forget: each.UnloadAdapter(asked))  # type: ignore[misc]
+        request = engine_pb2.UnloadAdapterRequest(digest=reply.digest)
+        await _each([engine], partial(_unload, request))
+
+
+def _unload(
+    request: engine_pb2.UnloadAdapterRequest, engine: engine_pb2_grpc.EngineAsyncStub
+) -> Awaitable[engine_pb2.UnloadAdapterReply]:
+    return engine.UnloadAdapter(request)
 
 
 async def _each(

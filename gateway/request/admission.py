@@ -28,8 +28,8 @@ KEPT = 16
 answers to end."""
 
 HasRoom = Callable[[str, int, int], bool]
-"""Whether a model's replicas let one more prompt wait there. Arguments: the uncached tokens that are
-on their way there, and the number of prompts that were sent and have not started."""
+"""Whether a model's replicas let one more prompt wait there. Arguments: the uncached tokens that
+are on their way there, and the number of prompts that were sent and have not started."""
 
 
 def anywhere(model_key: str, num_tokens: int, num_prompts: int) -> bool:

@@ -14,8 +14,8 @@ def add_adapters_twin(
     """Adds to rows of y [T, N] the products of x [T, K] with the adapters of their slots, int32
     [T]; −1: none, whose row is not written.
 
-    x Aᵀ is summed in float32 in pieces of `PIECE` inputs, and rounded to x's dtype; its product with
-    B is summed in float32, times the factor, added to y in float32 and rounded once."""
+    x Aᵀ is summed in float32 in pieces of `PIECE` inputs, and rounded to x's dtype; its product
+    with B is summed in float32, times the factor, added to y in float32 and rounded once."""
     for row, slot in enumerate(slots.tolist()):
         if slot >= 0:
             _add_to_row(x[row], y[row], slot, slab, layer)

@@ -51,8 +51,8 @@ class Branch:
 
 
 class CudaAddition:
-    """Addition of one layer. Of few rows, x Aᵀ is computed beside the layer's product, which waits for
-    memory most of the time."""
+    """Addition of one layer. Of few rows, x Aᵀ is computed beside the layer's product, which waits
+    for memory most of the time."""
 
     def __init__(self, slab: Slab, layer: SlabLayer, branch: Branch) -> None:
         self._slab = slab

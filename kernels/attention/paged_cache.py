@@ -82,8 +82,8 @@ def block_rows(cache: torch.Tensor) -> int:
 
 
 def rows_of(cache: torch.Tensor) -> torch.Tensor:
-    """Rows [.., D] of a cache that is `bulk_copied`, as the copy engine reads them: slot s of head h
-    of block b is row b x `block_rows` + h x block_size + s."""
+    """Rows [.., D] of a cache that is `bulk_copied`, as the copy engine reads them: slot s of head
+    h of block b is row b x `block_rows` + h x block_size + s."""
     num_blocks, num_heads, page, width = cache.shape
     num_rows = (num_blocks - 1) * block_rows(cache) + num_heads * page
     return cache.as_strided((num_rows, width), (width, 1))

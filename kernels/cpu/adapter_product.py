@@ -1,4 +1,5 @@
-"""Products with low-rank adapters on a CPU, row by row. Twin: `kernels.adapters.adapter_product`."""
+"""Products with low-rank adapters on a CPU, row by row. Twin:
+`kernels.adapters.adapter_product`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""x @ weight.T of e4m3 weights, or of MXFP4, on a CPU, which reads eight or four bits a weight, tile
-after tile of sixteen outputs. Twin: `kernels.quant.fp8_linear`.
+"""x @ weight.T of e4m3 weights, or of MXFP4, on a CPU, which reads eight or four bits a weight,
+tile after tile of sixteen outputs. Twin: `kernels.quant.fp8_linear`.
 
 Every output is a sum in one order along K, so bits depend neither on how many rows are computed
 together nor on the number of threads.

@@ -1,5 +1,5 @@
-"""Tiles of e4m3 weights and of MXFP4, as LLVM code: their products with rows of activations in float32. The
-order of bytes is `kernels.quant.fp8_tiles`'s."""
+"""Tiles of e4m3 weights and of MXFP4, as LLVM code: their products with rows of activations in
+float32. The order of bytes is `kernels.quant.fp8_tiles`'s."""
 
 from __future__ import annotations
 

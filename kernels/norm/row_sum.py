@@ -1,5 +1,5 @@
-"""Sums of rows, each in an order that depends on its width alone: torch's own on a GPU depend on the
-number of rows."""
+"""Sums of rows, each in an order that depends on its width alone: torch's own on a GPU depend on
+the number of rows."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""x @ weight.T of e4m3 weights, or of MXFP4, and activations in the model's type: in plain torch, the
-specification of the CPU's kernel."""
+"""x @ weight.T of e4m3 weights, or of MXFP4, and activations in the model's type: in plain torch,
+the specification of the CPU's kernel."""
 
 from __future__ import annotations
 

@@ -116,7 +116,10 @@ def reordered(weight: Mxfp4Weight, rows: torch.Tensor) -> Mxfp4Weight:
 
 def _bits_of(halves: torch.Tensor, places: tuple[int, ...]) -> torch.Tensor:
     """Numbers 0…15 whose bits lie at these places, the highest first."""
-    return sum((halves >> place & 1) << 3 - i for i, place in enumerate(places))  # type: ignore[return-value]
+    found = torch.zeros_like(halves)
+    for i, place in enumerate(places):
+        found |= ((halves >> place) & 1) << (3 - i)
+    return found
 
 
 def _table(p: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:

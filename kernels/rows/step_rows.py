@@ -14,8 +14,8 @@ from ..sampling.filtered_sample import Filters
 from ..sampling.sample import Draws
 
 PARAM_WORDS = 8
-"""Number of 32-bit words in a row's state: seed (two), choice, temperature, top-k, top-p, min-p, and
-the slot of its adapter."""
+"""Number of 32-bit words in a row's state: seed (two), choice, temperature, top-k, top-p, min-p,
+and the slot of its adapter."""
 ADAPTER_WORD = 7
 _BLOCK = 256
 

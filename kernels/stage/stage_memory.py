@@ -9,8 +9,9 @@ operations.
 
 A piece begins with four counts for each lane, a block of a launch: streams that have arrived, and
 those that the next stage has taken (which other stages add to); streams that were sent and received
-(this stage's own). Then come two slots for streams, which take turns, and slots for messages of tokens. Counts are kept
-in the memory, so that a graph which is replayed goes on where the last launch ended.
+(this stage's own). Then come two slots for streams, which take turns, and slots for messages of
+tokens. Counts are kept in the memory, so that a graph which is replayed goes on where the last
+launch ended.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from .parts import Parts, PartsParser
 
 
 class LlamaJsonParser(PartsParser):
-    """Reads `{"name": …, "parameters": {…}}` as the whole answer; several calls stand beside each
-    other.
+    """Reads `{"name": …, "parameters": {…}}` as the whole answer; several calls follow one
+    another.
 
     Calls have no mark, so an object counts as one only if it names an offered function.
     """

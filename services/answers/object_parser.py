@@ -1,5 +1,5 @@
-"""Parser of calls in the formats of `object_formats`, from text as it comes. Text outside of calls is
-content."""
+"""Parser of calls in the formats of `object_formats`, from text as it comes. Text outside of calls
+is content."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Formats in which families of models write calls, and the family of a chat template.
 
-Formats that are regular are rows of the tables in `marked_formats`, `object_formats`, `list_formats`,
-`gemma_formats` and `pythonic_formats`; the others have a parser of their own, in `…_parser` files.
+Formats that are regular are rows of the tables in `marked_formats`, `object_formats`,
+`list_formats`, `gemma_formats` and `pythonic_formats`; the others have a parser of their own, in
+`…_parser` files.
 """
 
 from __future__ import annotations

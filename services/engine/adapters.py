@@ -52,8 +52,8 @@ class EngineAdapters:
         return not digest or digest in self._held
 
     async def check(self, folder: str, within: str = "") -> AdapterRead:
-        """Has the core read an adapter, which requests may then have by its hash. `within`: a folder
-        that the adapter's has to lie in; empty: any. Raises `BadRequest`."""
+        """Has the core read an adapter, which requests may then have by its hash. `within`: a
+        folder that the adapter's has to lie in; empty: any. Raises `BadRequest`."""
         number = next(self._numbers)
         reading = asyncio.get_running_loop().create_future()
         self._reading[number] = reading

@@ -1,4 +1,5 @@
-"""Adapters of the core: read by threads beside the steps, and forgotten once no request has them."""
+"""Adapters of the core: read by threads beside the steps, and forgotten once no request has
+them."""
 
 from __future__ import annotations
 

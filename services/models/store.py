@@ -115,11 +115,11 @@ def pull(
     calibration: Path | None = None,
     model_code: str = "auto",
 ) -> Path:
-    """The folder `<cache>/<model>/<revision>-<dtype>[-<kind>[-calibrated-<digest>]][-<code>]-<layout>`,
-    made on first use by the first process that needs it. `revision` is a branch, tag or commit on the
-    Hub; `quantization` a kind that weights are rounded to, or the method by which they must be
-    packed; `calibration` a file of text over which rounding is chosen; `model_code` one of
-    `MODEL_CODES`.
+    """The folder
+    `<cache>/<model>/<revision>-<dtype>[-<kind>[-calibrated-<digest>]][-<code>]-<layout>`, made on
+    first use by the first process that needs it. `revision` is a branch, tag or commit on the Hub;
+    `quantization` a kind that weights are rounded to, or the method by which they must be packed;
+    `calibration` a file of text over which rounding is chosen; `model_code` one of `MODEL_CODES`.
 
     Raises `SettingError` for the file, for a file or folder whose name is no model's, and for a
     revision of a model that is not on the Hub, before anything is downloaded, `ModelNotFound`,

@@ -1,5 +1,5 @@
-"""Architectures whose modelling code is that of transformers, through the real engine: tokens and log
-probabilities of transformers, equal bits whatever happens around a request."""
+"""Architectures whose modelling code is that of transformers, through the real engine: tokens and
+log probabilities of transformers, equal bits whatever happens around a request."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Transformers' modelling code on a GPU, recorded in graphs: equal bits alone and in company, tokens of
-transformers in float32; heads that are padded there."""
+"""Transformers' modelling code on a GPU, recorded in graphs: equal bits alone and in company,
+tokens of transformers in float32; heads that are padded there."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Architectures and options that transformers' modelling code is not served with, each refused by name
-before a weight is read."""
+"""Architectures and options that transformers' modelling code is not served with, each refused by
+name before a weight is read."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Blocks that no layer sees any more: they go back to the pool while the sequence grows, and a prefix
-is continued where those that are seen are cached."""
+"""Blocks that no layer sees any more: they go back to the pool while the sequence grows, and a
+prefix is continued where those that are seen are cached."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.engine_core.small_models import (
 from tests.long_values import long_but
 
 WINDOW = 40
-"""Of the small checkpoints."""
+"""Window of the small checkpoints, in tokens."""
 MANY = 1 << 30
 
 
@@ -239,8 +239,8 @@ def checkpoint(
 
 
 def test_answers_are_those_of_transformers_around_the_window(checkpoint: Checkpoint) -> None:
-    """In prompts as long as the window and beside it, in chunks and after hits, while sequences take
-    one another's blocks."""
+    """In prompts as long as the window and beside it, in chunks and after hits, while sequences
+    take one another's blocks."""
     model, folder, windows = checkpoint
     lengths = 2 * (1, WINDOW - 1, WINDOW, WINDOW + 1, 4 * WINDOW)
     rng = np.random.default_rng(0)
@@ -316,9 +316,9 @@ def test_blocks_that_are_released_on_a_gpu_change_no_bit(
             folder, device="cuda", block_size=block_size, num_blocks=1600 // block_size
         )
         assert engine.config.page_windows == windows
-        told = engine.answer(prompts, greedy(200, num_logprobs=1))
+        found = engine.answer(prompts, greedy(200, num_logprobs=1))
         engine.close()
-        return told
+        return found
 
     released = answers(*FAMILIES[family])
     monkeypatch.setattr(

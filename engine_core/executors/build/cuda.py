@@ -78,8 +78,9 @@ def build_cuda_executor(
     is_sized: bool,
     adapter_memory: int = 0,
 ) -> tuple[StepExecutor[SentStep, StepShape], EngineConfig]:
-    """With `is_sized` the config's number of blocks stands; otherwise memory decides. `adapter_memory`:
-    bytes for adapters; 0: rows have none. Raises `ConfigError` with what would fit."""
+    """With `is_sized` the config's number of blocks stands; otherwise memory decides.
+    `adapter_memory`: bytes for adapters; 0: rows have none. Raises `ConfigError` with what would
+    fit."""
     block_size = config.block_size
     weights = served.weights
     platform = served.platform(config)

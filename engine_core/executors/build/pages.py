@@ -1,4 +1,5 @@
-"""Page groups of an engine, by its model and what stands beside it."""
+"""Page groups of an engine: those of its model's windows, or one where an option needs whole
+blocks."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ log = logging.getLogger(__name__)
 def pages_of(
     options: ExecutorOptions, model: ModelConfig, max_model_len: int, *, has_groups: bool = True
 ) -> PagePlan:
-    """Page groups of the served model: those of its windows, or one that keeps every block beside
-    what knows no windows, which is logged. `has_groups`: its architecture reads several."""
+    """Page groups of the served model: those of its windows, or one that keeps every block, which
+    is logged, where an option needs whole blocks. `has_groups`: its architecture reads several."""
     plan = plan_pages(model, max_model_len)
     reason = _whole_beside(options, plan)
     if plan.num_groups > 1 and not has_groups:
@@ -24,7 +25,8 @@ def pages_of(
         return plan
     log.warning(
         "layers with a window of %d keep the KV blocks of whole sequences beside %s",
-        *(model.sliding_window, reason),
+        model.sliding_window,
+        reason,
     )
     return one_group(model)
 

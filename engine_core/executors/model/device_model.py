@@ -202,8 +202,8 @@ class DeviceModel:
         return replace(batch, page_groups=groups, group_of_layer=self._group_of_layer)
 
     def _plans(self, plan: AttentionPlan) -> list[AttentionPlan]:
-        """The attention plan of each page group. Groups divide the same work: rows that share blocks
-        share them in each group."""
+        """The attention plan of each page group. Groups divide the same work: rows that share
+        blocks share them in each group."""
         return [replace(plan, block_tables=table) for table in self._table.block_tables]
 
     def _folds(self, shape: StepShape) -> bool:

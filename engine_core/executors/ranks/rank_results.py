@@ -1,5 +1,5 @@
-"""Results of the plans of a rank: made at once, or in a thread, where the next plan is launched while
-the device computes this one."""
+"""Results of the plans of a rank: made at once, or in a thread, where the next plan is launched
+while the device computes this one."""
 
 from __future__ import annotations
 

@@ -148,7 +148,8 @@ def expected_tokens(
     adapter: bytes = b"",
 ) -> list[int]:
     """The whole answer to a prompt: `output_ids`, then what follows up to the length or a stop id,
-    itself included. `adapter`: its hash. `mask` is a grammar: what may follow an answer, int32 [words]."""
+    itself included. `adapter`: its hash. `mask` is a grammar: what may follow an answer, int32
+    [words]."""
     known = np.array([*prompt_ids, *output_ids], np.int32)
     entries = np.cumsum(hashes(known, np.arange(known.size, dtype=np.int32)))
     salted = (noise_of(sampling, choice_index) + salt_of(adapter)) % 2**64

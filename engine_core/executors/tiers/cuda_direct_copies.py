@@ -49,8 +49,8 @@ class CudaDirectCopies:
     """See `DirectCopies`."""
 
     def __init__(self, words: torch.Tensor, protect: Protect) -> None:
-        """words int32 [num_blocks, words of a block]. `protect` has a stream wait for whatever still
-        reads blocks that it will write."""
+        """words int32 [num_blocks, words of a block]. `protect` makes a stream wait for all
+        that still reads blocks which it will write."""
         self._words = words
         self._protect = protect
         self._device = words.device

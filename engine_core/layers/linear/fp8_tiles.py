@@ -1,5 +1,5 @@
-"""Weights of e4m3 numbers and of MXFP4 as a CPU's kernels read them. Made when a model is loaded; a model's file
-has none."""
+"""Weights of e4m3 numbers and of MXFP4 as a CPU's kernels read them. Made when a model is loaded; a
+model's file has none."""
 
 from __future__ import annotations
 

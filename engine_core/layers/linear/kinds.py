@@ -169,9 +169,9 @@ def outputs_of(spec: WeightSpec, shard: Shard) -> tuple[range, ...]:
 
 
 def keeps_divided(layout: Layout, shard: Shard, keeps_bytes: Keeps = keeps_none) -> Keeps:
-    """Keeps weights in block formats and in MXFP4 whose parts of every rank are whole in blocks, and
-    those of eight bits that `keeps_bytes` keeps as well as the parts of every rank. All ranks say the same
-    of a weight."""
+    """Keeps weights in block formats and in MXFP4 whose parts of every rank are whole in blocks,
+    and those of eight bits that `keeps_bytes` keeps as well as the parts of every rank. All ranks
+    decide alike about a weight."""
     ranks = [Shard(index, shard.size) for index in range(shard.size)]
 
     def keeps(name: str, weight: Kept) -> bool:

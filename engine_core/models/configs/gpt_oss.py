@@ -1,5 +1,5 @@
-"""Config of gpt-oss: experts with biases and a clamped gate, windows in every other layer, and a sink
-for each head."""
+"""Config of gpt-oss: experts with biases and a clamped gate, windows in every other layer, and a
+sink for each head."""
 
 from __future__ import annotations
 

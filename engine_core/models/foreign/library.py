@@ -121,7 +121,9 @@ def _without_numbers() -> Iterator[None]:
     def emptied(module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter:
         return nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
 
-    hook = nn.modules.module.register_module_parameter_registration_hook(emptied)  # type: ignore[arg-type]  # torch's own annotation leaves out the result
+    # torch's annotation leaves out the result.
+    register_hook: Any = nn.modules.module.register_module_parameter_registration_hook
+    hook = register_hook(emptied)
     try:
         yield
     finally:

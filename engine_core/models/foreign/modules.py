@@ -1,5 +1,5 @@
-"""Modules that stand in a transformers module for its own: linear layers, embeddings, activations and
-rotary tables."""
+"""Modules that stand in a transformers module for its own: linear layers, embeddings, activations
+and rotary tables."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Facts of a transformers module, found by a pass without numbers: the shape of its cache, its masks,
-its weights. Refuses by name whatever is not served."""
+"""Facts of a transformers module, found by a pass without numbers: the shape of its cache, its
+masks, its weights. Refuses by name whatever is not served."""
 
 from __future__ import annotations
 

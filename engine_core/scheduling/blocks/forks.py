@@ -91,9 +91,9 @@ class Forks:
     def take(
         self, request: RequestState, num_hits: int, num_other_pages: int, step: int
     ) -> PartialBlock:
-        """The block that `step` copies for the tokens behind so many hit blocks, held from now on. One token is
-        left to compute. `NO_PARTIAL` where there is none, or no room to hold free pages beside
-        `num_other_pages`."""
+        """The block that `step` copies for the tokens behind so many hit blocks, held from now on.
+        One token is left to compute. `NO_PARTIAL` where there is none, or no room to hold free
+        pages beside `num_other_pages`."""
         num_tokens = request.num_tokens - num_hits * self._block_size
         if (
             not (self._is_on and request.forks)

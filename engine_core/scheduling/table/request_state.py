@@ -21,8 +21,8 @@ Rank = tuple[int, float, float]
 """Tier, the policy's key, and the order among equals: the number of the arrival or, of a request
 that came with a part of its answer, a time."""
 BEGUN_ELSEWHERE = -math.inf
-"""Key, under each policy, of a request that came with a part of its answer: a client has read it and waits for
-the rest."""
+"""Key, under each policy, of a request that came with a part of its answer: a client has read it
+and waits for the rest."""
 NO_ROW = -1
 
 

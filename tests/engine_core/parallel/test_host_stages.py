@@ -31,7 +31,8 @@ from tests.kernels import interpreter
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HIDDEN = 16
 SIZES = StageSizes(stream_bytes=0, most_rows=4, most_positions=9, num_messages=8)
-"""Of as many messages as a test sends: in host memory, what is being sent must not be written."""
+"""Sizes with a slot for each message of a test: a message in host memory must not be overwritten
+while it is sent."""
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,5 +1,5 @@
-"""Keys and values of what drafts, which every rank has and one saves: no rank loads them before they
-are saved."""
+"""Keys and values of what drafts, which every rank has and one saves: no rank loads them before
+they are saved."""
 
 from __future__ import annotations
 

@@ -469,7 +469,7 @@ def test_one_that_computes_other_bits_is_not_named(cluster: Cluster) -> None:
 async def test_the_predicted_answer_is_the_room_that_a_replica_is_asked_for(
     cluster: Cluster,
 ) -> None:
-    """Of two replicas that are nearly full, a long answer keeps away from the fuller one."""
+    """Two replicas are nearly full: a long answer goes to the one with more room."""
     cluster.reports("a", replace(IDLE, num_used_blocks=9_000))
     cluster.reports("b", replace(IDLE, num_used_blocks=9_100, itl_seconds=0.0199))
     filled = {
