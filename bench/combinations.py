@@ -192,7 +192,7 @@ def _named(pairs: Mapping[str, Mapping[str, str]], states: States) -> str:
 
 
 def _seen(platforms: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """What was seen of a pair on each platform, in one word."""
+    """State of a pair on each platform, in one word."""
     states = {name: platforms.get(name, {}).get("seen", NOT_SEEN) for name in PLATFORMS}
     return {name: _word(state) for name, state in states.items()}
 
