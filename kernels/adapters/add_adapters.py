@@ -129,7 +129,6 @@ def expand(
         TILE=tiles.tile_size,
         BLOCK_N=_OUTPUTS,
         BLOCK_R=_RANKS,
-        ALIGNED=all(size % 16 == 0 for size in (*sizes, layer.first_b)),
         DEPENDENT=dependent,
         num_warps=4,
         **launch_options(dependent),
@@ -301,10 +300,9 @@ def _shrunk_ranks(
 
 
 @triton.jit
-def _place_of_block(i_block, size_0, size_1, size_2, BLOCK_N: tl.constexpr, ALIGNED: tl.constexpr):
+def _place_of_block(i_block, size_0, size_1, size_2, BLOCK_N: tl.constexpr):
     """The projection of a block of outputs, the block's first output in it, the outputs of
-    projections before it, and its own number of outputs. Without ALIGNED every number is loaded by
-    itself: Triton forgets of a chosen size what it knows of the sizes."""
+    projections before it, and its own number of outputs."""
     blocks_0 = tl.cdiv(size_0, BLOCK_N)
     blocks_1 = tl.cdiv(size_1, BLOCK_N)
     is_1 = (i_block >= blocks_0) & (i_block < blocks_0 + blocks_1)
@@ -313,9 +311,6 @@ def _place_of_block(i_block, size_0, size_1, size_2, BLOCK_N: tl.constexpr, ALIG
     blocks_before = tl.where(is_2, blocks_0 + blocks_1, tl.where(is_1, blocks_0, 0))
     size_before = tl.where(is_2, size_0 + size_1, tl.where(is_1, size_0, 0))
     size = tl.where(is_2, size_2, tl.where(is_1, size_1, size_0))
-    if ALIGNED:
-        size_before = tl.multiple_of(size_before, 16)
-        size = tl.multiple_of(size, 16)
     return i_part, (i_block - blocks_before) * BLOCK_N, size_before, size
 
 
@@ -345,7 +340,6 @@ def _expand(
     TILE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_R: tl.constexpr,
-    ALIGNED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """Slot, rank and rows of the next item are loaded while this one is computed: these loads wait
@@ -362,7 +356,7 @@ def _expand(
     b_next_row = tl.load(p_rows + i_tile * TILE + o_tile, mask=is_item, other=-1)
     if DEPENDENT and is_item:
         _, first_n, size_before, size = _place_of_block(
-            first % num_blocks, size_0, size_1, size_2, BLOCK_N, ALIGNED
+            first % num_blocks, size_0, size_1, size_2, BLOCK_N
         )
         i_rank = next_slot.to(tl.int64) * UNIT + tl.minimum(tl.arange(0, BLOCK_R), next_rank - 1)
         o_line = tl.minimum(first_n + tl.arange(0, BLOCK_N // LINE) * LINE, size - 1)
@@ -374,7 +368,7 @@ def _expand(
         rank = next_rank
         b_row = b_next_row.to(tl.int64)
         i_part, first_n, size_before, size = _place_of_block(
-            item % num_blocks, size_0, size_1, size_2, BLOCK_N, ALIGNED
+            item % num_blocks, size_0, size_1, size_2, BLOCK_N
         )
         o_n = first_n + tl.arange(0, BLOCK_N)
         b_inside = o_n < size
