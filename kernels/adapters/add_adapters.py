@@ -50,11 +50,8 @@ def shrink(
     tiles: AdapterTiles,
     slab: Slab,
     layer: SlabLayer,
-    *,
-    dependent: bool = False,
 ) -> None:
-    """Writes x [T, K] times Aᵀ of the adapters of its rows, as `expand` reads it. `dependent`: it
-    starts while the kernel before it ends, which may not be the one that makes tiles."""
+    """Writes x [T, K] times Aᵀ of the adapters of its rows, as `expand` reads it."""
     num_parts = len(layer.parts)
     assert num_parts <= MAX_PARTS
     assert x.stride(1) == 1
@@ -85,10 +82,8 @@ def shrink(
         TILE=tiles.tile_size,
         BLOCK_K=_FEW_INPUTS if is_few else _MANY_INPUTS,
         BLOCK_R=_RANKS,
-        DEPENDENT=dependent,
         num_warps=4,
         num_stages=3,
-        **launch_options(dependent),
     )
 
 
@@ -101,8 +96,9 @@ def expand(
     *,
     dependent: bool = False,
 ) -> None:
-    """Adds what `shrink` made, times Bᵀ and the factor, to y [T, N] in place. `dependent` as in
-    `shrink`."""
+    """Adds what `shrink` made, times Bᵀ and the factor, to y [T, N] in place. `dependent`: it starts
+    while the product ends, and asks for its first factors meanwhile; tiles are there, since what
+    makes them lets nothing start before its end."""
     assert y.stride(1) == 1
     sizes = (*layer.parts, 0, 0)[:MAX_PARTS]
     num_blocks = sum(triton.cdiv(size, _OUTPUTS) for size in sizes)
@@ -197,27 +193,12 @@ def _shrink(
     TILE: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_R: tl.constexpr,
-    DEPENDENT: tl.constexpr,
 ):
     OF_TILE: tl.constexpr = NUM_PARTS * NUM_PIECES if IS_FEW else NUM_PARTS
-    release_dependents(DEPENDENT)
     num_items = tl.load(p_count) * OF_TILE
     o_tile = tl.arange(0, TILE)
     o_k = tl.arange(0, BLOCK_K)
-    first = tl.program_id(0)
-    # Tiles are there: what makes them lets nothing start before its end.
-    if DEPENDENT and first < num_items:
-        i_tile = first // OF_TILE
-        begin = first // NUM_PARTS % NUM_PIECES * PIECE
-        p_first = p_numbers + first_a + first % NUM_PARTS * num_inputs
-        last_rank = tl.load(p_ranks + i_tile) - 1
-        i_rank = tl.load(p_slots + i_tile).to(tl.int64) * UNIT
-        i_rank += tl.minimum(tl.arange(0, BLOCK_R), last_rank)
-        o_line = begin + tl.arange(0, PIECE // LINE) * LINE
-        o_line = tl.minimum(o_line, num_inputs - 1)
-        ask_early(p_first + i_rank[:, None] * stride_rank + o_line[None, :], DEPENDENT)
-    wait_for_inputs(DEPENDENT)
-    for item in range(first, num_items, tl.num_programs(0)):
+    for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
         i_tile = item // OF_TILE
         i_part = item % NUM_PARTS
         i_slot = tl.load(p_slots + i_tile).to(tl.int64)
