@@ -44,10 +44,10 @@ def test_a_line_is_found_while_it_runs_and_not_after_it_was_killed(tmp_path: Pat
 
 
 def test_a_stage_of_the_running_cluster_has_a_process_id(tmp_path: Path) -> None:
-    with pytest.raises(StackError, match="^no cluster runs with the state folder "):
+    with pytest.raises(StackError, match=r"^no cluster runs with the state folder "):
         pid_of_stage(tmp_path, "engine-0")
     stage = StageRecord(name="engine-0", pid=12, addresses={})
     record_of(stage).write(tmp_path)
     assert pid_of_stage(tmp_path, "engine-0") == 12
-    with pytest.raises(StackError, match="^name is 'engine-1'; allowed: engine-0$"):
+    with pytest.raises(StackError, match=r"^name is 'engine-1'; allowed: engine-0$"):
         pid_of_stage(tmp_path, "engine-1")
