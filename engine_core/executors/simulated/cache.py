@@ -34,8 +34,9 @@ class SimulatedCache:
         self._groups = range(config.num_page_groups)
         self._salts = [np.uint64(salt_of_group(group)) for group in self._groups]
         self._max_blocks = config.max_blocks
-        num_columns = config.num_page_groups * config.max_blocks
-        self._block_table: Int32Array = np.zeros((config.num_rows, num_columns), np.int32)
+        self._block_table: Int32Array = np.zeros(
+            (config.num_rows, config.columns.num_columns), np.int32
+        )
 
     @property
     def blocks(self) -> UInt64Array:
