@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
+from headwater.engine_core.scheduling.blocks.blocks import Blocks
+from headwater.engine_core.scheduling.blocks.state_blocks import StateBlocks
 from tests.engine_core.checked_engine import Driver
 from tests.engine_core.checked_executor import BLOCK_SIZE, MAX_MODEL_LEN
 
@@ -122,3 +125,74 @@ def test_a_beam_goes_on_behind_the_token_that_its_last_step_computed() -> None:
         cached += run(driver, request(key, prompt_ids, 1, forks=True))
         prompt_ids = [*prompt_ids, driver.streams[key].tokens[0]]
     assert cached == [0, *range(21, 40)]
+
+
+def released_early(blocks: StateBlocks) -> None:
+    """The set of a block goes while a token of it is left to compute."""
+    states = blocks._states
+    take_before = states.take_before
+    states.take_before = lambda row, block: take_before(row, block + 1)  # type: ignore[method-assign]
+
+
+def copied_early(blocks: StateBlocks) -> None:
+    """A snapshot is copied by the step that writes it, before it does."""
+    offer = blocks._offer
+
+    def offered(*given: Any) -> None:
+        offer(*given)
+        blocks._snapshots.fresh.clear()
+        blocks._leaders.clear()
+
+    blocks._offer = offered  # type: ignore[method-assign]
+
+
+def found_at_another_border(blocks: StateBlocks) -> None:
+    snapshots = blocks._snapshots.snapshots
+    find = snapshots.find
+    last: list[list[int]] = [[]]
+
+    def found(block_hash: bytes) -> list[int]:
+        """The snapshot that was found last, where there is one."""
+        pages = find(block_hash)
+        last[0] = last[0] or pages
+        return last[0] if pages else pages
+
+    snapshots.find = found  # type: ignore[method-assign]
+
+
+def not_copied(blocks: StateBlocks) -> None:
+    """A request begins without the snapshot that it found."""
+    copies = Blocks.copies
+    blocks.copies = lambda *given: copies(blocks, *given)  # type: ignore[method-assign]
+
+
+def run_at_random(prepare: Callable[[StateBlocks], None]) -> None:
+    """Requests take one another's pages as soon as these are free, and begin with one another's
+    prompts."""
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        few = config(num_blocks=100, max_num_batched_tokens=60)
+        few = replace(few, num_blocks=few.fewest_blocks + seed % 3 * STATE_PAGES)
+        driver = Driver(few, late_polls=0)
+        blocks = driver.engine._scheduler.blocks
+        assert isinstance(blocks, StateBlocks)
+        prepare(blocks)
+        for key in range(8):
+            prompt = range(int(rng.integers(1, 90)))
+            driver.add(request(key, prompt, int(rng.integers(1, 30))))
+            for _ in range(int(rng.integers(9))):
+                driver.step()
+        driver.run()
+        driver.check_ends()
+
+
+def test_requests_that_take_one_anothers_pages_are_answered_as_alone() -> None:
+    run_at_random(lambda blocks: None)
+
+
+@pytest.mark.parametrize("bug", [released_early, copied_early, found_at_another_border, not_copied])
+def test_states_that_are_released_or_read_wrongly_change_a_token(
+    bug: Callable[[StateBlocks], None],
+) -> None:
+    with pytest.raises(AssertionError):
+        run_at_random(bug)
