@@ -19,6 +19,9 @@ class Snapshots:
         """`groups`: a number for each page of a set, behind those of page groups."""
         self._pool = pool
         self._groups = groups
+        self._readers: dict[int, tuple[int, int]] = {}
+        """By first page of a set: the page's generation, and how many chains are known to go on
+        from it."""
 
     def cache(self, block_hash: bytes, pages: Sequence[int]) -> None:
         """Lets a held set be found, unless another already is."""
@@ -30,6 +33,25 @@ class Snapshots:
             if (left := self._pool.find(key)) is not None:
                 self._pool.uncache(left)
             self._pool.cache(page, key)
+
+    def note_read(self, block_hash: bytes, num_chains: int = 1) -> None:
+        """Notes that so many more chains go on from a snapshot."""
+        if pages := self.find(block_hash):
+            count = self._num_readers(pages[0]) + num_chains
+            self._readers[pages[0]] = self._pool.generations[pages[0]], count
+
+    def supersede(self, block_hash: bytes, num_chains: int = 1) -> None:
+        """Gives up a snapshot from which at most so many chains are known to go on, since they have
+        a later one."""
+        pages = self.find(block_hash)
+        if pages and self._num_readers(pages[0]) <= num_chains:
+            self._pool.share(pages)
+            self.uncache(pages)
+            self._pool.release(pages)
+
+    def _num_readers(self, page: int) -> int:
+        generation, count = self._readers.get(page, (0, 0))
+        return count if generation == self._pool.generations[page] else 0
 
     def uncache(self, pages: Sequence[int]) -> None:
         """Forgets a set, if it can be found."""

@@ -28,6 +28,8 @@ from .forks import Follow, PartialBlock
 from .state_sets import StateSet, StateSets
 from .wanted import Wanted
 
+MOST_ANSWER_BLOCKS = 256
+"""Blocks before a snapshot among which one at the end of its prompt is looked for."""
 SNAPSHOT_SHARE = 1 / 8
 """Pages of snapshots that stay within a long prompt, by the pages of its keys and values."""
 
@@ -57,6 +59,8 @@ class StateBlocks(Blocks):
         """Blocks between snapshots of a long prompt."""
         self._last_kept: Int32Array = np.zeros(config.num_rows, np.int32)
         """Block of the row's last snapshot that stays."""
+        self._begun: Int32Array = np.zeros(config.num_rows, np.int32)
+        """Block of the snapshot with which the row's request was seated; 0: it had none."""
         self._stops: defaultdict[int, list[int]] = defaultdict(list)
         """By row, block borders at which chunks of its prompt end, in ascending order."""
         self._leaders: dict[bytes, RequestState] = {}
@@ -120,7 +124,9 @@ class StateBlocks(Blocks):
         row = request.row
         hits = wanted.hits
         _, set_columns, set_pages = self._states.add(row, hits.num_blocks)
-        self._last_kept[row] = hits.num_blocks
+        self._last_kept[row] = self._begun[row] = hits.num_blocks
+        if hits.num_blocks:
+            self._note_begun(request.chain.hashes[: hits.num_blocks])
         self._stops.pop(row, None)
         if hits.num_cached > hits.num_blocks:
             self._stop_at(request, hits.num_cached)
@@ -128,6 +134,16 @@ class StateBlocks(Blocks):
             # Choices of a request begin within the last block.
             self._stop_at(request, (request.num_tokens - 1) // self._block_size)
         return np.concatenate((columns, set_columns)), pages + set_pages
+
+    def _note_begun(self, hashes: list[bytes]) -> None:
+        """Notes that a chain goes on from the snapshot behind these blocks. That at the end of its
+        prompt, if it is behind an answer, is read no more."""
+        snapshots = self._snapshots.snapshots
+        snapshots.note_read(hashes[-1])
+        for block_hash in hashes[-2 : -2 - MOST_ANSWER_BLOCKS : -1]:
+            if snapshots.find(block_hash):
+                snapshots.supersede(block_hash, num_chains=0)
+                return
 
     def copies(
         self, request: RequestState, wanted: Wanted, partial: PartialBlock
@@ -172,9 +188,13 @@ class StateBlocks(Blocks):
             self._snapshots.snapshots.cache(block_hash, written.pages)
             self._snapshots.fresh.add(block_hash)
             self._leaders[block_hash] = request
+        parts = block * self._block_size in self._stops.get(request.row, ())
+        if parts:
+            # That of the chain which was there, and this one.
+            self._snapshots.snapshots.note_read(block_hash, num_chains=2)
         is_kept = (
-            request.num_computed == request.num_tokens
-            or block * self._block_size in self._stops.get(request.row, ())
+            parts
+            or request.num_computed == request.num_tokens
             or block - self._last_kept[request.row] >= self._interval
         )
         if is_kept:
@@ -234,13 +254,26 @@ class StateBlocks(Blocks):
         )
 
     def extend(self, request: RequestState, num_tokens: int) -> tuple[Int32Array, list[int]]:
-        columns, pages = super().extend(request, num_tokens)
         row = request.row
-        end = min(num_tokens, int(self._table.capacity[row]))
-        if end <= self._states.capacity[row] or self.num_free < self._states.num_pages:
+        num_tokens = min(num_tokens, self._reach(row, num_tokens))
+        columns, pages = super().extend(request, num_tokens)
+        if num_tokens <= self._states.capacity[row]:
             return columns, pages
-        _, set_columns, set_pages = self._states.add(row, end // self._block_size)
+        _, set_columns, set_pages = self._states.add(row, num_tokens // self._block_size)
         return np.concatenate((columns, set_columns)), pages + set_pages
+
+    def _reach(self, row: int, num_tokens: int) -> int:
+        """Tokens of a row, up to so many and perhaps more, for which there are free pages: of
+        blocks and of the set behind them, or of blocks up to the end of its newest set. A row
+        takes none that do not let it go on, since a step without tokens is not planned."""
+        capacity = int(self._states.capacity[row])
+        ends = self._table.ends(row)
+        end = self.num_needed(num_tokens)
+        while end * self._block_size > capacity:
+            if self._pool.num_lacking(ends, end) + self._states.num_pages <= self.num_free:
+                return end * self._block_size
+            end -= 1
+        return capacity
 
     def num_lacking(self, request: RequestState, num_tokens: int) -> int:
         num_lacking = super().num_lacking(request, num_tokens)
@@ -282,6 +315,9 @@ class StateBlocks(Blocks):
             block, written = last
             self._snapshots.snapshots.cache(request.chain.hashes[block - 1], written.pages)
             written.is_kept = True
+            begun = int(self._begun[row])
+            if 0 < begun < min(block, request.num_prompt_tokens // self._block_size):
+                self._snapshots.snapshots.supersede(request.chain.hashes[begun - 1])
         self._release_sets(self._states.take_all(row))
         self._stops.pop(row, None)
         super().release(request)
