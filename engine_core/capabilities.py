@@ -15,6 +15,7 @@ W8A8 = "W8A8 weights"
 INT8_ACTIVATIONS = "int8 activations"
 ROUNDED_ACTIVATIONS = "rounded activations"
 EXPERTS = "experts"
+STATES = "state layers"
 FOREIGN = "modelling code of transformers"
 TENSOR_PARALLEL = "tensor parallel"
 PIPELINE_PARALLEL = "pipeline parallel"
@@ -92,6 +93,7 @@ ENGINE = (
         beside=frozenset({SIMULATED, W8A8, INT8_ACTIVATIONS}),
     ),
     Capability(name=EXPERTS, beside=QUANTIZED | {SIMULATED}),
+    Capability(name=STATES, beside=QUANTIZED | {SIMULATED, EXPERTS}),
     Capability(name=FOREIGN, off="headwater", beside=frozenset({SIMULATED, INT8_ACTIVATIONS})),
     Capability(
         name=TENSOR_PARALLEL,
@@ -155,7 +157,7 @@ ENGINE = (
         name=SPECULATION,
         fields=("max_draft_tokens",),
         off="0",
-        beside=OF_ANY_MODEL | RANKS | TIERS | {SIMULATED, STAGE_HOSTS, TREE, FP8_KV},
+        beside=OF_ANY_MODEL | RANKS | TIERS | {SIMULATED, STATES, STAGE_HOSTS, TREE, FP8_KV},
     ),
     Capability(
         name=DRAFT_MODEL,

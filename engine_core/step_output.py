@@ -166,8 +166,8 @@ class EngineLoad:
     num_total_blocks: int = 0
     """Blocks of the pool, as are used ones: of all layers, with a page of each page group."""
     num_pages_by_window: dict[str, int] = field(default_factory=dict)
-    """Pages in block tables of requests, by the window of their layers, 0 for all keys; empty with
-    one page group."""
+    """Pages in block tables of requests, by the window of their layers, 0 for all keys, or `state`;
+    empty with one page group and no state layers."""
     num_used_host_blocks: int = 0
     """Blocks in host memory that hold a copy."""
     num_total_host_blocks: int = 0

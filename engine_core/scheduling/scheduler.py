@@ -18,6 +18,7 @@ from ..kv.block_source import BlockSource
 from ..kv.tiers import Tiers
 from ..step_output import EngineLoad
 from .blocks.blocks import Blocks
+from .blocks.state_blocks import StateBlocks
 from .blocks.wanted import Wanted
 from .decode_ahead import add_drafts
 from .rows.rows import Rows
@@ -54,7 +55,7 @@ class Scheduler:
         self._config = config
         self._clock = clock
         self.rows = rows = Rows(config, masks, speculator, clock)
-        self.blocks = Blocks(
+        self.blocks = (StateBlocks if config.state_pages else Blocks)(
             config,
             clock,
             tiers,
@@ -192,7 +193,7 @@ class Scheduler:
             rows, full_rows, num_needed = self._decodable_rows()
         # Blocks that are being released serve the rows of the lowest rank in a later step.
         by_rank = np.array(sorted(full_rows.tolist(), key=self.rows.table.rank_of), np.intp)
-        num_served = self.blocks.num_free // self.blocks.num_pages_of_blocks(1)
+        num_served = self.blocks.num_growable(by_rank)
         served, deferred = np.split(by_rank, [min(num_served, by_rank.size)])
         return np.setdiff1d(rows, deferred, assume_unique=True), served, True
 
@@ -205,7 +206,7 @@ class Scheduler:
             self.blocks.num_lacking(each, each.num_computed + 1)
             for each in self.rows.prefilling.values()
         )
-        return rows, full_rows, self.blocks.num_pages_of_blocks(full_rows.size) + num_stuck
+        return rows, full_rows, self.blocks.num_to_grow(full_rows) + num_stuck
 
     def _continue_prefills(
         self, step: StepBuilder, prefilling: list[RequestState], *, overtakes: bool
@@ -229,6 +230,7 @@ class Scheduler:
         these are."""
         start = request.num_computed
         end = min(request.num_tokens, start + min(budget, self.seating.max_chunk))
+        end = self.blocks.chunk_end(request, end)
         if self.blocks.num_held_tokens(request) < end:
             step.extend(request, end, self.blocks)
             end = min(end, self.blocks.num_held_tokens(request))
@@ -262,7 +264,8 @@ class Scheduler:
             stored, cached = self.blocks.note_computed(request)
             step.stored += stored
             step.cached += cached
-            self.seating.note_scheduled(request, self.blocks.num_full(request))
+            if self.blocks.are_hit_at_once:
+                self.seating.note_scheduled(request, self.blocks.num_full(request))
 
     def _admit_before(
         self, step: StepBuilder, request: RequestState, parts: dict[str, int]
@@ -321,8 +324,7 @@ class Scheduler:
         placed = self.blocks.seat(request, wanted, partial)
         self.seating.rank_seated(request)
         step.admit(request, *placed)
-        if partial.num_tokens:
-            step.copy(partial, self.blocks.begun_pages(request))
+        step.copies += self.blocks.copies(request, wanted, partial)
 
     def _make_room(self) -> None:
         """Preempts for waiting requests before a step is planned, since none that has a part in it

@@ -15,6 +15,7 @@ from .experts_config import ExpertsConfig
 from .formats.packing import Quantization
 from .formats.quantization import read_quantization
 from .rope_config import DEFAULT_THETA, positive_of, rope_of, rotary_dim_of, scaling_of
+from .state_layers import StateLayers
 
 MAX_SIZES = {
     "num_hidden_layers": 1024,
@@ -114,6 +115,8 @@ class ModelConfig:
     """How the linear layers are packed; None: they are not."""
     experts: ExpertsConfig | None = None
     """Experts in place of the MLPs of some layers, or of all; None: no layer has any."""
+    states: StateLayers | None = None
+    """Layers that keep a state in place of keys and values; None: there are none."""
     unpadded_head_dim: int = 0
     """Numbers of a head in the checkpoint, where zeros pad heads to `head_dim`; 0: none do."""
     foreign: Mapping[str, Any] | None = None
@@ -137,7 +140,7 @@ class ModelConfig:
     @property
     def kv_elements_per_token(self) -> int:
         """Numbers that all layers together cache for a token."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+        return 2 * self.num_kv_layers * self.num_kv_heads * self.head_dim
 
     @property
     def attention_work(self) -> float:
@@ -208,6 +211,15 @@ class ModelConfig:
         """Keys that a position sees in a layer; 0: all up to its own."""
         return self.sliding_window if self.is_windowed and self.is_windowed[layer] else 0
 
+    def has_state(self, layer: int) -> bool:
+        """Whether a layer keeps a state in place of keys and values."""
+        return self.states is not None and self.states.is_state[layer]
+
+    @property
+    def num_kv_layers(self) -> int:
+        """Layers that have keys and values."""
+        return self.num_layers - (0 if self.states is None else sum(self.states.is_state))
+
     def has_experts(self, layer: int) -> bool:
         """Whether a layer has experts in place of an MLP."""
         return self.experts is not None and self.experts.has_experts(layer)
@@ -220,6 +232,7 @@ class ModelConfig:
             is_windowed=self.is_windowed[first:stop],
             is_rotary=self.is_rotary[first:stop],
             experts=None if self.experts is None else self.experts.of_layers(first, stop),
+            states=None if self.states is None else self.states.of_layers(first, stop),
         )
 
     def _active_width(self, layer: int) -> int:

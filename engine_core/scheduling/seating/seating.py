@@ -191,7 +191,7 @@ class Seating:
 
     def num_taken(self, wanted: Wanted) -> int:
         """Free pages that a seat takes, those included into which running requests grow."""
-        num_grown = self._blocks.num_pages_of_blocks(len(self._rows.running))
+        num_grown = self._blocks.num_growing(len(self._rows.running))
         return self._blocks.num_taken(wanted) + num_grown
 
     @property
