@@ -34,6 +34,11 @@ from headwater.services.runtime.unread_variables import warn_of_unread_variables
 from headwater.services.runtime.usage_log import UsageLog
 from headwater.services.runtime.version import full_version
 
+from .adapters.catalogue import AdapterCatalogue
+from .adapters.contents import AdapterContents
+from .adapters.loading import AdapterLoading
+from .adapters.names import AdapterNames
+from .adapters.placement import AdapterPlacement
 from .admin.adapters import AdapterAdmin
 from .admin.administration import Administration
 from .admin.demand import DemandPage
@@ -117,12 +122,15 @@ async def serve(settings: GatewaySettings) -> None:
         surveyed = ClusterView.open(cluster, bus, gateways, models, has_keys=settings.has_keys)
         view = await stack.enter_async_context(surveyed)
         feed = LiveFeed(cluster, administration, view, settings.slow_reader_limit)
+        loading = AdapterLoading(
+            cluster.members, cluster.processors, cluster.adapters, cluster.placement
+        )
         routes = admin_routes(
             admin,
             models,
             ReplicaAdmin(cluster.members, administration),
             DemandPage(demand),
-            AdapterAdmin(cluster.members, cluster.processors, administration, settings.adapter_dir),
+            AdapterAdmin(cluster.members, loading, administration, settings.adapter_dir),
         )
         routes.append(("GET", "/console/live", feed.watch))
         app = make_app(cluster, settings, storage, responses, routes, administration.may_see)
@@ -258,6 +266,7 @@ async def cluster_behind(
         router_behind(settings, bus, store, members) as (router, admission, outages),
         Timelines(bus, gateway_id).running() as timelines,
         Catalogues(bus).running() as catalogues,
+        adapters_behind(bus, members) as (adapters, placement),
         Doubts(bus, router.peers.epoch, lambda: len(router.peers) > 0).running() as doubts,
     ):
         processors = Processors()
@@ -275,6 +284,8 @@ async def cluster_behind(
             admission=admission,
             router=router,
             catalogues=catalogues,
+            adapters=adapters,
+            placement=placement,
             cold_starts=cold_starts,
             processors=processors,
             outputs=outputs,
@@ -330,6 +341,17 @@ async def members_behind(settings: GatewaySettings, bus: Bus) -> AsyncIterator[M
     members = Members(bus, seeds.keys(), seeds, saved=saved.load())
     async with members.running(), saved.keeping(bus, members):
         yield members
+
+
+@contextlib.asynccontextmanager
+async def adapters_behind(
+    bus: Bus, members: Members
+) -> AsyncIterator[tuple[AdapterNames, AdapterPlacement]]:
+    """The names of adapters, and what keeps engines in step with them."""
+    async with AdapterCatalogue(bus).running() as catalogue:
+        placement = AdapterPlacement(members, catalogue, AdapterContents(bus))
+        async with placement.running():
+            yield AdapterNames(members, catalogue), placement
 
 
 @contextlib.asynccontextmanager

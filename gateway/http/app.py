@@ -395,12 +395,13 @@ class RestSurface:
         return handle
 
     async def list_models(self, exchange: Exchange) -> None:
-        self._callers.identify(exchange)
-        await exchange.reply_json(models.list_models(self._cluster))
+        tenant = self._callers.identify(exchange).tenant
+        await exchange.reply_json(models.list_models(self._cluster, tenant))
 
     async def get_model(self, exchange: Exchange) -> None:
-        self._callers.identify(exchange)
-        await exchange.reply_json(models.get_model(self._cluster, exchange.path_params["name"]))
+        tenant = self._callers.identify(exchange).tenant
+        name = exchange.path_params["name"]
+        await exchange.reply_json(models.get_model(self._cluster, tenant, name))
 
     async def tokenize(self, exchange: Exchange) -> None:
         caller = self._callers.admit(exchange)
