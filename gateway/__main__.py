@@ -38,6 +38,7 @@ from .adapters.catalogue import AdapterCatalogue
 from .adapters.contents import AdapterContents
 from .adapters.loading import AdapterLoading
 from .adapters.names import AdapterNames
+from .adapters.own_adapters import AdapterLimits, OwnAdapters
 from .adapters.placement import AdapterPlacement
 from .admin.adapters import AdapterAdmin
 from .admin.administration import Administration
@@ -110,8 +111,12 @@ async def serve(settings: GatewaySettings) -> None:
         limits = storage_limits(settings, cluster.tenants)
         storage = TenantStorage(durable, limits)
         responses = ResponseStore(store, settings.response_ttl, limits)
+        loading = AdapterLoading(
+            cluster.members, cluster.processors, cluster.adapters, cluster.placement
+        )
+        own = own_adapters(settings, cluster, loading)
         admin = await stack.enter_async_context(
-            admin_of(settings, bus, durable, cluster.tenants, responses)
+            admin_of(settings, bus, durable, cluster.tenants, responses, own)
         )
         administration = Administration(admin, is_open=not settings.api_key_file)
         models = ModelAdmin(bus, cluster.catalogues, administration)
@@ -122,9 +127,6 @@ async def serve(settings: GatewaySettings) -> None:
         surveyed = ClusterView.open(cluster, bus, gateways, models, has_keys=settings.has_keys)
         view = await stack.enter_async_context(surveyed)
         feed = LiveFeed(cluster, administration, view, settings.slow_reader_limit)
-        loading = AdapterLoading(
-            cluster.members, cluster.processors, cluster.adapters, cluster.placement
-        )
         routes = admin_routes(
             admin,
             models,
@@ -133,7 +135,7 @@ async def serve(settings: GatewaySettings) -> None:
             AdapterAdmin(cluster.members, loading, administration, settings.adapter_dir),
         )
         routes.append(("GET", "/console/live", feed.watch))
-        app = make_app(cluster, settings, storage, responses, routes, administration.may_see)
+        app = make_app(cluster, settings, storage, responses, routes, administration.may_see, own)
         rest, public = listeners(settings, cluster, app)
         rest.start()
         await public.start()
@@ -143,7 +145,9 @@ async def serve(settings: GatewaySettings) -> None:
                 await adopt_unsigned(bus, durable)
             async with (
                 StorageBounds(
-                    bus, settings.storage_bytes, lambda: make_streams(settings, bus, durable)
+                    bus,
+                    settings.storage_bytes,
+                    lambda: make_streams(settings, bus, durable, cluster),
                 ).running(),
                 Heartbeat.running(bus, lambda: replace(member, without=cluster.outages())),
                 batches_run(settings, storage, app),
@@ -206,10 +210,14 @@ def own_member(
     )
 
 
-async def make_streams(settings: GatewaySettings, bus: Bus, durable: Durable) -> None:
+async def make_streams(
+    settings: GatewaySettings, bus: Bus, durable: Durable, cluster: Cluster
+) -> None:
     """Everything durable that is missing. Raises what NATS raises."""
     durable.forget()
     await durable.rooms()
+    await cluster.adapters.catalogue.make()
+    await cluster.placement.contents.make()
     await UsageLog(bus).make()
     if settings.keeps_tenants:
         await TenantStore(bus).make()
@@ -395,6 +403,15 @@ def cold_start_queue(
     )
 
 
+def own_adapters(
+    settings: GatewaySettings, cluster: Cluster, loading: AdapterLoading
+) -> OwnAdapters:
+    tenants = cluster.tenants
+    own = tenants.adapters if isinstance(tenants, TenantDirectory) else no_own
+    limits = AdapterLimits(settings.tenant_adapters, settings.tenant_adapter_bytes, own)
+    return OwnAdapters(loading, cluster.placement.contents, limits, cluster.long_work)
+
+
 def storage_limits(settings: GatewaySettings, tenants: Tenants) -> StorageLimits:
     own = tenants.storage if isinstance(tenants, TenantDirectory) else no_own
     return StorageLimits(settings.tenant_file_bytes, settings.tenant_response_bytes, own)
@@ -434,13 +451,16 @@ async def admin_of(
     durable: Durable,
     tenants: Tenants,
     responses: ResponseStore,
+    adapters: OwnAdapters,
 ) -> AsyncIterator[TenantAdmin | None]:
     """Administration of tenants for the length of a scope, where tenants are kept."""
     if not isinstance(tenants, TenantDirectory):
         yield None
         return
     admins = AdminKeys.read(settings.admin_key, settings.admin_key_file)
-    async with Purge(tenants.tenant_store, durable, responses).running() as purge:
+    async with Purge(
+        tenants.tenant_store, durable, responses, adapters.drop_all
+    ).running() as purge:
         yield TenantAdmin(bus, admins, tenants, UsageLog(bus), purge)
 
 

@@ -51,6 +51,11 @@ class AdapterCatalogue:
         self._changed = asyncio.Event()
         self._listeners: list[Callable[[], None]] = []
 
+    async def make(self) -> None:
+        """Makes the bucket, unless it is there. Raises as `put`."""
+        with or_unavailable():
+            await self._open()
+
     @property
     def is_durable(self) -> bool:
         """Whether there is a NATS, so that all gateways have the same records."""

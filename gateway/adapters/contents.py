@@ -49,6 +49,11 @@ class AdapterContents:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
 
+    async def make(self) -> None:
+        """Makes the store, unless it is there."""
+        with or_unavailable():
+            await self._store()
+
     async def put(self, files: AdapterFiles) -> str:
         """Stores the files of an adapter. Returns the name of the content."""
         name = await asyncio.to_thread(_name_of, files)

@@ -45,7 +45,7 @@ class AdapterPlacement:
         """Whether a request of this gateway has the content with this hash."""
         self._members = members
         self._catalogue = catalogue
-        self._contents = contents
+        self.contents = contents
         self._loads: dict[tuple[Incarnation, bytes], asyncio.Task[CheckAdapterReply]] = {}
         self._refused: dict[tuple[Incarnation, bytes], float] = {}
         """When engines refused what."""
@@ -139,7 +139,7 @@ class AdapterPlacement:
                 engine, record.folder, within=within, digest=digest
             )
         else:
-            parts = self._contents.parts(record.content, digest)
+            parts = self.contents.parts(record.content, digest)
             reply = await engine_calls.send_content(engine, parts)
         # The next heartbeat may be a second away.
         with contextlib.suppress(errors.HeadwaterError, ValueError):

@@ -18,6 +18,11 @@ from .plain_table import plain_table, show_as
 
 Name = Annotated[str, typer.Argument(help="Name that clients send as a model.")]
 
+Tenants = Annotated[
+    list[str] | None,
+    typer.Option(help="Tenant that may use it; may be repeated. Default: all tenants."),
+]
+
 
 def add_adapter_commands(app: typer.Typer, state_dir: Callable[[], Path]) -> None:
     """Adds the commands to those of models. `state_dir` says where the local cluster writes its
@@ -33,12 +38,18 @@ def add_adapter_commands(app: typer.Typer, state_dir: Callable[[], Path]) -> Non
         base: Annotated[
             str, typer.Option(help="Served model that it belongs to; default: the only one.")
         ] = "",
+        tenant: Tenants = None,
         as_json: AsJson = False,
         base_url: BaseUrl = None,
         admin_key_file: AdminKeyFile = None,
     ) -> None:
         """Load an adapter; returns when every engine of its model serves it."""
-        asked = {"name": name, "folder": str(folder.expanduser().absolute()), "base": base}
+        asked: dict[str, Any] = {
+            "name": name,
+            "folder": str(folder.expanduser().absolute()),
+            "base": base,
+        }
+        asked |= {} if tenant is None else {"tenants": tenant}
         with open_gateway(state_dir, base_url, admin_key_file, needs_key=False) as client:
             card = call(client, "POST", "/adapters", asked)
         print(json.dumps(card, indent=2) if as_json else f"{printable(name)} is served")
