@@ -167,6 +167,7 @@ class Scheduler:
         """Ends a request wherever it is; what steps in flight sample for it does not count."""
         request.has_finished = True
         self.seating.leave(request)
+        self._end_slot_wait(request)
         if request.row == NO_ROW:
             return
         self.rows.table.is_alive[request.row] = False
@@ -292,7 +293,8 @@ class Scheduler:
             request = self.seating.next(step, may_go)
             if request is None:
                 return
-            if not self.seating.may_take_slot(request) or not self.adapters.fits(request.adapter):
+            if not self._finds_slot(request):
+                self.adapters.shares.wait(request.key, request.tenant)
                 self.seating.await_slot(request)
                 continue
             wanted = self.blocks.wanted(request)
@@ -311,11 +313,22 @@ class Scheduler:
                     self._add_chunk(step, request, step.budget_of(request))
                 else:
                     self._add_part(step, request, parts)
+            self._end_slot_wait(request)
+
+    def _finds_slot(self, request: RequestState) -> bool:
+        """Whether there is a slot for the request's adapter, and none has to be left to others."""
+        fits = self.adapters.fits(request.adapter, request.tenant)
+        return fits and self.seating.may_take_slot(request)
+
+    def _end_slot_wait(self, request: RequestState) -> None:
+        """Notes that a request waits for no slot any more: others may take one now."""
+        if self.adapters.shares.end_wait(request.key):
+            self.seating.note_released()
 
     def _seat(self, step: StepBuilder, request: RequestState, wanted: Wanted) -> None:
         num_taken = self.seating.num_taken(wanted)
         partial = self.blocks.reserve_partial(request, wanted, num_taken, self.rows.next_step)
-        request.adapter_slot = self.adapters.seat(request.adapter)
+        request.adapter_slot = self.adapters.seat(request.adapter, request.tenant)
         self.seating.seat(request)
         self.rows.seat(request)
         placed = self.blocks.seat(request, wanted, partial)
@@ -350,7 +363,7 @@ class Scheduler:
         """Frees rows and blocks of requests that have left and that no step in flight lists."""
         for request in self.rows.returning():
             self.blocks.release(request)
-            self.adapters.leave(request.adapter)
+            self.adapters.leave(request.adapter, request.tenant)
             self.rows.vacate(request)
             self.seating.note_released()
             if not request.has_finished:
