@@ -16,7 +16,7 @@ from ..executor import Int32Array
 from ..kv.block_leases import BlockLeases
 from ..kv.block_source import BlockSource
 from ..kv.tiers import Tiers
-from ..step_output import EngineLoad
+from ..step_output import MAX_RESIDENT, EngineLoad
 from .blocks.blocks import Blocks
 from .blocks.wanted import Wanted
 from .decode_ahead import add_drafts
@@ -179,6 +179,7 @@ class Scheduler:
         self.rows.describe(load)
         self.blocks.describe(load)
         self.seating.describe(load)
+        load.resident_adapters = self.adapters.resident[-MAX_RESIDENT:]
         table = self.rows.table
         load.num_wasted_slots = self.blocks.num_wasted_slots(table.num_known, table.is_alive)
 

@@ -51,6 +51,8 @@ async def test_a_checked_adapter_answers_by_its_hash_and_is_dropped_when_it_is_u
         assert client.tokens[1] == expected_tokens(MODEL, prompt(1), greedy, adapter=checked.digest)
         shown = (await client.stub.Info(pb.InfoRequest())).adapters
         assert [(each.name, each.rank) for each in shown] == [("clerk", 4), ("", 4)]
+        shown_load = (await client.stub.Info(pb.InfoRequest())).load
+        assert list(shown_load.resident_adapters) == [checked.digest]
         again = pb.CheckAdapterRequest(folder="/nowhere", digest=checked.digest)
         assert (await client.stub.CheckAdapter(again)).rank == 4
         await client.stub.UnloadAdapter(pb.UnloadAdapterRequest(digest=checked.digest))
