@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from .queue_policies import DEFAULT
 from .request import FinishReason, TokenLogprobs
 
+MAX_RESIDENT = 256
+"""Adapters that a report of load names."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Started:
@@ -210,6 +213,8 @@ class EngineLoad:
     """Memory that drafters hold, now."""
     policy: str = DEFAULT
     """Order of waiting requests, by tier."""
+    resident_adapters: list[bytes] = field(default_factory=list)
+    """Hashes of the adapters on the device that were used last; at most `MAX_RESIDENT`."""
 
 
 @dataclass(slots=True, kw_only=True)

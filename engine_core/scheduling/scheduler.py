@@ -16,7 +16,7 @@ from ..executor import Int32Array
 from ..kv.block_leases import BlockLeases
 from ..kv.block_source import BlockSource
 from ..kv.tiers import Tiers
-from ..step_output import EngineLoad
+from ..step_output import MAX_RESIDENT, EngineLoad
 from .blocks.blocks import Blocks
 from .blocks.state_blocks import StateBlocks
 from .blocks.wanted import Wanted
@@ -168,6 +168,7 @@ class Scheduler:
         """Ends a request wherever it is; what steps in flight sample for it does not count."""
         request.has_finished = True
         self.seating.leave(request)
+        self._end_slot_wait(request)
         if request.row == NO_ROW:
             return
         self.rows.table.is_alive[request.row] = False
@@ -179,6 +180,7 @@ class Scheduler:
         self.rows.describe(load)
         self.blocks.describe(load)
         self.seating.describe(load)
+        load.resident_adapters = self.adapters.resident[-MAX_RESIDENT:]
         table = self.rows.table
         load.num_wasted_slots = self.blocks.num_wasted_slots(table.num_known, table.is_alive)
 
@@ -295,7 +297,8 @@ class Scheduler:
             request = self.seating.next(step, may_go)
             if request is None:
                 return
-            if not self.seating.may_take_slot(request) or not self.adapters.fits(request.adapter):
+            if not self._finds_slot(request):
+                self.adapters.shares.wait(request.key, request.tenant)
                 self.seating.await_slot(request)
                 continue
             wanted = self.blocks.wanted(request)
@@ -314,11 +317,22 @@ class Scheduler:
                     self._add_chunk(step, request, step.budget_of(request))
                 else:
                     self._add_part(step, request, parts)
+            self._end_slot_wait(request)
+
+    def _finds_slot(self, request: RequestState) -> bool:
+        """Whether there is a slot for the request's adapter, and none has to be left to others."""
+        fits = self.adapters.fits(request.adapter, request.tenant)
+        return fits and self.seating.may_take_slot(request)
+
+    def _end_slot_wait(self, request: RequestState) -> None:
+        """Notes that a request waits for no slot any more: others may take one now."""
+        if self.adapters.shares.end_wait(request.key):
+            self.seating.note_released()
 
     def _seat(self, step: StepBuilder, request: RequestState, wanted: Wanted) -> None:
         num_taken = self.seating.num_taken(wanted)
         partial = self.blocks.reserve_partial(request, wanted, num_taken, self.rows.next_step)
-        request.adapter_slot = self.adapters.seat(request.adapter)
+        request.adapter_slot = self.adapters.seat(request.adapter, request.tenant)
         self.seating.seat(request)
         self.rows.seat(request)
         placed = self.blocks.seat(request, wanted, partial)
@@ -352,7 +366,7 @@ class Scheduler:
         """Frees rows and blocks of requests that have left and that no step in flight lists."""
         for request in self.rows.returning():
             self.blocks.release(request)
-            self.adapters.leave(request.adapter)
+            self.adapters.leave(request.adapter, request.tenant)
             self.rows.vacate(request)
             self.seating.note_released()
             if not request.has_finished:

@@ -324,7 +324,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             raise errors.BodyTooLarge(self._max_text_bytes)
         model = request.model or self._cluster.processors.only_model()
         await self._cluster.accounts.count(caller.tenant, caller.standing, model)
-        return caller, self._cluster.target(model).model
+        return caller, self._cluster.target(caller.tenant, model).model
 
     def _caller(self, context: Context) -> Caller:
         metadata = context.invocation_metadata()

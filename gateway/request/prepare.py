@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from headwater.proto import processor_pb2
 
-from ..stages.served_adapters import Target
+from ..adapters.names import Target
 from ..stages.stream_context import StreamNotKept
 from .choice import Choice
 from .cluster import Cluster
@@ -91,7 +91,8 @@ async def _prepare(cluster: Cluster, generation: Generation) -> None:
 
 def _target(cluster: Cluster, generation: Generation) -> Target:
     """Target of a request's name; a resumed request keeps the adapter that it was admitted with."""
-    target = cluster.target(generation.request.model)
+    request = generation.request
+    target = cluster.target(request.caller.tenant, request.model)
     found = generation.found
     return target if found is None else replace(target, adapter=found.context.adapter)
 

@@ -187,7 +187,7 @@ def judge(
 def _is_from_hub(model: str) -> bool:
     path = _path_of(model)
     is_local = (path.suffix == ".gguf" and path.is_file()) or (path / "config.json").is_file()
-    return model not in NAMED_MODELS and not is_local and _is_hub_id(model)
+    return model not in NAMED_MODELS and not is_local and is_hub_id(model)
 
 
 def _judge_before_download(
@@ -288,7 +288,7 @@ def _name_of(model: str) -> str:
         return path.stem
     if (path / "config.json").is_file():
         return path.resolve().name
-    if model in NAMED_MODELS or _is_hub_id(model):
+    if model in NAMED_MODELS or is_hub_id(model):
         return model
     raise ModelNotFound(model)
 
@@ -301,7 +301,7 @@ def _path_of(model: str) -> Path:
         raise ModelNotFound(model) from None
 
 
-def _is_hub_id(model: str) -> bool:
+def is_hub_id(model: str) -> bool:
     if model.endswith(".gguf"):
         return False
     return (
@@ -325,7 +325,7 @@ def find_source(model: str, *, revision: str | None, cache_dir: Path, progress: 
     elif (path / "config.json").is_file():
         name = path.resolve().name
         files = [each for form in SOURCE_FILES for each in sorted(path.glob(form))]
-    elif _is_hub_id(model):
+    elif is_hub_id(model):
         folder = hugging_face.weights_folder(
             model, revision=revision, cache_dir=cache_dir, progress=progress
         )
