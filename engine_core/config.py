@@ -36,7 +36,8 @@ class EngineConfig:
     theirs."""
     page_windows: tuple[int, ...] = (0,)
     """Window of each page group, in ascending order: positions that its layers see, their own
-    included. Pages before them are given back as a sequence grows. 0: all."""
+    included. Pages before them are given back as a sequence grows. 0: all. Empty: no layer caches
+    anything, and a step computes whole texts."""
     state_pages: int = 0
     """Pages of a state set: what the state layers keep of a sequence at the beginning of a block,
     and of the block's tokens. 0: the model has no state layers."""
@@ -84,7 +85,7 @@ class EngineConfig:
         for name in ("num_host_blocks", "num_staged_blocks", "num_peer_blocks"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         windows = self.page_windows
-        is_sorted = bool(windows) and windows[0] >= 0 and windows == tuple(sorted(windows))
+        is_sorted = windows == tuple(sorted(windows)) and min(windows, default=0) >= 0
         require(is_sorted, "page_windows", windows, "0 or more each, in ascending order")
         if len(windows) > 1 and (self.num_staged_blocks or self.num_peer_blocks):
             raise ConfigError("page_windows", windows, "one beside a disk and other engines")
@@ -93,6 +94,8 @@ class EngineConfig:
             allowed = "0 beside blocks in host memory, on a disk, of other engines and of stages"
             raise ConfigError("state_pages", self.state_pages, allowed)
         require(self.state_pages >= 0, "state_pages", self.state_pages, "0 or more")
+        if not self.has_cache:
+            self._check_without_cache()
         require(self.max_num_seqs >= 1, "max_num_seqs", self.max_num_seqs, "at least 1")
         require(self.spare_rows >= 0, "spare_rows", self.spare_rows, "0 or more")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -114,6 +117,23 @@ class EngineConfig:
                 f"at least {-(-self.fewest_blocks // num_groups)} for max_model_len "
                 f"{self.max_model_len}{of_window}",
             )
+
+    def _check_without_cache(self) -> None:
+        """Raises `ConfigError` for what needs blocks, and where no step holds the longest text."""
+        require(
+            self.max_num_batched_tokens >= self.max_model_len,
+            "max_num_batched_tokens",
+            self.max_num_batched_tokens,
+            f"at least max_model_len ({self.max_model_len}) with a model that caches nothing",
+        )
+        is_off = not (self.enable_prefix_caching or self.long_prefill_chunk)
+        require(is_off, "enable_prefix_caching", True, "false with a model that caches nothing")
+
+    @property
+    def has_cache(self) -> bool:
+        """Whether any layer caches keys and values. A model without a cache computes a text in one
+        step or not at all."""
+        return bool(self.page_windows)
 
     @property
     def fewest_blocks(self) -> int:

@@ -197,7 +197,7 @@ def engine_config(
     staged = min(max(STAGED_BYTES // block_bytes, STAGED_BLOCKS[0]), STAGED_BLOCKS[-1])
     return EngineConfig(
         block_size=options.block_size,
-        num_blocks=num_blocks * len(page_windows),
+        num_blocks=num_blocks * max(1, len(page_windows)),
         num_host_blocks=options.kv_swap_memory // block_bytes,
         num_staged_blocks=0 if options.kv_disk_dir is None else staged,
         num_peer_blocks=num_peer_blocks,
@@ -216,4 +216,5 @@ def engine_config(
         async_depth=max(options.async_depth, options.pipeline_parallel_size),
         num_groups=options.pipeline_parallel_size,
         max_draft_tokens=options.max_draft_tokens,
+        enable_prefix_caching=bool(page_windows),
     )

@@ -60,6 +60,7 @@ class ServedModel(_message.Message):
     MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
     VOCAB_SIZE_FIELD_NUMBER: _builtins.int
     WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
     MODEL_CODE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """as clients ask for it"""
@@ -79,6 +80,8 @@ class ServedModel(_message.Message):
     """number of token ids"""
     weight_bytes: _builtins.int
     """size of the weights' file; 0: not known. Replicas need not agree"""
+    task: _builtins.str
+    """what the model does: generate, embed; empty: not known. Replicas need not agree"""
     model_code: _builtins.str
     """whose modelling code: headwater, transformers; empty: not known. Replicas need not agree"""
     def __init__(
@@ -93,11 +96,12 @@ class ServedModel(_message.Message):
         max_model_len: _builtins.int = ...,
         vocab_size: _builtins.int = ...,
         weight_bytes: _builtins.int = ...,
+        task: _builtins.str = ...,
         model_code: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "dtype", b"dtype", "kv_format", b"kv_format", "max_model_len", b"max_model_len", "model_code", b"model_code", "name", b"name", "num_shards", b"num_shards", "revision", b"revision", "vocab_size", b"vocab_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "dtype", b"dtype", "kv_format", b"kv_format", "max_model_len", b"max_model_len", "model_code", b"model_code", "name", b"name", "num_shards", b"num_shards", "revision", b"revision", "task", b"task", "vocab_size", b"vocab_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

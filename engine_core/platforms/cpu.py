@@ -29,12 +29,13 @@ from .cpu_experts import CpuExperts, route
 from .cpu_kernels import compile_kernels, packed_kernels
 from .cpu_products import CpuProducts
 from .cpu_sampling import CpuSampling
+from .encoders.cpu import CpuTexts
 
 CPU_DTYPES = DTYPES
 """Types of weights that a CPU serves."""
 
 
-class CpuPlatform:
+class CpuPlatform(CpuTexts):
     """See `Platform`."""
 
     device = torch.device("cpu")
@@ -42,7 +43,7 @@ class CpuPlatform:
 
     def __init__(self, model: ModelConfig, block_size: int) -> None:
         self._group = model.num_heads // model.num_kv_heads
-        self._products = CpuProducts()
+        super().__init__(CpuProducts())
 
     @classmethod
     def of(cls, model: ModelConfig, config: EngineConfig) -> CpuPlatform:

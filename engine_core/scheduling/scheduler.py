@@ -314,7 +314,7 @@ class Scheduler:
             else:
                 self._seat(step, request, wanted)
                 if parts is None:
-                    self._add_chunk(step, request, step.budget_of(request))
+                    self._add_chunk(step, request, self.seating.budget_of(step, request))
                 else:
                     self._add_part(step, request, parts)
             self._end_slot_wait(request)

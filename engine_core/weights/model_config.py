@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..config import ConfigError, require
+from .encoders.config import EncoderConfig
 from .experts_config import ExpertsConfig
 from .formats.packing import Quantization
 from .formats.quantization import read_quantization
@@ -117,6 +118,8 @@ class ModelConfig:
     """Experts in place of the MLPs of some layers, or of all; None: no layer has any."""
     states: StateLayers | None = None
     """Layers that keep a state in place of keys and values; None: there are none."""
+    encoder: EncoderConfig | None = None
+    """Fields of an encoder; None: it is a decoder."""
     unpadded_head_dim: int = 0
     """Numbers of a head in the checkpoint, where zeros pad heads to `head_dim`; 0: none do."""
     foreign: Mapping[str, Any] | None = None
@@ -140,7 +143,14 @@ class ModelConfig:
     @property
     def kv_elements_per_token(self) -> int:
         """Numbers that all layers together cache for a token."""
+        if self.encoder is not None:
+            return 0
         return 2 * self.num_kv_layers * self.num_kv_heads * self.head_dim
+
+    @property
+    def task(self) -> str:
+        """Task of the model: `embed`, or `generate` where its tokens are sampled too."""
+        return "generate" if self.encoder is None else "embed"
 
     @property
     def attention_work(self) -> float:
@@ -167,6 +177,8 @@ class ModelConfig:
     @property
     def most_positions(self) -> int:
         """The longest sequence that an engine can be started for."""
+        if self.encoder is not None:
+            return self.num_learned_positions - self.position_offset
         scaling = self.rope_scaling or {}
         if scaling.get("rope_type") == "dynamic":
             return int(self.max_position_embeddings * scaling["factor"])
@@ -186,6 +198,7 @@ class ModelConfig:
             "rotary_pairs": ("rotary_dim", is_partial or self.is_interleaved),
             "activations": ("hidden_act", self.activation if plain else ""),
             "odd_heads": ("head_dim", self.head_dim if self.head_dim.bit_count() > 1 else 0),
+            "encoders": ("architectures", self.architecture if self.encoder else ""),
             "experts": ("num_experts", 0 if self.experts is None else self.experts.num_experts),
             "expert_biases": ("biases of experts", has_biases),
         }
@@ -197,7 +210,7 @@ class ModelConfig:
         """The model with heads padded by zeros to a power of two. It is unchanged where heads have
         such a size, or norms that zeros would change."""
         size = self.head_dim
-        if size.bit_count() == 1 or self.qk_norm or self.width_norms:
+        if self.encoder is not None or size.bit_count() == 1 or self.qk_norm or self.width_norms:
             return self
         return replace(
             self,

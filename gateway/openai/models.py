@@ -61,6 +61,7 @@ def _card(model: ServedModel, since: int) -> dict[str, Any]:
         "parent": None,
         "max_model_len": model.max_model_len,
         "model_code": model.model_code,
+        "capabilities": list(model.capabilities),
     }
 
 

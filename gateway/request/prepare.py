@@ -65,6 +65,7 @@ async def _prepare(cluster: Cluster, generation: Generation) -> None:
         cache_namespace=generation.namespace,
         stream=request.stream,
         pooling=request.pooling,
+        prompt_name=request.prompt_name,
         escape_special_tokens=cluster.tenants.escapes_special_tokens(tenant),
         tenant=tenant.key,
     )

@@ -18,13 +18,17 @@ SERVING_FILES = (
     "tokenizer_config.json",
     "chat_template.*",
     "special_tokens_map.json",
+    "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+    "[0-9]_*/config.json",
 )
 TORCH_FILES = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
 """Files of weights in repositories that have no safetensors."""
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-OTHER_FORMS = ("consolidated*.safetensors", "*/*")
+OTHER_FORMS = ("consolidated*.safetensors", "[!0-9]*/*", "*/*/*")
 """Files of these forms that serving does not read: the same weights in another layout, and files in
-folders."""
+folders but those of sentence-transformers' modules, which begin with a number."""
 
 
 class HubError(Exception):

@@ -23,7 +23,10 @@ from .judging import judged
 from .manifest import LAYOUT, MANIFEST_NAME, ROUNDED_KINDS, ModelManifest
 from .named_models import NAMED_MODELS
 
-SOURCE_FILES = ("*.json", "*.safetensors", "pytorch_model*.bin", "chat_template.jinja")
+SOURCE_FILES = (
+    *("*.json", "*.safetensors", "pytorch_model*.bin", "chat_template.jinja"),
+    *("[0-9]_*/*.json", "[0-9]_*/*.safetensors"),
+)
 """Files of a folder in Hugging Face's layout that a conversion reads."""
 _WHOLE_FILE_BYTES = 64 << 20
 _NUM_SAMPLES = 256
@@ -317,7 +320,7 @@ def find_source(model: str, *, revision: str | None, cache_dir: Path, progress: 
     in this order."""
     path = _path_of(model)
     if (named := NAMED_MODELS.get(model)) is not None:
-        obtain = partial(named.gguf, cache_dir)
+        obtain = partial(named.obtain, cache_dir)
         return Source(name=model, revision=named.revision, origin=named.origin, obtain=obtain)
     if path.suffix == ".gguf" and path.is_file():
         name = path.stem

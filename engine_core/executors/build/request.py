@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...capabilities import (
+    ENCODER,
     EXPERTS,
     FOREIGN,
     INT8_ACTIVATIONS,
@@ -46,6 +47,7 @@ WITHOUT = {
     "rotary_pairs": "heads that rotate whole, by halves,",
     "activations": "silu or gelu_pytorch_tanh with a gate, and logits without a cap,",
     "odd_heads": "powers of two",
+    "encoders": "decoders",
     "experts": "no experts",
     "expert_biases": "experts without biases",
 }
@@ -205,6 +207,8 @@ def asked_of(
     asked |= asked_of_states(model)
     if model.foreign is not None:
         asked[FOREIGN] = Asked("model_code", models.TRANSFORMERS, f"the {FOREIGN}")
+    if model.encoder is not None:
+        asked[ENCODER] = Asked("architectures", model.architecture, f"the {ENCODER}")
     chosen = options.activation_dtype
     if activations == INT8:
         shown = "activations in int8, which activation_dtype says"

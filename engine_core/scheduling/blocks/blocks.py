@@ -162,6 +162,8 @@ class Blocks:
 
     def load(self, request: RequestState, wanted: Wanted) -> Ticket | None:
         """Asks a source for the blocks behind the hits, if one saves time by it."""
+        if not self._kinds:
+            return None
         start = wanted.hits.num_blocks
         # There is room for so many; the others are asked for when these have come. Without hits,
         # pages of the first kind decide: of others no more come than a position sees.
@@ -338,7 +340,7 @@ class Blocks:
         blocks, as long as loads have taken lately, or to compute its tokens."""
         if self._loads.keeps_blocks and self._hits.seconds_per_token:
             seconds_per_token = min(seconds_per_token, self._hits.seconds_per_token)
-        num_blocks = self._table.num_pages_of(request.row) / self._pool.num_groups
+        num_blocks = self._table.num_pages_of(request.row) / max(1, self._pool.num_groups)
         return num_blocks * self._block_size * seconds_per_token
 
     def num_returning(self, leaving: Iterable[RequestState]) -> int:
@@ -442,7 +444,7 @@ class Blocks:
 
     def describe(self, load: EngineLoad) -> None:
         # Of all layers.
-        num_groups = self._pool.num_groups
+        num_groups = max(1, self._pool.num_groups)
         load.num_used_blocks = -(-self._pool.num_used // num_groups)
         load.num_total_blocks = self._pool.num_usable // num_groups
         if num_groups > 1:
