@@ -68,6 +68,7 @@ REFUSED_OF_ENGINE = {
     (table.INT8_ACTIVATIONS, table.ENCODER): f"{ENCODER} with activations in int8",
     (table.ROUNDED_ACTIVATIONS, table.ENCODER): f"{ENCODER} with activations in fp8",
     (table.EXPERTS, table.ENCODER): f"{ENCODER} with a model with 8 experts",
+    (table.STATES, table.ENCODER): f"{ENCODER} with a model with 3 state layers",
     (table.FOREIGN, table.ENCODER): f"{ENCODER} with {FOREIGN}",
     (table.ENCODER, table.TENSOR_PARALLEL): "tensor_parallel_size 2: 1 with the encoder",
     (table.ENCODER, table.PIPELINE_PARALLEL): "pipeline_parallel_size 3: 1 with the encoder",
