@@ -54,9 +54,10 @@ class Snapshots:
         return count if generation == self._pool.generations[page] else 0
 
     def uncache(self, pages: Sequence[int]) -> None:
-        """Forgets a set, if it can be found."""
-        for page in pages:
-            self._pool.uncache(page)
+        """Forgets a set, if it can be found. Pages of a set that is held are cached together."""
+        if self._pool.hash_of(pages[0]) is not None:
+            for page in pages:
+                self._pool.uncache(page)
 
     def find(self, block_hash: bytes) -> list[int]:
         """Pages of a set; empty where one is gone."""
