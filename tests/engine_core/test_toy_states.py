@@ -27,6 +27,7 @@ from tests.engine_core import toy_states
 from tests.engine_core.oracle_speculator import OracleSpeculator
 from tests.engine_core.small_models import SHAPE, Answer, SmallEngine, convert, greedy
 from tests.engine_core.toy_states import ToyStates
+from tests.long_values import long_but
 
 CONFIG = SHAPE | {"architectures": [toy_states.NAME], "rms_norm_eps": 1e-6}
 LENGTHS = (1, 15, 16, 17, 31, 32, 33, 70)
@@ -77,7 +78,7 @@ def same(found: list[Answer], expected: list[Answer]) -> bool:
     ]
 
 
-@pytest.mark.parametrize("chunk", [0, 1, 7, 16, 33])
+@pytest.mark.parametrize("chunk", long_but([0, 1, 7, 16, 33], 7, 16))
 def test_chunks_and_company_change_no_bit(chunk: int, folder: Path, alone: list[Answer]) -> None:
     assert same(answers(folder, PROMPTS, long_prefill_chunk=chunk), alone)
 
@@ -102,7 +103,7 @@ def test_an_answer_that_is_continued_at_a_snapshot_has_the_same_bits(
             assert again.cached_tokens in ((len(known) - 1) // 16 * 16, len(prompt) // 16 * 16)
 
 
-@pytest.mark.parametrize("wrong", [0.1, 0.6])
+@pytest.mark.parametrize("wrong", long_but([0.1, 0.6], 0.6))
 def test_drafts_that_cross_borders_and_are_rolled_back_change_no_token(
     wrong: float, folder: Path, alone: list[Answer]
 ) -> None:
