@@ -69,12 +69,42 @@ _GPT_OSS: dict[str, Any] = {
     "torch_dtype": "bfloat16",
     "quantization_config": {"quant_method": "mxfp4"},
 }
+_STATES: dict[str, Any] = {
+    "architectures": ["Qwen3_5MoeForCausalLM"],
+    "model_type": "qwen3_5_moe_text",
+    "hidden_size": 2048,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "full_attention_interval": 4,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10_000_000,
+        "partial_rotary_factor": 0.25,
+    },
+    "max_position_embeddings": 40_960,
+    "vocab_size": 248_320,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
 MODELS: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": _qwen3(1024, 3072, 28, 16, is_tied=True),
     "qwen3-8b": _qwen3(4096, 12_288, 36, 32),
     "qwen3-32b": _qwen3(5120, 25_600, 64, 64),
     "qwen3-30b-a3b": _qwen3(2048, 6144, 48, 32, num_key_value_heads=4, **_EXPERTS),
     "gpt-oss-20b": _GPT_OSS,
+    "qwen3.6-35b-a3b": _STATES,
 }
 _TOKENS = {"num_bits": 8, "type": "int", "strategy": "token", "symmetric": True, "dynamic": True}
 _CHANNELS = {
@@ -135,8 +165,26 @@ TINY_GPT_OSS = _GPT_OSS | {
 }
 
 
+TINY_STATES = _STATES | {
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "num_experts": 16,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "vocab_size": 49_152,
+}
+
+
 def tiny(model: str) -> dict[str, Any]:
-    """`TINY`, or one with experts in the place of a model that has some."""
+    """`TINY`, or one with experts or states in the place of a model that has some."""
+    if "linear_num_key_heads" in MODELS[model]:
+        return TINY_STATES
     if "num_local_experts" in MODELS[model]:
         return TINY_GPT_OSS
     return TINY_EXPERTS if "num_experts" in MODELS[model] else TINY
@@ -208,6 +256,10 @@ WORKLOADS = {
     "E4": uniform("qwen3-30b-a3b", 8, 8192, 1),
     "E5": uniform("gpt-oss-20b", 1, 128, 256),
     "E6": uniform("gpt-oss-20b", 512, 1024, 1024),
+    "H1": uniform("qwen3.6-35b-a3b", 1, 128, 256),
+    "H2": uniform("qwen3.6-35b-a3b", 1, 8192, 1),
+    "H3": uniform("qwen3.6-35b-a3b", 128, 8192, 1024),
+    "H4": uniform("qwen3.6-35b-a3b", 256, 512, 256),
 }
 
 

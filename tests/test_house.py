@@ -139,6 +139,7 @@ KERNELS_ORDER = (
     "stage",
     "peer",
     "adapters",
+    "delta",
     "launch",
 )
 """Folders of kernels: each imports only those below it. A new one gets a row here and in the table

@@ -65,8 +65,24 @@ class Attention:
     def queries(self, x: Tokens, batch: ForwardBatch, kv_cache: torch.Tensor) -> torch.Tensor:
         """x [T, H] → [T, Hq, D]; keys and values go to the layer's kv_cache [2, num_blocks, Hk,
         block_size, D]."""
+        return self.stored(self.product(x), batch, kv_cache)
+
+    def attend(
+        self, queries: torch.Tensor, kv_cache: torch.Tensor, attention_plan: Any
+    ) -> torch.Tensor:
+        """queries [E, Hq, D], those that the plan speaks of → [E, H]"""
+        return self.projected(self.attended(queries, kv_cache, attention_plan))
+
+    def product(self, x: Tokens) -> torch.Tensor:
+        """x [T, H] → queries, keys and values [T, (Hq + 2 Hk) D]"""
+        return self._qkv(x)
+
+    def stored(
+        self, qkv: torch.Tensor, batch: ForwardBatch, kv_cache: torch.Tensor
+    ) -> torch.Tensor:
+        """As `queries`, of qkv [T, (Hq + 2 Hk) D]."""
         queries = self._platform.qk_norm_rope_store_kv(
-            self._normed(self._qkv(x), kv_cache),
+            self._normed(qkv, kv_cache),
             batch,
             self._cos_sin,
             kv_cache,
@@ -80,14 +96,21 @@ class Attention:
             return queries
         return (queries * self._query_scales[batch.positions].view(-1, 1, 1)).to(queries.dtype)
 
-    def attend(
+    def attended(
         self, queries: torch.Tensor, kv_cache: torch.Tensor, attention_plan: Any
     ) -> torch.Tensor:
-        """queries [E, Hq, D], those that the plan speaks of → [E, H]"""
-        attended = self._platform.attention(
+        """queries [E, Hq, D] → [E, Hq D]"""
+        return self._platform.attention(
             queries, kv_cache, attention_plan, scale=self._scale, **self._masked
         )
+
+    def projected(self, attended: torch.Tensor) -> torch.Tensor:
+        """attended [E, Hq D] → [E, H]"""
         return self._o(attended)
+
+    def kept(self, queries: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """The queries of some tokens alone, integers [E]."""
+        return queries.index_select(0, tokens)
 
     def _normed(self, qkv: torch.Tensor, kv_cache: torch.Tensor) -> torch.Tensor:
         """The projection with the norms over all heads of a token."""

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from headwater.kernels.attention.rotary_pairs import RotaryPairs
+from headwater.kernels.delta.delta_arguments import DeltaLayer, StateMemory
 from headwater.kernels.quant.token_rounding import Rounding
 
 from ..sampling.operations import SamplingOperations
@@ -131,6 +132,26 @@ class ExpertPlatform(Platform, Protocol):
         Platforms with `expert_biases` are given stacks with biases, and the activation
         clamped_swiglu: g / (1 + exp(-1.702 g)) * (u + 1) of a gate g that is at most 7 and an up u
         between -7 and 7. Experts that no token chose are not read."""
+
+
+class StatePlatform(Platform, Protocol):
+    """A platform with the flag `states`."""
+
+    block_size: int
+    """Tokens between borders of states."""
+
+    def delta_net(
+        self,
+        wide: torch.Tensor,
+        narrow: torch.Tensor,
+        layer: DeltaLayer,
+        memory: StateMemory,
+    ) -> torch.Tensor:
+        """Both projections [T, …] of a batch's tokens → gated and normed heads [T, value heads ·
+        value_dim]. Reads the states of the rows' first blocks, appends to their tails, and writes
+        those of their last blocks. A row may compute tokens again from any position of the block
+        behind which its state is read: what its tail holds behind that position counts for
+        nothing."""
 
 
 class RoundingPlatform(Platform, Protocol):

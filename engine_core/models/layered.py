@@ -11,27 +11,16 @@ from typing import Any, ClassVar
 import torch
 
 from ..executor import Int32Array
-from ..layers.attention import Attention
 from ..layers.batch import ForwardBatch, LayerCaches, last_tokens
 from ..layers.experts import Experts
 from ..layers.linear.kinds import Weights
+from ..layers.mixer import Mixer
 from ..layers.mlp import Mlp, PlainMlp
 from ..layers.norm import Norm
 from ..layers.platform import Platform, plans_of
-from ..weights.layout import (
-    Layout,
-    Split,
-    WeightSpec,
-    bias,
-    joined_bias,
-    joined_linear,
-    linear,
-    norm,
-    table,
-    width_norm,
-)
+from ..weights.layout import Layout
 from ..weights.model_config import ModelConfig
-from .mixture import mixture_of
+from .layer_layout import layout_of
 from .model import LastNorm, LastTokens, LayerInputs
 from .parts import Parts
 
@@ -75,7 +64,7 @@ FUSED_BIASES = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer(ABC):
     input_norm: Norm
-    attention: Attention
+    attention: Mixer
     mlp: Mlp | PlainMlp | Experts
 
     @abstractmethod
@@ -147,7 +136,7 @@ class LayeredModel(ABC):
                 if not len(ends.tokens):
                     return residual[:0]
                 self._adapters.keep(ends.tokens)
-                queries = queries.index_select(0, ends.tokens)
+                queries = layer.attention.kept(queries, ends.tokens)
                 residual = residual.index_select(0, ends.tokens)
                 plan = ends.attention_plan
             x = layer.behind_attention(layer.attention.attend(queries, kv_cache[i], plan), residual)
@@ -165,75 +154,9 @@ class LayeredModel(ABC):
 
     def _some_layers(self, num_layers: int) -> Iterable[int]:
         """Layers of a pass of fewer than there are, which launch what all launch, in their order:
-        the first ones, one with a window and one without, and the last."""
+        the first ones, one with a window, one without and one with a state, and the last."""
         last = len(self.layers) - 1
-        windows = [self.config.window_of(i) for i in range(last + 1)]
-        kinds = {windows.index(window) for window in set(windows)}
+        config = self.config
+        of_layers = [(config.window_of(i), config.has_state(i)) for i in range(last + 1)]
+        kinds = {of_layers.index(kind) for kind in set(of_layers)}
         return sorted({*range(min(num_layers - 1, last)), *kinds, last})
-
-
-def _attention_of(config: ModelConfig) -> dict[str, WeightSpec]:
-    hidden = config.hidden_size
-    products = {
-        "qkv": joined_linear(config.qkv_sizes, hidden),
-        "o": linear(hidden, config.num_heads * config.head_dim, split=Split.INPUTS),
-    }
-    if config.qkv_bias:
-        products["qkv_bias"] = joined_bias(config.qkv_sizes)
-    if config.o_bias:
-        products["o_bias"] = bias(hidden)
-    if config.has_sinks:
-        products["sinks"] = joined_bias((config.num_heads,))
-    return products
-
-
-def _mlp_of(config: ModelConfig) -> dict[str, WeightSpec]:
-    hidden = config.hidden_size
-    inner = config.intermediate_size
-    ups = ("gate_up", (inner, inner)) if config.is_gated else ("up", (inner,))
-    products = {
-        ups[0]: joined_linear(ups[1], hidden),
-        "down": linear(hidden, inner, split=Split.INPUTS),
-    }
-    if config.mlp_bias:
-        products |= {ups[0] + "_bias": joined_bias(ups[1]), "down_bias": bias(hidden)}
-    return products
-
-
-def norms_of(config: ModelConfig, names: Iterable[str]) -> dict[str, WeightSpec]:
-    """Norms of the hidden size, with their biases."""
-    norms: dict[str, WeightSpec] = {}
-    for name in names:
-        norms[name] = norm(config.hidden_size)
-        if config.norm_bias:
-            norms[name + "_bias"] = bias(config.hidden_size)
-    return norms
-
-
-def layout_of(config: ModelConfig, layer_norms: Iterable[str]) -> Layout:
-    """The layout of a model whose layers have these norms beside their products."""
-    layer = norms_of(config, layer_norms) | _attention_of(config)
-    q_size, k_size, _ = config.qkv_sizes
-    if config.qk_norm:
-        layer |= {"q_norm": norm(config.head_dim), "k_norm": norm(config.head_dim)}
-    if config.width_norms:
-        layer |= {"q_norm": width_norm(q_size), "k_norm": width_norm(k_size)}
-    tied_to = "embed" if config.tie_word_embeddings else ""
-    layout = {"embed": table(config.vocab_size, config.hidden_size, split=Split.VOCABULARY)}
-    if config.num_learned_positions:
-        layout["positions"] = table(config.num_learned_positions, config.hidden_size)
-    layout |= norms_of(config, ("final_norm",))
-    layout["lm_head"] = linear(
-        config.vocab_size, config.hidden_size, tied_to=tied_to, split=Split.VOCABULARY
-    )
-    for i in range(config.num_layers):
-        own = layer | _inner_of(config, i)
-        layout |= {f"layers.{i}.{name}": spec for name, spec in own.items()}
-    return layout
-
-
-def _inner_of(config: ModelConfig, i: int) -> dict[str, WeightSpec]:
-    """Weights of the MLP of layer i, or of its experts."""
-    if config.experts is None or not config.has_experts(i):
-        return _mlp_of(config)
-    return mixture_of(config.experts, config.hidden_size)

@@ -11,8 +11,10 @@ from headwater.kernels.attention.rotary_pairs import RotaryPairs
 
 from ..layers.attention import Attention
 from ..layers.biased import BiasedLinear, LogitLinear
+from ..layers.delta_net import DeltaNet
 from ..layers.embedding import Embedding
 from ..layers.experts import Experts
+from ..layers.gated_attention import GatedAttention
 from ..layers.linear.kinds import Weights
 from ..layers.linear.linear import Linear
 from ..layers.lm_head import LMHead
@@ -22,6 +24,7 @@ from ..layers.platform import Platform
 from ..layers.positions import Positions
 from ..layers.rope import cos_sin_table, query_scales, unrotated_table
 from ..weights.model_config import ModelConfig
+from .delta_parts import DeltaParts
 from .expert_parts import ExpertParts, check_unrounded
 
 
@@ -86,7 +89,17 @@ class Parts:
         bias = self._weights.tensors.get(name + "_bias")
         return linear if bias is None else BiasedLinear(self._platform, linear, bias)
 
-    def attention(self, i: int) -> Attention:
+    def attention(self, i: int) -> Attention | GatedAttention:
+        config = self._config
+        plain = self._attention(i)
+        if not config.has_output_gate:
+            return plain
+        return GatedAttention(self._platform, plain, config.num_heads, config.head_dim)
+
+    def delta_net(self, i: int) -> DeltaNet:
+        return DeltaParts(self._config, self._weights, self._platform, i).delta_net()
+
+    def _attention(self, i: int) -> Attention:
         config = self._config
         prefix = f"layers.{i}."
         tensors = self._weights.tensors

@@ -34,6 +34,7 @@ from .configs import (
     olmo,
     opt,
     phi3,
+    qwen3_next,
     qwen_moe,
     smollm3,
     starcoder2,
@@ -88,6 +89,8 @@ def _own(
 _DECODER = "decoder:Decoder"
 _WIDTH_NORMS = ("tensor parallel on CPUs alone, and not with `--numerics tree`",)
 _DENSE = ("weights that are not packed",)
+_STATES = ("not with `--numerics tree`", "one process: no ranks, no stages")
+_QWEN35 = "qwen3_5:Qwen35"
 _EXPERTS = ("not with `--numerics tree`",)
 _LLAMA = "Llama 2 and 3, SmolLM2, TinyLlama, Yi, R1-Distill-Llama"
 _QWEN2 = "Qwen2, Qwen2.5, QwQ, R1-Distill-Qwen"
@@ -192,8 +195,41 @@ ARCHITECTURES = {
         "qwen3_moe",
         limits=_EXPERTS,
     ),
+    "Qwen3NextForCausalLM": _own(
+        "qwen3_next:Qwen3Next",
+        qwen3_next.read_qwen3_next,
+        "Qwen3-Next, Qwen3-Coder-Next",
+        "qwen3_next",
+        limits=_STATES,
+    ),
     "Qwen3VLForConditionalGeneration": _own(
         _DECODER, llama.read_qwen3, "Qwen3-VL (dense)", "qwen3_vl", is_text_part=True
+    ),
+    "Qwen3_5ForCausalLM": _own(
+        _QWEN35, qwen3_next.read_qwen3_5, "Qwen3.5 (dense)", "qwen3_5_text", limits=_STATES
+    ),
+    "Qwen3_5ForConditionalGeneration": _own(
+        _QWEN35,
+        qwen3_next.read_qwen3_5,
+        "Qwen3.5 and Qwen3.6 (dense)",
+        "qwen3_5",
+        limits=_STATES,
+        is_text_part=True,
+    ),
+    "Qwen3_5MoeForCausalLM": _own(
+        _QWEN35,
+        qwen3_next.read_qwen3_5_moe,
+        "Qwen3.5 (experts)",
+        "qwen3_5_moe_text",
+        limits=_STATES,
+    ),
+    "Qwen3_5MoeForConditionalGeneration": _own(
+        _QWEN35,
+        qwen3_next.read_qwen3_5_moe,
+        "Qwen3.5 and Qwen3.6 (experts): 35B-A3B",
+        "qwen3_5_moe",
+        limits=_STATES,
+        is_text_part=True,
     ),
     "RobertaModel": _own("bert:Bert", bert.read_roberta, "RoBERTa", "roberta"),
     "SeedOssForCausalLM": _own(_DECODER, llama.read_seed_oss, "Seed-OSS", "seed_oss"),

@@ -37,6 +37,12 @@ class Capabilities:
     """Mixtures of experts (`ExpertPlatform`)."""
     expert_biases: bool = False
     """Experts with biases and a clamped gate, and biases of routers."""
+    states: bool = False
+    """Gated delta nets, which keep states (`StatePlatform`)."""
+    state_block_sizes: tuple[int, ...] = BLOCK_SIZES
+    """Tokens a KV block of models with states, some of `block_sizes`."""
+    solved_states: bool = False
+    """States keep solved rows of their blocks, so that a token is computed without its block."""
     sinks: bool = False
     """Attention whose softmax has a sink for each head."""
     adapters: bool = False

@@ -12,6 +12,8 @@ import torch
 from headwater.kernels.adapters.row_additions import RowAdditions
 from headwater.kernels.attention.qk_norm_rope_store_kv import qk_norm_rope_store_kv
 from headwater.kernels.attention.rotary_pairs import RotaryPairs
+from headwater.kernels.delta.delta_arguments import DeltaLayer, StateMemory
+from headwater.kernels.delta.delta_net import delta_net
 from headwater.kernels.gemm.gemm import configure_blas
 from headwater.kernels.norm.activation import ACTIVATIONS
 from headwater.kernels.norm.rms_norm import (
@@ -51,8 +53,12 @@ class CudaPlatform(RowAdditions):
         max_decodes: int,
         max_model_len: int,
         device: torch.device,
+        has_drafts: bool = False,
     ) -> None:
+        """`has_drafts`: a sequence may have several decoding rows in a batch."""
         configure_blas()
+        self.block_size = block_size
+        self._has_drafts = has_drafts
         self.device = device
         self.sampling: SamplingOperations = CudaSampling()
         num_chosen = 0 if model.experts is None else model.experts.num_chosen
@@ -80,6 +86,7 @@ class CudaPlatform(RowAdditions):
             max_decodes=config.max_positions,
             max_model_len=config.max_model_len,
             device=torch.device("cuda"),
+            has_drafts=config.max_draft_tokens > 0,
         )
 
     def plan_attention(self, batch: ForwardBatch, *, of_ends: bool = False) -> AttentionPlan:
@@ -102,6 +109,11 @@ class CudaPlatform(RowAdditions):
 
     def experts(self, gate_up: ExpertStack, down: ExpertStack, activation: str) -> ExpertProduct:
         return self.products.experts.product(gate_up, down, activation)
+
+    def delta_net(
+        self, wide: torch.Tensor, narrow: torch.Tensor, layer: DeltaLayer, memory: StateMemory
+    ) -> torch.Tensor:
+        return delta_net(wide, narrow, layer, memory, are_neighbours=self._has_drafts)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return rms_norm(x, weight, eps, dependent=_is_early(x), early=self.products.are_early)

@@ -16,7 +16,7 @@ from .experts_config import ExpertsConfig
 from .formats.packing import Quantization
 from .formats.quantization import read_quantization
 from .rope_config import DEFAULT_THETA, positive_of, rope_of, rotary_dim_of, scaling_of
-from .state_layers import StateLayers
+from .state_layers import DeltaConfig, StateLayers
 
 MAX_SIZES = {
     "num_hidden_layers": 1024,
@@ -120,6 +120,10 @@ class ModelConfig:
     """Layers that keep a state in place of keys and values; None: there are none."""
     encoder: EncoderConfig | None = None
     """Fields of an encoder; None: it is a decoder."""
+    has_output_gate: bool = False
+    """Whether attention is multiplied by the sigmoid of gates that lie beside each query."""
+    delta: DeltaConfig | None = None
+    """Sizes of the gated delta nets that state layers are; None: there are none."""
     unpadded_head_dim: int = 0
     """Numbers of a head in the checkpoint, where zeros pad heads to `head_dim`; 0: none do."""
     foreign: Mapping[str, Any] | None = None
@@ -133,9 +137,9 @@ class ModelConfig:
 
     @property
     def qkv_sizes(self) -> tuple[int, int, int]:
-        """Outputs of the projections to queries, keys and values."""
+        """Outputs of the projections to queries with their gates, keys and values."""
         return (
-            self.num_heads * self.head_dim,
+            (2 if self.has_output_gate else 1) * self.num_heads * self.head_dim,
             self.num_kv_heads * self.head_dim,
             self.num_kv_heads * self.head_dim,
         )
@@ -201,6 +205,7 @@ class ModelConfig:
             "encoders": ("architectures", self.architecture if self.encoder else ""),
             "experts": ("num_experts", 0 if self.experts is None else self.experts.num_experts),
             "expert_biases": ("biases of experts", has_biases),
+            "states": ("layers with states", self.states is not None),
         }
         if self.logit_softcap:
             wanted.setdefault("activations", ("final_logit_softcapping", self.logit_softcap))
@@ -219,6 +224,14 @@ class ModelConfig:
             rotary_dim=self.rotary_dim or size,
             attention_scale=self.attention_scale or size**-0.5,
         )
+
+    def with_solved_states(self) -> ModelConfig:
+        """The model with states that keep solved rows; see `DeltaUnit`. It is unchanged where it
+        has no gated delta nets."""
+        if self.delta is None or self.states is None:
+            return self
+        delta = replace(self.delta, keeps_solved=True)
+        return replace(self, delta=delta, states=delta.states(self.states.is_state))
 
     def window_of(self, layer: int) -> int:
         """Keys that a position sees in a layer; 0: all up to its own."""

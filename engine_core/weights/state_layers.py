@@ -5,8 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
+from headwater.kernels.delta.delta_unit import NUM_BEFORE, DeltaUnit
+
 from ..config import require
 
+HEAD_SIZES = (32, 64, 128, 256)
+"""Sizes of the heads of gated delta nets."""
+MAX_HEADS = 1024
 UNIT_ALIGNMENT = 128
 """Bytes: units begin at multiples of it, which kernels ask for."""
 
@@ -29,6 +34,8 @@ class StateLayers:
     """Numbers of float32 that each token of a block adds to a unit's tail."""
     token_values: int = 0
     """Numbers of the model's dtype that it adds."""
+    pair_floats: int = 0
+    """Numbers of float32 that each token of a block adds for each token of the block."""
 
     def __post_init__(self) -> None:
         """Raises `ConfigError`."""
@@ -50,7 +57,8 @@ class StateLayers:
     def unit_bytes(self, block_size: int, value_bytes: int) -> int:
         """Bytes of a unit, a multiple of `UNIT_ALIGNMENT`; `value_bytes`: of a number of the
         model's dtype."""
-        floats = self.border_floats + block_size * self.token_floats
+        token_floats = self.token_floats + block_size * self.pair_floats
+        floats = self.border_floats + block_size * token_floats
         values = self.border_values + block_size * self.token_values
         return -(-(4 * floats + value_bytes * values) // UNIT_ALIGNMENT) * UNIT_ALIGNMENT
 
@@ -61,3 +69,71 @@ class StateLayers:
 
     def _behind(self, first_unit: int, is_state: bool) -> int:
         return first_unit + self.num_units * is_state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaConfig:
+    """Sizes of a layer. A key head with its value heads is a unit of its state."""
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    """Size of a query or a key."""
+    value_dim: int
+    """Size of a value."""
+    is_by_head: bool = False
+    """Whether projections lie by key head, else by kind: see `HeadPlaces`."""
+    keeps_solved: bool = False
+    """Whether tails keep solved rows; see `DeltaUnit`."""
+
+    def __post_init__(self) -> None:
+        """Raises `ConfigError` for sizes that are not served."""
+        heads = {
+            "linear_num_key_heads": self.num_key_heads,
+            "linear_num_value_heads": self.num_value_heads,
+        }
+        for name, count in heads.items():
+            is_count = type(count) is int and 1 <= count <= MAX_HEADS
+            require(is_count, name, count, f"a whole number, 1…{MAX_HEADS}")
+        allowed = f"multiples of linear_num_key_heads ({self.num_key_heads})"
+        is_multiple = self.num_value_heads % self.num_key_heads == 0
+        require(is_multiple, "linear_num_value_heads", self.num_value_heads, allowed)
+        sizes = {"linear_key_head_dim": self.key_dim, "linear_value_head_dim": self.value_dim}
+        for name, size in sizes.items():
+            is_size = type(size) is int and size in HEAD_SIZES
+            require(is_size, name, size, " or ".join(map(str, HEAD_SIZES)))
+
+    @property
+    def values_size(self) -> int:
+        """Outputs of all value heads."""
+        return self.num_value_heads * self.value_dim
+
+    @property
+    def num_channels(self) -> int:
+        """Channels of the convolution: queries, keys and values."""
+        return 2 * self.num_key_heads * self.key_dim + self.values_size
+
+    def unit(self, block_size: int, element_size: int) -> DeltaUnit:
+        """The layout of a unit for elements of so many bytes."""
+        return DeltaUnit(
+            num_values=self.num_value_heads // self.num_key_heads,
+            key_dim=self.key_dim,
+            value_dim=self.value_dim,
+            block_size=block_size,
+            element_size=element_size,
+            keeps_solved=self.keeps_solved,
+        )
+
+    def states(self, is_state: tuple[bool, ...]) -> StateLayers:
+        """State layers of these sizes; is_state by layer of the model. Raises `ConfigError`."""
+        unit = self.unit(1, 1)
+        row = unit.key_dim + unit.num_values * unit.value_dim
+        return StateLayers(
+            is_state=is_state,
+            num_units=self.num_key_heads,
+            border_floats=unit.state_size,
+            border_values=NUM_BEFORE * unit.num_channels,
+            token_floats=2 * unit.num_values + (row if self.keeps_solved else 0),
+            token_values=unit.num_channels + (0 if self.keeps_solved else row),
+            pair_floats=0 if self.keeps_solved else unit.num_values,
+        )

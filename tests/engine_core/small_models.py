@@ -71,11 +71,28 @@ LONG_ROPE = {
     "long_factor": [2.0 + i for i in range(8)],
 }
 VISION = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+QWEN35_VISION = {
+    "depth": 1,
+    "hidden_size": 32,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "intermediate_size": 32,
+}
 HEADS_OF_32 = SHAPE | {"head_dim": 32}
 EXPERTS = {
     "num_experts": 8,
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 32,
+}
+SHARED_EXPERTS = EXPERTS | {"shared_expert_intermediate_size": 64}
+STATES = SHAPE | {
+    "num_hidden_layers": 4,
+    "head_dim": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
 }
 WINDOWS = {"sliding_window": 40, "layer_types": ["full_attention"] + ["sliding_attention"] * 2}
 
@@ -102,6 +119,12 @@ def _vision_models() -> dict[str, Any]:
                 "out_hidden_size": 64,
                 "deepstack_visual_indexes": [0],
             },
+        ),
+        "qwen3.5 with a tower": lambda: transformers.Qwen3_5Config(
+            text_config=STATES, vision_config=QWEN35_VISION
+        ),
+        "qwen3.5-moe with a tower": lambda: transformers.Qwen3_5MoeConfig(
+            text_config=STATES | SHARED_EXPERTS, vision_config=QWEN35_VISION
         ),
         "mistral3 with a tower": lambda: transformers.Mistral3Config(
             text_config=transformers.MistralConfig(**HEADS_OF_32, sliding_window=None),
@@ -272,8 +295,14 @@ FAMILIES: dict[str, Any] = {
         moe_num_experts=8,
         moe_num_shared_experts=2,
     ),
+    "qwen3-next": lambda: transformers.Qwen3NextConfig(**STATES, **SHARED_EXPERTS),
+    "qwen3.5": lambda: transformers.Qwen3_5TextConfig(**STATES),
+    "qwen3.5-moe": lambda: transformers.Qwen3_5MoeTextConfig(**STATES, **SHARED_EXPERTS),
     **_vision_models(),
 }
+
+WITH_STATES = tuple(family for family in FAMILIES if family.startswith(("qwen3-next", "qwen3.5")))
+"""Families whose layers keep states, which neither ranks nor stages divide."""
 
 
 def random_checkpoint(
@@ -292,6 +321,10 @@ def random_checkpoint(
             parameter.copy_(
                 torch.randn_like(parameter) * 0.3 + (1.0 if parameter.dim() == 1 else 0.0)
             )
+        for name, parameter in model.named_parameters():
+            if name.endswith("A_log"):
+                # States of published models remember hundreds of tokens.
+                parameter.sub_(5)
         for name, buffer in model.named_buffers():
             if name.endswith("correction_bias"):
                 buffer.copy_(torch.randn_like(buffer) * 0.3)

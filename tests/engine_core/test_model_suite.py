@@ -23,6 +23,7 @@ from headwater.engine_core.options import ExecutorOptions
 from tests.engine_core.small_models import (
     FAMILIES,
     SHAPE,
+    WITH_STATES,
     Answer,
     SmallEngine,
     convert,
@@ -35,13 +36,16 @@ PROMPTS = [np.random.default_rng(n).integers(3, 512, n).tolist() for n in (3, 90
 SCORED = greedy(8, num_logprobs=1)
 ONE_OF_EACH_MECHANISM = (
     *("mistral with a window", "gemma2", "phi4-mini", "olmo2", "cohere2", "gpt2"),
-    *("qwen3-moe", "glm4-moe"),
+    *("qwen3-moe", "glm4-moe", "qwen3-next"),
 )
 """Windows; caps and norms behind products; long positions of a part of a head; norms over all heads;
 parallel layers, neighbours that rotate and layers without positions; learned positions, layer
-norms and biases; experts, and experts in groups beside shared ones and layers without."""
+norms and biases; experts, and experts in groups beside shared ones and layers without; states and
+gated attention."""
 ON_RANKS = ("olmo2", "glm4-moe")
 """Families whose norms ranks have to sum, and whose experts they divide."""
+IN_PARTS = [family for family in FAMILIES if family not in WITH_STATES]
+"""Families that ranks and stages divide."""
 IN_STAGES = "gpt2"
 """The family with most weights outside its layers."""
 
@@ -91,14 +95,15 @@ def test_an_answer_has_the_same_bits_whatever_happens_around_it(
         assert exact(engine.answer(PROMPTS, SCORED)) == together
     with engine_of(folder(family)) as engine:
         assert exact([engine.answer([prompt], SCORED)[0] for prompt in PROMPTS]) == together
-    with engine_of(folder(family), num_blocks=34) as engine:
+    has_states = registry.read_config(folder(family)).states is not None
+    with engine_of(folder(family), num_blocks=110 if has_states else 34) as engine:
         preempting = greedy(48, num_logprobs=1)
         found = exact(engine.answer([*PROMPTS, *PROMPTS[::-1]], preempting))
         assert engine.engine.load().num_preemptions > 0
     assert [(tokens[:8], scores[:8]) for tokens, scores in found[:5]] == together
 
 
-@pytest.mark.parametrize("family", long_but(FAMILIES, *ON_RANKS))
+@pytest.mark.parametrize("family", long_but(IN_PARTS, *ON_RANKS))
 def test_two_ranks_answer_as_one(family: str, folder: Folder) -> None:
     config = registry.read_config(folder(family))
     if config.num_kv_heads % 2:
@@ -121,6 +126,7 @@ def test_two_ranks_answer_as_one(family: str, folder: Folder) -> None:
         ("gemma2", "softcaps", "attn_logit_softcapping is 5.0; allowed: no cap of scores on the"),
         ("phi4-mini", "rotary_pairs", "rotary_dim is True; allowed: heads that rotate whole"),
         ("gpt2", "activations", "hidden_act is 'gelu_tanh'; allowed: silu or gelu_pytorch_tanh"),
+        ("qwen3-next", "states", "layers with states is True; allowed: no gated delta nets on the"),
         ("phi3", "windows", "sliding_window is 40; allowed: no window on the platform"),
     ],
 )
@@ -158,7 +164,7 @@ def test_norms_over_all_heads_are_refused_where_ranks_do_not_sum_them(folder: Fo
         checked(tree, "toy", cpu.capabilities)
 
 
-@pytest.mark.parametrize("family", long_but(FAMILIES, IN_STAGES))
+@pytest.mark.parametrize("family", long_but(IN_PARTS, IN_STAGES))
 def test_two_stages_answer_with_the_bits_of_one(family: str, folder: Folder) -> None:
     with engine_of(folder(family)) as engine:
         alone = exact(engine.answer(PROMPTS, SCORED))

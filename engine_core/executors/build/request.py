@@ -50,6 +50,7 @@ WITHOUT = {
     "encoders": "decoders",
     "experts": "no experts",
     "expert_biases": "experts without biases",
+    "states": "no gated delta nets",
 }
 """Values that a platform serves which lacks a flag of `ModelConfig.needs`, by flag."""
 
@@ -63,16 +64,17 @@ def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> Build
     model = models.read_config(options.model_folder)
     if flags.rotary_pairs and not flags.odd_heads:
         model = model.with_padded_heads()
+    if flags.solved_states:
+        model = model.with_solved_states()
     dtype = _dtype(options)
     model.check_dtype(dtype)
     check_quantization(options.quantization, _method(options, model), "the model folder")
     where = f"on the platform {device}"
     require(dtype in flags.dtypes, "dtype", dtype, f"{' or '.join(flags.dtypes)} {where}")
     _check_words(options)
-    if options.block_size not in flags.block_sizes:
-        raise ConfigError(
-            "block_size", options.block_size, f"{' or '.join(map(str, flags.block_sizes))} {where}"
-        )
+    _check_block_size(options, flags.block_sizes, where)
+    if model.states is not None:
+        _check_block_size(options, flags.state_block_sizes, f"with states {where}")
     _check_sizes(options, model, flags, where)
     kv_format = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
     activations = INT8 if _has_int8_activations(options, model, flags, where) else dtype
@@ -164,6 +166,12 @@ def _checked_heads(
             "draft_heads", str(folder), f"heads for the served model; of these {error}"
         ) from None
     return heads
+
+
+def _check_block_size(options: ExecutorOptions, served: tuple[int, ...], where: str) -> None:
+    if options.block_size not in served:
+        allowed = f"{' or '.join(map(str, served))} {where}"
+        raise ConfigError("block_size", options.block_size, allowed)
 
 
 def _check_words(options: ExecutorOptions) -> None:

@@ -14,17 +14,18 @@ def read_qwen3_moe(config: Config) -> ModelConfig:
     _check_windows(config)
     bias = bool(config.get("attention_bias", False))
     read = ModelConfig.from_hf(config, qk_norm=True, qkv_bias=bias, o_bias=bias)
-    return with_experts(read, _experts(config))
+    return with_experts(read, experts_of(config))
 
 
 def read_qwen2_moe(config: Config) -> ModelConfig:
     _check_windows(config)
     read = ModelConfig.from_hf(config, qkv_bias=bool(config.get("qkv_bias", True)))
     shared = count_of(config, "shared_expert_intermediate_size")
-    return with_experts(read, _experts(config, shared_size=shared, has_shared_gate=True))
+    return with_experts(read, experts_of(config, shared_size=shared, has_shared_gate=True))
 
 
-def _experts(config: Config, **shared: Any) -> ExpertsConfig:
+def experts_of(config: Config, **shared: Any) -> ExpertsConfig:
+    """Experts by the names of these configs; `shared`: fields of the shared expert."""
     # Newer tools write another name.
     name = "num_experts" if "num_experts" in config else "num_local_experts"
     return ExpertsConfig(

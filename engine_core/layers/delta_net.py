@@ -1,0 +1,64 @@
+"""A gated delta net, which keeps a state in the place of keys and values. Source: Yang et al., "Gated
+delta networks", 2024."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from headwater.kernels.delta.delta_arguments import DeltaLayer, StateMemory
+
+from .batch import ForwardBatch
+from .linear.linear import Linear
+from .platform import StatePlatform
+
+
+class DeltaNet:
+    """In the two parts of `Attention`: heads, and the product behind them."""
+
+    def __init__(
+        self,
+        platform: StatePlatform,
+        wide: Linear,
+        narrow: Linear,
+        o: Linear,
+        layer: DeltaLayer,
+        *,
+        first_unit: int,
+    ) -> None:
+        """wide makes queries, keys, values and output gates, narrow decays and shares, at the
+        layer's places; o [H, value heads · value_dim]. `first_unit`: number of the layer's first unit
+        among those of all layers."""
+        self._platform = platform
+        self._wide = platform.linear(wide)
+        self._narrow = platform.linear(narrow)
+        self._o = platform.linear(o)
+        self._layer = layer
+        self._first_unit = first_unit
+
+    def queries(self, x: torch.Tensor, batch: ForwardBatch, pages: torch.Tensor) -> torch.Tensor:
+        """x [T, H] → gated and normed heads [T, value heads · value_dim]; states go to the pages,
+        uint8 [num_pages, page_bytes]."""
+        rows = batch.states
+        assert rows is not None
+        memory = StateMemory(
+            pages=pages,
+            first=rows.first,
+            last=rows.last,
+            starts=rows.starts,
+            ends=rows.ends,
+            tokens=rows.tokens,
+            unit_bytes=rows.shape.unit_bytes,
+            units_per_page=rows.shape.units_per_page,
+            first_unit=self._first_unit,
+        )
+        return self._platform.delta_net(self._wide(x), self._narrow(x), self._layer, memory)
+
+    def attend(self, heads: torch.Tensor, pages: torch.Tensor, attention_plan: Any) -> torch.Tensor:
+        """heads [E, value heads · value_dim] → [E, H]"""
+        return self._o(heads)
+
+    def kept(self, heads: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """The heads of some tokens alone, integers [E]."""
+        return heads.index_select(0, tokens)

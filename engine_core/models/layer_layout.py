@@ -1,0 +1,89 @@
+"""Weights of a decoder: those that all models have, and those of each layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..weights.layout import (
+    Layout,
+    Split,
+    WeightSpec,
+    bias,
+    joined_bias,
+    joined_linear,
+    linear,
+    norm,
+    table,
+    width_norm,
+)
+from ..weights.model_config import ModelConfig
+from .delta_parts import delta_of
+from .mixture import mixture_of
+
+
+def _attention_of(config: ModelConfig) -> dict[str, WeightSpec]:
+    hidden = config.hidden_size
+    products = {
+        "qkv": joined_linear(config.qkv_sizes, hidden),
+        "o": linear(hidden, config.num_heads * config.head_dim, split=Split.INPUTS),
+    }
+    if config.qkv_bias:
+        products["qkv_bias"] = joined_bias(config.qkv_sizes)
+    if config.o_bias:
+        products["o_bias"] = bias(hidden)
+    if config.has_sinks:
+        products["sinks"] = joined_bias((config.num_heads,))
+    q_size, k_size, _ = config.qkv_sizes
+    if config.qk_norm:
+        products |= {"q_norm": norm(config.head_dim), "k_norm": norm(config.head_dim)}
+    if config.width_norms:
+        products |= {"q_norm": width_norm(q_size), "k_norm": width_norm(k_size)}
+    return products
+
+
+def _mlp_of(config: ModelConfig) -> dict[str, WeightSpec]:
+    hidden = config.hidden_size
+    inner = config.intermediate_size
+    ups = ("gate_up", (inner, inner)) if config.is_gated else ("up", (inner,))
+    products = {
+        ups[0]: joined_linear(ups[1], hidden),
+        "down": linear(hidden, inner, split=Split.INPUTS),
+    }
+    if config.mlp_bias:
+        products |= {ups[0] + "_bias": joined_bias(ups[1]), "down_bias": bias(hidden)}
+    return products
+
+
+def _norms_of(config: ModelConfig, names: Iterable[str]) -> dict[str, WeightSpec]:
+    """Norms of the hidden size, with their biases."""
+    norms: dict[str, WeightSpec] = {}
+    for name in names:
+        norms[name] = norm(config.hidden_size)
+        if config.norm_bias:
+            norms[name + "_bias"] = bias(config.hidden_size)
+    return norms
+
+
+def layout_of(config: ModelConfig, layer_norms: Iterable[str]) -> Layout:
+    """The layout of a model whose layers have these norms beside their products."""
+    norms = _norms_of(config, layer_norms)
+    tied_to = "embed" if config.tie_word_embeddings else ""
+    layout = {"embed": table(config.vocab_size, config.hidden_size, split=Split.VOCABULARY)}
+    if config.num_learned_positions:
+        layout["positions"] = table(config.num_learned_positions, config.hidden_size)
+    layout |= _norms_of(config, ("final_norm",))
+    layout["lm_head"] = linear(
+        config.vocab_size, config.hidden_size, tied_to=tied_to, split=Split.VOCABULARY
+    )
+    for i in range(config.num_layers):
+        mixer = _attention_of(config) if not config.has_state(i) else delta_of(config)
+        own = norms | mixer | _inner_of(config, i)
+        layout |= {f"layers.{i}.{name}": spec for name, spec in own.items()}
+    return layout
+
+
+def _inner_of(config: ModelConfig, i: int) -> dict[str, WeightSpec]:
+    """Weights of the MLP of layer i, or of its experts."""
+    if config.experts is None or not config.has_experts(i):
+        return _mlp_of(config)
+    return mixture_of(config.experts, config.hidden_size)

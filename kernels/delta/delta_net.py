@@ -1,0 +1,32 @@
+"""A layer of gated delta nets between its projections, over states in pages. Twin: `delta_twin`."""
+
+from __future__ import annotations
+
+import torch
+
+from .block_states import block_states
+from .delta_arguments import DeltaLayer, StateMemory
+from .gated_norm import gated_norm
+from .inverse_rows import inverse_rows
+from .mix_inputs import mix_inputs
+
+
+def delta_net(
+    wide: torch.Tensor,
+    narrow: torch.Tensor,
+    layer: DeltaLayer,
+    memory: StateMemory,
+    *,
+    are_neighbours: bool = False,
+) -> torch.Tensor:
+    """Projections [T, …] of the rows of a batch → gated and normed heads [T, value heads ·
+    value_dim]; of tokens of no row anything. Reads the states of the rows' first blocks, appends to
+    their tails, and writes those of their last blocks. `are_neighbours`: rows of one token may be
+    successive tokens of a sequence, at most as many as a block has."""
+    mixed = mix_inputs(wide, narrow, layer, memory, are_neighbours=are_neighbours)
+    rows = inverse_rows(mixed, layer, memory, are_neighbours=are_neighbours)
+    given = mixed, rows, layer, memory
+    if are_neighbours:
+        # Rows behind a border read the state that a row before it writes.
+        block_states(*given, are_neighbours=True, advances=True)
+    return gated_norm(block_states(*given, are_neighbours=are_neighbours), wide, layer)

@@ -1,0 +1,81 @@
+"""Layout of a unit of a gated delta net's state: one key head with its value heads, at a border of
+blocks and behind it.
+
+Knows no pages and no tensors: torch is not imported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CONV_WIDTH = 4
+"""Tokens that the causal convolution sees, its own included."""
+NUM_BEFORE = CONV_WIDTH - 1
+"""Tokens before a border whose inputs the tail begins with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaUnit:
+    """Bytes of a unit, in this order:
+
+    - the state at the border: float32 [values, key_dim, value_dim];
+    - the tail, which grows with the tokens of the block: inputs of the convolution, elements of the
+      model [NUM_BEFORE + block_size, channels], those of the tokens before the border first;
+    - gates: float32 [block_size, values, 2], the logarithm of the decay and the update's share;
+    - keys as they are multiplied [block_size, key_dim], and values [values, block_size, value_dim]:
+      solved ones in float32, or corrected ones in elements of the model (see `inverse_rows`);
+    - with corrected values, rows of the inverse: float32 [values, block_size, block_size].
+    """
+
+    num_values: int
+    """Value heads of the key head."""
+    key_dim: int
+    value_dim: int
+    block_size: int
+    """Tokens between borders."""
+    element_size: int
+    """Bytes of an element of the model."""
+    keeps_solved: bool
+    """Whether the tail's values are solved, so that a token is computed without its block."""
+
+    @property
+    def num_channels(self) -> int:
+        """Channels of the convolution: a query, a key and the values."""
+        return 2 * self.key_dim + self.num_values * self.value_dim
+
+    @property
+    def state_size(self) -> int:
+        """Numbers of the state."""
+        return self.num_values * self.key_dim * self.value_dim
+
+    @property
+    def inputs_at(self) -> int:
+        return 4 * self.state_size
+
+    @property
+    def gates_at(self) -> int:
+        rows = NUM_BEFORE + self.block_size
+        return self.inputs_at + rows * self.num_channels * self.element_size
+
+    @property
+    def keys_at(self) -> int:
+        return self.gates_at + 8 * self.block_size * self.num_values
+
+    @property
+    def values_at(self) -> int:
+        return self.keys_at + self._row_size * self.block_size * self.key_dim
+
+    @property
+    def rows_at(self) -> int:
+        values = self.num_values * self.block_size * self.value_dim
+        return self.values_at + self._row_size * values
+
+    @property
+    def num_bytes(self) -> int:
+        rows = 0 if self.keeps_solved else self.num_values * self.block_size**2
+        return self.rows_at + 4 * rows
+
+    @property
+    def _row_size(self) -> int:
+        """Bytes of a number of keys and values."""
+        return 4 if self.keeps_solved else self.element_size

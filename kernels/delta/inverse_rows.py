@@ -1,0 +1,293 @@
+"""What a gated delta net makes of a block's keys and queries, without its state: rows of the inverse
+that solves the delta rule, and rows by which outputs are made of corrected values.
+
+Within a block, u = T r: solved values u of corrected ones r, with T = 1 / (1 + L), where L[t, j] is
+the share of token t times the decay since token j times the product of their keys, for j < t. A row
+of T is made of those before it, in an order that does not depend on how many tokens a pass computes.
+Outputs are W T r beside what the state gives, with W[t, j] the decay times the product of the query
+of t and the key of j. Source: Yang et al., "Parallelizing linear transformers with the delta rule
+over sequence length", 2024.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from .delta_arguments import DeltaLayer, StateMemory
+from .mix_inputs import MixedInputs, unit_address
+
+LEAST_SIZE = 64
+"""Numbers of a tile's rows, at least: smaller heads are padded. NOTE: products of bfloat16 with 32
+columns are wrong or fail on an H200 (Triton 3.6)."""
+PROGRAMS = 32
+"""Programs that share the blocks of a row of several tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockRows:
+    """Rows of T tokens over the tokens of their blocks, float32 [T, value heads, block_size]."""
+
+    inverse: torch.Tensor
+    """Rows of the inverse T."""
+    weights: torch.Tensor
+    """Rows of W T."""
+
+
+def inverse_rows(
+    mixed: MixedInputs, layer: DeltaLayer, memory: StateMemory, *, are_neighbours: bool = False
+) -> BlockRows:
+    """Mixed inputs of T tokens → rows of these tokens; those of the first and last blocks are kept
+    in their tails. `are_neighbours`: as in `delta_net`."""
+    unit = layer.unit
+    num_tokens = len(mixed.rows)
+    num_values = layer.num_heads * unit.num_values
+    rows = BlockRows(
+        inverse=mixed.gates.new_empty(num_tokens, num_values, unit.block_size),
+        weights=mixed.gates.new_empty(num_tokens, num_values, unit.block_size),
+    )
+    num_rows = len(memory.starts)
+    is_wide = mixed.rows.dtype == torch.float32
+    _inverse_rows[(num_rows, num_values, 1 if num_rows == num_tokens else PROGRAMS)](
+        mixed.rows,
+        mixed.gates,
+        rows.inverse,
+        rows.weights,
+        memory.pages,
+        memory.first,
+        memory.last,
+        memory.starts,
+        memory.ends,
+        memory.tokens,
+        mixed.rows.stride(0),
+        mixed.gates.stride(0),
+        rows.inverse.stride(0),
+        memory.pages.stride(0),
+        memory.first.stride(0),
+        memory.first_unit,
+        memory.units_per_page,
+        memory.unit_bytes,
+        GATES_AT=unit.gates_at,
+        KEYS_AT=unit.keys_at,
+        ROWS_AT=unit.rows_at,
+        NUM_VALUES=unit.num_values,
+        KEY_DIM=unit.key_dim,
+        KEY_TILE=max(unit.key_dim, LEAST_SIZE),
+        VALUE_DIM=unit.value_dim,
+        BLOCK=unit.block_size,
+        NEIGHBOURS=are_neighbours,
+        PRECISION="ieee" if is_wide else "tf32",
+        ROUNDS=not is_wide,
+        num_warps=4,
+        num_stages=1,
+    )
+    return rows
+
+
+@triton.jit
+def dot(b_x, b_y, PRECISION: tl.constexpr, ROUNDS: tl.constexpr):
+    if ROUNDS:
+        return tl.dot(b_x.to(tl.bfloat16), b_y.to(tl.bfloat16))
+    return tl.dot(b_x.to(tl.float32), b_y.to(tl.float32), input_precision=PRECISION)
+
+
+@triton.jit
+def first_read(
+    p_first,
+    p_starts,
+    p_ends,
+    stride_table,
+    i_row,
+    start,
+    end,
+    BLOCK: tl.constexpr,
+    NEIGHBOURS: tl.constexpr,
+):
+    """First position of a row's block that is in the batch: its own, or, of a row of one token, that
+    of the first of its neighbours. These are rows of one token before it, each of which ends where
+    the next one starts, with the same state."""
+    count = 0
+    if NEIGHBOURS:
+        state = tl.load(p_first + i_row * stride_table)
+        is_next = end == start + 1
+        while is_next:
+            row = tl.maximum(i_row - count - 1, 0)
+            is_next = (i_row > count) & (start - count > start // BLOCK * BLOCK)
+            is_next = is_next & (tl.load(p_ends + row) == start - count)
+            is_next = is_next & (tl.load(p_starts + row) == start - count - 1)
+            is_next = is_next & (tl.load(p_first + row * stride_table) == state)
+            count += is_next.to(tl.int32)
+    return start - count
+
+
+@triton.jit
+def load_rows(
+    p_own,
+    stride_own,
+    p_kept,
+    o_position,
+    o_d,
+    start,
+    end,
+    token,
+    before,
+    size,
+    kept_size,
+    STRIDE: tl.constexpr,
+):
+    """Rows [positions, numbers] of the batch's tokens from `start` to `end`, and `kept_size` numbers
+    of those before them from the tail of the block that begins at `before`. Zeros elsewhere."""
+    inside = (o_d < size)[None, :]
+    o_token = (token + o_position - start).to(tl.int64)
+    is_own = ((o_position >= start) & (o_position < end))[:, None] & inside
+    b_own = tl.load(p_own + o_token[:, None] * stride_own + o_d[None, :], mask=is_own, other=0.0)
+    is_kept = (o_position < start)[:, None] & (o_d < kept_size)[None, :]
+    p_row = p_kept + (o_position - before)[:, None] * STRIDE + o_d[None, :]
+    return tl.where(is_own, b_own, tl.load(p_row, mask=is_kept, other=0.0))
+
+
+@triton.jit
+def load_gate(
+    p_own, stride_own, p_kept, o_position, start, end, token, before, STRIDE: tl.constexpr
+):
+    """One gate of tokens [positions], as `load_rows`."""
+    o_token = (token + o_position - start).to(tl.int64)
+    is_own = (o_position >= start) & (o_position < end)
+    b_own = tl.load(p_own + o_token * stride_own, mask=is_own, other=0.0)
+    p_gate = p_kept + (o_position - before) * STRIDE
+    return b_own + tl.load(p_gate, mask=o_position < start, other=0.0)
+
+
+@triton.jit
+def _inverse_rows(
+    p_rows,
+    p_gates,
+    p_inverse,
+    p_weights,
+    p_pages,
+    p_first,
+    p_last,
+    p_starts,
+    p_ends,
+    p_tokens,
+    stride_row,
+    stride_gate,
+    stride_out,
+    stride_page,
+    stride_table,
+    first_unit,
+    units_per_page,
+    unit_bytes,
+    GATES_AT: tl.constexpr,
+    KEYS_AT: tl.constexpr,
+    ROWS_AT: tl.constexpr,
+    NUM_VALUES: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    KEY_TILE: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    NEIGHBOURS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROUNDS: tl.constexpr,
+):
+    CHANNELS: tl.constexpr = 2 * KEY_DIM + NUM_VALUES * VALUE_DIM
+    i_row = tl.program_id(0).to(tl.int64)
+    i_value = tl.program_id(1)
+    i_of_head = i_value % NUM_VALUES
+    start = tl.load(p_starts + i_row)
+    end = tl.load(p_ends + i_row)
+    token = tl.load(p_tokens + i_row)
+    if end <= start:
+        return
+    read = first_read(p_first, p_starts, p_ends, stride_table, i_row, start, end, BLOCK, NEIGHBOURS)
+    read_token = token + read - start
+    before = start // BLOCK * BLOCK
+    unit = first_unit + i_value // NUM_VALUES
+    p_unit = unit_address(
+        p_pages, p_first, stride_table, stride_page, i_row, unit, units_per_page, unit_bytes
+    )
+    p_next = unit_address(
+        p_pages, p_last, stride_table, stride_page, i_row, unit, units_per_page, unit_bytes
+    )
+    elements = tl.pointer_type(p_rows.dtype.element_ty)
+    floats = tl.pointer_type(tl.float32)
+    p_keys = (p_unit + KEYS_AT).to(elements, bitcast=True)
+    p_kept_gates = (p_unit + GATES_AT).to(floats, bitcast=True) + 2 * i_of_head
+    p_kept = (p_unit + ROWS_AT).to(floats, bitcast=True) + i_of_head * BLOCK * BLOCK
+    p_next_kept = (p_next + ROWS_AT).to(floats, bitcast=True) + i_of_head * BLOCK * BLOCK
+    p_query = p_rows + i_value // NUM_VALUES * CHANNELS
+    p_gate = p_gates + 2 * i_value
+    o_t = tl.arange(0, BLOCK)
+    o_k = tl.arange(0, KEY_TILE)
+    num_blocks = (end - before + BLOCK - 1) // BLOCK
+    for i_block in range(tl.program_id(2), num_blocks, tl.num_programs(2)):
+        border = before + i_block * BLOCK
+        o_position = border + o_t
+        b_key = load_rows(
+            p_query + KEY_DIM,
+            stride_row,
+            p_keys,
+            o_position,
+            o_k,
+            read,
+            end,
+            read_token,
+            before,
+            KEY_DIM,
+            KEY_DIM,
+            KEY_DIM,
+        )
+        is_own = (o_position >= start) & (o_position < end)
+        o_token = (token + o_position - start).to(tl.int64)
+        p_own = p_query + o_token[:, None] * stride_row + o_k[None, :]
+        b_query = tl.load(p_own, mask=is_own[:, None] & (o_k < KEY_DIM)[None, :], other=0.0)
+        b_decay = load_gate(
+            p_gate,
+            stride_gate,
+            p_kept_gates,
+            o_position,
+            read,
+            end,
+            read_token,
+            before,
+            2 * NUM_VALUES,
+        )
+        b_share = load_gate(
+            p_gate + 1,
+            stride_gate,
+            p_kept_gates + 1,
+            o_position,
+            read,
+            end,
+            read_token,
+            before,
+            2 * NUM_VALUES,
+        )
+        b_sum = tl.cumsum(b_decay, 0)
+        is_seen = o_t[:, None] >= o_t[None, :]
+        b_left = tl.exp(tl.where(is_seen, b_sum[:, None] - b_sum[None, :], -float("inf")))
+        b_lower = dot(b_key, tl.trans(b_key), PRECISION, ROUNDS) * b_left * b_share[:, None]
+        b_lower = tl.where(o_t[:, None] > o_t[None, :], b_lower, 0.0)
+        # Rows of tokens before the pass, and of those that are to come.
+        o_cell = o_t[:, None] * BLOCK + o_t[None, :]
+        is_kept = (o_position < read)[:, None] & (o_cell >= 0)
+        b_one = tl.where(o_t[:, None] == o_t[None, :], 1.0, 0.0)
+        b_inverse = tl.where(is_kept, tl.load(p_kept + o_cell, mask=is_kept, other=0.0), b_one)
+        for i in range(tl.maximum(read - border, 0), tl.minimum(end - border, BLOCK)):
+            is_row = (o_t == i)[:, None]
+            b_row = tl.sum(tl.where(is_row, b_lower, 0.0), axis=0)
+            b_column = tl.sum(tl.where(o_t[:, None] == o_t[None, :], b_row[None, :], 0.0), axis=1)
+            b_change = tl.sum(b_column[:, None] * b_inverse, axis=0)
+            b_inverse = tl.where(is_row, b_inverse - b_change[None, :], b_inverse)
+        b_weight = dot(b_query, tl.trans(b_key), PRECISION, ROUNDS) * b_left
+        b_weight = dot(b_weight, b_inverse, PRECISION, ROUNDS)
+        o_out = o_token[:, None] * stride_out + i_value * BLOCK + o_t[None, :]
+        tl.store(p_inverse + o_out, b_inverse, mask=is_own[:, None])
+        tl.store(p_weights + o_out, b_weight, mask=is_own[:, None])
+        if i_block == 0:
+            tl.store(p_kept + o_cell, b_inverse, mask=is_own[:, None])
+        elif border == end // BLOCK * BLOCK:
+            tl.store(p_next_kept + o_cell, b_inverse, mask=is_own[:, None])

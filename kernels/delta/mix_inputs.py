@@ -1,0 +1,424 @@
+"""What a gated delta net makes of each token by itself and the few before it: the convolution of its
+inputs, queries and keys of unit length, and gates. Tokens of the rows' first and last blocks are
+kept in the tails of these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from .delta_arguments import DeltaLayer, StateMemory
+from .delta_twin import L2_EPS
+from .delta_unit import NUM_BEFORE
+
+BEFORE = tl.constexpr(NUM_BEFORE)
+_L2_EPS = tl.constexpr(L2_EPS)
+TILE = 16
+"""Tokens that a program takes at once; fixed, so that the layout of a reduction never depends on the
+batch."""
+PROGRAMS = 32
+"""Programs that share the tokens of a row of several."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedInputs:
+    """Numbers of T tokens."""
+
+    rows: torch.Tensor
+    """[T, key heads, channels of a unit] queries, keys and values."""
+    gates: torch.Tensor
+    """float32 [T, value heads, 2]: logarithms of decays, and shares of updates."""
+
+
+def mix_inputs(
+    wide: torch.Tensor,
+    narrow: torch.Tensor,
+    layer: DeltaLayer,
+    memory: StateMemory,
+    *,
+    are_neighbours: bool = False,
+) -> MixedInputs:
+    """Both projections [T, …] of a batch → mixed inputs of its rows' tokens. `are_neighbours`: as
+    in `delta_net`."""
+    unit = layer.unit
+    num_tokens = len(wide)
+    num_values = layer.num_heads * unit.num_values
+    mixed = MixedInputs(
+        rows=wide.new_empty(num_tokens, layer.num_heads, unit.num_channels),
+        gates=wide.new_empty(num_tokens, num_values, 2, dtype=torch.float32),
+    )
+    num_rows = len(memory.starts)
+    # Where there are as many rows as tokens, each has one.
+    programs = 1 if num_rows == num_tokens else PROGRAMS
+    _mix_inputs[(num_rows, layer.num_heads, programs)](
+        wide,
+        narrow,
+        layer.conv,
+        layer.rates,
+        layer.biases,
+        mixed.rows,
+        mixed.gates,
+        memory.pages,
+        memory.first,
+        memory.last,
+        memory.starts,
+        memory.ends,
+        memory.tokens,
+        unit.key_dim**-0.5,
+        wide.stride(0),
+        narrow.stride(0),
+        memory.pages.stride(0),
+        memory.first.stride(0),
+        memory.first_unit,
+        memory.units_per_page,
+        memory.unit_bytes,
+        *(layer.places.query + layer.places.key + layer.places.value),
+        *(layer.places.decay + layer.places.share),
+        INPUTS_AT=unit.inputs_at,
+        GATES_AT=unit.gates_at,
+        KEYS_AT=unit.keys_at,
+        NUM_VALUES=unit.num_values,
+        KEY_DIM=unit.key_dim,
+        VALUE_DIM=unit.value_dim,
+        BLOCK=unit.block_size,
+        NEIGHBOURS=are_neighbours,
+        TILE=TILE,
+        num_warps=4,
+    )
+    return mixed
+
+
+@triton.jit
+def unit_address(p_pages, p_table, stride_table, stride_page, i_row, unit, per_page, unit_bytes):
+    """Address of a unit in the row's pages."""
+    page = tl.load(p_table + i_row * stride_table + unit // per_page).to(tl.int64)
+    return p_pages + page * stride_page + (unit % per_page).to(tl.int64) * unit_bytes
+
+
+@triton.jit
+def _input(
+    p_own, stride_own, p_tail, o_position, o_d, start, end, token, before, CHANNELS: tl.constexpr
+):
+    """Raw inputs [positions, numbers]: of the batch's tokens, and of those before them from the
+    tail of the block that begins at `before`. Zeros before a sequence."""
+    is_own = (o_position >= start) & (o_position < end)
+    o_token = (token + o_position - start).to(tl.int64)
+    p_token = p_own + o_token[:, None] * stride_own + o_d[None, :]
+    b_own = tl.load(p_token, mask=is_own[:, None], other=0.0)
+    is_kept = (o_position >= 0) & (o_position < start)
+    o_row = o_position - before + BEFORE
+    p_row = p_tail + o_row[:, None] * CHANNELS + o_d[None, :]
+    return tl.where(is_own[:, None], b_own, tl.load(p_row, mask=is_kept[:, None], other=0.0))
+
+
+@triton.jit
+def _convolved(
+    p_own,
+    stride_own,
+    p_taps,
+    p_tail,
+    o_position,
+    o_d,
+    start,
+    end,
+    token,
+    before,
+    CHANNELS: tl.constexpr,
+):
+    """Inputs, and the SiLU of their convolution in float32, [positions, numbers]."""
+    b_sum = tl.zeros((o_position.shape[0], o_d.shape[0]), tl.float32)
+    for i in tl.static_range(BEFORE + 1):
+        b_x = _input(
+            p_own,
+            stride_own,
+            p_tail,
+            o_position - BEFORE + i,
+            o_d,
+            start,
+            end,
+            token,
+            before,
+            CHANNELS,
+        )
+        b_sum += b_x.to(tl.float32) * tl.load(p_taps + i * CHANNELS + o_d)[None, :]
+    return b_x, b_sum / (1 + tl.exp(-b_sum))
+
+
+@triton.jit
+def _scaled(b_x, scale):
+    """Rows of length `scale`."""
+    return b_x * (scale * tl.rsqrt(tl.sum(b_x * b_x, axis=1) + _L2_EPS))[:, None]
+
+
+@triton.jit
+def _store(p_first, p_last, b_x, o_row, o_last_row, o_d, is_first, is_last, STRIDE: tl.constexpr):
+    """Stores rows [positions, numbers] to the tails of the first and the last block."""
+    p_row = p_first + o_row[:, None] * STRIDE + o_d[None, :]
+    tl.store(p_row, b_x, mask=is_first[:, None])
+    p_row = p_last + o_last_row[:, None] * STRIDE + o_d[None, :]
+    tl.store(p_row, b_x, mask=is_last[:, None])
+
+
+@triton.jit
+def _mix(
+    p_own,
+    stride_own,
+    p_taps,
+    p_read,
+    p_to,
+    p_tail,
+    p_next_tail,
+    p_rows,
+    p_next_rows,
+    o_position,
+    o_d,
+    start,
+    end,
+    first_read,
+    read_start,
+    read_before,
+    scale,
+    BLOCK: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    IS_SCALED: tl.constexpr,
+    IS_KEPT: tl.constexpr,
+):
+    """Mixes queries, keys or values of tokens [positions] and stores them; keeps their inputs, and
+    keys, in tails of the first and the last block."""
+    b_x, b_mixed = _convolved(
+        p_own,
+        stride_own,
+        p_taps,
+        p_read,
+        o_position,
+        o_d,
+        read_start,
+        end,
+        first_read,
+        read_before,
+        CHANNELS,
+    )
+    if IS_SCALED:
+        b_mixed = b_mixed * (scale * tl.rsqrt(tl.sum(b_mixed * b_mixed, axis=1) + _L2_EPS))[:, None]
+    b_mixed = b_mixed.to(p_to.dtype.element_ty)
+    is_own = o_position < end
+    tl.store(p_to + o_d[None, :], b_mixed, mask=is_own[:, None])
+    o_row = o_position - start // BLOCK * BLOCK
+    border = end // BLOCK * BLOCK
+    o_next_row = o_position - border
+    is_first = is_own & (o_row < BLOCK)
+    crosses = is_own & (border > start)
+    # The inputs before a border too are in the tail behind it.
+    is_near = crosses & (o_next_row >= -BEFORE)
+    o_in = o_row + BEFORE
+    o_next_in = o_next_row + BEFORE
+    _store(p_tail, p_next_tail, b_x, o_in, o_next_in, o_d, is_first, is_near, CHANNELS)
+    if IS_KEPT:
+        is_last = crosses & (o_next_row >= 0)
+        SIZE: tl.constexpr = o_d.shape[0]
+        _store(p_rows, p_next_rows, b_mixed, o_row, o_next_row, o_d, is_first, is_last, SIZE)
+
+
+@triton.jit
+def _store_gates(p_gate, b_decay, b_share, is_stored):
+    tl.store(p_gate, b_decay, mask=is_stored)
+    tl.store(p_gate + 1, b_share, mask=is_stored)
+
+
+@triton.jit
+def _gates(p_row, decay_column, share_column, rate, bias, is_own):
+    """Logarithms of decays, and shares of updates."""
+    b_a = tl.load(p_row + decay_column, mask=is_own, other=0.0).to(tl.float32) + bias
+    b_b = tl.load(p_row + share_column, mask=is_own, other=0.0).to(tl.float32)
+    b_y = tl.exp(tl.minimum(b_a, 20.0))
+    b_u = 1 + b_y
+    # log(1 + y), of small y exact in proportion.
+    b_log = tl.where(b_u == 1.0, b_y, tl.log(b_u) * (b_y / tl.where(b_u == 1.0, 1.0, b_u - 1)))
+    return -rate * tl.where(b_a > 20.0, b_a, b_log), 1 / (1 + tl.exp(-b_b))
+
+
+@triton.jit
+def _num_neighbours(p_first, p_last, p_starts, p_ends, stride_table, i_row):
+    """Rows of one token before a row, up to those that its convolution sees, that are of the same
+    sequence: each ends where the next one starts, with the same state."""
+    count = 0
+    for i in tl.static_range(BEFORE):
+        row = tl.maximum(i_row - i - 1, 0)
+        end = tl.load(p_ends + row)
+        is_next = (count == i) & (i_row > i) & (end == tl.load(p_starts + row + 1))
+        is_next = is_next & (end == tl.load(p_starts + row) + 1)
+        state = tl.load(p_last + row * stride_table)
+        is_next = is_next & (state == tl.load(p_first + (row + 1) * stride_table))
+        count += is_next.to(tl.int32)
+    return count
+
+
+@triton.jit
+def _mix_inputs(
+    p_wide,
+    p_narrow,
+    p_conv,
+    p_rates,
+    p_biases,
+    p_rows,
+    p_gates,
+    p_pages,
+    p_first,
+    p_last,
+    p_starts,
+    p_ends,
+    p_tokens,
+    scale,
+    stride_wide,
+    stride_narrow,
+    stride_page,
+    stride_table,
+    first_unit,
+    units_per_page,
+    unit_bytes,
+    query_first,
+    query_stride,
+    key_first,
+    key_stride,
+    value_first,
+    value_stride,
+    decay_first,
+    decay_stride,
+    share_first,
+    share_stride,
+    INPUTS_AT: tl.constexpr,
+    GATES_AT: tl.constexpr,
+    KEYS_AT: tl.constexpr,
+    NUM_VALUES: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    NEIGHBOURS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    CHANNELS: tl.constexpr = 2 * KEY_DIM + NUM_VALUES * VALUE_DIM
+    i_row = tl.program_id(0).to(tl.int64)
+    i_head = tl.program_id(1)
+    start = tl.load(p_starts + i_row)
+    end = tl.load(p_ends + i_row)
+    token = tl.load(p_tokens + i_row)
+    if end <= start:
+        return
+    before = start // BLOCK * BLOCK
+    border = end // BLOCK * BLOCK
+    unit = first_unit + i_head
+    p_unit = unit_address(
+        p_pages, p_first, stride_table, stride_page, i_row, unit, units_per_page, unit_bytes
+    )
+    p_next = unit_address(
+        p_pages, p_last, stride_table, stride_page, i_row, unit, units_per_page, unit_bytes
+    )
+    elements = tl.pointer_type(p_wide.dtype.element_ty)
+    floats = tl.pointer_type(tl.float32)
+    p_tail = (p_unit + INPUTS_AT).to(elements, bitcast=True)
+    p_next_tail = (p_next + INPUTS_AT).to(elements, bitcast=True)
+    p_kept_gates = (p_unit + GATES_AT).to(floats, bitcast=True)
+    p_next_gates = (p_next + GATES_AT).to(floats, bitcast=True)
+    p_keys = (p_unit + KEYS_AT).to(elements, bitcast=True)
+    p_next_keys = (p_next + KEYS_AT).to(elements, bitcast=True)
+    p_taps = p_conv + i_head * (BEFORE + 1) * CHANNELS
+    p_query = p_wide + query_first + i_head * query_stride
+    p_key = p_wide + key_first + i_head * key_stride
+    p_value = p_wide + value_first + i_head * value_stride
+    # What the convolution reads: tokens from the first neighbour on are in the batch, and those
+    # before it in the tail of that one's block.
+    p_read = p_tail
+    earlier = 0
+    if NEIGHBOURS:
+        earlier = _num_neighbours(p_first, p_last, p_starts, p_ends, stride_table, i_row)
+        p_oldest = unit_address(
+            p_pages,
+            p_first,
+            stride_table,
+            stride_page,
+            i_row - earlier,
+            unit,
+            units_per_page,
+            unit_bytes,
+        )
+        p_read = (p_oldest + INPUTS_AT).to(elements, bitcast=True)
+    oldest = start - earlier
+    first_read = token - earlier
+    read_before = oldest // BLOCK * BLOCK
+    o_k = tl.arange(0, KEY_DIM)
+    o_v = tl.arange(0, VALUE_DIM)
+    num_tiles = (end - start + TILE - 1) // TILE
+    for tile in range(tl.program_id(2), num_tiles, tl.num_programs(2)):
+        o_position = start + tile * TILE + tl.arange(0, TILE)
+        is_own = o_position < end
+        o_token = (token + o_position - start).to(tl.int64)
+        p_to = p_rows + (o_token[:, None] * tl.num_programs(1) + i_head) * CHANNELS
+        for part in tl.static_range(2):
+            # Queries are scaled, and of no use to later tokens.
+            column = part * KEY_DIM
+            _mix(
+                p_query if part == 0 else p_key,
+                stride_wide,
+                p_taps + column,
+                p_read + column,
+                p_to + column,
+                p_tail + column,
+                p_next_tail + column,
+                p_keys,
+                p_next_keys,
+                o_position,
+                o_k,
+                start,
+                end,
+                first_read,
+                oldest,
+                read_before,
+                scale if part == 0 else 1.0,
+                BLOCK,
+                CHANNELS,
+                True,
+                part == 1,
+            )
+        for value in tl.static_range(NUM_VALUES):
+            column = 2 * KEY_DIM + value * VALUE_DIM
+            _mix(
+                p_value + value * VALUE_DIM,
+                stride_wide,
+                p_taps + column,
+                p_read + column,
+                p_to + column,
+                p_tail + column,
+                p_next_tail + column,
+                p_keys,
+                p_next_keys,
+                o_position,
+                o_v,
+                start,
+                end,
+                first_read,
+                oldest,
+                read_before,
+                1.0,
+                BLOCK,
+                CHANNELS,
+                False,
+                False,
+            )
+            b_decay, b_share = _gates(
+                p_narrow + o_token * stride_narrow,
+                decay_first + i_head * decay_stride + value,
+                share_first + i_head * share_stride + value,
+                tl.load(p_rates + i_head * NUM_VALUES + value),
+                tl.load(p_biases + i_head * NUM_VALUES + value),
+                is_own,
+            )
+            o_gate = (o_token * tl.num_programs(1) + i_head) * NUM_VALUES + value
+            _store_gates(p_gates + 2 * o_gate, b_decay, b_share, is_own)
+            p_gate = p_kept_gates + 2 * ((o_position - before) * NUM_VALUES + value)
+            _store_gates(p_gate, b_decay, b_share, is_own & (o_position < before + BLOCK))
+            p_gate = p_next_gates + 2 * ((o_position - border) * NUM_VALUES + value)
+            is_last = is_own & (o_position >= border) & (border > before)
+            _store_gates(p_gate, b_decay, b_share, is_last)

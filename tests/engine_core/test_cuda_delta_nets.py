@@ -1,0 +1,107 @@
+"""Models with gated delta nets on a GPU: an answer has the bits of a whole prompt, however the
+sequence came in."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.sampling_params import SamplingParams
+from tests.engine_core.oracle_speculator import OracleSpeculator
+from tests.engine_core.small_models import (
+    Answer,
+    SmallEngine,
+    convert,
+    greedy,
+    random_checkpoint,
+    reference_greedy,
+)
+
+pytestmark = pytest.mark.gpu
+
+SIZES = {"head_dim": 256, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
+NUM_TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Any]:
+    """A model in bfloat16, the same in float32, and transformers' model."""
+    base = tmp_path_factory.mktemp("delta")
+    model = random_checkpoint("qwen3.5-moe", base / "source", **SIZES)
+    half, full = (
+        convert(base / "source", base / dtype, dtype) for dtype in ("bfloat16", "float32")
+    )
+    return half, full, model
+
+
+def engine(folder: Path, **options: Any) -> SmallEngine:
+    roomy = {
+        "device": "cuda",
+        "block_size": 64,
+        "num_blocks": 2000,
+        "max_num_batched_tokens": 1024,
+        "max_model_len": 1024,
+    }
+    return SmallEngine(folder, **roomy | options)
+
+
+def prompts(count: int) -> list[list[int]]:
+    torch.manual_seed(2)
+    lens = [(1, 63, 64, 65, 127, 129, 300, 700)[i % 8] + i // 8 for i in range(count)]
+    return [torch.randint(3, 500, (n,)).tolist() for n in lens]
+
+
+def exact(given: list[Answer]) -> list[tuple[list[int], list[float]]]:
+    return [(each.token_ids, [entry.logprob for entry in each.logprobs]) for each in given]
+
+
+def test_greedy_tokens_are_those_of_transformers(folders: tuple[Path, Path, Any]) -> None:
+    _, folder, model = folders
+    with closing(engine(folder)) as one:
+        answers = one.answer(prompts(8), greedy(8))
+    for prompt, answer in zip(prompts(8), answers, strict=True):
+        assert answer.token_ids == reference_greedy(model, prompt, 8)
+
+
+def test_chunks_company_hits_and_preemption_change_no_bit(
+    folders: tuple[Path, Path, Any],
+) -> None:
+    folder = folders[0]
+    asked = prompts(24)
+    seeded = [
+        SamplingParams(temperature=0.9, seed=i, max_tokens=NUM_TOKENS, num_logprobs=1)
+        for i in range(len(asked))
+    ]
+    with closing(engine(folder)) as one:
+        together = exact(one.answer(asked, *seeded))
+        again = one.answer(asked, *seeded)
+        assert exact(again) == together
+        assert again[7].cached_tokens >= 640
+    with closing(engine(folder, max_num_batched_tokens=200, async_depth=4)) as one:
+        assert exact(one.answer(asked, *seeded)) == together
+    with closing(engine(folder, num_blocks=300)) as one:
+        assert exact(one.answer(asked, *seeded)) == together
+    with closing(engine(folder)) as one:
+        for prompt, sampling, expected in list(zip(asked, seeded, together, strict=True))[::5]:
+            assert exact(one.answer([prompt], sampling)) == [expected]
+
+
+def test_drafts_change_no_token(folders: tuple[Path, Path, Any]) -> None:
+    folder = folders[0]
+    asked = prompts(16)
+    scored = greedy(60, num_logprobs=1)
+    with closing(engine(folder)) as one:
+        plain = one.answer(asked, scored)
+
+    def oracle(config: EngineConfig) -> OracleSpeculator:
+        return OracleSpeculator(plain, 0.4, max_drafts=7).beside(config)
+
+    with closing(engine(folder, max_draft_tokens=7, speculate=oracle)) as one:
+        drafted = one.answer(asked, scored)
+        assert one.engine.load().num_accepted_tokens > 0
+    assert exact(drafted) == exact(plain)

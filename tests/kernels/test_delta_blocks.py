@@ -1,0 +1,78 @@
+"""Gated delta nets on a GPU: against token by token in float64, and the bits of passes of any
+sizes."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from headwater.kernels.delta.delta_net import delta_net
+from headwater.kernels.delta.delta_twin import delta_net_twin
+from tests.kernels.delta_rows import DeltaRows, in_steps, random_layer
+from tests.long_values import long_but
+
+LENGTH = 37
+"""Two borders of 16 tokens, and five tokens."""
+
+
+@pytest.mark.parametrize("block_size", long_but([16, 32, 64], 16, 64))
+@pytest.mark.parametrize(
+    ("dtype", "close"), [(torch.float32, 1e-4), (torch.bfloat16, 2e-2)], ids=["float32", "bf16"]
+)
+def test_a_prompt_matches_the_twin(
+    generator: torch.Generator, dtype: torch.dtype, close: float, block_size: int
+) -> None:
+    layer = random_layer(generator, dtype, keeps_solved=False, block_size=block_size)
+    length = LENGTH if block_size == 16 else 70
+    inputs = layer.inputs(length, generator)
+
+    out = in_steps(layer, inputs, [length], delta_net)
+
+    expected, _ = delta_net_twin(*inputs, layer.given)
+    assert (out.double() - expected).norm() < close * expected.norm()
+
+
+@pytest.mark.parametrize(
+    "borders",
+    [[*range(1, LENGTH + 1)], [15, LENGTH], [16, LENGTH], [18, 33, LENGTH]],
+    ids=lambda borders: f"{borders[0]} of {len(borders)}",
+)
+def test_passes_of_any_sizes_give_the_bits_of_one(
+    generator: torch.Generator, borders: list[int]
+) -> None:
+    layer = random_layer(generator, torch.bfloat16, num_heads=1, keeps_solved=False)
+    inputs = layer.inputs(LENGTH, generator)
+
+    out = in_steps(layer, inputs, borders, delta_net)
+
+    assert torch.equal(out, in_steps(layer, inputs, [LENGTH], delta_net))
+
+
+def test_rows_have_the_same_bits_in_company(generator: torch.Generator) -> None:
+    layer = random_layer(generator, torch.bfloat16, num_heads=1, keeps_solved=False)
+    lengths = [20, 33, 5]
+    inputs = [layer.inputs(length, generator) for length in lengths]
+    rows = DeltaRows(layer, lengths, delta_net)
+
+    parts = [rows.run(inputs, counts) for counts in ([16, 30, 3], [1, 2, 1], [3, 1, 1])]
+
+    for row, length in enumerate(lengths):
+        alone = in_steps(layer, inputs[row], [length], delta_net)
+        assert torch.equal(torch.cat([part[row] for part in parts]), alone)
+
+
+@pytest.mark.parametrize("start", [14, 16, 30])
+def test_rows_of_one_token_may_follow_one_another(generator: torch.Generator, start: int) -> None:
+    layer = random_layer(generator, torch.bfloat16, num_heads=1, keeps_solved=False)
+    inputs = layer.inputs(LENGTH, generator)
+    rows = DeltaRows(layer, [LENGTH], partial(delta_net, are_neighbours=True))
+    first = rows.run([inputs], [start])[0]
+
+    drafted = rows.run_apart(inputs, 4)
+
+    rows.positions[0] = start + 4
+    rest = rows.run([inputs], [LENGTH - start - 4])[0]
+    whole = in_steps(layer, inputs, [LENGTH], delta_net)
+    assert torch.equal(torch.cat((first, drafted, rest)), whole)
