@@ -4,6 +4,7 @@ same bits whatever else is in its batch."""
 from __future__ import annotations
 
 import gc
+import json
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from headwater.engine_core.models import conversion
 from tests.engine_core.fp8_block_models import WIDE
 from tests.engine_core.oracle_speculator import OracleSpeculator
 from tests.engine_core.small_adapters import (
+    CONFIG,
     answer,
     load_adapter,
     tensors_of,
@@ -216,11 +218,13 @@ def test_loads_and_unloads_leave_no_memory_behind(
     engine = engine_of(folders, "cpu", "model16", adapter_memory=_bytes_of_slots(folders, 2, "cpu"))
     host = engine.executor.host_adapters  # type: ignore[attr-defined]
     slots = engine.engine._scheduler.adapters
-    tensors = tensors_of(1)
+    one = write_adapter(tmp_path / "one", tensors_of(1))
+    config = one / "adapter_config.json"
     kept: list[bytes] = []
     used = []
     for i in range(num_loads):
-        digest = load_adapter(engine, write_adapter(tmp_path / "one", tensors, lora_alpha=1 + i))
+        config.write_text(json.dumps(CONFIG | {"lora_alpha": 1 + i}))
+        digest = load_adapter(engine, one)
         kept.append(digest)
         if i % 10 == 0:
             [found] = answer(engine, [PROMPTS[2]], [digest], greedy(2))
