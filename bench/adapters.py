@@ -7,6 +7,7 @@ import json
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -33,6 +34,9 @@ from .program import run_program
 PROMPT_TOKENS = 64
 NO_ADAPTER = b""
 NAMESPACE_BYTES = 16
+STEPS_BEFORE = 40
+BESIDE_TOKENS = 300
+"""Tokens of each row beside a load: more than the load's steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +50,22 @@ class Measurement:
     tokens_per_second: float
     share: float
     """Share of the base's speed, the median of the rounds."""
+    load_to_first_token_ms: float
+    """Time from the files of an adapter in the page cache to the first token of a request with it,
+    while all other rows decode."""
+    longest_step_ms: float
+    """The longest step of the other rows in that time."""
+    usual_step_ms: float
+    """The median step of these rows before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """Times of a load, in seconds."""
+
+    to_first_token: float
+    longest_step: float
+    usual_step: float
 
 
 class Subject:
@@ -55,6 +75,7 @@ class Subject:
         self.executor, config, _ = build_executor(options, lambda phase, done, total: None)
         self._engine = Engine(config, self.executor)
         self._keys = count()
+        self._finished: set[int] = set()
         self._random = np.random.default_rng(0)
 
     def load(self, folder: Path) -> bytes:
@@ -62,6 +83,16 @@ class Subject:
         facts = self._host_adapters.read(folder)
         self._engine.add_adapter(facts.digest, facts.num_ranks)
         return facts.digest
+
+    def _request(self, digest: bytes, num_tokens: int) -> NewRequest:
+        return NewRequest(
+            key=next(self._keys),
+            prompt_ids=self._random.integers(300, 1000, PROMPT_TOKENS).tolist(),
+            output_ids=[],
+            sampling=SamplingParams(temperature=0.0, max_tokens=num_tokens),
+            adapter=digest,
+            namespace=digest.ljust(NAMESPACE_BYTES, b"\0"),
+        )
 
     @property
     def _host_adapters(self) -> HostAdapters:
@@ -72,16 +103,7 @@ class Subject:
     def decode_speed(self, adapters: Sequence[bytes], num_tokens: int) -> float:
         """Tokens a second of rows, one for each adapter, from when all decode."""
         for digest in adapters:
-            self._engine.add(
-                NewRequest(
-                    key=next(self._keys),
-                    prompt_ids=self._random.integers(300, 1000, PROMPT_TOKENS).tolist(),
-                    output_ids=[],
-                    sampling=SamplingParams(temperature=0.0, max_tokens=num_tokens),
-                    adapter=digest,
-                    namespace=digest.ljust(NAMESPACE_BYTES, b"\0"),
-                )
-            )
+            self._engine.add(self._request(digest, num_tokens))
         num_started = num_counted = 0
         begin = 0.0
         while self._engine.has_work():
@@ -94,6 +116,37 @@ class Subject:
             if not begin and num_started == len(adapters):
                 begin = time.perf_counter()
         return num_counted / (time.perf_counter() - begin)
+
+    def load_while_decoding(self, folder: Path, num_rows: int) -> Loading:
+        """Loads an adapter while rows without one decode, and answers a request with it."""
+        for _ in range(num_rows - 1):
+            self._engine.add(self._request(NO_ADAPTER, BESIDE_TOKENS))
+        before = [self._seconds_of_step() for _ in range(STEPS_BEFORE)]
+        begin = time.perf_counter()
+        during = []
+        with ThreadPoolExecutor(1) as thread:
+            reading = thread.submit(self._host_adapters.read, folder)
+            while not reading.done():
+                during.append(self._seconds_of_step())
+            facts = reading.result()
+        self._engine.add_adapter(facts.digest, facts.num_ranks)
+        request = self._request(facts.digest, 1)
+        self._engine.add(request)
+        while request.key not in self._finished:
+            during.append(self._seconds_of_step())
+        seconds = time.perf_counter() - begin
+        while self._engine.has_work():
+            self._seconds_of_step()
+        self._engine.remove_adapter(facts.digest)
+        self._host_adapters.drop(facts.digest)
+        return Loading(seconds, max(during), median(before[STEPS_BEFORE // 2 :]))
+
+    def _seconds_of_step(self) -> float:
+        begin = time.perf_counter()
+        output = self._engine.step()
+        if output is not None:
+            self._finished.update(each.key for each in output.finishes)
+        return time.perf_counter() - begin
 
     def close(self) -> None:
         self._engine.close()
@@ -165,6 +218,12 @@ def main(
     for _ in range(rounds + 1):
         plain = base.decode_speed([NO_ADAPTER] * rows, tokens)
         speeds.append((plain, subject.decode_speed(taken, tokens)))
+    loads = []
+    with tempfile.TemporaryDirectory() as folder:
+        for i in range(rounds + 1):
+            place = Path(folder) / str(i)
+            write_adapter(place, registry.read_config(model_folder), rank, adapters + i)
+            loads.append(subject.load_while_decoding(place, rows))
     base.close()
     subject.close()
     measured = speeds[1:]
@@ -175,6 +234,9 @@ def main(
         base_tokens_per_second=round(median(plain for plain, _ in measured), 1),
         tokens_per_second=round(median(adapted for _, adapted in measured), 1),
         share=round(median(adapted / plain for plain, adapted in measured), 3),
+        load_to_first_token_ms=round(1e3 * median(each.to_first_token for each in loads[1:]), 1),
+        longest_step_ms=round(1e3 * median(each.longest_step for each in loads[1:]), 1),
+        usual_step_ms=round(1e3 * median(each.usual_step for each in loads[1:]), 1),
     )
     show_rows([found], "decode tokens a second with adapters", as_json=as_json)
 

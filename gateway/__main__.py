@@ -132,7 +132,13 @@ async def serve(settings: GatewaySettings) -> None:
             models,
             ReplicaAdmin(cluster.members, administration),
             DemandPage(demand),
-            AdapterAdmin(cluster.members, loading, administration, settings.adapter_dir),
+            AdapterAdmin(
+                cluster.members,
+                cluster.adapters,
+                loading,
+                administration,
+                settings.adapter_dir,
+            ),
         )
         routes.append(("GET", "/console/live", feed.watch))
         app = make_app(cluster, settings, storage, responses, routes, administration.may_see, own)

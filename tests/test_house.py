@@ -176,7 +176,10 @@ GATEWAY_ROOMS_SEEN = {
         "router",
         "tenancy",
     },
-    "live": {"admin", "http", "openai", "wire", "request", "stages", "router", "tenancy"},
+    "live": {
+        *("admin", "http", "openai", "wire", "request"),
+        *("adapters", "stages", "router", "tenancy"),
+    },
     "admin": {"http", "openai", "wire", "jobs", "adapters", "stages", "tenancy"},
     "public_grpc": {"http", "request", "stages", "tenancy"},
     "http": {

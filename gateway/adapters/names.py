@@ -10,7 +10,7 @@ from headwater.services.runtime.membership import Members
 
 from ..tenancy.tenants import Tenant
 from .catalogue import AdapterCatalogue
-from .records import OPERATOR
+from .records import OPERATOR, AdapterRecord
 from .served_adapters import published
 
 NO_ADAPTER = b""
@@ -55,6 +55,21 @@ class AdapterNames:
             name: NamedAdapter(each.base, each.digest, each.created_at)
             for name, each in self.catalogue.seen_by(tenant).items()
         }
+
+    def all(self) -> list[AdapterRecord]:
+        """All adapters: those of the catalogue, then those that engines were started with."""
+        started_with = [
+            AdapterRecord(
+                name=name,
+                base=base,
+                digest=adapter.digest,
+                rank=adapter.rank,
+                created_at=adapter.published_at,
+            )
+            for name, (base, adapter) in published(self._members.of(Kind.ENGINE)).items()
+            if self.catalogue.owned(OPERATOR, name) is None
+        ]
+        return [*self.catalogue.records, *started_with]
 
     def _of_engines(self) -> dict[str, NamedAdapter]:
         """Adapters that engines were started with, unless the operator has given the name to

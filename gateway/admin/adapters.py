@@ -13,9 +13,9 @@ from headwater.services.runtime.membership import Members
 from headwater.services.runtime.model_name import MAX_NAME_LEN
 
 from ..adapters.loading import AdapterLoading
+from ..adapters.names import AdapterNames
 from ..adapters.placement import has
 from ..adapters.records import OPERATOR, AdapterRecord
-from ..adapters.served_adapters import published
 from ..http.http_exchange import Exchange
 from ..openai.decode import decode
 from .administration import Administration
@@ -70,6 +70,7 @@ class AdapterAdmin:
     def __init__(
         self,
         members: Members,
+        names: AdapterNames,
         loading: AdapterLoading,
         administration: Administration,
         adapter_dir: str,
@@ -77,7 +78,7 @@ class AdapterAdmin:
         """`adapter_dir`: folder of adapters that clients may load; empty: they may not."""
         self._members = members
         self._loading = loading
-        self._catalogue = loading.catalogue
+        self._names = names
         self._administration = administration
         self._adapter_dir = adapter_dir
 
@@ -89,18 +90,7 @@ class AdapterAdmin:
         """Cards of all adapters: those of the catalogue, and those that engines were started
         with."""
         engines = self._members.of(Kind.ENGINE)
-        started_with = [
-            AdapterRecord(
-                name=name,
-                base=base,
-                digest=adapter.digest,
-                rank=adapter.rank,
-                created_at=adapter.published_at,
-            )
-            for name, (base, adapter) in published(engines).items()
-            if self._catalogue.owned(OPERATOR, name) is None
-        ]
-        return [_card(record, engines) for record in [*self._catalogue.records, *started_with]]
+        return [_card(record, engines) for record in self._names.all()]
 
     async def load(self, exchange: Exchange) -> None:
         """Answered when every engine of the model serves the adapter."""

@@ -14,10 +14,13 @@ export class ModelsView {
     this.said = el("p", { role: "status", class: "said" });
     this.table = modelTable((text) => setText(this.said, text));
     this.form = section("Load a model", "Beside those that are served; it is downloaded and converted first.", this.makeForm());
-    this.element = el("div", {}, this.table.element, this.said, this.form);
+    this.adapters = adapterTable();
+    this.element = el("div", {}, this.table.element, this.said, this.adapters.element, this.form);
   }
 
-  update({ models, caller }) {
+  update({ models, adapters = [], caller }) {
+    this.adapters.element.hidden = !adapters.length;
+    this.adapters.update(adapters);
     this.form.hidden = !caller.is_admin;
     this.table.update(models.map((row) => ({ ...row, isAdmin: caller.is_admin })));
   }
@@ -92,6 +95,28 @@ function modelTable(say) {
     ],
     "No model is served yet.",
   );
+}
+
+function adapterTable() {
+  return new LiveTable(
+    "Adapters",
+    (row) => `${row.owner ?? ""} ${row.id}`,
+    [
+      { title: "adapter", text: (row) => row.id, head: true },
+      { title: "base model", text: (row) => row.base },
+      { title: "rank", text: (row) => (row.rank === undefined ? "–" : count(row.rank)), numeric: true },
+      { title: "tenants", text: tenantsOf },
+      { title: "engines", text: (row) => (row.replicas === undefined ? "–" : `${row.replicas}, ${row.on_device} on device`) },
+    ],
+    "No adapter is loaded.",
+  );
+}
+
+function tenantsOf({ owner, tenants }) {
+  // A tenant is told neither.
+  if (owner) return `its own: ${owner}`;
+  if (tenants === undefined) return "–";
+  return tenants === null ? "all" : tenants.join(", ");
 }
 
 function actions({ id }, say) {

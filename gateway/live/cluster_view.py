@@ -23,6 +23,7 @@ from headwater.services.runtime.membership import Members
 from ..admin.models import ModelAdmin
 from ..request.cluster import Cluster
 from ..tenancy.tenants import Tenant
+from .adapter_rows import adapter_rows
 from .cluster_prefixes import ClusterPrefixes, PrefixSurvey
 from .findings import (
     Finding,
@@ -144,6 +145,7 @@ class ClusterView:
                 "without": list(cluster.outages()),
             },
             "models": models,
+            "adapters": adapter_rows(cluster, tenant),
             "tenants": tenant_rows(cluster.tenants, merged.tenants, tenant),
             "totals": merged.totals,
             "requests": merged.running,

@@ -3,6 +3,9 @@ same bits whatever else is in its batch."""
 
 from __future__ import annotations
 
+import gc
+import json
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from headwater.engine_core.models import conversion
 from tests.engine_core.fp8_block_models import WIDE
 from tests.engine_core.oracle_speculator import OracleSpeculator
 from tests.engine_core.small_adapters import (
+    CONFIG,
     answer,
     load_adapter,
     tensors_of,
@@ -204,6 +208,49 @@ def test_requests_wait_for_a_slot_where_adapters_are_too_many(folders: Path, dev
     assert len(slots.resident) == 2
     assert slots.num_copied >= 8
     tight.close()
+
+
+@pytest.mark.parametrize("num_loads", long_but((40, 10_000), 40))
+def test_loads_and_unloads_leave_no_memory_behind(
+    folders: Path, tmp_path: Path, num_loads: int
+) -> None:
+    """Each version has another hash: its config differs."""
+    engine = engine_of(folders, "cpu", "model16", adapter_memory=_bytes_of_slots(folders, 2, "cpu"))
+    host = engine.executor.host_adapters  # type: ignore[attr-defined]
+    slots = engine.engine._scheduler.adapters
+    one = write_adapter(tmp_path / "one", tensors_of(1))
+    config = one / "adapter_config.json"
+    kept: list[bytes] = []
+    used = []
+    for i in range(num_loads):
+        config.write_text(json.dumps(CONFIG | {"lora_alpha": 1 + i}))
+        digest = load_adapter(engine, one)
+        kept.append(digest)
+        if i % 10 == 0:
+            [found] = answer(engine, [PROMPTS[2]], [digest], greedy(2))
+            assert len(found.token_ids) == 2
+            gc.collect()
+            used.append(_resident_bytes())
+        if len(kept) > 4:
+            dropped = kept.pop(0)
+            assert engine.engine.remove_adapter(dropped)
+            host.drop(dropped)
+    for digest in kept:
+        assert engine.engine.remove_adapter(digest)
+        host.drop(digest)
+    assert host.num_kept == 0
+    assert slots.resident == []
+    assert not any(slots.knows(digest) for digest in kept)
+    # Ten adapters take 300 kB; so may the allocator's own growth.
+    grown = used[-1] - used[len(used) // 2]
+    assert grown < 32 << 20, f"{grown} bytes more after half of the loads"
+    engine.close()
+
+
+def _resident_bytes() -> int:
+    """Memory of this process; 0 where the system does not say."""
+    statm = Path("/proc/self/statm")
+    return int(statm.read_text().split()[1]) * resource.getpagesize() if statm.exists() else 0
 
 
 def _bytes_of_slots(folders: Path, num_slots: int, device: str) -> int:

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.simulated.executor import SimulatedExecutor
@@ -28,8 +30,12 @@ def engine_of(
     return Engine(config, executor, clock=clock), executor
 
 
+@pytest.mark.parametrize(
+    ("max_tokens", "num_tokens"),
+    [(9, 1_800), pytest.param(60, 1_000_000, marks=pytest.mark.long)],
+)
 def test_no_answer_has_a_token_of_another_adapter_while_adapters_come_and_go(
-    tmp_path: Path,
+    tmp_path: Path, max_tokens: int, num_tokens: int
 ) -> None:
     """Twelve adapters of ranks 4 to 20 take turns in memory for 32 ranks. Adapters are removed and
     read again while requests wait, run and are preempted."""
@@ -47,24 +53,25 @@ def test_no_answer_has_a_token_of_another_adapter_while_adapters_come_and_go(
     expected: dict[int, list[int]] = {}
     found: dict[int, list[int]] = {}
     num_removed = 0
-    for key in range(200):
+    sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    for key in range(num_tokens // max_tokens):
         which = chosen.randrange(13)
         digest = b"" if which == 12 else digests[which]
         prompt = [chosen.randrange(1000) for _ in range(chosen.randrange(1, 60))]
-        expected[key] = expected_tokens(MODEL, prompt, SAMPLING, adapter=digest)
+        expected[key] = expected_tokens(MODEL, prompt, sampling, adapter=digest)
         found[key] = []
         engine.add(
             NewRequest(
                 key=key,
                 prompt_ids=prompt,
                 output_ids=[],
-                sampling=SAMPLING,
+                sampling=sampling,
                 adapter=digest,
                 namespace=digest or b"\0" * 16,
                 tenant=str(chosen.randrange(3)),
             )
         )
-        for _ in range(chosen.randrange(9)):
+        for _ in range(chosen.randrange(max_tokens)):
             _step(engine, found)
         other = chosen.randrange(12)
         if engine.remove_adapter(digests[other]):

@@ -15,6 +15,7 @@ import pytest
 
 from tests.engine_core.small_adapters import tensors_of, write_adapter
 from tests.gateway.conftest import GatewayStarter
+from tests.gateway.live.test_live_feed import snapshot
 from tests.gateway.processes import MODEL, Behind, Gateway, chat_body, engine_stage, started
 
 ADMIN = {"authorization": "Bearer an-administrators-key"}
@@ -156,6 +157,24 @@ def test_both_files_may_be_uploaded_as_they_are(two: tuple[Tenant, Tenant], fold
     assert ada.chat("plain") != ada.chat(MODEL)
     stolen = bob.post("/v1/adapters", name="plain", file_ids=files)
     assert (stolen.status_code, stolen.json()["error"]["param"]) == (404, "file_ids")
+
+
+def test_the_console_shows_a_tenant_its_own_and_an_administrator_all(
+    gateway: Gateway, two: tuple[Tenant, Tenant], folder: Path
+) -> None:
+    ada, bob = two
+    assert ada.bring("seen", folder / "one").status_code == 201
+    ada.chat("seen")
+    assert snapshot(gateway, ada.headers)["adapters"] == [{"id": "seen", "base": MODEL}]
+    assert snapshot(gateway, bob.headers)["adapters"] == []
+
+    def row() -> Any:
+        rows = snapshot(gateway, ADMIN)["adapters"]
+        return next(each for each in rows if each["id"] == "seen")
+
+    shown = gateway.first(row, lambda shown: shown["on_device"])
+    assert (shown["replicas"], shown["on_device"], shown["rank"]) == (1, 1, 4)
+    assert shown["owner"] is not None
 
 
 def test_tenants_bring_adapters_within_limits(
