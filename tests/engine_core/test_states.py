@@ -196,3 +196,21 @@ def test_states_that_are_released_or_read_wrongly_change_a_token(
 ) -> None:
     with pytest.raises(AssertionError):
         run_at_random(bug)
+
+
+def test_a_row_takes_no_page_where_it_finds_no_state_set_to_go_on_with() -> None:
+    """A step without tokens is not planned, and the page would be in no plan."""
+    driver = Driver(config(0, 2, async_depth=1, long_prefill_chunk=5), late_polls=0)
+    driver.add(request(0, range(60), 1))
+    (waiting,) = driver.engine._requests.values()
+    while waiting.num_computed < 30:
+        driver.step()
+    blocks = driver.engine._scheduler.blocks
+    pool = blocks._pool
+    others = pool.allocate(pool.num_free - 1)
+    assert blocks.num_lacking(waiting, 35) == 1 + STATE_PAGES
+    assert blocks.extend(waiting, 35)[1] == []
+    assert blocks.num_held_tokens(waiting) == 31
+    pool.release(others)
+    driver.run()
+    driver.check_ends()
