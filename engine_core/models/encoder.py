@@ -17,7 +17,7 @@ from ..weights.encoders.config import DenseConfig, EncoderConfig
 from ..weights.layout import Layout, WeightSpec, bias, joined_bias, joined_linear, linear, table
 from ..weights.model_config import ModelConfig
 from ..weights.names import CheckpointNames
-from .layered import norms_of
+from .layer_layout import norms_of
 from .parts import Parts
 
 

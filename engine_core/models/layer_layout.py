@@ -54,7 +54,7 @@ def _mlp_of(config: ModelConfig) -> dict[str, WeightSpec]:
     return products
 
 
-def _norms_of(config: ModelConfig, names: Iterable[str]) -> dict[str, WeightSpec]:
+def norms_of(config: ModelConfig, names: Iterable[str]) -> dict[str, WeightSpec]:
     """Norms of the hidden size, with their biases."""
     norms: dict[str, WeightSpec] = {}
     for name in names:
@@ -66,12 +66,12 @@ def _norms_of(config: ModelConfig, names: Iterable[str]) -> dict[str, WeightSpec
 
 def layout_of(config: ModelConfig, layer_norms: Iterable[str]) -> Layout:
     """The layout of a model whose layers have these norms beside their products."""
-    norms = _norms_of(config, layer_norms)
+    norms = norms_of(config, layer_norms)
     tied_to = "embed" if config.tie_word_embeddings else ""
     layout = {"embed": table(config.vocab_size, config.hidden_size, split=Split.VOCABULARY)}
     if config.num_learned_positions:
         layout["positions"] = table(config.num_learned_positions, config.hidden_size)
-    layout |= _norms_of(config, ("final_norm",))
+    layout |= norms_of(config, ("final_norm",))
     layout["lm_head"] = linear(
         config.vocab_size, config.hidden_size, tied_to=tied_to, split=Split.VOCABULARY
     )
