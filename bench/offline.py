@@ -161,7 +161,7 @@ def _resumed(before: EngineLoad, after: EngineLoad, num_runs: int) -> dict[str, 
 
 def run(
     workload: Annotated[
-        list[str] | None, typer.Option(help="ids, O1 … O9, L1 … L3, E1 … E6, H1 … H4; repeatable")
+        list[str] | None, typer.Option(help="ids, O1 … O9, L1 … L3, E1 … E6, H1 … H3; repeatable")
     ] = None,
     model_folder: Annotated[
         Path | None, typer.Option(help="a converted model, with the lengths below")

@@ -259,7 +259,6 @@ WORKLOADS = {
     "H1": uniform("qwen3.6-35b-a3b", 1, 128, 256),
     "H2": uniform("qwen3.6-35b-a3b", 1, 8192, 1),
     "H3": uniform("qwen3.6-35b-a3b", 128, 8192, 1024),
-    "H4": uniform("qwen3.6-35b-a3b", 256, 512, 256),
 }
 
 

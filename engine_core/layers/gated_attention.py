@@ -38,7 +38,7 @@ class GatedAttention:
         D]."""
         product = self._attention.product(x)
         width = self._num_heads * self._head_dim
-        heads = product[:, : 2 * width].unflatten(1, (self._num_heads, 2, self._head_dim))
+        heads = product[:, : 2 * width].reshape(len(product), self._num_heads, 2, self._head_dim)
         qkv = torch.cat((heads[:, :, 0].flatten(1), product[:, 2 * width :]), dim=1)
         queries = self._attention.stored(qkv, batch, kv_cache)
         return GatedQueries(queries, heads[:, :, 1].flatten(1))

@@ -80,8 +80,8 @@ class DeltaParts:
         assert delta is not None
         assert states is not None
         prefix = f"layers.{self._layer}."
-        linears = [self._weights.linears[prefix + name] for name in (WIDE, NARROW, OUT)]
-        for each in linears:
+        wide, narrow, o = (self._weights.linears[prefix + name] for name in (WIDE, NARROW, OUT))
+        for each in (wide, narrow, o):
             check_unrounded(each, self._config)
         dtype = self._weights.table("embed").dtype
         unit = delta.unit(self._platform.block_size, dtype.itemsize)
@@ -91,7 +91,9 @@ class DeltaParts:
         num_heads = delta.num_key_heads
         return DeltaNet(
             self._platform,
-            *linears,
+            wide,
+            narrow,
+            o,
             DeltaLayer(
                 unit=unit,
                 places=HeadPlaces.by_head(unit)

@@ -45,6 +45,7 @@ class CpuPlatform(CpuTexts):
 
     def __init__(self, model: ModelConfig, block_size: int) -> None:
         self._group = model.num_heads // model.num_kv_heads
+        self._has_states = model.states is not None
         self.block_size = block_size
         super().__init__(CpuProducts())
 
@@ -56,7 +57,8 @@ class CpuPlatform(CpuTexts):
         """Does what the first step would otherwise wait for: kernels are loaded, products are
         probed."""
         dtype = weights.table("embed").dtype
-        compile_kernels(dtype, progress, packed_kernels(weights))
+        used = packed_kernels(weights, has_states=self._has_states)
+        compile_kernels(dtype, progress, used)
         for linear in weights.linears.values():
             self.linear(linear)
         for stack in weights.experts.values():

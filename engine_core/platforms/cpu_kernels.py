@@ -14,6 +14,7 @@ from headwater.kernels.cpu import row_weights as weights_kernel
 from headwater.kernels.cpu import silu_mul as silu_kernel
 from headwater.kernels.cpu.compiler.compiled import DTYPES, Kernel
 from headwater.kernels.cpu.compiler.replay import walker
+from headwater.kernels.cpu.delta import delta_net as delta_kernel
 from headwater.kernels.cpu.sampling import draw_candidates as draw_kernel
 from headwater.kernels.quant.block_formats import FORMATS
 from headwater.kernels.quant.fp8_tiles import FP8_FORMATS
@@ -26,8 +27,8 @@ from ..layers.linear.kinds import Weights
 from . import cpu_experts
 
 
-def packed_kernels(weights: Weights) -> list[Kernel]:
-    """Kernels that multiply and look up these packed weights."""
+def packed_kernels(weights: Weights, *, has_states: bool = False) -> list[Kernel]:
+    """Kernels that multiply and look up these packed weights, and that of gated delta nets."""
     joined = (stack.linear for stack in weights.experts.values())
     linears = [*weights.linears.values(), *joined]
     tables = weights.tables.values()
@@ -54,6 +55,8 @@ def packed_kernels(weights: Weights) -> list[Kernel]:
         used.append(block_activations.KERNEL)
     if any(each.rounds_tokens for each in in_groups):
         used.append(block_activations.TOKEN_KERNEL)
+    if has_states:
+        used.append(delta_kernel.KERNEL)
     return list(dict.fromkeys(used))
 
 

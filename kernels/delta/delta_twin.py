@@ -31,12 +31,14 @@ def delta_net_twin(
         at = place.first + place.stride * torch.arange(num_heads)[:, None] + torch.arange(size)
         return x.double()[:, at.to(x.device)]
 
-    sizes = (unit.key_dim, unit.key_dim, width)
+    sizes = [unit.key_dim, unit.key_dim, width]
     parts = zip((places.query, places.key, places.value), sizes, strict=True)
     raw = torch.cat([taken(wide, place, size) for place, size in parts], dim=2)
     padded = torch.cat((raw.new_zeros(NUM_BEFORE, *raw.shape[1:]), raw))
     taps = layer.conv.double()
-    mixed = silu(sum(padded[i : i + len(raw)] * taps[:, i] for i in range(CONV_WIDTH)))
+    mixed = silu(
+        torch.stack([padded[i : i + len(raw)] * taps[:, i] for i in range(CONV_WIDTH)]).sum(0)
+    )
     query, key, value = torch.split(mixed, sizes, dim=2)
     query, key = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + L2_EPS) for x in (query, key))
     query = query * unit.key_dim**-0.5

@@ -19,7 +19,7 @@ from .scratch import at_mixed, at_sums, at_zeros, num_channels
 
 
 @njit
-def start_of(arguments: int, i: int) -> int:
+def start_of(arguments: int, i: int) -> Any:
     """First position of the row of an item."""
     return int32_at(
         argument(arguments, places.STARTS) + 4 * (i // argument(arguments, places.NUM_HEADS))
@@ -27,7 +27,7 @@ def start_of(arguments: int, i: int) -> int:
 
 
 @njit
-def first_token_of(arguments: int, i: int) -> int:
+def first_token_of(arguments: int, i: int) -> Any:
     """First token in the batch of the row of an item."""
     return int32_at(
         argument(arguments, places.TOKENS) + 4 * (i // argument(arguments, places.NUM_HEADS))
@@ -35,7 +35,7 @@ def first_token_of(arguments: int, i: int) -> int:
 
 
 @njit
-def unit_of(arguments: int, table: int, i: int) -> int:
+def unit_of(arguments: int, table: int, i: int) -> Any:
     """Address of an item's unit, by the page ids of argument `table`."""
     num_heads = argument(arguments, places.NUM_HEADS)
     unit = argument(arguments, places.FIRST_UNIT) + i % num_heads
@@ -52,7 +52,7 @@ def unit_of(arguments: int, table: int, i: int) -> int:
 @njit
 def _inputs_of(
     arguments: int, p_scratch: int, i: int, position: int, part: int, element: Any
-) -> int:
+) -> Any:
     """Address of a token's raw query, key or values (part 0, 1, 2): in the batch, in the tail of the
     first block, or zeros before the sequence."""
     head = i % argument(arguments, places.NUM_HEADS)
@@ -77,7 +77,7 @@ def _inputs_of(
 
 
 @njit
-def _size_of_part(arguments: int, part: int) -> int:
+def _size_of_part(arguments: int, part: int) -> Any:
     values = argument(arguments, places.NUM_VALUES) * argument(arguments, places.VALUE_DIM)
     return values if part == 2 else argument(arguments, places.KEY_DIM)
 
