@@ -137,6 +137,10 @@ def test_two_tenants_have_one_name_each_with_its_own_adapter(
     brought = ada.bring("support", folder / "one")
     assert brought.status_code == 201, brought.text
     assert bob.models == {MODEL}
+    ada.chat("support")
+    metrics = ada.gateway.client.get("/metrics").text
+    assert 'adapter_requests_total{adapter="others"}' in metrics
+    assert "support" not in metrics
     assert bob.refusal("support") == bob.refusal("unheard-of")
     assert bob.delete("/v1/adapters/support").status_code == 404
     assert bob.bring("support", folder / "two").status_code == 201
