@@ -33,6 +33,8 @@ from .program import run_program
 
 PROMPT_TOKENS = 64
 NO_ADAPTER = b""
+FIRST_WORD = 300
+"""Token id below which tokenizers keep marks and bytes."""
 NAMESPACE_BYTES = 16
 STEPS_BEFORE = 40
 BESIDE_TOKENS = 300
@@ -77,6 +79,8 @@ class Subject:
         self._keys = count()
         self._finished: set[int] = set()
         self._random = np.random.default_rng(0)
+        assert options.model_folder is not None
+        self._vocab_size = registry.read_config(options.model_folder).vocab_size
 
     def load(self, folder: Path) -> bytes:
         """Has requests take an adapter. Returns its hash."""
@@ -87,7 +91,7 @@ class Subject:
     def _request(self, digest: bytes, num_tokens: int) -> NewRequest:
         return NewRequest(
             key=next(self._keys),
-            prompt_ids=self._random.integers(300, 1000, PROMPT_TOKENS).tolist(),
+            prompt_ids=self._random.integers(FIRST_WORD, self._vocab_size, PROMPT_TOKENS).tolist(),
             output_ids=[],
             sampling=SamplingParams(temperature=0.0, max_tokens=num_tokens),
             adapter=digest,

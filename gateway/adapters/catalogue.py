@@ -52,9 +52,10 @@ class AdapterCatalogue:
         self._listeners: list[Callable[[], None]] = []
 
     async def make(self) -> None:
-        """Makes the bucket, unless it is there. Raises as `put`."""
+        """Makes the bucket, unless it is there, and signs records again that were signed with an
+        earlier token. Raises as `put`."""
         with or_unavailable():
-            await self._open()
+            await (await self._open()).sign_all()
 
     @property
     def is_durable(self) -> bool:

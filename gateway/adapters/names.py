@@ -23,6 +23,8 @@ class Target:
     model: str
     adapter: bytes = NO_ADAPTER
     """Hash of the adapter's content; empty: none."""
+    is_public: bool = True
+    """Whether all tenants may know the adapter's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class AdapterNames:
         """Target of a name that is no model's; one that is no adapter's stands for itself."""
         record = self.catalogue.find(tenant, name)
         if record is not None:
-            return Target(record.base, record.digest)
+            return Target(record.base, record.digest, record.is_public)
         known = self._of_engines().get(name)
         return Target(name) if known is None else Target(known.base, known.digest)
 

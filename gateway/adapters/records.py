@@ -35,6 +35,11 @@ class AdapterRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Names of the tenants that may use an operator's adapter; None: all."""
     created_at: float = msgspec.field(default_factory=time.time)
 
+    @property
+    def is_public(self) -> bool:
+        """Whether all tenants may use it."""
+        return not self.owner and self.tenants is None
+
     def may_use(self, tenant: Tenant) -> bool:
         if self.owner:
             return self.owner == tenant.key

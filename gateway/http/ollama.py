@@ -101,8 +101,8 @@ class OllamaSurface:
         await exchange.reply_json({"embedding": vector})
 
     async def tags(self, exchange: Exchange) -> None:
-        self._callers.identify(exchange)
-        await exchange.reply_json(model_cards.tags(self._cluster))
+        tenant = self._callers.identify(exchange).tenant
+        await exchange.reply_json(model_cards.tags(self._cluster.models_of(tenant).values()))
 
     async def running(self, exchange: Exchange) -> None:
         self._callers.identify(exchange)

@@ -4,6 +4,7 @@ of a GPU that it takes, is empty."""
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -27,9 +28,8 @@ def served_name(cluster: Cluster, name: str) -> str:
     return name if is_known else name.removesuffix(LATEST)
 
 
-def tags(cluster: Cluster) -> dict[str, Any]:
-    """All models that are served."""
-    served = cluster.processors.models().values()
+def tags(served: Iterable[tuple[ServedModel, int]]) -> dict[str, Any]:
+    """Cards of models, each with the time since which it is served."""
     return {
         "models": [_card(model) | {"modified_at": written_time(since)} for model, since in served]
     }

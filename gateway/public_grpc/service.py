@@ -223,7 +223,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def ListModels(
         self, request: inference_pb2.ListModelsRequest, context: Context
     ) -> inference_pb2.ListModelsReply:
-        self._caller(context)
+        tenant = self._caller(context).tenant
         cards = [
             inference_pb2.ModelCard(
                 id=model.name,
@@ -232,7 +232,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 revision=model.revision,
                 capabilities=model.capabilities,
             )
-            for model, since in self._cluster.processors.models().values()
+            for model, since in self._cluster.models_of(tenant).values()
         ]
         return inference_pb2.ListModelsReply(models=cards)
 

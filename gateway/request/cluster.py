@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -119,6 +120,17 @@ class Cluster:
         """Model and adapter that a tenant's name stands for; a name that is served by none stands
         for itself."""
         return Target(name) if self.processors.serves(name) else self.adapters.target(tenant, name)
+
+    def models_of(self, tenant: Tenant) -> dict[str, tuple[ServedModel, int]]:
+        """Models and adapters that a tenant may use, by name, each with the time since which it is
+        served (seconds since 1970). An adapter is its base model under another name."""
+        models = self.processors.models()
+        adapters = {
+            name: (dataclasses.replace(models[each.base][0], name=name), int(each.created_at))
+            for name, each in self.adapters.seen_by(tenant).items()
+            if each.base in models
+        }
+        return adapters | models
 
     def has_adapter(self, digest: bytes) -> bool:
         """Whether a request that waits or runs has the adapter with this hash."""

@@ -15,6 +15,7 @@ from .choice import Choice, Sink
 from .cluster import Cluster
 from .dispatch import Dispatcher
 from .generation import Generation
+from .metrics import OTHER_ADAPTERS
 from .model_queue import Terms
 from .prompt_turns import Place, PromptTurns
 from .resumed import ResumedDispatcher
@@ -161,8 +162,9 @@ def _record(cluster: Cluster, generation: Generation) -> None:
             cached_tokens=generation.cached_tokens,
             num_output_tokens=generation.num_output_tokens,
         )
-        if generation.target.adapter:
-            cluster.metrics.count_adapter(generation.request.model)
+        if (target := generation.target).adapter:
+            name = generation.request.model if target.is_public else OTHER_ADAPTERS
+            cluster.metrics.count_adapter(name)
         if caller.span.is_collected:
             timeline.to_spans(caller.span)
     if cluster.timelines.has_room(caller.request_id):

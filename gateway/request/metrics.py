@@ -63,6 +63,7 @@ OTHER_TENANTS = "others"
 MAX_ADAPTERS = 200
 """Names of adapters with counters of their own."""
 OTHER_ADAPTERS = "others"
+"""Label of adapters beyond these, and of those whose name not every tenant may know."""
 
 
 class TenantUse(msgspec.Struct):
@@ -234,7 +235,7 @@ class Metrics:
 
     def count_adapter(self, name: str) -> None:
         """Counts a prompt with an adapter that has ended, well or not."""
-        if name not in self._adapters:
+        if name not in self._adapters and name != OTHER_ADAPTERS:
             if len(self._adapters) < MAX_ADAPTERS:
                 self._adapters.add(name)
             else:

@@ -84,8 +84,11 @@ def answer(
     adapters: Sequence[bytes],
     sampling: SamplingParams,
     begun: Sequence[Sequence[int]] = (),
+    *,
+    forks: bool = False,
 ) -> list[Answer]:
-    """Answers to prompts at once, each with an adapter by its hash or with none."""
+    """Answers to prompts at once, each with an adapter by its hash or with none. With `forks`, they
+    are choices of one request."""
     answers = {}
     for i, (prompt, digest) in enumerate(zip(prompts, adapters, strict=True)):
         answers[i] = Answer([], [], [])
@@ -95,6 +98,8 @@ def answer(
                 prompt_ids=list(prompt),
                 output_ids=list(begun[i]) if begun else [],
                 sampling=sampling,
+                choice_index=i if forks else 0,
+                forks=forks,
                 adapter=digest,
                 namespace=digest or b"\0" * 16,
             )

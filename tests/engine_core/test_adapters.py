@@ -16,6 +16,7 @@ import torch
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.models import conversion
+from headwater.engine_core.sampling_params import SamplingParams
 from tests.engine_core.fp8_block_models import WIDE
 from tests.engine_core.oracle_speculator import OracleSpeculator
 from tests.engine_core.small_adapters import (
@@ -189,6 +190,25 @@ def test_a_resumed_answer_goes_on_with_the_same_bits(
     [found] = answer(engine, [PROMPTS[1]], [digest], SCORED, begun=[tokens[:4]])
     engine.close()
     assert bits([found]) == [(tokens[4:], logprobs[4:])]
+
+
+def test_choices_of_a_request_share_its_prompt_and_keep_its_adapter(
+    folders: Path, device: str
+) -> None:
+    """Two choices are drawn from one prompt, beside a row of another adapter before."""
+    drawn = SamplingParams(temperature=1.0, seed=11, max_tokens=8, num_logprobs=1)
+    engine = engine_of(folders, device, "model16")
+    own, other = (load_adapter(engine, folders / name) for name in ("all", "few"))
+    together = answer(engine, [PROMPTS[0]] * 3, [own] * 3, drawn, forks=True)
+    alone = [
+        bits(answer(engine, [PROMPTS[0]] * (i + 1), [own] * (i + 1), drawn, forks=True))[i]
+        for i in range(3)
+    ]
+    others = answer(engine, [PROMPTS[0]] * 3, [other] * 3, drawn, forks=True)
+    engine.close()
+    assert bits(together) == alone
+    assert len({tuple(each.token_ids) for each in together}) == 3
+    assert bits(others) != bits(together)
 
 
 def test_requests_wait_for_a_slot_where_adapters_are_too_many(folders: Path, device: str) -> None:

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 
+from headwater.proto import inference_pb2, inference_pb2_grpc
 from tests.engine_core.small_adapters import tensors_of, write_adapter
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.live.test_live_feed import snapshot
@@ -61,6 +63,14 @@ class Tenant:
     def refusal(self, model: str) -> Any:
         reply = self.gateway.client.post(CHAT, json=chat_body(model=model), headers=self.headers)
         return reply.json()["error"]["message"].replace(model, "NAME")
+
+    @property
+    def models_by_grpc(self) -> set[str]:
+        with grpc.insecure_channel(self.gateway.grpc) as channel:
+            reply = inference_pb2_grpc.InferenceStub(channel).ListModels(
+                inference_pb2.ListModelsRequest(), metadata=list(self.headers.items())
+            )
+        return {card.id for card in reply.models}
 
     @property
     def models(self) -> set[str]:
@@ -124,6 +134,9 @@ def test_an_operators_adapter_is_there_for_the_tenants_that_it_was_given_to(
     assert given.status_code == 201, given.text
     assert ada.models == {MODEL, "legal"}
     assert bob.models == {MODEL}
+    for each, names in ((ada, {MODEL, "legal"}), (bob, {MODEL})):
+        assert {card["name"] for card in each.get("/api/tags")["models"]} == names
+        assert each.models_by_grpc == names
     assert ada.chat("legal") != ada.chat(MODEL)
     assert bob.refusal("legal") == bob.refusal("unheard-of")
     assert bob.get("/v1/models/legal")["error"]["code"] == "model_not_found"
@@ -137,6 +150,10 @@ def test_two_tenants_have_one_name_each_with_its_own_adapter(
     brought = ada.bring("support", folder / "one")
     assert brought.status_code == 201, brought.text
     assert bob.models == {MODEL}
+    ada.chat("support")
+    metrics = ada.gateway.client.get("/metrics").text
+    assert 'adapter_requests_total{adapter="others"}' in metrics
+    assert "support" not in metrics
     assert bob.refusal("support") == bob.refusal("unheard-of")
     assert bob.delete("/v1/adapters/support").status_code == 404
     assert bob.bring("support", folder / "two").status_code == 201
