@@ -100,15 +100,19 @@ class LayeredModel(ABC):
         self._platform = platform
         self._adapters = weights.adapters
         self._positions = parts.positions()
+        self._vectors = parts.layer_vectors
         self.embedding = parts.embedding()
         self.dtype = self.embedding.dtype
         self.layers = [self._layer(parts, i) for i in range(config.num_layers)]
-        self.final_norm = parts.norm("final_norm")
+        self.final_norm = self._final_norm(parts)
         self.lm_head = parts.lm_head()
 
     @abstractmethod
     def _layer(self, parts: Parts, i: int) -> Layer:
         """Layer i of the model."""
+
+    def _final_norm(self, parts: Parts) -> LastNorm:
+        return parts.norm("final_norm")
 
     @classmethod
     def layout(cls, config: ModelConfig) -> Layout:
@@ -136,6 +140,7 @@ class LayeredModel(ABC):
         residual = self.embedding(batch.token_ids)
         if self._positions is not None:
             residual = self._positions.add_to(residual, batch.positions)
+        self._vectors.begin(batch.token_ids, residual)
         x = self.layers[0].input_norm(residual)
         for i in range(last + 1) if num_layers is None else self._some_layers(num_layers):
             layer = self.layers[i]
@@ -147,6 +152,7 @@ class LayeredModel(ABC):
                 if not len(ends.tokens):
                     return residual[:0]
                 self._adapters.keep(ends.tokens)
+                self._vectors.keep(ends.tokens)
                 queries = queries.index_select(0, ends.tokens)
                 residual = residual.index_select(0, ends.tokens)
                 plan = ends.attention_plan
@@ -165,11 +171,13 @@ class LayeredModel(ABC):
 
     def _some_layers(self, num_layers: int) -> Iterable[int]:
         """Layers of a pass of fewer than there are, which launch what all launch, in their order:
-        the first ones, one with a window and one without, and the last."""
+        the first ones, one with a window and one without, one of each that has keys and values of
+        its own or those of another, and the last."""
+        config = self.config
         last = len(self.layers) - 1
-        windows = [self.config.window_of(i) for i in range(last + 1)]
-        kinds = {windows.index(window) for window in set(windows)}
-        return sorted({*range(min(num_layers - 1, last)), *kinds, last})
+        kinds = [(config.window_of(i), config.kv_layer(i) == i) for i in range(last + 1)]
+        firsts = {kinds.index(kind) for kind in set(kinds)}
+        return sorted({*range(min(num_layers - 1, last)), *firsts, last})
 
 
 def _attention_of(config: ModelConfig) -> dict[str, WeightSpec]:
@@ -184,7 +192,15 @@ def _attention_of(config: ModelConfig) -> dict[str, WeightSpec]:
         products["o_bias"] = bias(hidden)
     if config.has_sinks:
         products["sinks"] = joined_bias((config.num_heads,))
-    return products
+    return products | _head_norms_of(config)
+
+
+def _head_norms_of(config: ModelConfig) -> dict[str, WeightSpec]:
+    """Norms of queries, and of keys where the layer makes any."""
+    names = ("q_norm", "k_norm") if config.num_kv_projections else ("q_norm",)
+    if config.width_norms:
+        return {name: width_norm(n) for name, n in zip(names, config.qkv_sizes, strict=False)}
+    return dict.fromkeys(names, norm(config.head_dim)) if config.qk_norm else {}
 
 
 def _mlp_of(config: ModelConfig) -> dict[str, WeightSpec]:
@@ -212,12 +228,7 @@ def norms_of(config: ModelConfig, names: Iterable[str]) -> dict[str, WeightSpec]
 
 def layout_of(config: ModelConfig, layer_norms: Iterable[str]) -> Layout:
     """The layout of a model whose layers have these norms beside their products."""
-    layer = norms_of(config, layer_norms) | _attention_of(config)
-    q_size, k_size, _ = config.qkv_sizes
-    if config.qk_norm:
-        layer |= {"q_norm": norm(config.head_dim), "k_norm": norm(config.head_dim)}
-    if config.width_norms:
-        layer |= {"q_norm": width_norm(q_size), "k_norm": width_norm(k_size)}
+    layer = norms_of(config, layer_norms)
     tied_to = "embed" if config.tie_word_embeddings else ""
     layout = {"embed": table(config.vocab_size, config.hidden_size, split=Split.VOCABULARY)}
     if config.num_learned_positions:
@@ -227,7 +238,7 @@ def layout_of(config: ModelConfig, layer_norms: Iterable[str]) -> Layout:
         config.vocab_size, config.hidden_size, tied_to=tied_to, split=Split.VOCABULARY
     )
     for i in range(config.num_layers):
-        own = layer | _inner_of(config, i)
+        own = layer | _attention_of(config.at(i)) | _inner_of(config, i)
         layout |= {f"layers.{i}.{name}": spec for name, spec in own.items()}
     return layout
 
@@ -235,5 +246,5 @@ def layout_of(config: ModelConfig, layer_norms: Iterable[str]) -> Layout:
 def _inner_of(config: ModelConfig, i: int) -> dict[str, WeightSpec]:
     """Weights of the MLP of layer i, or of its experts."""
     if config.experts is None or not config.has_experts(i):
-        return _mlp_of(config)
+        return _mlp_of(config.at(i))
     return mixture_of(config.experts, config.hidden_size)

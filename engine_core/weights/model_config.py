@@ -14,6 +14,7 @@ from ..config import ConfigError, require
 from .experts_config import ExpertsConfig
 from .formats.packing import Quantization
 from .formats.quantization import read_quantization
+from .mixed_layers import MixedLayers
 from .rope_config import DEFAULT_THETA, positive_of, rope_of, rotary_dim_of, scaling_of
 
 MAX_SIZES = {
@@ -71,6 +72,11 @@ class ModelConfig:
     """Whether each head of queries and keys has a norm."""
     width_norms: bool = False
     """Whether all queries and all keys of a token have a norm."""
+    value_norm: bool = False
+    """Whether each head of values has a norm, which has no factors."""
+    num_kv_projections: int = 2
+    """2: keys and values have a projection each; 1: they share one; 0: they are those of another
+    layer."""
     has_layer_norms: bool = False
     """Whether norms are by mean and variance, else by the root mean square."""
     norm_bias: bool = False
@@ -114,6 +120,8 @@ class ModelConfig:
     """How the linear layers are packed; None: they are not."""
     experts: ExpertsConfig | None = None
     """Experts in place of the MLPs of some layers, or of all; None: no layer has any."""
+    mixed: MixedLayers | None = None
+    """Shapes of a model with layers of two kinds; None: all layers have those of the config."""
     unpadded_head_dim: int = 0
     """Numbers of a head in the checkpoint, where zeros pad heads to `head_dim`; 0: none do."""
     foreign: Mapping[str, Any] | None = None
@@ -126,18 +134,20 @@ class ModelConfig:
         return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
 
     @property
-    def qkv_sizes(self) -> tuple[int, int, int]:
+    def qkv_sizes(self) -> tuple[int, ...]:
         """Outputs of the projections to queries, keys and values."""
-        return (
-            self.num_heads * self.head_dim,
-            self.num_kv_heads * self.head_dim,
-            self.num_kv_heads * self.head_dim,
-        )
+        return (self.num_heads * self.head_dim, *[self.kv_width] * self.num_kv_projections)
+
+    @property
+    def kv_width(self) -> int:
+        """Numbers of all keys of a token in one layer."""
+        return self.num_kv_heads * self.head_dim
 
     @property
     def kv_elements_per_token(self) -> int:
         """Numbers that all layers together cache for a token."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+        caching = (i for i in range(self.num_layers) if self.kv_layer(i) == i)
+        return 2 * sum(self.at(i).kv_width for i in caching)
 
     @property
     def attention_work(self) -> float:
@@ -149,8 +159,21 @@ class ModelConfig:
         return 2 * queries / (self.hidden_size * (self.qkv_size + queries + inner))
 
     @property
+    def global_kv_heads(self) -> int:
+        """Key heads of layers that see all keys."""
+        return self.num_kv_heads if self.mixed is None else self.mixed.global_kv_heads
+
+    @property
+    def head_dims(self) -> tuple[int, ...]:
+        """Sizes of heads, the largest last."""
+        sizes = () if self.mixed is None else (self.mixed.global_head_dim,)
+        return tuple(sorted({self.head_dim, *sizes}))
+
+    @property
     def inner_sizes(self) -> tuple[int, ...]:
         """Intermediate sizes of all MLPs and experts."""
+        if self.mixed is not None:
+            return tuple(sorted({self.at(i).intermediate_size for i in range(self.num_layers)}))
         if self.experts is None:
             return (self.intermediate_size,)
         has_mlps = not all(self.has_experts(i) for i in range(self.num_layers))
@@ -182,7 +205,7 @@ class ModelConfig:
             "softcaps": ("attn_logit_softcapping", self.attention_softcap),
             "rotary_pairs": ("rotary_dim", is_partial or self.is_interleaved),
             "activations": ("hidden_act", self.activation if plain else ""),
-            "odd_heads": ("head_dim", self.head_dim if self.head_dim.bit_count() > 1 else 0),
+            "odd_heads": ("head_dim", next((n for n in self.head_dims if n.bit_count() > 1), 0)),
             "experts": ("num_experts", 0 if self.experts is None else self.experts.num_experts),
             "expert_biases": ("biases of experts", has_biases),
         }
@@ -207,6 +230,29 @@ class ModelConfig:
     def window_of(self, layer: int) -> int:
         """Keys that a position sees in a layer; 0: all up to its own."""
         return self.sliding_window if self.is_windowed and self.is_windowed[layer] else 0
+
+    def kv_layer(self, layer: int) -> int:
+        """The layer whose keys and values a layer reads."""
+        num_own = self.num_layers - (0 if self.mixed is None else self.mixed.num_sharing)
+        if layer < num_own:
+            return layer
+        window = self.window_of(layer)
+        return max(i for i in range(num_own) if self.window_of(i) == window)
+
+    def at(self, layer: int) -> ModelConfig:
+        """The config of a model whose layers all have the shapes of this one."""
+        mixed = self.mixed
+        if mixed is None:
+            return self
+        shapes: dict[str, Any] = {}
+        if not self.window_of(layer):
+            shapes["head_dim"] = mixed.global_head_dim
+            shapes["num_kv_heads"] = mixed.global_kv_heads
+            shapes["num_kv_projections"] = 1 if mixed.reuses_keys else 2
+        if self.kv_layer(layer) != layer:
+            shapes["num_kv_projections"] = 0
+            shapes["intermediate_size"] = mixed.sharing_width
+        return replace(self, mixed=None, **shapes)
 
     def has_experts(self, layer: int) -> bool:
         """Whether a layer has experts in place of an MLP."""

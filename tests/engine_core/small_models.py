@@ -58,6 +58,19 @@ GEMMA3 = SHAPE | {
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     },
 }
+GEMMA4 = SHAPE | {
+    "num_hidden_layers": 9,
+    "layer_types": 3 * (2 * ["sliding_attention"] + ["full_attention"]),
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "sliding_window": 40,
+    "num_kv_shared_layers": 3,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": 512,
+    "final_logit_softcapping": 8.0,
+    "tie_word_embeddings": True,
+}
 YARN_ROPE = {
     "rope_type": "yarn",
     "rope_theta": 1e4,
@@ -83,6 +96,11 @@ WINDOWS = {"sliding_window": 40, "layer_types": ["full_attention"] + ["sliding_a
 def _vision_models() -> dict[str, Any]:
     """Configs of models that read images, whose text part is served."""
     return {
+        "gemma4 with a tower": lambda: transformers.Gemma4Config(
+            text_config=GEMMA4,
+            vision_config=VISION
+            | {"intermediate_size": 32, "head_dim": 16, "num_key_value_heads": 2},
+        ),
         "gemma3 with a tower": lambda: transformers.Gemma3Config(
             text_config=GEMMA3,
             vision_config=VISION | {"intermediate_size": 32, "image_size": 28, "patch_size": 14},
@@ -158,6 +176,18 @@ FAMILIES: dict[str, Any] = {
     "gemma3 whose last layer has a window": lambda: transformers.Gemma3TextConfig(
         **GEMMA3
         | {"num_hidden_layers": 3, "sliding_window_pattern": 2, "query_pre_attn_scalar": 168}
+    ),
+    "gemma4": lambda: transformers.Gemma4TextConfig(**GEMMA4),
+    "gemma4 whose keys are values": lambda: transformers.Gemma4TextConfig(
+        **GEMMA4
+        | {
+            "num_key_value_heads": 4,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "num_kv_shared_layers": 0,
+            "use_double_wide_mlp": False,
+            "hidden_size_per_layer_input": 0,
+        }
     ),
     "phi3": lambda: transformers.Phi3Config(**SHAPE, pad_token_id=0, sliding_window=40),
     "phi4-mini": lambda: transformers.Phi3Config(
@@ -293,8 +323,8 @@ def random_checkpoint(
                 torch.randn_like(parameter) * 0.3 + (1.0 if parameter.dim() == 1 else 0.0)
             )
         for name, buffer in model.named_buffers():
-            if name.endswith("correction_bias"):
-                buffer.copy_(torch.randn_like(buffer) * 0.3)
+            if name.endswith(("correction_bias", "layer_scalar")):
+                buffer.copy_(torch.randn_like(buffer) * 0.3 + ("scalar" in name))
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return model
 

@@ -96,7 +96,7 @@ class CudaParts:
             decoder,
             platform,
             config,
-            layer_caches(blocks.kv_caches[0], pages),
+            layer_caches(blocks.kv_caches[0], pages, decoder.config),
             table,
             buffers,
             self.shapes,

@@ -131,7 +131,7 @@ def _executor(
             inputs=drafter.layers,
             group_of_layer=pages.group_of_layer,
         ),
-        layers=EagerLayers(forward, layer_caches(kv_cache, pages)),
+        layers=EagerLayers(forward, layer_caches(kv_cache, pages, served.config)),
         exit=_exit(served, config, table, sampler, device, rank),
         drafter=drafter,
         # Copies are made between steps, where they are asked for.

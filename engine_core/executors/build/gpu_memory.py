@@ -65,7 +65,7 @@ def measure(
     device = platform.device
     num_tokens = min(config.max_num_batched_tokens, config.max_model_len)
     (cache,) = KvBlocks.allocated([layout], 1, config.block_size, device).kv_caches
-    caches = cache if pages is None else layer_caches(cache, pages)
+    caches = cache if pages is None else layer_caches(cache, pages, decoder.config)
     zeros = torch.zeros(num_tokens, dtype=torch.int32, device=device)
     batch = ForwardBatch(
         token_ids=zeros.long(),
