@@ -196,9 +196,7 @@ class Parts:
 
     @cached_property
     def _rotated(self) -> torch.Tensor:
-        config = self._config
-        if config.mixed is not None:
-            config = replace(config, head_dim=config.mixed.global_head_dim)
+        config = self._config.of_global_layers
         return cos_sin_table(config, self._max_model_len).to(self._platform.device)
 
     @cached_property

@@ -43,10 +43,7 @@ class CpuPlatform:
 
     def __init__(self, model: ModelConfig, block_size: int) -> None:
         # Query heads of a key head, in layers that see all keys and in layers with a window.
-        self._groups = (
-            model.num_heads // model.global_kv_heads,
-            model.num_heads // model.num_kv_heads,
-        )
+        self._groups = _group_of(model.of_global_layers), _group_of(model)
         self._products = CpuProducts()
 
     @classmethod
@@ -150,6 +147,10 @@ class CpuPlatform:
         return attention(
             q, kv_cache, plan, scale, window=window, softcap=softcap, sinks=sinks
         ).flatten(1)
+
+
+def _group_of(model: ModelConfig) -> int:
+    return model.num_heads // model.num_kv_heads
 
 
 def with_cpu_look_up(weights: Weights) -> Weights:

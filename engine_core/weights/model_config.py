@@ -159,9 +159,18 @@ class ModelConfig:
         return 2 * queries / (self.hidden_size * (self.qkv_size + queries + inner))
 
     @property
-    def global_kv_heads(self) -> int:
-        """Key heads of layers that see all keys."""
-        return self.num_kv_heads if self.mixed is None else self.mixed.global_kv_heads
+    def of_global_layers(self) -> ModelConfig:
+        """The config of a model whose layers all have the shapes of those that see all keys."""
+        mixed = self.mixed
+        if mixed is None:
+            return self
+        return replace(
+            self,
+            mixed=None,
+            head_dim=mixed.global_head_dim,
+            num_kv_heads=mixed.global_kv_heads,
+            num_kv_projections=1 if mixed.reuses_keys else 2,
+        )
 
     @property
     def head_dims(self) -> tuple[int, ...]:
@@ -241,18 +250,13 @@ class ModelConfig:
 
     def at(self, layer: int) -> ModelConfig:
         """The config of a model whose layers all have the shapes of this one."""
-        mixed = self.mixed
-        if mixed is None:
+        if self.mixed is None:
             return self
-        shapes: dict[str, Any] = {}
-        if not self.window_of(layer):
-            shapes["head_dim"] = mixed.global_head_dim
-            shapes["num_kv_heads"] = mixed.global_kv_heads
-            shapes["num_kv_projections"] = 1 if mixed.reuses_keys else 2
-        if self.kv_layer(layer) != layer:
-            shapes["num_kv_projections"] = 0
-            shapes["intermediate_size"] = mixed.sharing_width
-        return replace(self, mixed=None, **shapes)
+        shaped = replace(self, mixed=None) if self.window_of(layer) else self.of_global_layers
+        if self.kv_layer(layer) == layer:
+            return shaped
+        width = self.mixed.sharing_width
+        return replace(shaped, num_kv_projections=0, intermediate_size=width)
 
     def has_experts(self, layer: int) -> bool:
         """Whether a layer has experts in place of an MLP."""

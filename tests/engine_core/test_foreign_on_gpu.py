@@ -30,8 +30,14 @@ def engine_of(folder: Path, **options: Any) -> SmallEngine:
     return SmallEngine(folder, device="cuda", max_model_len=512, **options)
 
 
+ROUNDED = 2e-2
+"""Difference of log probabilities at most: a GPU multiplies float32 as TF32, of 10 bits, and weights
+of random checkpoints are large."""
+
+
 def check(model: Any, folder: Path) -> None:
-    """Answers of the folder's model: their bits in several companies, and their tokens."""
+    """Answers of the folder's model: their bits in several companies, and their tokens, which are
+    the most likely ones of transformers but for what rounding changes."""
     engine = engine_of(folder)
     together = exact(engine.answer(PROMPTS, SCORED))
     assert exact(engine.answer(PROMPTS, SCORED)) == together
@@ -44,8 +50,10 @@ def check(model: Any, folder: Path) -> None:
         with torch.no_grad():
             logits = model(torch.tensor([prompt + token_ids])).logits[0]
         after = logits.log_softmax(-1)[len(prompt) - 1 : -1]
-        assert token_ids == after.argmax(-1).tolist()
-        assert scores == pytest.approx(after.max(-1).values.tolist(), abs=2e-2)
+        chosen = after.gather(-1, torch.tensor(token_ids)[:, None]).squeeze(-1)
+        assert scores == pytest.approx(chosen.tolist(), abs=ROUNDED)
+        # Both scores may be off.
+        assert (after.max(-1).values - chosen).max().item() <= 2 * ROUNDED
 
 
 @pytest.mark.parametrize("family", SHOWN)

@@ -9,13 +9,23 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.executors.model.kv_blocks import KvBlocks, KvLayout, layer_caches
 from headwater.engine_core.models import conversion, registry
 from headwater.engine_core.weights.page_plan import one_group, plan_pages
-from tests.engine_core.small_models import convert, random_checkpoint
+from tests.engine_core.small_models import (
+    FAMILIES,
+    GEMMA4,
+    SmallEngine,
+    convert,
+    greedy,
+    random_checkpoint,
+    reference_greedy,
+)
+from tests.engine_core.test_model_suite import PROMPTS, SCORED, exact
 
 LONG = 131_072
 
@@ -159,3 +169,34 @@ def test_projections_that_no_layer_reads_are_left_out(tmp_path: Path) -> None:
         assert (tmp_path / "ours" / name).read_bytes() == (clean / name).read_bytes()
     config = json.loads((clean / "config.json").read_text())
     assert registry.config_of(config).kv_layer(8) == 5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("shapes", ["shared", "keys are values"])
+def test_answers_have_the_bits_of_any_company_on_a_gpu(
+    shapes: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heads of 256 and of 512."""
+    heads = {"head_dim": 256, "global_head_dim": 512}
+    if shapes == "keys are values":
+        heads |= {"num_key_value_heads": 4, "num_global_key_value_heads": 1}
+        heads |= {"attention_k_eq_v": True, "num_kv_shared_layers": 0}
+    monkeypatch.setitem(FAMILIES, "wide", lambda: transformers.Gemma4TextConfig(**GEMMA4 | heads))
+    model = random_checkpoint("wide", tmp_path / "hf")
+    folder = convert(tmp_path / "hf", tmp_path / "ours", dtype)
+    engine = SmallEngine(folder, device="cuda", max_model_len=512)
+    together = exact(engine.answer(PROMPTS, SCORED))
+    assert exact(engine.answer(PROMPTS, SCORED)) == together
+    assert exact([engine.answer([prompt], SCORED)[0] for prompt in PROMPTS]) == together
+    engine.close()
+    engine = SmallEngine(folder, device="cuda", max_model_len=512, max_num_batched_tokens=65)
+    assert exact(engine.answer(PROMPTS, greedy(8, num_logprobs=1))) == together
+    engine.close()
+    if dtype == "float32":
+        same = sum(
+            token_ids == reference_greedy(model, prompt, 8)
+            for prompt, (token_ids, _) in zip(PROMPTS, together, strict=True)
+        )
+        # A GPU multiplies float32 as TF32: a near tie may fall the other way.
+        assert same >= len(PROMPTS) - 1
