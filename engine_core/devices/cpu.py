@@ -37,6 +37,7 @@ capabilities = Capabilities(
     adapters=True,
     softcaps=True,
     odd_heads=True,
+    mixed_layers=True,
     disk_blocks=True,
     draft_models=True,
     draft_heads=True,

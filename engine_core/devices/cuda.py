@@ -38,6 +38,7 @@ capabilities = Capabilities(
     expert_biases=True,
     sinks=True,
     adapters=True,
+    mixed_layers=True,
     fp8_kv=True,
     rounded_tokens=True,
     host_blocks=True,

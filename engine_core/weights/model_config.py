@@ -215,6 +215,7 @@ class ModelConfig:
             "rotary_pairs": ("rotary_dim", is_partial or self.is_interleaved),
             "activations": ("hidden_act", self.activation if plain else ""),
             "odd_heads": ("head_dim", next((n for n in self.head_dims if n.bit_count() > 1), 0)),
+            "mixed_layers": ("heads by layer", () if self.mixed is None else self.head_dims),
             "experts": ("num_experts", 0 if self.experts is None else self.experts.num_experts),
             "expert_biases": ("biases of experts", has_biases),
         }

@@ -127,6 +127,11 @@ def test_two_ranks_answer_as_one(family: str, folder: Folder) -> None:
         ("gemma2", "softcaps", "attn_logit_softcapping is 5.0; allowed: no cap of scores on the"),
         ("phi4-mini", "rotary_pairs", "rotary_dim is True; allowed: heads that rotate whole"),
         ("gpt2", "activations", "hidden_act is 'gelu_tanh'; allowed: silu or gelu_pytorch_tanh"),
+        (
+            "gemma4",
+            "mixed_layers",
+            r"heads by layer is \(32, 64\); allowed: layers of one shape on",
+        ),
         ("phi3", "windows", "sliding_window is 40; allowed: no window on the platform"),
     ],
 )

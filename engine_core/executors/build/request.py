@@ -44,6 +44,7 @@ WITHOUT = {
     "rotary_pairs": "heads that rotate whole, by halves,",
     "activations": "silu or gelu_pytorch_tanh with a gate, and logits without a cap,",
     "odd_heads": "powers of two",
+    "mixed_layers": "layers of one shape",
     "experts": "no experts",
     "expert_biases": "experts without biases",
 }
