@@ -23,7 +23,9 @@ from .judging import judged
 from .manifest import LAYOUT, MANIFEST_NAME, ROUNDED_KINDS, ModelManifest
 from .named_models import NAMED_MODELS
 
-SOURCE_FILES = ("*.json", "*.safetensors", "pytorch_model*.bin", "chat_template.jinja")
+SOURCE_FILES = (
+    *("*.json", "*.safetensors", "pytorch_model*.bin", "chat_template.jinja", "tokenizer.model"),
+)
 """Files of a folder in Hugging Face's layout that a conversion reads."""
 _WHOLE_FILE_BYTES = 64 << 20
 _NUM_SAMPLES = 256

@@ -112,9 +112,10 @@ def write_tokenizer(gguf_path: Path, folder: Path) -> None:
 class Metadata:
     """Keys of a GGUF file that describe text."""
 
-    def __init__(self, values: dict[str, Any]) -> None:
-        """Raises `GgufTokenizerError`."""
+    def __init__(self, values: dict[str, Any], pre_tokenizer: PreTokenizer | None = None) -> None:
+        """`pre_tokenizer`: in place of the one that a key names. Raises `GgufTokenizerError`."""
         self._values = values
+        self._pre_tokenizer = pre_tokenizer
         self.tokens: list[str] = self.listed("tokens", str)
         self.types = self._types()
         if self.is_sentencepiece:
@@ -194,6 +195,8 @@ class Metadata:
 
     @property
     def pre_tokenizer(self) -> PreTokenizer:
+        if self._pre_tokenizer is not None:
+            return self._pre_tokenizer
         name = self.get("pre", "default")
         if name not in PRE_TOKENIZERS:
             raise GgufTokenizerError("tokenizer.ggml.pre", name, list(PRE_TOKENIZERS))
@@ -282,9 +285,13 @@ def _sentencepiece(metadata: Metadata) -> Tokenizer:
     )
     prefix = bool(metadata.get("add_space_prefix", True))
     spaces = normalizers.Replace(" ", "▁")
-    tokenizer.normalizer = (
-        normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if prefix else spaces
-    )
+    if prefix and metadata.get("only_first_prefix", False):
+        # Files of GGUF have no such key: text behind a special token has a prefix too.
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    elif prefix:
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces])
+    else:
+        tokenizer.normalizer = spaces
     steps: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     if prefix:
         steps.append(decoders.Strip(content=" ", left=1))
