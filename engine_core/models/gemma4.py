@@ -41,6 +41,7 @@ class Gemma4(Gemma3):
         layer={
             **Gemma3.names.layer,
             "layer_scalar": "scalar",
+            "layer_scalar.weight": "scalar",
             "per_layer_input_gate.weight": "vector_gate",
             "per_layer_projection.weight": "vector_projection",
             "post_per_layer_input_norm.weight": "vector_norm",

@@ -4,7 +4,7 @@ weights in it."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -66,6 +66,12 @@ _QWEN2 = (
 )
 _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED_CONTRACTIONS = rf"{_CONTRACTIONS}?"
+_GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CASED_CONTRACTIONS}"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CASED_CONTRACTIONS}"
+    rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_TAIL}"
+)
 _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
     rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_TAIL}"
@@ -85,6 +91,9 @@ PRE_TOKENIZERS = {
     "llama-v3": PreTokenizer(_LLAMA3, ignore_merges=True, add_bos=True),
     "qwen2": PreTokenizer(_QWEN2, nfc=True),
     "deepseek-r1-qwen": PreTokenizer(_QWEN2, nfc=True, add_bos=True),
+    "dbrx": PreTokenizer(_LLAMA3),
+    "smaug-bpe": PreTokenizer(_LLAMA3),
+    "gpt-4o": PreTokenizer(_GPT4O),
     "tekken": PreTokenizer(_TEKKEN, ignore_merges=True, add_bos=True),
 }
 
@@ -191,7 +200,7 @@ class Metadata:
 
     @property
     def is_sentencepiece(self) -> bool:
-        return bool(self["model"] == "llama")
+        return self["model"] in ("llama", "gemma4")
 
     @property
     def pre_tokenizer(self) -> PreTokenizer:
@@ -229,6 +238,7 @@ def build_tokenizer(metadata: Metadata) -> Tokenizer:
     builders: dict[str, Callable[[Metadata], Tokenizer]] = {
         "gpt2": _byte_level,
         "llama": _sentencepiece,
+        "gemma4": _sentencepiece,
     }
     if metadata["model"] not in builders:
         raise GgufTokenizerError("tokenizer.ggml.model", metadata["model"], list(builders))
@@ -277,7 +287,7 @@ def _sentencepiece(metadata: Metadata) -> Tokenizer:
     tokenizer = Tokenizer(
         BPE(
             vocab=vocab,
-            merges=_merges(metadata),
+            merges=_listed_merges(metadata, vocab) or _merges(metadata),
             unk_token=metadata.token("unknown"),
             fuse_unk=True,
             byte_fallback=True,
@@ -297,6 +307,21 @@ def _sentencepiece(metadata: Metadata) -> Tokenizer:
         steps.append(decoders.Strip(content=" ", left=1))
     tokenizer.decoder = decoders.Sequence(steps)
     return tokenizer
+
+
+def _listed_merges(metadata: Metadata, vocab: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Merges that a file lists beside its pieces; empty: it lists none. Raises
+    `GgufTokenizerError`."""
+    if metadata.get("merges") is None:
+        return []
+    pairs = []
+    for merge in metadata.listed("merges", str):
+        left, _, right = merge.partition(" ")
+        if not {left, right, left + right} <= vocab.keys():
+            allowed = "two tokens that make a third one"
+            raise GgufTokenizerError("tokenizer.ggml.merges", f"{left} {right}", allowed)
+        pairs.append((left, right))
+    return pairs
 
 
 def _merges(metadata: Metadata) -> list[tuple[str, str]]:
