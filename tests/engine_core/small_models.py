@@ -471,6 +471,24 @@ def greedy(max_tokens: int, **more: Any) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=max_tokens, **more)
 
 
+ROUNDED = 0.2
+"""Difference of log probabilities at most, of float32 on a GPU: it multiplies as TF32, with 10 bits of
+a number's fraction, and weights of random checkpoints are large. A wrong model is off by several."""
+
+
+def check_rounded(
+    model: Any, prompt: Sequence[int], token_ids: Sequence[int], scores: Sequence[float]
+) -> None:
+    """Greedy tokens and their log probabilities are those of transformers, but for what rounding
+    changes: a token may be another one that is nearly as likely."""
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *token_ids]])).logits[0]
+    after = logits.log_softmax(-1)[len(prompt) - 1 : -1]
+    chosen = after.gather(-1, torch.tensor(token_ids)[:, None]).squeeze(-1)
+    assert (torch.tensor(scores) - chosen).abs().max().item() <= ROUNDED
+    assert (after.max(-1).values - chosen).max().item() <= ROUNDED
+
+
 def reference_greedy(model: Any, prompt: Sequence[int], max_tokens: int) -> list[int]:
     """What transformers answers."""
     with torch.no_grad():

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import transformers
 
 from tests.engine_core.foreign_models import ALL, convert_foreign
@@ -15,6 +14,7 @@ from tests.engine_core.small_models import (
     FAMILIES,
     SHAPE,
     SmallEngine,
+    check_rounded,
     convert,
     greedy,
     random_checkpoint,
@@ -30,11 +30,6 @@ def engine_of(folder: Path, **options: Any) -> SmallEngine:
     return SmallEngine(folder, device="cuda", max_model_len=512, **options)
 
 
-ROUNDED = 2e-2
-"""Difference of log probabilities at most: a GPU multiplies float32 as TF32, of 10 bits, and weights
-of random checkpoints are large."""
-
-
 def check(model: Any, folder: Path) -> None:
     """Answers of the folder's model: their bits in several companies, and their tokens, which are
     the most likely ones of transformers but for what rounding changes."""
@@ -47,13 +42,7 @@ def check(model: Any, folder: Path) -> None:
     assert exact(engine.answer(PROMPTS, greedy(8, num_logprobs=1))) == together
     engine.close()
     for prompt, (token_ids, scores) in zip(PROMPTS, together, strict=True):
-        with torch.no_grad():
-            logits = model(torch.tensor([prompt + token_ids])).logits[0]
-        after = logits.log_softmax(-1)[len(prompt) - 1 : -1]
-        chosen = after.gather(-1, torch.tensor(token_ids)[:, None]).squeeze(-1)
-        assert scores == pytest.approx(chosen.tolist(), abs=ROUNDED)
-        # Both scores may be off.
-        assert (after.max(-1).values - chosen).max().item() <= 2 * ROUNDED
+        check_rounded(model, prompt, token_ids, scores)
 
 
 @pytest.mark.parametrize("family", SHOWN)
