@@ -5,6 +5,8 @@ SHELL := /bin/bash
 VENV ?= .venv
 # Tests and checks have an environment of their own: what serves is not changed by them.
 DEV_VENV ?= .venv-dev
+# So has the site of the documentation, which needs little.
+DOCS_VENV ?= .venv-docs
 PYTHON ?= python3
 BIN := $(VENV)/bin
 DEV_BIN := $(DEV_VENV)/bin
@@ -44,8 +46,8 @@ sizes: ## list files and functions that are worth a second look for their length
 proto: $(DEV_VENV)/.dev types ## regenerate the gRPC stubs
 	deploy/make_stubs.sh $(DEV_BIN)/python .types
 
-docs: $(DEV_VENV)/.docs ## build the documentation as a site, in site/; a link that leads nowhere is an error
-	$(DEV_BIN)/python -m mkdocs build --strict --quiet
+docs: $(DOCS_VENV)/.docs ## build the documentation as a site, in site/; a link that leads nowhere is an error
+	$(DOCS_VENV)/bin/python -m mkdocs build --strict --quiet
 
 lock: ## resolve deploy/locks after a change of pyproject.toml (UPGRADE=1: to the newest releases)
 	deploy/make_locks.sh $(PYTHON) $(if $(UPGRADE),--upgrade)
@@ -61,14 +63,14 @@ fmt: $(DEV_VENV)/.dev ## format and mend what can be mended
 	$(DEV_BIN)/ruff check --fix .
 
 clean: ## remove what the other verbs made
-	rm -rf $(VENV) $(DEV_VENV) .types site build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(DEV_VENV) $(DOCS_VENV) .types site build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
 
 # A link farm that shows mypy and protoc the rooms under their import name.
 types:
 	@mkdir -p .types/headwater
 	@for room in $(ROOMS) __init__.py; do ln -sfn ../../$$room .types/headwater/$$room; done
 
-$(VENV)/bin/python $(DEV_VENV)/bin/python:
+$(VENV)/bin/python $(DEV_VENV)/bin/python $(DOCS_VENV)/bin/python:
 	$(PYTHON) -m venv $(patsubst %/bin/python,%,$@)
 
 # Packages come from the locks, checked by hashes; the project itself is built with what they brought.
@@ -89,6 +91,6 @@ $(DEV_VENV)/.clients: $(DEV_VENV)/.dev
 	deploy/install.sh $(DEV_BIN)/python clients
 	@touch $@
 
-$(DEV_VENV)/.docs: $(DEV_VENV)/.clients
-	deploy/install.sh $(DEV_BIN)/python docs
+$(DOCS_VENV)/.docs: deploy/install.sh deploy/locks/docs.txt | $(DOCS_VENV)/bin/python
+	deploy/install.sh $(DOCS_VENV)/bin/python docs
 	@touch $@

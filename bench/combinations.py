@@ -42,23 +42,33 @@ are shared out."""
 FAILED = "failed"
 REFUSED = "refused"
 NOT_SEEN = "not run"
-MARKS = {FAILED: "✗", REFUSED: "–", NOT_SEEN: "·"}
-EQUAL = "="
+EQUAL = "equal"
 Cells = dict[str, dict[str, Any]]
+States = Mapping[str, tuple[str, ...]]
 """Cells by name, `first × second`: `place` in the table, and the result `seen` on each platform
 with its commit and date."""
 
 HEAD = """\
 # Combinations of capabilities
 
-Each capability of the engine and of the stages above it, beside each other one. A cell asks for both at once and
-compares tokens (and log probabilities, to the bit) with each alone, or checks the named error by which the pair is
-refused; a cell in which a capability did not take place fails. `headwater bench combinations --render` writes this page
-from [combinations.json](combinations.json): do not edit it. [CONTRIBUTING.md](../CONTRIBUTING.md#add-a-capability) says
-how a capability gets its row.
+Each capability of the engine and of the stages above it is tested together with each other one. A test asks for both at
+once and compares tokens (and log probabilities, to the bit) with each alone, or checks the error that refuses the pair
+and names it. A pair that no column names gives the tokens that it promises on every platform.
 
-`=` tokens as promised, `–` refused by name, `✗` failed, `·` not run there. A cell holds, in this order:
+[combinations.json](combinations.json) has each pair with what was seen, the commit and the day. `headwater bench
+combinations --render` writes this page from that file: do not edit it.
+[CONTRIBUTING.md](../CONTRIBUTING.md#add-a-capability) says how a capability gets its row.
+
 """
+COLUMNS: tuple[tuple[str, States], ...] = (
+    ("refused with", {"cpu": (REFUSED,), "gpu": (REFUSED,)}),
+    ("refused on a CPU with", {"cpu": (REFUSED,), "gpu": (EQUAL, NOT_SEEN)}),
+    ("refused on a GPU with", {"cpu": (EQUAL, NOT_SEEN), "gpu": (REFUSED,)}),
+    ("not run on a GPU with", {"cpu": (EQUAL,), "gpu": (NOT_SEEN,)}),
+    ("failed on a CPU with", {"cpu": (FAILED,)}),
+    ("failed on a GPU with", {"gpu": (FAILED,)}),
+)
+"""Columns of the page, and what was seen on platforms of the pairs that they name."""
 
 
 def main(
@@ -157,32 +167,38 @@ def page(results: Cells) -> str:
         for name, cell in results.items()
         if cell["place"][0] == cell["place"][1]
     ]
-    by_place = {tuple(cell["place"]): (name, cell["platforms"]) for name, cell in results.items()}
-    order = [f"{i}. `{name}`: {what}" for i, (name, (_, what)) in enumerate(PLATFORMS.items(), 1)]
-    rows = [f"| | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
+    seen = {tuple(cell["place"]): _seen(cell["platforms"]) for cell in results.values()}
+    rows = []
     for i, name in enumerate(names):
-        marks = [_marks(by_place[min(i, j), max(i, j)][1]) for j in range(len(names))]
-        rows.append(f"| **{name}** | {' | '.join(marks)} |")
-    details = ["| cell | platform | seen | commit | date |", "|---|---|---|---|---|"]
-    for name, platforms in by_place.values():
-        for platform in PLATFORMS:
-            found = platforms.get(platform)
-            told = (
-                f"{found['seen']} | {found['commit']} | {found['date']}"
-                if found
-                else f"{NOT_SEEN} | |"
-            )
-            details.append(f"| {name} | {platform} | {told} |")
-    return "\n".join([HEAD, *order, "", *rows, "", "## Cell by cell", "", *details]) + "\n"
+        pairs = {other: seen[min(i, j), max(i, j)] for j, other in enumerate(names)}
+        rows.append([f"**{name}**", *(_named(pairs, states) for _, states in COLUMNS)])
+    table = [["capability", *(title for title, _ in COLUMNS)], ["---"] * (1 + len(COLUMNS)), *rows]
+    used = [k for k in range(len(table[0])) if k == 0 or any(row[k] for row in rows)]
+    lines = [f"| {' | '.join(row[k] for k in used)} |" for row in table]
+    return HEAD + "\n".join(lines) + "\n"
 
 
-def _marks(platforms: Mapping[str, Mapping[str, str]]) -> str:
-    seen = [platforms[name]["seen"] if name in platforms else NOT_SEEN for name in PLATFORMS]
-    return " ".join(map(_mark, seen))
+def _named(pairs: Mapping[str, Mapping[str, str]], states: States) -> str:
+    """Capabilities of a column, or those that it lacks where these are fewer."""
+    found = [
+        name
+        for name, seen in pairs.items()
+        if all(seen[platform] in allowed for platform, allowed in states.items())
+    ]
+    others = [name for name in pairs if name not in found]
+    if not others:
+        return "all"
+    return ", ".join(found) if len(found) <= len(others) else f"all but {', '.join(others)}"
 
 
-def _mark(state: str) -> str:
-    return next((mark for kind, mark in MARKS.items() if state.startswith(kind)), EQUAL)
+def _seen(platforms: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """State of a pair on each platform, in one word."""
+    states = {name: platforms.get(name, {}).get("seen", NOT_SEEN) for name in PLATFORMS}
+    return {name: _word(state) for name, state in states.items()}
+
+
+def _word(state: str) -> str:
+    return next((word for word in (FAILED, REFUSED, NOT_SEEN) if state.startswith(word)), EQUAL)
 
 
 if __name__ == "__main__":

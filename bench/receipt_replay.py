@@ -37,6 +37,7 @@ class RoutedCandidate(msgspec.Struct, frozen=True):
     filled: float
     guard: str
     hand_over_seconds: float = 0.0
+    adapter_seconds: float = 0.0
     stall_seconds: float = 0.0
 
     @property

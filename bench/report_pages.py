@@ -23,8 +23,8 @@ def claims_page(head: str, topics: Mapping[str, Sequence[Row]]) -> str:
 
 
 def topic_page(topic: str, head: str, rows: Sequence[Row]) -> str:
-    """Every series by section: its newest row in a table of its command, those before it in one of
-    history."""
+    """The newest row of every series by section, in a table of its command; those before it are in
+    bench/results alone."""
     parts = [f"![Claims beside their targets and peers]({topic}.svg)\n"]
     for section in dict.fromkeys(row.section for row in rows):
         series = by_series(row for row in rows if row.section == section)
@@ -32,8 +32,6 @@ def topic_page(topic: str, head: str, rows: Sequence[Row]) -> str:
         for command in dict.fromkeys(each[-1].command for each in series.values()):
             newest = [each[-1] for each in series.values() if each[-1].command == command]
             parts.append(f"`{command}`:\n\n{_rows_table(newest)}")
-        if history := [row for each in series.values() for row in each[:-1]]:
-            parts.append(f"Before:\n\n{_rows_table(history, is_history=True)}")
     return _page(head, parts)
 
 
@@ -82,15 +80,14 @@ def _stacked(cells: Sequence[str]) -> str:
     return "<br>".join(cells) if any(cells) else ""
 
 
-def _rows_table(rows: Sequence[Row], *, is_history: bool = False) -> str:
-    """A table of rows, without the columns that are empty in all of them; targets count for the
-    newest rows only."""
+def _rows_table(rows: Sequence[Row]) -> str:
+    """A table of rows, without the columns that are empty in all of them."""
     cells: dict[str, Sequence[str]] = {
         "what": [row.what for row in rows],
         "metric": [row.metric for row in rows],
         "figure": [_figure(row) for row in rows],
-        "target": ["" if is_history else _target(row) for row in rows],
-        "met": ["" if is_history else row.met for row in rows],
+        "target": [_target(row) for row in rows],
+        "met": [row.met for row in rows],
         "beside": ["; ".join(_beside(row)) for row in rows],
         "machine": [row.machine for row in rows],
         "commit, date": [f"{row.commit}, {row.date}" for row in rows],

@@ -17,6 +17,7 @@ FROM_THE_TOP = {
     "SECURITY.md": "",
 }
 """Files at the top, and their names on the site where these are others."""
+PAGE_LINK = re.compile(r"\[([^\]]+)\]\(([\w/]+\.md)[^)]*\)")
 LICENSE = re.compile(r"\[([^\]]*)\]\(LICENSE\)")
 
 
@@ -36,11 +37,19 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Rewrites a page of docs/: its links to files at the top lead to the places of these files on
-    the site."""
+    the site, and those to pages that `mkdocs.yml` excludes name the file in the repository."""
     for name, place in FROM_THE_TOP.items():
         markdown = markdown.replace(f"](../{name}", f"]({place or name}")
+    included = {file.src_uri for file in files.documentation_pages()}
+
+    def named(link: re.Match[str]) -> str:
+        text, path = link.groups()
+        is_excluded = path not in included and (ROOT / "docs" / path).exists()
+        return f"{text} (`docs/{path}` in the repository)" if is_excluded else link[0]
+
+    markdown = PAGE_LINK.sub(named, markdown)
     return markdown.replace("](README.md", f"]({TASKS}")
 
 

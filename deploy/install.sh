@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the packages of a lock and refuses files whose hashes differ: install.sh PYTHON LAYER [TORCH].
-# LAYER is front, engine, up, dev, clients or docs (deploy/make_locks.sh); all but `front` bring torch, unless it is there. TORCH_INDEX names
+# LAYER is front, engine, up, dev, clients or docs (deploy/make_locks.sh); all but `front` and `docs` bring torch, unless it is there. TORCH_INDEX names
 # an index of CPU builds of torch to install from. Without it TORCH says which build: `default`, that of the lock, or `auto`,
 # a CPU build where no NVIDIA GPU is seen and pip's own indexes offer one.
 set -euo pipefail
@@ -18,7 +18,7 @@ release=torch==2.13.0
 
 locks=(-r "deploy/locks/$layer.txt")
 beside=
-if [[ $layer != front ]] && ! "$python" -c 'import torch' 2>/dev/null; then
+if [[ $layer != front && $layer != docs ]] && ! "$python" -c 'import torch' 2>/dev/null; then
   if [[ -n ${TORCH_INDEX:-} ]]; then
     cpu_build --index-url "$TORCH_INDEX" "$release"
   elif [[ $torch == default || $(uname) != Linux ]] || has_gpu; then

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Writes deploy/locks from pyproject.toml: make_locks.sh PYTHON [--upgrade]. One resolution for all Pythons and
-# platforms, split into layers that include one another (front, engine, up, dev, clients, docs), `torch`, torch's default build
-# with the libraries that only this build needs, and `helm`, what tests of the chart need beside `dev`. A release that is
-# locked stays unless pyproject.toml or --upgrade moves it.
+# platforms, split into layers that include one another (front, engine, up, dev, clients), `torch`, torch's default build
+# with the libraries that only this build needs, `helm`, what tests of the chart need beside `dev`, and `docs`, what builds
+# the site. A release that is locked stays unless pyproject.toml or --upgrade moves it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$1; shift
@@ -64,7 +64,15 @@ layer up engine pyproject.toml --extra engine --extra embedded
 layer dev up pyproject.toml --extra dev
 layer clients dev pyproject.toml --extra dev --extra clients --extra calibration
 oldest_python=3.12 layer helm - pyproject.toml --extra helm
-layer docs clients pyproject.toml --extra dev --extra clients --extra calibration --extra docs
+# The site is built without the project, in an environment of its own.
+"$python" - >"$work/docs.in" <<'PY'
+import tomllib
+print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")
+PY
+{
+  echo "# Written by \`make lock\`."
+  resolve --constraint "$work/all.txt" "$work/docs.in"
+} >"$work/docs.txt"
 grep -vxFf "$work/of-torch" "$work/done" >"$work/others" && mv "$work/others" "$work/done"
 layer torch - "$work/torch.in"
 mkdir -p "$locks"

@@ -15,7 +15,9 @@ W8A8 = "W8A8 weights"
 INT8_ACTIVATIONS = "int8 activations"
 ROUNDED_ACTIVATIONS = "rounded activations"
 EXPERTS = "experts"
+STATES = "state layers"
 FOREIGN = "modelling code of transformers"
+ENCODER = "encoder"
 TENSOR_PARALLEL = "tensor parallel"
 PIPELINE_PARALLEL = "pipeline parallel"
 STAGE_HOSTS = "stage hosts"
@@ -48,7 +50,7 @@ QUANTIZED = frozenset({W8A8, INT8_ACTIVATIONS, ROUNDED_ACTIVATIONS})
 OF_MODEL = QUANTIZED | {EXPERTS}
 """Capabilities that a model of ours asks for."""
 OF_ANY_MODEL = OF_MODEL | {FOREIGN}
-"""Capabilities that a model asks for, ours or transformers'."""
+"""Capabilities that a model asks for, ours or transformers', where its engine has a cache."""
 RANKS = frozenset({TENSOR_PARALLEL, PIPELINE_PARALLEL})
 TIERS = frozenset({HOST_MEMORY, DISK, PULL})
 NONE: frozenset[str] = frozenset()
@@ -92,7 +94,9 @@ ENGINE = (
         beside=frozenset({SIMULATED, W8A8, INT8_ACTIVATIONS}),
     ),
     Capability(name=EXPERTS, beside=QUANTIZED | {SIMULATED}),
+    Capability(name=STATES, beside=QUANTIZED | {SIMULATED, EXPERTS}),
     Capability(name=FOREIGN, off="headwater", beside=frozenset({SIMULATED, INT8_ACTIVATIONS})),
+    Capability(name=ENCODER, off="a decoder"),
     Capability(
         name=TENSOR_PARALLEL,
         fields=("tensor_parallel_size",),
@@ -155,7 +159,11 @@ ENGINE = (
         name=SPECULATION,
         fields=("max_draft_tokens",),
         off="0",
-        beside=OF_ANY_MODEL | RANKS | TIERS | {SIMULATED, STAGE_HOSTS, TREE, FP8_KV},
+        # Engines look drafts up unless an option says otherwise; a text that is embedded has none.
+        beside=OF_ANY_MODEL
+        | RANKS
+        | TIERS
+        | {SIMULATED, STATES, ENCODER, STAGE_HOSTS, TREE, FP8_KV},
     ),
     Capability(
         name=DRAFT_MODEL,

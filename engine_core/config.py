@@ -7,9 +7,12 @@ from dataclasses import dataclass
 
 from .page_groups import PageKind, kinds_of
 from .queue_policies import ALLOWED, DEFAULT, Policies, PolicyError
+from .table_columns import TableColumns
 
 BLOCK_SIZES = (16, 32, 64, 128)
 MOST_DRAFTS = 31
+MOST_SETS = 3
+"""State sets of a row at most, beside one for each step in flight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +36,11 @@ class EngineConfig:
     theirs."""
     page_windows: tuple[int, ...] = (0,)
     """Window of each page group, in ascending order: positions that its layers see, their own
-    included. Pages before them are given back as a sequence grows. 0: all."""
+    included. Pages before them are given back as a sequence grows. 0: all. Empty: no layer caches
+    anything, and a step computes whole texts."""
+    state_pages: int = 0
+    """Pages of a state set: what the state layers keep of a sequence at the beginning of a block,
+    and of the block's tokens. 0: the model has no state layers."""
     max_model_len: int
     """Prompt and answer together."""
     max_num_seqs: int = 256
@@ -78,10 +85,17 @@ class EngineConfig:
         for name in ("num_host_blocks", "num_staged_blocks", "num_peer_blocks"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         windows = self.page_windows
-        is_sorted = bool(windows) and windows[0] >= 0 and windows == tuple(sorted(windows))
+        is_sorted = windows == tuple(sorted(windows)) and min(windows, default=0) >= 0
         require(is_sorted, "page_windows", windows, "0 or more each, in ascending order")
         if len(windows) > 1 and (self.num_staged_blocks or self.num_peer_blocks):
             raise ConfigError("page_windows", windows, "one beside a disk and other engines")
+        if self.state_pages and (self.num_swap_slots or self.num_groups > 1):
+            # Neither copies of pages to other places nor stages know states.
+            allowed = "0 beside blocks in host memory, on a disk, of other engines and of stages"
+            raise ConfigError("state_pages", self.state_pages, allowed)
+        require(self.state_pages >= 0, "state_pages", self.state_pages, "0 or more")
+        if not self.has_cache:
+            self._check_without_cache()
         require(self.max_num_seqs >= 1, "max_num_seqs", self.max_num_seqs, "at least 1")
         require(self.spare_rows >= 0, "spare_rows", self.spare_rows, "0 or more")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -93,6 +107,8 @@ class EngineConfig:
         if self.num_blocks < self.fewest_blocks:
             window = self.page_windows[-1]
             of_window = f" and a window of {window}" if window else ""
+            if self.state_pages:
+                of_window += f" and states of {self.state_pages} pages"
             num_groups = self.num_page_groups
             # Of all layers, as options name them.
             raise ConfigError(
@@ -101,6 +117,23 @@ class EngineConfig:
                 f"at least {-(-self.fewest_blocks // num_groups)} for max_model_len "
                 f"{self.max_model_len}{of_window}",
             )
+
+    def _check_without_cache(self) -> None:
+        """Raises `ConfigError` for what needs blocks, and where no step holds the longest text."""
+        require(
+            self.max_num_batched_tokens >= self.max_model_len,
+            "max_num_batched_tokens",
+            self.max_num_batched_tokens,
+            f"at least max_model_len ({self.max_model_len}) with a model that caches nothing",
+        )
+        is_off = not (self.enable_prefix_caching or self.long_prefill_chunk)
+        require(is_off, "enable_prefix_caching", True, "false with a model that caches nothing")
+
+    @property
+    def has_cache(self) -> bool:
+        """Whether any layer caches keys and values. A model without a cache computes a text in one
+        step or not at all."""
+        return bool(self.page_windows)
 
     @property
     def fewest_blocks(self) -> int:
@@ -124,11 +157,18 @@ class EngineConfig:
         num_blocks = -(-self.max_model_len // self.block_size)
         return num_blocks if self.num_page_groups == 1 else -(-num_blocks // 16) * 16
 
+    @property
+    def columns(self) -> TableColumns:
+        """Columns of a block table."""
+        num_sets = self.async_depth + MOST_SETS if self.state_pages else 0
+        return TableColumns(self.num_page_groups, self.max_blocks, self.state_pages, num_sets)
+
     def num_held(self, num_tokens: int) -> int:
         """Pages that a sequence of so many tokens holds at most."""
-        return sum(
+        num_pages = sum(
             len(kind.groups) * self.num_held_of(kind, num_tokens) for kind in self.page_kinds
         )
+        return num_pages + self.state_pages * self._num_sets(num_tokens)
 
     def longest(self, num_pages: int) -> int:
         """The longest sequence, up to `max_model_len`, that fits into so many pages with page 0, in
@@ -139,10 +179,12 @@ class EngineConfig:
     def num_decoding(self, num_tokens: int) -> int:
         """Pages that a sequence of so many tokens holds at most once its prompt is computed."""
         in_flight = (self.async_depth + 1) * (self.max_draft_tokens + 1)
-        return sum(
+        num_pages = sum(
             len(kind.groups) * self._num_seen(kind, num_tokens, in_flight)
             for kind in self.page_kinds
         )
+        num_sets = in_flight // self.block_size + 2
+        return num_pages + self.state_pages * min(num_sets, self._num_sets(num_tokens))
 
     def num_held_of(self, kind: PageKind, num_tokens: int) -> int:
         """Blocks of which a sequence of so many tokens holds a kind's pages at most. With a window:
@@ -158,6 +200,12 @@ class EngineConfig:
             return whole
         # Neither the first nor the last block need be full.
         return min(whole, -(-(kind.window + in_flight) // self.block_size) + 1)
+
+    def _num_sets(self, num_tokens: int) -> int:
+        """State sets that a sequence of so many tokens holds at most: that of its first block that
+        a step in flight computes, and one for each of these steps and for the next one."""
+        whole = -(-num_tokens // self.block_size)
+        return min(whole + 1, self.async_depth + 2) if num_tokens else 0
 
     @property
     def max_chunk(self) -> int:

@@ -176,9 +176,10 @@ def engine_config(
     *,
     block_bytes: int,
     page_windows: tuple[int, ...] = (0,),
+    state_pages: int = 0,
 ) -> EngineConfig:
-    """`num_blocks` of all layers, `block_bytes` of one page group; `page_windows`: see
-    `EngineConfig`. Raises `ConfigError`."""
+    """`num_blocks` of all layers, `block_bytes` of one page group; `page_windows` and
+    `state_pages`: see `EngineConfig`. Raises `ConfigError`."""
     if 0 < options.kv_swap_memory < block_bytes:
         raise ConfigError(
             "kv_swap_memory",
@@ -196,7 +197,7 @@ def engine_config(
     staged = min(max(STAGED_BYTES // block_bytes, STAGED_BLOCKS[0]), STAGED_BLOCKS[-1])
     return EngineConfig(
         block_size=options.block_size,
-        num_blocks=num_blocks * len(page_windows),
+        num_blocks=num_blocks * max(1, len(page_windows)),
         num_host_blocks=options.kv_swap_memory // block_bytes,
         num_staged_blocks=0 if options.kv_disk_dir is None else staged,
         num_peer_blocks=num_peer_blocks,
@@ -205,6 +206,7 @@ def engine_config(
         and options.kv_peer_direct == "auto"
         and options.layout.num_ranks == 1,
         page_windows=page_windows,
+        state_pages=state_pages,
         max_model_len=max_model_len,
         max_num_seqs=options.max_num_seqs,
         spare_rows=options.spare_rows,
@@ -214,4 +216,5 @@ def engine_config(
         async_depth=max(options.async_depth, options.pipeline_parallel_size),
         num_groups=options.pipeline_parallel_size,
         max_draft_tokens=options.max_draft_tokens,
+        enable_prefix_caching=bool(page_windows),
     )

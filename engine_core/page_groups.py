@@ -47,6 +47,8 @@ def kinds_of(windows: Sequence[int]) -> tuple[PageKind, ...]:
 def page_key(block_hash: bytes, group: int) -> bytes:
     """Key by which the page of a block is cached for a page group. That of the first group is the
     block's hash."""
+    if group > 255:
+        return block_hash + group.to_bytes(2)
     return block_hash + bytes((group,)) if group else block_hash
 
 

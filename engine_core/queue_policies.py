@@ -138,6 +138,7 @@ POLICIES: Mapping[str, Policy] = {
     )
 }
 DEFAULT = "fair"
+SHORTEST_FIRST = "srpt"
 ALLOWED = (
     f"one of {', '.join(POLICIES)}, and after it TIER=POLICY for single tiers, as fair,1=srpt; "
     "fcfs has no tiers"

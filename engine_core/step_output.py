@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from .queue_policies import DEFAULT
 from .request import FinishReason, TokenLogprobs
 
+MAX_RESIDENT = 256
+"""Adapters that a report of load names."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Started:
@@ -166,8 +169,8 @@ class EngineLoad:
     num_total_blocks: int = 0
     """Blocks of the pool, as are used ones: of all layers, with a page of each page group."""
     num_pages_by_window: dict[str, int] = field(default_factory=dict)
-    """Pages in block tables of requests, by the window of their layers, 0 for all keys; empty with
-    one page group."""
+    """Pages in block tables of requests, by the window of their layers, 0 for all keys, or `state`;
+    empty with one page group and no state layers."""
     num_used_host_blocks: int = 0
     """Blocks in host memory that hold a copy."""
     num_total_host_blocks: int = 0
@@ -210,6 +213,8 @@ class EngineLoad:
     """Memory that drafters hold, now."""
     policy: str = DEFAULT
     """Order of waiting requests, by tier."""
+    resident_adapters: list[bytes] = field(default_factory=list)
+    """Hashes of the adapters on the device that were used last; at most `MAX_RESIDENT`."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -34,6 +34,12 @@ from headwater.services.runtime.unread_variables import warn_of_unread_variables
 from headwater.services.runtime.usage_log import UsageLog
 from headwater.services.runtime.version import full_version
 
+from .adapters.catalogue import AdapterCatalogue
+from .adapters.contents import AdapterContents
+from .adapters.loading import AdapterLoading
+from .adapters.names import AdapterNames
+from .adapters.own_adapters import AdapterLimits, OwnAdapters
+from .adapters.placement import AdapterPlacement
 from .admin.adapters import AdapterAdmin
 from .admin.administration import Administration
 from .admin.demand import DemandPage
@@ -105,8 +111,12 @@ async def serve(settings: GatewaySettings) -> None:
         limits = storage_limits(settings, cluster.tenants)
         storage = TenantStorage(durable, limits)
         responses = ResponseStore(store, settings.response_ttl, limits)
+        loading = AdapterLoading(
+            cluster.members, cluster.processors, cluster.adapters, cluster.placement
+        )
+        own = own_adapters(settings, cluster, loading)
         admin = await stack.enter_async_context(
-            admin_of(settings, bus, durable, cluster.tenants, responses)
+            admin_of(settings, bus, durable, cluster.tenants, responses, own)
         )
         administration = Administration(admin, is_open=not settings.api_key_file)
         models = ModelAdmin(bus, cluster.catalogues, administration)
@@ -122,10 +132,10 @@ async def serve(settings: GatewaySettings) -> None:
             models,
             ReplicaAdmin(cluster.members, administration),
             DemandPage(demand),
-            AdapterAdmin(cluster.members, cluster.processors, administration, settings.adapter_dir),
+            AdapterAdmin(cluster.members, loading, administration, settings.adapter_dir),
         )
         routes.append(("GET", "/console/live", feed.watch))
-        app = make_app(cluster, settings, storage, responses, routes, administration.may_see)
+        app = make_app(cluster, settings, storage, responses, routes, administration.may_see, own)
         rest, public = listeners(settings, cluster, app)
         rest.start()
         await public.start()
@@ -135,7 +145,9 @@ async def serve(settings: GatewaySettings) -> None:
                 await adopt_unsigned(bus, durable)
             async with (
                 StorageBounds(
-                    bus, settings.storage_bytes, lambda: make_streams(settings, bus, durable)
+                    bus,
+                    settings.storage_bytes,
+                    lambda: make_streams(settings, bus, durable, cluster),
                 ).running(),
                 Heartbeat.running(bus, lambda: replace(member, without=cluster.outages())),
                 batches_run(settings, storage, app),
@@ -198,10 +210,14 @@ def own_member(
     )
 
 
-async def make_streams(settings: GatewaySettings, bus: Bus, durable: Durable) -> None:
+async def make_streams(
+    settings: GatewaySettings, bus: Bus, durable: Durable, cluster: Cluster
+) -> None:
     """Everything durable that is missing. Raises what NATS raises."""
     durable.forget()
     await durable.rooms()
+    await cluster.adapters.catalogue.make()
+    await cluster.placement.contents.make()
     await UsageLog(bus).make()
     if settings.keeps_tenants:
         await TenantStore(bus).make()
@@ -258,6 +274,7 @@ async def cluster_behind(
         router_behind(settings, bus, store, members) as (router, admission, outages),
         Timelines(bus, gateway_id).running() as timelines,
         Catalogues(bus).running() as catalogues,
+        adapters_behind(bus, members) as (adapters, placement),
         Doubts(bus, router.peers.epoch, lambda: len(router.peers) > 0).running() as doubts,
     ):
         processors = Processors()
@@ -275,6 +292,8 @@ async def cluster_behind(
             admission=admission,
             router=router,
             catalogues=catalogues,
+            adapters=adapters,
+            placement=placement,
             cold_starts=cold_starts,
             processors=processors,
             outputs=outputs,
@@ -333,6 +352,17 @@ async def members_behind(settings: GatewaySettings, bus: Bus) -> AsyncIterator[M
 
 
 @contextlib.asynccontextmanager
+async def adapters_behind(
+    bus: Bus, members: Members
+) -> AsyncIterator[tuple[AdapterNames, AdapterPlacement]]:
+    """The names of adapters, and what keeps engines in step with them."""
+    async with AdapterCatalogue(bus).running() as catalogue:
+        placement = AdapterPlacement(members, catalogue, AdapterContents(bus))
+        async with placement.running():
+            yield AdapterNames(members, catalogue), placement
+
+
+@contextlib.asynccontextmanager
 async def router_behind(
     settings: GatewaySettings, bus: Bus, store: Store, members: Members
 ) -> AsyncIterator[tuple[Router, Admission, Outages]]:
@@ -371,6 +401,15 @@ def cold_start_queue(
         is_served=lambda model: processors.serves(model) and outputs.serves(model),
         has_replica=lambda model: router.has_replica(model_key(model)),
     )
+
+
+def own_adapters(
+    settings: GatewaySettings, cluster: Cluster, loading: AdapterLoading
+) -> OwnAdapters:
+    tenants = cluster.tenants
+    own = tenants.adapters if isinstance(tenants, TenantDirectory) else no_own
+    limits = AdapterLimits(settings.tenant_adapters, settings.tenant_adapter_bytes, own)
+    return OwnAdapters(loading, cluster.placement.contents, limits, cluster.long_work)
 
 
 def storage_limits(settings: GatewaySettings, tenants: Tenants) -> StorageLimits:
@@ -412,13 +451,16 @@ async def admin_of(
     durable: Durable,
     tenants: Tenants,
     responses: ResponseStore,
+    adapters: OwnAdapters,
 ) -> AsyncIterator[TenantAdmin | None]:
     """Administration of tenants for the length of a scope, where tenants are kept."""
     if not isinstance(tenants, TenantDirectory):
         yield None
         return
     admins = AdminKeys.read(settings.admin_key, settings.admin_key_file)
-    async with Purge(tenants.tenant_store, durable, responses).running() as purge:
+    async with Purge(
+        tenants.tenant_store, durable, responses, adapters.drop_all
+    ).running() as purge:
         yield TenantAdmin(bus, admins, tenants, UsageLog(bus), purge)
 
 

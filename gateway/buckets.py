@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 from collections.abc import AsyncIterator, Iterator, Mapping
 
@@ -149,6 +150,17 @@ async def drop_keys(js: JetStreamContext, bucket: str, pattern: str) -> None:
     """Takes keys out of a bucket with all that they ever had. It writes nothing: a full bucket has
     room for it."""
     await js.purge_stream(f"KV_{bucket}", subject=f"$KV.{bucket}.{pattern}")
+
+
+async def drop_object(js: JetStreamContext, bucket: str, name: str) -> None:
+    """Deletes content from an object store, if it is there. It writes nothing, as `drop_keys`."""
+    try:
+        info = await (await js.object_store(bucket)).get_info(name, show_deleted=True)
+    except nats.js.errors.NotFoundError:
+        return
+    # The pieces are deleted first: without their entry nothing finds them.
+    for subject in (f"C.{info.nuid}", f"M.{base64.urlsafe_b64encode(name.encode()).decode()}"):
+        await js.purge_stream(f"OBJ_{bucket}", subject=f"$O.{bucket}.{subject}")
 
 
 async def value_of(bucket: KeyValue, key: str) -> tuple[bytes, int]:

@@ -28,7 +28,10 @@ _BOUNDS: tuple[tuple[Sequence[str], Callable[[float], bool], str], ...] = (
     (("port", "grpc_port"), lambda value: 0 <= value <= 65535, "0…65535"),
     (_POSITIVE, lambda value: value > 0, "more than 0"),
     (
-        ("max_queued", "cold_start_timeout", "batch_concurrency", "drain_limit"),
+        (
+            *("max_queued", "cold_start_timeout", "batch_concurrency", "drain_limit"),
+            *("tenant_adapters", "tenant_adapter_bytes"),
+        ),
         lambda value: value >= 0,
         "at least 0",
     ),
@@ -146,6 +149,13 @@ class GatewaySettings(StageSecuritySettings):
         DEFAULT_FILE_BYTES,
         "bytes of files, batches and background responses that a tenant may keep, unless it "
         "has a limit",
+    )
+    tenant_adapters: int = setting(
+        0, "adapters that a tenant may bring, unless it has a limit; 0: none"
+    )
+    tenant_adapter_bytes: int = setting(
+        1024 * 1024 * 1024,
+        "bytes of adapters that a tenant may bring, unless it has a limit",
     )
     tenant_response_bytes: int = setting(
         DEFAULT_RESPONSE_BYTES,

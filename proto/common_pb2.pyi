@@ -33,6 +33,8 @@ class _PoolingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Pooling.Value
     """their mean"""
     POOLING_CLS: _Pooling.ValueType  # 3
     """that of the first token"""
+    POOLING_MODEL: _Pooling.ValueType  # 4
+    """what the model's files say, else that of the last token; engines never see it"""
 
 class Pooling(_Pooling, metaclass=_PoolingEnumTypeWrapper):
     """What the hidden states of a prompt become."""
@@ -45,6 +47,8 @@ POOLING_MEAN: Pooling.ValueType  # 2
 """their mean"""
 POOLING_CLS: Pooling.ValueType  # 3
 """that of the first token"""
+POOLING_MODEL: Pooling.ValueType  # 4
+"""what the model's files say, else that of the last token; engines never see it"""
 Global___Pooling: _TypeAlias = Pooling  # noqa: Y015
 
 class _FinishReason:

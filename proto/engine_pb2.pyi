@@ -932,23 +932,61 @@ class CheckAdapterRequest(_message.Message):
 
     FOLDER_FIELD_NUMBER: _builtins.int
     WITHIN_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
     folder: _builtins.str
     """on the engine's host"""
     within: _builtins.str
     """a folder in which it has to lie; empty: any"""
+    digest: _builtins.bytes
+    """hash of the content that is meant; an engine that has it reads nothing; empty: any"""
     def __init__(
         self,
         *,
         folder: _builtins.str = ...,
         within: _builtins.str = ...,
+        digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["folder", b"folder", "within", b"within"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "folder", b"folder", "within", b"within"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CheckAdapterRequest: _TypeAlias = CheckAdapterRequest  # noqa: Y015
+
+@_typing.final
+class AdapterPart(_message.Message):
+    """A piece of an adapter's two files, one behind the other."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_CONFIG_BYTES_FIELD_NUMBER: _builtins.int
+    NUM_TENSOR_BYTES_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    num_config_bytes: _builtins.int
+    """with the first part: length of adapter_config.json"""
+    num_tensor_bytes: _builtins.int
+    """with the first part: length of adapter_model.safetensors"""
+    digest: _builtins.bytes
+    """with the first part: as in CheckAdapterRequest"""
+    data: _builtins.bytes
+    """at most 256 KiB"""
+    def __init__(
+        self,
+        *,
+        num_config_bytes: _builtins.int = ...,
+        num_tensor_bytes: _builtins.int = ...,
+        digest: _builtins.bytes = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "digest", b"digest", "num_config_bytes", b"num_config_bytes", "num_tensor_bytes", b"num_tensor_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdapterPart: _TypeAlias = AdapterPart  # noqa: Y015
 
 @_typing.final
 class CheckAdapterReply(_message.Message):
@@ -979,52 +1017,13 @@ class CheckAdapterReply(_message.Message):
 Global___CheckAdapterReply: _TypeAlias = CheckAdapterReply  # noqa: Y015
 
 @_typing.final
-class PublishAdapterRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NAME_FIELD_NUMBER: _builtins.int
-    DIGEST_FIELD_NUMBER: _builtins.int
-    name: _builtins.str
-    """as clients ask for it"""
-    digest: _builtins.bytes
-    """of a checked adapter"""
-    def __init__(
-        self,
-        *,
-        name: _builtins.str = ...,
-        digest: _builtins.bytes = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "name", b"name"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___PublishAdapterRequest: _TypeAlias = PublishAdapterRequest  # noqa: Y015
-
-@_typing.final
-class PublishAdapterReply(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___PublishAdapterReply: _TypeAlias = PublishAdapterReply  # noqa: Y015
-
-@_typing.final
 class UnloadAdapterRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """of a published adapter; empty: `digest` says which"""
+    """of an adapter that the engine was started with; empty: `digest` says which"""
     digest: _builtins.bytes
     """of a checked adapter"""
     def __init__(

@@ -70,10 +70,10 @@ class EngineStub:
                 request_serializer=headwater_dot_proto_dot_engine__pb2.CheckAdapterRequest.SerializeToString,
                 response_deserializer=headwater_dot_proto_dot_engine__pb2.CheckAdapterReply.FromString,
                 _registered_method=True)
-        self.PublishAdapter = channel.unary_unary(
-                '/headwater.v1.Engine/PublishAdapter',
-                request_serializer=headwater_dot_proto_dot_engine__pb2.PublishAdapterRequest.SerializeToString,
-                response_deserializer=headwater_dot_proto_dot_engine__pb2.PublishAdapterReply.FromString,
+        self.SendAdapter = channel.stream_unary(
+                '/headwater.v1.Engine/SendAdapter',
+                request_serializer=headwater_dot_proto_dot_engine__pb2.AdapterPart.SerializeToString,
+                response_deserializer=headwater_dot_proto_dot_engine__pb2.CheckAdapterReply.FromString,
                 _registered_method=True)
         self.UnloadAdapter = channel.unary_unary(
                 '/headwater.v1.Engine/UnloadAdapter',
@@ -140,8 +140,8 @@ class EngineServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def PublishAdapter(self, request, context):
-        """Serves a checked adapter under a name; running requests keep the one that had it before.
+    def SendAdapter(self, request_iterator, context):
+        """As CheckAdapter, of content that is sent: the files need not be on the engine's host.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -199,10 +199,10 @@ def add_EngineServicer_to_server(servicer, server):
                     request_deserializer=headwater_dot_proto_dot_engine__pb2.CheckAdapterRequest.FromString,
                     response_serializer=headwater_dot_proto_dot_engine__pb2.CheckAdapterReply.SerializeToString,
             ),
-            'PublishAdapter': grpc.unary_unary_rpc_method_handler(
-                    servicer.PublishAdapter,
-                    request_deserializer=headwater_dot_proto_dot_engine__pb2.PublishAdapterRequest.FromString,
-                    response_serializer=headwater_dot_proto_dot_engine__pb2.PublishAdapterReply.SerializeToString,
+            'SendAdapter': grpc.stream_unary_rpc_method_handler(
+                    servicer.SendAdapter,
+                    request_deserializer=headwater_dot_proto_dot_engine__pb2.AdapterPart.FromString,
+                    response_serializer=headwater_dot_proto_dot_engine__pb2.CheckAdapterReply.SerializeToString,
             ),
             'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
                     servicer.UnloadAdapter,
@@ -415,7 +415,7 @@ class Engine:
             _registered_method=True)
 
     @staticmethod
-    def PublishAdapter(request,
+    def SendAdapter(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -425,12 +425,12 @@ class Engine:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_unary(
+            request_iterator,
             target,
-            '/headwater.v1.Engine/PublishAdapter',
-            headwater_dot_proto_dot_engine__pb2.PublishAdapterRequest.SerializeToString,
-            headwater_dot_proto_dot_engine__pb2.PublishAdapterReply.FromString,
+            '/headwater.v1.Engine/SendAdapter',
+            headwater_dot_proto_dot_engine__pb2.AdapterPart.SerializeToString,
+            headwater_dot_proto_dot_engine__pb2.CheckAdapterReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,8 +48,8 @@ class EngineStub:
     """
     CheckAdapter: _grpc.UnaryUnaryMultiCallable[_engine_pb2.CheckAdapterRequest, _engine_pb2.CheckAdapterReply]
     """Reads and checks an adapter, which requests may then have by its hash; it gets no name."""
-    PublishAdapter: _grpc.UnaryUnaryMultiCallable[_engine_pb2.PublishAdapterRequest, _engine_pb2.PublishAdapterReply]
-    """Serves a checked adapter under a name; running requests keep the one that had it before."""
+    SendAdapter: _grpc.StreamUnaryMultiCallable[_engine_pb2.AdapterPart, _engine_pb2.CheckAdapterReply]
+    """As CheckAdapter, of content that is sent: the files need not be on the engine's host."""
     UnloadAdapter: _grpc.UnaryUnaryMultiCallable[_engine_pb2.UnloadAdapterRequest, _engine_pb2.UnloadAdapterReply]
     """Takes its name from an adapter, or forgets one without a name; it is dropped when its requests have ended."""
     Info: _grpc.UnaryUnaryMultiCallable[_engine_pb2.InfoRequest, _events_pb2.Member]
@@ -74,8 +74,8 @@ class EngineAsyncStub(EngineStub):
     """
     CheckAdapter: _aio.UnaryUnaryMultiCallable[_engine_pb2.CheckAdapterRequest, _engine_pb2.CheckAdapterReply]  # type: ignore[assignment]
     """Reads and checks an adapter, which requests may then have by its hash; it gets no name."""
-    PublishAdapter: _aio.UnaryUnaryMultiCallable[_engine_pb2.PublishAdapterRequest, _engine_pb2.PublishAdapterReply]  # type: ignore[assignment]
-    """Serves a checked adapter under a name; running requests keep the one that had it before."""
+    SendAdapter: _aio.StreamUnaryMultiCallable[_engine_pb2.AdapterPart, _engine_pb2.CheckAdapterReply]  # type: ignore[assignment]
+    """As CheckAdapter, of content that is sent: the files need not be on the engine's host."""
     UnloadAdapter: _aio.UnaryUnaryMultiCallable[_engine_pb2.UnloadAdapterRequest, _engine_pb2.UnloadAdapterReply]  # type: ignore[assignment]
     """Takes its name from an adapter, or forgets one without a name; it is dropped when its requests have ended."""
     Info: _aio.UnaryUnaryMultiCallable[_engine_pb2.InfoRequest, _events_pb2.Member]  # type: ignore[assignment]
@@ -141,12 +141,12 @@ class EngineServicer(metaclass=_abc_1.ABCMeta):
         """Reads and checks an adapter, which requests may then have by its hash; it gets no name."""
 
     @_abc_1.abstractmethod
-    def PublishAdapter(
+    def SendAdapter(
         self,
-        request: _engine_pb2.PublishAdapterRequest,
+        request_iterator: _MaybeAsyncIterator[_engine_pb2.AdapterPart],
         context: _ServicerContext,
-    ) -> _typing.Union[_engine_pb2.PublishAdapterReply, _abc.Awaitable[_engine_pb2.PublishAdapterReply]]:
-        """Serves a checked adapter under a name; running requests keep the one that had it before."""
+    ) -> _typing.Union[_engine_pb2.CheckAdapterReply, _abc.Awaitable[_engine_pb2.CheckAdapterReply]]:
+        """As CheckAdapter, of content that is sent: the files need not be on the engine's host."""
 
     @_abc_1.abstractmethod
     def UnloadAdapter(

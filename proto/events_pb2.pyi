@@ -60,6 +60,7 @@ class ServedModel(_message.Message):
     MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
     VOCAB_SIZE_FIELD_NUMBER: _builtins.int
     WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
     MODEL_CODE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """as clients ask for it"""
@@ -79,6 +80,8 @@ class ServedModel(_message.Message):
     """number of token ids"""
     weight_bytes: _builtins.int
     """size of the weights' file; 0: not known. Replicas need not agree"""
+    task: _builtins.str
+    """what the model does: generate, embed; empty: not known. Replicas need not agree"""
     model_code: _builtins.str
     """whose modelling code: headwater, transformers; empty: not known. Replicas need not agree"""
     def __init__(
@@ -93,11 +96,12 @@ class ServedModel(_message.Message):
         max_model_len: _builtins.int = ...,
         vocab_size: _builtins.int = ...,
         weight_bytes: _builtins.int = ...,
+        task: _builtins.str = ...,
         model_code: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "dtype", b"dtype", "kv_format", b"kv_format", "max_model_len", b"max_model_len", "model_code", b"model_code", "name", b"name", "num_shards", b"num_shards", "revision", b"revision", "vocab_size", b"vocab_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "dtype", b"dtype", "kv_format", b"kv_format", "max_model_len", b"max_model_len", "model_code", b"model_code", "name", b"name", "num_shards", b"num_shards", "revision", b"revision", "task", b"task", "vocab_size", b"vocab_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -239,6 +243,7 @@ class Load(_message.Message):
     NUM_TOTAL_DISK_BYTES_FIELD_NUMBER: _builtins.int
     MAX_CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
+    RESIDENT_ADAPTERS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """engine steps so far"""
     num_running: _builtins.int
@@ -295,6 +300,10 @@ class Load(_message.Message):
     def waiting_credits(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
         """by gateway's epoch: prompt tokens it may have waiting here; none: any"""
 
+    @_builtins.property
+    def resident_adapters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """hashes of adapters in device memory, those used last come last"""
+
     def __init__(
         self,
         *,
@@ -324,10 +333,11 @@ class Load(_message.Message):
         num_total_disk_bytes: _builtins.int = ...,
         max_chunk_tokens: _builtins.int = ...,
         policy: _builtins.str = ...,
+        resident_adapters: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "incarnation", b"incarnation", "itl_seconds", b"itl_seconds", "itl_seconds_per_request", b"itl_seconds_per_request", "kv_seq", b"kv_seq", "max_chunk_tokens", b"max_chunk_tokens", "max_running", b"max_running", "num_generated_tokens", b"num_generated_tokens", "num_prefill_tokens", b"num_prefill_tokens", "num_running", b"num_running", "num_total_blocks", b"num_total_blocks", "num_total_disk_bytes", b"num_total_disk_bytes", "num_total_host_blocks", b"num_total_host_blocks", "num_used_blocks", b"num_used_blocks", "num_used_disk_bytes", b"num_used_disk_bytes", "num_used_host_blocks", b"num_used_host_blocks", "num_waiting", b"num_waiting", "policy", b"policy", "prefill_tps", b"prefill_tps", "prefix_hits", b"prefix_hits", "prefix_queries", b"prefix_queries", "role", b"role", "seconds_per_hit_token", b"seconds_per_hit_token", "seconds_per_pulled_token", b"seconds_per_pulled_token", "step", b"step", "waiting_credits", b"waiting_credits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "incarnation", b"incarnation", "itl_seconds", b"itl_seconds", "itl_seconds_per_request", b"itl_seconds_per_request", "kv_seq", b"kv_seq", "max_chunk_tokens", b"max_chunk_tokens", "max_running", b"max_running", "num_generated_tokens", b"num_generated_tokens", "num_prefill_tokens", b"num_prefill_tokens", "num_running", b"num_running", "num_total_blocks", b"num_total_blocks", "num_total_disk_bytes", b"num_total_disk_bytes", "num_total_host_blocks", b"num_total_host_blocks", "num_used_blocks", b"num_used_blocks", "num_used_disk_bytes", b"num_used_disk_bytes", "num_used_host_blocks", b"num_used_host_blocks", "num_waiting", b"num_waiting", "policy", b"policy", "prefill_tps", b"prefill_tps", "prefix_hits", b"prefix_hits", "prefix_queries", b"prefix_queries", "resident_adapters", b"resident_adapters", "role", b"role", "seconds_per_hit_token", b"seconds_per_hit_token", "seconds_per_pulled_token", b"seconds_per_pulled_token", "step", b"step", "waiting_credits", b"waiting_credits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -471,7 +481,7 @@ class ServedAdapter(_message.Message):
     rank: _builtins.int
     """the highest of its projections"""
     published_at: _builtins.float
-    """when it got the name, in seconds since 1970"""
+    """when it got the name, in seconds since 1970; 0: it has none"""
     def __init__(
         self,
         *,

@@ -214,6 +214,7 @@ class PrepareRequest(_message.Message):
     CACHE_NAMESPACE_FIELD_NUMBER: _builtins.int
     STREAM_FIELD_NUMBER: _builtins.int
     POOLING_FIELD_NUMBER: _builtins.int
+    PROMPT_NAME_FIELD_NUMBER: _builtins.int
     ESCAPE_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
@@ -224,6 +225,8 @@ class PrepareRequest(_message.Message):
     """some fields exclude streaming"""
     pooling: _common_pb2.Pooling.ValueType
     """embed the prompt instead of answering it"""
+    prompt_name: _builtins.str
+    """of an embedded text: the model's text that goes before it"""
     escape_special_tokens: _builtins.bool
     """read those in a conversation as text, also where the model's own setting does not"""
     tenant: _builtins.str
@@ -245,14 +248,17 @@ class PrepareRequest(_message.Message):
         cache_namespace: _builtins.bytes = ...,
         stream: _builtins.bool = ...,
         pooling: _common_pb2.Pooling.ValueType = ...,
+        prompt_name: _builtins.str | None = ...,
         escape_special_tokens: _builtins.bool = ...,
         tenant: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_name", b"_prompt_name", "prompt", b"prompt", "prompt_name", b"prompt_name", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_namespace", b"cache_namespace", "escape_special_tokens", b"escape_special_tokens", "model", b"model", "pooling", b"pooling", "prompt", b"prompt", "sampling", b"sampling", "stream", b"stream", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_name", b"_prompt_name", "cache_namespace", b"cache_namespace", "escape_special_tokens", b"escape_special_tokens", "model", b"model", "pooling", b"pooling", "prompt", b"prompt", "prompt_name", b"prompt_name", "sampling", b"sampling", "stream", b"stream", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__prompt_name: _TypeAlias = _typing.Literal["prompt_name"]  # noqa: Y015
+    _WhichOneofArgType__prompt_name: _TypeAlias = _typing.Literal["_prompt_name", b"_prompt_name"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_name) -> _WhichOneofReturnType__prompt_name | None: ...
 
 Global___PrepareRequest: _TypeAlias = PrepareRequest  # noqa: Y015
 
@@ -268,12 +274,15 @@ class PrepareReply(_message.Message):
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
     ANSWER_FORMAT_FIELD_NUMBER: _builtins.int
+    POOLING_FIELD_NUMBER: _builtins.int
     block_hashes: _builtins.bytes
     """of the full blocks, 16 bytes each, one after another"""
     block_size: _builtins.int
     """tokens a block"""
     grammar: _builtins.bytes
     """what the answer must match, in llguidance's words (UTF-8); empty: it is free"""
+    pooling: _common_pb2.Pooling.ValueType
+    """of a prompt that is embedded; never POOLING_MODEL"""
     @_builtins.property
     def prompt_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """to compute"""
@@ -305,10 +314,11 @@ class PrepareReply(_message.Message):
         block_size: _builtins.int = ...,
         grammar: _builtins.bytes = ...,
         answer_format: _common_pb2.AnswerFormat | None = ...,
+        pooling: _common_pb2.Pooling.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "bad_word_ids", b"bad_word_ids", "block_hashes", b"block_hashes", "block_size", b"block_size", "eos_token_ids", b"eos_token_ids", "grammar", b"grammar", "prompt_ids", b"prompt_ids", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "bad_word_ids", b"bad_word_ids", "block_hashes", b"block_hashes", "block_size", b"block_size", "eos_token_ids", b"eos_token_ids", "grammar", b"grammar", "pooling", b"pooling", "prompt_ids", b"prompt_ids", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -38,6 +38,7 @@ capabilities = Capabilities(
     softcaps=True,
     odd_heads=True,
     mixed_layers=True,
+    encoders=True,
     disk_blocks=True,
     draft_models=True,
     draft_heads=True,

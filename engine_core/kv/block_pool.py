@@ -138,6 +138,14 @@ class BlockPool:
             self._cached.append((block, block_hash, self.generations[block]))
         return block_hash not in self.elsewhere
 
+    def uncache(self, block: int) -> None:
+        """Forgets what a block caches, if anything. Keys of block hashes are not forgotten: nobody
+        would announce it."""
+        if (key := self._hash_of[block]) is not None:
+            assert not is_block_hash(key)
+            self._hash_of[block] = None
+            del self._block_of[key]
+
     def find(self, block_hash: bytes) -> int | None:
         return self._block_of.get(block_hash)
 

@@ -20,7 +20,7 @@ class Source(Protocol):
 class PageKeys:
     def __init__(self, kinds: Sequence[PageKind], block_size: int) -> None:
         self._kinds = tuple(kinds)
-        self._num_groups = self._kinds[-1].groups.stop
+        self._num_groups = sum(len(kind.groups) for kind in self._kinds)
         self._num_seen = [kind.num_seen(block_size) for kind in self._kinds]
 
     def num_found(self, source: Source, hashes: Sequence[bytes]) -> int:

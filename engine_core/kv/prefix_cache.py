@@ -73,6 +73,11 @@ class Hits(NamedTuple):
     """Number of blocks of the sequence that need not be computed."""
     held: tuple[HeldPages, ...]
     """Pages of each kind that the next position sees."""
+    snapshot: Sequence[int] = ()
+    """Pages of the state set with which it is continued; empty without state layers."""
+    num_cached: int = 0
+    """With state layers, number of leading blocks that are cached, with a snapshot behind them or
+    not."""
 
     @property
     def pages(self) -> list[int]:

@@ -10,10 +10,12 @@ import torch
 
 from ..executor import Int32Array
 from ..ragged import last_elements, places
+from .state_rows import StateRows
 
 LayerCaches = torch.Tensor | tuple[torch.Tensor, ...]
 """The KV cache of each layer, [2, num_blocks, Hk, block_size, D]: one tensor of all layers, or one
-for each where pages are of several groups."""
+for each where pages are of several groups. Of a state layer the memory of all pages, uint8 [pages,
+bytes of a page]; see `StateRows`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,8 @@ class ForwardBatch:
     last ones, as many as it has drafts and one more."""
     adapter_of_row: torch.Tensor | None = None
     """int32 [T] slot of each token's adapter, -1: none; None: no token has one."""
+    states: StateRows | None = None
+    """State sets of the requests; None: the model has no state layers."""
     page_groups: tuple[ForwardBatch, ...] = ()
     """The batch as layers of each page group read it, with slots and block tables of the group;
     empty: all layers read this one."""
@@ -60,6 +64,7 @@ class ForwardBatch:
             sampled=self.sampled.to(device),
             page_groups=tuple(each.to(device) for each in self.page_groups),
             adapter_of_row=None if self.adapter_of_row is None else self.adapter_of_row.to(device),
+            states=None if self.states is None else self.states.to(device),
         )
 
 
@@ -79,6 +84,7 @@ def last_tokens(batch: ForwardBatch, num_kept: Int32Array) -> ForwardBatch:
             torch.from_numpy(num_kept).to(at.device), dim=0
         ),
         sampled=at,
+        states=None,
         page_groups=(),
         group_of_layer=(),
     )

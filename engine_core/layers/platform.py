@@ -14,6 +14,7 @@ from ..sampling.operations import SamplingOperations
 from .batch import ForwardBatch
 from .linear.linear import Linear, Product, Tokens
 from .routing import ExpertProduct, ExpertStack, Router, Routes
+from .text_batch import TextBatch
 
 
 class Platform(Protocol):
@@ -93,6 +94,29 @@ def plans_of(platform: Platform, batch: ForwardBatch) -> Any:
     if not batch.page_groups:
         return platform.plan_attention(batch)
     return [platform.plan_attention(each) for each in batch.page_groups]
+
+
+class EncoderPlatform(Platform, Protocol):
+    """A platform with the flag `encoders`."""
+
+    def plan_texts(self, batch: TextBatch) -> Any:
+        """Plan of the texts of a batch for `mutual_attention`, made once for all layers."""
+
+    def mutual_attention(
+        self,
+        qkv: torch.Tensor,
+        texts: Any,
+        head_dim: int,
+        distance_bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """qkv [T, 3 Hq D] → [T, Hq D]: each token attends to all tokens of its text, with scores
+        scaled by 1 / sqrt(D). distance_bias float32 [Hq, 2 L − 1] is added to the scores: column
+        L − 1 + d is that of a key d positions behind its query. A text has the same bits in any
+        batch."""
+
+    def biased_linear(self, linear: Linear, bias: torch.Tensor, activation: str) -> Product:
+        """x [T, K] → [T, N]: activation(product + bias), bias [N]; activation as in
+        `Platform.activation`, empty: none."""
 
 
 class ExpertPlatform(Platform, Protocol):

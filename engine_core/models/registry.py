@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from ..config import require
+from ..weights.encoders.sentence_files import KEY as SENTENCE_KEY
 from ..weights.json_object import read_object
 from ..weights.model_config import ModelConfig
 from .configs import (
+    bert,
     cohere2,
     corrected_moe,
     gemma,
@@ -92,6 +94,7 @@ _MIXED = ("neither tensor nor pipeline parallel, and not with `--numerics tree`"
 _LLAMA = "Llama 2 and 3, SmolLM2, TinyLlama, Yi, R1-Distill-Llama"
 _QWEN2 = "Qwen2, Qwen2.5, QwQ, R1-Distill-Qwen"
 ARCHITECTURES = {
+    "BertModel": _own("bert:Bert", bert.read_bert, "BERT, MiniLM, BGE, E5", "bert"),
     "Cohere2ForCausalLM": _own(
         "cohere2:Cohere2", cohere2.read_cohere2, "Command R7B, Command A", "cohere2"
     ),
@@ -155,6 +158,7 @@ ARCHITECTURES = {
     "HYV3ForCausalLM": _own(_DECODER, corrected_moe.read_hy3, "Hy3", "hy_v3", limits=_EXPERTS),
     "InternLM3ForCausalLM": _own(_DECODER, llama.read_internlm3, "InternLM 3", "internlm3"),
     "LlamaForCausalLM": _own(_DECODER, llama.read_llama, _LLAMA, "llama"),
+    "MPNetModel": _own("mpnet:MPNet", bert.read_mpnet, "MPNet", "mpnet", limits=_DENSE),
     "MiniMaxM2ForCausalLM": _own(
         _DECODER,
         corrected_moe.read_minimax_m2,
@@ -208,13 +212,25 @@ ARCHITECTURES = {
     "Qwen3VLForConditionalGeneration": _own(
         _DECODER, llama.read_qwen3, "Qwen3-VL (dense)", "qwen3_vl", is_text_part=True
     ),
+    "RobertaModel": _own("bert:Bert", bert.read_roberta, "RoBERTa", "roberta"),
     "SeedOssForCausalLM": _own(_DECODER, llama.read_seed_oss, "Seed-OSS", "seed_oss"),
     "SmolLM3ForCausalLM": _own(_DECODER, smollm3.read_smollm3, "SmolLM3", "smollm3"),
     "Starcoder2ForCausalLM": _own(
         "starcoder2:Starcoder2", starcoder2.read_starcoder2, "StarCoder 2", "starcoder2"
     ),
+    "XLMRobertaModel": _own(
+        "bert:Bert",
+        bert.read_roberta,
+        "XLM-RoBERTa, bge-m3 (dense), multilingual E5",
+        "xlm-roberta",
+    ),
 }
 OTHER_NAMES = {
+    "BertForMaskedLM": "BertModel",
+    "BertForPreTraining": "BertModel",
+    "MPNetForMaskedLM": "MPNetModel",
+    "RobertaForMaskedLM": "RobertaModel",
+    "XLMRobertaForMaskedLM": "XLMRobertaModel",
     "GPT2Model": "GPT2LMHeadModel",
     "LLaMAForCausalLM": "LlamaForCausalLM",
     "YiForCausalLM": "LlamaForCausalLM",
@@ -257,6 +273,13 @@ def is_foreign(hf_config: Mapping[str, Any]) -> bool:
     from .foreign.library import knows  # noqa: PLC0415  # needs torch
 
     return knows(hf_config, name)
+
+
+def sentence_of(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Content of files of sentence-transformers that were beside a converted model's config; empty:
+    there were none. See `read_sentence_files`."""
+    found: Mapping[str, Any] = hf_config.get(SENTENCE_KEY, {})
+    return found
 
 
 def code_of(config: ModelConfig) -> str:

@@ -43,6 +43,8 @@ class Capabilities:
     """Low-rank adapters behind linear layers (`AdapterPlatform`; `--adapter-memory`)."""
     softcaps: bool = False
     """Attention whose scores are capped."""
+    encoders: bool = False
+    """Layers whose tokens see each other both ways (`EncoderPlatform`)."""
     odd_heads: bool = False
     """Head sizes that are no power of two."""
     mixed_layers: bool = False

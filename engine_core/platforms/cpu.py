@@ -30,12 +30,13 @@ from .cpu_experts import CpuExperts, route
 from .cpu_kernels import compile_kernels, packed_kernels
 from .cpu_products import CpuProducts
 from .cpu_sampling import CpuSampling
+from .encoders.cpu import CpuTexts
 
 CPU_DTYPES = DTYPES
 """Types of weights that a CPU serves."""
 
 
-class CpuPlatform:
+class CpuPlatform(CpuTexts):
     """See `Platform`."""
 
     device = torch.device("cpu")
@@ -44,7 +45,7 @@ class CpuPlatform:
     def __init__(self, model: ModelConfig, block_size: int) -> None:
         # Query heads of a key head, in layers that see all keys and in layers with a window.
         self._groups = _group_of(model.of_global_layers), _group_of(model)
-        self._products = CpuProducts()
+        super().__init__(CpuProducts())
 
     @classmethod
     def of(cls, model: ModelConfig, config: EngineConfig) -> CpuPlatform:

@@ -3,10 +3,16 @@ groups of rows that give a row the same bits in any batch."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from headwater.kernels.cpu import block_linear, fp8_linear, group_linear
+from headwater.kernels.cpu.activation import activation as activated
+from headwater.kernels.cpu.packed_linear import biased_linear
 from headwater.kernels.cpu.row_stable_linear import (
+    FIXED_ROWS,
+    MAX_ROWS,
     PACKED,
     PLAIN,
     Library,
@@ -22,11 +28,14 @@ from ..layers.linear.group_tiles import TileLinear
 from ..layers.linear.linear import Linear, Product
 from ..layers.linear.packed import PackedLinear
 
+TEXT_ROWS = 512
+"""Rows of the largest product of an encoder, whose steps have thousands of tokens."""
+
 
 class CpuProducts:
     def __init__(self) -> None:
         self._libraries: dict[str, Library] = {DenseLinear.kind: PLAIN, PackedLinear.kind: PACKED}
-        self._row_rules: dict[tuple[str, torch.dtype, tuple[int, ...]], RowRule] = {}
+        self._row_rules: dict[tuple[str, torch.dtype, tuple[int, int], int], RowRule] = {}
 
     def of(self, linear: Linear) -> Product:
         if isinstance(linear, BlockLinear):
@@ -47,10 +56,40 @@ class CpuProducts:
 
         return product
 
-    def _row_rule(self, kind: str, weight: torch.Tensor) -> RowRule:
-        key = (kind, weight.dtype, tuple(weight.shape))
+    def biased(self, linear: Linear, bias: torch.Tensor, activation: str) -> Product:
+        """activation(product + bias), in one call of the library where it has such a product."""
+        if not isinstance(linear, PackedLinear) or activation not in ("", "gelu"):
+            product = self.of(linear)
+            if not activation:
+                return lambda x: product(x) + bias
+            return lambda x: activated(product(x) + bias, activation)
+        rule = self._row_rule(linear.kind, linear.weight, max_rows=TEXT_ROWS, fixed_rows=MAX_ROWS)
+        multiply = partial(biased_linear, bias=bias, has_gelu=activation == "gelu")
+        library = Library(multiply, PACKED.prepare)
+
+        def fused(x: torch.Tensor) -> torch.Tensor:
+            # The layer, not its weight, as above.
+            return row_stable_linear(x, linear.weight, rule, library)
+
+        return fused
+
+    def _row_rule(
+        self,
+        kind: str,
+        weight: torch.Tensor,
+        *,
+        max_rows: int = MAX_ROWS,
+        fixed_rows: int = FIXED_ROWS,
+    ) -> RowRule:
+        num_outputs, num_inputs = weight.shape
+        key = (kind, weight.dtype, (num_outputs, num_inputs), max_rows)
         if key not in self._row_rules:
             self._row_rules[key] = row_rule(
-                weight.shape[0], weight.shape[1], weight.dtype, self._libraries[kind]
+                num_outputs,
+                num_inputs,
+                weight.dtype,
+                self._libraries[kind],
+                max_rows=max_rows,
+                fixed_rows=fixed_rows,
             )
         return self._row_rules[key]

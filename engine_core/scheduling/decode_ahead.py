@@ -30,8 +30,7 @@ def add_drafts(step: StepBuilder, rows: Rows, blocks: Blocks, max_positions: int
     most = np.minimum(num_left, table.credit[decoding]) - 1
     most = np.minimum(most, min(speculator.max_drafts, total)) * may_draft
     room = blocks.room(decoding, table.num_computed) - 1
-    num_grown = int(np.count_nonzero(most > room)) + len(rows.running)
-    if blocks.num_pages_of_blocks(num_grown) > blocks.num_free:
+    if not blocks.may_grow(int(np.count_nonzero(most > room)), len(rows.running)):
         most = np.minimum(most, room)
     most = most.astype(np.int32)
     draft_ids = None

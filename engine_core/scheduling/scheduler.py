@@ -16,8 +16,9 @@ from ..executor import Int32Array
 from ..kv.block_leases import BlockLeases
 from ..kv.block_source import BlockSource
 from ..kv.tiers import Tiers
-from ..step_output import EngineLoad
+from ..step_output import MAX_RESIDENT, EngineLoad
 from .blocks.blocks import Blocks
+from .blocks.state_blocks import StateBlocks
 from .blocks.wanted import Wanted
 from .decode_ahead import add_drafts
 from .rows.rows import Rows
@@ -54,7 +55,7 @@ class Scheduler:
         self._config = config
         self._clock = clock
         self.rows = rows = Rows(config, masks, speculator, clock)
-        self.blocks = Blocks(
+        self.blocks = (StateBlocks if config.state_pages else Blocks)(
             config,
             clock,
             tiers,
@@ -167,6 +168,7 @@ class Scheduler:
         """Ends a request wherever it is; what steps in flight sample for it does not count."""
         request.has_finished = True
         self.seating.leave(request)
+        self._end_slot_wait(request)
         if request.row == NO_ROW:
             return
         self.rows.table.is_alive[request.row] = False
@@ -178,6 +180,7 @@ class Scheduler:
         self.rows.describe(load)
         self.blocks.describe(load)
         self.seating.describe(load)
+        load.resident_adapters = self.adapters.resident[-MAX_RESIDENT:]
         table = self.rows.table
         load.num_wasted_slots = self.blocks.num_wasted_slots(table.num_known, table.is_alive)
 
@@ -192,7 +195,7 @@ class Scheduler:
             rows, full_rows, num_needed = self._decodable_rows()
         # Blocks that are being released serve the rows of the lowest rank in a later step.
         by_rank = np.array(sorted(full_rows.tolist(), key=self.rows.table.rank_of), np.intp)
-        num_served = self.blocks.num_free // self.blocks.num_pages_of_blocks(1)
+        num_served = self.blocks.num_growable(by_rank)
         served, deferred = np.split(by_rank, [min(num_served, by_rank.size)])
         return np.setdiff1d(rows, deferred, assume_unique=True), served, True
 
@@ -205,7 +208,7 @@ class Scheduler:
             self.blocks.num_lacking(each, each.num_computed + 1)
             for each in self.rows.prefilling.values()
         )
-        return rows, full_rows, self.blocks.num_pages_of_blocks(full_rows.size) + num_stuck
+        return rows, full_rows, self.blocks.num_to_grow(full_rows) + num_stuck
 
     def _continue_prefills(
         self, step: StepBuilder, prefilling: list[RequestState], *, overtakes: bool
@@ -229,6 +232,7 @@ class Scheduler:
         these are."""
         start = request.num_computed
         end = min(request.num_tokens, start + min(budget, self.seating.max_chunk))
+        end = self.blocks.chunk_end(request, end)
         if self.blocks.num_held_tokens(request) < end:
             step.extend(request, end, self.blocks)
             end = min(end, self.blocks.num_held_tokens(request))
@@ -262,7 +266,8 @@ class Scheduler:
             stored, cached = self.blocks.note_computed(request)
             step.stored += stored
             step.cached += cached
-            self.seating.note_scheduled(request, self.blocks.num_full(request))
+            if self.blocks.are_hit_at_once:
+                self.seating.note_scheduled(request, self.blocks.num_full(request))
 
     def _admit_before(
         self, step: StepBuilder, request: RequestState, parts: dict[str, int]
@@ -292,7 +297,8 @@ class Scheduler:
             request = self.seating.next(step, may_go)
             if request is None:
                 return
-            if not self.seating.may_take_slot(request) or not self.adapters.fits(request.adapter):
+            if not self._finds_slot(request):
+                self.adapters.shares.wait(request.key, request.tenant)
                 self.seating.await_slot(request)
                 continue
             wanted = self.blocks.wanted(request)
@@ -308,21 +314,31 @@ class Scheduler:
             else:
                 self._seat(step, request, wanted)
                 if parts is None:
-                    self._add_chunk(step, request, step.budget_of(request))
+                    self._add_chunk(step, request, self.seating.budget_of(step, request))
                 else:
                     self._add_part(step, request, parts)
+            self._end_slot_wait(request)
+
+    def _finds_slot(self, request: RequestState) -> bool:
+        """Whether there is a slot for the request's adapter, and none has to be left to others."""
+        fits = self.adapters.fits(request.adapter, request.tenant)
+        return fits and self.seating.may_take_slot(request)
+
+    def _end_slot_wait(self, request: RequestState) -> None:
+        """Notes that a request waits for no slot any more: others may take one now."""
+        if self.adapters.shares.end_wait(request.key):
+            self.seating.note_released()
 
     def _seat(self, step: StepBuilder, request: RequestState, wanted: Wanted) -> None:
         num_taken = self.seating.num_taken(wanted)
         partial = self.blocks.reserve_partial(request, wanted, num_taken, self.rows.next_step)
-        request.adapter_slot = self.adapters.seat(request.adapter)
+        request.adapter_slot = self.adapters.seat(request.adapter, request.tenant)
         self.seating.seat(request)
         self.rows.seat(request)
         placed = self.blocks.seat(request, wanted, partial)
         self.seating.rank_seated(request)
         step.admit(request, *placed)
-        if partial.num_tokens:
-            step.copy(partial, self.blocks.begun_pages(request))
+        step.copies += self.blocks.copies(request, wanted, partial)
 
     def _make_room(self) -> None:
         """Preempts for waiting requests before a step is planned, since none that has a part in it
@@ -350,7 +366,7 @@ class Scheduler:
         """Frees rows and blocks of requests that have left and that no step in flight lists."""
         for request in self.rows.returning():
             self.blocks.release(request)
-            self.adapters.leave(request.adapter)
+            self.adapters.leave(request.adapter, request.tenant)
             self.rows.vacate(request)
             self.seating.note_released()
             if not request.has_finished:

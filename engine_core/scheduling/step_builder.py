@@ -17,7 +17,6 @@ from ..executor import (
 )
 from ..step_output import MasksWanted, StoredChain
 from .blocks.blocks import Blocks
-from .blocks.forks import PartialBlock
 from .table.masks import RowIndices
 from .table.request_state import RequestState
 from .table.request_table import RequestTable
@@ -146,10 +145,6 @@ class StepBuilder:
             )
         )
 
-    def copy(self, partial: PartialBlock, begun: list[int]) -> None:
-        """Lets a block with the pages `begun` begin as a copy of `partial`."""
-        self.copies += zip(partial.pages, begun, strict=True)
-
     def extend(self, request: RequestState, num_tokens: int, blocks: Blocks) -> None:
         """Gives the request's row blocks for so many of its tokens, as far as there are free
         ones."""
@@ -162,9 +157,7 @@ class StepBuilder:
     def grow(self, rows: RowIndices, blocks: Blocks) -> None:
         """Gives each row one more block."""
         if rows.size:
-            columns, pages = blocks.grow(rows)
-            num_groups = pages.shape[1]
-            self.set_pages(np.repeat(rows, num_groups), columns.reshape(-1), pages.reshape(-1))
+            self.set_pages(*blocks.grow(rows))
 
     def compose(
         self,

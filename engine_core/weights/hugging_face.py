@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError
 
 from ..config import ConfigError, require
+from .encoders.sentence_files import KEY, dense_folders, read_sentence_files
 from .json_object import read_object
 from .safetensors_file import opened
 from .torch_file import opened_by_torch
@@ -32,17 +33,27 @@ class HuggingFaceFolder:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._sentence = read_sentence_files(path)
         self._files = _files_of(path)
+        self._prefixes = {}
+        """By file of a dense layer, what its tensors' names begin with."""
+        for i, layer in enumerate(dense_folders(self._sentence)):
+            for name in _files_of(path / layer):
+                self._files.append(f"{layer}/{name}")
+                self._prefixes[f"{layer}/{name}"] = f"dense.{i}."
 
     def hf_config(self) -> dict[str, Any]:
-        return read_object(self._path / "config.json")
+        """Content of `config.json`, and of files of sentence-transformers beside it."""
+        config = read_object(self._path / "config.json")
+        return config if self._sentence is None else config | {KEY: self._sentence}
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, tensor) of everything in the files."""
         for name, keys in self._keys_of.items():
             with _opened(self._path / name) as file:
+                prefix = self._prefixes.get(name, "")
                 for key in keys:
-                    yield key, _read(file, key)
+                    yield key, _read(file, key.removeprefix(prefix))
 
     def names(self) -> set[str]:
         """Names of everything in the files."""
@@ -60,7 +71,8 @@ class HuggingFaceFolder:
         file_of: dict[str, str] = {}
         for name in self._files:
             with _opened(self._path / name) as file:
-                keys_of[name] = list(file.keys())
+                prefix = self._prefixes.get(name, "")
+                keys_of[name] = [prefix + key for key in file.keys()]  # noqa: SIM118  # no mapping
             for key in keys_of[name]:
                 first = file_of.setdefault(key, name)
                 require(

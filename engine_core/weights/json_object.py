@@ -11,15 +11,28 @@ from ..config import ConfigError
 
 def read_object(path: Path) -> dict[str, Any]:
     """The object in a file. Raises `ConfigError` where there is none that can be read."""
+    found = _read(path)
+    if not isinstance(found, dict):
+        raise ConfigError(path.name, str(path.parent), "a folder with one that is an object")
+    return found
+
+
+def read_array(path: Path) -> list[Any]:
+    """The array in a file. Raises `ConfigError` where there is none that can be read."""
+    found = _read(path)
+    if not isinstance(found, list):
+        raise ConfigError(path.name, str(path.parent), "a folder with one that is an array")
+    return found
+
+
+def _read(path: Path) -> object:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found: object = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         why = _reason(error)
         raise ConfigError(
             path.name, str(path.parent), f"a folder with one that can be read ({why})"
         ) from None
-    if not isinstance(found, dict):
-        raise ConfigError(path.name, str(path.parent), "a folder with one that is an object")
     return found
 
 

@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..config import ConfigError, require
+from .encoders.config import EncoderConfig
 from .experts_config import ExpertsConfig
 from .formats.packing import Quantization
 from .formats.quantization import read_quantization
 from .mixed_layers import MixedLayers
 from .rope_config import DEFAULT_THETA, positive_of, rope_of, rotary_dim_of, scaling_of
+from .state_layers import StateLayers
 
 MAX_SIZES = {
     "num_hidden_layers": 1024,
@@ -122,6 +124,10 @@ class ModelConfig:
     """Experts in place of the MLPs of some layers, or of all; None: no layer has any."""
     mixed: MixedLayers | None = None
     """Shapes of a model with layers of two kinds; None: all layers have those of the config."""
+    states: StateLayers | None = None
+    """Layers that keep a state in place of keys and values; None: there are none."""
+    encoder: EncoderConfig | None = None
+    """Fields of an encoder; None: it is a decoder."""
     unpadded_head_dim: int = 0
     """Numbers of a head in the checkpoint, where zeros pad heads to `head_dim`; 0: none do."""
     foreign: Mapping[str, Any] | None = None
@@ -146,8 +152,14 @@ class ModelConfig:
     @property
     def kv_elements_per_token(self) -> int:
         """Numbers that all layers together cache for a token."""
-        caching = (i for i in range(self.num_layers) if self.kv_layer(i) == i)
-        return 2 * sum(self.at(i).kv_width for i in caching)
+        if self.encoder is not None:
+            return 0
+        return 2 * sum(self.at(i).kv_width for i in self.caching_layers)
+
+    @property
+    def task(self) -> str:
+        """Task of the model: `embed`, or `generate` where its tokens are sampled too."""
+        return "generate" if self.encoder is None else "embed"
 
     @property
     def attention_work(self) -> float:
@@ -196,6 +208,8 @@ class ModelConfig:
     @property
     def most_positions(self) -> int:
         """The longest sequence that an engine can be started for."""
+        if self.encoder is not None:
+            return self.num_learned_positions - self.position_offset
         scaling = self.rope_scaling or {}
         if scaling.get("rope_type") == "dynamic":
             return int(self.max_position_embeddings * scaling["factor"])
@@ -216,6 +230,7 @@ class ModelConfig:
             "activations": ("hidden_act", self.activation if plain else ""),
             "odd_heads": ("head_dim", next((n for n in self.head_dims if n.bit_count() > 1), 0)),
             "mixed_layers": ("heads by layer", () if self.mixed is None else self.head_dims),
+            "encoders": ("architectures", self.architecture if self.encoder else ""),
             "experts": ("num_experts", 0 if self.experts is None else self.experts.num_experts),
             "expert_biases": ("biases of experts", has_biases),
         }
@@ -227,7 +242,7 @@ class ModelConfig:
         """The model with heads padded by zeros to a power of two. It is unchanged where heads have
         such a size, or norms that zeros would change."""
         size = self.head_dim
-        if size.bit_count() == 1 or self.qk_norm or self.width_norms:
+        if self.encoder is not None or size.bit_count() == 1 or self.qk_norm or self.width_norms:
             return self
         return replace(
             self,
@@ -249,6 +264,12 @@ class ModelConfig:
         window = self.window_of(layer)
         return max(i for i in range(num_own) if self.window_of(i) == window)
 
+    @property
+    def caching_layers(self) -> list[int]:
+        """Layers with keys and values of their own."""
+        layers = range(self.num_layers)
+        return [i for i in layers if not self.has_state(i) and self.kv_layer(i) == i]
+
     def at(self, layer: int) -> ModelConfig:
         """The config of a model whose layers all have the shapes of this one."""
         if self.mixed is None:
@@ -258,6 +279,15 @@ class ModelConfig:
             return shaped
         width = self.mixed.sharing_width
         return replace(shaped, num_kv_projections=0, intermediate_size=width)
+
+    def has_state(self, layer: int) -> bool:
+        """Whether a layer keeps a state in place of keys and values."""
+        return self.states is not None and self.states.is_state[layer]
+
+    @property
+    def num_kv_layers(self) -> int:
+        """Layers that have keys and values of their own."""
+        return len(self.caching_layers)
 
     def has_experts(self, layer: int) -> bool:
         """Whether a layer has experts in place of an MLP."""
@@ -271,6 +301,7 @@ class ModelConfig:
             is_windowed=self.is_windowed[first:stop],
             is_rotary=self.is_rotary[first:stop],
             experts=None if self.experts is None else self.experts.of_layers(first, stop),
+            states=None if self.states is None else self.states.of_layers(first, stop),
         )
 
     def _active_width(self, layer: int) -> int:

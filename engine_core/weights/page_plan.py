@@ -14,6 +14,10 @@ MOST_PADDING = Fraction(4, 100)
 """Share of a cache's bytes that pages of short groups leave unused, at most."""
 
 
+STATES = -1
+"""Stands for a page group at state layers, which have no pages of their own."""
+
+
 @dataclass(frozen=True, slots=True)
 class PagePlan:
     """Page groups of a model; see `page_groups`."""
@@ -23,7 +27,8 @@ class PagePlan:
     num_layers: int
     """Layers that a page has room for, of the size of a place."""
     places: tuple[tuple[int, int], ...]
-    """Page group of each layer, and the first of its places in the page."""
+    """Page group of each layer, and the first of its places in the page. Of a state layer: `STATES`,
+    and its first unit among those of all state layers."""
     place_width: int = 0
     """Numbers of a token's keys in one place, where layers take one or more of them; 0: each layer
     takes one."""
@@ -48,8 +53,8 @@ class PagePlan:
 
     @property
     def group_of_layer(self) -> tuple[int, ...]:
-        """Page group of each layer; empty: there is one."""
-        return tuple(group for group, _ in self.places) if self.num_groups > 1 else ()
+        """Page group of each layer, of a state layer any; empty: there is one."""
+        return tuple(max(group, 0) for group, _ in self.places) if self.num_groups > 1 else ()
 
 
 def plan_pages(model: ModelConfig, max_model_len: int) -> PagePlan:
@@ -58,12 +63,13 @@ def plan_pages(model: ModelConfig, max_model_len: int) -> PagePlan:
     # A window of one position needs no cache, and is not worth a case of its own. One that no
     # sequence exceeds hides nothing.
     hides = 1 < model.sliding_window < max_model_len
-    windows = [model.window_of(i) if hides else 0 for i in range(model.num_layers)]
-    if len({*windows}) == 1:
-        return replace(one_group(model), windows=(windows[0],))
+    layers = model.caching_layers
+    windows = {i: model.window_of(i) if hides else 0 for i in layers}
+    if len({*windows.values()}) == 1:
+        return replace(one_group(model), windows=(windows[layers[0]],))
     width, sizes = _places_of(model)
-    kinds = list(zip(windows, sizes, strict=True))
-    counts = Counter(kinds[i] for i in _caching(model))
+    kinds = {i: (windows[i], sizes[i]) for i in layers}
+    counts = Counter(kinds.values())
     num_places = _places_of_page(counts)
     first_groups: dict[_Kind, int] = {}
     of_groups: list[int] = []
@@ -73,39 +79,39 @@ def plan_pages(model: ModelConfig, max_model_len: int) -> PagePlan:
         of_groups += [window] * -(-counts[kind] // (num_places // size))
     seen = Counter[_Kind]()
     places: dict[int, tuple[int, int]] = {}
-    for i in _caching(model):
+    for i in model.caching_layers:
         kind = kinds[i]
         group, place = divmod(seen[kind], num_places // kind[1])
         places[i] = first_groups[kind] + group, place * kind[1]
         seen[kind] += 1
-    return PagePlan(tuple(of_groups), num_places, _of_all_layers(model, places), width)
+    return PagePlan(tuple(of_groups), num_places, _with_states(model, places), width)
 
 
 def one_group(model: ModelConfig) -> PagePlan:
-    """All layers of a model in one page, which keeps every block."""
+    """All layers of a model with keys and values in one page, which keeps every block."""
     width, sizes = _places_of(model)
     places: dict[int, tuple[int, int]] = {}
     num_places = 0
-    for i in _caching(model):
+    for i in model.caching_layers:
         places[i] = 0, num_places
         num_places += sizes[i]
-    return PagePlan((0,), num_places, _of_all_layers(model, places), width)
+    return PagePlan((0,), num_places, _with_states(model, places), width)
 
 
 _Kind = tuple[int, int]
 """Window and places of a layer."""
 
 
-def _caching(model: ModelConfig) -> list[int]:
-    """Layers with keys and values of their own."""
-    return [i for i in range(model.num_layers) if model.kv_layer(i) == i]
-
-
-def _of_all_layers(
+def _with_states(
     model: ModelConfig, places: Mapping[int, tuple[int, int]]
 ) -> tuple[tuple[int, int], ...]:
-    """Places of all layers: those without keys of their own have the place of another."""
-    return tuple(places[model.kv_layer(i)] for i in range(model.num_layers))
+    """Places of all layers, from those of the layers with keys and values of their own. Layers that
+    read those of another have its place."""
+    first_units = (0,) * model.num_layers if model.states is None else model.states.first_units
+    return tuple(
+        places.get(model.kv_layer(i), (STATES, first_unit))
+        for i, first_unit in enumerate(first_units)
+    )
 
 
 def _places_of(model: ModelConfig) -> tuple[int, list[int]]:

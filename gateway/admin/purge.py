@@ -1,5 +1,5 @@
-"""Deletes what removed tenants leave behind: files, batches, responses, conversations. Usage
-records stay.
+"""Deletes what removed tenants leave behind: files, batches, responses, conversations,
+adapters. Usage records stay.
 
 The gateway that removes a tenant does so at once. Every gateway looks again later, so that nothing
 stays where that one died, storage was away, or a request that was still running wrote something.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import msgspec
 import structlog
@@ -39,10 +39,15 @@ class Purge:
     """Use within `running`."""
 
     def __init__(
-        self, tenant_store: TenantStore, durable: Durable, responses: ResponseStore
+        self,
+        tenant_store: TenantStore,
+        durable: Durable,
+        responses: ResponseStore,
+        drop_adapters: Callable[[str], Awaitable[None]],
     ) -> None:
         self._tenant_store = tenant_store
         self._responses = responses
+        self._drop_adapters = drop_adapters
         self._files = Files(durable)
         self._batches = Ledger(durable)
         self._background = BackgroundLedger(durable)
@@ -79,6 +84,7 @@ class Purge:
         await self._files.drop_all(key)
         await self._background.drop_all(key)
         await self._responses.drop_all(key)
+        await self._drop_adapters(key)
 
     async def _look(self) -> None:
         while True:

@@ -121,4 +121,12 @@ def _shown(member: Member) -> dict[str, Any]:
             name: getattr(load, name)
             for name in ("num_running", "num_waiting", "num_used_blocks", "num_total_blocks")
         },
+        "adapters": [
+            {
+                "name": each.name,
+                "digest": each.digest.hex(),
+                "is_resident": each.digest in load.resident_adapters,
+            }
+            for each in member.adapters
+        ],
     }

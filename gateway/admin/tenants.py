@@ -46,6 +46,8 @@ PLAIN = (
     "escape_special_tokens",
     "file_bytes",
     "response_bytes",
+    "adapters",
+    "adapter_bytes",
 )
 """Fields of a tenant that a change replaces as they are."""
 
@@ -80,6 +82,8 @@ class NewTenant(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     models: dict[str, Limits] = {}
     file_bytes: Count | None = None
     response_bytes: Count | None = None
+    adapters: Count | None = None
+    adapter_bytes: Count | None = None
 
 
 class Change(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -96,6 +100,8 @@ class Change(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     models: dict[str, dict[str, Any] | None] | msgspec.UnsetType = msgspec.UNSET
     file_bytes: Count | msgspec.UnsetType | None = msgspec.UNSET
     response_bytes: Count | msgspec.UnsetType | None = msgspec.UNSET
+    adapters: Count | msgspec.UnsetType | None = msgspec.UNSET
+    adapter_bytes: Count | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class Rotation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from headwater.services.runtime import errors
 from headwater.services.runtime.unforeseen import unforeseen
 
+from ..adapters.own_adapters import OwnAdapters
 from ..anthropic.schema import CountTokensRequest, MessagesRequest
 from ..jobs.response_store import ResponseStore
 from ..jobs.tenant_storage import TenantStorage
@@ -44,6 +45,7 @@ from ..tenancy.caller import Caller
 from ..tenancy.tenants import authorization_of
 from ..wire.decode import build_decoders
 from ..wire.http_errors import MethodNotAllowed, PathNotServed
+from .adapters import AdapterSurface
 from .background_responses import BackgroundResponses
 from .batches import BatchSurface
 from .callers import Callers
@@ -89,6 +91,7 @@ def make_app(
     responses: ResponseStore,
     admin_routes: Sequence[Route],
     may_see_tenants: Callable[[Exchange], bool],
+    adapters: OwnAdapters,
 ) -> ASGIApp:
     """The application. Error pages and methods are ours, so that every answer has the
     envelope of its API."""
@@ -99,6 +102,7 @@ def make_app(
         *surface.routes(),
         *OllamaSurface(cluster, callers, settings).routes(),
         *BatchSurface(storage, callers, settings.max_file_bytes).routes(),
+        *AdapterSurface(adapters, storage, callers).routes(),
         *OwnPages(
             cluster,
             may_see_tenants,
@@ -395,12 +399,13 @@ class RestSurface:
         return handle
 
     async def list_models(self, exchange: Exchange) -> None:
-        self._callers.identify(exchange)
-        await exchange.reply_json(models.list_models(self._cluster))
+        tenant = self._callers.identify(exchange).tenant
+        await exchange.reply_json(models.list_models(self._cluster, tenant))
 
     async def get_model(self, exchange: Exchange) -> None:
-        self._callers.identify(exchange)
-        await exchange.reply_json(models.get_model(self._cluster, exchange.path_params["name"]))
+        tenant = self._callers.identify(exchange).tenant
+        name = exchange.path_params["name"]
+        await exchange.reply_json(models.get_model(self._cluster, tenant, name))
 
     async def tokenize(self, exchange: Exchange) -> None:
         caller = self._callers.admit(exchange)

@@ -34,7 +34,8 @@ from ..wire.required import given
 from .callers import Callers
 from .http_exchange import Exchange, Route, file_headers
 
-PURPOSE = "batch"
+BATCH = "batch"
+PURPOSES = (BATCH, "adapter")
 MAX_FILES = 1000
 MAX_FILENAME = 255
 """Files of a tenant; characters of a file's name."""
@@ -120,8 +121,9 @@ class BatchSurface:
             purpose = form.get("purpose")
             if not isinstance(file, UploadFile):
                 raise BadRequest("file", "file is missing; allowed: one file", code="missing_field")
-            if given("purpose", purpose, PURPOSE) != PURPOSE:
-                raise BadRequest.of("purpose", purpose, PURPOSE)
+            allowed = " or ".join(PURPOSES)
+            if given("purpose", purpose, allowed) not in PURPOSES:
+                raise BadRequest.of("purpose", purpose, allowed)
             # The body may have taken long, and the key may be gone since.
             tenant = self._callers.identify(exchange).tenant
             with or_unavailable():
@@ -132,7 +134,9 @@ class BatchSurface:
                 name = (file.filename or "file")[:MAX_FILENAME]
                 num_bytes = file.size or 0
                 async with self._storage.room(tenant.key, num_bytes):
-                    return await self._files.add(tenant.key, name, PURPOSE, file.file, num_bytes)
+                    return await self._files.add(
+                        tenant.key, name, str(purpose), file.file, num_bytes
+                    )
         finally:
             await form.close()
 

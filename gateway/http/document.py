@@ -11,6 +11,7 @@ import msgspec
 from ..anthropic.schema import CountTokensRequest, MessagesRequest
 from ..ollama import schema as ollama
 from ..openai import schema
+from ..openai.adapter_schema import NewOwnAdapter
 from ..openai.batch_schema import NewBatch
 from ..openai.conversation_schema import ConversationChange, NewConversation, NewItems
 from ..openai.embeddings import EmbeddingRequest
@@ -41,6 +42,7 @@ BODIES: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/v1/conversations": (NewConversation, "Begin a conversation that is kept"),
     "/v1/conversations/{id}": (ConversationChange, "Change the metadata of a conversation"),
     "/v1/conversations/{id}/items": (NewItems, "Add to a conversation"),
+    "/v1/adapters": (NewOwnAdapter, "Serve an adapter of the tenant's own"),
     "/v1/batches": (NewBatch, "Run a file of requests when there is room"),
     "/tokenize": (schema.TokenizeRequest, "Text or messages to token ids"),
     "/detokenize": (schema.DetokenizeRequest, "Token ids to text"),
@@ -60,6 +62,7 @@ _READS = {
     "/v1/files": "The tenant's files, youngest first",
     "/v1/files/{id}": "One file",
     "/v1/files/{id}/content": "What is in it",
+    "/v1/adapters": "The adapters that the tenant has brought",
     "/v1/batches": "The tenant's batches, youngest first",
     "/v1/batches/{id}": "One batch, and how far it is",
     "/api/tags": "What is served, as Ollama's API lists it",
@@ -78,6 +81,7 @@ _WITHOUT_BODY = {
     ("delete", "/v1/conversations/{id}"): "Forget a conversation",
     ("delete", "/v1/conversations/{id}/items/{item_id}"): "Forget an item",
     ("delete", "/v1/files/{id}"): "Forget a file",
+    ("delete", "/v1/adapters/{name}"): "Take an adapter's name from it",
     ("delete", "/v1/streams/{id}"): "Forget a resumable stream: it ends once nobody reads it",
     ("post", "/v1/responses/{id}/cancel"): "End a response in the background",
     ("post", "/v1/batches/{id}/cancel"): "End a batch with the results that it has",
@@ -85,7 +89,10 @@ _WITHOUT_BODY = {
 _UPLOAD = {
     "type": "object",
     "required": ["file", "purpose"],
-    "properties": {"file": {"type": "string", "format": "binary"}, "purpose": {"enum": ["batch"]}},
+    "properties": {
+        "file": {"type": "string", "format": "binary"},
+        "purpose": {"enum": ["batch", "adapter"]},
+    },
 }
 _ERROR = {
     "type": "object",

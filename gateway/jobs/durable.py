@@ -5,7 +5,6 @@ Knows their names and limits; knows nothing about their contents.
 
 from __future__ import annotations
 
-import base64
 from dataclasses import dataclass
 
 import nats.errors
@@ -28,7 +27,7 @@ from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.errors import Unavailable
 from headwater.services.runtime.record_seal import RecordSeals
 
-from .signed_bucket import SignedBucket
+from ..signed_bucket import SignedBucket
 
 KEPT_SECONDS = 30 * 86_400
 """Seconds that files and ended batches are kept."""
@@ -176,14 +175,3 @@ async def _object_store(js: JetStreamContext, name: str) -> ObjectStore:
     except nats.js.errors.NotFoundError:
         config = ObjectStoreConfig(bucket=name, ttl=KEPT_SECONDS, storage=StorageType.FILE)
         return await js.create_object_store(name, config)
-
-
-async def drop_object(rooms: Rooms, name: str) -> None:
-    """Deletes content from the object store, if it is there. It writes nothing, as `drop_keys`."""
-    try:
-        info = await rooms.contents.get_info(name, show_deleted=True)
-    except nats.js.errors.NotFoundError:
-        return
-    # The pieces are deleted first: without their entry nothing finds them.
-    for subject in (f"C.{info.nuid}", f"M.{base64.urlsafe_b64encode(name.encode()).decode()}"):
-        await rooms.js.purge_stream(f"OBJ_{CONTENTS}", subject=f"$O.{CONTENTS}.{subject}")

@@ -20,6 +20,8 @@ from headwater.services.runtime.errors import Unavailable
 from headwater.services.runtime.tasks import owned_task
 from headwater.services.runtime.usage_log import AUDIT_STREAM, STREAM
 
+from ..adapters.catalogue import BUCKET as ADAPTERS
+from ..adapters.contents import CONTENTS as ADAPTER_CONTENTS
 from ..buckets import FAILURES
 from ..storage_limits import MIN_STORAGE_BYTES
 from ..tenancy.tenant_store import BUCKET
@@ -36,10 +38,12 @@ from .durable import (
 )
 
 PERCENT = {
-    f"OBJ_{CONTENTS}": 40,
+    f"OBJ_{CONTENTS}": 31,
     f"KV_{RESULTS}": 12,
     f"KV_{BACKGROUND}": 8,
     BACKGROUND_LOG: 4,
+    f"OBJ_{ADAPTER_CONTENTS}": 8,
+    f"KV_{ADAPTERS}": 1,
     f"KV_{FILES}": 4,
     f"KV_{BATCHES}": 4,
     LINES_QUEUE: 2,

@@ -13,8 +13,8 @@ from headwater.services.runtime import subjects
 from headwater.services.runtime.errors import NotFound
 
 from ..buckets import Missing, is_wrong_sequence
+from ..signed_bucket import SignedBucket
 from .durable import Durable
-from .signed_bucket import SignedBucket
 
 RecordT = TypeVar("RecordT")
 

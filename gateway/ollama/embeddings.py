@@ -28,7 +28,7 @@ def embed_to_embedding(asked: EmbedRequest, texts: Sequence[str], model: str) ->
     return Embedding(
         model=model,
         prompts=[Prompt(text=text) for text in texts],
-        pooling=POOLINGS["last"],
+        pooling=POOLINGS["model"],
         dimensions=asked.dimensions,
         normalize=True,
         truncate_prompt_tokens=WHAT_FITS if is_cut else None,
@@ -41,7 +41,7 @@ def embeddings_to_embedding(asked: EmbeddingsRequest, model: str) -> Embedding:
     return Embedding(
         model=model,
         prompts=[Prompt(text=asked.prompt or "")],
-        pooling=POOLINGS["last"],
+        pooling=POOLINGS["model"],
         dimensions=None,
         normalize=False,
         truncate_prompt_tokens=WHAT_FITS,

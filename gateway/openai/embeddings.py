@@ -59,6 +59,9 @@ class EmbeddingRequest(Body, kw_only=True):
         Annotated[Literal["last", "mean", "cls"], Meta(description="last, mean or cls")] | None
     ) = None
     normalize: Flag | None = None
+    prompt_name: (
+        Annotated[str, Meta(max_length=256, description="a name of the model's prompts")] | None
+    ) = None
     truncate_prompt_tokens: Truncation | None = None
     truncation_side: (
         Annotated[Literal["left", "right"], Meta(description="left or right")] | None
@@ -82,7 +85,7 @@ def to_embedding(asked: EmbeddingRequest, max_choices: int) -> Embedding:
     return Embedding(
         model=asked.model,
         prompts=_prompts_of(asked, max_choices),
-        pooling=POOLINGS[asked.pooling or "last"],
+        pooling=POOLINGS[asked.pooling or "model"],
         dimensions=asked.dimensions,
         normalize=asked.normalize is not False,
         truncate_prompt_tokens=(
@@ -91,6 +94,7 @@ def to_embedding(asked: EmbeddingRequest, max_choices: int) -> Embedding:
             else truncation_to_pb(asked.truncate_prompt_tokens)
         ),
         truncation_side=asked.truncation_side,
+        prompt_name=asked.prompt_name,
         cache_salt=asked.cache_salt or "",
     )
 

@@ -25,28 +25,28 @@ class TokenizerNotShown(NotFound):
         )
 
 
-def list_models(cluster: Cluster) -> dict[str, Any]:
+def list_models(cluster: Cluster, tenant: Tenant) -> dict[str, Any]:
     return {
         "object": "list",
-        "data": [*_cards(cluster).values()],
+        "data": [*_cards(cluster, tenant).values()],
     }
 
 
-def get_model(cluster: Cluster, name: str) -> dict[str, Any]:
+def get_model(cluster: Cluster, tenant: Tenant, name: str) -> dict[str, Any]:
     """Model by name. Raises `NotFound`."""
-    if (card := _cards(cluster).get(name)) is None:
+    if (card := _cards(cluster, tenant).get(name)) is None:
         raise cluster.processors.unknown(name)
     return card
 
 
-def _cards(cluster: Cluster) -> dict[str, dict[str, Any]]:
-    """Cards of models and of their adapters by name. A model's name is no adapter's."""
+def _cards(cluster: Cluster, tenant: Tenant) -> dict[str, dict[str, Any]]:
+    """Cards of models and of a tenant's adapters by name. A model's name is no adapter's."""
     models = cluster.processors.models()
     adapters = {
-        name: _card(models[base][0], int(adapter.published_at))
-        | {"id": name, "root": base, "parent": base}
-        for name, (base, adapter) in cluster.adapters().items()
-        if base in models
+        name: _card(models[each.base][0], int(each.created_at))
+        | {"id": name, "root": each.base, "parent": each.base}
+        for name, each in cluster.adapters.seen_by(tenant).items()
+        if each.base in models
     }
     return adapters | {name: _card(*served) for name, served in models.items()}
 
@@ -61,6 +61,7 @@ def _card(model: ServedModel, since: int) -> dict[str, Any]:
         "parent": None,
         "max_model_len": model.max_model_len,
         "model_code": model.model_code,
+        "capabilities": list(model.capabilities),
     }
 
 
@@ -84,7 +85,7 @@ async def tokenize(
     wants_text = bool(asked.return_token_strs)
     reply = await cluster.processors.tokenize(
         processor_pb2.ProcessorTokenizeRequest(
-            model=cluster.target(model).model,
+            model=cluster.target(tenant, model).model,
             prompt=prompt,
             return_token_strings=wants_text,
             escape_special_tokens=cluster.tenants.escapes_special_tokens(tenant),
@@ -103,6 +104,6 @@ async def detokenize(
     cluster: Cluster, tenant: Tenant, asked: DetokenizeRequest, model: str
 ) -> dict[str, Any]:
     request = processor_pb2.ProcessorDetokenizeRequest(
-        model=cluster.target(model).model, token_ids=asked.tokens, tenant=tenant.key
+        model=cluster.target(tenant, model).model, token_ids=asked.tokens, tenant=tenant.key
     )
     return {"prompt": (await cluster.processors.detokenize(request)).text}

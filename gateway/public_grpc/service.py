@@ -169,11 +169,12 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         embedding = Embedding(
             model=request.model,
             prompts=request.inputs,
-            pooling=request.pooling or common_pb2.POOLING_LAST,
+            pooling=request.pooling or common_pb2.POOLING_MODEL,
             dimensions=optional(request, "dimensions"),
             normalize=request.normalize if request.HasField("normalize") else True,
             truncate_prompt_tokens=optional(request, "truncate_prompt_tokens"),
             truncation_side=optional(request, "truncation_side"),
+            prompt_name=optional(request, "prompt_name"),
             cache_salt=request.cache_salt,
         )
         async with caller.within_deadline():
@@ -229,6 +230,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 max_model_len=model.max_model_len,
                 created=since,
                 revision=model.revision,
+                capabilities=model.capabilities,
             )
             for model, since in self._cluster.processors.models().values()
         ]
@@ -324,7 +326,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             raise errors.BodyTooLarge(self._max_text_bytes)
         model = request.model or self._cluster.processors.only_model()
         await self._cluster.accounts.count(caller.tenant, caller.standing, model)
-        return caller, self._cluster.target(model).model
+        return caller, self._cluster.target(caller.tenant, model).model
 
     def _caller(self, context: Context) -> Caller:
         metadata = context.invocation_metadata()

@@ -15,25 +15,26 @@ import structlog
 from structlog.typing import FilteringBoundLogger
 
 from headwater.services.runtime import errors
-from headwater.services.runtime.member import Kind, Member, ServedAdapter
+from headwater.services.runtime.member import Kind, Member
 from headwater.services.runtime.membership import Change, ChangeKind, Members
 from headwater.services.runtime.served_model import ServedModel, model_key
 from headwater.services.runtime.tracing import NoTracing, Tracing
 
+from ..adapters.names import AdapterNames, Target
+from ..adapters.placement import AdapterPlacement
 from ..long_work import LongWork
 from ..router.router import Router
 from ..stages.catalogues import Catalogues
 from ..stages.output_sessions import ANY_MODEL, OutputSessions
 from ..stages.prefetches import Prefetches
 from ..stages.processors import Processors
-from ..stages.served_adapters import Target, published, target_of
 from ..tenancy.accounts import Accounts
 from ..tenancy.answer_lengths import AnswerLengths
 from ..tenancy.cache_namespace import CacheNamespaces
 from ..tenancy.caller import Caller
 from ..tenancy.fair_start import FairStart
 from ..tenancy.grant import Standing
-from ..tenancy.tenants import Identity, Tenants, authorization_of
+from ..tenancy.tenants import Identity, Tenant, Tenants, authorization_of
 from ..tenancy.virtual_time import VirtualTime
 from .admission import Admission
 from .cold_start_queue import ColdStartQueue
@@ -59,6 +60,8 @@ class Cluster:
     fair: VirtualTime
     router: Router
     catalogues: Catalogues
+    adapters: AdapterNames
+    placement: AdapterPlacement
     cold_starts: ColdStartQueue
     metrics: Metrics
     processors: Processors
@@ -96,6 +99,7 @@ class Cluster:
         self.metrics.waiting.set_function(lambda: self.admission.num_queued)
         self.metrics.demand = self.demand_by_model
         self.timelines.find_here = self._explained_here
+        self.placement.is_in_use = self.has_adapter
         self.processors.on_change = self.outputs.on_change = self.cold_starts.look_again
         self.metrics.streams.set_function(lambda: self.outputs.num_streams)
 
@@ -111,16 +115,14 @@ class Cluster:
                 f"no processor of the model {name!r} is within reach", code="processor_unavailable"
             ) from None
 
-    def target(self, name: str) -> Target:
-        """Model and adapter that a client's name stands for; a name that is served by none stands
+    def target(self, tenant: Tenant, name: str) -> Target:
+        """Model and adapter that a tenant's name stands for; a name that is served by none stands
         for itself."""
-        if self.processors.serves(name):
-            return Target(name)
-        return target_of(name, self.members.of(Kind.ENGINE))
+        return Target(name) if self.processors.serves(name) else self.adapters.target(tenant, name)
 
-    def adapters(self) -> dict[str, tuple[str, ServedAdapter]]:
-        """Adapters by name, each with the name of its base model."""
-        return published(self.members.of(Kind.ENGINE))
+    def has_adapter(self, digest: bytes) -> bool:
+        """Whether a request that waits or runs has the adapter with this hash."""
+        return any(each.target.adapter == digest for run in self._runs() for each in run)
 
     def missing(self) -> list[str]:
         """Names of the stages that are missing for a request to be answered. Empty: the gateway is

@@ -246,7 +246,9 @@ class Dispatcher:
         await cluster.cold_starts.replica_of_admitted(generation.target.model, self._least_seconds)
         max_tokens = prepared.sampling.max_tokens - (len(token_ids) - len(prepared.prompt_ids))
         attempts = generation.timeline.attempts
+        target = generation.target
         while True:
+            await cluster.placement.ensure(target.model, target.adapter, self._faults.failed)
             try:
                 decision = cluster.router.choose(
                     model_key,
@@ -258,7 +260,7 @@ class Dispatcher:
                     if attempts and generation.has_begun
                     else "",
                     expected_tokens=generation.timeline.expected_tokens,
-                    adapter=generation.target.adapter,
+                    adapter=target.adapter,
                     lender=self._faults.lender,
                     may_hand_over=generation.may_be_handed_over,
                 )

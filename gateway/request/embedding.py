@@ -20,6 +20,7 @@ from .prompt_runs import run_all
 from .sinks import Gathered
 
 POOLINGS = {
+    "model": common_pb2.POOLING_MODEL,
     "last": common_pb2.POOLING_LAST,
     "mean": common_pb2.POOLING_MEAN,
     "cls": common_pb2.POOLING_CLS,
@@ -37,6 +38,7 @@ class Embedding:
     normalize: bool
     truncate_prompt_tokens: int | None
     truncation_side: str | None = None
+    prompt_name: str | None = None
     cache_salt: str
     generations: list[Generation] = field(default_factory=list)
 
@@ -62,6 +64,7 @@ class Embedding:
                 cache_salt=self.cache_salt,
                 first_index=index,
                 pooling=self.pooling,
+                prompt_name=self.prompt_name,
             )
             self.generations.append(Generation(request))
         try:

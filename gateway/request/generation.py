@@ -16,8 +16,8 @@ from headwater.proto import common_pb2, processor_pb2
 from headwater.services.runtime import errors
 from headwater.services.runtime.served_model import ServedModel
 
+from ..adapters.names import Target
 from ..router.decision import Decision
-from ..stages.served_adapters import Target
 from ..stages.stream_context import Found
 from ..tenancy.grant import LEASE_TOKENS, Grant
 from .choice import Choice

@@ -25,6 +25,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     first_index: int = 0
     """Index of its first choice among those of the whole request."""
     pooling: common_pb2.Pooling.ValueType = common_pb2.POOLING_UNSPECIFIED
+    prompt_name: str | None = None
+    """Name of the model's text that goes before an embedded one; None: the model's default."""
     """Set for a prompt that is embedded, not answered."""
     context: StreamContext | None = None
     """Set for a stream that can be resumed."""

@@ -47,7 +47,7 @@ def open_request(
         tracestate=caller.span.context.tracestate,
         # Tokens that were leased and have not come, from any engine.
         credit=max(0, min(choice.credit_left for choice in choices)),
-        pooling=request.pooling,
+        pooling=prepared.pooling,
         forks=len(generation.choices) > 1,
         hand_over=decision.hands_over,
         holder=_holder_of(decision),

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from headwater.proto import processor_pb2
 
-from ..stages.served_adapters import Target
+from ..adapters.names import Target
 from ..stages.stream_context import StreamNotKept
 from .choice import Choice
 from .cluster import Cluster
@@ -65,6 +65,7 @@ async def _prepare(cluster: Cluster, generation: Generation) -> None:
         cache_namespace=generation.namespace,
         stream=request.stream,
         pooling=request.pooling,
+        prompt_name=request.prompt_name,
         escape_special_tokens=cluster.tenants.escapes_special_tokens(tenant),
         tenant=tenant.key,
     )
@@ -91,7 +92,8 @@ async def _prepare(cluster: Cluster, generation: Generation) -> None:
 
 def _target(cluster: Cluster, generation: Generation) -> Target:
     """Target of a request's name; a resumed request keeps the adapter that it was admitted with."""
-    target = cluster.target(generation.request.model)
+    request = generation.request
+    target = cluster.target(request.caller.tenant, request.model)
     found = generation.found
     return target if found is None else replace(target, adapter=found.context.adapter)
 

@@ -13,7 +13,7 @@ async def prompt_length(
 ) -> int:
     """Raises `BadRequest`, `NotFound`, `Unavailable`."""
     asked = processor_pb2.ProcessorTokenizeRequest(
-        model=cluster.target(model).model,
+        model=cluster.target(caller.tenant, model).model,
         prompt=prompt,
         escape_special_tokens=cluster.tenants.escapes_special_tokens(caller.tenant),
         tenant=caller.tenant.key,

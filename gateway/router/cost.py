@@ -7,6 +7,9 @@ import msgspec
 
 PRESSURE_SECONDS = 0.15
 MAX_FILLED = 0.98
+ADAPTER_SECONDS = 0.005
+"""Cost of an adapter that is not on a device: its copy from host memory (88 MB of rank 16 for 8B
+take 2 ms), and that of the one whose place it takes when that is wanted again."""
 GUARD_FILLED = 0.95
 """Share of KV blocks in use above which a replica takes no more, while another one can."""
 
@@ -31,12 +34,15 @@ class Parts(msgspec.Struct, frozen=True, gc=False):
     hand_over: float = 0.0
     """Time from the first token until another replica has the prompt's last blocks and has computed
     a step, where this one computes prompts for others."""
+    adapter: float = 0.0
+    """Time until the request's adapter is on the device, which may take the place of another one;
+    0: it has none, or it is there."""
     stall: float = 0.0
     """Time that this prefill costs the requests that decode meanwhile, where others compute prompts
     for this one."""
 
 
-TIMES = ("drain", "own", "pressure", "slow", "hand_over", "stall")
+TIMES = ("drain", "own", "pressure", "slow", "hand_over", "adapter", "stall")
 """Parts that are seconds, as receipts name them."""
 
 

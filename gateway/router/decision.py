@@ -62,6 +62,8 @@ class Decision(msgspec.Struct, kw_only=True, gc=False):
     predicted_cached_tokens: int
     predicted_seconds: float
     """Predicted time until the prompt is computed."""
+    adapter: bytes = b""
+    """Hash of the adapter of the request; empty: none."""
     holder: Holder | None = None
     """Another replica that may have more of the prompt cached than the chosen one."""
     successor: Member | None = None

@@ -8,6 +8,8 @@ and a report only corrects it.
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from headwater.services.runtime.member import ReplicaLoad
@@ -44,6 +46,8 @@ class Load:
         """Part of `_own_tokens` that this gateway sent."""
         self._others_tokens = 0.0
         self._head_since = 0.0
+        self._sent_adapters: dict[bytes, float] = {}
+        """When requests were last sent from here, by the hash of their adapter."""
 
     def add(
         self, num_tokens: int, num_blocks: int, now: float, *, is_own: bool = False
@@ -73,6 +77,18 @@ class Load:
         self.started(request, now)
         self.num_requests -= 1
 
+    def send_adapter(self, digest: bytes, now: float) -> None:
+        """Notes the adapter of a request that leaves for the replica from here."""
+        if digest:
+            self._sent_adapters[digest] = now
+
+    def has_on_device(self, digest: bytes, now: float) -> bool:
+        """Whether the adapter with this hash is on the device, or will be for a request on its way;
+        true for none."""
+        sent_at = self._sent_adapters.get(digest, -math.inf)
+        is_sent = now - sent_at < _SETTLED_SECONDS
+        return not digest or is_sent or digest in self.reported.resident_adapters
+
     def report(self, load: ReplicaLoad, now: float) -> None:
         """Takes a load message.
 
@@ -81,6 +97,9 @@ class Load:
         """
         self.reported = load
         self.reported_at = now
+        self._sent_adapters = {
+            digest: at for digest, at in self._sent_adapters.items() if now - at < _SETTLED_SECONDS
+        }
         own = self._own_pending(now)
         self._others_tokens = max(0.0, load.num_prefill_tokens - own)
         if load.num_prefill_tokens == 0 and load.num_waiting == 0:

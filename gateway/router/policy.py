@@ -25,10 +25,11 @@ def seconds(parts: Parts) -> float:
         + parts.pressure
         + LAMBDA * parts.slow
         + parts.hand_over
+        + parts.adapter
         + parts.stall
     )
 
 
 def load_only(parts: Parts) -> float:
     """The cost as `seconds` has it, for a request whose prefill costs the same everywhere."""
-    return parts.drain + parts.pressure + LAMBDA * parts.slow + parts.hand_over
+    return parts.drain + parts.pressure + LAMBDA * parts.slow + parts.hand_over + parts.adapter

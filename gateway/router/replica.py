@@ -11,7 +11,7 @@ from headwater.services.runtime.member import Member
 from headwater.services.runtime.role import BOTH
 
 from .breaker import Breaker
-from .cost import GUARD_FILLED, Parts, pressure
+from .cost import ADAPTER_SECONDS, GUARD_FILLED, Parts, pressure
 from .load import Load
 from .rates import Rates
 from .trust import Trust
@@ -59,9 +59,10 @@ class Replica:
         rates: Rates,
         now: float,
         lent_tokens: int = 0,
+        adapter: bytes = b"",
     ) -> Parts:
-        """The cost of a request here, with `matched_tokens` of its prompt in the index, and
-        `lent_tokens` of it at another replica."""
+        """The cost of a request here, with `matched_tokens` of its prompt in the index,
+        `lent_tokens` of it at another replica, and the adapter with that hash."""
         reported = self.load.reported
         block_size = self.block_size
         believed = min(int(self.trust.value * matched_tokens), num_prompt_tokens - 1)
@@ -76,6 +77,7 @@ class Replica:
             matched_tokens=matched_tokens,
             num_requests=self.load.num_requests,
             filled=filled,
+            adapter=0.0 if self.load.has_on_device(adapter, now) else ADAPTER_SECONDS,
         )
 
     def _prefill_seconds(

@@ -301,6 +301,7 @@ class Router:
         decision = _decide(
             replicas[chosen.replica_id], chosen, reason, seen, hashes, num_prompt_tokens
         )
+        decision.adapter = adapter
         decision.holder = find_holder(replicas, owner, decision, chosen, seen)
         if may_hand_over:
             of_kind = rates[decision.member.numerics_id]
@@ -320,6 +321,7 @@ class Router:
         in_flight = replica.load.add(
             num_uncached, num_uncached // decision.block_size + 1, now, is_own=True
         )
+        replica.load.send_adapter(decision.adapter, now)
         replica.breaker.sent(now)
         successor = self._fleet.expect(decision.successor)
         self._remember(rendezvous.prefix_of(decision.hashes), decision.replica_id, now)
@@ -405,7 +407,13 @@ class Router:
                 matched_tokens = num_tokens
             of_kind = rates[replica.member.numerics_id]
             parts = replica.parts(
-                num_tokens, matched_tokens, asked.num_answer_tokens, of_kind, now, num_lent
+                num_tokens,
+                matched_tokens,
+                asked.num_answer_tokens,
+                of_kind,
+                now,
+                num_lent,
+                asked.adapter,
             )
             parts = splitting.with_costs(replica, parts, num_tokens, of_kind)
             guard = "failed" if replica.incarnation in asked.exclude else replica.guard(parts, now)

@@ -178,6 +178,11 @@ class TenantDirectory:
         record = self._by_key.get(key)
         return (record.file_bytes, record.response_bytes) if record is not None else (None, None)
 
+    def adapters(self, key: str) -> tuple[int | None, int | None]:
+        """A tenant's own limits of adapters that it brings, by its key: number and bytes."""
+        record = self._by_key.get(key)
+        return (record.adapters, record.adapter_bytes) if record is not None else (None, None)
+
     def is_gone(self, key: str) -> bool:
         """Whether the tenant of this key was removed. False while the records cannot be read."""
         was_kept = key in self._retired or key.startswith(f"t{MARK}")

@@ -80,6 +80,10 @@ class TenantRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Largest number of bytes of its files, see `StorageLimits`. None: the default of all
     tenants."""
     response_bytes: int | None = None
+    adapters: int | None = None
+    """Largest number of adapters that it brings. None: the default of all tenants."""
+    adapter_bytes: int | None = None
+    """Largest number of bytes of these."""
     keys: tuple[Key, ...] = ()
 
     @property

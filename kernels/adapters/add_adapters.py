@@ -12,6 +12,12 @@ import torch
 import triton
 import triton.language as tl
 
+from ..launch.dependent_launch import (
+    ask_early,
+    launch_options,
+    release_dependents,
+    wait_for_inputs,
+)
 from ..launch.device import num_multiprocessors
 from .adapter_tiles import AdapterTiles
 from .slab import MAX_RANK, PIECE, RANK_UNIT, Slab, SlabLayer
@@ -24,6 +30,8 @@ _FEW_INPUTS = 256
 _MANY_INPUTS = 128
 _OUTPUTS = 256
 _INTERPRETED_PROGRAMS = 3
+LINE = tl.constexpr(64)
+"""Numbers of 16 bits in a line of the second-level cache."""
 
 
 def shrunk_like(x: torch.Tensor, tiles: AdapterTiles, layer: SlabLayer) -> torch.Tensor:
@@ -37,7 +45,11 @@ def shrunk_like(x: torch.Tensor, tiles: AdapterTiles, layer: SlabLayer) -> torch
 
 
 def shrink(
-    x: torch.Tensor, shrunk: torch.Tensor, tiles: AdapterTiles, slab: Slab, layer: SlabLayer
+    x: torch.Tensor,
+    shrunk: torch.Tensor,
+    tiles: AdapterTiles,
+    slab: Slab,
+    layer: SlabLayer,
 ) -> None:
     """Writes x [T, K] times Aᵀ of the adapters of its rows, as `expand` reads it."""
     num_parts = len(layer.parts)
@@ -76,9 +88,17 @@ def shrink(
 
 
 def expand(
-    shrunk: torch.Tensor, y: torch.Tensor, tiles: AdapterTiles, slab: Slab, layer: SlabLayer
+    shrunk: torch.Tensor,
+    y: torch.Tensor,
+    tiles: AdapterTiles,
+    slab: Slab,
+    layer: SlabLayer,
+    *,
+    dependent: bool = False,
 ) -> None:
-    """Adds what `shrink` made, times Bᵀ and the factor, to y [T, N] in place."""
+    """Adds what `shrink` made, times Bᵀ and the factor, to y [T, N] in place. `dependent`: it starts
+    while the product ends, and asks for its first factors meanwhile; tiles are there, since what
+    makes them lets nothing start before its end."""
     assert y.stride(1) == 1
     sizes = (*layer.parts, 0, 0)[:MAX_PARTS]
     num_blocks = sum(triton.cdiv(size, _OUTPUTS) for size in sizes)
@@ -105,7 +125,9 @@ def expand(
         TILE=tiles.tile_size,
         BLOCK_N=_OUTPUTS,
         BLOCK_R=_RANKS,
+        DEPENDENT=dependent,
         num_warps=4,
+        **launch_options(dependent),
     )
 
 
@@ -258,6 +280,21 @@ def _shrunk_ranks(
     return b_shrunk
 
 
+@triton.jit
+def _place_of_block(i_block, size_0, size_1, size_2, BLOCK_N: tl.constexpr):
+    """The projection of a block of outputs, the block's first output in it, the outputs of
+    projections before it, and its own number of outputs."""
+    blocks_0 = tl.cdiv(size_0, BLOCK_N)
+    blocks_1 = tl.cdiv(size_1, BLOCK_N)
+    is_1 = (i_block >= blocks_0) & (i_block < blocks_0 + blocks_1)
+    is_2 = i_block >= blocks_0 + blocks_1
+    i_part = is_1.to(tl.int32) + 2 * is_2.to(tl.int32)
+    blocks_before = tl.where(is_2, blocks_0 + blocks_1, tl.where(is_1, blocks_0, 0))
+    size_before = tl.where(is_2, size_0 + size_1, tl.where(is_1, size_0, 0))
+    size = tl.where(is_2, size_2, tl.where(is_1, size_1, size_0))
+    return i_part, (i_block - blocks_before) * BLOCK_N, size_before, size
+
+
 @triton.jit(do_not_specialize=["column"])
 def _expand(
     p_y,
@@ -284,12 +321,12 @@ def _expand(
     TILE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_R: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """Slot, rank and rows of the next item are loaded while this one is computed: these loads wait
     for one another."""
-    blocks_0 = tl.cdiv(size_0, BLOCK_N)
-    blocks_1 = tl.cdiv(size_1, BLOCK_N)
-    num_blocks = blocks_0 + blocks_1 + tl.cdiv(size_2, BLOCK_N)
+    num_blocks = tl.cdiv(size_0, BLOCK_N) + tl.cdiv(size_1, BLOCK_N) + tl.cdiv(size_2, BLOCK_N)
+    release_dependents(DEPENDENT)
     num_items = tl.load(p_count) * num_blocks
     o_tile = tl.arange(0, TILE)
     first = tl.program_id(0)
@@ -298,18 +335,23 @@ def _expand(
     next_slot = tl.load(p_slots + i_tile, mask=is_item, other=0)
     next_rank = tl.load(p_ranks + i_tile, mask=is_item, other=0)
     b_next_row = tl.load(p_rows + i_tile * TILE + o_tile, mask=is_item, other=-1)
+    if DEPENDENT and is_item:
+        _, first_n, size_before, size = _place_of_block(
+            first % num_blocks, size_0, size_1, size_2, BLOCK_N
+        )
+        i_rank = next_slot.to(tl.int64) * UNIT + tl.minimum(tl.arange(0, BLOCK_R), next_rank - 1)
+        o_line = tl.minimum(first_n + tl.arange(0, BLOCK_N // LINE) * LINE, size - 1)
+        p_first = p_numbers + first_b + size_before
+        ask_early(p_first + i_rank[:, None] * stride_rank + o_line[None, :], DEPENDENT)
+    wait_for_inputs(DEPENDENT)
     for item in range(first, num_items, tl.num_programs(0)):
         i_slot = next_slot.to(tl.int64)
         rank = next_rank
         b_row = b_next_row.to(tl.int64)
-        i_block = item % num_blocks
-        is_1 = (i_block >= blocks_0) & (i_block < blocks_0 + blocks_1)
-        is_2 = i_block >= blocks_0 + blocks_1
-        i_part = is_1.to(tl.int32) + 2 * is_2.to(tl.int32)
-        blocks_before = tl.where(is_2, blocks_0 + blocks_1, tl.where(is_1, blocks_0, 0))
-        size_before = tl.where(is_2, size_0 + size_1, tl.where(is_1, size_0, 0))
-        size = tl.where(is_2, size_2, tl.where(is_1, size_1, size_0))
-        o_n = (i_block - blocks_before) * BLOCK_N + tl.arange(0, BLOCK_N)
+        i_part, first_n, size_before, size = _place_of_block(
+            item % num_blocks, size_0, size_1, size_2, BLOCK_N
+        )
+        o_n = first_n + tl.arange(0, BLOCK_N)
         b_inside = o_n < size
         b_is_row = b_row >= 0
         factor = tl.load(p_factors + i_slot * stride_factors + column + i_part)

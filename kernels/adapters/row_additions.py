@@ -71,4 +71,4 @@ class CudaAddition:
     ) -> None:
         if plan.is_few:
             self._branch.end()
-        expand(begun, y, plan, self._slab, self._layer)
+        expand(begun, y, plan, self._slab, self._layer, dependent=plan.is_few)

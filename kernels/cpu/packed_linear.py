@@ -56,6 +56,16 @@ def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return product
 
 
+def biased_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, has_gelu: bool
+) -> torch.Tensor:
+    """x [T, K] times weight [N, K] as `pack` made it, plus bias [N], and GELU by the error function
+    of that where it is wanted: [T, N]."""
+    name, algorithm = ("gelu", "none") if has_gelu else ("none", "")
+    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, name, [], algorithm)
+    return product
+
+
 def num_bytes_of(packed: torch.Tensor) -> int:
     """Number of bytes of a packed weight."""
     num_bytes: int = torch.ops.mkldnn._nbytes(packed)

@@ -30,6 +30,9 @@ MAX_WINDOWS = 4
 MAX_OUTPUTS = 2048
 """Outputs of a probe. Sums that cancel differ in many results or in none."""
 FIXED_ROWS = 32
+"""Rows of every piece where no two numbers of rows agree."""
+LARGER_ROWS = (128, 160, 200, 256, 300, 384, 400, 500)
+"""As `PROBED_ROWS`, of rules that allow larger products."""
 
 
 class Library(NamedTuple):
@@ -57,18 +60,26 @@ ONE_SIZE = RowRule(FIXED_ROWS, FIXED_ROWS)
 
 
 def row_rule(
-    num_outputs: int, num_inputs: int, dtype: torch.dtype, library: Library = PLAIN
+    num_outputs: int,
+    num_inputs: int,
+    dtype: torch.dtype,
+    library: Library = PLAIN,
+    *,
+    max_rows: int = MAX_ROWS,
+    fixed_rows: int = FIXED_ROWS,
 ) -> RowRule:
-    """The rule that keeps a row's bits its own in products with weights [num_outputs,
-    num_inputs]."""
-    x, weight = cancelling_matrices(MAX_ROWS, min(num_outputs, MAX_OUTPUTS), num_inputs, dtype)
+    """The rule that keeps a row's bits its own in products with weights [num_outputs, num_inputs]
+    of up to `max_rows` rows. `fixed_rows`: rows of every product where no two numbers agree."""
+    x, weight = cancelling_matrices(max_rows, min(num_outputs, MAX_OUTPUTS), num_inputs, dtype)
     weight = library.prepare(weight)
     expected = library.multiply(x, weight)
+    probed = [rows for rows in (*PROBED_ROWS, *LARGER_ROWS) if rows < max_rows]
     unstable = (
-        rows for rows in reversed(PROBED_ROWS) if not _agrees(x, weight, rows, expected, library)
+        rows for rows in reversed(probed) if not _agrees(x, weight, rows, expected, library)
     )
     least = next(unstable, 0) + 1
-    return next((RowRule(rows) for rows in CANDIDATES if rows >= least), ONE_SIZE)
+    fixed = RowRule(fixed_rows, fixed_rows)
+    return next((RowRule(rows, max_rows) for rows in CANDIDATES if rows >= least), fixed)
 
 
 def cancelling_matrices(

@@ -34,7 +34,7 @@ from ..runtime.lossy_file import LossyFile
 from ..runtime.printable import LAYOUT, printable
 from ..runtime.progress import ProgressBars
 from ..runtime.settings import SettingError, require
-from ..stack.cluster_record import read_cluster
+from ..stack.cluster_record import pid_of_stage, read_cluster
 from ..stack.embedded import EmbeddedServerError
 from ..stack.flags import check_device, check_words, default_state_dir
 from ..stack.plan import gpu_defaults, gpu_flags
@@ -408,10 +408,20 @@ def status(
         ),
     ] = None,
     watch: Annotated[bool, typer.Option(help="Keep running and refresh the view.")] = False,
+    pid: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Print the process id of one stage that `headwater up` started here.",
+        ),
+    ] = None,
     as_json: AsJson = False,
     state_dir: StateDir,
 ) -> None:
     """Show every process of the cluster and the load of the engines."""
+    if pid is not None:
+        print(pid_of_stage(state_dir, pid))
+        return
     # Other commands do not wait for what speaks with NATS.
     from ..runtime.bus import without_password  # noqa: PLC0415
     from . import status as cluster  # noqa: PLC0415

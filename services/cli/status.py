@@ -102,7 +102,7 @@ def as_table(members: Sequence[Member]) -> Group:
             )
     parts: list[RenderableType] = []
     for model, replicas in engines.items():
-        parts += [f"[bold]{shown(model)}[/]", _engines(replicas), ""]
+        parts += [f"[bold]{shown(model)}[/]", _engines(replicas), *_adapters(replicas), ""]
     return Group(*parts, _front(members), *_versions(members))
 
 
@@ -141,6 +141,15 @@ def _engines(replicas: Sequence[Member]) -> Table:
     return table
 
 
+def _adapters(replicas: Sequence[Member]) -> list[str]:
+    """A line with the number of adapters of each engine; none where no engine has any."""
+    counts = []
+    for each in replicas:
+        num_resident = 0 if each.load is None else len(each.load.resident_adapters)
+        counts.append(f"{shown(each.replica_id)} {len(each.adapters)} ({num_resident} on device)")
+    return ["adapters: " + ", ".join(counts)] if any(each.adapters for each in replicas) else []
+
+
 def _state(member: Member) -> str:
     state = "[yellow]draining[/]" if member.draining else "[green]serving[/]"
     if member.load is not None and member.load.role not in ("", BOTH):
@@ -161,7 +170,22 @@ def _load_cells(member: Member) -> tuple[str, ...]:
 
 
 def as_json(members: Sequence[Member]) -> list[dict[str, Any]]:
+    """Members as JSON has them: hashes and epochs are hexadecimal."""
     return [
-        {**dataclasses.asdict(member), "kind": member.kind.value, "epoch": f"{member.epoch:016x}"}
+        {
+            **_without_bytes(dataclasses.asdict(member)),
+            "kind": member.kind.value,
+            "epoch": f"{member.epoch:016x}",
+        }
         for member in members
     ]
+
+
+def _without_bytes(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, dict):
+        return {name: _without_bytes(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_without_bytes, value))
+    return value

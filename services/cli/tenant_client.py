@@ -16,7 +16,7 @@ from .admin_client import call
 from .plain_table import plain_table
 
 LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrency", "budget", "budget_period")
-BYTES = ("file_bytes", "response_bytes")
+BYTES = ("file_bytes", "response_bytes", "adapters", "adapter_bytes")
 
 
 class TenantClient:

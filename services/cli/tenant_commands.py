@@ -68,7 +68,14 @@ ResponseBytes = Annotated[
     int | None,
     typer.Option(help="Bytes of responses and conversations; -1: the default of all tenants."),
 ]
-
+Adapters = Annotated[
+    int | None,
+    typer.Option(help="Adapters that it may bring; -1: the default of all tenants."),
+]
+AdapterBytes = Annotated[
+    int | None,
+    typer.Option(help="Bytes of adapters that it brings; -1: the default of all tenants."),
+]
 
 PLAIN = (
     "weight",
@@ -114,6 +121,8 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
         budget_period: BudgetPeriod = None,
         file_bytes: FileBytes = None,
         response_bytes: ResponseBytes = None,
+        adapters: Adapters = None,
+        adapter_bytes: AdapterBytes = None,
         as_json: AsJson = False,
         base_url: BaseUrl = None,
         admin_key_file: AdminKeyFile = None,
@@ -161,6 +170,8 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
         budget_period: BudgetPeriod = None,
         file_bytes: FileBytes = None,
         response_bytes: ResponseBytes = None,
+        adapters: Adapters = None,
+        adapter_bytes: AdapterBytes = None,
         as_json: AsJson = False,
         base_url: BaseUrl = None,
         admin_key_file: AdminKeyFile = None,

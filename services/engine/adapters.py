@@ -38,7 +38,7 @@ class EngineAdapters:
 
     @property
     def shown(self) -> tuple[ServedAdapter, ...]:
-        """Published adapters, and those without a name of which there are requests."""
+        """Published adapters, and others that requests may have by their hash."""
         named = {each.digest for each in self._published.values()}
         others = (
             ServedAdapter(name="", digest=digest, rank=held.rank)
@@ -51,9 +51,26 @@ class EngineAdapters:
         """Whether requests may have the adapter; all may have none."""
         return not digest or digest in self._held
 
-    async def check(self, folder: str, within: str = "") -> AdapterRead:
+    async def check(self, folder: str, within: str = "", digest: bytes = b"") -> AdapterRead:
         """Has the core read an adapter, which requests may then have by its hash. `within`: a
-        folder that the adapter's has to lie in; empty: any. Raises `BadRequest`."""
+        folder that the adapter's has to lie in; empty: any. `digest`: hash of the content that is
+        meant, of which an adapter that is here is not read again; empty: any. Raises
+        `BadRequest`."""
+        held = self._held.get(digest)
+        if held is not None and not held.is_leaving:
+            return AdapterRead(0, digest, held.rank, held.num_bytes)
+        read = await self._read(folder, within)
+        if digest and read.digest != digest:
+            self.forget(read.digest)
+            raise BadRequest(
+                "adapter",
+                f"the files of the adapter hash to {read.digest.hex()}; allowed: {digest.hex()}, "
+                "with which it was loaded",
+                code="adapter_changed",
+            )
+        return read
+
+    async def _read(self, folder: str, within: str) -> AdapterRead:
         number = next(self._numbers)
         reading = asyncio.get_running_loop().create_future()
         self._reading[number] = reading
@@ -62,6 +79,7 @@ class EngineAdapters:
         if read.error:
             raise BadRequest("adapter", read.error, code="adapter_refused")
         self._held[read.digest] = _Held(read.rank, read.num_bytes)
+        self.on_change()
         return read
 
     def publish(self, name: str, digest: bytes) -> None:
@@ -87,7 +105,7 @@ class EngineAdapters:
         self.on_change()
 
     def forget(self, digest: bytes) -> None:
-        """Drops a checked adapter, unless it has a name."""
+        """Drops a checked adapter when its requests have ended, unless it has a name."""
         if digest in self._held:
             self._leave(digest)
 

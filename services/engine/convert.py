@@ -127,6 +127,7 @@ def _manifest(settings: ConvertSettings, converted: Converted) -> ModelManifest:
     config = _read_json(settings.folder / "config.json")
     generation = _read_json(settings.folder / "generation_config.json")
     model = registry.read_config(settings.folder)
+    sentence = registry.sentence_of(config)
     eos = _ends_of_answers(settings.folder, generation, config, model.vocab_size)
     bos = _token_ids("bos_token_id", config.get("bos_token_id"), model.vocab_size)
     return ModelManifest(
@@ -146,6 +147,10 @@ def _manifest(settings: ConvertSettings, converted: Converted) -> ModelManifest:
         rounding=converted.cost,
         model_code="headwater" if model.foreign is None else "transformers",
         left_out=converted.left_out,
+        task=model.task,
+        pooling=sentence.get("pooling", ""),
+        prompts=sentence.get("prompts", {}),
+        default_prompt=sentence.get("default_prompt", ""),
     )
 
 

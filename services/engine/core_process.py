@@ -27,6 +27,8 @@ from headwater.engine_core.kv.peer_link import PeerLink
 from headwater.engine_core.kv.tiers import key_of, open_disk
 from headwater.engine_core.options import ExecutorOptions, ModelFacts
 from headwater.engine_core.parallel.rank_facts import RankedExecutor, RankLost
+from headwater.engine_core.queue_policies import DEFAULT as DEFAULT_POLICY
+from headwater.engine_core.queue_policies import SHORTEST_FIRST
 from headwater.engine_core.system.ring import PeerGone, RingReader, RingWriter
 from headwater.engine_core.waits_for import WaitsFor
 
@@ -273,7 +275,7 @@ def main() -> None:
         executor, prefill_seconds=longest_step / config.max_num_batched_tokens
     )
     with contextlib.closing(measured):
-        config = replace(config, policy=settings.policy)
+        config = replace(config, policy=_policy_of(settings, config))
         progress("measuring steps", 0, 1)
         kept_costs = KeptCosts.of_engine(os.environ, settings, config, facts)
         link = None
@@ -304,6 +306,13 @@ def main() -> None:
                 rank_reports_of(executor, reports),
                 host_adapters_of(executor),
             )
+
+
+def _policy_of(settings: EngineSettings, config: EngineConfig) -> str:
+    """The policy of the settings. Whole texts are in no step but one, so that the shortest first is
+    the default there: none waits behind a longer one of its tenant."""
+    is_default = settings.policy == DEFAULT_POLICY
+    return SHORTEST_FIRST if is_default and not config.has_cache else settings.policy
 
 
 class SpokenProgress:

@@ -10,7 +10,7 @@ from headwater.proto.events_pb2 import Incarnation
 
 from ..models.manifest import ModelManifest
 from ..runtime.member import Kind, Member, ReplicaLoad, ServedAdapter, new_epoch
-from ..runtime.served_model import ServedModel
+from ..runtime.served_model import GENERATE, ServedModel
 from ..runtime.version import full_version
 from .messages import Ready
 from .settings import EngineSettings
@@ -65,10 +65,12 @@ def _default_id(port: int) -> str:
 def _served_model(settings: EngineSettings, ready: Ready) -> ServedModel:
     name = settings.served_model_name or SIMULATED
     revision = SIMULATED
+    task = GENERATE
     if settings.model_folder is not None:
         manifest = ModelManifest.read(settings.model_folder)
         name = settings.served_model_name or manifest.name
         revision = manifest.revision
+        task = manifest.task
     return ServedModel(
         name=name,
         revision=revision,
@@ -78,4 +80,5 @@ def _served_model(settings: EngineSettings, ready: Ready) -> ServedModel:
         max_model_len=ready.max_model_len,
         vocab_size=ready.vocab_size,
         num_shards=settings.index_shards,
+        task=task,
     )

@@ -17,6 +17,7 @@ from ..runtime.role import ROLES
 from ..runtime.tasks import owned_task
 from .engine_server import EngineServer
 from .replica import Replica
+from .sent_adapters import check_sent
 
 _PART_HASHES = 8192
 """Hashes of a snapshot's part, which stays below the limit of a frame."""
@@ -105,17 +106,14 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
     async def CheckAdapter(
         self, request: pb.CheckAdapterRequest, context: Context
     ) -> pb.CheckAdapterReply:
-        read = await self._server.adapters.check(request.folder, request.within)
+        read = await self._server.adapters.check(request.folder, request.within, request.digest)
         return pb.CheckAdapterReply(digest=read.digest, rank=read.rank, num_bytes=read.num_bytes)
 
-    async def PublishAdapter(
-        self, request: pb.PublishAdapterRequest, context: Context
-    ) -> pb.PublishAdapterReply:
-        self._server.adapters.publish(request.name, request.digest)
-        structlog.get_logger().info(
-            "adapter published", name=request.name, digest=request.digest.hex()
-        )
-        return pb.PublishAdapterReply()
+    async def SendAdapter(
+        self, requests: AsyncIterator[pb.AdapterPart], context: Context
+    ) -> pb.CheckAdapterReply:
+        read = await check_sent(self._server.adapters, requests)
+        return pb.CheckAdapterReply(digest=read.digest, rank=read.rank, num_bytes=read.num_bytes)
 
     async def UnloadAdapter(
         self, request: pb.UnloadAdapterRequest, context: Context

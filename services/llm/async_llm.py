@@ -28,6 +28,7 @@ from .sampling_params import SamplingParams
 from .settings import LLMSettings
 
 POOLINGS = {
+    "model": common_pb2.POOLING_MODEL,
     "last": common_pb2.POOLING_LAST,
     "mean": common_pb2.POOLING_MEAN,
     "cls": common_pb2.POOLING_CLS,
@@ -115,18 +116,19 @@ class AsyncLLM:
         self,
         prompt: TextOrIds,
         *,
-        pooling: str = "last",
+        pooling: str = "model",
         normalize: bool = True,
         dimensions: int | None = None,
     ) -> EmbeddingOutput:
-        """Vector of a prompt, of length 1 unless `normalize` is false. `pooling` is `last`, `mean`
-        or `cls`; `dimensions` keeps the first values, so many. Raises `BadRequest`."""
+        """Vector of a prompt, of length 1 unless `normalize` is false. `pooling` is `last`, `mean`,
+        `cls`, or `model`: what its files say, else `last`. `dimensions` keeps the first values, so
+        many. Raises `BadRequest`."""
         BadRequest.unless(pooling in POOLINGS, "pooling", pooling, ", ".join(POOLINGS))
         engine, model = self._started()
         sampling = common_pb2.Sampling()
         how = POOLINGS[pooling]
         request = LocalRequest.prepared(self._id(), model, prompt_to_pb(prompt), sampling, how)
-        with request.running(engine, how):
+        with request.running(engine):
             await request.until_ended()
         return request.embedding(dimensions, normalize=normalize)
 

@@ -93,14 +93,14 @@ class LLM:
         self,
         prompts: TextOrIds | Sequence[TextOrIds],
         *,
-        pooling: str = "last",
+        pooling: str = "model",
         dimensions: int | None = None,
     ) -> list[EmbeddingOutput]:
         """Vectors of length 1, in the order of the prompts. Raises `BadRequest`."""
         return self._vectors(prompts, pooling=pooling, dimensions=dimensions, normalize=True)
 
     def encode(
-        self, prompts: TextOrIds | Sequence[TextOrIds], *, pooling: str = "last"
+        self, prompts: TextOrIds | Sequence[TextOrIds], *, pooling: str = "model"
     ) -> list[EmbeddingOutput]:
         """Pooled hidden states as the model computes them, in the order of the prompts. Raises
         `BadRequest`."""
@@ -111,7 +111,7 @@ class LLM:
         first: TextOrIds | Sequence[TextOrIds],
         second: TextOrIds | Sequence[TextOrIds],
         *,
-        pooling: str = "last",
+        pooling: str = "model",
     ) -> list[float]:
         """Cosine similarities −1…1 of the prompts of `first` and `second` in pairs; one prompt is
         paired with each of the others. Raises `BadRequest`."""

@@ -67,9 +67,9 @@ class LocalRequest:
         return cls(request_id, model, reply)
 
     @contextlib.contextmanager
-    def running(self, engine: LocalEngine, pooling: Pooling.ValueType = ANSWERED) -> Iterator[None]:
+    def running(self, engine: LocalEngine) -> Iterator[None]:
         """Runs at the engine for the length of a scope. Raises `Unavailable`."""
-        opening = self._opening(pooling)
+        opening = self._opening()
         form = self._reply.answer_format if self._reply.HasField("answer_format") else None
         plan = TextPlan.of(opening.add, self._model.tokenizer.table, form)
         streams = [
@@ -126,7 +126,7 @@ class LocalRequest:
     def prompt_token_ids(self) -> list[int]:
         return list(self._reply.prompt_ids)
 
-    def _opening(self, pooling: Pooling.ValueType) -> Open:
+    def _opening(self) -> Open:
         reply = self._reply
         num_choices = len(self.sink.choices)
         add = Add(
@@ -142,7 +142,7 @@ class LocalRequest:
             weight=1.0,
             cache_namespace=NAMESPACE,
             credit=CREDIT,
-            pooling=pooling,
+            pooling=reply.pooling,
             forks=num_choices > 1,
         )
         return Open(model=self._model.name, add=add)

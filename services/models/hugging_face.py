@@ -18,15 +18,19 @@ SERVING_FILES = (
     "tokenizer_config.json",
     "chat_template.*",
     "special_tokens_map.json",
+    "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+    "[0-9]_*/config.json",
 )
 TORCH_FILES = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
 """Files of weights in repositories that have no safetensors."""
 VOCABULARIES = ("tokenizer.model", "tekken.json", "added_tokens.json")
 """Files of tokenizers in repositories that have no `tokenizer.json`."""
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-OTHER_FORMS = ("consolidated*.safetensors", "*/*")
+OTHER_FORMS = ("consolidated*.safetensors", "[!0-9]*/*", "*/*/*")
 """Files of these forms that serving does not read: the same weights in another layout, and files in
-folders."""
+folders but those of sentence-transformers' modules, which begin with a number."""
 
 
 class HubError(Exception):
@@ -73,7 +77,7 @@ def weights_folder(repo: str, *, revision: str | None, cache_dir: Path, progress
     `tokenizer.json` with vocabularies of other libraries."""
     where: dict[str, Any] = {"revision": revision, "cache_dir": cache_dir, "progress": progress}
     folder = snapshot(repo, **where)
-    missing = () if (folder / "tokenizer.json").is_file() else VOCABULARIES
+    missing: tuple[str, ...] = () if (folder / "tokenizer.json").is_file() else VOCABULARIES
     missing += () if has_weights(folder) else TORCH_FILES
     return snapshot(repo, **where, files=missing) if missing else folder
 

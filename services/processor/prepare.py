@@ -8,10 +8,12 @@ from headwater.proto.common_pb2 import AnswerFormat
 
 from ..answers.format import answer_format
 from ..runtime.errors import BadRequest
+from ..runtime.served_model import GENERATE
 from ..runtime.slices import slices
 from ..text.model import TextModel
 from . import conversation
 from .allowed_tokens import check_allowed_tokens
+from .embedded_text import check_answers, fit_text, optional_name, pooling_of, with_prompt
 from .parameters import bad_word_sequences, check_sampling, check_vocabulary, fit_context
 from .request_template import with_own_template
 
@@ -25,12 +27,17 @@ def prepare(model: TextModel, request: processor_pb2.PrepareRequest) -> processo
     sampling = check_sampling(
         request.sampling, model.limits, stream=request.stream, is_chat=is_chat
     )
+    prompt = request.prompt
     if request.pooling:
         sampling.max_tokens = 0
-    token_ids, form = _tokens_and_format(model, request.prompt, escapes=_escapes(model, request))
-    token_ids = fit_context(
-        sampling, token_ids, model.limits, prompt_name=prompt_name(request.prompt)
-    )
+        prompt = with_prompt(model, prompt, optional_name(request))
+    else:
+        check_answers(model)
+    token_ids, form = _tokens_and_format(model, prompt, escapes=_escapes(model, request))
+    if model.task == GENERATE:
+        token_ids = fit_context(sampling, token_ids, model.limits, prompt_name=prompt_name(prompt))
+    else:
+        token_ids = fit_text(sampling, token_ids, model, prompt_name=prompt_name(prompt))
     bad_words = _bad_words(model, sampling)
     end_ids = _end_ids(model, request.prompt)
     check_allowed_tokens(sampling, end_ids, bad_words)
@@ -45,6 +52,7 @@ def prepare(model: TextModel, request: processor_pb2.PrepareRequest) -> processo
         block_hashes=b"".join(block_hashes(request.cache_namespace, token_ids, block_size)),
         block_size=block_size,
         answer_format=form,
+        pooling=pooling_of(model, request.pooling),
     )
 
 

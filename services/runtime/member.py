@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -64,6 +64,7 @@ class ReplicaLoad:
     num_total_disk_bytes: int = 0
     max_chunk_tokens: int = 0
     policy: str = ""
+    resident_adapters: Sequence[bytes] = ()
 
     def to_pb(self, replica_id: str, epoch: int) -> events_pb2.Load:
         incarnation = events_pb2.Incarnation(replica_id=replica_id, epoch=epoch)
@@ -75,7 +76,11 @@ class ReplicaLoad:
     @classmethod
     def from_pb(cls, message: events_pb2.Load) -> ReplicaLoad:
         fields = {each.name: getattr(message, each.name) for each in dataclasses.fields(cls)}
-        return cls(**fields | {"waiting_credits": dict(message.waiting_credits)})
+        own = {
+            "waiting_credits": dict(message.waiting_credits),
+            "resident_adapters": tuple(message.resident_adapters),
+        }
+        return cls(**fields | own)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

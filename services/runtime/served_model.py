@@ -10,6 +10,10 @@ from typing import Any
 
 from headwater.proto import events_pb2
 
+GENERATE = "generate"
+EMBED = "embed"
+"""Tasks of models."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
@@ -29,10 +33,19 @@ class ServedModel:
     """Owner of the modelling code, for people: headwater or transformers; empty: not known.
     Replicas need not agree."""
 
+    task: str = dataclasses.field(default="", compare=False)
+    """Task of the model: generate or embed; empty: not known. Replicas need not agree."""
+
     @property
     def key(self) -> str:
         """Key in hex, for NATS subjects and Redis keys, since names contain `.` and `/`."""
         return model_key(self.name)
+
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        """Names of what clients may ask for. The hidden states of a model that generates are embeddings
+        too."""
+        return ("embedding",) if self.task == EMBED else ("completion", "embedding")
 
     def mismatch(self, other: ServedModel) -> str | None:
         """The first field in which two entries of one name differ, as a sentence; None when they

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import msgspec
 
+from .stack_error import StackError
+
 CLUSTER_FILE = "line.json"
 
 
@@ -57,6 +59,17 @@ def read_cluster(state_dir: Path) -> ClusterRecord | None:
         return None
     record = msgspec.json.decode(path.read_bytes(), type=ClusterRecord)
     return record if _is_running(record.pid) else None
+
+
+def pid_of_stage(state_dir: Path, name: str) -> int:
+    """Process id of a stage of the running cluster. Raises `StackError`."""
+    record = read_cluster(state_dir)
+    if record is None:
+        raise StackError(f"no cluster runs with the state folder {state_dir}")
+    pids = {stage.name: stage.pid for stage in record.stages}
+    if name not in pids:
+        raise StackError(f"name is {name!r}; allowed: {', '.join(pids)}")
+    return pids[name]
 
 
 def _is_running(pid: int) -> bool:

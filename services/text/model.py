@@ -3,8 +3,8 @@ reads weights."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..answers.format import reasoning_format_of
@@ -13,7 +13,7 @@ from ..answers.reasoning_parser import REASONING_FORMATS
 from ..answers.tool_formats import TOOL_FORMATS, format_of_template
 from ..models.manifest import ModelManifest, weight_bytes
 from ..runtime.model_name import check_model_name
-from ..runtime.served_model import ServedModel
+from ..runtime.served_model import GENERATE, ServedModel
 from ..runtime.settings import SettingError, require
 from .chat_template import ChatTemplate
 from .fill_in_middle import GapMarks, marks_of
@@ -63,6 +63,11 @@ class TextModel:
     choices: ServingChoices = ServingChoices()
     gap_marks: GapMarks | None = None
     """Tokens by which the model fills gaps; None: it fills none."""
+    task: str = GENERATE
+    """See `ModelManifest`, here and below."""
+    pooling: str = ""
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str = ""
     architecture: str = ""
     """Architecture as in `config.json`."""
     tool_format: str = ""
@@ -134,6 +139,7 @@ def load_text_model(folder: Path, name: str, choices: ServingChoices) -> TextMod
         vocab_size=manifest.vocab_size,
         weight_bytes=weight_bytes(folder),
         model_code=manifest.model_code,
+        task=manifest.task,
     )
     defaults = model_defaults(_generation_config(folder, choices.generation_config))
     template = _chat_template(tokenizer, choices.chat_template, folder)
@@ -151,6 +157,10 @@ def load_text_model(folder: Path, name: str, choices: ServingChoices) -> TextMod
         ),
         choices=choices,
         gap_marks=marks_of(tokenizer.id_of),
+        task=manifest.task,
+        pooling=manifest.pooling,
+        prompts=manifest.prompts,
+        default_prompt=manifest.default_prompt,
         architecture=manifest.architecture,
         tool_format=tool_format,
         reasoning_format=reasoning_format,

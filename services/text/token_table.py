@@ -15,8 +15,8 @@ class UnknownDecoder(Exception):
 
     def __init__(self, decoder: str) -> None:
         super().__init__(
-            f"the tokenizer's decoder is {decoder}; allowed: ByteLevel, or Replace with "
-            "ByteFallback"
+            f"the tokenizer's decoder is {decoder}; allowed: ByteLevel, WordPiece, or Replace "
+            "with ByteFallback"
         )
         self.decoder = decoder
 
@@ -92,6 +92,8 @@ def _speller(tokenizer: Tokenizer) -> Any:
         return _SentencePiece(marks[0] if marks else "▁")
     if kinds == ["Metaspace"]:
         return _SentencePiece(steps[0]["replacement"])
+    if kinds == ["WordPiece"]:
+        return _WordPiece(steps[0]["prefix"])
     raise UnknownDecoder(" + ".join(kinds) or "missing")
 
 
@@ -138,3 +140,16 @@ class _SentencePiece:
         if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             return bytes([int(token[3:5], 16)])
         return token.replace(self._mark, " ").encode()
+
+
+class _WordPiece:
+    """Bytes of a WordPiece token: one with the prefix goes on with a word, any other begins one
+    behind a space."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+
+    def __call__(self, token: str) -> bytes:
+        if token.startswith(self._prefix):
+            return token.removeprefix(self._prefix).encode()
+        return b" " + token.encode()

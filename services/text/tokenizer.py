@@ -88,7 +88,7 @@ class Tokenizer:
         token_ids = self._ids_of_text(self._backend, text)
         if not add_special_tokens:
             return token_ids
-        before, after = self._around
+        before, after = self.around
         return [*before, *token_ids, *after]
 
     def _ids_of_text(self, backend: Backend, text: str) -> list[int]:
@@ -124,7 +124,7 @@ class Tokenizer:
             token_ids += (*self._plain_ids(text[start : found.start()]), token_id)
             start = found.end()
         token_ids += self._plain_ids(text[start:])
-        before, after = self._around if add_special_tokens else ([], [])
+        before, after = self.around if add_special_tokens else ([], [])
         return [*before, *token_ids, *after]
 
     def _plain_ids(self, guarded: str) -> list[int]:
@@ -158,7 +158,7 @@ class Tokenizer:
         return backend
 
     @functools.cached_property
-    def _around(self) -> tuple[list[int], list[int]]:
+    def around(self) -> tuple[list[int], list[int]]:
         """Special ids that open and close a text."""
         bare = self.encode("a", add_special_tokens=False)
         full = self.encode("a", add_special_tokens=True)

@@ -18,7 +18,7 @@ from tests.line.conftest import Line
 
 LANGUAGES = ("sh", "python")
 ADMIN_KEY = "admin-key-of-the-house"
-DEPLOYMENTS = ("deployment", "administrators")
+DEPLOYMENTS = ("deployment", "administrators", "tutorial")
 IN_CI = "deployment"
 """The deployment whose blocks `make test` runs; `make test-long` runs the others."""
 RUNNABLE = [block for page in PAGES for block in blocks_of(page) if block.mark == "run"]
@@ -53,6 +53,18 @@ def administrators(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
     env = PACE | {"HEADWATER_ADMIN_KEY": ADMIN_KEY}
     with Line(
         tmp_path_factory.mktemp("administrators"), *FLAGS, env=env, start=ForkedCluster
+    ) as line:
+        yield line
+        line.stop()
+
+
+@pytest.fixture(scope="module")
+def tutorial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
+    """A deployment that keeps tenants and has two engines, whose answers take seconds."""
+    flags = [flag for flag in FLAGS if "replicas" not in flag]
+    env = {"HEADWATER_ADMIN_KEY": ADMIN_KEY, "HEADWATER_SIMULATED_STEP_SECONDS": "0.02"}
+    with Line(
+        tmp_path_factory.mktemp("tutorial"), *flags, "--replicas=2", env=env, start=ForkedCluster
     ) as line:
         yield line
         line.stop()
@@ -111,6 +123,7 @@ def test_a_block_that_is_run_does_what_it_says(
     here = folder / block.page.replace("/", "-")
     here.mkdir(exist_ok=True)
     env = os.environ | {
+        "HEADWATER_ADMIN_KEY": ADMIN_KEY,
         "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
         "HEADWATER_STATE_DIR": str(line.state_dir),
     }

@@ -313,7 +313,7 @@ class Driver:
         held = Counter[int]()
         for row, request in enumerate(scheduler.rows.table.requests):
             if request is not None:
-                held.update(blocks._table.pages_of(row))
+                held.update(blocks.pages_of(row))
         held.update(blocks._forks.held_pages)
         for load in blocks._loads._open.values():
             held.update(load.held.pages + load.blocks)

@@ -14,6 +14,7 @@ from headwater.engine_core.executor import DrawPlan, StepPlan, StepResult, Swapp
 from headwater.engine_core.executors.simulated.executor import SimulatedExecutor, SimulatedTiming
 from headwater.engine_core.executors.simulated.hashes import UInt64Array
 from headwater.engine_core.executors.simulated.model import SimulatedModel
+from headwater.engine_core.executors.simulated.states import num_units
 
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 128
@@ -30,11 +31,17 @@ class CheckedExecutor:
     def __init__(self, config: EngineConfig, late_polls: int) -> None:
         self.max_in_flight = self.num_steps = 0
         self._config = config
-        self.model = replace(MODEL, windows=config.page_windows)
+        self.model = replace(
+            MODEL,
+            windows=config.page_windows,
+            num_state_units=num_units(config.state_pages),
+        )
         self._executor = SimulatedExecutor(
             config, self.model, SimulatedTiming(late_polls=late_polls), verify_every=1
         )
         self._blocks: dict[int, dict[int, int]] = {}
+        self._state_columns: dict[int, dict[int, int]] = {}
+        """By row: what stands in columns of its states."""
         self._computed: dict[int, int] = {}
         self._known: dict[int, int] = {}
         self._num_prompt: dict[int, int] = {}
@@ -83,7 +90,7 @@ class CheckedExecutor:
     def submit(self, plan: StepPlan) -> int:
         self.num_steps += 1
         self._take_rows(plan)
-        self._take_blocks(plan)
+        self._take_blocks(self._without_states(plan))
         rows = plan.rows.tolist()
         arrays = [each for each in map(partial(getattr, plan), COLUMNS) if each is not None]
         assert all(each.dtype in (np.int32, np.bool_) for each in arrays), "as ranks read them"
@@ -114,6 +121,12 @@ class CheckedExecutor:
                     assert all(step.get(block, set()) <= {row} for step in self._readers), (
                         "written while listed"
                     )
+            for page in self._state_pages(row, start, end):
+                readers.setdefault(page, set()).add(row)
+                assert writers.setdefault(page, row) == row, "two rows write a state"
+                assert all(step.get(page, set()) <= {row} for step in self._readers), (
+                    "a state is written while listed"
+                )
         self._own_drafts.append(own_drafts)
         self._readers.append(readers)
         self._sampled.append(plan.rows[plan.samples].tolist())
@@ -134,6 +147,45 @@ class CheckedExecutor:
             for group in kind.groups:
                 for idx in range(first, -(-end // BLOCK_SIZE)):
                     yield idx, group * self._config.max_blocks + idx
+
+    def _without_states(self, plan: StepPlan) -> StepPlan:
+        """Takes note of the pages of states; returns the plan without them."""
+        if not self._config.state_pages:
+            return plan
+        columns = self._config.columns
+        is_state = plan.block_indices >= columns.first_place
+        updates = zip(
+            plan.block_rows[is_state].tolist(),
+            plan.block_indices[is_state].tolist(),
+            plan.block_ids[is_state].tolist(),
+            strict=True,
+        )
+        for row, column, value in updates:
+            assert column < columns.num_columns
+            assert value if column >= columns.first_page else value < columns.num_sets
+            self._state_columns[row][column] = value
+        state_pages = set(plan.block_ids[is_state & (plan.block_indices >= columns.first_page)])
+        copied = [pair for pair in plan.copied_blocks.tolist() if pair[1] not in state_pages]
+        return replace(
+            plan,
+            block_rows=plan.block_rows[~is_state],
+            block_indices=plan.block_indices[~is_state],
+            block_ids=plan.block_ids[~is_state],
+            copied_blocks=np.array(copied, np.int32).reshape(-1, 2),
+        )
+
+    def _state_pages(self, row: int, start: int, end: int) -> set[int]:
+        """Pages of the state sets that a pass of a row reads and writes."""
+        if not self._config.state_pages:
+            return set()
+        columns = self._config.columns
+        held = self._state_columns[row]
+        pages = set()
+        for block in (start // BLOCK_SIZE, end // BLOCK_SIZE):
+            assert columns.first_place + block in held, "a state set is not there"
+            first = columns.first_page + held[columns.first_place + block] * columns.state_pages
+            pages |= {held[first + i] for i in range(columns.state_pages)}
+        return pages
 
     def _take_blocks(self, plan: StepPlan) -> None:
         for row, idx, block in zip(
@@ -269,6 +321,7 @@ class CheckedExecutor:
         for row in plan.released:
             assert row not in rows_in_flight
             del self._blocks[row]
+            del self._state_columns[row]
             self._writable.pop(row, None)
             if self._held.pop(row, None) is not None:
                 # What it held is never drawn.
@@ -277,6 +330,7 @@ class CheckedExecutor:
         for admitted in plan.admitted:
             assert admitted.row not in self._blocks, "the row is taken"
             self._blocks[admitted.row] = {}
+            self._state_columns[admitted.row] = {}
             self._known[admitted.row] = len(admitted.token_ids)
             self._num_prompt[admitted.row] = admitted.num_prompt_tokens
             self._computed.pop(admitted.row, None)

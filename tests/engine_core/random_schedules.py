@@ -70,6 +70,19 @@ def swapping_configs(draw: st.DrawFn) -> EngineConfig:
 
 
 @st.composite
+def state_configs(draw: st.DrawFn) -> EngineConfig:
+    """Of a model with state layers."""
+    config = replace(
+        draw(configs()),
+        num_blocks=1000,
+        num_host_blocks=0,
+        num_groups=1,
+        state_pages=draw(st.sampled_from([2, 3, 5])),
+    )
+    return with_blocks(config, draw(st.sampled_from([0, 2, 9, 40])))
+
+
+@st.composite
 def requests(draw: st.DrawFn, shortest_lead: int = 0) -> NewRequest:
     """Without its key."""
     lead = draw(st.sampled_from(LEADS))[: draw(st.integers(shortest_lead, 90))]
@@ -157,6 +170,13 @@ SCENARIOS_WITH_DRAFTS = given(
 )
 SWAPS = given(
     swapping_configs(), st.sampled_from([0, 3, MANY]), st.sampled_from([0, 4]), rounds(80, 60)
+)
+STATES = given(
+    state_configs(),
+    st.sampled_from([0, 3, MANY]),
+    st.sampled_from([0, 1, 4]),
+    rounds() | rounds(60),
+    DRAFTERS | st.none(),
 )
 LIARS = st.lists(
     st.builds(

@@ -55,11 +55,32 @@ OF_MODEL = {
     table.INT8_ACTIVATIONS: Asked("activation_dtype", "auto", "activations in int8"),
     table.ROUNDED_ACTIVATIONS: Asked("activation_dtype", "auto", "activations in fp8"),
     table.EXPERTS: Asked("num_experts", 8, "a model with 8 experts"),
+    table.STATES: Asked("layer_types", 3, "a model with 3 state layers"),
     table.FOREIGN: Asked("model_code", "transformers", "the modelling code of transformers"),
+    table.ENCODER: Asked("architectures", "BertModel", "the encoder"),
 }
 SIMULATED = "executor simulated"
 FOREIGN = "the modelling code of transformers"
+ENCODER = "architectures BertModel: a decoder"
 REFUSED_OF_ENGINE = {
+    (table.SIMULATED, table.ENCODER): f"{ENCODER} with {SIMULATED}",
+    (table.W8A8, table.ENCODER): f"{ENCODER} with weights of W8A8",
+    (table.INT8_ACTIVATIONS, table.ENCODER): f"{ENCODER} with activations in int8",
+    (table.ROUNDED_ACTIVATIONS, table.ENCODER): f"{ENCODER} with activations in fp8",
+    (table.EXPERTS, table.ENCODER): f"{ENCODER} with a model with 8 experts",
+    (table.STATES, table.ENCODER): f"{ENCODER} with a model with 3 state layers",
+    (table.FOREIGN, table.ENCODER): f"{ENCODER} with {FOREIGN}",
+    (table.ENCODER, table.TENSOR_PARALLEL): "tensor_parallel_size 2: 1 with the encoder",
+    (table.ENCODER, table.PIPELINE_PARALLEL): "pipeline_parallel_size 3: 1 with the encoder",
+    (table.ENCODER, table.STAGE_HOSTS): "stage_hosts 1: 0 with the encoder",
+    (table.ENCODER, table.TREE): "numerics tree: default with the encoder",
+    (table.ENCODER, table.HOST_MEMORY): "kv_swap_memory 4096: 0 with the encoder",
+    (table.ENCODER, table.DISK): "kv_disk_dir /folder: none with the encoder",
+    (table.ENCODER, table.PULL): "kv_peer_memory 8192: 0 with the encoder",
+    (table.ENCODER, table.FP8_KV): "kv_cache_dtype fp8: auto with the encoder",
+    (table.ENCODER, table.DRAFT_MODEL): "draft_model /folder: none with the encoder",
+    (table.ENCODER, table.DRAFT_HEADS): "draft_heads /folder: none with the encoder",
+    (table.ENCODER, table.ADAPTERS): "adapter_memory 65536: 0 with the encoder",
     (table.SIMULATED, table.TENSOR_PARALLEL): f"tensor_parallel_size 2: 1 with {SIMULATED}",
     (table.SIMULATED, table.PIPELINE_PARALLEL): f"pipeline_parallel_size 3: 1 with {SIMULATED}",
     (table.SIMULATED, table.STAGE_HOSTS): f"stage_hosts 1: 0 with {SIMULATED}",
@@ -79,6 +100,23 @@ REFUSED_OF_ENGINE = {
         table.EXPERTS,
         table.FOREIGN,
     ): "model_code transformers: headwater with a model with 8 experts",
+    **{
+        (table.STATES, other): f"{refused} with a model with 3 state layers"
+        for other, refused in (
+            (table.FOREIGN, "model_code transformers: headwater"),
+            (table.TENSOR_PARALLEL, "tensor_parallel_size 2: 1"),
+            (table.PIPELINE_PARALLEL, "pipeline_parallel_size 3: 1"),
+            (table.STAGE_HOSTS, "stage_hosts 1: 0"),
+            (table.TREE, "numerics tree: default"),
+            (table.FP8_KV, "kv_cache_dtype fp8: auto"),
+            (table.HOST_MEMORY, "kv_swap_memory 4096: 0"),
+            (table.DISK, "kv_disk_dir /folder: none"),
+            (table.PULL, "kv_peer_memory 8192: 0"),
+            (table.DRAFT_MODEL, "draft_model /folder: none"),
+            (table.DRAFT_HEADS, "draft_heads /folder: none"),
+            (table.ADAPTERS, "adapter_memory 65536: 0"),
+        )
+    },
     (table.FOREIGN, table.TENSOR_PARALLEL): f"tensor_parallel_size 2: 1 with {FOREIGN}",
     (table.FOREIGN, table.PIPELINE_PARALLEL): f"pipeline_parallel_size 3: 1 with {FOREIGN}",
     (table.FOREIGN, table.STAGE_HOSTS): f"stage_hosts 1: 0 with {FOREIGN}",

@@ -115,7 +115,7 @@ def test_options_that_it_does_not_work_beside_are_refused(
 
 def test_a_config_names_whose_code_it_wants(tmp_path: Path) -> None:
     hf_config = read_object(config_folder(FOREIGN["arcee"](), tmp_path) / "config.json")
-    with pytest.raises(ConfigError, match="architectures is 'ArceeForCausalLM'; allowed: Coh"):
+    with pytest.raises(ConfigError, match="architectures is 'ArceeForCausalLM'; allowed: Bert"):
         registry.config_of(hf_config | {registry.MODEL_CODE: "headwater"})
     with pytest.raises(ConfigError, match="headwater_model_code is 'mine'; allowed: auto or"):
         registry.config_of(hf_config | {registry.MODEL_CODE: "mine"})

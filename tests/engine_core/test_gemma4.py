@@ -107,7 +107,7 @@ def test_caches_of_layers_are_apart_in_their_pages(max_model_len: int) -> None:
     assert (plan == one_group(model)) == (max_model_len == 512)
     layout = KvLayout.of(model, torch.float32, plan)
     blocks = KvBlocks.allocated([layout], 2, 16, torch.device("cpu"))
-    caches = layer_caches(blocks.kv_caches[0], plan, model)
+    caches = layer_caches(blocks, plan, model)
     for i, cache in enumerate(caches):
         assert cache.shape == (2, 2, 1, 16, model.at(i).head_dim)
         if model.kv_layer(i) == i and plan.num_groups == 1:

@@ -89,13 +89,13 @@ def _step(engine: Engine, found: dict[int, list[int]]) -> None:
 
 
 class Crowded:
-    """An engine with one slot, two adapters and a virtual clock."""
+    """An engine with few slots for its adapters, and a virtual clock."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, num_slots: int = 1, num_adapters: int = 2) -> None:
         self.now = 0.0
-        self.engine, executor = engine_of(8, lambda: self.now)
+        self.engine, executor = engine_of(8 * num_slots, lambda: self.now)
         self.digests = []
-        for i in range(2):
+        for i in range(num_adapters):
             one = write_adapter(folder / str(i), tensors_of(i, 4, num_layers=1), r=4)
             facts = executor.host_adapters.read(one)
             self.engine.add_adapter(facts.digest, facts.num_ranks)
@@ -146,6 +146,24 @@ def test_a_request_gets_a_slot_though_others_use_it_without_a_pause(tmp_path: Pa
         crowded.ask(key, one, "first")
         crowded.step(3)
     assert len(crowded.found[1]) == 9
+
+
+def test_the_next_slot_is_for_the_tenant_with_the_fewest(tmp_path: Path) -> None:
+    """The second tenant runs more requests, so that its turn comes later; of slots it has none."""
+    crowded = Crowded(tmp_path, num_slots=2, num_adapters=4)
+    a, b, c, other = crowded.digests
+    for key in range(4):
+        crowded.ask(key, b"", "second", max_tokens=60)
+    crowded.ask(4, a, "first", max_tokens=60)
+    crowded.ask(5, b, "first", max_tokens=9)
+    crowded.step(2)
+    crowded.ask(6, c, "first", max_tokens=20)
+    crowded.ask(7, other, "second")
+    while len(crowded.found[7]) < 5:
+        crowded.step()
+        assert not crowded.found[6]
+    crowded.step(60)
+    assert [len(crowded.found[key]) for key in (6, 7)] == [20, 9]
 
 
 def test_a_slot_is_kept_for_nobody_who_has_left(tmp_path: Path) -> None:

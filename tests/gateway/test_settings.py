@@ -54,6 +54,9 @@ def test_a_new_knob_is_a_decision() -> None:
         "max_file_bytes",
         "storage_bytes",
         "tenant_file_bytes",
+        # None: whose adapters engines hold is the operator's decision.
+        "tenant_adapters",
+        "tenant_adapter_bytes",
         "tenant_response_bytes",
         "batch_concurrency",
         "max_choices",

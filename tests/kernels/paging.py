@@ -40,6 +40,21 @@ def formats(*block_sizes: int) -> list[Any]:
     ]
 
 
+def shapes_and_types(shapes: list[tuple[int, int]], in_half: set[tuple[int, int]]) -> list[Any]:
+    """Parameters `n`, `k` and `dtype`: each shape in bfloat16; those of `in_half` in float16 too,
+    and the others only in `make test-long`, since the types share all but the last step."""
+    return [
+        pytest.param(
+            *shape,
+            dtype,
+            id=f"{shape[0]}-{shape[1]}-{dtype}",
+            marks=() if dtype == torch.bfloat16 or shape in in_half else LONG,
+        )
+        for shape in shapes
+        for dtype in (torch.bfloat16, torch.float16)
+    ]
+
+
 def relative_error(out: torch.Tensor, reference: torch.Tensor) -> float:
     return float((out.double() - reference.double()).norm() / reference.double().norm())
 

@@ -27,7 +27,14 @@ from headwater.kernels.quant.block_formats import (
     pack,
 )
 from headwater.kernels.quant.block_planes import BlockPlanes, expand, expand_rows, planes_of
-from tests.kernels.paging import GPU, LONG, LONG_INTERPRETED, POISON, relative_error
+from tests.kernels.paging import (
+    GPU,
+    LONG,
+    LONG_INTERPRETED,
+    POISON,
+    relative_error,
+    shapes_and_types,
+)
 from tests.kernels.random_blocks import random_rows
 from tests.kernels.test_int4_gemm import rows
 
@@ -158,9 +165,8 @@ def test_a_fault_of_one_plane_shows(fault: str, generator: torch.Generator) -> N
 
 
 @GPU
-@pytest.mark.parametrize(("n", "k"), SHAPES)
+@pytest.mark.parametrize(("n", "k", "dtype"), shapes_and_types(SHAPES, {(6144, 4096), (1003, 768)}))
 @pytest.mark.parametrize("format", EVERY, ids=lambda format: format.name)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_every_number_of_rows_has_the_bits_of_the_expanded_matrix(
     n: int, k: int, format: BlockFormat, dtype: torch.dtype, generator: torch.Generator
 ) -> None:

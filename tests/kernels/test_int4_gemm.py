@@ -20,7 +20,14 @@ from headwater.kernels.gemm.int4_gemm import (
 from headwater.kernels.gemm.packed_tiles import RingTiles, tiles_of
 from headwater.kernels.gemm.packed_words import PackedWords
 from headwater.kernels.quant.int4_layout import Int4Weight, expand, pack, zero_points
-from tests.kernels.paging import GPU, LONG, LONG_INTERPRETED, POISON, relative_error
+from tests.kernels.paging import (
+    GPU,
+    LONG,
+    LONG_INTERPRETED,
+    POISON,
+    relative_error,
+    shapes_and_types,
+)
 from tests.kernels.test_int4_layout import random_weight
 
 ROWS = (1, 2, 8, 16, 17, 64, 100, 200, MOST_ROWS, 400, 1024, 2048, 2304)
@@ -175,7 +182,7 @@ def test_a_fault_of_one_group_shows(fault: str, generator: torch.Generator) -> N
 
 
 @GPU
-@pytest.mark.parametrize(("n", "k"), SHAPES)
+@pytest.mark.parametrize(("n", "k", "dtype"), shapes_and_types(SHAPES, {(6144, 4096), (1152, 896)}))
 @pytest.mark.parametrize(
     ("group_size", "in_order", "symmetric"),
     [
@@ -184,7 +191,6 @@ def test_a_fault_of_one_group_shows(fault: str, generator: torch.Generator) -> N
         (32, False, True),
     ],
 )
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_every_number_of_rows_has_the_bits_of_the_expanded_matrix(
     n: int,
     k: int,

@@ -24,6 +24,7 @@ from ...weights.page_plan import PagePlan
 from ..device.step_shapes import StepShape, probed_rows
 from ..entry.cuda_entry import SentStep
 from ..exit.cuda_prompt_scores import SCORED_AT_ONCE
+from ..model.block_bytes import state_shape
 from ..model.kv_blocks import KvBlocks
 from ..ranks.rank import Rank
 from ..step_executor import StepExecutor
@@ -92,6 +93,8 @@ def build_cuda_executor(
     served_layout = served.kv_layout(pages)
     layouts = [served_layout, *drafting.kv_layouts]
     block_bytes = sum(each.block_bytes(block_size) for each in layouts)
+    states = state_shape(served.config, block_bytes, block_size, decoder.dtype)
+    block_bytes = block_bytes if states is None else max(block_bytes, states.unit_bytes)
     with CompileAhead(device, usable_cores()) as ahead:
         if platform.products.probes(weights):
             ahead.note(partial(platform.products.launch_probe, weights))
@@ -118,7 +121,9 @@ def build_cuda_executor(
             num_bytes / GB,
             pages.described,
         )
-        blocks = KvBlocks.allocated(layouts, num_blocks, block_size, device)
+        blocks = KvBlocks.allocated(
+            layouts, num_blocks, block_size, device, least_bytes=block_bytes
+        )
         swapper = _swapper(served, blocks, config) if config.num_swap_slots else None
         parts = served.parts(decoder, platform, config, pages, blocks, drafting, swapper)
         ahead.note(parts.rehearse)

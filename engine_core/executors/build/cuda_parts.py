@@ -33,6 +33,7 @@ from ..exit.token_messages import NoTokenChannel, NoTokenSender, TokenChannel, T
 from ..model.adapter_memory import AdapterMemory, NoAdapterMemory
 from ..model.cuda_caches import CudaCaches
 from ..model.device_model import DeviceModel
+from ..model.device_states import DeviceStates
 from ..model.kv_blocks import KvBlocks, layer_caches
 from ..model.shown import NotShown
 from ..ranks.host_stages import HostStages
@@ -96,12 +97,13 @@ class CudaParts:
             decoder,
             platform,
             config,
-            layer_caches(blocks.kv_caches[0], pages, decoder.config),
+            layer_caches(blocks, pages, decoder.config),
             table,
             buffers,
             self.shapes,
             graphs,
             group_of_layer=pages.group_of_layer,
+            states=DeviceStates.of(decoder, config, table, blocks),
             streams=hosts,
         )
         self.drafter: CudaDrafter = NoDrafter(config.max_draft_tokens)

@@ -29,7 +29,7 @@ from ..entry.eager_entry import EagerEntry, EagerStep, StepBatch
 from ..exit.eager_sample import EagerSample
 from ..exit.eager_send import EagerSend
 from ..model.adapter_memory import AdapterMemory, NoAdapterMemory, adapter_memory
-from ..model.block_bytes import block_bytes_of, kv_layouts
+from ..model.block_bytes import block_bytes_of, kv_layouts, states_of
 from ..model.eager_caches import EagerCaches
 from ..model.eager_layers import EagerLayers, Forward
 from ..model.kv_blocks import KvBlocks, layer_caches
@@ -108,7 +108,7 @@ def _executor(
     table = EagerTable(config)
     sampler = _sampler(request, rank, config, platform)
     blocks, copies = _blocks(request, rank, config, pages, device)
-    kv_cache, *own_caches = blocks.kv_caches
+    own_caches = blocks.kv_caches[1:]
     drafted = Drafted(
         served=served,
         table=table,
@@ -130,8 +130,9 @@ def _executor(
             most_drafts=drafter.most,
             inputs=drafter.layers,
             group_of_layer=pages.group_of_layer,
+            state_shape=states_of(request, pages),
         ),
-        layers=EagerLayers(forward, layer_caches(kv_cache, pages, served.config)),
+        layers=EagerLayers(forward, layer_caches(blocks, pages, served.config)),
         exit=_exit(served, config, table, sampler, device, rank),
         drafter=drafter,
         # Copies are made between steps, where they are asked for.
@@ -152,7 +153,11 @@ def _blocks(
     """The rank's KV blocks, and what other engines of this host copy out of them, if they may."""
     layouts = kv_layouts(request, pages, rank.local_config(request.model))
     if not (config.shares_kv_cache and device.type == "cpu"):
-        return KvBlocks.allocated(layouts, config.num_blocks, config.block_size, device), None
+        num_bytes = block_bytes_of(request, pages) if request.model.states is not None else 0
+        blocks = KvBlocks.allocated(
+            layouts, config.num_blocks, config.block_size, device, least_bytes=num_bytes
+        )
+        return blocks, None
     memory = SharedMemory(config.num_blocks, block_bytes_of(request))
     blocks = KvBlocks(layouts, config.block_size, torch.from_numpy(memory.blocks))
     return blocks, SharedCopies(memory)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ...config import EngineConfig
+from ...config import MOST_SETS, EngineConfig
 from ...models.model import reads_page_groups
 from ...options import BuildRequest, engine_config
 from ...weights.page_plan import PagePlan, one_group
-from ..model.block_bytes import block_bytes_of, cache_bytes_of
+from ..model.block_bytes import block_bytes_of, cache_bytes_of, states_of
 from .pages import pages_of
 
 
@@ -25,17 +25,21 @@ def engine_config_of(
     options = request.options
     pages = one_group(request.model) if pages is None else pages
     max_model_len = _max_model_len(request)
+    states = states_of(request, pages)
+    state_pages = 0 if states is None else states.num_pages
     if kv_cache_memory:
         num_bytes = options.kv_cache_memory or kv_cache_memory
         num_blocks = num_bytes // (pages.num_groups * cache_bytes_of(request, pages))
     else:
         num_blocks = -(-max_model_len // options.block_size) + 1
+        num_blocks += -(-state_pages * (options.async_depth + MOST_SETS) // pages.num_groups)
     return engine_config(
         options,
         max_model_len,
         options.num_blocks or num_blocks,
         block_bytes=block_bytes_of(request, pages),
         page_windows=pages.windows,
+        state_pages=state_pages,
     )
 
 

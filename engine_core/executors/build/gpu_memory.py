@@ -11,9 +11,11 @@ from headwater.kernels.launch.compile_ahead import CompileAhead
 
 from ...config import EngineConfig
 from ...layers.batch import ForwardBatch
+from ...layers.state_rows import StateRows, StateShape
 from ...models.model import LayerInputs, Model
 from ...platforms.cuda import CudaPlatform
 from ...weights.page_plan import PagePlan
+from ..model.block_bytes import state_shape
 from ..model.kv_blocks import KvBlocks, KvLayout, layer_caches
 
 SPARE_BYTES = 2 << 30
@@ -64,8 +66,13 @@ def measure(
     page groups; None: one. `has_head`: logits are made."""
     device = platform.device
     num_tokens = min(config.max_num_batched_tokens, config.max_model_len)
-    (cache,) = KvBlocks.allocated([layout], 1, config.block_size, device).kv_caches
-    caches = cache if pages is None else layer_caches(cache, pages, decoder.config)
+    states = state_shape(
+        decoder.config, layout.block_bytes(config.block_size), config.block_size, decoder.dtype
+    )
+    least_bytes = 0 if states is None else states.unit_bytes
+    blocks = KvBlocks.allocated([layout], 1, config.block_size, device, least_bytes=least_bytes)
+    cache = blocks.kv_caches[0]
+    caches = cache if pages is None else layer_caches(blocks, pages, decoder.config)
     zeros = torch.zeros(num_tokens, dtype=torch.int32, device=device)
     batch = ForwardBatch(
         token_ids=zeros.long(),
@@ -76,6 +83,7 @@ def measure(
         block_tables=zeros[None, :],
         sampled=zeros[:0],
         adapter_of_row=zeros if config.num_adapter_ranks else None,
+        states=None if states is None else _one_chunk(states, num_tokens, zeros),
     )
     attention_plan = platform.plan_attention(batch)
     before = torch.cuda.memory_allocated(device)
@@ -94,4 +102,18 @@ def measure(
         others=total - free - torch.cuda.memory_reserved(device),
         weights=before,
         step=step,
+    )
+
+
+def _one_chunk(shape: StateShape, num_tokens: int, zeros: torch.Tensor) -> StateRows:
+    """State sets of a request that computes its first tokens, all in the scratch page."""
+    pages = zeros.new_zeros(1, shape.num_pages)
+    return StateRows(
+        first=pages,
+        last=pages,
+        starts=zeros[:1],
+        ends=zeros[:1] + num_tokens,
+        tokens=zeros[:1],
+        num_decodes=0,
+        shape=shape,
     )

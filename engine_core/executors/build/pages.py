@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 
+from ...capabilities import STATES, Asked
 from ...options import ExecutorOptions
 from ...weights.model_config import ModelConfig
 from ...weights.page_plan import PagePlan, one_group, plan_pages
@@ -29,6 +30,14 @@ def pages_of(
         reason,
     )
     return one_group(model)
+
+
+def asked_of_states(model: ModelConfig) -> dict[str, Asked]:
+    """The capability of models with state layers, where the model has any."""
+    if model.states is None:
+        return {}
+    count = sum(model.states.is_state)
+    return {STATES: Asked("layer_types", count, f"a model with {count} {STATES}")}
 
 
 def _whole_beside(options: ExecutorOptions, plan: PagePlan) -> str:

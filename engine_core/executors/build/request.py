@@ -6,10 +6,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...capabilities import (
+    ENCODER,
     EXPERTS,
     FOREIGN,
     INT8_ACTIVATIONS,
     ROUNDED_ACTIVATIONS,
+    STATES,
     W8A8,
     Asked,
     asked_of_options,
@@ -35,6 +37,7 @@ from ...weights.formats.quantization import GGUF, NONE, check_quantization
 from ...weights.model_config import ModelConfig
 from ...weights.model_file import has_blocks, has_integers, stored_dtype
 from ...weights.shards import NUM_LEAVES, check_layout
+from .pages import asked_of_states
 
 KV_CACHE_DTYPES = ("auto", "fp8")
 WITHOUT = {
@@ -45,6 +48,7 @@ WITHOUT = {
     "activations": "silu or gelu_pytorch_tanh with a gate, and logits without a cap,",
     "odd_heads": "powers of two",
     "mixed_layers": "layers of one shape",
+    "encoders": "decoders",
     "experts": "no experts",
     "expert_biases": "experts without biases",
 }
@@ -126,6 +130,8 @@ def _checked_draft(
         raise ConfigError(
             "draft_model", str(folder), f"a model that is served by itself; of this one {error}"
         ) from None
+    if draft.model.states is not None:
+        raise ConfigError("draft_model", str(folder), f"a model without {STATES}")
     if draft.model.vocab_size != model.vocab_size:
         allowed = (
             f"a model of {model.vocab_size} tokens, as the served one; this one has "
@@ -199,8 +205,11 @@ def asked_of(
     if model.experts is not None:
         count = model.experts.num_experts
         asked[EXPERTS] = Asked("num_experts", count, f"a model with {count} experts")
+    asked |= asked_of_states(model)
     if model.foreign is not None:
         asked[FOREIGN] = Asked("model_code", models.TRANSFORMERS, f"the {FOREIGN}")
+    if model.encoder is not None:
+        asked[ENCODER] = Asked("architectures", model.architecture, f"the {ENCODER}")
     chosen = options.activation_dtype
     if activations == INT8:
         shown = "activations in int8, which activation_dtype says"

@@ -13,7 +13,8 @@ from ..simulated.adapters import RANK_UNIT
 from ..simulated.cache import ENTRY_BYTES
 from ..simulated.executor import SimulatedExecutor, SimulatedTiming
 from ..simulated.model import SimulatedModel
-from .pages import pages_of
+from ..simulated.states import PAGES_OF_UNIT, num_units
+from .pages import asked_of_states, pages_of
 
 
 def build_executor(
@@ -21,12 +22,18 @@ def build_executor(
 ) -> tuple[Executor, EngineConfig, ModelFacts]:
     vocab_size = 49_152
     page_windows: tuple[int, ...] = (0,)
+    state_pages = 0
+    asked = asked_of_options(options)
     max_model_len = options.max_model_len or 8_192
     if options.model_folder is not None:
         model = registry.read_config(options.model_folder)
         vocab_size = model.vocab_size
         max_model_len = options.max_model_len or model.max_position_embeddings
         page_windows = pages_of(options, model, max_model_len).windows
+        state_pages = 0 if model.states is None else PAGES_OF_UNIT
+        asked |= asked_of_states(model)
+    for refused in refusals_of_engine(asked):
+        raise ConfigError(*refused)
     options = replace(options, max_model_len=max_model_len, num_blocks=options.num_blocks or 4_096)
     config = engine_config(
         options,
@@ -34,18 +41,17 @@ def build_executor(
         options.num_blocks,
         block_bytes=ENTRY_BYTES * options.block_size,
         page_windows=page_windows,
+        state_pages=state_pages,
     )
     config = replace(config, num_adapter_ranks=options.adapter_memory // RANK_UNIT * RANK_UNIT)
     timing = SimulatedTiming(
         step_seconds=options.simulated_step_seconds,
         seconds_per_prefill_token=options.simulated_prefill_seconds,
     )
-    for refused in refusals_of_engine(asked_of_options(options)):
-        raise ConfigError(*refused)
     acceptance = options.simulated_draft_acceptance
     executor = SimulatedExecutor(
         config,
-        simulated_model(vocab_size, config.page_windows),
+        simulated_model(vocab_size, config),
         timing,
         draft_acceptance=acceptance,
     )
@@ -55,7 +61,11 @@ def build_executor(
     return executor, config, facts
 
 
-def simulated_model(vocab_size: int, windows: tuple[int, ...] = (0,)) -> SimulatedModel:
-    """Model of such an engine: it samples no id of the lowest ones, where special tokens lie."""
-    first_token_id = min(256, vocab_size // 2)
-    return SimulatedModel(vocab_size=vocab_size, first_token_id=first_token_id, windows=windows)
+def simulated_model(vocab_size: int, config: EngineConfig | None = None) -> SimulatedModel:
+    """Model of such an engine: it samples no id of the lowest ones, where special tokens lie.
+    `config`: None: its layers see all keys and keep no states."""
+    model = SimulatedModel(vocab_size=vocab_size, first_token_id=min(256, vocab_size // 2))
+    if config is None:
+        return model
+    units = num_units(config.state_pages)
+    return replace(model, windows=config.page_windows, num_state_units=units)

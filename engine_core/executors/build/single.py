@@ -28,6 +28,7 @@ from ...platforms.numerics_id import ROOMS, numerics_id
 from ..ranks.rank import Rank, whole_rank
 from ..ranks.start_ranks import build_ranks, check_num_ranks
 from .eager import build_eager
+from .encoder import build_encoder
 from .request import asked_of, checked
 
 log = logging.getLogger(__name__)
@@ -66,6 +67,8 @@ def rank_executor(
 ) -> tuple[Executor, EngineConfig]:
     """The executor of one rank on a device: the device's own, or one over its operations. Raises
     `ConfigError`."""
+    if request.model.encoder is not None:
+        return build_encoder(device, request, rank, progress)
     build = getattr(device, "build_executor", partial(build_eager, device))
     built: tuple[Executor, EngineConfig] = build(request, rank, progress)
     return built

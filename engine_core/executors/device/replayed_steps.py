@@ -117,6 +117,7 @@ class _Step:
         self._residual = torch.empty(num_tokens, model.config.hidden_size, dtype=model.dtype)
         positions = torch.empty(num_tokens, dtype=torch.int64)
         adapters = None if batch.adapter_of_row is None else torch.empty_like(batch.adapter_of_row)
+        states = None if batch.states is None else batch.states.empty_like()
 
         def own(each: ForwardBatch) -> ForwardBatch:
             return replace(
@@ -125,6 +126,7 @@ class _Step:
                 slots=torch.empty(num_tokens, dtype=torch.int64),
                 block_tables=torch.zeros(num_requests, max_blocks, dtype=torch.int32),
                 adapter_of_row=adapters,
+                states=states,
             )
 
         self._batch = replace(own(batch), page_groups=tuple(map(own, batch.page_groups)))
@@ -154,6 +156,9 @@ class _Step:
         if own.adapter_of_row is not None:
             assert batch.adapter_of_row is not None
             own.adapter_of_row.copy_(batch.adapter_of_row)
+        if own.states is not None:
+            assert batch.states is not None
+            own.states.copy_(batch.states)
         groups = zip(own.page_groups or (own,), batch.page_groups or (batch,), strict=True)
         for own_group, group in groups:
             own_group.slots.copy_(group.slots)

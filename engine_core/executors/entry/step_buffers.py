@@ -159,9 +159,12 @@ def _stage(plan: StepPlan, shape: StepShape, tiles: Int32Array, words: Words) ->
     if shape.num_chunks:
         count = len(plan.rows) - n
         words.chunk_lens[:count] = ends[n:]
+        words.chunk_lens[count:] = 0
         words.chunk_rows[:count] = plan.rows[n:]
+        words.chunk_rows[count:] = 0
         words.query_starts[0] = n
         words.query_starts[1 : count + 1] = last[n:]
+        words.query_starts[count + 1 :] = num_tokens
         words.tiles[: tiles.size] = tiles.reshape(-1)
         words.tiles[tiles.size :] = -1
     if shape.num_ends:

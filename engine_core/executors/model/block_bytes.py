@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ...layers.state_rows import StateShape
 from ...options import BuildRequest
 from ...weights.model_config import ModelConfig
 from ...weights.model_file import DTYPES
@@ -23,8 +24,28 @@ def kv_layouts(
 
 
 def block_bytes_of(request: BuildRequest, pages: PagePlan | None = None) -> int:
-    """The bytes of one page: those of the served model, and those of what drafts."""
-    return _bytes_of(request, kv_layouts(request, pages))
+    """The bytes of one page: those of the served model, and those of what drafts; a page has room
+    for a unit of a state layer."""
+    states = states_of(request, pages)
+    kv_bytes = _bytes_of(request, kv_layouts(request, pages))
+    return kv_bytes if states is None else max(kv_bytes, states.unit_bytes)
+
+
+def states_of(request: BuildRequest, pages: PagePlan | None = None) -> StateShape | None:
+    """Units of the served model's states in pages; None: it has no state layers."""
+    kv_bytes = _bytes_of(request, kv_layouts(request, pages))
+    return state_shape(request.model, kv_bytes, request.options.block_size, DTYPES[request.dtype])
+
+
+def state_shape(
+    model: ModelConfig, kv_bytes: int, block_size: int, dtype: torch.dtype
+) -> StateShape | None:
+    """Units of a model of this dtype in pages of `kv_bytes`, or of a unit where that is larger;
+    None: it has no state layers."""
+    if model.states is None:
+        return None
+    unit_bytes = model.states.unit_bytes(block_size, dtype.itemsize)
+    return StateShape.of(unit_bytes, model.states.num_all_units, max(kv_bytes, unit_bytes))
 
 
 def cache_bytes_of(request: BuildRequest, pages: PagePlan) -> int:

@@ -23,6 +23,8 @@ from ..device.cuda_graphs import Graphs
 from ..device.step_shapes import StepShape, StepShapes, aligned
 from ..entry.step_buffers import StepBuffers
 from ..table.device_table import DeviceTable
+from .device_states import DeviceStates
+from .kv_blocks import first_kv_cache
 from .shown import NotShown, Shown
 
 _UNUSED: Int32Array = np.empty(0, np.int32)
@@ -80,10 +82,12 @@ class DeviceModel:
         *,
         is_paired: bool = False,
         group_of_layer: tuple[int, ...] = (),
+        states: DeviceStates | None = None,
         streams: StageStreams | None = None,
     ) -> None:
         """`is_paired`: the token of a position is the one behind it. `group_of_layer`: see
-        `ForwardBatch`. `streams`: of a pipeline stage."""
+        `ForwardBatch`. `states`: None: the model has no state layers. `streams`: of a pipeline
+        stage."""
         self.decoder = decoder
         self.platform = platform
         self.kv_cache = kv_cache
@@ -92,10 +96,12 @@ class DeviceModel:
         self.shapes = shapes
         self._table = table
         self._group_of_layer = group_of_layer
+        self._states = states
         self._block_size = config.block_size
         # Folds are measured with the caches that the kernels for Hopper serve; with fp8 and blocks
         # of 16 their state does not fit in registers.
-        self._can_fold = platform.plans.can_fold and is_read_by_hopper(kv_cache[0][0])
+        first = first_kv_cache(kv_cache)[0]
+        self._can_fold = platform.plans.can_fold and is_read_by_hopper(first)
         self._token_ids = table.token_ids[:, 1:] if is_paired else table.token_ids
         self.shown: Shown = NotShown()
         """Is given, within each forward pass, the layers' inputs that it names and the result."""
@@ -145,7 +151,7 @@ class DeviceModel:
             words.rows,
             words.positions,
             self._token_ids,
-            table.block_ids,
+            table.kv_pages,
             self._block_size,
             token_ids,
             slots,
@@ -182,6 +188,7 @@ class DeviceModel:
             block_tables=tables[0],
             sampled=slots[0, :0],
             adapter_of_row=load_adapters(words.rows, table.params) if shape.has_adapters else None,
+            states=None if self._states is None else self._states.of_step(words),
         )
         given: tuple[Any, ...] = batch, self.kv_cache, attention
         if self._group_of_layer:

@@ -13,7 +13,7 @@ import torch
 
 from ...layers.batch import LayerCaches
 from ...weights.model_config import ModelConfig
-from ...weights.page_plan import PagePlan, one_group
+from ...weights.page_plan import STATES, PagePlan, one_group
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +47,24 @@ class KvLayout:
         return of_layers.permute(1, 2, 0, 3, 4, 5)
 
 
-def layer_caches(cache: torch.Tensor, pages: PagePlan, model: ModelConfig) -> LayerCaches:
-    """The KV cache of each layer, [2, pages, Hk, block_size, D], of pages [layers of a page, 2,
-    pages, Hk, block_size, D]."""
+def layer_caches(blocks: KvBlocks, pages: PagePlan, model: ModelConfig) -> LayerCaches:
+    """The cache of each layer of the served model; see `LayerCaches`."""
+    cache = blocks.kv_caches[0]
     if pages.place_width:
         return tuple(
             _placed(cache, place, model.at(i)) for i, (_, place) in enumerate(pages.places)
         )
-    if pages.num_groups == 1:
+    has_states = any(group == STATES for group, _ in pages.places)
+    if pages.num_groups == 1 and not has_states:
         return cache
-    return tuple(cache[place] for _, place in pages.places)
+    return tuple(
+        blocks.memory if group == STATES else cache[place] for group, place in pages.places
+    )
+
+
+def first_kv_cache(caches: LayerCaches) -> torch.Tensor:
+    """The KV cache of the first layer that has keys and values."""
+    return next(cache for cache in caches if cache.dim() > 2)
 
 
 def _placed(cache: torch.Tensor, place: int, layer: ModelConfig) -> torch.Tensor:
@@ -76,12 +84,13 @@ class KvBlocks:
     drafts."""
 
     def __init__(self, layouts: Sequence[KvLayout], block_size: int, memory: torch.Tensor) -> None:
-        """memory uint8 [num_blocks, bytes of a block], contiguous, of zeros."""
+        """memory uint8 [num_blocks, bytes of a block], contiguous, of zeros. A block may be larger
+        than the layouts need, since units of states lie in blocks as well."""
         self.block_size = block_size
         self.memory = memory
         self.sizes = [each.block_bytes(block_size) for each in layouts]
         """Bytes of a block for each layout."""
-        parts = torch.split(memory, self.sizes, dim=1)
+        parts = torch.split(memory[:, : sum(self.sizes)], self.sizes, dim=1)
         self.kv_caches = [
             layout.cache_in(part, block_size) for layout, part in zip(layouts, parts, strict=True)
         ]
@@ -94,10 +103,17 @@ class KvBlocks:
 
     @classmethod
     def allocated(
-        cls, layouts: Sequence[KvLayout], num_blocks: int, block_size: int, device: torch.device
+        cls,
+        layouts: Sequence[KvLayout],
+        num_blocks: int,
+        block_size: int,
+        device: torch.device,
+        *,
+        least_bytes: int = 0,
     ) -> Self:
-        """In memory that no other process reaches."""
-        shape = num_blocks, sum(each.block_bytes(block_size) for each in layouts)
+        """In memory that no other process reaches. `least_bytes`: of a block."""
+        block_bytes = sum(each.block_bytes(block_size) for each in layouts)
+        shape = num_blocks, max(block_bytes, least_bytes)
         return cls(layouts, block_size, _zeros(shape, device))
 
 

@@ -10,6 +10,7 @@ from ...executor import Int32Array, StepPlan
 from ..model.shared_kv import SharedMemory
 from .hashes import UInt64Array, hashes
 from .model import SimulatedModel, salt_of_group
+from .states import SimulatedStates
 from .table import SimulatedTable
 
 ENTRY_BYTES = 8
@@ -34,8 +35,10 @@ class SimulatedCache:
         self._groups = range(config.num_page_groups)
         self._salts = [np.uint64(salt_of_group(group)) for group in self._groups]
         self._max_blocks = config.max_blocks
-        num_columns = config.num_page_groups * config.max_blocks
-        self._block_table: Int32Array = np.zeros((config.num_rows, num_columns), np.int32)
+        self._block_table: Int32Array = np.zeros(
+            (config.num_rows, config.columns.num_columns), np.int32
+        )
+        self._states = SimulatedStates(config, table, self.blocks, self._block_table)
 
     @property
     def blocks(self) -> UInt64Array:
@@ -68,6 +71,8 @@ class SimulatedCache:
             self.last_entries(rows, at, self._model.num_seen(group), group).sum(1, dtype=np.uint64)
             for group in self._groups
         ]
+        if self._states.are_kept:
+            parts.append(self._states.behind(rows, at))
         seen: UInt64Array = np.sum(parts, axis=0, dtype=np.uint64)
         return seen
 
@@ -81,6 +86,8 @@ class SimulatedCache:
         self._write_tokens(plan.rows[together], plan.starts[together])
         for i in np.flatnonzero(is_alone).tolist():
             self._write_chunk(int(plan.rows[i]), int(plan.starts[i]), int(plan.counts[i]))
+        if self._states.are_kept:
+            self._states.write(plan)
 
     def _write_tokens(self, rows: Int32Array, positions: Int32Array) -> None:
         added = hashes(self._table.token_ids[rows, positions], positions)
@@ -111,7 +118,8 @@ class SimulatedCache:
         row = int(plan.rows[i])
         num_tokens = int(plan.starts[i] + plan.counts[i])
         positions = np.arange(num_tokens, dtype=np.int32)
-        should_be = np.cumsum(hashes(self._table.token_ids[row, :num_tokens], positions))
+        known = hashes(self._table.token_ids[row, :num_tokens], positions)
+        should_be = np.cumsum(known)
         for group, salt in enumerate(self._salts):
             window = self._model.windows[group]
             found = self.entries(row, positions[-window:], group)
@@ -119,4 +127,9 @@ class SimulatedCache:
             assert not wrong.size, (
                 f"step {plan.step}, row {row}: KV of positions {positions[-window:][wrong[:8]]} in "
                 f"page group {group} is not its own"
+            )
+        if self._states.are_kept:
+            states = self._states.states(row, num_tokens)
+            assert (states == self._states.expected(known)).all(), (
+                f"step {plan.step}, row {row}: the state behind {num_tokens} tokens is not its own"
             )

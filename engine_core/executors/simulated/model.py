@@ -24,6 +24,7 @@ from .hashes import POSITION_SALT, UInt64Array, hashes, mix
 SEED_SALT = 0x165667B19E3779F9
 CHOICE_SALT = 0x27D4EB2F165667C5
 GROUP_SALT = 0x8EBC6AF09C88C6E3
+UNIT_SALT = 0xD6E8FEB86659FD93
 RANK_SALT = np.uint64(0xA0761D6478BD642F)
 NUM_SAID_UNDER_MASK = 16
 """Allowed tokens among which a masked row draws."""
@@ -44,18 +45,22 @@ class SimulatedModel:
     eos_probability: float = 0.0
     windows: tuple[int, ...] = (0,)
     """Entries of each page group that a token follows from, 2 or more; 0: the last one."""
+    num_state_units: int = 0
+    """Units of state layers, from each of which a token follows as well."""
 
     def num_seen(self, group: int) -> int:
         """Entries of a page group that a token follows from."""
         return max(self.windows[group], 1)
 
     def seen(self, entries: UInt64Array) -> UInt64Array:
-        """Sum of the entries of all page groups that the token behind entries [n] of the first
-        group follows from, [1]."""
+        """Sum of the entries of all page groups, and of the states, that the token behind entries
+        [n] of the first group follows from, [1]."""
         total = 0
         for group in range(len(self.windows)):
             last = entries[-self.num_seen(group) :]
             total += int(last.sum(dtype=np.uint64)) + last.size * salt_of_group(group)
+        for unit in range(self.num_state_units):
+            total += int(entries[-1]) + salt_of_unit(unit)
         return np.array([total % 2**64], np.uint64)
 
     def tokens(
@@ -182,6 +187,11 @@ def expected_tokens(
 def salt_of_group(group: int) -> int:
     """Difference of a page group's entries from those of the first one."""
     return group * GROUP_SALT % 2**64
+
+
+def salt_of_unit(unit: int) -> int:
+    """Difference of a unit's state from the sum of the hashes of the tokens before it."""
+    return (unit + 1) * UNIT_SALT % 2**64
 
 
 def noise_of(sampling: SamplingParams, choice_index: int) -> int:

@@ -21,8 +21,8 @@ def make_batch(
     group_of_layer: tuple[int, ...] = (),
 ) -> ForwardBatch:
     """token_table int32 [rows, max_model_len] and block_table int32 [rows, page groups × max
-    blocks] are the request table's. `group_of_layer`: page group of each layer; empty: there is
-    one."""
+    blocks] are the request table's, without columns of states. `group_of_layer`: page group of each
+    layer; empty: there is one."""
     return ragged_batch(
         plan.rows,
         plan.starts,

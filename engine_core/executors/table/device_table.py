@@ -19,7 +19,8 @@ class DeviceTable:
 
     def __init__(self, config: EngineConfig, device: torch.device) -> None:
         rows = config.num_rows
-        num_columns = config.num_page_groups * config.max_blocks
+        columns = config.columns
+        num_columns = columns.num_columns
         # A position more than a request has: a sampled token is written even when it is the last.
         self._token_stride = config.max_model_len + 1
         self._block_stride = num_columns
@@ -30,7 +31,9 @@ class DeviceTable:
         self._first_param = sizes[0] + sizes[1]
         self.token_ids = tokens.view(rows, -1)
         self.block_ids = blocks.view(rows, -1)
-        self.block_tables = torch.split(self.block_ids, config.max_blocks, dim=1)
+        self.kv_pages = self.block_ids[:, : columns.first_place]
+        """Block tables of all page groups, beside one another."""
+        self.block_tables = torch.split(self.kv_pages, columns.max_blocks, dim=1)
         """Block tables [rows, max blocks] of each page group."""
         self.params = params.view(rows, -1)
         self._adapters: Int32Array = np.full(rows, NO_ADAPTER, np.int32)

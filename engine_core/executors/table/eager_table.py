@@ -14,10 +14,9 @@ from ...ragged import places
 class EagerTable:
     def __init__(self, config: EngineConfig) -> None:
         num_rows = config.num_rows
-        num_columns = config.num_page_groups * config.max_blocks
         # One position more than a request has: a sampled token is written even when it is the last.
         self.token_ids = torch.zeros(num_rows, config.max_model_len + 1, dtype=torch.int32)
-        self.block_ids = torch.zeros(num_rows, num_columns, dtype=torch.int32)
+        self.block_ids = torch.zeros(num_rows, config.columns.num_columns, dtype=torch.int32)
         self.num_prompt: Int32Array = np.zeros(num_rows, np.int32)
         self.adapters: Int32Array = np.full(num_rows, NO_ADAPTER, np.int32)
         """Slot of each row's adapter."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...config import EngineConfig
-from ...executor import BoolArray, Int32Array
+from ...executor import NO_UPDATES, BoolArray, Int32Array
 from ...kv.prefix_cache import HeldPages
 from ..table.masks import RowIndices
 
@@ -157,7 +157,9 @@ class BlockTable:
         return pages
 
     def _note_ends(self, row: int) -> None:
-        self.capacity[row] = self._ends[:, row].min() * self._block_size
+        # A model without a cache has room for every token.
+        ends = self._ends[:, row]
+        self.capacity[row] = ends.min() * self._block_size if ends.size else NEVER
 
     def _write(self, row: int, held: list[HeldPages]) -> Int32Array:
         """Writes pages of each kind into the row; returns their columns."""
@@ -165,6 +167,6 @@ class BlockTable:
             (np.arange(each.first, each.end)[:, None] + self._columns[kind.groups]).reshape(-1)
             for kind, each in zip(self._kinds, held, strict=True)
         ]
-        joined: Int32Array = np.concatenate(columns).astype(np.int32)
+        joined: Int32Array = np.concatenate([NO_UPDATES, *columns]).astype(np.int32)
         self._pages[row, joined] = [page for each in held for page in each.pages]
         return joined

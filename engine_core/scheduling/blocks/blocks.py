@@ -38,6 +38,9 @@ Wait = Follow | Ticket
 
 
 class Blocks:
+    are_hit_at_once = True
+    """Whether what a step computes is found by requests that join it."""
+
     def __init__(
         self,
         config: EngineConfig,
@@ -56,7 +59,7 @@ class Blocks:
         self._kinds = config.page_kinds
         self._is_caching = config.enable_prefix_caching
         self._pool = PagePool(config)
-        self._cache = PrefixCache(self._pool, self._kinds, config.block_size)
+        self._cache = self._new_cache(config)
         self._loads = BlockLoads(
             self._pool,
             self._cache,
@@ -67,11 +70,18 @@ class Blocks:
         )
         self._loads.num_decoding = num_decoding
         self._table = BlockTable(config)
+        # Pages by page group, and those of a block's state set behind them.
+        num_pages = config.num_page_groups + config.state_pages
         prefetched = PrefetchedBlocks(self._pool, config.block_size)
         self._hits = PrefixHits(self._cache, prefetched, clock)
-        self._forks = Forks(self._pool, self._table, config, is_on=copies_blocks)
+        self._forks = Forks(
+            self._pool, self._pages_at, config.block_size, num_pages, is_on=copies_blocks
+        )
         self._peers: PeerBlocks | None = tiers.peers if self._is_caching else None
         self._prefetches = Prefetches(self._peers, self._pool, self._loads, prefetched, clock)
+
+    def _new_cache(self, config: EngineConfig) -> PrefixCache:
+        return PrefixCache(self._pool, self._kinds, config.block_size)
 
     # Blocks of requests without a row.
 
@@ -90,6 +100,10 @@ class Blocks:
     def num_pages(self, num_tokens: int) -> int:
         """Pages that a sequence of so many tokens holds at most."""
         return self._pool.num_held(num_tokens)
+
+    def num_growing(self, num_rows: int) -> int:
+        """Pages that are left for so many running rows to grow into."""
+        return self.num_pages_of_blocks(num_rows)
 
     def num_pages_of_blocks(self, num_blocks: int) -> int:
         """Pages of so many blocks that every layer sees."""
@@ -118,7 +132,9 @@ class Blocks:
     def wanted(self, request: RequestState) -> Wanted:
         max_hits = request.num_cacheable_blocks(self._block_size)
         hits = self._cache.match(request.chain, max_hits)
-        return Wanted(hits, max_hits, self._pool.num_new(hits, request.num_tokens))
+        return Wanted(
+            hits, max_hits, request.num_tokens, self._pool.num_new(hits, request.num_tokens)
+        )
 
     def num_taken(self, wanted: Wanted) -> int:
         """Free pages that the request would take."""
@@ -146,6 +162,8 @@ class Blocks:
 
     def load(self, request: RequestState, wanted: Wanted) -> Ticket | None:
         """Asks a source for the blocks behind the hits, if one saves time by it."""
+        if not self._kinds:
+            return None
         start = wanted.hits.num_blocks
         # There is room for so many; the others are asked for when these have come. Without hits,
         # pages of the first kind decide: of others no more come than a position sees.
@@ -193,9 +211,19 @@ class Blocks:
         columns = self._table.seat(request.row, held)
         return columns, [page for each in held for page in each.pages]
 
-    def begun_pages(self, request: RequestState) -> list[int]:
-        """Pages of the block behind a seated request's cached ones, by page group."""
-        return self._table.pages_at(request.row, request.chain.num_cached)
+    def copies(
+        self, request: RequestState, wanted: Wanted, partial: PartialBlock
+    ) -> Iterable[tuple[int, int]]:
+        """Pages that are copied for a request that was seated, from and to: those of the block
+        behind its cached ones begin as those of `partial`."""
+        if not partial.num_tokens:
+            return ()
+        begun = self._pages_at(request, request.chain.num_cached)
+        return zip(partial.pages, begun, strict=True)
+
+    def _pages_at(self, request: RequestState, idx: int) -> list[int]:
+        """Pages of a block of a request's row, by page group."""
+        return self._table.pages_at(request.row, idx)
 
     def note_computed(self, request: RequestState) -> tuple[list[StoredChain], list[bytes]]:
         """Lets others hit the blocks that the request's computed tokens fill. Returns those that
@@ -228,6 +256,22 @@ class Blocks:
         room: Int32Array = self._table.capacity[rows] - num_computed[rows]
         return room
 
+    def num_to_grow(self, full_rows: RowIndices) -> int:
+        """Pages that rows take which need a block for their next token."""
+        return full_rows.size * self._pool.num_groups
+
+    def num_growable(self, full_rows: RowIndices) -> int:
+        """How many of these rows, the first ones, find their pages."""
+        return self.num_free // self._pool.num_groups
+
+    def may_grow(self, num_rows: int, num_others: int) -> bool:
+        """Whether so many rows find a block more, and so many others theirs later."""
+        return self.num_pages_of_blocks(num_rows + num_others) <= self.num_free
+
+    def chunk_end(self, request: RequestState, end: int) -> int:
+        """Where a chunk of a prompt that may end at `end` had better end, or before."""
+        return end
+
     def extend(self, request: RequestState, num_tokens: int) -> tuple[Int32Array, list[int]]:
         """Gives a row blocks for so many of its tokens, as far as there are free ones: the columns
         of their pages, and the pages."""
@@ -245,13 +289,14 @@ class Blocks:
         """Tokens up to the end of a row's blocks."""
         return int(self._table.capacity[request.row])
 
-    def grow(self, rows: RowIndices) -> tuple[Int32Array, Int32Array]:
-        """Gives each row one more block: the columns of its pages, and the pages, both [rows, page
-        groups]."""
+    def grow(self, rows: RowIndices) -> tuple[RowIndices, Int32Array, Int32Array]:
+        """Gives each row one more block. Returns rows, columns and pages of their block tables,
+        [entries] each."""
         num_groups = self._pool.num_groups
         pages = np.array(self._pool.allocate(rows.size * num_groups), np.int32)
         pages = pages.reshape(rows.size, num_groups)
-        return self._table.append(rows, pages), pages
+        columns = self._table.append(rows, pages)
+        return np.repeat(rows, num_groups), columns.reshape(-1), pages.reshape(-1)
 
     def shrink(self, rows: RowIndices, num_computed: Int32Array) -> bool:
         """Takes back blocks of rows behind their computed tokens. Whether there were any."""
@@ -295,14 +340,18 @@ class Blocks:
         blocks, as long as loads have taken lately, or to compute its tokens."""
         if self._loads.keeps_blocks and self._hits.seconds_per_token:
             seconds_per_token = min(seconds_per_token, self._hits.seconds_per_token)
-        num_blocks = self.num_pages_of(request) / self._pool.num_groups
+        num_blocks = self._table.num_pages_of(request.row) / max(1, self._pool.num_groups)
         return num_blocks * self._block_size * seconds_per_token
 
     def num_returning(self, leaving: Iterable[RequestState]) -> int:
         """Pages that come free once these requests have left."""
         return self._pool.count_returning(
-            page for request in leaving for page in self._table.pages_of(request.row)
+            page for request in leaving for page in self.pages_of(request.row)
         )
+
+    def pages_of(self, row: int) -> list[int]:
+        """All pages of a row."""
+        return self._table.pages_of(row)
 
     def release(self, request: RequestState) -> None:
         """Lets go of the blocks of a request's row, which computes nothing more."""
@@ -395,7 +444,7 @@ class Blocks:
 
     def describe(self, load: EngineLoad) -> None:
         # Of all layers.
-        num_groups = self._pool.num_groups
+        num_groups = max(1, self._pool.num_groups)
         load.num_used_blocks = -(-self._pool.num_used // num_groups)
         load.num_total_blocks = self._pool.num_usable // num_groups
         if num_groups > 1:

@@ -9,17 +9,15 @@ written. Knows nothing about budgets.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from ...config import EngineConfig
 from ...kv.block_pool import BlockPool
 from ...kv.prefix_hash import next_block_hash, token_bytes
 from ...page_groups import page_key
 from ..table.request_state import RequestState
-from .block_table import BlockTable
 
 WHOLE = 1 << 30
 """More blocks than any prompt has: what waits for so many waits until all is scheduled."""
@@ -47,16 +45,23 @@ class Forks:
     """Copies that were planned hold their blocks until the step has retired."""
 
     def __init__(
-        self, pool: BlockPool, table: BlockTable, config: EngineConfig, *, is_on: bool
+        self,
+        pool: BlockPool,
+        pages_at: Callable[[RequestState, int], list[int]],
+        block_size: int,
+        num_pages: int,
+        *,
+        is_on: bool,
     ) -> None:
-        """`is_on`: the executor copies blocks."""
+        """`pages_at`: the `num_pages` pages of a block of a request's row, or none where it lacks
+        some. `is_on`: the executor copies blocks."""
         self.num_copies = 0
         """Blocks that were copied, so far."""
         self._pool = pool
-        self._table = table
+        self._pages_at = pages_at
         self._is_on = is_on
-        self._block_size = config.block_size
-        self._num_groups = config.num_page_groups
+        self._block_size = block_size
+        self._num_pages = num_pages
         self._whole: list[RequestState] = []
         """Requests whose last known tokens are in the step that was planned last."""
         self._fresh = set[bytes]()
@@ -109,11 +114,15 @@ class Forks:
                 num_unheld = self._pool.count_unheld(pages)
                 if num_unheld and num_other_pages + num_unheld > self._pool.num_free:
                     return NO_PARTIAL
-                self._pool.share(pages)
-                self._copied += ((step, page) for page in pages)
+                self.hold(pages, step)
                 self.num_copies += 1
                 return PartialBlock(pages, num_tokens - 1)
         return NO_PARTIAL
+
+    def hold(self, pages: Sequence[int], step: int) -> None:
+        """Holds pages that `step` copies until it has retired."""
+        self._pool.share(pages)
+        self._copied += ((step, page) for page in pages)
 
     def retire(self, step: int) -> bool:
         """Lets go of blocks that steps up to this one have copied. Whether there were any."""
@@ -130,7 +139,7 @@ class Forks:
     def _find(self, key: bytes) -> list[int]:
         """Pages of a block by the name of its tokens, by page group; empty where one is gone."""
         pages = []
-        for group in range(self._num_groups):
+        for group in range(self._num_pages):
             if (page := self._pool.find_partial(page_key(key, group))) is None:
                 return []
             pages.append(page)
@@ -142,7 +151,7 @@ class Forks:
         key = _key(request, idx, request.token_ids[idx * self._block_size :])
         if self._find(key):
             return
-        for group, page in enumerate(self._table.pages_at(request.row, idx)):
+        for group, page in enumerate(self._pages_at(request, idx)):
             if self._pool.find_partial(page_key(key, group)) is None:
                 self._pool.note_partial(page, page_key(key, group))
         self._fresh.add(key)

@@ -14,5 +14,7 @@ class Wanted(NamedTuple):
     """Cached blocks with which it is continued; not held yet."""
     max_hits: int
     """Largest number of cached blocks that it may use."""
+    num_tokens: int
+    """Known tokens."""
     num_new: tuple[int, ...]
     """Blocks of each kind that have to be computed, or copied, as many as it holds at once."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...executor import NO_ADAPTER, AdapterCopy
+from .slot_shares import SlotShares
 
 RANK_UNIT = 8
 """Ranks between the beginnings of two slots; that of `kernels.adapters.slab`, which needs torch."""
@@ -33,6 +34,7 @@ class AdapterSlots:
         self._resident: OrderedDict[bytes, _Resident] = OrderedDict()
         """By hash; those that were used last come last."""
         self._copies: list[AdapterCopy] = []
+        self.shares = SlotShares()
         self.num_copied = 0
         """Copies to the device so far."""
 
@@ -60,14 +62,21 @@ class AdapterSlots:
         """Hashes of adapters on the device, the least recently used first."""
         return list(self._resident)
 
-    def fits(self, digest: bytes) -> bool:
-        """Whether the adapter is on the device, or fits beside those of running requests."""
-        if digest == NO_DIGEST or digest in self._resident:
+    def fits(self, digest: bytes, tenant: str) -> bool:
+        """Whether the adapter of a tenant's request is in use, or fits beside those of running
+        requests, and no tenant with fewer slots waits for one."""
+        if digest == NO_DIGEST:
+            return True
+        resident = self._resident.get(digest)
+        is_used = resident is not None and resident.num_requests > 0
+        if not is_used and not self.shares.may_take(tenant):
+            return False
+        if resident is not None:
             return True
         used = (each for each in self._resident.values() if each.num_requests)
         return self._gap(used, self._known[digest]) is not None
 
-    def seat(self, digest: bytes) -> int:
+    def seat(self, digest: bytes, tenant: str) -> int:
         """Slot of the adapter of a request that fits and takes a row; the adapter is copied with
         the next plan unless it is there."""
         if digest == NO_DIGEST:
@@ -79,12 +88,16 @@ class AdapterSlots:
             self.num_copied += 1
         self._resident.move_to_end(digest)
         resident.num_requests += 1
+        self.shares.take(tenant, digest, resident.num_slots)
         return resident.slot
 
-    def leave(self, digest: bytes) -> None:
+    def leave(self, digest: bytes, tenant: str) -> None:
         """Notes that no step in flight lists a request with the adapter any more."""
-        if digest != NO_DIGEST:
-            self._resident[digest].num_requests -= 1
+        if digest == NO_DIGEST:
+            return
+        resident = self._resident[digest]
+        resident.num_requests -= 1
+        self.shares.leave(tenant, digest, resident.num_slots)
 
     def take_copies(self) -> list[AdapterCopy]:
         """Copies that go with the next plan."""

@@ -31,10 +31,16 @@ lacks much, but not for ever."""
 
 class PrefillBudget:
     def __init__(
-        self, shares: TenantShares, max_chunk: int, prefill_seconds: Callable[[], float]
+        self,
+        shares: TenantShares,
+        max_chunk: int,
+        prefill_seconds: Callable[[], float],
+        *,
+        has_cache: bool = True,
     ) -> None:
         """`max_chunk`: the most tokens that one request gets a step; `prefill_seconds` says in
         which time a prompt token is computed, 0 where it is not known."""
+        self._has_cache = has_cache
         self._shares = shares
         self._max_chunk = max_chunk
         self._prefill_seconds = prefill_seconds
@@ -51,6 +57,14 @@ class PrefillBudget:
         seconds = self._prefill_seconds()
         bound = max(MIN_TOKENS, int(max_seconds / seconds)) if seconds else MIN_TOKENS
         return min(budget, bound)
+
+    def of_prompt(self, budget: int, num_tokens: int, *, is_first: bool) -> int:
+        """Tokens of a prompt that a step with this budget may compute. A model without a cache
+        computes a text whole: one that does not fit behind others waits for the next step, whose
+        first it is."""
+        if self._has_cache:
+            return budget
+        return num_tokens if is_first or num_tokens <= budget else 0
 
     def beside_begun(self) -> int | None:
         """Tokens that all other requests may take of a step beside an answer that has begun and is

@@ -52,7 +52,9 @@ class Seating:
         self._shares = TenantShares(config.max_num_seqs, blocks.num_usable, clock)
         self._ranking = Ranking(config.policy, rows, clock, prefill_seconds)
         self._waiting = WaitingQueue(self._num_shares, self._ranking.turn_of)
-        self._budget = PrefillBudget(self._shares, self.max_chunk, prefill_seconds)
+        self._budget = PrefillBudget(
+            self._shares, self.max_chunk, prefill_seconds, has_cache=config.has_cache
+        )
         self._preemption = Preemption(rows, blocks, self._shares)
         self._yielding = Yielding(self._waiting, self._preemption, rows, blocks)
         self._overtaking = Overtaking(
@@ -165,11 +167,16 @@ class Seating:
             request is None
             or request is self._yielding.too_large
             or not may_go(request)
-            or step.budget_of(request) <= 0
+            or self.budget_of(step, request) <= 0
             or not self._shares.may_take(request.tenant, self._rows.num_free_seats)
         ):
             return None
         return request
+
+    def budget_of(self, step: StepBuilder, request: RequestState) -> int:
+        """Tokens that a waiting request may take of the step."""
+        budget = step.budget_of(request)
+        return self._budget.of_prompt(budget, request.num_tokens, is_first=step.is_empty)
 
     @property
     def overtakes(self) -> bool:
@@ -191,7 +198,7 @@ class Seating:
 
     def num_taken(self, wanted: Wanted) -> int:
         """Free pages that a seat takes, those included into which running requests grow."""
-        num_grown = self._blocks.num_pages_of_blocks(len(self._rows.running))
+        num_grown = self._blocks.num_growing(len(self._rows.running))
         return self._blocks.num_taken(wanted) + num_grown
 
     @property

@@ -214,6 +214,9 @@ def finished_at_once(
     if not new.prompt_ids:
         reason = FinishReason.ERROR
         error = "the prompt has no tokens"
+    elif not (config.has_cache or sampling.pooling):
+        reason = FinishReason.ERROR
+        error = "the model embeds texts and answers none"
     elif num_prompt + min(sampling.max_tokens, 1) > config.max_model_len:
         reason = FinishReason.ERROR
         error = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import tempfile
 from collections.abc import AsyncIterator
 from typing import IO, Any
@@ -16,7 +15,9 @@ import nats.js.errors
 from headwater.services.runtime.errors import NotFound
 from headwater.services.runtime.refusals import Refusals
 
-from ..durable import KEPT_SECONDS, Durable, drop_object
+from ...buckets import drop_object
+from ...hashed_file import HashedFile
+from ..durable import CONTENTS, KEPT_SECONDS, Durable
 from ..tenant_records import TenantRecords
 from .records import File, new_id, now
 
@@ -59,7 +60,7 @@ class Files:
             expires_at=now() + int(KEPT_SECONDS),
         )
         content.seek(0)
-        hashed = Hashed(content)
+        hashed = HashedFile(content)
         reader: Any = hashed
         # The content is written first, so that a listed file can be read.
         await rooms.contents.put(file.id, reader)
@@ -86,7 +87,7 @@ class Files:
         kept = _kept.decode((await self._records.value(tenant, file_id))[0])
         with tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES) as copy:
             content: Any = copy
-            into: Any = (hashed := Hashed(content))
+            into: Any = (hashed := HashedFile(content))
             try:
                 async with asyncio.timeout(READ_SECONDS):
                     await rooms.contents.get(file_id, writeinto=into)
@@ -101,33 +102,10 @@ class Files:
     async def delete(self, tenant: str, file_id: str) -> None:
         """Deletes a file, also while storage is full."""
         await self._records.drop(tenant, file_id)
-        await drop_object(await self._durable.rooms(), file_id)
+        await drop_object((await self._durable.rooms()).js, CONTENTS, file_id)
 
     async def drop_all(self, tenant: str) -> None:
         """Drops the files of a tenant that was removed."""
         for file in await self.all(tenant):
             with contextlib.suppress(NotFound):
                 await self.delete(tenant, file.id)
-
-
-class Hashed:
-    """A file that the object store reads from or writes into, in a thread."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._hash = hashlib.sha256()
-
-    @property
-    def digest(self) -> str:
-        """Digest of the bytes that went through."""
-        return self._hash.hexdigest()
-
-    def readinto(self, buffer: bytearray) -> int:
-        piece = self._file.read(len(buffer))
-        self._hash.update(piece)
-        buffer[: len(piece)] = piece
-        return len(piece)
-
-    def write(self, piece: bytes) -> int:
-        self._hash.update(piece)
-        return self._file.write(piece)

@@ -12,8 +12,8 @@ import msgspec
 
 from headwater.services.runtime.refusals import Refusals
 
-from ...buckets import Missing
-from ..durable import RESULTS, Durable, Rooms, drop_object
+from ...buckets import Missing, drop_object
+from ..durable import CONTENTS, RESULTS, Durable, Rooms
 from ..event_log import EventLog, LogReader
 from .records import Result, new_id
 
@@ -72,7 +72,7 @@ class Results:
     async def drop(self, batch_id: str) -> None:
         rooms = await self._durable.rooms()
         async for _, name in rooms.results.all(f"{_LARGE}.{batch_id}.>"):
-            await drop_object(rooms, name.decode())
+            await drop_object(rooms.js, CONTENTS, name.decode())
         for keys in (batch_id, f"{_LARGE}.{batch_id}"):
             await rooms.results.drop(f"{keys}.>")
 

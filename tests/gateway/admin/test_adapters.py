@@ -3,6 +3,8 @@ engines."""
 
 from __future__ import annotations
 
+import json
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 from tests.engine_core.small_adapters import tensors_of, write_adapter
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.processes import MODEL, Behind, Gateway, chat_body, engine_stage, started
+from tests.services.cli.test_cli import headwater
 
 ENGINE_FLAGS = ("--adapter-memory=64", "--simulated-step-seconds=0.005")
 LONG = {"max_tokens": 200}
@@ -131,6 +134,37 @@ def test_a_running_answer_keeps_the_version_that_it_began_with(
     running.join()
     assert text_of(found[0]) == text_of(before)
     assert text_of(after) != text_of(before)
+
+
+def hub_cache(folder: Path, repo: str, adapter: Path) -> Path:
+    """A cache of the Hub's client with one repository."""
+    commit = "0" * 40
+    kept = folder / f"models--{repo.replace('/', '--')}"
+    shutil.copytree(adapter, kept / "snapshots" / commit)
+    (kept / "refs").mkdir()
+    (kept / "refs" / "main").write_text(commit)
+    return folder
+
+
+def test_the_command_loads_an_id_from_the_hubs_cache_and_lists_and_unloads_it(
+    gateway: Gateway, folder: Path, tmp_path: Path
+) -> None:
+    cache = hub_cache(tmp_path / "hub", "writers/poet", folder / "poet")
+    (cache / "models--writers--poet").rename(cache / "models--writers--poet.old")
+    env = {"HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1", "HEADWATER_BASE_URL": gateway.rest}
+    load = ("models", "load-adapter", "poet", "writers/poet", "--base", MODEL)
+    absent = headwater(*load, **env)
+    assert absent.returncode != 0
+    assert "'writers/poet' is not in the cache" in " ".join(absent.stderr.split())
+    (cache / "models--writers--poet.old").rename(cache / "models--writers--poet")
+    loaded = headwater(*load, **env)
+    assert loaded.returncode == 0, loaded.stderr
+    assert loaded.stdout == "poet is served\n"
+    assert text_of(gateway.chat(model="poet"))
+    listed = headwater("models", "list-adapters", "--json", **env)
+    assert {each["id"] for each in json.loads(listed.stdout)} == {"clerk", "poet"}
+    assert headwater("models", "unload-adapter", "poet", **env).returncode == 0
+    assert gateway.client.get("/v1/models/poet").status_code == 404
 
 
 def test_an_adapter_that_is_unloaded_is_not_found(gateway: Gateway, folder: Path) -> None:

@@ -318,6 +318,10 @@ async def until_cleared(book: TenantStore, removed: Removed) -> None:
         await asyncio.sleep(0.02)
 
 
+async def no_adapters(key: str) -> None:
+    """The tenant has brought none."""
+
+
 @pytest.mark.usefixtures("eager_purge")
 async def test_what_a_gateway_could_not_delete_is_deleted_later(
     nats_url: str, redis_url: str
@@ -330,7 +334,7 @@ async def test_what_a_gateway_could_not_delete_is_deleted_later(
         removed = await book.remove(record.id)
         # A request that was still running.
         file = await Files(durable).add(record.key, "late", "batch", io.BytesIO(b"late"), 4)
-        async with Purge(book, durable, ResponseStore(store, 60.0)).running():
+        async with Purge(book, durable, ResponseStore(store, 60.0), no_adapters).running():
             async with asyncio.timeout(30):
                 await until_cleared(book, removed)
         rooms = await durable.rooms()
@@ -349,7 +353,7 @@ async def test_a_deletion_that_redis_refuses_is_retried(nats_url: str, redis_url
         await store.command("SET", of_another_type, "x")
         removed = await book.remove(record.id)
         with structlog.testing.capture_logs() as lines:
-            async with Purge(book, Durable(bus), ResponseStore(store, 60.0)).running():
+            async with Purge(book, Durable(bus), ResponseStore(store, 60.0), no_adapters).running():
                 while record.key not in {line.get("key") for line in lines}:  # noqa: ASYNC110 (a log has no event)
                     await asyncio.sleep(0.02)
                 await store.command("DEL", of_another_type)

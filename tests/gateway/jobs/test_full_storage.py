@@ -15,6 +15,8 @@ import nats.js.errors
 import pytest
 from nats.js import JetStreamContext
 
+from headwater.gateway.adapters.catalogue import AdapterCatalogue
+from headwater.gateway.adapters.contents import AdapterContents
 from headwater.gateway.admin.tenants import make_audit_stream
 from headwater.gateway.jobs.background.ledger import BackgroundLedger
 from headwater.gateway.jobs.background.records import Record
@@ -241,6 +243,8 @@ async def test_bounds_leave_reserved_room_whatever_the_server_has(small_nats: st
             await TenantStore(bus).make()
             await make_audit_stream(bus)
             await UsageLog(bus).make()
+            await AdapterCatalogue(bus).make()
+            await AdapterContents(bus).make()
 
         async with StorageBounds(bus, 16 * 1024**3, make).running():
             await until_bounded(small_nats)

@@ -20,7 +20,13 @@ from headwater.services.index.feed import IndexFeed
 from headwater.services.runtime import subjects
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.errors import Unavailable
-from headwater.services.runtime.member import Kind, Member, ReplicaLoad, new_epoch
+from headwater.services.runtime.member import (
+    Kind,
+    Member,
+    ReplicaLoad,
+    ServedAdapter,
+    new_epoch,
+)
 from headwater.services.runtime.membership import Members
 from headwater.services.runtime.served_model import ServedModel
 from headwater.services.runtime.store import Store
@@ -80,11 +86,17 @@ class Cluster:
         index.publish(column, 1)
 
     def choose(
-        self, blocks: list[bytes], exclude: tuple[str, ...] = (), extra_tokens: int = 1
+        self,
+        blocks: list[bytes],
+        exclude: tuple[str, ...] = (),
+        extra_tokens: int = 1,
+        adapter: bytes = b"",
     ) -> Decision:
         num_tokens = len(blocks) * BLOCK + extra_tokens
         failed = [(name, self.replicas[name].epoch) for name in exclude]
-        return self.router.choose(self.model.key, b"".join(blocks), num_tokens, 64, exclude=failed)
+        return self.router.choose(
+            self.model.key, b"".join(blocks), num_tokens, 64, exclude=failed, adapter=adapter
+        )
 
     def sends(self, blocks: list[bytes]) -> Dispatch:
         return self.router.dispatched(self.choose(blocks), uuid.uuid4().hex)
@@ -115,6 +127,36 @@ async def test_a_holder_with_a_long_line_loses_to_an_idle_replica(cluster: Clust
     assert cluster.choose(chain("x", 24)).replica_id == "b"
     cluster.reports("b", replace(IDLE, num_waiting=8, num_prefill_tokens=700))
     assert cluster.choose(chain("x", 24)).replica_id == "a"
+
+
+async def test_a_replica_that_has_the_adapter_on_its_device_goes_before_one_that_copies_it(
+    cluster: Cluster,
+) -> None:
+    poet = b"p" * 16
+    for name in "ab":
+        has = (ServedAdapter(name="", digest=poet, rank=8),)
+        cluster.replicas[name] = replace(cluster.replicas[name], adapters=has)
+    cluster.reports("a")
+    for name in "ba":
+        other = "ab"[name == "a"]
+        cluster.reports(other)
+        cluster.reports(name, replace(IDLE, resident_adapters=(poet,)))
+        decision = cluster.choose(chain("x", 2), adapter=poet)
+        assert decision.replica_id == name
+        costs = {
+            each["replica_id"]: each["adapter_seconds"] for each in decision.receipt["candidates"]
+        }
+        assert costs == {name: 0.0, other: 0.005}
+    # A cached prefix of half a second weighs more.
+    cluster.caches("b", chain("y", 30))
+    assert cluster.choose(chain("y", 32), adapter=poet).replica_id == "b"
+    # A request on its way brings the adapter with it, before a report says so.
+    cluster.reports("a")
+    sent = cluster.router.dispatched(cluster.choose(chain("z", 2), adapter=poet), "r")
+    again = cluster.choose(chain("w", 2), adapter=poet).receipt["candidates"]
+    costs = {each["replica_id"]: each["adapter_seconds"] for each in again}
+    assert costs[sent.decision.replica_id] == 0.0
+    assert sorted(costs.values()) == [0.0, 0.005]
 
 
 async def test_an_unrelated_prompt_goes_to_the_less_loaded_replica(cluster: Cluster) -> None:

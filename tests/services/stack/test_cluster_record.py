@@ -6,20 +6,33 @@ import subprocess
 import sys
 from pathlib import Path
 
-from headwater.services.stack.cluster_record import ClusterRecord, read_cluster, remove_cluster
+import pytest
+
+from headwater.services.stack.cluster_record import (
+    ClusterRecord,
+    StageRecord,
+    pid_of_stage,
+    read_cluster,
+    remove_cluster,
+)
+from headwater.services.stack.stack_error import StackError
 
 
-def test_a_line_is_found_while_it_runs_and_not_after_it_was_killed(tmp_path: Path) -> None:
-    assert read_cluster(tmp_path) is None
-    record = ClusterRecord(
+def record_of(*stages: StageRecord) -> ClusterRecord:
+    return ClusterRecord(
         pid=os.getpid(),
         model="m",
         rest="http://h:1",
         grpc="h:2",
         nats_url="n",
         redis_url="r",
-        stages=(),
+        stages=stages,
     )
+
+
+def test_a_line_is_found_while_it_runs_and_not_after_it_was_killed(tmp_path: Path) -> None:
+    assert read_cluster(tmp_path) is None
+    record = record_of()
     record.write(tmp_path)
     assert read_cluster(tmp_path) == record
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
@@ -28,3 +41,13 @@ def test_a_line_is_found_while_it_runs_and_not_after_it_was_killed(tmp_path: Pat
     assert read_cluster(tmp_path) is None
     remove_cluster(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stage_of_the_running_cluster_has_a_process_id(tmp_path: Path) -> None:
+    with pytest.raises(StackError, match=r"^no cluster runs with the state folder "):
+        pid_of_stage(tmp_path, "engine-0")
+    stage = StageRecord(name="engine-0", pid=12, addresses={})
+    record_of(stage).write(tmp_path)
+    assert pid_of_stage(tmp_path, "engine-0") == 12
+    with pytest.raises(StackError, match=r"^name is 'engine-1'; allowed: engine-0$"):
+        pid_of_stage(tmp_path, "engine-1")

@@ -149,7 +149,7 @@ async def test_an_output_processor_whose_tokens_spell_no_bytes_says_so_and_fails
     demo_folder: Path, tmp_path: Path
 ) -> None:
     tokenizer = json.loads((demo_folder / "tokenizer.json").read_text())
-    words = {"type": "WordPiece", "prefix": "##", "cleanup": True}
+    words = {"type": "BPEDecoder", "suffix": "</w>"}
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer | {"decoder": words}))
     (tmp_path / "model.json").write_bytes((demo_folder / "model.json").read_bytes())
     module = "headwater.services.output_processor"
@@ -160,7 +160,7 @@ async def test_an_output_processor_whose_tokens_spell_no_bytes_says_so_and_fails
     assert process.returncode == 1
     lines = said.decode().strip().splitlines()
     assert lines[-1].startswith(
-        "headwater output-processor: the tokenizer's decoder is WordPiece; allowed: ByteLevel"
+        "headwater output-processor: the tokenizer's decoder is BPEDecoder; allowed: ByteLevel"
     )
     assert not any("Traceback" in line for line in lines)
 

@@ -15,7 +15,7 @@ from nats.js.kv import KeyValue
 
 from headwater.services.runtime.record_seal import RecordSeals
 
-from ..buckets import Missing, drop_keys, entries, put_once, sizes, value_of
+from .buckets import Missing, drop_keys, entries, put_once, sizes, value_of
 
 
 class SignedBucket:

@@ -1,0 +1,63 @@
+"""An executor of an encoder over a device's operations: texts in, vectors out, no cache."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast
+
+from ...config import EngineConfig
+from ...layers.text_batch import TextBatch
+from ...models.encoder import Encoder
+from ...models.model import model_class
+from ...options import BuildRequest, Progress, engine_config
+from ...platforms.device import Device
+from ..device.text_device import TextDevice
+from ..drafter.none import NoDrafter
+from ..entry.text_entry import TextEntry, TextStep
+from ..exit.pool import Pool
+from ..model.no_caches import NoCaches
+from ..model.text_layers import TextLayers
+from ..ranks.rank import Rank
+from ..step_executor import StepExecutor
+from ..tiers.none import NoTiers
+from .loader import Loader
+
+NO_PAGES: tuple[int, ...] = ()
+FEWEST_BLOCKS = 2
+"""Blocks of a pool: page 0, and one that no text takes."""
+
+
+def build_encoder(
+    device: Device, request: BuildRequest, rank: Rank, progress: Progress
+) -> tuple[StepExecutor[TextStep, TextBatch], EngineConfig]:
+    """Loads the request's encoder and puts the parts of its steps together. Raises
+    `ConfigError`."""
+    config = _config_of(request)
+    platform, weights = Loader(device, rank, config, progress).served(request)
+    found = cast(type[Encoder], model_class(request.model))
+    encoder = found(request.model, weights, platform, config.max_model_len)
+    executor = StepExecutor(
+        device=TextDevice(config, request.model.vocab_size),
+        caches=NoCaches(),
+        entry=TextEntry(platform.device),
+        layers=TextLayers(encoder),
+        exit=Pool(encoder),
+        drafter=NoDrafter(),
+        tiers=NoTiers(),
+    )
+    return executor, config
+
+
+def _config_of(request: BuildRequest) -> EngineConfig:
+    """An engine without pages. A step has room for the longest text, which no other step can go on
+    with."""
+    options = request.options
+    max_model_len = options.max_model_len or request.model.max_position_embeddings
+    options = replace(
+        options,
+        max_num_batched_tokens=max(options.max_num_batched_tokens, max_model_len),
+        max_draft_tokens=0,
+    )
+    return engine_config(
+        options, max_model_len, num_blocks=FEWEST_BLOCKS, block_bytes=1, page_windows=NO_PAGES
+    )

@@ -1,0 +1,119 @@
+"""State sets of a simulated executor: what a state layer would keep of a sequence, as sums.
+
+A unit of a set takes two pages: the state at the border, a sum over all tokens before it, and the
+tail, a number for each token of the block.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...config import EngineConfig
+from ...executor import Int32Array, StepPlan
+from .hashes import UInt64Array, hashes
+from .model import salt_of_unit
+from .table import SimulatedTable
+
+PAGES_OF_UNIT = 2
+
+
+def num_units(state_pages: int) -> int:
+    """Units of a set of so many pages."""
+    return state_pages // PAGES_OF_UNIT
+
+
+class SimulatedStates:
+    def __init__(
+        self,
+        config: EngineConfig,
+        table: SimulatedTable,
+        blocks: UInt64Array,
+        block_table: Int32Array,
+    ) -> None:
+        """blocks [pages, block_size] are the memory of all pages, block_table [rows, columns] says
+        which are whose."""
+        self._table = table
+        self._blocks = blocks
+        self._block_table = block_table
+        self._block_size = config.block_size
+        self._columns = config.columns
+        self._salts: UInt64Array = np.array(
+            [salt_of_unit(unit) for unit in range(num_units(config.state_pages))], np.uint64
+        )
+
+    @property
+    def are_kept(self) -> bool:
+        """Whether the model has state layers."""
+        return bool(self._salts.size)
+
+    def write(self, plan: StepPlan) -> None:
+        """Writes tails and states of the rows of a plan."""
+        bounds = zip(
+            plan.rows.tolist(),
+            plan.starts.tolist(),
+            (plan.starts + plan.counts).tolist(),
+            strict=True,
+        )
+        for row, start, end in bounds:
+            self._write(row, start, end)
+
+    def _write(self, row: int, start: int, end: int) -> None:
+        size = self._block_size
+        first, last = start // size, end // size
+        positions = np.arange(start, end, dtype=np.int32)
+        added = hashes(self._table.token_ids[row, start:end], positions)
+        tails = self._tails(row, first)
+        in_first = added[: (first + 1) * size - start]
+        offset = start - first * size
+        tails[:, offset : offset + in_first.size] = in_first
+        self._put_tails(row, first, tails)
+        if last == first:
+            return
+        borders = self._borders(row, first) + tails.sum(1, dtype=np.uint64)
+        behind = added[in_first.size :]
+        num_whole = (last - first - 1) * size
+        borders += behind[:num_whole].sum(dtype=np.uint64)
+        self._blocks[self._pages(row, last)[::PAGES_OF_UNIT], 0] = borders
+        tails = self._tails(row, last)
+        tails[:, : end - last * size] = behind[num_whole:]
+        self._put_tails(row, last, tails)
+
+    def behind(self, rows: Int32Array, at: Int32Array) -> UInt64Array:
+        """[S] sums of all units' states behind positions at[i] of rows[i]."""
+        ends = zip(rows.tolist(), (at + 1).tolist(), strict=True)
+        return np.array([self.states(*each).sum(dtype=np.uint64) for each in ends], np.uint64)
+
+    def states(self, row: int, end: int) -> UInt64Array:
+        """[units] states of a row behind its first `end` tokens."""
+        block, num_tail = divmod(end, self._block_size)
+        tails = self._tails(row, block)[:, :num_tail]
+        states: UInt64Array = self._borders(row, block) + tails.sum(1, dtype=np.uint64)
+        return states
+
+    def expected(self, known: UInt64Array) -> UInt64Array:
+        """[units] states behind tokens with these hashes."""
+        states: UInt64Array = self._salts + known.sum(dtype=np.uint64)
+        return states
+
+    def _borders(self, row: int, block: int) -> UInt64Array:
+        """[units] states before a block. Nothing is read before the first one."""
+        if not block:
+            return self._salts
+        borders: UInt64Array = self._blocks[self._pages(row, block)[::PAGES_OF_UNIT], 0]
+        return borders
+
+    def _tails(self, row: int, block: int) -> UInt64Array:
+        """[units, block_size]"""
+        tails: UInt64Array = self._blocks[self._pages(row, block)[1::PAGES_OF_UNIT]]
+        return tails
+
+    def _put_tails(self, row: int, block: int, tails: UInt64Array) -> None:
+        self._blocks[self._pages(row, block)[1::PAGES_OF_UNIT]] = tails
+
+    def _pages(self, row: int, block: int) -> Int32Array:
+        """Pages of a block's set that units take."""
+        columns = self._columns
+        place = self._block_table[row, columns.first_place + block]
+        first = columns.first_page + place * columns.state_pages
+        pages: Int32Array = self._block_table[row, first : first + PAGES_OF_UNIT * self._salts.size]
+        return pages

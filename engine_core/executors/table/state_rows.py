@@ -1,0 +1,39 @@
+"""State sets of a plan's rows, by the block table in host memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ...executor import Int32Array, StepPlan
+from ...layers.state_rows import StateRows, StateShape
+from ...table_columns import TableColumns
+
+
+def state_rows(
+    plan: StepPlan,
+    block_table: Int32Array,
+    columns: TableColumns,
+    block_size: int,
+    shape: StateShape,
+) -> StateRows:
+    """block_table [rows, columns] is the request table's; the plan says where its rows are."""
+    ends = plan.starts + plan.counts
+
+    def pages_of(positions: Int32Array) -> torch.Tensor:
+        """int32 [R, P] pages of the sets of these positions' blocks."""
+        places = block_table[plan.rows, columns.first_place + positions // block_size]
+        first = columns.first_page + places * columns.state_pages
+        of_set = first[:, None] + np.arange(columns.state_pages)
+        return torch.from_numpy(block_table[plan.rows[:, None], of_set])
+
+    is_decode = plan.counts == 1
+    return StateRows(
+        first=pages_of(plan.starts),
+        last=pages_of(ends),
+        starts=torch.from_numpy(plan.starts.astype(np.int32)),
+        ends=torch.from_numpy(ends.astype(np.int32)),
+        tokens=torch.from_numpy((np.cumsum(plan.counts) - plan.counts).astype(np.int32)),
+        num_decodes=int(is_decode.argmin()) if not is_decode.all() else len(is_decode),
+        shape=shape,
+    )

@@ -1,0 +1,107 @@
+"""Cached state sets: with one, a sequence is continued behind a block without what came before.
+
+Knows keys and the block pool; knows no rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..page_groups import PageKind, page_key
+from .block_pool import BlockPool
+from .prefix_cache import HashChain, Hits, PrefixCache
+
+
+class Snapshots:
+    """State sets by the hash of the block before their own: its border is where they begin."""
+
+    def __init__(self, pool: BlockPool, groups: range) -> None:
+        """`groups`: a number for each page of a set, behind those of page groups."""
+        self._pool = pool
+        self._groups = groups
+        self._readers: dict[int, tuple[int, int]] = {}
+        """By first page of a set: the page's generation, and how many chains are known to go on
+        from it."""
+
+    def cache(self, block_hash: bytes, pages: Sequence[int]) -> None:
+        """Lets a held set be found, unless another already is."""
+        if self.find(block_hash):
+            return
+        for group, page in zip(self._groups, pages, strict=True):
+            key = page_key(block_hash, group)
+            # Pages of a set that lost others may be left.
+            if (left := self._pool.find(key)) is not None:
+                self._pool.uncache(left)
+            self._pool.cache(page, key)
+
+    def note_read(self, block_hash: bytes, num_chains: int = 1) -> None:
+        """Notes that so many more chains go on from a snapshot."""
+        if pages := self.find(block_hash):
+            count = self._num_readers(pages[0]) + num_chains
+            self._readers[pages[0]] = self._pool.generations[pages[0]], count
+
+    def supersede(self, block_hash: bytes, num_chains: int = 1) -> None:
+        """Gives up a snapshot from which at most so many chains are known to go on, since they have
+        a later one."""
+        pages = self.find(block_hash)
+        if pages and self._num_readers(pages[0]) <= num_chains:
+            self._pool.share(pages)
+            self.uncache(pages)
+            self._pool.release(pages)
+
+    def _num_readers(self, page: int) -> int:
+        generation, count = self._readers.get(page, (0, 0))
+        return count if generation == self._pool.generations[page] else 0
+
+    def uncache(self, pages: Sequence[int]) -> None:
+        """Forgets a set, if it can be found."""
+        for page in pages:
+            self._pool.uncache(page)
+
+    def find(self, block_hash: bytes) -> list[int]:
+        """Pages of a set; empty where one is gone."""
+        pages = []
+        for group in self._groups:
+            if (page := self._pool.find(page_key(block_hash, group))) is None:
+                return []
+            pages.append(page)
+        return pages
+
+
+class SnapshotCache(PrefixCache):
+    """A `PrefixCache` of a model with state layers: a sequence is continued where it has a
+    snapshot beside what its other layers see."""
+
+    def __init__(
+        self, pool: BlockPool, kinds: Sequence[PageKind], block_size: int, num_pages: int
+    ) -> None:
+        """`num_pages`: of a state set."""
+        super().__init__(pool, kinds, block_size)
+        num_groups = self._kinds[-1].groups.stop
+        self.snapshots = Snapshots(pool, range(num_groups, num_groups + num_pages))
+        self.fresh: set[bytes] = set()
+        """Hashes of blocks behind which the step that is being planned writes snapshots: they are
+        not read before the next one."""
+
+    def match(self, chain: HashChain, max_blocks: int) -> Hits:
+        found = super().match(chain, max_blocks)
+        num_cached = found.num_blocks
+        end = num_cached
+        while end:
+            end, pages = self._last_snapshot(chain, end)
+            if end < found.num_blocks:
+                found = super().match(chain, end)
+            if end == found.num_blocks:
+                return found._replace(snapshot=pages, num_cached=num_cached)
+            end = found.num_blocks
+        return super().match(chain, 0)._replace(num_cached=num_cached)
+
+    def _last_snapshot(self, chain: HashChain, end: int) -> tuple[int, list[int]]:
+        """The largest number of the chain's blocks, up to `end`, behind which there is a snapshot,
+        and its pages."""
+        for num_blocks in range(end, 0, -1):
+            block_hash = chain.hashes[num_blocks - 1]
+            pages = self.snapshots.find(block_hash)
+            if pages and block_hash not in self.fresh:
+                return num_blocks, pages
+        return 0, []

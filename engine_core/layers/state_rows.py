@@ -1,0 +1,70 @@
+"""Where the states of a batch's requests lie in the memory of pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """Units of a model's state layers in pages of one pool. Unit n of all layers lies in page
+    n // units_per_page of a state set, from byte n % units_per_page × unit_bytes on."""
+
+    unit_bytes: int
+    units_per_page: int
+    num_pages: int
+    """Pages of a state set."""
+
+    @classmethod
+    def of(cls, unit_bytes: int, num_units: int, page_bytes: int) -> StateShape:
+        """Shape of so many units of all layers, each of which fits into a page."""
+        units_per_page = page_bytes // unit_bytes
+        return cls(unit_bytes, units_per_page, -(-num_units // units_per_page))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateRows:
+    """State sets of R requests of a batch, in its order: those that decode, then others.
+
+    A state set of block b has the state before the block's first token, and a tail of the block's
+    tokens. A request reads the set of the block of its first token, writes its tokens of that block
+    into it, and, where its last token ends a block or lies in a later one, writes the set of the
+    block behind its last token. A request of position 0 begins without a state, and what is in its
+    set counts for nothing. Padding rows begin and end at 0; their pages are the scratch page 0."""
+
+    first: torch.Tensor
+    """int32 [R, P] pages of the set of block starts[i] // block_size."""
+    last: torch.Tensor
+    """int32 [R, P] pages of the set of block ends[i] // block_size."""
+    starts: torch.Tensor
+    """int32 [R] position of the first token."""
+    ends: torch.Tensor
+    """int32 [R] position behind the last token."""
+    tokens: torch.Tensor
+    """int32 [R] the first token's row in the batch."""
+    num_decodes: int
+    """Requests at the front that compute one token each."""
+    shape: StateShape
+
+    def to(self, device: torch.device) -> StateRows:
+        """The same with its tensors on a device."""
+        return self._mapped([each.to(device) for each in self._tensors])
+
+    def empty_like(self) -> StateRows:
+        """Rows of the same number, to be filled by `copy_`."""
+        return self._mapped([torch.empty_like(each) for each in self._tensors])
+
+    def copy_(self, other: StateRows) -> None:
+        """Takes over what other rows of the same number say."""
+        for own, given in zip(self._tensors, other._tensors, strict=True):
+            own.copy_(given)
+
+    @property
+    def _tensors(self) -> tuple[torch.Tensor, ...]:
+        return self.first, self.last, self.starts, self.ends, self.tokens
+
+    def _mapped(self, tensors: list[torch.Tensor]) -> StateRows:
+        first, last, starts, ends, tokens = tensors
+        return replace(self, first=first, last=last, starts=starts, ends=ends, tokens=tokens)

@@ -1,0 +1,76 @@
+"""The encoder of BERT, RoBERTa and XLM-RoBERTa. Sources: Devlin et al., "BERT: pre-training of deep
+bidirectional transformers", 2019; Liu et al., "RoBERTa", 2019; Conneau et al., 2020."""
+
+from __future__ import annotations
+
+from ..weights.names import CheckpointNames
+from .encoder import Encoder
+
+MOST_DENSE = 8
+"""Dense layers behind the pooling that a checkpoint may have."""
+TABLES = {
+    "model.embeddings.word_embeddings.weight": "embed",
+    "model.embeddings.position_embeddings.weight": "positions",
+}
+DENSE = {
+    f"model.dense.{i}.linear.{kind}": f"dense.{i}{suffix}"
+    for i in range(MOST_DENSE)
+    for kind, suffix in (("weight", ""), ("bias", "_bias"))
+}
+IGNORED = (
+    ".position_ids",
+    "pooler.dense.weight",
+    "pooler.dense.bias",
+    *(f"lm_head.{part}" for part in ("bias", "decoder.bias", "decoder.weight")),
+    *(f"lm_head.{part}.{kind}" for part in ("dense", "layer_norm") for kind in ("weight", "bias")),
+)
+"""Tensors of heads that predict masked tokens, and of poolers."""
+
+
+def norm_names(published: str, ours: str) -> dict[str, str]:
+    """Names of a norm's factors and biases; old checkpoints call them gamma and beta."""
+    return {
+        f"{published}.weight": ours,
+        f"{published}.bias": f"{ours}_bias",
+        f"{published}.gamma": ours,
+        f"{published}.beta": f"{ours}_bias",
+    }
+
+
+def linear_names(published: str, ours: str) -> dict[str, str]:
+    return {f"{published}.weight": ours, f"{published}.bias": f"{ours}_bias"}
+
+
+class Bert(Encoder):
+    """See `Encoder`."""
+
+    names = CheckpointNames(
+        model={
+            **TABLES,
+            "model.embeddings.token_type_embeddings.weight": "types",
+            **norm_names("model.embeddings.LayerNorm", "embedding_norm"),
+            **DENSE,
+        },
+        layer={
+            **linear_names("attention.output.dense", "o"),
+            **norm_names("attention.output.LayerNorm", "attention_norm"),
+            **linear_names("intermediate.dense", "up"),
+            **linear_names("output.dense", "down"),
+            **norm_names("output.LayerNorm", "output_norm"),
+        },
+        fused={
+            f"attention.self.{name}.{kind}": (ours, i)
+            for kind, ours in (("weight", "qkv"), ("bias", "qkv_bias"))
+            for i, name in enumerate(("query", "key", "value"))
+        },
+        ignored=(
+            *IGNORED,
+            *(f"cls.seq_relationship.{kind}" for kind in ("weight", "bias")),
+            *(f"cls.predictions.{part}" for part in ("bias", "decoder.weight", "decoder.bias")),
+            *(
+                f"cls.predictions.transform.{part}"
+                for part in ("dense.weight", "dense.bias", "LayerNorm.weight", "LayerNorm.bias")
+            ),
+            *(f"cls.predictions.transform.LayerNorm.{kind}" for kind in ("gamma", "beta")),
+        ),
+    )

@@ -1,0 +1,152 @@
+"""Encoders whose layers end with a norm: hidden states of whole texts, and dense layers behind a
+pooled one. Source: Devlin et al., "BERT", 2019."""
+
+from __future__ import annotations
+
+from typing import ClassVar, cast
+
+import torch
+
+from ..layers.linear.kinds import Weights
+from ..layers.linear.linear import Product
+from ..layers.mutual_attention import MutualAttention, distance_bias
+from ..layers.norm import LayerNorm
+from ..layers.platform import EncoderPlatform, Platform
+from ..layers.text_batch import TextBatch
+from ..weights.encoders.config import DenseConfig, EncoderConfig
+from ..weights.layout import Layout, WeightSpec, bias, joined_bias, joined_linear, linear, table
+from ..weights.model_config import ModelConfig
+from ..weights.names import CheckpointNames
+from .layered import norms_of
+from .parts import Parts
+
+
+class EncoderLayer:
+    """norm(x + attention(x)), then norm(x + mlp(x))."""
+
+    def __init__(
+        self, parts: Parts, weights: Weights, platform: EncoderPlatform, config: ModelConfig, i: int
+    ) -> None:
+        prefix = f"layers.{i}."
+        linears = {name: weights.linears[prefix + name] for name in ("qkv", "o", "up", "down")}
+        biases = {name: weights.tensors[f"{prefix}{name}_bias"] for name in linears}
+        self._attention = MutualAttention(
+            platform,
+            linears["qkv"],
+            biases["qkv"],
+            linears["o"],
+            biases["o"],
+            config.head_dim,
+        )
+        self._up = platform.biased_linear(linears["up"], biases["up"], config.activation)
+        self._down = platform.biased_linear(linears["down"], biases["down"], "")
+        self._attention_norm = cast(LayerNorm, parts.norm(prefix + "attention_norm"))
+        self._output_norm = cast(LayerNorm, parts.norm(prefix + "output_norm"))
+
+    def __call__(
+        self, x: torch.Tensor, texts: object, distance_bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """x [T, H] → [T, H]; x is overwritten."""
+        x = self._attention_norm.add(self._attention(x, texts, distance_bias), x)
+        return self._output_norm.add(self._down(self._up(x)), x)
+
+
+class Encoder:
+    """Texts in, hidden states out. Has no cache."""
+
+    names: ClassVar[CheckpointNames]
+    reads_page_groups = False
+
+    def __init__(
+        self, config: ModelConfig, weights: Weights, platform: Platform, max_model_len: int
+    ) -> None:
+        encoding = cast(EncoderPlatform, platform)
+        parts = Parts(config, weights, platform, max_model_len)
+        self.config = config
+        self._platform = encoding
+        self._embedding = parts.embedding()
+        self._positions = weights.tensors["positions"][config.position_offset :]
+        self._types = weights.tensors.get("types")
+        self._embedding_norm = cast(LayerNorm, parts.norm("embedding_norm"))
+        buckets = weights.tensors.get("distances")
+        self._distance_bias = None if buckets is None else distance_bias(buckets, max_model_len)
+        layers = range(config.num_layers)
+        self._layers = [EncoderLayer(parts, weights, encoding, config, i) for i in layers]
+        self._dense = [
+            _dense_layer(weights, encoding, dense, i)
+            for i, dense in enumerate(encoder_of(config).dense)
+        ]
+
+    @staticmethod
+    def layout(config: ModelConfig) -> Layout:
+        """Every weight of an encoder with this config."""
+        encoder = encoder_of(config)
+        hidden = config.hidden_size
+        layout = {
+            "embed": table(config.vocab_size, hidden),
+            "positions": table(config.num_learned_positions, hidden),
+        }
+        if encoder.num_types:
+            layout["types"] = table(encoder.num_types, hidden)
+        if encoder.num_buckets:
+            layout["distances"] = table(encoder.num_buckets, config.num_heads)
+        layout |= norms_of(config, ("embedding_norm",))
+        for i in range(config.num_layers):
+            layout |= {f"layers.{i}.{name}": spec for name, spec in _layer_of(config).items()}
+        for i, dense in enumerate(encoder.dense):
+            layout[f"dense.{i}"] = linear(dense.out_features, dense.in_features)
+            if dense.has_bias:
+                layout[f"dense.{i}_bias"] = bias(dense.out_features)
+        return layout
+
+    def forward(self, batch: TextBatch) -> torch.Tensor:
+        """Hidden states [T, H]."""
+        x = self._embedding(batch.token_ids)
+        x += self._positions[batch.positions]
+        if self._types is not None:
+            x += self._types[0] if batch.types is None else self._types[batch.types]
+        x = self._embedding_norm(x)
+        texts = self._platform.plan_texts(batch)
+        for layer in self._layers:
+            x = layer(x, texts, self._distance_bias)
+        return x
+
+    def dense(self, pooled: torch.Tensor) -> torch.Tensor:
+        """Vectors float32 [R, H] of texts through the layers behind the pooling: float32 [R, N]."""
+        x = pooled
+        for layer in self._dense:
+            x = layer(x.to(self._embedding.dtype))
+        return x.float()
+
+
+def _dense_layer(
+    weights: Weights, platform: EncoderPlatform, dense: DenseConfig, i: int
+) -> Product:
+    layer = weights.linears[f"dense.{i}"]
+    if dense.has_bias:
+        return platform.biased_linear(layer, weights.tensors[f"dense.{i}_bias"], dense.activation)
+    product = platform.linear(layer)
+    if not dense.activation:
+        return product
+    return lambda x: platform.activation(product(x), dense.activation)
+
+
+def _layer_of(config: ModelConfig) -> dict[str, WeightSpec]:
+    hidden = config.hidden_size
+    inner = config.intermediate_size
+    return {
+        "qkv": joined_linear(config.qkv_sizes, hidden),
+        "qkv_bias": joined_bias(config.qkv_sizes),
+        "o": linear(hidden, config.num_heads * config.head_dim),
+        "o_bias": bias(hidden),
+        "up": linear(inner, hidden),
+        "up_bias": bias(inner),
+        "down": linear(hidden, inner),
+        "down_bias": bias(hidden),
+        **norms_of(config, ("attention_norm", "output_norm")),
+    }
+
+
+def encoder_of(config: ModelConfig) -> EncoderConfig:
+    assert config.encoder is not None
+    return config.encoder

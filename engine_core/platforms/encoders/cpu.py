@@ -1,0 +1,34 @@
+"""Operations of encoders on a CPU."""
+
+from __future__ import annotations
+
+import torch
+
+from headwater.kernels.cpu.mutual_attention import mutual_attention
+
+from ...layers.linear.linear import Linear, Product
+from ...layers.text_batch import TextBatch
+from ..cpu_products import CpuProducts
+
+
+class CpuTexts:
+    """See `EncoderPlatform`."""
+
+    def __init__(self, products: CpuProducts) -> None:
+        self._products = products
+
+    def plan_texts(self, batch: TextBatch) -> list[int]:
+        counts: list[int] = batch.counts.tolist()
+        return counts
+
+    def mutual_attention(
+        self,
+        qkv: torch.Tensor,
+        texts: list[int],
+        head_dim: int,
+        distance_bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return mutual_attention(qkv, texts, head_dim, distance_bias)
+
+    def biased_linear(self, linear: Linear, bias: torch.Tensor, activation: str) -> Product:
+        return self._products.biased(linear, bias, activation)

@@ -1,0 +1,83 @@
+"""A text that is embedded: the model's own pooling, the text that goes before it, and how it is cut.
+Knows no network."""
+
+from __future__ import annotations
+
+from headwater.proto import common_pb2, processor_pb2
+
+from ..runtime.errors import BadRequest
+from ..runtime.request_limits import WHAT_FITS
+from ..runtime.served_model import GENERATE
+from ..text.model import TextModel
+from .parameters import fit_context
+
+POOLINGS = {
+    "": common_pb2.POOLING_LAST,
+    "last": common_pb2.POOLING_LAST,
+    "mean": common_pb2.POOLING_MEAN,
+    "cls": common_pb2.POOLING_CLS,
+}
+"""Poolings by the words of a manifest."""
+ENDPOINTS = "allowed: /v1/embeddings with it, or a model that generates text"
+
+
+def check_answers(model: TextModel) -> None:
+    """Raises `BadRequest` for a model that answers nothing."""
+    if model.task != GENERATE:
+        raise BadRequest(
+            "model", f"the model {model.name!r} embeds texts and answers none; {ENDPOINTS}"
+        )
+
+
+def pooling_of(
+    model: TextModel, asked: common_pb2.Pooling.ValueType
+) -> common_pb2.Pooling.ValueType:
+    """The pooling of a request; the model's own where it asks for that."""
+    return POOLINGS[model.pooling] if asked == common_pb2.POOLING_MODEL else asked
+
+
+def optional_name(request: processor_pb2.PrepareRequest) -> str | None:
+    return request.prompt_name if request.HasField("prompt_name") else None
+
+
+def with_prompt(
+    model: TextModel, prompt: processor_pb2.Prompt, name: str | None
+) -> processor_pb2.Prompt:
+    """The prompt behind the model's text of that name, or behind its default one. Raises
+    `BadRequest` for a name that the model does not have, and for one beside token ids."""
+    if name is not None and name not in model.prompts:
+        allowed = ", ".join(model.prompts) or f"none: the model {model.name!r} has no prompts"
+        raise BadRequest.of("prompt_name", name, allowed)
+    before = model.prompts.get(model.default_prompt if name is None else name, "")
+    if prompt.WhichOneof("kind") == "text":
+        named = processor_pb2.Prompt()
+        named.CopyFrom(prompt)
+        named.text = before + prompt.text
+        return named
+    if name is not None:
+        raise BadRequest("prompt_name", "prompt_name without a text; allowed: with inputs of text")
+    return prompt
+
+
+def fit_text(
+    checked: common_pb2.Sampling, token_ids: list[int], model: TextModel, *, prompt_name: str
+) -> list[int]:
+    """As `fit_context`, of a model that reads texts whole. A text that is cut keeps the special
+    tokens around it, and its beginning unless the client says otherwise."""
+    if not checked.HasField("truncate_prompt_tokens"):
+        return fit_context(checked, token_ids, model.limits, prompt_name=prompt_name)
+    most = model.limits.max_model_len
+    asked = checked.truncate_prompt_tokens
+    checked.ClearField("truncate_prompt_tokens")
+    num_tokens = most if asked == WHAT_FITS else asked
+    if num_tokens > most:
+        raise BadRequest.of("truncate_prompt_tokens", num_tokens, f"1…{most}")
+    first, last = model.tokenizer.around
+    is_framed = token_ids[: len(first)] == first and token_ids[-len(last) :] == last
+    if not (is_framed and first and last and num_tokens > len(first) + len(last)):
+        first, last = [], []
+    inner = token_ids[len(first) : len(token_ids) - len(last)]
+    room = num_tokens - len(first) - len(last)
+    if len(inner) > room:
+        inner = inner[-room:] if checked.truncation_side == "left" else inner[:room]
+    return fit_context(checked, [*first, *inner, *last], model.limits, prompt_name=prompt_name)

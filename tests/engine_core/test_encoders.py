@@ -1,0 +1,136 @@
+"""Encoders through the real engine: against transformers, in company, by the budget of a step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from headwater.engine_core.config import ConfigError
+from headwater.engine_core.executor import StepPlan
+from headwater.engine_core.models import registry
+from headwater.engine_core.request import NewRequest
+from headwater.engine_core.sampling_params import SamplingParams
+from tests.engine_core.small_encoders import (
+    ENCODERS,
+    cosine,
+    embed,
+    random_encoder,
+    write_modules,
+)
+from tests.engine_core.small_models import SmallEngine, convert
+from tests.long_values import long_but
+
+TEXTS = [np.random.default_rng(n).integers(3, 512, n).tolist() for n in (1, 2, 17, 64, 150, 300)]
+POOLED = {"mean": lambda s: s.mean(0), "cls": lambda s: s[0], "last": lambda s: s[-1]}
+DTYPES = ["float32", "bfloat16"]
+
+
+def states_of(model: torch.nn.Module, text: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        states: torch.Tensor = model(torch.tensor([text])).last_hidden_state[0]
+    return states
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+def test_vectors_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    model = random_encoder(family, tmp_path / "hf")
+    engine = SmallEngine(convert(tmp_path / "hf", tmp_path / "ours"))
+    for pooling, pool in POOLED.items():
+        for text, vector in zip(TEXTS, embed(engine, TEXTS, pooling), strict=True):
+            assert cosine(vector, pool(states_of(model, text)).numpy()) >= 1 - 1e-6
+    engine.close()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", long_but(ENCODERS, "bert", "mpnet"))
+def test_a_text_has_the_same_bits_alone_and_in_company(
+    family: str, dtype: str, tmp_path: Path
+) -> None:
+    random_encoder(family, tmp_path / "hf")
+    engine = SmallEngine(convert(tmp_path / "hf", tmp_path / "ours", dtype))
+    together = embed(engine, TEXTS)
+    apart = [embed(engine, [text])[0] for text in TEXTS]
+    engine.close()
+    for first, second in zip(together, apart, strict=True):
+        assert first.tobytes() == second.tobytes()
+
+
+def test_steps_hold_whole_texts_within_their_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random_encoder("bert", tmp_path / "hf")
+    engine = SmallEngine(convert(tmp_path / "hf", tmp_path / "ours"), max_num_batched_tokens=64)
+    # The longest text has to fit into a step.
+    assert engine.config.max_num_batched_tokens == engine.config.max_model_len == 322
+    plans: list[StepPlan] = []
+    submit = engine.executor.submit
+    monkeypatch.setattr(engine.executor, "submit", lambda plan: plans.append(plan) or submit(plan))
+    lengths = [100, 200, 100, 322, 10]
+    embed(engine, [[5] * length for length in lengths])
+    engine.close()
+    assert [plan.counts.tolist() for plan in plans] == [[100, 200], [100], [322], [10]]
+    assert not any(plan.starts.any() for plan in plans)
+
+
+def test_an_encoder_answers_nothing(tmp_path: Path) -> None:
+    random_encoder("bert", tmp_path / "hf")
+    engine = SmallEngine(convert(tmp_path / "hf", tmp_path / "ours"))
+    sampling = SamplingParams(max_tokens=4)
+    engine.engine.add(NewRequest(key=7, prompt_ids=[5, 6], output_ids=[], sampling=sampling))
+    output = engine.engine.step()
+    engine.close()
+    assert output is not None
+    [finished] = output.finishes
+    assert finished.error == "the model embeds texts and answers none"
+
+
+def test_dense_layers_of_sentence_transformers_follow_the_pooling(tmp_path: Path) -> None:
+    model = random_encoder("bert", tmp_path / "hf")
+    layers = [torch.nn.Linear(64, 48), torch.nn.Linear(48, 96, bias=False)]
+    write_modules(tmp_path / "hf", "mean_tokens", dense=layers)
+    engine = SmallEngine(convert(tmp_path / "hf", tmp_path / "ours"))
+    vectors = embed(engine, TEXTS)
+    engine.close()
+    for text, vector in zip(TEXTS, vectors, strict=True):
+        expected = states_of(model, text).mean(0)
+        with torch.no_grad():
+            for layer in layers:
+                expected = torch.tanh(layer(expected))
+        assert vector.shape == (96,)
+        assert cosine(vector, expected.numpy()) >= 1 - 1e-6
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"pooling_mode_max_tokens": True}, "pooling_mode is 'mean, pooling_mode_max_tokens'"),
+        ({"modules": ["WeightedLayerPooling"]}, "module of modules.json is 'WeightedLayerPooling'"),
+    ],
+)
+def test_modules_that_are_not_served_are_refused_by_name(
+    change: dict[str, object], expected: str, tmp_path: Path
+) -> None:
+    random_encoder("bert", tmp_path / "hf")
+    write_modules(tmp_path / "hf", "mean_tokens", **change)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError) as refused:
+        convert(tmp_path / "hf", tmp_path / "ours")
+    assert str(refused.value).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("position_embedding_type", "relative_key"),
+        ("is_decoder", True),
+        ("hidden_act", "mish"),
+        ("type_vocab_size", 0),
+    ],
+)
+def test_configs_that_are_not_served_are_refused_by_the_field(field: str, value: object) -> None:
+    config = ENCODERS["bert"]().to_dict() | {field: value}
+    with pytest.raises(ConfigError) as refused:
+        registry.config_of(config)
+    assert refused.value.name == field
