@@ -39,6 +39,7 @@ capabilities = Capabilities(
     adapters=True,
     softcaps=True,
     odd_heads=True,
+    mixed_layers=True,
     encoders=True,
     disk_blocks=True,
     draft_models=True,

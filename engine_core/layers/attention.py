@@ -11,8 +11,8 @@ from headwater.kernels.attention.rotary_pairs import RotaryPairs
 
 from .batch import ForwardBatch
 from .linear.linear import Linear, Tokens
-from .norm import WidthNorm
 from .platform import Platform
+from .projection_norms import ProjectionNorms
 
 
 class Attention:
@@ -33,15 +33,16 @@ class Attention:
         window: int = 0,
         softcap: float = 0.0,
         pairs: RotaryPairs | None = None,
-        width_norms: tuple[WidthNorm, WidthNorm] | None = None,
+        norms: ProjectionNorms | None = None,
+        writes: bool = True,
         query_scales: torch.Tensor | None = None,
         sinks: torch.Tensor | None = None,
     ) -> None:
-        """qkv [(Hq + 2 Hk) D, H] makes queries, keys and values; o [H, Hq D]; cos_sin as
-        `rope.cos_sin_table` makes it; bias [(Hq + 2 Hk) D]; norms [D] of each query and key head;
-        scale, window, softcap and sinks as in `Platform.attention`; pairs as in
-        `Platform.qk_norm_rope_store_kv`; `width_norms` are those of all queries and of all keys of
-        a token; query_scales float32 [positions]."""
+        """qkv [(Hq + 2 Hk) D, H] makes queries, keys and values, or what `norms` makes these of; o
+        [H, Hq D]; cos_sin as `rope.cos_sin_table` makes it; bias [(Hq + 2 Hk) D]; q_norm and k_norm
+        [D] of each query and key head; scale, window, softcap and sinks as in `Platform.attention`;
+        pairs as in `Platform.qk_norm_rope_store_kv`; query_scales float32 [positions]. Without
+        `writes` qkv [Hq D, H] makes queries alone, and the cache is another layer's."""
         self.qkv = qkv
         self.o = o
         self.qkv_bias = qkv_bias
@@ -50,14 +51,14 @@ class Attention:
         self._platform = platform
         self._cos_sin = cos_sin
         self._eps = eps
-        self._scale = scale
-        self._masked: dict[str, Any] = {"window": window}
+        self._scored: dict[str, Any] = {"scale": scale, "window": window}
         if softcap:
-            self._masked["softcap"] = softcap
+            self._scored["softcap"] = softcap
         if sinks is not None:
-            self._masked["sinks"] = sinks
+            self._scored["sinks"] = sinks
         self._rotated: dict[str, Any] = {} if pairs is None else {"pairs": pairs}
-        self._width_norms = width_norms
+        self._norms = norms
+        self._writes = writes
         self._query_scales = query_scales
         self._qkv = platform.linear(qkv)
         self._o = platform.linear(o)
@@ -82,10 +83,11 @@ class Attention:
     ) -> torch.Tensor:
         """As `queries`, of qkv [T, (Hq + 2 Hk) D]."""
         queries = self._platform.qk_norm_rope_store_kv(
-            self._normed(qkv, kv_cache),
+            qkv if self._norms is None else self._norms(qkv),
             batch,
             self._cos_sin,
-            kv_cache,
+            # A cache without heads takes nothing.
+            kv_cache if self._writes else kv_cache[:, :, :0],
             bias=self.qkv_bias,
             q_norm=self.q_norm,
             k_norm=self.k_norm,
@@ -100,9 +102,7 @@ class Attention:
         self, queries: torch.Tensor, kv_cache: torch.Tensor, attention_plan: Any
     ) -> torch.Tensor:
         """queries [E, Hq, D] → [E, Hq D]"""
-        return self._platform.attention(
-            queries, kv_cache, attention_plan, scale=self._scale, **self._masked
-        )
+        return self._platform.attention(queries, kv_cache, attention_plan, **self._scored)
 
     def projected(self, attended: torch.Tensor) -> torch.Tensor:
         """attended [E, Hq D] → [E, H]"""
@@ -111,12 +111,3 @@ class Attention:
     def kept(self, queries: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """The queries of some tokens alone, integers [E]."""
         return queries.index_select(0, tokens)
-
-    def _normed(self, qkv: torch.Tensor, kv_cache: torch.Tensor) -> torch.Tensor:
-        """The projection with the norms over all heads of a token."""
-        if self._width_norms is None:
-            return qkv
-        kv_size = kv_cache.shape[2] * kv_cache.shape[4]
-        q, k, v = torch.split(qkv, [qkv.shape[1] - 2 * kv_size, kv_size, kv_size], dim=1)
-        q_norm, k_norm = self._width_norms
-        return torch.cat((q_norm(q), k_norm(k), v), dim=1)

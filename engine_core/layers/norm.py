@@ -98,6 +98,7 @@ class WidthNorm:
 
     def __init__(self, weight: torch.Tensor, eps: float, group: Group) -> None:
         """weight [N] of this rank's numbers"""
+        self.size = len(weight)
         self._weight = weight.float()
         self._eps = eps
         self._group = group
@@ -109,3 +110,20 @@ class WidthNorm:
         squares = self._group.sum(wide.square().sum(-1, keepdim=True))
         mean = squares / (x.shape[1] * self._group.size)
         return (wide * torch.rsqrt(mean + self._eps) * self._weight).to(x.dtype)
+
+
+class ScaledNorm:
+    """The norm of a residual stream that is multiplied by a factor."""
+
+    def __init__(self, norm: Norm, factor: torch.Tensor) -> None:
+        """factor [1]"""
+        self._norm = norm
+        self._factor = factor
+
+    def __call__(self, x: torch.Tensor) -> Tokens:
+        """x [T, H] → [T, H]"""
+        return self._norm(x)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> Tokens:
+        """residual = (residual + x) * factor in place; its norm, [T, H]."""
+        return self._norm(residual.add_(x).mul_(self._factor))

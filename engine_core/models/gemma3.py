@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -49,12 +50,15 @@ class Gemma3(LayeredModel):
     )
 
     def _layer(self, parts: Parts, i: int) -> Layer:
+        return Layer(**self._parts_of(parts, i))
+
+    def _parts_of(self, parts: Parts, i: int) -> dict[str, Any]:
         prefix = f"layers.{i}."
-        return Layer(
-            input_norm=parts.input_norm(prefix + "input_norm", prefix + "qkv"),
-            attention=parts.attention(i),
-            attention_norm=parts.norm(prefix + "attention_norm"),
-            mlp_input_norm=parts.input_norm(prefix + "mlp_input_norm", prefix + "gate_up"),
-            mlp=parts.mlp(i),
-            mlp_norm=parts.norm(prefix + "mlp_norm"),
-        )
+        return {
+            "input_norm": parts.input_norm(prefix + "input_norm", prefix + "qkv"),
+            "attention": parts.attention(i),
+            "attention_norm": parts.norm(prefix + "attention_norm"),
+            "mlp_input_norm": parts.input_norm(prefix + "mlp_input_norm", prefix + "gate_up"),
+            "mlp": parts.mlp(i),
+            "mlp_norm": parts.norm(prefix + "mlp_norm"),
+        }

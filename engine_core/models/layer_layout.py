@@ -33,12 +33,15 @@ def _attention_of(config: ModelConfig) -> dict[str, WeightSpec]:
         products["o_bias"] = bias(hidden)
     if config.has_sinks:
         products["sinks"] = joined_bias((config.num_heads,))
-    q_size, k_size, _ = config.qkv_sizes
-    if config.qk_norm:
-        products |= {"q_norm": norm(config.head_dim), "k_norm": norm(config.head_dim)}
+    return products | _head_norms_of(config)
+
+
+def _head_norms_of(config: ModelConfig) -> dict[str, WeightSpec]:
+    """Norms of queries, and of keys where the layer makes any."""
+    names = ("q_norm", "k_norm") if config.num_kv_projections else ("q_norm",)
     if config.width_norms:
-        products |= {"q_norm": width_norm(q_size), "k_norm": width_norm(k_size)}
-    return products
+        return {name: width_norm(n) for name, n in zip(names, config.qkv_sizes, strict=False)}
+    return dict.fromkeys(names, norm(config.head_dim)) if config.qk_norm else {}
 
 
 def _mlp_of(config: ModelConfig) -> dict[str, WeightSpec]:
@@ -76,7 +79,7 @@ def layout_of(config: ModelConfig, layer_norms: Iterable[str]) -> Layout:
         config.vocab_size, config.hidden_size, tied_to=tied_to, split=Split.VOCABULARY
     )
     for i in range(config.num_layers):
-        mixer = _attention_of(config) if not config.has_state(i) else delta_of(config)
+        mixer = _attention_of(config.at(i)) if not config.has_state(i) else delta_of(config)
         own = norms | mixer | _inner_of(config, i)
         layout |= {f"layers.{i}.{name}": spec for name, spec in own.items()}
     return layout
@@ -85,5 +88,5 @@ def layout_of(config: ModelConfig, layer_norms: Iterable[str]) -> Layout:
 def _inner_of(config: ModelConfig, i: int) -> dict[str, WeightSpec]:
     """Weights of the MLP of layer i, or of its experts."""
     if config.experts is None or not config.has_experts(i):
-        return _mlp_of(config)
+        return _mlp_of(config.at(i))
     return mixture_of(config.experts, config.hidden_size)

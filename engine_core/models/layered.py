@@ -89,15 +89,19 @@ class LayeredModel(ABC):
         self._platform = platform
         self._adapters = weights.adapters
         self._positions = parts.positions()
+        self._vectors = parts.layer_vectors
         self.embedding = parts.embedding()
         self.dtype = self.embedding.dtype
         self.layers = [self._layer(parts, i) for i in range(config.num_layers)]
-        self.final_norm = parts.norm("final_norm")
+        self.final_norm = self._final_norm(parts)
         self.lm_head = parts.lm_head()
 
     @abstractmethod
     def _layer(self, parts: Parts, i: int) -> Layer:
         """Layer i of the model."""
+
+    def _final_norm(self, parts: Parts) -> LastNorm:
+        return parts.norm("final_norm")
 
     @classmethod
     def layout(cls, config: ModelConfig) -> Layout:
@@ -125,6 +129,7 @@ class LayeredModel(ABC):
         residual = self.embedding(batch.token_ids)
         if self._positions is not None:
             residual = self._positions.add_to(residual, batch.positions)
+        self._vectors.begin(batch.token_ids, residual)
         x = self.layers[0].input_norm(residual)
         for i in range(last + 1) if num_layers is None else self._some_layers(num_layers):
             layer = self.layers[i]
@@ -136,6 +141,7 @@ class LayeredModel(ABC):
                 if not len(ends.tokens):
                     return residual[:0]
                 self._adapters.keep(ends.tokens)
+                self._vectors.keep(ends.tokens)
                 queries = layer.attention.kept(queries, ends.tokens)
                 residual = residual.index_select(0, ends.tokens)
                 plan = ends.attention_plan
@@ -154,9 +160,13 @@ class LayeredModel(ABC):
 
     def _some_layers(self, num_layers: int) -> Iterable[int]:
         """Layers of a pass of fewer than there are, which launch what all launch, in their order:
-        the first ones, one with a window, one without and one with a state, and the last."""
-        last = len(self.layers) - 1
+        the first ones, one with a window, one without and one with a state, one of each that has
+        keys and values of its own or those of another, and the last."""
         config = self.config
-        of_layers = [(config.window_of(i), config.has_state(i)) for i in range(last + 1)]
-        kinds = {of_layers.index(kind) for kind in set(of_layers)}
-        return sorted({*range(min(num_layers - 1, last)), *kinds, last})
+        last = len(self.layers) - 1
+        kinds = [
+            (config.window_of(i), config.has_state(i), config.kv_layer(i) == i)
+            for i in range(last + 1)
+        ]
+        firsts = {kinds.index(kind) for kind in set(kinds)}
+        return sorted({*range(min(num_layers - 1, last)), *firsts, last})

@@ -15,6 +15,7 @@ from ..layers.delta_net import DeltaNet
 from ..layers.embedding import Embedding
 from ..layers.experts import Experts
 from ..layers.gated_attention import GatedAttention
+from ..layers.layer_vectors import LayerVector, LayerVectors, NoVectors
 from ..layers.linear.kinds import Weights
 from ..layers.linear.linear import Linear
 from ..layers.lm_head import LMHead
@@ -22,6 +23,7 @@ from ..layers.mlp import Mlp, PlainMlp
 from ..layers.norm import InputNorm, LayerNorm, Norm, RMSNorm, WidthNorm
 from ..layers.platform import Platform
 from ..layers.positions import Positions
+from ..layers.projection_norms import ValueNorms, WidthNorms
 from ..layers.rope import cos_sin_table, query_scales, unrotated_table
 from ..weights.model_config import ModelConfig
 from .delta_parts import DeltaParts
@@ -100,11 +102,13 @@ class Parts:
         return DeltaParts(self._config, self._weights, self._platform, i).delta_net()
 
     def _attention(self, i: int) -> Attention:
-        config = self._config
+        config = self._config.at(i)
         prefix = f"layers.{i}."
         tensors = self._weights.tensors
-        norms = (self.factors(prefix + n) if config.qk_norm else None for n in ("q_norm", "k_norm"))
-        q_norm, k_norm = norms
+        q_norm = self.factors(prefix + "q_norm") if config.qk_norm else None
+        k_norm = q_norm
+        if config.qk_norm and config.num_kv_projections:
+            k_norm = self.factors(prefix + "k_norm")
         return Attention(
             self._platform,
             self._weights.linears[prefix + "qkv"],
@@ -118,7 +122,8 @@ class Parts:
             window=config.window_of(i),
             softcap=config.attention_softcap,
             pairs=self._pairs,
-            width_norms=self._width_norms(prefix) if config.width_norms else None,
+            norms=self._projection_norms(config, prefix),
+            writes=config.num_kv_projections > 0,
             query_scales=self._query_scales,
             sinks=tensors[prefix + "sinks"].float() if config.has_sinks else None,
         )
@@ -131,7 +136,7 @@ class Parts:
         return self.input_norm(name, f"layers.{i}.{up}")
 
     def mlp(self, i: int) -> Mlp | PlainMlp | Experts:
-        config = self._config
+        config = self._config.at(i)
         if config.has_experts(i):
             weights = self._weights
             return ExpertParts(config, weights, self._platform, f"layers.{i}.").experts()
@@ -143,11 +148,55 @@ class Parts:
         self.check_unrounded(prefix + "down")
         return PlainMlp(self._platform, self.linear(prefix + "up"), down, config.activation)
 
-    def _width_norms(self, prefix: str) -> tuple[WidthNorm, WidthNorm]:
+    @cached_property
+    def layer_vectors(self) -> LayerVectors | NoVectors:
+        """Vectors of tokens for each layer; one object for all layers."""
+        config = self._config
+        if config.mixed is None or not config.mixed.input_size:
+            return NoVectors()
+        size = config.mixed.input_size
+        self.check_unrounded("layer_projection")
+        return LayerVectors(
+            self._platform,
+            Embedding(self._weights.table("layer_table"), scale=size**0.5),
+            self._weights.linears["layer_projection"],
+            self.norm("layer_projection_norm"),
+            config.num_layers,
+        )
+
+    def layer_vector(self, i: int) -> LayerVector | None:
+        """The reader of layer i's vectors; None: it has none."""
+        vectors = self.layer_vectors
+        if isinstance(vectors, NoVectors):
+            return None
+        prefix = f"layers.{i}."
+        for name in ("vector_gate", "vector_projection"):
+            self.check_unrounded(prefix + name)
+        return LayerVector(
+            self._platform,
+            vectors,
+            i,
+            self._weights.linears[prefix + "vector_gate"],
+            self._weights.linears[prefix + "vector_projection"],
+            self.norm(prefix + "vector_norm"),
+            self._config.activation,
+        )
+
+    def scalar(self, name: str) -> torch.Tensor:
+        """[1], a factor of the residual stream."""
+        return self._weights.tensors[name]
+
+    def _projection_norms(self, config: ModelConfig, prefix: str) -> WidthNorms | ValueNorms | None:
+        if config.value_norm and config.num_kv_projections:
+            q_size, kv_size, *_ = config.qkv_sizes
+            eps = config.rms_norm_eps
+            return ValueNorms(self._platform, (q_size, kv_size), config.head_dim, eps)
+        if not config.width_norms:
+            return None
         tensors = self._weights.tensors
-        eps = self._config.rms_norm_eps
+        eps = config.rms_norm_eps
         group = self._weights.group
-        return (
+        return WidthNorms(
             WidthNorm(tensors[prefix + "q_norm"], eps, group),
             WidthNorm(tensors[prefix + "k_norm"], eps, group),
         )
@@ -160,7 +209,8 @@ class Parts:
 
     @cached_property
     def _rotated(self) -> torch.Tensor:
-        return cos_sin_table(self._config, self._max_model_len).to(self._platform.device)
+        config = self._config.of_global_layers
+        return cos_sin_table(config, self._max_model_len).to(self._platform.device)
 
     @cached_property
     def _local(self) -> torch.Tensor:

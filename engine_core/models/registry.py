@@ -23,6 +23,7 @@ from .configs import (
     corrected_moe,
     gemma,
     gemma3,
+    gemma4,
     glm4,
     gpt2,
     gpt_neox,
@@ -92,6 +93,7 @@ _DENSE = ("weights that are not packed",)
 _STATES = ("not with `--numerics tree`", "one process: no ranks, no stages")
 _QWEN35 = "qwen3_5:Qwen35"
 _EXPERTS = ("not with `--numerics tree`",)
+_MIXED = ("neither tensor nor pipeline parallel, and not with `--numerics tree`",)
 _LLAMA = "Llama 2 and 3, SmolLM2, TinyLlama, Yi, R1-Distill-Llama"
 _QWEN2 = "Qwen2, Qwen2.5, QwQ, R1-Distill-Qwen"
 ARCHITECTURES = {
@@ -119,6 +121,21 @@ ARCHITECTURES = {
     ),
     "Gemma3ForConditionalGeneration": _own(
         "gemma3:Gemma3", gemma3.read_gemma3, "Gemma 3 4B, 12B, 27B", "gemma3", is_text_part=True
+    ),
+    "Gemma4ForCausalLM": _own(
+        "gemma4:Gemma4",
+        gemma4.read_gemma4,
+        "Gemma 4 (text)",
+        "gemma4_text",
+        limits=_MIXED,
+    ),
+    "Gemma4ForConditionalGeneration": _own(
+        "gemma4:Gemma4",
+        gemma4.read_gemma4,
+        "Gemma 4 E2B, E4B, 31B",
+        "gemma4",
+        limits=_MIXED,
+        is_text_part=True,
     ),
     "Glm4ForCausalLM": _own("glm4:Glm4", glm4.read_glm4, "GLM-4 (dense)", "glm4"),
     "Glm4MoeForCausalLM": _own(

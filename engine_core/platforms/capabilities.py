@@ -53,6 +53,8 @@ class Capabilities:
     """Layers whose tokens see each other both ways (`EncoderPlatform`)."""
     odd_heads: bool = False
     """Head sizes that are no power of two."""
+    mixed_layers: bool = False
+    """Layers with heads of two sizes, and layers that read the keys and values of others."""
     fp8_kv: bool = False
     """Keys and values in float8_e4m3fn (`--kv-cache-dtype fp8`)."""
     host_blocks: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -44,7 +45,8 @@ class CpuPlatform(CpuTexts):
     sampling: SamplingOperations = CpuSampling()
 
     def __init__(self, model: ModelConfig, block_size: int) -> None:
-        self._group = model.num_heads // model.num_kv_heads
+        # Query heads of a key head, in layers that see all keys and in layers with a window.
+        self._groups = _group_of(model.of_global_layers), _group_of(model)
         self._has_states = model.states is not None
         self.block_size = block_size
         super().__init__(CpuProducts())
@@ -66,7 +68,13 @@ class CpuPlatform(CpuTexts):
             self.linear(stack.expert(0))
 
     def plan_attention(self, batch: ForwardBatch, *, of_ends: bool = False) -> AttentionPlan:
-        return plan_attention(batch.starts, batch.counts, batch.block_tables, self._group)
+        group, windowed_group = self._groups
+        plan = plan_attention(batch.starts, batch.counts, batch.block_tables, group)
+        if windowed_group == group:
+            return plan
+        tables = batch.block_tables
+        windowed = plan_attention(batch.starts, batch.counts, tables, windowed_group)
+        return replace(plan, windowed=windowed)
 
     def linear(self, linear: Linear) -> Product:
         return self._products.of(linear)
@@ -150,9 +158,14 @@ class CpuPlatform(CpuTexts):
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         scale = scale or q.shape[2] ** -0.5
+        plan = (window and attention_plan.windowed) or attention_plan
         return attention(
-            q, kv_cache, attention_plan, scale, window=window, softcap=softcap, sinks=sinks
+            q, kv_cache, plan, scale, window=window, softcap=softcap, sinks=sinks
         ).flatten(1)
+
+
+def _group_of(model: ModelConfig) -> int:
+    return model.num_heads // model.num_kv_heads
 
 
 def with_cpu_look_up(weights: Weights) -> Weights:

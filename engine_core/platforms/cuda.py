@@ -31,7 +31,7 @@ from ..layers.linear.linear import Linear, Product
 from ..layers.routing import ExpertProduct, ExpertStack, Router, Routes
 from ..sampling.operations import SamplingOperations
 from ..weights.model_config import ModelConfig
-from .cuda_attention import AttentionKernels, attention_kernels, given
+from .cuda_attention import ANY_GPU, AttentionKernels, attention_kernels, given
 from .cuda_attention_plans import AttentionPlan, AttentionPlans
 from .cuda_products import EARLY_ROWS, CudaProducts
 from .cuda_sampling import CudaSampling
@@ -73,7 +73,10 @@ class CudaPlatform(RowAdditions):
         # Scale of an fp8 cache for each head: it stores value / scale. Keys and values of the
         # models served lie well within the range of e4m3, whose precision is the same at every
         # scale.
-        self._kv_scale = torch.ones(model.num_kv_heads, device=device)
+        self._kv_scale = torch.ones(
+            max(model.num_kv_heads, model.of_global_layers.num_kv_heads), device=device
+        )
+        self._is_mixed = model.mixed is not None
         self._window = model.sliding_window
         self._attention_kernels: dict[tuple[object, ...], AttentionKernels] = {}
         """The table's rows by kind of queries, cache and layer."""
@@ -233,6 +236,7 @@ class CudaPlatform(RowAdditions):
                 out,
                 **scales,
                 **given(window=window or None),
+                **given(tile_tokens=self.plans.tile_tokens if self._is_mixed else None),
                 **scored,
                 scale=scale,
             )
@@ -246,14 +250,20 @@ class CudaPlatform(RowAdditions):
         kind = (q.dtype, q.shape[2], *of_cache, window, is_capped)
         found = self._attention_kernels.get(kind)
         if found is None:
-            found = attention_kernels(q, k_cache, window=window, is_capped=is_capped)
+            # Lists of tiles, and state that is folded, are those of one shape of heads elsewhere.
+            found = (
+                ANY_GPU
+                if self._is_mixed
+                else attention_kernels(q, k_cache, window=window, is_capped=is_capped)
+            )
             self._attention_kernels[kind] = found
         return found
 
     def _scales(self, kv_cache: torch.Tensor) -> dict[str, torch.Tensor]:
         """float32 [Hk] of keys and of values; none where what is stored is the value."""
         is_fp8 = kv_cache.dtype == torch.float8_e4m3fn
-        return {"k_scale": self._kv_scale, "v_scale": self._kv_scale} if is_fp8 else {}
+        scale = self._kv_scale[: kv_cache.shape[2]]
+        return {"k_scale": scale, "v_scale": scale} if is_fp8 else {}
 
 
 def _is_early(x: torch.Tensor) -> bool:

@@ -67,27 +67,38 @@ class AttentionPlans:
     ) -> None:
         self._device = device
         self._block_size = block_size
-        self._tokens_per_tile = tokens_per_tile(model.num_heads // model.num_kv_heads, device)
-        self._decode_plans = [
-            DecodePlan.allocate(
-                max_rows=max_rows,
-                max_seq_len=max_model_len,
-                num_q_heads=model.num_heads,
-                num_kv_heads=model.num_kv_heads,
-                head_dim=model.head_dim,
-                device=device,
-                fold=True,
-            )
-            for max_rows in sorted({1, max_decodes})
-        ]
+        kinds = (model, model.of_global_layers)
+        groups = {kind.num_heads // kind.num_kv_heads for kind in kinds}
+        self.tile_tokens = max(tokens_per_tile(group, device) for group in groups)
+        """Tokens of a tile of a prompt's chunk."""
+
+        self.can_fold = model.mixed is None
+        """Whether first splits may be folded: layers of one shape."""
+
+        def allocated(heads: ModelConfig) -> list[DecodePlan]:
+            return [
+                DecodePlan.allocate(
+                    max_rows=max_rows,
+                    max_seq_len=max_model_len,
+                    num_q_heads=heads.num_heads,
+                    num_kv_heads=heads.num_kv_heads,
+                    head_dim=heads.head_dim,
+                    device=device,
+                    fold=self.can_fold,
+                )
+                for max_rows in sorted({1, max_decodes})
+            ]
+
+        self._decode_plans = allocated(model.of_global_layers)
         self._ends_plan = self._decode_plans[-1].beside()
         self._window = model.sliding_window
         # Without a window nobody asks for these.
+        windowed = self._decode_plans if model.mixed is None else allocated(model)
         self._windowed_plans = [
-            plan.without_folds().beside() if self._window else plan for plan in self._decode_plans
+            plan.without_folds().beside() if self._window else plan for plan in windowed
         ]
         self._windowed_ends_plan = (
-            self._ends_plan.without_folds().beside() if self._window else self._ends_plan
+            self._windowed_plans[-1].beside() if self._window else self._ends_plan
         )
 
     def decode(self, num_rows: int, *, folds: bool = False) -> DecodePlan:
@@ -159,11 +170,11 @@ class AttentionPlans:
 
     def list_tiles(self, counts: Int32Array, starts: Int32Array) -> Int32Array:
         """The work list of prompt chunks, on the host: [tiles, 2]."""
-        return list_tiles(counts, starts, self._tokens_per_tile)
+        return list_tiles(counts, starts, self.tile_tokens)
 
     def max_tiles(self, num_tokens: int, num_chunks: int) -> int:
         """The longest work list of so many chunks with so many tokens in all."""
-        return num_tokens // self._tokens_per_tile + num_chunks
+        return num_tokens // self.tile_tokens + num_chunks
 
     def refresh(self, plan: AttentionPlan) -> None:
         """Launches what follows a change of lengths or block tables; in a graph, it goes before the

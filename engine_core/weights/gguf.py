@@ -15,64 +15,30 @@ import torch
 from headwater.kernels.quant.block_formats import FORMATS, BlockFormat, BlockWeight, pack
 
 from ..config import ConfigError, require
+from .gguf_families import EMBEDDING, FAMILIES, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from .rope_scaling import scaled
 
-ARCHITECTURES = {
-    "gemma3": "Gemma3ForCausalLM",
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "olmoe": "OlmoeForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen2moe": "Qwen2MoeForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3moe": "Qwen3MoeForCausalLM",
-}
 LLAMA_WITH_EXPERTS = "MixtralForCausalLM"
 """Architecture of a file of `llama` that has experts."""
-PERMUTED = ("llama", "mistral")
-"""Architectures whose query and key rows GGUF stores interleaved; ours rotate halves."""
 
 _EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
 """Tensors of all experts of a layer."""
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-    "ffn_up_shexp": "mlp.shared_expert.up_proj",
-    "ffn_down_shexp": "mlp.shared_expert.down_proj",
-}
-_GEMMA3_LAYER_NAMES = _LAYER_NAMES | {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-GEMMA3_27B_LAYERS = 62
-"""The one Gemma 3 whose scores are scaled by hidden size and heads; a file does not state it."""
-_EMBEDDING = "token_embd.weight"
-_MODEL_NAMES = {
-    _EMBEDDING: "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
+_FACTORS = {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS}
+"""Tensors of rotary positions, which a config has as numbers."""
 _LAYER_TENSOR = re.compile(r"blk\.(?P<layer>\d+)\.(?P<stem>\w+)\.(?P<kind>weight|bias)")
-_ROPE_FACTORS = "rope_freqs.weight"
 LLAMA3_ROPE = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
 """Constants of Llama 3's scaling, which all models have that are scaled so."""
+YARN_FIELDS = {
+    "yarn_beta_fast": "beta_fast",
+    "yarn_beta_slow": "beta_slow",
+    "yarn_attn_factor": "attention_factor",
+}
+"""Keys behind `rope.scaling.` that a file may have."""
+MAX_FACTORS = 4096
 PLAIN_TYPES = ("F32", "F16", "BF16")
 
 
@@ -88,8 +54,9 @@ class GgufFile:
             ) from None
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
         self._arch = self._field("general.architecture")
-        is_served = isinstance(self._arch, str) and self._arch in ARCHITECTURES
-        require(is_served, "general.architecture", self._arch, ", ".join(ARCHITECTURES))
+        is_served = isinstance(self._arch, str) and self._arch in FAMILIES
+        require(is_served, "general.architecture", self._arch, ", ".join(FAMILIES))
+        self._family = FAMILIES[self._arch]
         if (num_files := self._field("split.count", 1)) not in (0, 1):
             raise ConfigError(
                 "split.count", num_files, "1: parts have to be joined (`llama-gguf-split --merge`)"
@@ -106,45 +73,44 @@ class GgufFile:
     def hf_config(self) -> dict[str, Any]:
         """Content of the `config.json` that the file's model would have."""
         require(
-            self._meta("attention.causal", True),
+            self.meta("attention.causal", True),
             "attention.causal",
             False,
             "true: no token sees later ones",
         )
-        num_heads = self._meta("attention.head_count")
-        hidden_size = self._meta("embedding_length")
-        embedding = self._tensors.get(_EMBEDDING)
+        num_heads = self.meta("attention.head_count")
+        hidden_size = self.meta("embedding_length")
+        embedding = self._tensors.get(EMBEDDING)
         if embedding is None or len(embedding.shape) != 2:
             raise ConfigError(
-                "checkpoint", f"without the matrix {_EMBEDDING}", "every tensor of the architecture"
+                "checkpoint", f"without the matrix {EMBEDDING}", "every tensor of the architecture"
             )
-        head_dim = self._meta("attention.key_length", _ratio(hidden_size, num_heads))
-        if (rotated := self._meta("rope.dimension_count", head_dim)) != head_dim:
-            raise ConfigError(
-                "rope.dimension_count", rotated, f"{head_dim}: all of a head is rotated"
-            )
+        head_dim = self.meta("attention.key_length", _ratio(hidden_size, num_heads))
+        rotated = self.meta("rope.dimension_count", head_dim)
+        is_whole = rotated == head_dim or self._family.rotates_parts
+        allowed = f"{head_dim}: all of a head is rotated"
+        require(is_whole, "rope.dimension_count", rotated, allowed)
         config = {
-            "architectures": [ARCHITECTURES[self._arch]],
+            "architectures": [self._family.architecture],
             "model_type": self._arch,
             "vocab_size": int(embedding.shape[1]),
             "hidden_size": hidden_size,
-            "intermediate_size": self._meta("feed_forward_length"),
-            "num_hidden_layers": self._meta("block_count"),
+            "intermediate_size": self.meta("feed_forward_length"),
+            "num_hidden_layers": self.meta("block_count"),
             "num_attention_heads": num_heads,
-            "num_key_value_heads": self._meta("attention.head_count_kv", num_heads),
+            "num_key_value_heads": self.meta("attention.head_count_kv", num_heads),
             "head_dim": head_dim,
-            "max_position_embeddings": self._meta("context_length"),
-            "rms_norm_eps": self._meta("attention.layer_norm_rms_epsilon"),
-            "rope_theta": self._meta("rope.freq_base", 10_000.0),
+            "max_position_embeddings": self.meta("context_length"),
+            "rms_norm_eps": self.meta("attention.layer_norm_rms_epsilon"),
+            "rope_theta": self.meta("rope.freq_base", 10_000.0),
             "tie_word_embeddings": "output.weight" not in self._tensors,
             "attention_bias": "blk.0.attn_q.bias" in self._tensors,
             "attention_out_bias": "blk.0.attn_output.bias" in self._tensors,
             "hidden_act": "silu",
         }
-        config["rope_scaling"] = self._rope_scaling(config)
-        if self._arch == "gemma3":
-            config |= self._gemma3_config(config)
-        if self._meta("expert_count", 0):
+        config["rope_scaling"] = self._rope_scaling()
+        config |= self._family.fields(self, config)
+        if self.meta("expert_count", 0):
             config |= self._experts_config()
         for name, key in (("bos_token_id", "bos_token_id"), ("eos_token_id", "eos_token_id")):
             config[name] = self._field(f"tokenizer.ggml.{key}", None)
@@ -154,8 +120,8 @@ class GgufFile:
         """(Hugging Face name, weight) of everything a decoder needs; what is not packed is
         float32."""
         for name, tensor in self._tensors.items():
-            if name == _ROPE_FACTORS:
-                self._check_factors()
+            if name in _FACTORS:
+                self._check_factors(name)
             elif (match := _LAYER_TENSOR.fullmatch(name)) and match["stem"] in _EXPERTS:
                 layer = f"model.layers.{match['layer']}.mlp.experts"
                 for index, weight in enumerate(self._experts(name)):
@@ -200,8 +166,8 @@ class GgufFile:
         tensor = self._tensors[name]
         values = np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
         loaded = self._in_our_order(name, torch.from_numpy(values))
-        # Hugging Face's norms multiply by 1 + weight, those of a file by its weight.
-        return loaded - 1 if self._arch == "gemma3" and name.endswith("_norm.weight") else loaded
+        # Some norms of Hugging Face multiply by 1 + weight, those of a file by its weight.
+        return loaded - self._family.norm_offset if name.endswith("_norm.weight") else loaded
 
     def _packed(self, name: str, format: BlockFormat) -> BlockWeight:
         rows = torch.from_numpy(np.array(self._tensors[name].data, dtype=np.uint8))
@@ -209,11 +175,11 @@ class GgufFile:
 
     def _in_our_order(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         """A tensor's rows, whatever they hold, as a model that rotates halves has them."""
-        if self._arch not in PERMUTED or not (".attn_q." in name or ".attn_k." in name):
+        if not self._family.is_permuted or not (".attn_q." in name or ".attn_k." in name):
             return rows
-        heads = self._meta("attention.head_count")
+        heads = self.meta("attention.head_count")
         if ".attn_k." in name:
-            heads = self._meta("attention.head_count_kv", heads)
+            heads = self.meta("attention.head_count_kv", heads)
         if len(rows) % (2 * heads):
             raise ConfigError(
                 f"checkpoint tensor {name}", tuple(rows.shape), f"pairs of rows of {heads} heads"
@@ -221,9 +187,10 @@ class GgufFile:
         return rows.view(heads, -1, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
 
     def _hf_name(self, name: str) -> str:
-        if name in _MODEL_NAMES:
-            return _MODEL_NAMES[name]
-        names = _GEMMA3_LAYER_NAMES if self._arch == "gemma3" else _LAYER_NAMES
+        family = self._family
+        if name in family.model_names:
+            return family.model_names[name]
+        names = family.layer_names
         match = _LAYER_TENSOR.fullmatch(name)
         if match is None or match["stem"] not in names:
             raise ConfigError("tensor", name, "tensors of a Llama-like decoder")
@@ -231,75 +198,90 @@ class GgufFile:
 
     def _experts_config(self) -> dict[str, Any]:
         """Beside what all have."""
-        count = self._meta("expert_count")
-        inner = self._meta("expert_feed_forward_length", self._meta("feed_forward_length"))
+        count = self.meta("expert_count")
+        inner = self.meta("expert_feed_forward_length", self.meta("feed_forward_length"))
         fields = {
             "num_experts": count,
             "num_local_experts": count,
-            "num_experts_per_tok": self._meta("expert_used_count"),
+            "num_experts_per_tok": self.meta("expert_used_count"),
             "moe_intermediate_size": inner,
             # A file of these architectures does not state it.
             "norm_topk_prob": self._arch == "qwen3moe",
         }
         if self._arch == "qwen2moe":
-            fields["shared_expert_intermediate_size"] = self._meta(
+            fields["shared_expert_intermediate_size"] = self.meta(
                 "expert_shared_feed_forward_length"
             )
         if self._arch == "llama":
             fields["architectures"] = [LLAMA_WITH_EXPERTS]
         return fields
 
-    def _gemma3_config(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Beside what all have."""
-        scalar = config["head_dim"]
-        if config["num_hidden_layers"] == GEMMA3_27B_LAYERS:
-            scalar = _ratio(config["hidden_size"], config["num_attention_heads"])
-        return {
-            "hidden_activation": "gelu_pytorch_tanh",
-            "query_pre_attn_scalar": scalar,
-            "sliding_window": self._meta("attention.sliding_window"),
-            "sliding_window_pattern": self._meta("attention.sliding_window_pattern", 6),
-            "rope_theta": self._meta("rope.freq_base", 1_000_000.0),
-            "rope_local_base_freq": self._meta("rope.freq_base_swa", 10_000.0),
-            "attn_logit_softcapping": self._meta("attn_logit_softcapping", None),
-            "final_logit_softcapping": self._meta("final_logit_softcapping", None),
-        }
-
-    def _rope_scaling(self, config: dict[str, Any]) -> dict[str, Any] | None:
+    def _rope_scaling(self) -> dict[str, Any] | None:
         # Older files have the factor without a type, under either name.
-        factor = self._meta("rope.scaling.factor", self._meta("rope.scale_linear", None))
-        kind = self._meta("rope.scaling.type", "linear" if factor else "none")
-        require(kind in ("none", "linear"), "rope.scaling.type", kind, "none or linear")
-        if kind == "linear":
-            require(
-                _ROPE_FACTORS not in self._tensors,
-                "tensor",
-                _ROPE_FACTORS,
-                "none beside linear scaling",
-            )
-            return {"rope_type": "linear", "factor": factor}
-        if _ROPE_FACTORS in self._tensors:
-            # The converter keeps only the outcome of Llama 3's scaling.
-            return {
-                "rope_type": "llama3",
-                "factor": float(self._dequantize(_ROPE_FACTORS).max()),
-                **LLAMA3_ROPE,
-            }
-        return None
+        factor = self.meta("rope.scaling.factor", self.meta("rope.scale_linear", None))
+        kind = self.meta("rope.scaling.type", "linear" if factor else "none")
+        # Families with factors of long positions read these themselves.
+        known = {"none": self._llama3, "longrope": lambda: None, "linear": self._linear}
+        known["yarn"] = self._yarn
+        require(kind in known, "rope.scaling.type", kind, "none, linear, yarn or longrope")
+        return known[kind]()
 
-    def _check_factors(self) -> None:
-        """Raises `ConfigError` for factors that are not those of Llama 3's scaling."""
-        factors = self._dequantize(_ROPE_FACTORS)
+    def _linear(self) -> dict[str, Any]:
+        is_absent = ROPE_FACTORS not in self._tensors
+        require(is_absent, "tensor", ROPE_FACTORS, "none beside linear scaling")
+        factor = self.meta("rope.scaling.factor", self.meta("rope.scale_linear", None))
+        return {"rope_type": "linear", "factor": factor}
+
+    def _yarn(self) -> dict[str, Any]:
+        is_absent = ROPE_FACTORS not in self._tensors
+        require(is_absent, "tensor", ROPE_FACTORS, "none beside yarn")
+        scaling = {
+            "rope_type": "yarn",
+            "factor": self.meta("rope.scaling.factor"),
+            "original_max_position_embeddings": self.meta("rope.scaling.original_context_length"),
+        }
+        for key, field in YARN_FIELDS.items():
+            if (value := self.meta(f"rope.scaling.{key}", None)) is not None:
+                scaling[field] = value
+        return scaling
+
+    def _llama3(self) -> dict[str, Any] | None:
+        if ROPE_FACTORS not in self._tensors:
+            return None
+        # The converter keeps only the outcome of Llama 3's scaling.
+        factor = max(self.numbers_of(ROPE_FACTORS))
+        return {"rope_type": "llama3", "factor": factor, **LLAMA3_ROPE}
+
+    def _check_factors(self, name: str) -> None:
+        """Raises `ConfigError` for factors that are not those of the config's positions."""
         config = self.hf_config()
+        scaling = config["rope_scaling"]
+        if scaling is None or scaling["rope_type"] != "llama3":
+            is_read = self._family.fields_read_factors
+            require(is_read, "tensor", name, f"none in files of {self._arch}")
+            return
+        factors = self._dequantize(ROPE_FACTORS)
         exponents = torch.arange(0, config["head_dim"], 2) / config["head_dim"]
         frequencies = torch.pow(config["rope_theta"], -exponents)
-        found, _ = scaled(config["rope_theta"], exponents, config["rope_scaling"], 1)
+        found, _ = scaled(config["rope_theta"], exponents, scaling, 1)
         expected = frequencies / found
         if factors.shape != expected.shape or not torch.allclose(factors, expected, rtol=1e-3):
             allowed = f"{len(expected)} factors of Llama 3's scaling"
-            raise ConfigError(f"tensor {_ROPE_FACTORS}", factors.tolist(), allowed)
+            raise ConfigError(f"tensor {ROPE_FACTORS}", factors.tolist(), allowed)
 
-    def _meta(self, key: str, default: Any = ...) -> Any:
+    def shape_of(self, name: str) -> tuple[int, ...] | None:
+        """See `GgufFields`."""
+        tensor = self._tensors.get(name)
+        return None if tensor is None else tuple(int(size) for size in reversed(tensor.shape))
+
+    def numbers_of(self, name: str) -> list[float]:
+        """See `GgufFields`. Raises `ConfigError`."""
+        shape = self.shape_of(name)
+        is_row = shape is not None and len(shape) == 1 and 0 < shape[0] <= MAX_FACTORS
+        require(is_row, f"tensor {name}", shape, f"a row of 1…{MAX_FACTORS} numbers")
+        return [float(number) for number in self._dequantize(name)]
+
+    def meta(self, key: str, default: Any = ...) -> Any:
         return self._field(f"{self._arch}.{key}", default)
 
     def _field(self, key: str, default: Any = ...) -> Any:

@@ -15,6 +15,7 @@ from .encoders.config import EncoderConfig
 from .experts_config import ExpertsConfig
 from .formats.packing import Quantization
 from .formats.quantization import read_quantization
+from .mixed_layers import MixedLayers
 from .rope_config import DEFAULT_THETA, positive_of, rope_of, rotary_dim_of, scaling_of
 from .state_layers import DeltaConfig, StateLayers
 
@@ -73,6 +74,11 @@ class ModelConfig:
     """Whether each head of queries and keys has a norm."""
     width_norms: bool = False
     """Whether all queries and all keys of a token have a norm."""
+    value_norm: bool = False
+    """Whether each head of values has a norm, which has no factors."""
+    num_kv_projections: int = 2
+    """2: keys and values have a projection each; 1: they share one; 0: they are those of another
+    layer."""
     has_layer_norms: bool = False
     """Whether norms are by mean and variance, else by the root mean square."""
     norm_bias: bool = False
@@ -116,6 +122,8 @@ class ModelConfig:
     """How the linear layers are packed; None: they are not."""
     experts: ExpertsConfig | None = None
     """Experts in place of the MLPs of some layers, or of all; None: no layer has any."""
+    mixed: MixedLayers | None = None
+    """Shapes of a model with layers of two kinds; None: all layers have those of the config."""
     states: StateLayers | None = None
     """Layers that keep a state in place of keys and values; None: there are none."""
     encoder: EncoderConfig | None = None
@@ -136,20 +144,22 @@ class ModelConfig:
         return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
 
     @property
-    def qkv_sizes(self) -> tuple[int, int, int]:
+    def qkv_sizes(self) -> tuple[int, ...]:
         """Outputs of the projections to queries with their gates, keys and values."""
-        return (
-            (2 if self.has_output_gate else 1) * self.num_heads * self.head_dim,
-            self.num_kv_heads * self.head_dim,
-            self.num_kv_heads * self.head_dim,
-        )
+        num_queries = (2 if self.has_output_gate else 1) * self.num_heads
+        return (num_queries * self.head_dim, *[self.kv_width] * self.num_kv_projections)
+
+    @property
+    def kv_width(self) -> int:
+        """Numbers of all keys of a token in one layer."""
+        return self.num_kv_heads * self.head_dim
 
     @property
     def kv_elements_per_token(self) -> int:
         """Numbers that all layers together cache for a token."""
         if self.encoder is not None:
             return 0
-        return 2 * self.num_kv_layers * self.num_kv_heads * self.head_dim
+        return 2 * sum(self.at(i).kv_width for i in self.caching_layers)
 
     @property
     def task(self) -> str:
@@ -166,8 +176,30 @@ class ModelConfig:
         return 2 * queries / (self.hidden_size * (self.qkv_size + queries + inner))
 
     @property
+    def of_global_layers(self) -> ModelConfig:
+        """The config of a model whose layers all have the shapes of those that see all keys."""
+        mixed = self.mixed
+        if mixed is None:
+            return self
+        return replace(
+            self,
+            mixed=None,
+            head_dim=mixed.global_head_dim,
+            num_kv_heads=mixed.global_kv_heads,
+            num_kv_projections=1 if mixed.reuses_keys else 2,
+        )
+
+    @property
+    def head_dims(self) -> tuple[int, ...]:
+        """Sizes of heads, the largest last."""
+        sizes = () if self.mixed is None else (self.mixed.global_head_dim,)
+        return tuple(sorted({self.head_dim, *sizes}))
+
+    @property
     def inner_sizes(self) -> tuple[int, ...]:
         """Intermediate sizes of all MLPs and experts."""
+        if self.mixed is not None:
+            return tuple(sorted({self.at(i).intermediate_size for i in range(self.num_layers)}))
         if self.experts is None:
             return (self.intermediate_size,)
         has_mlps = not all(self.has_experts(i) for i in range(self.num_layers))
@@ -201,7 +233,8 @@ class ModelConfig:
             "softcaps": ("attn_logit_softcapping", self.attention_softcap),
             "rotary_pairs": ("rotary_dim", is_partial or self.is_interleaved),
             "activations": ("hidden_act", self.activation if plain else ""),
-            "odd_heads": ("head_dim", self.head_dim if self.head_dim.bit_count() > 1 else 0),
+            "odd_heads": ("head_dim", next((n for n in self.head_dims if n.bit_count() > 1), 0)),
+            "mixed_layers": ("heads by layer", () if self.mixed is None else self.head_dims),
             "encoders": ("architectures", self.architecture if self.encoder else ""),
             "experts": ("num_experts", 0 if self.experts is None else self.experts.num_experts),
             "expert_biases": ("biases of experts", has_biases),
@@ -237,14 +270,38 @@ class ModelConfig:
         """Keys that a position sees in a layer; 0: all up to its own."""
         return self.sliding_window if self.is_windowed and self.is_windowed[layer] else 0
 
+    def kv_layer(self, layer: int) -> int:
+        """The layer whose keys and values a layer reads."""
+        num_own = self.num_layers - (0 if self.mixed is None else self.mixed.num_sharing)
+        if layer < num_own:
+            return layer
+        window = self.window_of(layer)
+        return max(i for i in range(num_own) if self.window_of(i) == window)
+
+    @property
+    def caching_layers(self) -> list[int]:
+        """Layers with keys and values of their own."""
+        layers = range(self.num_layers)
+        return [i for i in layers if not self.has_state(i) and self.kv_layer(i) == i]
+
+    def at(self, layer: int) -> ModelConfig:
+        """The config of a model whose layers all have the shapes of this one."""
+        if self.mixed is None:
+            return self
+        shaped = replace(self, mixed=None) if self.window_of(layer) else self.of_global_layers
+        if self.kv_layer(layer) == layer:
+            return shaped
+        width = self.mixed.sharing_width
+        return replace(shaped, num_kv_projections=0, intermediate_size=width)
+
     def has_state(self, layer: int) -> bool:
         """Whether a layer keeps a state in place of keys and values."""
         return self.states is not None and self.states.is_state[layer]
 
     @property
     def num_kv_layers(self) -> int:
-        """Layers that have keys and values."""
-        return self.num_layers - (0 if self.states is None else sum(self.states.is_state))
+        """Layers that have keys and values of their own."""
+        return len(self.caching_layers)
 
     def has_experts(self, layer: int) -> bool:
         """Whether a layer has experts in place of an MLP."""

@@ -73,6 +73,9 @@ class CheckpointNames:
     place is that among the parts of one expert. A tensor of all experts is one of `layer`."""
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
     """Endings of names of tensors that are no weights."""
+    spare: tuple[str, ...] = ()
+    """Our names of tensors, and of tensors that have parts, which checkpoints have for layers whose
+    layout has none, or fewer parts; these are left out."""
     changed: Mapping[str, Change] = field(default_factory=dict)
     """By our name, what makes a tensor ours where the checkpoint's lies otherwise."""
     changed_packed: Mapping[str, PackedChange] = field(default_factory=dict)
@@ -103,6 +106,12 @@ class CheckpointNames:
                     left_out.append(name)
             elif not self._is_idle_bias(name, tensor):
                 prefix, ours, place, num_parts = self._place(name, layout)
+                if ours in self.spare:
+                    num_parts = _num_laid_out(layout.get(prefix + ours), num_parts)
+                    if place >= num_parts:
+                        if left_out is not None:
+                            left_out.append(name)
+                        continue
                 if ours in self.changed:
                     assert config is not None
                     tensor = self._changed(name, ours, tensor, config)
@@ -210,6 +219,13 @@ class CheckpointNames:
 def _num_parts(ours: str, places: Mapping[str, tuple[str, int]]) -> int:
     """Parts of one of our tensors; a part may have several published names."""
     return len({place for name, place in places.values() if name == ours})
+
+
+def _num_laid_out(spec: WeightSpec | None, num_parts: int) -> int:
+    """Parts of a tensor that the layout has, of as many as there are."""
+    if spec is None:
+        return 0
+    return len(spec.parts) if spec.parts else num_parts
 
 
 def _shaped(tensor: torch.Tensor, spec: WeightSpec) -> torch.Tensor:

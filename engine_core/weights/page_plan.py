@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from .model_config import ModelConfig
@@ -24,10 +25,13 @@ class PagePlan:
     windows: tuple[int, ...]
     """Window of each page group; 0: its layers see all keys."""
     num_layers: int
-    """Layers that a page has room for."""
+    """Layers that a page has room for, of the size of a place."""
     places: tuple[tuple[int, int], ...]
-    """Page group of each layer, and its place in the page. Of a state layer: `STATES`, and its
-    first unit among those of all state layers."""
+    """Page group of each layer, and the first of its places in the page. Of a state layer: `STATES`,
+    and its first unit among those of all state layers."""
+    place_width: int = 0
+    """Numbers of a token's keys in one place, where layers take one or more of them; 0: each layer
+    takes one."""
 
     @property
     def num_groups(self) -> int:
@@ -42,7 +46,10 @@ class PagePlan:
             f"{count} of {window} tokens" if window else f"{count} of all tokens"
             for window, count in sorted(Counter(self.windows).items())
         ]
-        return f", page groups: {', '.join(parts)}, {self.num_layers} layers each"
+        held = f"{self.num_layers} layers"
+        if self.place_width:
+            held = f"{self.num_layers * self.place_width} numbers of a token's keys"
+        return f", page groups: {', '.join(parts)}, {held} each"
 
     @property
     def group_of_layer(self) -> tuple[int, ...]:
@@ -51,49 +58,82 @@ class PagePlan:
 
 
 def plan_pages(model: ModelConfig, max_model_len: int) -> PagePlan:
-    """Page groups by the windows of a model's layers, as few as leave little of a page unused."""
+    """Page groups by the windows and sizes of a model's layers, as few as leave little of a page
+    unused."""
     # A window of one position needs no cache, and is not worth a case of its own. One that no
     # sequence exceeds hides nothing.
     hides = 1 < model.sliding_window < max_model_len
-    layers = range(model.num_layers)
-    windows = {i: model.window_of(i) if hides else 0 for i in layers if not model.has_state(i)}
-    counts = Counter(windows.values())
-    num_layers = _layers_of_page(counts)
-    first_groups: dict[int, int] = {}
+    layers = model.caching_layers
+    windows = {i: model.window_of(i) if hides else 0 for i in layers}
+    if len({*windows.values()}) == 1:
+        return replace(one_group(model), windows=(windows[layers[0]],))
+    width, sizes = _places_of(model)
+    kinds = {i: (windows[i], sizes[i]) for i in layers}
+    counts = Counter(kinds.values())
+    num_places = _places_of_page(counts)
+    first_groups: dict[_Kind, int] = {}
     of_groups: list[int] = []
-    for window in sorted(counts):
-        first_groups[window] = len(of_groups)
-        of_groups += [window] * -(-counts[window] // num_layers)
-    seen = Counter[int]()
-    places = {}
-    for i, window in windows.items():
-        group, place = divmod(seen[window], num_layers)
-        places[i] = first_groups[window] + group, place
-        seen[window] += 1
-    return PagePlan(tuple(of_groups), num_layers, _with_states(model, places))
+    for kind in sorted(counts):
+        window, size = kind
+        first_groups[kind] = len(of_groups)
+        of_groups += [window] * -(-counts[kind] // (num_places // size))
+    seen = Counter[_Kind]()
+    places: dict[int, tuple[int, int]] = {}
+    for i in model.caching_layers:
+        kind = kinds[i]
+        group, place = divmod(seen[kind], num_places // kind[1])
+        places[i] = first_groups[kind] + group, place * kind[1]
+        seen[kind] += 1
+    return PagePlan(tuple(of_groups), num_places, _with_states(model, places), width)
 
 
 def one_group(model: ModelConfig) -> PagePlan:
     """All layers of a model with keys and values in one page, which keeps every block."""
-    layers = (i for i in range(model.num_layers) if not model.has_state(i))
-    places = {layer: (0, place) for place, layer in enumerate(layers)}
-    return PagePlan((0,), model.num_kv_layers, _with_states(model, places))
+    width, sizes = _places_of(model)
+    places: dict[int, tuple[int, int]] = {}
+    num_places = 0
+    for i in model.caching_layers:
+        places[i] = 0, num_places
+        num_places += sizes[i]
+    return PagePlan((0,), num_places, _with_states(model, places), width)
+
+
+_Kind = tuple[int, int]
+"""Window and places of a layer."""
 
 
 def _with_states(
     model: ModelConfig, places: Mapping[int, tuple[int, int]]
 ) -> tuple[tuple[int, int], ...]:
-    """Places of all layers, from those of the layers with keys and values."""
+    """Places of all layers, from those of the layers with keys and values of their own. Layers that
+    read those of another have its place."""
     first_units = (0,) * model.num_layers if model.states is None else model.states.first_units
-    return tuple(places.get(i, (STATES, first_unit)) for i, first_unit in enumerate(first_units))
-
-
-def _layers_of_page(counts: Counter[int]) -> int:
-    """The largest number of layers whose pages leave little unused, by numbers of layers of a
-    kind."""
-    total = counts.total()
-    return next(
-        size
-        for size in range(max(counts.values()), 0, -1)
-        if size * sum(-(-count // size) for count in counts.values()) <= total * (1 + MOST_PADDING)
+    return tuple(
+        places.get(model.kv_layer(i), (STATES, first_unit))
+        for i, first_unit in enumerate(first_units)
     )
+
+
+def _places_of(model: ModelConfig) -> tuple[int, list[int]]:
+    """The width of a place, 0 where all layers take one, and the places that each layer takes."""
+    widths = [model.at(i).kv_width for i in range(model.num_layers)]
+    if len({*widths}) == 1:
+        return 0, [1] * model.num_layers
+    width = math.gcd(*widths)
+    return width, [each // width for each in widths]
+
+
+def _places_of_page(counts: Counter[_Kind]) -> int:
+    """The largest number of places whose pages leave little unused, by numbers of layers of a
+    kind; that which leaves least where all leave more."""
+    total = sum(count * size for (_, size), count in counts.items())
+    largest = max(size for _, size in counts)
+
+    def taken(num_places: int) -> int:
+        return num_places * sum(
+            -(-count // (num_places // size)) for (_, size), count in counts.items()
+        )
+
+    sizes = range(max(count * size for (_, size), count in counts.items()), largest - 1, -1)
+    fitting = (size for size in sizes if taken(size) <= total * (1 + MOST_PADDING))
+    return next(fitting, min(sizes, key=taken))

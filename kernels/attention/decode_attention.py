@@ -33,7 +33,7 @@ from .online_softmax import (
     stages_of,
     with_sinks,
 )
-from .paged_cache import as_pairs, attention_constants, is_paired, load_tile, pages_of
+from .paged_cache import as_pairs, attention_constants, head_bytes, is_paired, load_tile, pages_of
 
 MAX_PROGRAMS = 8448
 """Number of programs for rows whose splits are found by arithmetic; further items are walked in
@@ -105,7 +105,9 @@ def decode_attention(
         DIRECT=plan.is_direct,
         DEPENDENT=dependent,
         num_warps=4,
-        num_stages=stages_of(NUM_STAGES_FP8 if is_paired(k_cache) else NUM_STAGES, head_dim),
+        num_stages=stages_of(
+            NUM_STAGES_FP8 if is_paired(k_cache) else NUM_STAGES, head_bytes(q, k_cache)
+        ),
         maxnreg=MAX_REGISTERS,
         **launch_options(dependent),
     )

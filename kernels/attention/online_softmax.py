@@ -1,8 +1,8 @@
 """The one arithmetic of attention: every attention kernel here is these helpers in this order, so
 that bits agree.
 
-A row walks its keys in splits of 512, a split in tiles of 128 with a state of its own (maximum,
-sums, weighted values); finished splits are merged first to last. Decode gives splits to several
+A row walks its keys in splits of 512, a split in tiles of 128 (fewer where heads are wide) with a state
+of its own (maximum, sums, weighted values); finished splits are merged first to last. Decode gives splits to several
 programs and merges them in a second kernel, prefill keeps both states in registers: the same
 operations on the same numbers. Sums over keys, which a compiler would order by how a tile lies over
 its threads, are spelt out: the right half of the columns is added to the left until one is left.
@@ -29,17 +29,26 @@ TILE = 128
 """Number of keys whose maximum is taken at once; a multiple of `HALF`."""
 HALF = 64
 """Number of keys that are read at once."""
-MAX_PIPELINED_HEAD_DIM = 128
+MAX_PIPELINED_BYTES = 256
+"""Bytes of the largest head of which several tiles fit into shared memory."""
+WIDE_BYTES = 512
+"""Bytes of the largest head of which one whole tile fits into shared memory."""
 BASE_2 = tl.constexpr(LOG2_E)
 GRAIN = tl.constexpr(8.0)
 """Weights are relative to a maximum that is rounded down to a multiple of this, in powers of
 two."""
 
 
-def stages_of(most: int, head_dim: int) -> int:
+def stages_of(most: int, head_bytes: int) -> int:
     """Number of tiles whose copies are under way at once: shared memory holds a single tile of both
     halves of large heads."""
-    return most if head_dim <= MAX_PIPELINED_HEAD_DIM else 1
+    return most if head_bytes <= MAX_PIPELINED_BYTES else 1
+
+
+def narrowing(head_bytes: int) -> int:
+    """Number by which tiles of keys and of query rows are smaller than those of most heads, so that
+    they fit into shared memory: a power of two."""
+    return max(head_bytes // WIDE_BYTES, 1)
 
 
 def base_2_scale(scale: float | None, head_dim: int) -> float:
@@ -98,7 +107,7 @@ def attend_tile(
     b_left = _weights(b_left, qk_scale, b_shift)
     b_right = _weights(b_right, qk_scale, b_shift)
     b_alpha = tl.exp2(b_m - b_shift)[:, None]
-    b_l = tl.fma(b_l, tl.broadcast_to(b_alpha, b_l.shape), _fold(_fold(b_left + b_right)))
+    b_l = tl.fma(b_l, tl.broadcast_to(b_alpha, b_l.shape), _columns(b_left + b_right))
     b_left = b_left.to(b_q[0].dtype)
     b_right = b_right.to(b_q[0].dtype)
     if len(b_acc) == 1:
@@ -214,6 +223,16 @@ def _fold(b_x):
     b_halves = tl.reshape(b_x, (b_x.shape[0], 2, b_x.shape[1] // 2))
     b_left, b_right = tl.split(tl.permute(b_halves, (0, 2, 1)))
     return b_left + b_right
+
+
+@triton.jit
+def _columns(b_x):
+    """Folds [ROWS, HALF] to [ROWS, 16]."""
+    if b_x.shape[1] > 32:
+        b_x = _fold(b_x)
+    if b_x.shape[1] > 16:
+        b_x = _fold(b_x)
+    return b_x
 
 
 @triton.jit

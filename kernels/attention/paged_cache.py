@@ -20,8 +20,10 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from .online_softmax import HALF, SPLIT, TILE
+from .online_softmax import HALF, SPLIT, TILE, narrowing
 
+MAX_BULK_DIM = 256
+"""Elements of the longest line that the copy engine reads."""
 MAX_ROWS = 1 << 31
 """Rows that the copy engine counts, all layers between the blocks of a cache included."""
 
@@ -52,10 +54,16 @@ def head_constants(q: torch.Tensor, cache: torch.Tensor) -> dict[str, int]:
     }
 
 
+def head_bytes(q: torch.Tensor, cache: torch.Tensor) -> int:
+    """Bytes of a head as products read it: those of an fp8 cache read float16."""
+    return q.shape[2] * (2 if is_paired(cache) else q.element_size())
+
+
 def attention_constants(q: torch.Tensor, cache: torch.Tensor) -> dict[str, int | bool]:
     """As `head_constants`, of a kernel for any GPU."""
     assert SPLIT % cache.shape[2] == 0
-    more = {"TILE": TILE, "HALF": HALF, "FP8": is_paired(cache), "ON_GPU": q.is_cuda}
+    by = narrowing(head_bytes(q, cache))
+    more = {"TILE": TILE // by, "HALF": HALF // by, "FP8": is_paired(cache), "ON_GPU": q.is_cuda}
     return head_constants(q, cache) | more
 
 
@@ -70,6 +78,7 @@ def bulk_copied(cache: torch.Tensor) -> bool:
     itself."""
     return (
         cache.shape[2] % HALF == 0
+        and cache.shape[3] <= MAX_BULK_DIM
         and cache[0].is_contiguous()
         and cache.stride(0) % cache.shape[3] == 0
         and len(cache) * block_rows(cache) < MAX_ROWS
@@ -89,12 +98,13 @@ def rows_of(cache: torch.Tensor) -> torch.Tensor:
     return cache.as_strided((num_rows, width), (width, 1))
 
 
-def as_operand(cache: torch.Tensor) -> Any:
-    """The kernel's argument for this cache: a description for the copy engine, or the tensor."""
+def as_operand(cache: torch.Tensor, half: int = HALF) -> Any:
+    """The kernel's argument for this cache: a description for the copy engine, which reads so many
+    keys at once, or the tensor."""
     cache = as_pairs(cache)
     if not bulk_copied(cache):
         return cache
-    return TensorDescriptor.from_tensor(rows_of(cache), [HALF, cache.shape[3]])
+    return TensorDescriptor.from_tensor(rows_of(cache), [half, cache.shape[3]])
 
 
 @triton.jit

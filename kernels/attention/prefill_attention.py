@@ -29,12 +29,21 @@ from .online_softmax import (
     fresh_state,
     joined,
     merge_states,
+    narrowing,
     parts_of,
     row_sums,
     stages_of,
     with_sinks,
 )
-from .paged_cache import as_operand, as_pairs, attention_constants, bulk_copied, load_tile, pages_of
+from .paged_cache import (
+    as_operand,
+    as_pairs,
+    attention_constants,
+    bulk_copied,
+    head_bytes,
+    load_tile,
+    pages_of,
+)
 
 Int32Array = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
 NUM_STAGES = 2
@@ -88,6 +97,7 @@ def prefill_attention(
     window: int = 0,
     sinks: torch.Tensor | None = None,
     softcap: float = 0.0,
+    tile_tokens: int = 0,
 ) -> None:
     """Attention of q [T, Hq, D] into out of the same shape; sequence i has rows query_starts[i] …
     query_starts[i + 1] - 1, int32 [S + 1].
@@ -96,7 +106,9 @@ def prefill_attention(
     table_rows int32 [S] into block_tables int32 [rows, max_blocks]; tiles from `prefill_tiles`;
     k_scale and v_scale float32 [Hk] for fp8 caches. scale is that of the softmax, 1 / sqrt(D) by
     default. A position sees the last `window` keys, its own included, or all up to its own.
-    Sinks and softcap as in `decode_attention`.
+    Sinks and softcap as in `decode_attention`. tile_tokens: tokens of a tile in the list, where it
+    was made for another number of query heads of a key head; 0: it was made for this one. Programs
+    that have no rows for all tokens of a tile divide it.
     """
     num_kv_heads = k_cache.shape[1]
     group = q.shape[1] // k_cache.shape[1]
@@ -105,10 +117,16 @@ def prefill_attention(
     if len(tiles) == 0:
         return
     teams = num_teams(q.device)
-    _prefill_tiles[(len(tiles), num_kv_heads)](
+    constants = attention_constants(q, k_cache)
+    num_bytes = head_bytes(q, k_cache)
+    rows = teams * ROWS // narrowing(num_bytes)
+    tokens = min(teams * (ROWS // group), rows // group)
+    listed = tile_tokens or tokens_per_tile(group, q.device)
+    parts = triton.cdiv(listed, tokens)
+    _prefill_tiles[(len(tiles) * parts, num_kv_heads)](
         q,
-        as_operand(k_cache),
-        as_operand(v_cache),
+        as_operand(k_cache, constants["HALF"]),
+        as_operand(v_cache, constants["HALF"]),
         block_tables,
         table_rows,
         query_starts,
@@ -121,14 +139,16 @@ def prefill_attention(
         base_2_scale(scale, q.shape[2]),
         *as_pairs(k_cache).stride()[:3],
         block_tables.stride(0),
-        **attention_constants(q, k_cache),
-        ROWS=teams * ROWS,
-        TOKENS=tokens_per_tile(group, q.device),
+        **constants,
+        ROWS=rows,
+        TOKENS=tokens,
+        LISTED=listed,
+        PARTS=parts,
         WINDOW=window,
         SOFTCAP=softcap,
         BULK=bulk_copied(k_cache),
         num_warps=4 * teams,
-        num_stages=stages_of(NUM_STAGES, q.shape[2]),
+        num_stages=stages_of(NUM_STAGES, num_bytes),
     )
 
 
@@ -184,13 +204,15 @@ def _prefill_tiles(
     HALF: tl.constexpr,
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
+    LISTED: tl.constexpr,
+    PARTS: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     BULK: tl.constexpr,
     FP8: tl.constexpr,
     ON_GPU: tl.constexpr,
 ):
-    i_tile = tl.program_id(0)
+    i_tile = tl.program_id(0) // PARTS
     i_kv = tl.program_id(1)
     i_seq = tl.load(p_tile + i_tile * 2)
     if i_seq < 0:
@@ -201,7 +223,12 @@ def _prefill_tiles(
     count = tl.load(p_query_start + i_seq + 1) - query_start
     context = tl.load(p_seq_len + i_seq) - count
     first_token = tl.load(p_tile + i_tile * 2 + 1)
-    last_token = tl.minimum(first_token + TOKENS, count) - 1
+    tile_end = tl.minimum(first_token + LISTED, count)
+    if PARTS > 1:
+        first_token += tl.program_id(0) % PARTS * TOKENS
+        if first_token >= tile_end:
+            return
+    last_token = tl.minimum(first_token + TOKENS, tile_end) - 1
     b_token = first_token + o_r // GROUP
     is_row = (b_token <= last_token) & (o_r < TOKENS * GROUP)
     b_position = context + b_token

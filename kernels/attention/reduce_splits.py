@@ -15,6 +15,8 @@ from ..launch.dependent_launch import (
 from .decode_plan import FEW_ROWS, DecodePlan
 from .online_softmax import SPLIT, finish, first_keys, merge_states, with_sinks
 
+MAX_READ_AHEAD_DIM = 256
+
 
 def reduce_splits(
     seq_lens: torch.Tensor,
@@ -48,7 +50,7 @@ def reduce_splits(
         HEAD_DIM=head_dim,
         HEADS=heads,
         SPLIT=SPLIT,
-        UNROLL=4 if heads > 1 else 16,
+        UNROLL=_unrolled(heads, head_dim),
         MAX_SPLITS=plan.max_splits,
         WINDOW=window,
         DIRECT=plan.is_direct,
@@ -58,6 +60,12 @@ def reduce_splits(
         num_warps=4 if heads > 1 else 1,
         **launch_options(dependent),
     )
+
+
+def _unrolled(heads: int, head_dim: int) -> int:
+    """Number of splits that a program reads ahead; registers hold half as many of wide heads."""
+    most = 4 if heads > 1 else 16
+    return most if head_dim <= MAX_READ_AHEAD_DIM else most // 2
 
 
 @triton.jit

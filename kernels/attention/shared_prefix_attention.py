@@ -20,12 +20,21 @@ from .online_softmax import (
     finish,
     fresh_state,
     joined,
+    narrowing,
     parts_of,
     row_sums,
     stages_of,
     with_sinks,
 )
-from .paged_cache import as_operand, as_pairs, attention_constants, bulk_copied, load_tile, pages_of
+from .paged_cache import (
+    as_operand,
+    as_pairs,
+    attention_constants,
+    bulk_copied,
+    head_bytes,
+    load_tile,
+    pages_of,
+)
 
 MAX_PROGRAMS = 4224
 NUM_STAGES = 3
@@ -50,12 +59,17 @@ def shared_prefix_attention(
     """Arguments as in `decode_attention`; runs beside it (either order, or two streams), before
     `reduce_splits`."""
     (num_rows, _, head_dim), num_kv_heads = q.shape, k_cache.shape[1]
+    constants = attention_constants(q, k_cache)
+    num_bytes = head_bytes(q, k_cache)
+    group = q.shape[1] // num_kv_heads
+    rows = num_teams(q.device) * ROWS // narrowing(num_bytes)
+    own_rows = min(plan.rows_per_tile, rows // group)
     most = triton.cdiv(num_rows, plan.rows_per_tile) * min(plan.max_splits, 64)
     num_programs = max(min(most, MAX_PROGRAMS // num_kv_heads), 1)
     _shared_splits[(num_programs, num_kv_heads)](
         q,
-        as_operand(k_cache),
-        as_operand(v_cache),
+        as_operand(k_cache, constants["HALF"]),
+        as_operand(v_cache, constants["HALF"]),
         block_tables,
         table_rows,
         seq_lens,
@@ -72,13 +86,15 @@ def shared_prefix_attention(
         base_2_scale(scale, head_dim),
         *as_pairs(k_cache).stride()[:3],
         block_tables.stride(0),
-        **attention_constants(q, k_cache),
-        ROWS=num_teams(q.device) * ROWS,
+        **constants,
+        ROWS=rows,
         ROWS_PER_TILE=plan.rows_per_tile,
+        OWN_ROWS=own_rows,
+        PARTS=triton.cdiv(plan.rows_per_tile, own_rows),
         SOFTCAP=softcap,
         BULK=bulk_copied(k_cache),
         num_warps=4 * num_teams(q.device),
-        num_stages=stages_of(NUM_STAGES, head_dim),
+        num_stages=stages_of(NUM_STAGES, num_bytes),
     )
 
 
@@ -115,6 +131,8 @@ def _shared_splits(
     HALF: tl.constexpr,
     ROWS: tl.constexpr,
     ROWS_PER_TILE: tl.constexpr,
+    OWN_ROWS: tl.constexpr,
+    PARTS: tl.constexpr,
     SOFTCAP: tl.constexpr,
     BULK: tl.constexpr,
     FP8: tl.constexpr,
@@ -129,10 +147,14 @@ def _shared_splits(
     if FP8:
         qk_scale = qk_scale * tl.load(p_k_scale + i_kv)
         v_scale = tl.load(p_v_scale + i_kv)
-    for i_item in range(tl.program_id(0), tl.load(p_count + 2), tl.num_programs(0)):
+    for i_task in range(tl.program_id(0), tl.load(p_count + 2) * PARTS, tl.num_programs(0)):
+        i_item = i_task // PARTS
         i_split = tl.load(p_shared_split + i_item)
         p_member = p_shared_row + i_item * ROWS_PER_TILE
-        b_row = tl.load(p_member + o_r // GROUP, mask=o_r < ROWS_PER_TILE * GROUP, other=-1)
+        # Programs that have no queries of all rows of an item divide it.
+        o_member = i_task % PARTS * OWN_ROWS + o_r // GROUP
+        is_own = (o_r < OWN_ROWS * GROUP) & (o_member < ROWS_PER_TILE)
+        b_row = tl.load(p_member + o_member, mask=is_own, other=-1)
         is_row = b_row >= 0
         p_row = p_table + tl.load(p_table_row + tl.load(p_member)).to(tl.int64) * stride_table
 

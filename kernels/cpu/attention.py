@@ -64,6 +64,8 @@ class AttentionPlan:
     addresses: tuple[int, int]
     """Addresses of block tables and tiles. To ask numpy for one takes a microsecond, in every
     layer."""
+    windowed: AttentionPlan | None = None
+    """Plan of layers with a window, where their key heads have another number of query heads."""
 
 
 def plan_attention(

@@ -32,6 +32,7 @@ from ..runtime.settings import read_settings, require, setting
 from ..text.gguf_tokenizer import GgufTokenizerError, write_tokenizer
 from ..text.model import SPECIAL_TOKENS
 from ..text.tokenizer import Tokenizer, TokenizerFilesError
+from ..text.vocabulary_files import write_from_vocabulary
 from .kernel_cache import with_kernel_cache
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
@@ -95,17 +96,19 @@ def convert(settings: ConvertSettings) -> None:
 def _copy_tokenizer(source: Path, folder: Path) -> None:
     """A chat template, and special tokens that are named in a file of their own, join
     `tokenizer_config.json`, so that stages look in one place."""
-    if not (source / "tokenizer.json").is_file():
-        raise SystemExit(f"{source} has no tokenizer.json; only fast tokenizers are served")
+    is_fast = (source / "tokenizer.json").is_file()
+    if not is_fast:
+        write_from_vocabulary(source, folder)
     # They are read again when weights have been converted, which takes minutes.
-    largest = Tokenizer.from_folder(source, vocab_size=0).largest_id
+    largest = Tokenizer.from_folder(source if is_fast else folder, vocab_size=0).largest_id
     most = MAX_SIZES["vocab_size"]
     if not 0 <= largest < most:
         # Stages make lists of as many items.
         raise ConfigError("largest token id of tokenizer.json", largest, f"0…{most - 1}")
     _read_json(source / "generation_config.json")
     for name in TOKENIZER_FILES:
-        if (source / name).is_file():
+        # One that was made of a vocabulary has the source's fields too.
+        if (source / name).is_file() and not (folder / name).is_file():
             shutil.copyfile(source / name, folder / name)
     config = _read_json(folder / "tokenizer_config.json")
     if "added_tokens_decoder" not in config:

@@ -25,6 +25,8 @@ SERVING_FILES = (
 )
 TORCH_FILES = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
 """Files of weights in repositories that have no safetensors."""
+VOCABULARIES = ("tokenizer.model", "tekken.json", "added_tokens.json")
+"""Files of tokenizers in repositories that have no `tokenizer.json`."""
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 OTHER_FORMS = ("consolidated*.safetensors", "[!0-9]*/*", "*/*/*")
 """Files of these forms that serving does not read: the same weights in another layout, and files in
@@ -71,10 +73,13 @@ def _serving_files(names: Iterable[str], forms: Sequence[str]) -> list[str]:
 
 
 def weights_folder(repo: str, *, revision: str | None, cache_dir: Path, progress: Report) -> Path:
-    """As `snapshot`; of a repository without safetensors with torch's own files."""
+    """As `snapshot`; of a repository without safetensors with torch's own files, and of one without
+    `tokenizer.json` with vocabularies of other libraries."""
     where: dict[str, Any] = {"revision": revision, "cache_dir": cache_dir, "progress": progress}
     folder = snapshot(repo, **where)
-    return folder if has_weights(folder) else snapshot(repo, **where, files=TORCH_FILES)
+    missing: tuple[str, ...] = () if (folder / "tokenizer.json").is_file() else VOCABULARIES
+    missing += () if has_weights(folder) else TORCH_FILES
+    return snapshot(repo, **where, files=missing) if missing else folder
 
 
 def snapshot(

@@ -24,7 +24,7 @@ from .manifest import LAYOUT, MANIFEST_NAME, ROUNDED_KINDS, ModelManifest
 from .named_models import NAMED_MODELS
 
 SOURCE_FILES = (
-    *("*.json", "*.safetensors", "pytorch_model*.bin", "chat_template.jinja"),
+    *("*.json", "*.safetensors", "pytorch_model*.bin", "chat_template.jinja", "tokenizer.model"),
     *("[0-9]_*/*.json", "[0-9]_*/*.safetensors"),
 )
 """Files of a folder in Hugging Face's layout that a conversion reads."""

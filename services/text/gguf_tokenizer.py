@@ -4,7 +4,7 @@ weights in it."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -66,6 +66,12 @@ _QWEN2 = (
 )
 _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED_CONTRACTIONS = rf"{_CONTRACTIONS}?"
+_GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CASED_CONTRACTIONS}"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CASED_CONTRACTIONS}"
+    rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_TAIL}"
+)
 _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
     rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_TAIL}"
@@ -85,6 +91,9 @@ PRE_TOKENIZERS = {
     "llama-v3": PreTokenizer(_LLAMA3, ignore_merges=True, add_bos=True),
     "qwen2": PreTokenizer(_QWEN2, nfc=True),
     "deepseek-r1-qwen": PreTokenizer(_QWEN2, nfc=True, add_bos=True),
+    "dbrx": PreTokenizer(_LLAMA3),
+    "smaug-bpe": PreTokenizer(_LLAMA3),
+    "gpt-4o": PreTokenizer(_GPT4O),
     "tekken": PreTokenizer(_TEKKEN, ignore_merges=True, add_bos=True),
 }
 
@@ -112,9 +121,10 @@ def write_tokenizer(gguf_path: Path, folder: Path) -> None:
 class Metadata:
     """Keys of a GGUF file that describe text."""
 
-    def __init__(self, values: dict[str, Any]) -> None:
-        """Raises `GgufTokenizerError`."""
+    def __init__(self, values: dict[str, Any], pre_tokenizer: PreTokenizer | None = None) -> None:
+        """`pre_tokenizer`: in place of the one that a key names. Raises `GgufTokenizerError`."""
         self._values = values
+        self._pre_tokenizer = pre_tokenizer
         self.tokens: list[str] = self.listed("tokens", str)
         self.types = self._types()
         if self.is_sentencepiece:
@@ -190,10 +200,12 @@ class Metadata:
 
     @property
     def is_sentencepiece(self) -> bool:
-        return bool(self["model"] == "llama")
+        return self["model"] in ("llama", "gemma4")
 
     @property
     def pre_tokenizer(self) -> PreTokenizer:
+        if self._pre_tokenizer is not None:
+            return self._pre_tokenizer
         name = self.get("pre", "default")
         if name not in PRE_TOKENIZERS:
             raise GgufTokenizerError("tokenizer.ggml.pre", name, list(PRE_TOKENIZERS))
@@ -226,6 +238,7 @@ def build_tokenizer(metadata: Metadata) -> Tokenizer:
     builders: dict[str, Callable[[Metadata], Tokenizer]] = {
         "gpt2": _byte_level,
         "llama": _sentencepiece,
+        "gemma4": _sentencepiece,
     }
     if metadata["model"] not in builders:
         raise GgufTokenizerError("tokenizer.ggml.model", metadata["model"], list(builders))
@@ -274,7 +287,7 @@ def _sentencepiece(metadata: Metadata) -> Tokenizer:
     tokenizer = Tokenizer(
         BPE(
             vocab=vocab,
-            merges=_merges(metadata),
+            merges=_listed_merges(metadata, vocab) or _merges(metadata),
             unk_token=metadata.token("unknown"),
             fuse_unk=True,
             byte_fallback=True,
@@ -282,14 +295,33 @@ def _sentencepiece(metadata: Metadata) -> Tokenizer:
     )
     prefix = bool(metadata.get("add_space_prefix", True))
     spaces = normalizers.Replace(" ", "▁")
-    tokenizer.normalizer = (
-        normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if prefix else spaces
-    )
+    if prefix and metadata.get("only_first_prefix", False):
+        # Files of GGUF have no such key: text behind a special token has a prefix too.
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    elif prefix:
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces])
+    else:
+        tokenizer.normalizer = spaces
     steps: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     if prefix:
         steps.append(decoders.Strip(content=" ", left=1))
     tokenizer.decoder = decoders.Sequence(steps)
     return tokenizer
+
+
+def _listed_merges(metadata: Metadata, vocab: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Merges that a file lists beside its pieces; empty: it lists none. Raises
+    `GgufTokenizerError`."""
+    if metadata.get("merges") is None:
+        return []
+    pairs = []
+    for merge in metadata.listed("merges", str):
+        left, _, right = merge.partition(" ")
+        if not {left, right, left + right} <= vocab.keys():
+            allowed = "two tokens that make a third one"
+            raise GgufTokenizerError("tokenizer.ggml.merges", f"{left} {right}", allowed)
+        pairs.append((left, right))
+    return pairs
 
 
 def _merges(metadata: Metadata) -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from headwater.engine_core.models.registry import ARCHITECTURES, Architecture
-from headwater.engine_core.weights import gguf
+from headwater.engine_core.weights import gguf_families
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 BEGIN = "<!-- rendered by `python -m tests.docs.models` -->\n"
@@ -19,7 +19,7 @@ HEAD = """
 
 def table() -> str:
     """The table, a row an architecture."""
-    of_gguf = {*gguf.ARCHITECTURES.values(), gguf.LLAMA_WITH_EXPERTS}
+    of_gguf = gguf_families.architectures()
     rows = [
         _row(name, each, "yes" if name in of_gguf else "") for name, each in ARCHITECTURES.items()
     ]

@@ -58,6 +58,19 @@ GEMMA3 = SHAPE | {
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     },
 }
+GEMMA4 = SHAPE | {
+    "num_hidden_layers": 9,
+    "layer_types": 3 * (2 * ["sliding_attention"] + ["full_attention"]),
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "sliding_window": 40,
+    "num_kv_shared_layers": 3,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": 512,
+    "final_logit_softcapping": 8.0,
+    "tie_word_embeddings": True,
+}
 YARN_ROPE = {
     "rope_type": "yarn",
     "rope_theta": 1e4,
@@ -100,6 +113,11 @@ WINDOWS = {"sliding_window": 40, "layer_types": ["full_attention"] + ["sliding_a
 def _vision_models() -> dict[str, Any]:
     """Configs of models that read images, whose text part is served."""
     return {
+        "gemma4 with a tower": lambda: transformers.Gemma4Config(
+            text_config=GEMMA4,
+            vision_config=VISION
+            | {"intermediate_size": 32, "head_dim": 16, "num_key_value_heads": 2},
+        ),
         "gemma3 with a tower": lambda: transformers.Gemma3Config(
             text_config=GEMMA3,
             vision_config=VISION | {"intermediate_size": 32, "image_size": 28, "patch_size": 14},
@@ -181,6 +199,18 @@ FAMILIES: dict[str, Any] = {
     "gemma3 whose last layer has a window": lambda: transformers.Gemma3TextConfig(
         **GEMMA3
         | {"num_hidden_layers": 3, "sliding_window_pattern": 2, "query_pre_attn_scalar": 168}
+    ),
+    "gemma4": lambda: transformers.Gemma4TextConfig(**GEMMA4),
+    "gemma4 whose keys are values": lambda: transformers.Gemma4TextConfig(
+        **GEMMA4
+        | {
+            "num_key_value_heads": 4,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "num_kv_shared_layers": 0,
+            "use_double_wide_mlp": False,
+            "hidden_size_per_layer_input": 0,
+        }
     ),
     "phi3": lambda: transformers.Phi3Config(**SHAPE, pad_token_id=0, sliding_window=40),
     "phi4-mini": lambda: transformers.Phi3Config(
@@ -326,8 +356,8 @@ def random_checkpoint(
                 # States of published models remember hundreds of tokens.
                 parameter.sub_(5)
         for name, buffer in model.named_buffers():
-            if name.endswith("correction_bias"):
-                buffer.copy_(torch.randn_like(buffer) * 0.3)
+            if name.endswith(("correction_bias", "layer_scalar")):
+                buffer.copy_(torch.randn_like(buffer) * 0.3 + ("scalar" in name))
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return model
 
@@ -472,6 +502,24 @@ def hear(output: StepOutput, answers: dict[int, Answer]) -> None:
 
 def greedy(max_tokens: int, **more: Any) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=max_tokens, **more)
+
+
+ROUNDED = 0.2
+"""Difference of log probabilities at most, of float32 on a GPU: it multiplies as TF32, with 10 bits of
+a number's fraction, and weights of random checkpoints are large. A wrong model is off by several."""
+
+
+def check_rounded(
+    model: Any, prompt: Sequence[int], token_ids: Sequence[int], scores: Sequence[float]
+) -> None:
+    """Greedy tokens and their log probabilities are those of transformers, but for what rounding
+    changes: a token may be another one that is nearly as likely."""
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *token_ids]])).logits[0]
+    after = logits.log_softmax(-1)[len(prompt) - 1 : -1]
+    chosen = after.gather(-1, torch.tensor(token_ids)[:, None]).squeeze(-1)
+    assert (torch.tensor(scores) - chosen).abs().max().item() <= ROUNDED
+    assert (after.max(-1).values - chosen).max().item() <= ROUNDED
 
 
 def reference_greedy(model: Any, prompt: Sequence[int], max_tokens: int) -> list[int]:

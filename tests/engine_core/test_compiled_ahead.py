@@ -36,23 +36,26 @@ from headwater.engine_core.executors.step_executor import StepExecutor
 from headwater.engine_core.layers.group import Alone
 from headwater.engine_core.layers.leaf_matrix import keep_leaves
 from headwater.engine_core.layers.linear.kinds import Weights, load_weights
-from headwater.engine_core.models.decoder import Decoder
+from headwater.engine_core.models.model import model_class
 from headwater.engine_core.options import BuildRequest, ExecutorOptions
 from headwater.engine_core.platforms import cuda as cuda_platform
 from headwater.engine_core.platforms.cuda_tree import TreePlatform
 from headwater.engine_core.platforms.peer_group import PeerGroup
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
+from headwater.engine_core.weights.mixed_layers import MixedLayers
 from headwater.engine_core.weights.model_config import ModelConfig
 from headwater.engine_core.weights.page_plan import plan_pages
 from headwater.engine_core.weights.shards import NUM_LEAVES, WHOLE, Shard, Stage, local_config
-from headwater.kernels.attention import decode_attention, hopper_attention
+from headwater.kernels.attention import decode_attention, hopper_attention, prefill_attention
+from headwater.kernels.attention import qk_norm_rope_store_kv as store_kernel
 from headwater.kernels.gemm import gated_gemm, gemm, product_probe, tree_gemm, wide_gemm
 from headwater.kernels.launch.compile_ahead import CompileAhead
 from headwater.kernels.peer import peer_sum
 from headwater.kernels.peer.peer_memory import PeerMemory, new_numbers, slot_bytes_of
 from headwater.kernels.peer.peer_sum import GROUP_ROWS
 from tests.engine_core.ahead_speculator import AheadSpeculator
+from tests.long_values import long_but
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="puts things in the place of a GPU"
@@ -211,7 +214,7 @@ def prepared(
         max_model_len=config.max_model_len,
         device=torch.device("cpu"),
     )
-    layout = Decoder.layout(model)
+    layout = model_class(model).layout(model)
     tensors = {
         name: torch.zeros(spec.shape, dtype=torch.bfloat16)
         for name, spec in layout.items()
@@ -351,6 +354,56 @@ def test_page_groups_of_a_mixed_model_compile_no_kernel_for_themselves(
     serve_at_random(device, config)
     new = launches.seen - ahead
     assert not new, "\n".join(sorted(str(x)[:400] for x in new))
+
+
+@pytest.mark.parametrize(
+    "kv_dtype", long_but([torch.bfloat16, torch.float8_e4m3fn], torch.bfloat16)
+)
+def test_layers_of_several_shapes_are_compiled_ahead(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch, kv_dtype: torch.dtype
+) -> None:
+    """Heads of 256 and of 512, of one key head and of four, and layers without keys of their own."""
+    is_windowed = (True, True, True, False, True, False)
+    mixed = MixedLayers(
+        global_head_dim=512,
+        global_kv_heads=1,
+        reuses_keys=True,
+        num_sharing=2,
+        sharing_width=3072,
+        input_size=256,
+        num_inputs=MODEL.vocab_size,
+    )
+    model = replace(
+        MODEL,
+        architecture="Gemma4ForCausalLM",
+        num_layers=6,
+        head_dim=256,
+        activation="gelu_tanh",
+        qk_norm=True,
+        value_norm=True,
+        attention_scale=1.0,
+        sliding_window=512,
+        is_windowed=is_windowed,
+        mixed=mixed,
+    )
+    pages = plan_pages(model, CONFIG.max_model_len)
+    config = replace(
+        CONFIG, page_windows=pages.windows, num_blocks=4000, max_num_seqs=24, max_draft_tokens=3
+    )
+    device = executor(config, kv_dtype, model=model)
+    ahead = set(launches.seen)
+    monkeypatch.setattr(DeviceGains, "read", nothing_gained)
+    serve_at_random(device, config)
+    new = launches.seen - ahead
+    assert not new, "\n".join(sorted(str(x)[:400] for x in new))
+    tiles = launches.arguments(
+        prefill_attention._prefill_tiles, "HEAD_DIM", "WINDOW", "ROWS", "TOKENS", "PARTS"
+    )
+    assert tiles == {(256, 512, 128, 32, 1), (512, 0, 64, 4, 8)}
+    heads = launches.arguments(
+        store_kernel._qk_norm_rope_store_kv, "NUM_Q_HEADS", "NUM_KV_HEADS", "HALF"
+    )
+    assert heads == {(16, 4, 128), (16, 0, 128), (16, 1, 256), (16, 0, 256)}
 
 
 def serve_at_random(device: StepExecutor[Any, Any], config: EngineConfig) -> None:

@@ -36,12 +36,14 @@ PROMPTS = [np.random.default_rng(n).integers(3, 512, n).tolist() for n in (3, 90
 SCORED = greedy(8, num_logprobs=1)
 ONE_OF_EACH_MECHANISM = (
     *("mistral with a window", "gemma2", "phi4-mini", "olmo2", "cohere2", "gpt2"),
-    *("qwen3-moe", "glm4-moe", "qwen3-next"),
+    *("qwen3-moe", "glm4-moe", "qwen3-next", "gemma4"),
 )
 """Windows; caps and norms behind products; long positions of a part of a head; norms over all heads;
 parallel layers, neighbours that rotate and layers without positions; learned positions, layer
 norms and biases; experts, and experts in groups beside shared ones and layers without; states and
-gated attention."""
+gated attention; heads of two sizes, layers that share keys, and vectors of tokens for each
+layer."""
+MIXED = "1 with layers of several shapes"
 ON_RANKS = ("olmo2", "glm4-moe")
 """Families whose norms ranks have to sum, and whose experts they divide."""
 IN_PARTS = [family for family in FAMILIES if family not in WITH_STATES]
@@ -106,6 +108,10 @@ def test_an_answer_has_the_same_bits_whatever_happens_around_it(
 @pytest.mark.parametrize("family", long_but(IN_PARTS, *ON_RANKS))
 def test_two_ranks_answer_as_one(family: str, folder: Folder) -> None:
     config = registry.read_config(folder(family))
+    if config.mixed is not None:
+        with pytest.raises(ConfigError, match=f"tensor_parallel_size is 2; allowed: {MIXED}"):
+            SmallEngine(folder(family), num_threads=2, tensor_parallel_size=2)
+        return
     if config.num_kv_heads % 2:
         with pytest.raises(ConfigError, match="tensor_parallel_size is 2; allowed: 1, which"):
             SmallEngine(folder(family), num_threads=2, tensor_parallel_size=2)
@@ -127,6 +133,11 @@ def test_two_ranks_answer_as_one(family: str, folder: Folder) -> None:
         ("phi4-mini", "rotary_pairs", "rotary_dim is True; allowed: heads that rotate whole"),
         ("gpt2", "activations", "hidden_act is 'gelu_tanh'; allowed: silu or gelu_pytorch_tanh"),
         ("qwen3-next", "states", "layers with states is True; allowed: no gated delta nets on the"),
+        (
+            "gemma4",
+            "mixed_layers",
+            r"heads by layer is \(32, 64\); allowed: layers of one shape on",
+        ),
         ("phi3", "windows", "sliding_window is 40; allowed: no window on the platform"),
     ],
 )
@@ -166,6 +177,10 @@ def test_norms_over_all_heads_are_refused_where_ranks_do_not_sum_them(folder: Fo
 
 @pytest.mark.parametrize("family", long_but(IN_PARTS, IN_STAGES))
 def test_two_stages_answer_with_the_bits_of_one(family: str, folder: Folder) -> None:
+    if registry.read_config(folder(family)).mixed is not None:
+        with pytest.raises(ConfigError, match=f"pipeline_parallel_size is 2; allowed: {MIXED}"):
+            SmallEngine(folder(family), num_threads=2, pipeline_parallel_size=2)
+        return
     with engine_of(folder(family)) as engine:
         alone = exact(engine.answer(PROMPTS, SCORED))
     with engine_of(folder(family), num_threads=2, pipeline_parallel_size=2) as engine:

@@ -12,7 +12,7 @@ from headwater.engine_core.platforms.cuda_attention import attention_kernels, gi
 from headwater.kernels.attention.decode_plan import DecodePlan, plan_decode
 from headwater.kernels.attention.online_softmax import SPLIT
 from headwater.kernels.attention.paged_cache import unpaired_twin
-from headwater.kernels.attention.prefill_attention import prefill_tiles
+from headwater.kernels.attention.prefill_attention import prefill_tiles, tokens_per_tile
 
 POISON = 300.0
 """Fills everything that must be overwritten or never weighed; finite, as a cache always is."""
@@ -91,6 +91,7 @@ class PagedBatch:
     generator: torch.Generator
     share: tuple[int, ...] = ()
     fp8: bool = False
+    dtype: torch.dtype = torch.bfloat16
 
     k_cache: torch.Tensor = None  # type: ignore[assignment]
     v_cache: torch.Tensor = None  # type: ignore[assignment]
@@ -116,8 +117,8 @@ class PagedBatch:
                 for x, scale in ((k, self.k_scale), (v, self.v_scale))
             )
         else:
-            self.k_cache = k.bfloat16()
-            self.v_cache = v.bfloat16()
+            self.k_cache = k.to(self.dtype)
+            self.v_cache = v.to(self.dtype)
         self.k_cache, self.v_cache = beside_other_layers(self.k_cache, self.v_cache)
         # One more table row than sequences, in another order, so that a confusion of rows shows.
         ids = (torch.randperm(num_blocks - 1, generator=self.generator, device=device) + 1).int()
@@ -166,7 +167,7 @@ class PagedBatch:
         return (
             torch.randn(shape, generator=self.generator, device=self.device)
             * factors[:, None, None]
-        ).bfloat16()
+        ).to(self.dtype)
 
 
 def decode(
@@ -226,14 +227,17 @@ def prefill(
     scale: float | None = None,
     sinks: torch.Tensor | None = None,
     softcap: float = 0.0,
+    listed_group: int = 0,
 ) -> torch.Tensor:
     """Prefill attention of the last `counts` tokens of each sequence, whose cached lengths may be
-    cut short."""
+    cut short. listed_group: query heads of a key head for which tiles are listed; 0: their own."""
     lengths = batch.seq_lens if seq_lens is None else seq_lens
     ints = {"dtype": torch.int32, "device": batch.device}
     bounds = torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()], **ints)
     starts = [n - c for n, c in zip(lengths, counts, strict=True)]
-    tiles = prefill_tiles(counts, starts, batch.num_q_heads // batch.num_kv_heads, batch.device)
+    group = listed_group or batch.num_q_heads // batch.num_kv_heads
+    tiles = prefill_tiles(counts, starts, group, batch.device)
+    listed = tokens_per_tile(group, batch.device) if listed_group else None
     out = torch.full_like(q, POISON)
     attention_kernels(q, batch.k_cache, window=window, is_capped=bool(softcap)).prefill(
         q,
@@ -246,7 +250,7 @@ def prefill(
         tiles,
         out,
         **given(**batch.scales(), window=window or None),
-        **given(softcap=softcap or None, sinks=sinks),
+        **given(softcap=softcap or None, sinks=sinks, tile_tokens=listed),
         scale=scale,
     )
     return out

@@ -97,7 +97,7 @@ class CudaParts:
             decoder,
             platform,
             config,
-            layer_caches(blocks, pages),
+            layer_caches(blocks, pages, decoder.config),
             table,
             buffers,
             self.shapes,

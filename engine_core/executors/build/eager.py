@@ -132,7 +132,7 @@ def _executor(
             group_of_layer=pages.group_of_layer,
             state_shape=states_of(request, pages),
         ),
-        layers=EagerLayers(forward, layer_caches(blocks, pages)),
+        layers=EagerLayers(forward, layer_caches(blocks, pages, served.config)),
         exit=_exit(served, config, table, sampler, device, rank),
         drafter=drafter,
         # Copies are made between steps, where they are asked for.

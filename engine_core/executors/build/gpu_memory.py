@@ -71,7 +71,8 @@ def measure(
     )
     least_bytes = 0 if states is None else states.unit_bytes
     blocks = KvBlocks.allocated([layout], 1, config.block_size, device, least_bytes=least_bytes)
-    caches = blocks.kv_caches[0] if pages is None else layer_caches(blocks, pages)
+    cache = blocks.kv_caches[0]
+    caches = cache if pages is None else layer_caches(blocks, pages, decoder.config)
     zeros = torch.zeros(num_tokens, dtype=torch.int32, device=device)
     batch = ForwardBatch(
         token_ids=zeros.long(),

@@ -47,6 +47,7 @@ WITHOUT = {
     "rotary_pairs": "heads that rotate whole, by halves,",
     "activations": "silu or gelu_pytorch_tanh with a gate, and logits without a cap,",
     "odd_heads": "powers of two",
+    "mixed_layers": "layers of one shape",
     "encoders": "decoders",
     "experts": "no experts",
     "expert_biases": "experts without biases",
@@ -244,6 +245,8 @@ def _check_sizes(
     _check_shapes(model, flags, where)
     if model.width_norms:
         _check_width_norms(options, flags, where)
+    if model.mixed is not None:
+        _check_mixed(options)
     for flag, (field, value) in model.needs.items():
         require(getattr(flags, flag), field, value, f"{WITHOUT[flag]} {where}")
     if options.max_model_len > model.most_positions:
@@ -260,18 +263,28 @@ def _check_width_norms(options: ExecutorOptions, flags: Capabilities, where: str
     require(not is_tree, "numerics", options.numerics, "default with norms over all heads")
 
 
+def _check_mixed(options: ExecutorOptions) -> None:
+    """Raises `ConfigError` for ranks of a model whose layers have several shapes, or read the keys
+    and values of others."""
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        size = getattr(options, name)
+        require(size == 1, name, size, "1 with layers of several shapes")
+    is_tree = options.numerics == TREE
+    require(not is_tree, "numerics", options.numerics, "default with layers of several shapes")
+
+
 def _check_shapes(model: ModelConfig, flags: Capabilities, where: str) -> None:
-    sizes = [("head_dim", model.head_dim), ("hidden_size", model.hidden_size)]
+    sizes = [("head_dim", size) for size in model.head_dims]
+    sizes.append(("hidden_size", model.hidden_size))
+    if model.mixed is not None and model.mixed.input_size:
+        sizes.append(("hidden_size_per_layer_input", model.mixed.input_size))
     sizes += [("intermediate_size", size) for size in model.inner_sizes]
     for name, size in sizes:
         is_multiple = size % flags.size_multiple == 0
         require(is_multiple, name, size, f"multiples of {flags.size_multiple} {where}")
-    require(
-        model.head_dim <= flags.max_head_dim,
-        "head_dim",
-        model.head_dim,
-        f"at most {flags.max_head_dim} {where}",
-    )
+    largest = model.head_dims[-1]
+    is_served = largest <= flags.max_head_dim
+    require(is_served, "head_dim", largest, f"at most {flags.max_head_dim} {where}")
 
 
 def _dtype(options: ExecutorOptions) -> str:

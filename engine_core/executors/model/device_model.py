@@ -100,7 +100,8 @@ class DeviceModel:
         self._block_size = config.block_size
         # Folds are measured with the caches that the kernels for Hopper serve; with fp8 and blocks
         # of 16 their state does not fit in registers.
-        self._can_fold = is_read_by_hopper(first_kv_cache(kv_cache)[0])
+        first = first_kv_cache(kv_cache)[0]
+        self._can_fold = platform.plans.can_fold and is_read_by_hopper(first)
         self._token_ids = table.token_ids[:, 1:] if is_paired else table.token_ids
         self.shown: Shown = NotShown()
         """Is given, within each forward pass, the layers' inputs that it names and the result."""

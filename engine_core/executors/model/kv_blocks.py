@@ -13,13 +13,13 @@ import torch
 
 from ...layers.batch import LayerCaches
 from ...weights.model_config import ModelConfig
-from ...weights.page_plan import STATES, PagePlan
+from ...weights.page_plan import STATES, PagePlan, one_group
 
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
     """Keys and values of a page for one model, or for draft heads: [layers, 2, Hk, block_size, D]
-    of a dtype."""
+    of a dtype. Where layers have several sizes, places stand for layers."""
 
     num_layers: int
     """Layers of a page."""
@@ -30,10 +30,10 @@ class KvLayout:
     @classmethod
     def of(cls, model: ModelConfig, dtype: torch.dtype, pages: PagePlan | None = None) -> Self:
         """`pages`: page groups of the model; None: one."""
-        num_layers = model.num_kv_layers
-        if pages is not None and pages.num_groups > 1:
-            num_layers = pages.num_layers
-        return cls(num_layers, model.num_kv_heads, model.head_dim, dtype)
+        plan = one_group(model) if pages is None or pages.num_groups == 1 else pages
+        if plan.place_width:
+            return cls(plan.num_layers, 1, plan.place_width, dtype)
+        return cls(plan.num_layers, model.num_kv_heads, model.head_dim, dtype)
 
     def block_bytes(self, block_size: int) -> int:
         elements = 2 * self.num_layers * self.num_kv_heads * block_size * self.head_dim
@@ -47,9 +47,13 @@ class KvLayout:
         return of_layers.permute(1, 2, 0, 3, 4, 5)
 
 
-def layer_caches(blocks: KvBlocks, pages: PagePlan) -> LayerCaches:
+def layer_caches(blocks: KvBlocks, pages: PagePlan, model: ModelConfig) -> LayerCaches:
     """The cache of each layer of the served model; see `LayerCaches`."""
     cache = blocks.kv_caches[0]
+    if pages.place_width:
+        return tuple(
+            _placed(cache, place, model.at(i)) for i, (_, place) in enumerate(pages.places)
+        )
     has_states = any(group == STATES for group, _ in pages.places)
     if pages.num_groups == 1 and not has_states:
         return cache
@@ -61,6 +65,18 @@ def layer_caches(blocks: KvBlocks, pages: PagePlan) -> LayerCaches:
 def first_kv_cache(caches: LayerCaches) -> torch.Tensor:
     """The KV cache of the first layer that has keys and values."""
     return next(cache for cache in caches if cache.dim() > 2)
+
+
+def _placed(cache: torch.Tensor, place: int, layer: ModelConfig) -> torch.Tensor:
+    """The KV cache of a layer which takes the places from one on, that lie one behind the other."""
+    _, _, num_pages, _, block_size, _ = cache.shape
+    head = block_size * layer.head_dim
+    side = layer.num_kv_heads * head
+    return cache.as_strided(
+        (2, num_pages, layer.num_kv_heads, block_size, layer.head_dim),
+        (side, cache.stride(2), head, layer.head_dim, 1),
+        cache.storage_offset() + place * cache.stride(0),
+    )
 
 
 class KvBlocks:

@@ -30,15 +30,17 @@ def kinds_of_layers(config: Config, is_windowed: Callable[[int], bool]) -> tuple
     return tuple(kind == SLIDING for kind in types)
 
 
-def windows(config: Config, kinds: tuple[bool, ...], default: int | None = None) -> dict[str, Any]:
-    """Fields of a config whose layers of a kind have a window; none where it hides no key. Raises
-    `ConfigError`."""
+def windows(
+    config: Config, kinds: tuple[bool, ...], default: int | None = None, *, by_kind: bool = False
+) -> dict[str, Any]:
+    """Fields of a config whose layers of a kind have a window; none where it hides no key, unless
+    layers differ `by_kind` in more than that. Raises `ConfigError`."""
     window = config.get("sliding_window", default)
     if window is None or not any(kinds):
         return {}
     is_window = type(window) is int and 1 <= window <= MAX_WINDOW
     require(is_window, "sliding_window", window, f"a whole number, 1…{MAX_WINDOW}, or none")
-    if window >= size_of(config, "max_position_embeddings"):
+    if window >= size_of(config, "max_position_embeddings") and not by_kind:
         return {}
     return {"sliding_window": window, "is_windowed": kinds}
 

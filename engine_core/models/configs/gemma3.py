@@ -32,7 +32,7 @@ def read_gemma3(config: Config) -> ModelConfig:
         raise ConfigError("hidden_activation", activation, ACTIVATION)
     for name in UNSERVED:
         require(not config.get(name), name, config.get(name), "none")
-    rope, local = _rope(config)
+    rope, local = rope_of_kinds(config)
     kinds = kinds_of_layers(config, every(config, "sliding_window_pattern", PATTERN))
     flat = {
         key: value for key, value in config.items() if key not in ("rope_scaling", "rope_theta")
@@ -50,7 +50,7 @@ def read_gemma3(config: Config) -> ModelConfig:
     )
 
 
-def _rope(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def rope_of_kinds(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Parameters of rotary positions in layers that see all keys, and in the others; old configs
     have them flat."""
     given = mapping_of(config, "rope_parameters")

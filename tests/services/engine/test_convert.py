@@ -21,6 +21,8 @@ from headwater.services.models.manifest import ModelManifest
 from headwater.services.models.store import ConversionFailed, OtherQuantization, pull
 from headwater.services.runtime.progress import silent
 from headwater.services.text.tokenizer import Tokenizer, TokenizerFilesError
+from tests.engine_core.small_models import random_checkpoint
+from tests.services.text.test_vocabulary_files import VOCABULARIES
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 NUM_TOKENS = 64
@@ -104,7 +106,8 @@ def test_a_checkpoint_without_a_fast_tokenizer_is_refused_and_leaves_nothing(
     for name in ("config.json", "model.safetensors"):
         (bare / name).symlink_to(checkpoint / name)
     with pytest.raises(
-        ConversionFailed, match=r"has no tokenizer\.json; only fast tokenizers are served"
+        ConversionFailed,
+        match=r"tokenizer\.json cannot be used: it is missing, and there is none of",
     ):
         pull(str(bare), cache_dir=tmp_path / "cache", progress=silent, dtype="float32")
     assert list((tmp_path / "cache" / "bare").glob("[!.]*")) == []
@@ -343,3 +346,17 @@ def test_pull_prints_what_rounding_cost(checkpoint: Path, tmp_path: Path) -> Non
     )
     assert Path(done.stdout.strip()).name.endswith("-float32-int4-v3")
     assert "rounded to int4: " in " ".join(done.stderr.split())
+
+
+def test_a_folder_with_a_vocabulary_alone_becomes_one_that_stages_read(tmp_path: Path) -> None:
+    random_checkpoint("smollm2", tmp_path / "hf", vocab_size=704)
+    shutil.copyfile(VOCABULARIES / "llama.model", tmp_path / "hf" / "tokenizer.model")
+    (tmp_path / "ours").mkdir()
+    convert(
+        ConvertSettings(source=tmp_path / "hf", folder=tmp_path / "ours", name="tiny", revision="1")
+    )
+    tokenizer = Tokenizer.from_folder(tmp_path / "ours", 704)
+    ids = tokenizer.encode("Hello world", add_special_tokens=True)
+    assert ids == [1, 461, 603, 613, 292, 275, 278, 613, 612]
+    assert tokenizer.decode(ids[1:]) == "Hello world"
+    assert tokenizer.special_token("bos_token") == "<s>"
