@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from ..executor import Int32Array
-from ..layers.attention import Attention
 from ..layers.batch import ForwardBatch, last_tokens
 from ..layers.linear.kinds import Weights
+from ..layers.mixers.attention import Attention
 from ..layers.mlp import Mlp
 from ..layers.norm import RMSNorm
 from ..layers.platform import Platform

@@ -8,7 +8,7 @@ import math
 import torch
 
 from ..weights.model_config import ModelConfig
-from ..weights.rope_scaling import scaled
+from ..weights.rope.scaling import scaled
 
 
 def cos_sin_table(config: ModelConfig, num_positions: int) -> torch.Tensor:

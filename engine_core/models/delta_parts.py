@@ -11,8 +11,8 @@ import torch
 from headwater.kernels.delta.delta_arguments import DeltaLayer, HeadPlaces, conv_by_unit
 from headwater.kernels.delta.delta_unit import CONV_WIDTH
 
-from ..layers.delta_net import DeltaNet
 from ..layers.linear.kinds import Weights
+from ..layers.mixers.delta_net import DeltaNet
 from ..layers.platform import Platform, StatePlatform
 from ..weights.layout import Split, WeightSpec, joined_linear, linear, norm, table
 from ..weights.model_config import ModelConfig

@@ -14,7 +14,7 @@ from ..executor import Int32Array
 from ..layers.batch import ForwardBatch, LayerCaches, last_tokens
 from ..layers.experts import Experts
 from ..layers.linear.kinds import Weights
-from ..layers.mixer import Mixer
+from ..layers.mixers.mixer import Mixer
 from ..layers.mlp import Mlp, PlainMlp
 from ..layers.norm import Norm
 from ..layers.platform import Platform, plans_of

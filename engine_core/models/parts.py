@@ -9,16 +9,16 @@ import torch
 
 from headwater.kernels.attention.rotary_pairs import RotaryPairs
 
-from ..layers.attention import Attention
 from ..layers.biased import BiasedLinear, LogitLinear
-from ..layers.delta_net import DeltaNet
 from ..layers.embedding import Embedding
 from ..layers.experts import Experts
-from ..layers.gated_attention import GatedAttention
 from ..layers.layer_vectors import LayerVector, LayerVectors, NoVectors
 from ..layers.linear.kinds import Weights
 from ..layers.linear.linear import Linear
 from ..layers.lm_head import LMHead
+from ..layers.mixers.attention import Attention
+from ..layers.mixers.delta_net import DeltaNet
+from ..layers.mixers.gated_attention import GatedAttention
 from ..layers.mlp import Mlp, PlainMlp
 from ..layers.norm import InputNorm, LayerNorm, Norm, RMSNorm, WidthNorm
 from ..layers.platform import Platform

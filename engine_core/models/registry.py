@@ -98,11 +98,11 @@ _LLAMA = "Llama 2 and 3, SmolLM2, TinyLlama, Yi, R1-Distill-Llama"
 _QWEN2 = "Qwen2, Qwen2.5, QwQ, R1-Distill-Qwen"
 ARCHITECTURES = {
     "BertForSequenceClassification": _own(
-        "bert:BertClassifier",
+        "encoders.bert:BertClassifier",
         bert.read_bert_classifier,
         "BERT as a reranker or a classifier: ms-marco-MiniLM",
     ),
-    "BertModel": _own("bert:Bert", bert.read_bert, "BERT, MiniLM, BGE, E5", "bert"),
+    "BertModel": _own("encoders.bert:Bert", bert.read_bert, "BERT, MiniLM, BGE, E5", "bert"),
     "Cohere2ForCausalLM": _own(
         "cohere2:Cohere2", cohere2.read_cohere2, "Command R7B, Command A", "cohere2"
     ),
@@ -166,7 +166,7 @@ ARCHITECTURES = {
     "HYV3ForCausalLM": _own(_DECODER, corrected_moe.read_hy3, "Hy3", "hy_v3", limits=_EXPERTS),
     "InternLM3ForCausalLM": _own(_DECODER, llama.read_internlm3, "InternLM 3", "internlm3"),
     "LlamaForCausalLM": _own(_DECODER, llama.read_llama, _LLAMA, "llama"),
-    "MPNetModel": _own("mpnet:MPNet", bert.read_mpnet, "MPNet", "mpnet", limits=_DENSE),
+    "MPNetModel": _own("encoders.mpnet:MPNet", bert.read_mpnet, "MPNet", "mpnet", limits=_DENSE),
     "MiniMaxM2ForCausalLM": _own(
         _DECODER,
         corrected_moe.read_minimax_m2,
@@ -254,23 +254,23 @@ ARCHITECTURES = {
         is_text_part=True,
     ),
     "RobertaForSequenceClassification": _own(
-        "bert:RobertaClassifier",
+        "encoders.bert:RobertaClassifier",
         bert.read_roberta_classifier,
         "RoBERTa as a reranker or a classifier",
     ),
-    "RobertaModel": _own("bert:Bert", bert.read_roberta, "RoBERTa", "roberta"),
+    "RobertaModel": _own("encoders.bert:Bert", bert.read_roberta, "RoBERTa", "roberta"),
     "SeedOssForCausalLM": _own(_DECODER, llama.read_seed_oss, "Seed-OSS", "seed_oss"),
     "SmolLM3ForCausalLM": _own(_DECODER, smollm3.read_smollm3, "SmolLM3", "smollm3"),
     "Starcoder2ForCausalLM": _own(
         "starcoder2:Starcoder2", starcoder2.read_starcoder2, "StarCoder 2", "starcoder2"
     ),
     "XLMRobertaForSequenceClassification": _own(
-        "bert:RobertaClassifier",
+        "encoders.bert:RobertaClassifier",
         bert.read_roberta_classifier,
         "XLM-RoBERTa as a reranker or a classifier: bge-reranker-v2-m3",
     ),
     "XLMRobertaModel": _own(
-        "bert:Bert",
+        "encoders.bert:Bert",
         bert.read_roberta,
         "XLM-RoBERTa, bge-m3 (dense), multilingual E5",
         "xlm-roberta",

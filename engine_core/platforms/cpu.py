@@ -7,18 +7,15 @@ from dataclasses import replace
 
 import torch
 
-from headwater.kernels.adapters.slab import Slab, SlabLayer
 from headwater.kernels.attention.rotary_pairs import RotaryPairs
 from headwater.kernels.cpu.activation import activation
-from headwater.kernels.cpu.adapter_product import AdapterAddition
+from headwater.kernels.cpu.adapter_product import RowAdditions
 from headwater.kernels.cpu.attention import AttentionPlan, attention, plan_attention
 from headwater.kernels.cpu.block_rows import block_rows
 from headwater.kernels.cpu.compiler.compiled import DTYPES
-from headwater.kernels.cpu.delta.delta_net import delta_net
 from headwater.kernels.cpu.qk_norm_rope_store_kv import qk_norm_rope_store_kv
 from headwater.kernels.cpu.rms_norm import add_rms_norm, rms_norm
 from headwater.kernels.cpu.silu_mul import GATES
-from headwater.kernels.delta.delta_arguments import DeltaLayer, StateMemory
 
 from ..config import EngineConfig
 from ..layers.batch import ForwardBatch
@@ -33,12 +30,13 @@ from .cpu_kernels import compile_kernels, packed_kernels
 from .cpu_products import CpuProducts
 from .cpu_sampling import CpuSampling
 from .encoders.cpu import CpuTexts
+from .states.cpu import CpuStates
 
 CPU_DTYPES = DTYPES
 """Types of weights that a CPU serves."""
 
 
-class CpuPlatform(CpuTexts):
+class CpuPlatform(CpuTexts, CpuStates, RowAdditions):
     """See `Platform`."""
 
     device = torch.device("cpu")
@@ -93,24 +91,6 @@ class CpuPlatform(CpuTexts):
 
     def experts(self, gate_up: ExpertStack, down: ExpertStack, activation: str) -> ExpertProduct:
         return CpuExperts(gate_up, down, GATES[activation], self.linear)
-
-    def delta_net(
-        self,
-        wide: torch.Tensor,
-        narrow: torch.Tensor,
-        layer: DeltaLayer,
-        memory: StateMemory,
-    ) -> torch.Tensor:
-        return delta_net(wide, narrow, layer, memory)
-
-    def adapter_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        return torch.float32
-
-    def plan_adapters(self, slots: torch.Tensor, slab: Slab) -> torch.Tensor:
-        return slots
-
-    def adapter_addition(self, slab: Slab, layer: SlabLayer) -> AdapterAddition:
-        return AdapterAddition(slab, layer)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return rms_norm(x, weight, eps)

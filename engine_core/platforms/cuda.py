@@ -12,8 +12,6 @@ import torch
 from headwater.kernels.adapters.row_additions import RowAdditions
 from headwater.kernels.attention.qk_norm_rope_store_kv import qk_norm_rope_store_kv
 from headwater.kernels.attention.rotary_pairs import RotaryPairs
-from headwater.kernels.delta.delta_arguments import DeltaLayer, StateMemory
-from headwater.kernels.delta.delta_net import delta_net
 from headwater.kernels.gemm.gemm import configure_blas
 from headwater.kernels.norm.activation import ACTIVATIONS
 from headwater.kernels.norm.rms_norm import (
@@ -22,7 +20,7 @@ from headwater.kernels.norm.rms_norm import (
     rounded_add_rms_norm,
     rounded_rms_norm,
 )
-from headwater.kernels.norm.silu_mul import gelu_tanh_mul, rounded_mul, silu_mul
+from headwater.kernels.norm.silu_mul import GATES, rounded_mul
 from headwater.kernels.quant.token_rounding import RoundedTokens, Rounding
 
 from ..config import EngineConfig
@@ -36,11 +34,10 @@ from .cuda_attention_plans import AttentionPlan, AttentionPlans
 from .cuda_products import EARLY_ROWS, CudaProducts
 from .cuda_sampling import CudaSampling
 from .encoders.cuda import CudaTexts
+from .states.cuda import CudaStates
 
-GATES = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}
 
-
-class CudaPlatform(RowAdditions, CudaTexts):
+class CudaPlatform(RowAdditions, CudaTexts, CudaStates):
     """See `Platform`. Holds the workspace of decode attention, so one platform serves one stream of
     launches."""
 
@@ -59,7 +56,7 @@ class CudaPlatform(RowAdditions, CudaTexts):
         """`has_drafts`: a sequence may have several decoding rows in a batch."""
         configure_blas()
         self.block_size = block_size
-        self._has_drafts = has_drafts
+        self.has_drafts = has_drafts
         self.device = device
         self.sampling: SamplingOperations = CudaSampling()
         num_chosen = 0 if model.experts is None else model.experts.num_chosen
@@ -113,11 +110,6 @@ class CudaPlatform(RowAdditions, CudaTexts):
 
     def experts(self, gate_up: ExpertStack, down: ExpertStack, activation: str) -> ExpertProduct:
         return self.products.experts.product(gate_up, down, activation)
-
-    def delta_net(
-        self, wide: torch.Tensor, narrow: torch.Tensor, layer: DeltaLayer, memory: StateMemory
-    ) -> torch.Tensor:
-        return delta_net(wide, narrow, layer, memory, are_neighbours=self._has_drafts)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return rms_norm(x, weight, eps, dependent=_is_early(x), early=self.products.are_early)

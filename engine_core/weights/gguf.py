@@ -16,7 +16,7 @@ from headwater.kernels.quant.block_formats import FORMATS, BlockFormat, BlockWei
 
 from ..config import ConfigError, require
 from .gguf_families import EMBEDDING, FAMILIES, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
-from .rope_scaling import scaled
+from .rope.scaling import scaled
 
 LLAMA_WITH_EXPERTS = "MixtralForCausalLM"
 """Architecture of a file of `llama` that has experts."""

@@ -22,7 +22,7 @@ UNROTATED = 1e29
 
 
 class GgufFields(Protocol):
-    """What a file says, and its tensors."""
+    """Facts of a file, and its tensors."""
 
     def meta(self, key: str, default: Any = ...) -> Any:
         """The value of `<architecture>.<key>`. Raises `ConfigError` where there is neither a value

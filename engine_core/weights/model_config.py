@@ -16,7 +16,7 @@ from .experts_config import ExpertsConfig
 from .formats.packing import Quantization
 from .formats.quantization import read_quantization
 from .mixed_layers import MixedLayers
-from .rope_config import DEFAULT_THETA, positive_of, rope_of, rotary_dim_of, scaling_of
+from .rope.config import DEFAULT_THETA, positive_of, rope_of, rotary_dim_of, scaling_of
 from .state_layers import DeltaConfig, StateLayers
 
 MAX_SIZES = {

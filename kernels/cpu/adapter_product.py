@@ -50,6 +50,19 @@ class AdapterAddition:
         )
 
 
+class RowAdditions:
+    """Operations of a platform for adapters; see `AdapterPlatform`."""
+
+    def adapter_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        return torch.float32
+
+    def plan_adapters(self, slots: torch.Tensor, slab: Slab) -> torch.Tensor:
+        return slots
+
+    def adapter_addition(self, slab: Slab, layer: SlabLayer) -> AdapterAddition:
+        return AdapterAddition(slab, layer)
+
+
 @njit
 def _shrink(p_x: int, p_a: int, p_shrunk: int, sizes: Any, element: Any) -> None:
     """x [K] times A [r, K], whose rows lie `stride` bytes apart."""

@@ -1,4 +1,4 @@
-"""What a gated delta net makes of each token by itself and the few before it: the convolution of its
+"""Inputs of a gated delta net from each token and the few before it: the convolution of its
 inputs, queries and keys of unit length, and gates. Tokens of the rows' first and last blocks are
 kept in the tails of these."""
 

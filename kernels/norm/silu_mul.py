@@ -99,6 +99,10 @@ def rounded_mul(
     return out
 
 
+GATES = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}
+"""By the activation of gates."""
+
+
 def silu_mul_twin(gate_up: torch.Tensor) -> torch.Tensor:
     """`silu_mul` in plain torch, in float32 or better; not rounded."""
     gate, up = gate_up.to(torch.promote_types(gate_up.dtype, torch.float32)).chunk(2, dim=-1)

@@ -13,13 +13,13 @@ from typing import Any, Self
 import torch
 
 from headwater.engine_core.executor import Int32Array
-from headwater.engine_core.layers.attention import Attention
 from headwater.engine_core.layers.batch import ForwardBatch, last_tokens
 from headwater.engine_core.layers.embedding import Embedding
 from headwater.engine_core.layers.linear import kinds
 from headwater.engine_core.layers.linear.kinds import Weights
 from headwater.engine_core.layers.linear.linear import Parameter, StoredLinear
 from headwater.engine_core.layers.lm_head import LMHead
+from headwater.engine_core.layers.mixers.attention import Attention
 from headwater.engine_core.layers.mlp import Mlp
 from headwater.engine_core.layers.norm import RMSNorm
 from headwater.engine_core.layers.platform import Platform

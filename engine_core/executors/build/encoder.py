@@ -9,7 +9,7 @@ from ...config import EngineConfig
 from ...layers.linear.kinds import Weights
 from ...layers.platform import Platform
 from ...layers.text_batch import TextBatch
-from ...models.encoder import Encoder
+from ...models.encoders.encoder import Encoder
 from ...models.model import model_class
 from ...options import BuildRequest, Progress, engine_config
 from ...platforms.device import Device

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ...executor import NO_RESULT, DrawPlan, Int32Array, StepPlan, StepResult
-from ...models.encoder import Encoder
+from ...models.encoders.encoder import Encoder
 from ..entry.text_entry import TextStep
 
 

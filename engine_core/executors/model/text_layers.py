@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...layers.text_batch import TextBatch
-from ...models.encoder import Encoder
+from ...models.encoders.encoder import Encoder
 
 
 class TextLayers:

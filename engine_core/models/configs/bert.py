@@ -9,7 +9,7 @@ from ...config import require
 from ...weights.encoders.config import DenseConfig, EncoderConfig, dense_of
 from ...weights.encoders.sentence_files import KEY
 from ...weights.model_config import ModelConfig, activation_of, size_of
-from ...weights.rope_config import positive_of
+from ...weights.rope.config import positive_of
 from .fields import Config
 
 MOST_TYPES = 16

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...config import require
 from ...weights.model_config import ModelConfig
-from ...weights.rope_config import positive_of
+from ...weights.rope.config import positive_of
 from .fields import Config, every, kinds_of_layers, windows
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from ...config import require
 from ...weights.model_config import ModelConfig, size_of
-from ...weights.rope_config import positive_of
+from ...weights.rope.config import positive_of
 from .fields import Config, every, kinds_of_layers, windows
 
 ACTIVATIONS = (None, "gelu", "gelu_pytorch_tanh")

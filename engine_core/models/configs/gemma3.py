@@ -7,7 +7,7 @@ from typing import Any
 
 from ...config import ConfigError, require
 from ...weights.model_config import ModelConfig, size_of
-from ...weights.rope_config import mapping_of, positive_of, scaling_of
+from ...weights.rope.config import mapping_of, positive_of, scaling_of
 from .fields import FULL, SLIDING, Config, every, kinds_of_layers, windows
 
 ACTIVATION = "gelu_pytorch_tanh"

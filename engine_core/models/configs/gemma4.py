@@ -7,7 +7,7 @@ from typing import Any
 from ...config import ConfigError, require
 from ...weights.mixed_layers import MixedLayers
 from ...weights.model_config import MAX_SIZES, ModelConfig, size_of
-from ...weights.rope_config import mapping_of, positive_of
+from ...weights.rope.config import mapping_of, positive_of
 from .fields import FULL, SLIDING, Config, count_of, every, kinds_of_layers, windows
 from .gemma3 import ACTIVATION, LOCAL_THETA, PATTERN, rope_of_kinds
 

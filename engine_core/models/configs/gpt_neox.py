@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...weights.model_config import ModelConfig, activation_of
-from ...weights.rope_config import positive_of
+from ...weights.rope.config import positive_of
 from .fields import Config
 
 

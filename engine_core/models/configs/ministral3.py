@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...weights.model_config import ModelConfig
-from ...weights.rope_config import mapping_of, positive_of
+from ...weights.rope.config import mapping_of, positive_of
 from .fields import Config, kinds_of_layers, windows
 
 

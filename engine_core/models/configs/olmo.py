@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...config import require
 from ...weights.model_config import ModelConfig
-from ...weights.rope_config import mapping_of
+from ...weights.rope.config import mapping_of
 from .fields import FULL, SLIDING, Config, every, kinds_of_layers, windows
 
 THETA = 500_000.0

@@ -6,7 +6,7 @@ from typing import Any
 
 from ...config import require
 from ...weights.model_config import ModelConfig
-from ...weights.rope_config import mapping_of
+from ...weights.rope.config import mapping_of
 from .fields import Config, kinds_of_layers, windows
 
 

@@ -1,4 +1,4 @@
-"""What a gated delta net computes of one token: its convolution, gates and norms, on a CPU."""
+"""Convolution, gates and norms of one token of a gated delta net, on a CPU."""
 
 from __future__ import annotations
 

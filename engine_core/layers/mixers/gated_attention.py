@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..batch import ForwardBatch
+from ..linear.linear import Tokens
+from ..platform import Platform
 from .attention import Attention
-from .batch import ForwardBatch
-from .linear.linear import Tokens
-from .platform import Platform
 
 
 class GatedQueries(NamedTuple):

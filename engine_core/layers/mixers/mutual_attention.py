@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import torch
 
-from .linear.linear import Linear
-from .platform import EncoderPlatform, Platform
+from ..linear.linear import Linear
+from ..platform import EncoderPlatform, Platform
 
 MAX_DISTANCE = 128
 """Distance from which on all tokens are in the last bucket."""

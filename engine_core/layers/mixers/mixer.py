@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
-from .batch import ForwardBatch
+from ..batch import ForwardBatch
 
 
 class Mixer(Protocol):

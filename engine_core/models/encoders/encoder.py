@@ -7,18 +7,18 @@ from typing import ClassVar, cast
 
 import torch
 
-from ..layers.linear.kinds import Weights
-from ..layers.linear.linear import Product
-from ..layers.mutual_attention import MutualAttention, distance_bias
-from ..layers.norm import LayerNorm
-from ..layers.platform import EncoderPlatform, Platform
-from ..layers.text_batch import TextBatch
-from ..weights.encoders.config import DenseConfig, EncoderConfig
-from ..weights.layout import Layout, WeightSpec, bias, joined_bias, joined_linear, linear, table
-from ..weights.model_config import ModelConfig
-from ..weights.names import CheckpointNames
-from .layer_layout import norms_of
-from .parts import Parts
+from ...layers.linear.kinds import Weights
+from ...layers.linear.linear import Product
+from ...layers.mixers.mutual_attention import MutualAttention, distance_bias
+from ...layers.norm import LayerNorm
+from ...layers.platform import EncoderPlatform, Platform
+from ...layers.text_batch import TextBatch
+from ...weights.encoders.config import DenseConfig, EncoderConfig
+from ...weights.layout import Layout, WeightSpec, bias, joined_bias, joined_linear, linear, table
+from ...weights.model_config import ModelConfig
+from ...weights.names import CheckpointNames
+from ..layer_layout import norms_of
+from ..parts import Parts
 
 
 class EncoderLayer:

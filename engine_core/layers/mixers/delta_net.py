@@ -9,9 +9,9 @@ import torch
 
 from headwater.kernels.delta.delta_arguments import DeltaLayer, StateMemory
 
-from .batch import ForwardBatch
-from .linear.linear import Linear
-from .platform import StatePlatform
+from ..batch import ForwardBatch
+from ..linear.linear import Linear
+from ..platform import StatePlatform
 
 
 class DeltaNet:

@@ -3,7 +3,7 @@ bidirectional transformers", 2019; Liu et al., "RoBERTa", 2019; Conneau et al., 
 
 from __future__ import annotations
 
-from ..weights.names import CheckpointNames
+from ...weights.names import CheckpointNames
 from .encoder import Encoder
 
 MOST_DENSE = 8

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..config import ConfigError, require
+from ...config import ConfigError, require
 
 DEFAULT_THETA = 10_000.0
 """`rope_theta` of most architectures where a config does not say."""

@@ -3,7 +3,7 @@ et al., "MPNet: masked and permuted pre-training for language understanding", 20
 
 from __future__ import annotations
 
-from ..weights.names import CheckpointNames
+from ...weights.names import CheckpointNames
 from .bert import DENSE, IGNORED, TABLES, linear_names, norm_names
 from .encoder import Encoder
 

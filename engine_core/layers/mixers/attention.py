@@ -9,10 +9,10 @@ import torch
 
 from headwater.kernels.attention.rotary_pairs import RotaryPairs
 
-from .batch import ForwardBatch
-from .linear.linear import Linear, Tokens
-from .platform import Platform
-from .projection_norms import ProjectionNorms
+from ..batch import ForwardBatch
+from ..linear.linear import Linear, Tokens
+from ..platform import Platform
+from ..projection_norms import ProjectionNorms
 
 
 class Attention:
