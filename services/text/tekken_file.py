@@ -20,7 +20,7 @@ OLDEST_SPECIAL_TOKENS = (
     *("[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
     "[TOOL_CONTENT]",
 )
-"""Those of files that list none."""
+"""Special tokens of files that list none."""
 UNNAMED = "<SPECIAL_{}>"
 """Special tokens behind those that have a name."""
 IDS = {"unknown": "<unk>", "bos": "<s>", "eos": "</s>", "padding": "<pad>"}
