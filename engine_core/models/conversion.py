@@ -18,9 +18,9 @@ from headwater.kernels.quant.block_formats import BlockWeight
 from ..config import ConfigError, require
 from ..layers.linear.kinds import load_weights
 from ..weights import model_file
+from ..weights.formats.gguf_file import GgufFile
 from ..weights.formats.packing import KEY
 from ..weights.formats.quantization import AUTO, GGUF, NONE, ROUNDED, check_quantization
-from ..weights.gguf import GgufFile
 from ..weights.hugging_face import HuggingFaceFolder
 from ..weights.layout import Layout
 from ..weights.model_config import ModelConfig

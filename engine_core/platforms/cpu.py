@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 
@@ -67,12 +66,9 @@ class CpuPlatform(CpuTexts, CpuStates, RowAdditions):
 
     def plan_attention(self, batch: ForwardBatch, *, of_ends: bool = False) -> AttentionPlan:
         group, windowed_group = self._groups
-        plan = plan_attention(batch.starts, batch.counts, batch.block_tables, group)
-        if windowed_group == group:
-            return plan
-        tables = batch.block_tables
-        windowed = plan_attention(batch.starts, batch.counts, tables, windowed_group)
-        return replace(plan, windowed=windowed)
+        requests = batch.starts, batch.counts, batch.block_tables
+        windowed = None if windowed_group == group else plan_attention(*requests, windowed_group)
+        return plan_attention(*requests, group, windowed)
 
     def linear(self, linear: Linear) -> Product:
         return self._products.of(linear)

@@ -69,10 +69,15 @@ class AttentionPlan:
 
 
 def plan_attention(
-    starts: ArrayLike, counts: ArrayLike, block_tables: torch.Tensor, group: int
+    starts: ArrayLike,
+    counts: ArrayLike,
+    block_tables: torch.Tensor,
+    group: int,
+    windowed: AttentionPlan | None = None,
 ) -> AttentionPlan:
     """Plan for requests that compute positions starts[i] … starts[i] + counts[i] − 1; `group` is
-    the number of query heads of a key head; block_tables int32 [R, blocks]."""
+    the number of query heads of a key head; block_tables int32 [R, blocks]; windowed as in
+    `AttentionPlan`."""
     starts_ = np.asarray(starts, np.int64)
     counts_ = np.asarray(counts, np.int64)
     num_rows = counts_ * group
@@ -94,6 +99,7 @@ def plan_attention(
         tiles=rows,
         num_keys=int((num_rows * (starts_ + counts_)).sum()),
         addresses=(tables.data_ptr(), rows.ctypes.data),
+        windowed=windowed,
     )
 
 

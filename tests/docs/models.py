@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from headwater.engine_core.models.registry import ARCHITECTURES, Architecture
-from headwater.engine_core.weights import gguf_families
+from headwater.engine_core.weights.formats import gguf_families
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 BEGIN = "<!-- rendered by `python -m tests.docs.models` -->\n"

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import transformers
 
-from headwater.engine_core.weights.gguf import GgufFile
+from headwater.engine_core.weights.formats.gguf_file import GgufFile
 from headwater.services.models.demo_model import demo_gguf
 from headwater.services.models.store import default_cache_dir
 from headwater.services.runtime.progress import silent

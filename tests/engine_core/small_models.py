@@ -23,7 +23,7 @@ from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling.speculation.speculator import Speculator
 from headwater.engine_core.step_output import StepOutput
 from headwater.engine_core.waits_for import WaitsFor
-from headwater.engine_core.weights.gguf import GgufFile
+from headwater.engine_core.weights.formats.gguf_file import GgufFile
 from headwater.kernels.quant.block_formats import BlockWeight, expand
 from tests.engine_core.direct_link import DirectLink
 

@@ -25,7 +25,7 @@ from headwater.engine_core.models.model import model_class
 from headwater.engine_core.models.packed_folder import pack_folder
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.weights import model_file
-from headwater.engine_core.weights.gguf import GgufFile
+from headwater.engine_core.weights.formats.gguf_file import GgufFile
 from headwater.kernels.quant.block_formats import Q4_1, Q6_K, Q8_0, pack
 from tests.engine_core.small_models import SmallEngine, convert, expanded, greedy, random_checkpoint
 from tests.engine_core.test_weights import write_gguf

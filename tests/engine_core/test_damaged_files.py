@@ -20,7 +20,7 @@ from headwater.engine_core.devices import cpu
 from headwater.engine_core.executors.build.request import checked
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.weights import model_file
-from headwater.engine_core.weights.gguf import GgufFile
+from headwater.engine_core.weights.formats.gguf_file import GgufFile
 from headwater.engine_core.weights.hugging_face import HuggingFaceFolder
 from headwater.engine_core.weights.json_object import read_object
 from headwater.services.models.gguf_check import GgufFileError, check_gguf

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from headwater.engine_core.weights.gguf import GgufFile
+from headwater.engine_core.weights.formats.gguf_file import GgufFile
 from headwater.services.models.named_models import GEMMA3_270M
 from headwater.services.models.store import default_cache_dir, pull
 from headwater.services.models.wheel_model import WheelModelError

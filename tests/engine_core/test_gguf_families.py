@@ -21,9 +21,9 @@ from safetensors.torch import load_file
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.models import registry
-from headwater.engine_core.weights.gguf import GgufFile
-from headwater.engine_core.weights.gguf_families import FAMILIES as GGUF_FAMILIES
-from headwater.engine_core.weights.gguf_families import architectures
+from headwater.engine_core.weights.formats.gguf_families import FAMILIES as GGUF_FAMILIES
+from headwater.engine_core.weights.formats.gguf_families import architectures
+from headwater.engine_core.weights.formats.gguf_file import GgufFile
 from headwater.kernels.quant.block_formats import BlockWeight, expand
 from tests.engine_core.small_models import (
     FAMILIES,

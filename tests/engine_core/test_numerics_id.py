@@ -43,7 +43,7 @@ KINDS = {
     "weights": (
         "engine_core/weights/model_file.py",
         "engine_core/weights/packed.py",
-        "engine_core/weights/gguf.py",
+        "engine_core/weights/formats/gguf_file.py",
     ),
     "executors": (
         "engine_core/executors/step_executor.py",

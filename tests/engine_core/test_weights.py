@@ -18,7 +18,7 @@ from headwater.engine_core.config import ConfigError
 from headwater.engine_core.layers.rope import cos_sin_table
 from headwater.engine_core.models import registry
 from headwater.engine_core.weights import model_file
-from headwater.engine_core.weights.gguf import GgufFile
+from headwater.engine_core.weights.formats.gguf_file import GgufFile
 from headwater.engine_core.weights.hugging_face import HuggingFaceFolder
 from headwater.kernels.quant.block_formats import BlockWeight, expand
 from tests.engine_core.small_models import SmallEngine, convert, greedy, random_checkpoint

@@ -12,7 +12,7 @@ import pytest
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.models import registry
 from headwater.engine_core.models.conversion import convert
-from headwater.engine_core.weights.gguf import GgufFile
+from headwater.engine_core.weights.formats.gguf_file import GgufFile
 from headwater.services.models.demo_model import demo_gguf
 from headwater.services.models.gguf_check import GgufFileError, check_gguf
 from headwater.services.models.store import ConversionFailed, default_cache_dir, pull

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..config import require
+from ...config import require
 
 FULL = "full_attention"
 SLIDING = "sliding_attention"
@@ -22,7 +22,7 @@ UNROTATED = 1e29
 
 
 class GgufFields(Protocol):
-    """Facts of a file, and its tensors."""
+    """Metadata of a file, and its tensors."""
 
     def meta(self, key: str, default: Any = ...) -> Any:
         """The value of `<architecture>.<key>`. Raises `ConfigError` where there is neither a value

@@ -14,9 +14,9 @@ import torch
 
 from headwater.kernels.quant.block_formats import FORMATS, BlockFormat, BlockWeight, pack
 
-from ..config import ConfigError, require
+from ...config import ConfigError, require
+from ..rope.scaling import scaled
 from .gguf_families import EMBEDDING, FAMILIES, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
-from .rope.scaling import scaled
 
 LLAMA_WITH_EXPERTS = "MixtralForCausalLM"
 """Architecture of a file of `llama` that has experts."""
