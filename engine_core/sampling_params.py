@@ -46,6 +46,10 @@ class SamplingParams:
     """Not empty: nothing is sampled, the prompt's hidden states become one vector: last, mean or
     cls (the first)."""
 
+    second_start: int = 0
+    """First position of tokens of the second type, of a prompt that is a pair of texts; 0: all are
+    of the first."""
+
     @property
     def is_greedy(self) -> bool:
         return self.temperature < GREEDY_TEMPERATURE

@@ -81,7 +81,7 @@ class ServedModel(_message.Message):
     weight_bytes: _builtins.int
     """size of the weights' file; 0: not known. Replicas need not agree"""
     task: _builtins.str
-    """what the model does: generate, embed; empty: not known. Replicas need not agree"""
+    """what the model does: generate, embed, classify; empty: not known. Replicas need not agree"""
     model_code: _builtins.str
     """whose modelling code: headwater, transformers; empty: not known. Replicas need not agree"""
     def __init__(

@@ -914,7 +914,7 @@ class ModelCard(_message.Message):
     """of the weights"""
     @_builtins.property
     def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """completion, embedding"""
+        """completion, embedding, classify, rerank, score"""
 
     def __init__(
         self,

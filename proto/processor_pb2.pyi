@@ -161,11 +161,14 @@ class Prompt(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     CONVERSATION_FIELD_NUMBER: _builtins.int
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    PAIR_FIELD_NUMBER: _builtins.int
     SUFFIX_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """plain text"""
     add_special_tokens: _builtins.bool
     """default: true for text, false for a conversation"""
+    pair: _builtins.str
+    """of a text: the second text of a pair, which is cut where the two are too long"""
     suffix: _builtins.str
     """of a text: what stands behind the gap that the answer fills"""
     @_builtins.property
@@ -183,20 +186,25 @@ class Prompt(_message.Message):
         token_ids: Global___Prompt.TokenIds | None = ...,
         conversation: Global___Conversation | None = ...,
         add_special_tokens: _builtins.bool | None = ...,
+        pair: _builtins.str | None = ...,
         suffix: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_suffix", b"_suffix", "add_special_tokens", b"add_special_tokens", "conversation", b"conversation", "kind", b"kind", "suffix", b"suffix", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_pair", b"_pair", "_suffix", b"_suffix", "add_special_tokens", b"add_special_tokens", "conversation", b"conversation", "kind", b"kind", "pair", b"pair", "suffix", b"suffix", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_suffix", b"_suffix", "add_special_tokens", b"add_special_tokens", "conversation", b"conversation", "kind", b"kind", "suffix", b"suffix", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_pair", b"_pair", "_suffix", b"_suffix", "add_special_tokens", b"add_special_tokens", "conversation", b"conversation", "kind", b"kind", "pair", b"pair", "suffix", b"suffix", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__pair: _TypeAlias = _typing.Literal["pair"]  # noqa: Y015
+    _WhichOneofArgType__pair: _TypeAlias = _typing.Literal["_pair", b"_pair"]  # noqa: Y015
     _WhichOneofReturnType__suffix: _TypeAlias = _typing.Literal["suffix"]  # noqa: Y015
     _WhichOneofArgType__suffix: _TypeAlias = _typing.Literal["_suffix", b"_suffix"]  # noqa: Y015
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["text", "token_ids", "conversation"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__add_special_tokens) -> _WhichOneofReturnType__add_special_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pair) -> _WhichOneofReturnType__pair | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__suffix) -> _WhichOneofReturnType__suffix | None: ...
     @_typing.overload
@@ -274,6 +282,8 @@ class PrepareReply(_message.Message):
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
     ANSWER_FORMAT_FIELD_NUMBER: _builtins.int
+    SECOND_START_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
     POOLING_FIELD_NUMBER: _builtins.int
     block_hashes: _builtins.bytes
     """of the full blocks, 16 bytes each, one after another"""
@@ -281,6 +291,8 @@ class PrepareReply(_message.Message):
     """tokens a block"""
     grammar: _builtins.bytes
     """what the answer must match, in llguidance's words (UTF-8); empty: it is free"""
+    second_start: _builtins.int
+    """of a pair: where tokens of the second type begin; 0: there are none"""
     pooling: _common_pb2.Pooling.ValueType
     """of a prompt that is embedded; never POOLING_MODEL"""
     @_builtins.property
@@ -303,6 +315,10 @@ class PrepareReply(_message.Message):
     def answer_format(self) -> _common_pb2.AnswerFormat:
         """how the answer's text is read; absent: it is all content"""
 
+    @_builtins.property
+    def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """whose scores the vector holds; none: it is an embedding"""
+
     def __init__(
         self,
         *,
@@ -314,11 +330,13 @@ class PrepareReply(_message.Message):
         block_size: _builtins.int = ...,
         grammar: _builtins.bytes = ...,
         answer_format: _common_pb2.AnswerFormat | None = ...,
+        second_start: _builtins.int = ...,
+        labels: _abc.Iterable[_builtins.str] | None = ...,
         pooling: _common_pb2.Pooling.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "bad_word_ids", b"bad_word_ids", "block_hashes", b"block_hashes", "block_size", b"block_size", "eos_token_ids", b"eos_token_ids", "grammar", b"grammar", "pooling", b"pooling", "prompt_ids", b"prompt_ids", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "bad_word_ids", b"bad_word_ids", "block_hashes", b"block_hashes", "block_size", b"block_size", "eos_token_ids", b"eos_token_ids", "grammar", b"grammar", "labels", b"labels", "pooling", b"pooling", "prompt_ids", b"prompt_ids", "sampling", b"sampling", "second_start", b"second_start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -41,36 +41,68 @@ def linear_names(published: str, ours: str) -> dict[str, str]:
     return {f"{published}.weight": ours, f"{published}.bias": f"{ours}_bias"}
 
 
+LAYER = {
+    **linear_names("attention.output.dense", "o"),
+    **norm_names("attention.output.LayerNorm", "attention_norm"),
+    **linear_names("intermediate.dense", "up"),
+    **linear_names("output.dense", "down"),
+    **norm_names("output.LayerNorm", "output_norm"),
+}
+QKV = {
+    f"attention.self.{name}.{kind}": (ours, i)
+    for kind, ours in (("weight", "qkv"), ("bias", "qkv_bias"))
+    for i, name in enumerate(("query", "key", "value"))
+}
+MODEL = {
+    **TABLES,
+    "model.embeddings.token_type_embeddings.weight": "types",
+    **norm_names("model.embeddings.LayerNorm", "embedding_norm"),
+}
+PREDICTIONS = (
+    *(f"cls.seq_relationship.{kind}" for kind in ("weight", "bias")),
+    *(f"cls.predictions.{part}" for part in ("bias", "decoder.weight", "decoder.bias")),
+    *(f"cls.predictions.transform.dense.{kind}" for kind in ("weight", "bias")),
+    *(
+        f"cls.predictions.transform.LayerNorm.{kind}"
+        for kind in ("weight", "bias", "gamma", "beta")
+    ),
+)
+"""Tensors of BERT's heads that predict masked tokens and the next sentence."""
+
+
 class Bert(Encoder):
     """See `Encoder`."""
 
     names = CheckpointNames(
+        model=MODEL | DENSE, layer=LAYER, fused=QKV, ignored=(*IGNORED, *PREDICTIONS)
+    )
+
+
+class BertClassifier(Encoder):
+    """See `Encoder`. The pooler and the classifier follow the state of the first token."""
+
+    names = CheckpointNames(
         model={
-            **TABLES,
-            "model.embeddings.token_type_embeddings.weight": "types",
-            **norm_names("model.embeddings.LayerNorm", "embedding_norm"),
-            **DENSE,
+            **MODEL,
+            **linear_names("model.pooler.dense", "dense.0"),
+            **linear_names("model.classifier", "dense.1"),
         },
-        layer={
-            **linear_names("attention.output.dense", "o"),
-            **norm_names("attention.output.LayerNorm", "attention_norm"),
-            **linear_names("intermediate.dense", "up"),
-            **linear_names("output.dense", "down"),
-            **norm_names("output.LayerNorm", "output_norm"),
+        layer=LAYER,
+        fused=QKV,
+        ignored=(".position_ids",),
+    )
+
+
+class RobertaClassifier(Encoder):
+    """See `BertClassifier`."""
+
+    names = CheckpointNames(
+        model={
+            **MODEL,
+            **linear_names("model.classifier.dense", "dense.0"),
+            **linear_names("model.classifier.out_proj", "dense.1"),
         },
-        fused={
-            f"attention.self.{name}.{kind}": (ours, i)
-            for kind, ours in (("weight", "qkv"), ("bias", "qkv_bias"))
-            for i, name in enumerate(("query", "key", "value"))
-        },
-        ignored=(
-            *IGNORED,
-            *(f"cls.seq_relationship.{kind}" for kind in ("weight", "bias")),
-            *(f"cls.predictions.{part}" for part in ("bias", "decoder.weight", "decoder.bias")),
-            *(
-                f"cls.predictions.transform.{part}"
-                for part in ("dense.weight", "dense.bias", "LayerNorm.weight", "LayerNorm.bias")
-            ),
-            *(f"cls.predictions.transform.LayerNorm.{kind}" for kind in ("gamma", "beta")),
-        ),
+        layer=LAYER,
+        fused=QKV,
+        ignored=(".position_ids",),
     )

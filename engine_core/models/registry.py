@@ -92,6 +92,11 @@ _EXPERTS = ("not with `--numerics tree`",)
 _LLAMA = "Llama 2 and 3, SmolLM2, TinyLlama, Yi, R1-Distill-Llama"
 _QWEN2 = "Qwen2, Qwen2.5, QwQ, R1-Distill-Qwen"
 ARCHITECTURES = {
+    "BertForSequenceClassification": _own(
+        "bert:BertClassifier",
+        bert.read_bert_classifier,
+        "BERT as a reranker or a classifier: ms-marco-MiniLM",
+    ),
     "BertModel": _own("bert:Bert", bert.read_bert, "BERT, MiniLM, BGE, E5", "bert"),
     "Cohere2ForCausalLM": _own(
         "cohere2:Cohere2", cohere2.read_cohere2, "Command R7B, Command A", "cohere2"
@@ -195,11 +200,21 @@ ARCHITECTURES = {
     "Qwen3VLForConditionalGeneration": _own(
         _DECODER, llama.read_qwen3, "Qwen3-VL (dense)", "qwen3_vl", is_text_part=True
     ),
+    "RobertaForSequenceClassification": _own(
+        "bert:RobertaClassifier",
+        bert.read_roberta_classifier,
+        "RoBERTa as a reranker or a classifier",
+    ),
     "RobertaModel": _own("bert:Bert", bert.read_roberta, "RoBERTa", "roberta"),
     "SeedOssForCausalLM": _own(_DECODER, llama.read_seed_oss, "Seed-OSS", "seed_oss"),
     "SmolLM3ForCausalLM": _own(_DECODER, smollm3.read_smollm3, "SmolLM3", "smollm3"),
     "Starcoder2ForCausalLM": _own(
         "starcoder2:Starcoder2", starcoder2.read_starcoder2, "StarCoder 2", "starcoder2"
+    ),
+    "XLMRobertaForSequenceClassification": _own(
+        "bert:RobertaClassifier",
+        bert.read_roberta_classifier,
+        "XLM-RoBERTa as a reranker or a classifier: bge-reranker-v2-m3",
     ),
     "XLMRobertaModel": _own(
         "bert:Bert",

@@ -149,8 +149,10 @@ class ModelConfig:
 
     @property
     def task(self) -> str:
-        """Task of the model: `embed`, or `generate` where its tokens are sampled too."""
-        return "generate" if self.encoder is None else "embed"
+        """Task of the model: `embed`, `classify`, or `generate` where its tokens are sampled too."""
+        if self.encoder is None:
+            return "generate"
+        return "classify" if self.encoder.labels else "embed"
 
     @property
     def attention_work(self) -> float:

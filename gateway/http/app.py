@@ -18,7 +18,7 @@ from ..jobs.tenant_storage import TenantStorage
 from ..long_work import without_collector
 from ..ollama import schema as ollama
 from ..ollama.not_served import PATHS_NOT_SERVED as OLLAMA_PATHS
-from ..openai import models
+from ..openai import models, scores
 from ..openai.answers import Answer, EventStream, Renderer
 from ..openai.chat import ChatRenderer
 from ..openai.completions import CompletionRenderer
@@ -57,6 +57,7 @@ from .own_pages import OwnPages
 from .paths import Paths
 from .responses import Responses
 from .resumable_streams import ResumableStreams
+from .scores import ScoreSurface
 
 EXPOSED = ["x-request-id", "request-id", "retry-after"] + [
     f"x-ratelimit-{word}-{name}"
@@ -67,6 +68,9 @@ LONG_BODIES = (
     ChatCompletionRequest,
     CompletionRequest,
     EmbeddingRequest,
+    scores.RerankRequest,
+    scores.ScoreRequest,
+    scores.ClassifyRequest,
     ResponsesRequest,
     TokenizeRequest,
     DetokenizeRequest,
@@ -101,6 +105,7 @@ def make_app(
     routes = (
         *surface.routes(),
         *OllamaSurface(cluster, callers, settings).routes(),
+        *ScoreSurface(cluster, callers, settings).routes(),
         *BatchSurface(storage, callers, settings.max_file_bytes).routes(),
         *AdapterSurface(adapters, storage, callers).routes(),
         *OwnPages(

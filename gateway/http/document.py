@@ -10,7 +10,7 @@ import msgspec
 
 from ..anthropic.schema import CountTokensRequest, MessagesRequest
 from ..ollama import schema as ollama
-from ..openai import schema
+from ..openai import schema, scores
 from ..openai.adapter_schema import NewOwnAdapter
 from ..openai.batch_schema import NewBatch
 from ..openai.conversation_schema import ConversationChange, NewConversation, NewItems
@@ -24,6 +24,13 @@ BODIES: dict[str, tuple[type[msgspec.Struct], str]] = {
     ),
     "/v1/completions": (schema.CompletionRequest, "Continue prompts, whole or in a stream"),
     "/v1/embeddings": (EmbeddingRequest, "Texts to vectors"),
+    "/rerank": (scores.RerankRequest, "Order documents by a query, as Jina's API does"),
+    "/v1/rerank": (scores.RerankRequest, "The same"),
+    "/v2/rerank": (scores.RerankRequest, "The same as Cohere's API does"),
+    "/score": (scores.ScoreRequest, "Scores of pairs of texts"),
+    "/v1/score": (scores.ScoreRequest, "The same"),
+    "/classify": (scores.ClassifyRequest, "Labels of texts"),
+    "/pooling": (EmbeddingRequest, "Texts to vectors as the model makes them"),
     "/v1/responses": (ResponsesRequest, "Answer a turn of a conversation that is kept"),
     "/v1/responses/input_tokens": (
         ResponsesRequest,

@@ -40,6 +40,7 @@ class Embedding:
     truncation_side: str | None = None
     prompt_name: str | None = None
     cache_salt: str
+    endpoint: str = "embeddings"
     generations: list[Generation] = field(default_factory=list)
 
     async def run(self, cluster: Cluster, caller: Caller) -> None:
@@ -60,7 +61,7 @@ class Embedding:
                 prompt=prompt,
                 sampling=sampling,
                 stream=False,
-                endpoint="embeddings",
+                endpoint=self.endpoint,
                 cache_salt=self.cache_salt,
                 first_index=index,
                 pooling=self.pooling,
@@ -71,6 +72,12 @@ class Embedding:
             await prepare_all(cluster, self.generations)
         except BadRequest as error:
             raise error.in_words_of({"prompt": "input", "messages": "input"}) from None
+        if self.endpoint == "embeddings" and self.labels:
+            raise BadRequest(
+                "model",
+                f"the model {self.model!r} classifies texts and embeds none; allowed: /classify, "
+                "/score and /rerank with it, or a model that embeds",
+            )
         await run_all(cluster, self.generations, Gathered())
 
     @property
@@ -78,6 +85,11 @@ class Embedding:
         """Vectors in the order of the prompts. Raises `BadRequest` for more dimensions than the
         model has."""
         return [self._shaped(generation.choices[0].vector) for generation in self.generations]
+
+    @property
+    def labels(self) -> list[str]:
+        """Labels whose scores the vectors hold; none: they are embeddings."""
+        return list(self.generations[0].prompt.prepared.labels)
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -48,6 +48,7 @@ def open_request(
         # Tokens that were leased and have not come, from any engine.
         credit=max(0, min(choice.credit_left for choice in choices)),
         pooling=prepared.pooling,
+        second_start=prepared.second_start,
         forks=len(generation.choices) > 1,
         hand_over=decision.hands_over,
         holder=_holder_of(decision),

@@ -145,7 +145,9 @@ def _manifest(settings: ConvertSettings, converted: Converted) -> ModelManifest:
         model_code="headwater" if model.foreign is None else "transformers",
         left_out=converted.left_out,
         task=model.task,
-        pooling=sentence.get("pooling", ""),
+        labels=() if model.encoder is None else model.encoder.labels,
+        # A head reads the first token's state.
+        pooling="cls" if model.task == "classify" else sentence.get("pooling", ""),
         prompts=sentence.get("prompts", {}),
         default_prompt=sentence.get("default_prompt", ""),
     )

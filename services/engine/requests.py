@@ -223,6 +223,7 @@ def _sampling_of(add: Add) -> SamplingParams:
             if wire.HasField("prompt_logprobs")
             else None,
             "pooling": POOLINGS[add.pooling],
+            "second_start": add.second_start,
         }
     )
 

@@ -143,6 +143,7 @@ class LocalRequest:
             cache_namespace=NAMESPACE,
             credit=CREDIT,
             pooling=reply.pooling,
+            second_start=reply.second_start,
             forks=num_choices > 1,
         )
         return Open(model=self._model.name, add=add)

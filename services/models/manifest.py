@@ -69,7 +69,9 @@ class ModelManifest:
     model_code: str = "headwater"
     """Owner of the modelling code: one of `MODEL_CODES` but `auto`."""
     task: str = GENERATE
-    """Task of the model: `generate` (it embeds too), or `embed` alone."""
+    """Task of the model: `generate` (it embeds too), `embed` or `classify`."""
+    labels: tuple[str, ...] = ()
+    """Labels whose scores a model that classifies makes."""
     pooling: str = ""
     """Pooling of hidden states by default: last, mean or cls; empty: the files do not say."""
     prompts: dict[str, str] = field(default_factory=dict)

@@ -13,7 +13,14 @@ from ..runtime.slices import slices
 from ..text.model import TextModel
 from . import conversation
 from .allowed_tokens import check_allowed_tokens
-from .embedded_text import check_answers, fit_text, optional_name, pooling_of, with_prompt
+from .embedded_text import (
+    check_answers,
+    fit_text,
+    optional_name,
+    pair_ids,
+    pooling_of,
+    with_prompt,
+)
 from .parameters import bad_word_sequences, check_sampling, check_vocabulary, fit_context
 from .request_template import with_own_template
 
@@ -34,6 +41,9 @@ def prepare(model: TextModel, request: processor_pb2.PrepareRequest) -> processo
     else:
         check_answers(model)
     token_ids, form = _tokens_and_format(model, prompt, escapes=_escapes(model, request))
+    second_start = 0
+    if prompt.HasField("pair"):
+        token_ids, second_start = pair_ids(sampling, model, prompt)
     if model.task == GENERATE:
         token_ids = fit_context(sampling, token_ids, model.limits, prompt_name=prompt_name(prompt))
     else:
@@ -53,6 +63,8 @@ def prepare(model: TextModel, request: processor_pb2.PrepareRequest) -> processo
         block_size=block_size,
         answer_format=form,
         pooling=pooling_of(model, request.pooling),
+        second_start=second_start,
+        labels=model.labels,
     )
 
 

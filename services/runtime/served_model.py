@@ -12,7 +12,14 @@ from headwater.proto import events_pb2
 
 GENERATE = "generate"
 EMBED = "embed"
+CLASSIFY = "classify"
 """Tasks of models."""
+CAPABILITIES = {
+    GENERATE: ("completion", "embedding"),
+    EMBED: ("embedding", "rerank", "score"),
+    CLASSIFY: ("classify", "rerank", "score"),
+}
+"""Names of what clients may ask for, by task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +41,7 @@ class ServedModel:
     Replicas need not agree."""
 
     task: str = dataclasses.field(default="", compare=False)
-    """Task of the model: generate or embed; empty: not known. Replicas need not agree."""
+    """Task of the model: generate, embed or classify; empty: not known. Replicas need not agree."""
 
     @property
     def key(self) -> str:
@@ -45,7 +52,7 @@ class ServedModel:
     def capabilities(self) -> tuple[str, ...]:
         """Names of what clients may ask for. The hidden states of a model that generates are embeddings
         too."""
-        return ("embedding",) if self.task == EMBED else ("completion", "embedding")
+        return CAPABILITIES.get(self.task, CAPABILITIES[GENERATE])
 
     def mismatch(self, other: ServedModel) -> str | None:
         """The first field in which two entries of one name differ, as a sentence; None when they

@@ -65,6 +65,7 @@ class TextModel:
     """Tokens by which the model fills gaps; None: it fills none."""
     task: str = GENERATE
     """See `ModelManifest`, here and below."""
+    labels: tuple[str, ...] = ()
     pooling: str = ""
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str = ""
@@ -158,6 +159,7 @@ def load_text_model(folder: Path, name: str, choices: ServingChoices) -> TextMod
         choices=choices,
         gap_marks=marks_of(tokenizer.id_of),
         task=manifest.task,
+        labels=manifest.labels,
         pooling=manifest.pooling,
         prompts=manifest.prompts,
         default_prompt=manifest.default_prompt,

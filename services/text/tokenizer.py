@@ -165,6 +165,21 @@ class Tokenizer:
         start = next(i for i in range(len(full)) if full[i : i + len(bare)] == bare)
         return full[:start], full[start + len(bare) :]
 
+    @functools.cached_property
+    def around_pair(self) -> tuple[list[int], list[int], list[int]]:
+        """Special ids before, between and behind the two texts of a pair."""
+        bare = self.encode("a", add_special_tokens=False)
+        full = _ids(self._backend.encode("a", "a"))
+        size = len(bare)
+        first = next(i for i in range(len(full)) if full[i : i + size] == bare)
+        second = next(i for i in range(first + size, len(full)) if full[i : i + size] == bare)
+        return full[:first], full[first + size : second], full[second + size :]
+
+    @functools.cached_property
+    def types_pairs(self) -> bool:
+        """Whether tokens of a pair's second text are of another type than those of its first."""
+        return 1 in self._backend.encode("a", "a").type_ids
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         return str(self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens))
 

@@ -83,11 +83,15 @@ def write_modules(
 
 
 def embed(
-    engine: SmallEngine, texts: Sequence[Sequence[int]], pooling: str = "mean"
+    engine: SmallEngine,
+    texts: Sequence[Sequence[int]],
+    pooling: str = "mean",
+    second_starts: Sequence[int] = (),
 ) -> list[np.ndarray]:
-    """Vectors of texts that are asked for at once."""
-    sampling = SamplingParams(max_tokens=0, pooling=pooling)
+    """Vectors of texts that are asked for at once; `second_starts`: of pairs."""
     for key, text in enumerate(texts):
+        start = second_starts[key] if second_starts else 0
+        sampling = SamplingParams(max_tokens=0, pooling=pooling, second_start=start)
         engine.engine.add(
             NewRequest(key=key, prompt_ids=list(text), output_ids=[], sampling=sampling)
         )
@@ -103,3 +107,34 @@ def embed(
 def cosine(first: np.ndarray, second: np.ndarray) -> float:
     lengths = np.linalg.norm(first) * np.linalg.norm(second)
     return float(first.astype(np.float64) @ second / lengths)
+
+
+CLASSIFIERS: dict[str, Callable[[], Any]] = {
+    "bert": lambda: transformers.BertConfig(
+        **SHAPE, num_labels=1, architectures=["BertForSequenceClassification"]
+    ),
+    "roberta": lambda: transformers.RobertaConfig(
+        **SHAPE, num_labels=3, architectures=["RobertaForSequenceClassification"]
+    ),
+    "xlm-roberta": lambda: transformers.XLMRobertaConfig(
+        **SHAPE,
+        type_vocab_size=1,
+        num_labels=1,
+        architectures=["XLMRobertaForSequenceClassification"],
+    ),
+}
+
+
+def random_classifier(family: str, folder: Path) -> Any:
+    """As `random_encoder`, with a head of labels."""
+    torch.manual_seed(0)
+    config = CLASSIFIERS[family]()
+    model = transformers.AutoModelForSequenceClassification.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3 if parameter.dim() > 1 else 0.1)
+        for module in model.modules():
+            if isinstance(module, torch.nn.LayerNorm):
+                module.weight.uniform_(0.5, 1.5)
+    model.save_pretrained(folder)
+    return model

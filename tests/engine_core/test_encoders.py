@@ -14,9 +14,11 @@ from headwater.engine_core.models import registry
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from tests.engine_core.small_encoders import (
+    CLASSIFIERS,
     ENCODERS,
     cosine,
     embed,
+    random_classifier,
     random_encoder,
     write_modules,
 )
@@ -134,3 +136,31 @@ def test_configs_that_are_not_served_are_refused_by_the_field(field: str, value:
     with pytest.raises(ConfigError) as refused:
         registry.config_of(config)
     assert refused.value.name == field
+
+
+@pytest.mark.parametrize("family", CLASSIFIERS)
+def test_scores_of_pairs_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    model = random_classifier(family, tmp_path / "hf")
+    engine = SmallEngine(convert(tmp_path / "hf", tmp_path / "ours"))
+    texts = [text for text in TEXTS if len(text) > 1]
+    has_types = family == "bert"
+    starts = [len(text) // 2 if has_types else 0 for text in texts]
+    found = embed(engine, texts, "cls", starts)
+    alone = [embed(engine, [t], "cls", [s])[0] for t, s in zip(texts, starts, strict=True)]
+    engine.close()
+    for text, start, logits, same in zip(texts, starts, found, alone, strict=True):
+        types = torch.tensor([[int(has_types and i >= start) for i in range(len(text))]])
+        with torch.no_grad():
+            expected = model(torch.tensor([text]), token_type_ids=types).logits[0]
+        assert logits == pytest.approx(expected.numpy(), abs=1e-4)
+        assert logits.tobytes() == same.tobytes()
+
+
+def test_labels_of_a_classifier_are_those_of_its_config() -> None:
+    config = CLASSIFIERS["roberta"]().to_dict()
+    named = config | {"id2label": {"1": "neutral", "0": "bad", "2": "good"}}
+    encoder = registry.config_of(named).encoder
+    assert encoder is not None
+    assert encoder.labels == ("bad", "neutral", "good")
+    with pytest.raises(ConfigError, match="id2label"):
+        registry.config_of(config | {"id2label": {"5": "bad"}})

@@ -10,7 +10,7 @@ import torch
 
 from headwater.engine_core.models.registry import ARCHITECTURES
 from tests.docs.models import PAGE, rendered
-from tests.engine_core.small_encoders import ENCODERS
+from tests.engine_core.small_encoders import CLASSIFIERS, ENCODERS
 from tests.engine_core.small_models import (
     FAMILIES,
     SmallEngine,
@@ -36,7 +36,7 @@ experts, and experts that are chosen by groups beside shared ones."""
 
 def test_every_architecture_has_a_family_and_is_documented() -> None:
     tested = {architecture_of(make()) for make in FAMILIES.values()} | SAME_AS_LLAMA
-    tested |= {make().architectures[0] for make in ENCODERS.values()}
+    tested |= {make().architectures[0] for make in (*ENCODERS.values(), *CLASSIFIERS.values())}
     assert tested == ARCHITECTURES.keys(), (
         "add a small config to FAMILIES of tests/engine_core/small_models.py"
     )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ...executor import Int32Array, StepPlan
@@ -26,18 +28,33 @@ class TextEntry:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._token_ids: dict[int, Int32Array] = {}
+        self._second_starts: dict[int, int] = {}
         """By row."""
 
     def send(self, plan: StepPlan) -> TextStep:
         for admitted in plan.admitted:
             self._token_ids[admitted.row] = admitted.token_ids
+            self._second_starts[admitted.row] = admitted.sampling.second_start
         texts = [self._token_ids[row][:count] for row, count in _lengths(plan)]
+        positions = places(plan.counts)
         batch = TextBatch(
-            token_ids=torch.from_numpy(np.concatenate(texts).astype(np.int64)).to(self._device),
-            positions=torch.from_numpy(places(plan.counts).astype(np.int64)).to(self._device),
+            token_ids=self._sent(np.concatenate(texts)),
+            positions=self._sent(positions),
             counts=plan.counts,
+            types=self._types(plan, positions),
         )
         return TextStep(plan, batch)
+
+    def _types(self, plan: StepPlan, positions: Int32Array) -> torch.Tensor | None:
+        """Types of tokens; None: all are of the first."""
+        starts = np.array([self._second_starts[row] for row in plan.rows.tolist()], np.int32)
+        if not starts.any():
+            return None
+        starts = np.repeat(starts, plan.counts)
+        return self._sent((starts > 0) & (positions >= starts))
+
+    def _sent(self, values: npt.NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(values.astype(np.int64)).to(self._device)
 
     def take(self, sent: TextStep) -> TextBatch:
         return sent.batch

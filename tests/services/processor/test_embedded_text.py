@@ -15,7 +15,11 @@ from headwater.services.processor.prepare import prepare
 from headwater.services.runtime.errors import BadRequest, ContextTooLong
 from headwater.services.runtime.request_limits import WHAT_FITS
 from headwater.services.text.model import ServingChoices, TextModel, load_text_model
-from tests.engine_core.small_encoders import random_encoder, write_modules
+from tests.engine_core.small_encoders import (
+    random_classifier,
+    random_encoder,
+    write_modules,
+)
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "query", ":", "a", "b", "c", "##s"]
 CLS, SEP, QUERY, COLON, A, B, C = 2, 3, 4, 5, 6, 7, 8
@@ -56,10 +60,11 @@ def prepared(
     *,
     pooling: common_pb2.Pooling.ValueType = common_pb2.POOLING_MODEL,
     prompt_name: str | None = None,
+    pair: str | None = None,
     **sampling: object,
 ) -> processor_pb2.PrepareReply:
     request = processor_pb2.PrepareRequest(
-        prompt=processor_pb2.Prompt(text=text),
+        prompt=processor_pb2.Prompt(text=text, pair=pair),
         sampling=common_pb2.Sampling(**sampling),  # type: ignore[arg-type]
         cache_namespace=bytes(HASH_LEN),
         pooling=pooling,
@@ -77,7 +82,7 @@ def test_a_text_stands_between_special_tokens_and_is_pooled_as_the_files_say(
     assert reply.sampling.max_tokens == 0
     mean = prepared(model, "a", pooling=common_pb2.POOLING_MEAN)
     assert mean.pooling == common_pb2.POOLING_MEAN
-    assert model.served.capabilities == ("embedding",)
+    assert model.served.capabilities == ("embedding", "rerank", "score")
 
 
 def test_a_prompt_goes_before_the_text_by_its_name(model: TextModel) -> None:
@@ -115,3 +120,36 @@ def test_an_encoder_is_not_asked_for_an_answer(model: TextModel) -> None:
 def test_tokens_of_word_pieces_spell_their_text(model: TextModel) -> None:
     assert model.tokenizer.table.bytes_of[A] == b" a"
     assert model.tokenizer.table.bytes_of[9] == b"s"
+
+
+@pytest.fixture(scope="module")
+def reranker(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
+    source = tmp_path_factory.mktemp("source")
+    random_classifier("bert", source)
+    write_tokenizer(source)
+    folder = tmp_path_factory.mktemp("model")
+    convert(ConvertSettings(source=source, folder=folder, name="small", revision="1"))
+    return load_text_model(folder, "small", ServingChoices(max_model_len=8))
+
+
+def test_a_pair_is_two_texts_of_two_types(reranker: TextModel) -> None:
+    reply = prepared(reranker, "a", pair="b c")
+    assert list(reply.prompt_ids) == [CLS, A, SEP, B, C, SEP]
+    assert reply.second_start == 3
+    assert list(reply.labels) == ["LABEL_0"]
+    assert reply.pooling == common_pb2.POOLING_CLS
+
+
+def test_the_end_of_the_second_text_is_cut_and_the_first_one_never(reranker: TextModel) -> None:
+    long = "b c b c b c b c"
+    cut = prepared(reranker, "a a", pair=long, truncate_prompt_tokens=WHAT_FITS)
+    assert list(cut.prompt_ids) == [CLS, A, A, SEP, B, C, B, SEP]
+    with pytest.raises(ContextTooLong):
+        prepared(reranker, "a a", pair=long)
+    with pytest.raises(BadRequest, match="query is '7 tokens'; allowed: at most 4"):
+        prepared(reranker, "a a a a a a a", pair="b", truncate_prompt_tokens=WHAT_FITS)
+
+
+def test_a_model_that_embeds_reads_no_pairs(model: TextModel) -> None:
+    with pytest.raises(BadRequest, match="the model 'small' reads no pairs"):
+        prepared(model, "a", pair="b")

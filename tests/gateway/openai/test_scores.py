@@ -1,0 +1,178 @@
+"""Reranking, scores, labels and raw vectors over the whole line, against transformers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headwater.services.engine.convert import ConvertSettings, convert
+from tests.engine_core.small_encoders import random_classifier, random_encoder, write_modules
+from tests.gateway.conftest import GatewayStarter
+from tests.gateway.processes import MODEL, QUIET, Behind, Gateway, Stage, started
+from tests.services.processor.test_embedded_text import CLS, SEP, A, B, C, write_tokenizer
+
+QUERY = "a a"
+DOCUMENTS = ["b", "c b c", "a c"]
+DOCUMENT_IDS = [[B], [C, B, C], [A, C]]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Path], Any]:
+    """Folders of a reranker and an embedder, and the reranker as transformers has it."""
+    folders = {}
+    for name in ("reranker", "embedder"):
+        source = tmp_path_factory.mktemp("source")
+        if name == "reranker":
+            reference = random_classifier("bert", source)
+        else:
+            random_encoder("bert", source)
+            write_modules(source, "mean_tokens")
+        write_tokenizer(source)
+        folders[name] = tmp_path_factory.mktemp(name)
+        convert(ConvertSettings(source=source, folder=folders[name], name=name, revision="1"))
+    return folders, reference
+
+
+@pytest.fixture(scope="module")
+def served(models: tuple[dict[str, Path], Any], start_gateway: GatewayStarter) -> Iterator[Gateway]:
+    folders, _ = models
+    flags = [f"--model-folder={folder}" for folder in folders.values()]
+    texts = [
+        Stage(f"headwater.services.{stage}", *flags, *QUIET)
+        for stage in ("processor", "output_processor")
+    ]
+    engines = [
+        Stage("headwater.services.engine", flag, "--device=cpu", "--threads=1", *QUIET)
+        for flag in flags
+    ]
+    with started(*texts, *engines):
+        behind = Behind(*(each.address for each in texts), tuple(each.address for each in engines))
+        with start_gateway(behind) as gateway:
+            gateway.wait_for_replicas(2)
+            yield gateway
+
+
+def expected_scores(reference: Any) -> list[float]:
+    scores = []
+    for ids in DOCUMENT_IDS:
+        pair = [CLS, A, A, SEP, *ids, SEP]
+        types = [0] * 4 + [1] * (len(ids) + 1)
+        with torch.no_grad():
+            logits = reference(torch.tensor([pair]), token_type_ids=torch.tensor([types])).logits
+        scores.append(torch.sigmoid(logits).item())
+    return scores
+
+
+def post(gateway: Gateway, path: str, **body: Any) -> dict[str, Any]:
+    reply = gateway.client.post(path, json=body)
+    assert reply.status_code == 200, reply.text
+    answer: dict[str, Any] = reply.json()
+    return answer
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+def test_documents_are_ordered_by_their_scores(
+    path: str, models: tuple[dict[str, Path], Any], served: Gateway
+) -> None:
+    scores = expected_scores(models[1])
+    ranked = sorted(range(3), key=lambda i: -scores[i])
+    asked = {"model": "reranker", "query": QUERY, "documents": [*DOCUMENTS[:2], {"text": "a c"}]}
+    answer = post(served, path, **asked, top_n=2)
+    assert [result["index"] for result in answer["results"]] == ranked[:2]
+    for result in answer["results"]:
+        assert result["relevance_score"] == pytest.approx(scores[result["index"]], abs=1e-5)
+        text = None if path == "/v2/rerank" else {"text": DOCUMENTS[result["index"]]}
+        assert result.get("document") == text
+    assert answer["usage"]["prompt_tokens"] == sum(5 + len(ids) for ids in DOCUMENT_IDS)
+
+
+def test_pairs_are_scored_in_their_order(
+    models: tuple[dict[str, Path], Any], served: Gateway
+) -> None:
+    expected = expected_scores(models[1])
+    for first in (QUERY, [QUERY] * 3):
+        answer = post(served, "/v1/score", model="reranker", text_1=first, text_2=DOCUMENTS)
+        assert [each["score"] for each in answer["data"]] == pytest.approx(expected, abs=1e-5)
+    cosines = post(served, "/score", model="embedder", text_1="a", text_2=["a", "b"])["data"]
+    first, second = (
+        each["embedding"]
+        for each in post(served, "/v1/embeddings", model="embedder", input=["a", "b"])["data"]
+    )
+    cosine = sum(x * y for x, y in zip(first, second, strict=True))
+    assert [each["score"] for each in cosines] == pytest.approx([1, cosine], abs=1e-5)
+
+
+def test_texts_get_labels_and_raw_vectors(served: Gateway) -> None:
+    [entry] = post(served, "/classify", model="reranker", input="a b")["data"]
+    [raw] = post(served, "/pooling", model="reranker", input="a b")["data"]
+    assert entry["label"] == "LABEL_0"
+    assert entry["probs"] == pytest.approx([1 / (1 + math.exp(-raw["data"][0]))])
+    [vector] = post(served, "/pooling", model="embedder", input="a b")["data"]
+    assert len(vector["data"]) == 64
+    assert math.hypot(*vector["data"]) != pytest.approx(1, abs=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "sentence"),
+    [
+        (
+            "/v1/embeddings",
+            {"model": "reranker", "input": "a"},
+            "the model 'reranker' classifies texts and embeds none",
+        ),
+        (
+            "/v1/completions",
+            {"model": "reranker", "prompt": "a"},
+            "the model 'reranker' classifies texts and answers none",
+        ),
+        (
+            "/classify",
+            {"model": "embedder", "input": "a"},
+            "it is served for: embedding, rerank, score",
+        ),
+        (
+            "/score",
+            {"model": "reranker", "text_1": ["a", "b"], "text_2": ["a"]},
+            "text_1 has 2 texts and text_2 has 1",
+        ),
+        (
+            "/rerank",
+            {"model": "reranker", "query": "a", "documents": []},
+            "documents is []; allowed: at least one document",
+        ),
+        (
+            "/rerank",
+            {"model": "reranker", "query": "a", "documents": ["b " * 400]},
+            "the documents has 404 tokens; allowed: at most 322",
+        ),
+    ],
+)
+def test_what_a_model_cannot_do_is_refused_with_what_it_can(
+    path: str, body: dict[str, Any], sentence: str, served: Gateway
+) -> None:
+    reply = served.client.post(path, json=body)
+    assert reply.status_code == 400
+    assert sentence in reply.json()["error"]["message"]
+
+
+def test_a_long_document_is_cut_where_the_client_asks_for_it(served: Gateway) -> None:
+    asked = {"model": "reranker", "query": "a", "documents": ["b " * 400]}
+    answer = post(served, "/rerank", **asked, truncate_prompt_tokens=-1)
+    assert answer["usage"]["prompt_tokens"] == 322
+
+
+def test_models_say_what_they_can_do(served: Gateway) -> None:
+    cards = {card["id"]: card for card in served.client.get("/v1/models").json()["data"]}
+    assert cards["reranker"]["capabilities"] == ["classify", "rerank", "score"]
+    assert cards["embedder"]["capabilities"] == ["embedding", "rerank", "score"]
+
+
+def test_a_model_that_generates_reranks_nothing(gateway: Gateway) -> None:
+    reply = gateway.client.post("/rerank", json={"model": MODEL, "query": "a", "documents": ["b"]})
+    assert reply.status_code == 400
+    assert "it is served for: completion, embedding" in reply.json()["error"]["message"]
