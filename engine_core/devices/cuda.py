@@ -34,6 +34,7 @@ capabilities = Capabilities(
     softcaps=True,
     rotary_pairs=True,
     activations=True,
+    encoders=True,
     experts=True,
     expert_biases=True,
     sinks=True,

@@ -33,11 +33,12 @@ from .cuda_attention import AttentionKernels, attention_kernels, given
 from .cuda_attention_plans import AttentionPlan, AttentionPlans
 from .cuda_products import EARLY_ROWS, CudaProducts
 from .cuda_sampling import CudaSampling
+from .encoders.cuda import CudaTexts
 
 GATES = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}
 
 
-class CudaPlatform(RowAdditions):
+class CudaPlatform(RowAdditions, CudaTexts):
     """See `Platform`. Holds the workspace of decode attention, so one platform serves one stream of
     launches."""
 

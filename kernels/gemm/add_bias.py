@@ -1,4 +1,4 @@
-"""Adds a bias to the product of few tokens, in place."""
+"""Adds a bias to a product, in place, and GELU behind it where it is wanted."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import triton.language as tl
 from ..launch.dependent_launch import launch_options, release_dependents, wait_for_inputs
 
 BLOCK = 1024
+SQRT_HALF = tl.constexpr(0.7071067811865476)
 
 
-def add_bias(x: torch.Tensor, bias: torch.Tensor, *, dependent: bool = False) -> None:
-    """x [T, N] += bias [N], rounded to x's dtype once. With `dependent`, the previous kernel may
-    still be writing x."""
+def add_bias(
+    x: torch.Tensor, bias: torch.Tensor, *, has_gelu: bool = False, dependent: bool = False
+) -> None:
+    """x [T, N] += bias [N], and GELU by the error function of that, rounded to x's dtype once. With
+    `dependent`, the previous kernel may still be writing x."""
     num_tokens, width = x.shape
     assert x.is_contiguous()
     block = min(BLOCK, triton.next_power_of_2(width))
@@ -22,6 +25,7 @@ def add_bias(x: torch.Tensor, bias: torch.Tensor, *, dependent: bool = False) ->
         bias,
         width,
         BLOCK=block,
+        HAS_GELU=has_gelu,
         DEPENDENT=dependent,
         num_warps=4,
         **launch_options(dependent),
@@ -29,7 +33,9 @@ def add_bias(x: torch.Tensor, bias: torch.Tensor, *, dependent: bool = False) ->
 
 
 @triton.jit
-def _add_bias(p_x, p_bias, width, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
+def _add_bias(
+    p_x, p_bias, width, BLOCK: tl.constexpr, HAS_GELU: tl.constexpr, DEPENDENT: tl.constexpr
+):
     o_i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = o_i < width
     b_bias = tl.load(p_bias + o_i, mask=inside, other=0.0).to(tl.float32)
@@ -37,4 +43,6 @@ def _add_bias(p_x, p_bias, width, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
     wait_for_inputs(DEPENDENT)
     release_dependents(DEPENDENT)
     b_x = tl.load(p_row, mask=inside, other=0.0).to(tl.float32) + b_bias
+    if HAS_GELU:
+        b_x = 0.5 * b_x * (1.0 + tl.erf(b_x * SQRT_HALF))
     tl.store(p_row, b_x.to(p_x.dtype.element_ty), mask=inside)

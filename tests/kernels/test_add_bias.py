@@ -18,3 +18,17 @@ def test_a_bias_is_added_as_plain_torch_adds_it(
     expected = x + bias
     add_bias(x, bias)
     assert torch.equal(x, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_gelu_follows_the_sum_before_it_is_rounded(
+    dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    x, bias = (
+        torch.randn(size, generator=generator, device=generator.device).to(dtype)
+        for size in ((3, 96), (96,))
+    )
+    expected = torch.nn.functional.gelu(x.double() + bias.double())
+    add_bias(x, bias, has_gelu=True)
+    tolerance = 1e-2 if dtype == torch.bfloat16 else 1e-6
+    torch.testing.assert_close(x.double(), expected, atol=tolerance, rtol=tolerance)

@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.kernels.attention.mutual_attention import mutual_attention_twin
-from headwater.kernels.cpu.mutual_attention import mutual_attention
+from headwater.kernels.attention.mutual_attention import (
+    mutual_attention,
+    mutual_attention_twin,
+    text_tiles,
+)
+from headwater.kernels.cpu.mutual_attention import mutual_attention as mutual_attention_on_cpu
 
 COUNTS = [1, 2, 17, 64, 33]
 
@@ -25,7 +29,7 @@ def test_texts_attend_to_themselves_alone_as_the_twin_says(
 ) -> None:
     qkv, biases = inputs(num_heads=3, head_dim=32)
     bias = biases if is_biased else None
-    found = mutual_attention(qkv.to(dtype), COUNTS, 32, bias)
+    found = mutual_attention_on_cpu(qkv.to(dtype), COUNTS, 32, bias)
     expected = mutual_attention_twin(qkv.to(dtype).double(), COUNTS, 32, bias)
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=tolerance)
@@ -39,3 +43,20 @@ def test_a_bias_belongs_to_the_distance_from_query_to_key() -> None:
     bias[0, 3 + 1] = 0.0
     out = mutual_attention_twin(qkv, [4], 16, bias)[:, 0]
     assert out[:3].tolist() == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("is_biased", [False, True], ids=["plain", "biased"])
+@pytest.mark.parametrize(("dtype", "head_dim"), [(torch.float32, 24), (torch.bfloat16, 32)])
+def test_the_kernel_computes_a_text_as_the_twin_does_and_alone_as_in_company(
+    dtype: torch.dtype, head_dim: int, is_biased: bool, device: torch.device
+) -> None:
+    torch.manual_seed(0)
+    counts = [3, 130, 65]
+    qkv = torch.randn(sum(counts), 3 * 2 * head_dim, device=device).to(dtype)
+    bias = torch.randn(2, 2 * 140 - 1, device=device) if is_biased else None
+    found = mutual_attention(qkv, text_tiles(counts, qkv.device), head_dim, bias)
+    expected = mutual_attention_twin(qkv.double(), counts, head_dim, bias)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=tolerance)
+    alone = mutual_attention(qkv[3:133].contiguous(), text_tiles([130], qkv.device), head_dim, bias)
+    assert torch.equal(alone, found[3:133])

@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import cast
 
 from ...config import EngineConfig
+from ...layers.linear.kinds import Weights
+from ...layers.platform import Platform
 from ...layers.text_batch import TextBatch
 from ...models.encoder import Encoder
 from ...models.model import model_class
@@ -23,6 +25,8 @@ from ..tiers.none import NoTiers
 from .loader import Loader
 
 NO_PAGES: tuple[int, ...] = ()
+ROW_COUNTS = (1, 16, 64, 128, 512, 2048)
+"""Numbers of rows of products that are compared before texts are computed."""
 FEWEST_BLOCKS = 2
 """Blocks of a pool: page 0, and one that no text takes."""
 
@@ -35,6 +39,7 @@ def build_encoder(
     config = _config_of(request)
     platform, weights = Loader(device, rank, config, progress).served(request)
     found = cast(type[Encoder], model_class(request.model))
+    _prepare_products(device, platform, weights, config)
     encoder = found(request.model, weights, platform, config.max_model_len)
     executor = StepExecutor(
         device=TextDevice(config, request.model.vocab_size),
@@ -46,6 +51,19 @@ def build_encoder(
         tiers=NoTiers(),
     )
     return executor, config
+
+
+def _prepare_products(
+    device: Device, platform: Platform, weights: Weights, config: EngineConfig
+) -> None:
+    """Has a device find out with which numbers of rows products of a weight keep their bits."""
+    prepare = getattr(device, "prepare_products", None)
+    if prepare is None:
+        return
+    counts = sorted({*ROW_COUNTS, config.max_num_batched_tokens})
+    by_shape = {(each.out_features, each.in_features): each for each in weights.linears.values()}
+    for linear in by_shape.values():
+        prepare(platform, linear, counts)
 
 
 def _config_of(request: BuildRequest) -> EngineConfig:
