@@ -138,10 +138,10 @@ def measure(subject: Subject, peer: Peer, texts: Texts, dtype: str, rounds: int)
         dtype=dtype,
         texts=len(texts),
         tokens=sum(map(len, texts)),
-        texts_per_second=len(texts) / median(ours for ours, _ in seconds),
-        torch_texts_per_second=len(texts) / median(theirs for _, theirs in seconds),
-        ratio=median(theirs / ours for ours, theirs in seconds),
-        largest_distance=distance,
+        texts_per_second=round(len(texts) / median(ours for ours, _ in seconds), 1),
+        torch_texts_per_second=round(len(texts) / median(theirs for _, theirs in seconds), 1),
+        ratio=round(median(theirs / ours for ours, theirs in seconds), 3),
+        largest_distance=float(f"{distance:.1e}"),
     )
 
 
