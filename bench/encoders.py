@@ -1,4 +1,4 @@
-"""`headwater bench encoders`: texts a second of an encoder in this process, beside transformers on
+"""`headwater bench encoders`: texts a second of an encoder in this process, beside plain torch on
 padded batches, in turn on one machine."""
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
+from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_attention
 
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.build.single import build_executor
+from headwater.engine_core.models import registry
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
+from headwater.engine_core.weights.model_file import load
 from headwater.services.models.manifest import ModelManifest
-from headwater.services.models.named_models import NAMED_MODELS
 from headwater.services.models.store import default_cache_dir, pull
 from headwater.services.runtime.progress import silent
 
@@ -70,12 +72,38 @@ class Subject:
 
 
 class Peer:
-    """The same model by transformers: the longest texts first, in padded batches."""
+    """The same model in plain torch: the longest texts first, in padded batches."""
 
-    def __init__(self, source: Path, dtype: str) -> None:
-        from transformers import AutoModel  # noqa: PLC0415 (an extra)
+    def __init__(self, folder: Path) -> None:
+        self._config = registry.read_config(folder)
+        self._tensors = load(folder, torch.device("cpu"), lambda done, total: None)
 
-        self._model = AutoModel.from_pretrained(source, dtype=getattr(torch, dtype)).eval()
+    def _states(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """ids and mask [R, L] → hidden states [R, L, H]."""
+        tensors = self._tensors
+        rows = tensors["embed"][ids] + tensors["positions"][: ids.shape[1]] + tensors["types"][0]
+        x = self._norm("embedding_norm", rows)
+        seen = mask[:, None, None].bool()
+        for i in range(self._config.num_layers):
+            x = self._layer(f"layers.{i}.", x, seen)
+        return x
+
+    def _layer(self, prefix: str, x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        qkv = self._linear(prefix + "qkv", x).view(*x.shape[:2], 3, self._config.num_heads, -1)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        attended = scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        joined = self._linear(prefix + "o", attended.transpose(1, 2).flatten(2))
+        x = self._norm(prefix + "attention_norm", x + joined)
+        inner = gelu(self._linear(prefix + "up", x))
+        return self._norm(prefix + "output_norm", x + self._linear(prefix + "down", inner))
+
+    def _linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        return linear(x, self._tensors[name], self._tensors[name + "_bias"])
+
+    def _norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        weight = self._tensors[name]
+        eps = self._config.rms_norm_eps
+        return layer_norm(x, weight.shape, weight, self._tensors[name + "_bias"], eps)
 
     @torch.inference_mode()
     def embed(self, texts: Texts) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
@@ -89,7 +117,7 @@ class Peer:
             for row, i in enumerate(batch):
                 ids[row, : len(texts[i])] = torch.tensor(texts[i])
                 mask[row, : len(texts[i])] = 1
-            states = self._model(input_ids=ids, attention_mask=mask).last_hidden_state
+            states = self._states(ids, mask)
             pooled = (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
             vectors |= dict(zip(batch, pooled.float().numpy(), strict=True))
         return [vectors[i] for i in range(len(texts))]
@@ -110,10 +138,10 @@ def measure(subject: Subject, peer: Peer, texts: Texts, dtype: str, rounds: int)
         dtype=dtype,
         texts=len(texts),
         tokens=sum(map(len, texts)),
-        texts_per_second=len(texts) / median(ours for ours, _ in seconds),
-        torch_texts_per_second=len(texts) / median(theirs for _, theirs in seconds),
-        ratio=median(theirs / ours for ours, theirs in seconds),
-        largest_distance=distance,
+        texts_per_second=round(len(texts) / median(ours for ours, _ in seconds), 1),
+        torch_texts_per_second=round(len(texts) / median(theirs for _, theirs in seconds), 1),
+        ratio=round(median(theirs / ours for ours, theirs in seconds), 3),
+        largest_distance=float(f"{distance:.1e}"),
     )
 
 
@@ -141,14 +169,13 @@ def main(
         torch.set_num_threads(threads)
     name = "all-minilm-l6-v2"
     cache = default_cache_dir()
-    source = NAMED_MODELS[name].obtain(cache, silent)
     rows = []
     for dtype in ("float32", "bfloat16"):
         folder = pull(name, cache_dir=cache, progress=silent, dtype=dtype, device="cpu")
         vocab_size = ModelManifest.read(folder).vocab_size
         asked = random_texts(texts, vocab_size)
-        rows.append(measure(Subject(folder, threads), Peer(source, dtype), asked, dtype, rounds))
-    show_rows(rows, f"{name}, beside transformers on padded batches", as_json=as_json)
+        rows.append(measure(Subject(folder, threads), Peer(folder), asked, dtype, rounds))
+    show_rows(rows, f"{name}, beside plain torch on padded batches", as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ BENCHMARKS = {
         "Queue policies beside order of arrival: time to first token, goodput, fairness.",
     ),
     "adapters": ("adapters", "Decode tokens a second of rows with adapters, beside rows without."),
-    "encoders": ("encoders", "Texts a second of an encoder, beside transformers on a CPU."),
+    "encoders": ("encoders", "Texts a second of an encoder, beside plain torch on a CPU."),
     "offline": ("offline", "Run a workload through the engine in this process."),
     "accuracy": (
         "accuracy",

@@ -65,9 +65,7 @@ THIRD_PARTY = {
     # The GPU suite's plugins of pytest.
     | {"pytest"}
     # Reads what stages report to Prometheus.
-    | {"prometheus_client"}
-    # The extra of the package, as the peer that encoders are compared with.
-    | {"transformers"},
+    | {"prometheus_client"},
 }
 ROOMS_SEEN = {
     "gateway": {"gateway", "proto", "services"},
