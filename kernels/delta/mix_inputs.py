@@ -16,11 +16,13 @@ from .delta_unit import NUM_BEFORE
 
 BEFORE = tl.constexpr(NUM_BEFORE)
 _L2_EPS = tl.constexpr(L2_EPS)
-TILE = 16
+TILE = 4
 """Tokens that a program takes at once; fixed, so that the layout of a reduction never depends on the
 batch."""
-PROGRAMS = 32
-"""Programs that share the tokens of a row of several."""
+MOST_PROGRAMS = 128
+"""Programs that share the tokens of a row, at most."""
+TOKENS = 64
+"""Tokens for which a row of several has one program more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +54,8 @@ def mix_inputs(
     )
     num_rows = len(memory.starts)
     # Where there are as many rows as tokens, each has one.
-    programs = 1 if num_rows == num_tokens else PROGRAMS
+    programs = min(max(num_tokens // TOKENS, 1), MOST_PROGRAMS)
+    programs = 1 if num_rows == num_tokens else programs
     _mix_inputs[(num_rows, layer.num_heads, programs)](
         wide,
         narrow,
