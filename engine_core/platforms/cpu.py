@@ -13,11 +13,9 @@ from headwater.kernels.cpu.adapter_product import AdapterAddition
 from headwater.kernels.cpu.attention import AttentionPlan, attention, plan_attention
 from headwater.kernels.cpu.block_rows import block_rows
 from headwater.kernels.cpu.compiler.compiled import DTYPES
-from headwater.kernels.cpu.delta.delta_net import delta_net
 from headwater.kernels.cpu.qk_norm_rope_store_kv import qk_norm_rope_store_kv
 from headwater.kernels.cpu.rms_norm import add_rms_norm, rms_norm
 from headwater.kernels.cpu.silu_mul import GATES
-from headwater.kernels.delta.delta_arguments import DeltaLayer, StateMemory
 
 from ..config import EngineConfig
 from ..layers.batch import ForwardBatch
@@ -31,13 +29,13 @@ from .cpu_experts import CpuExperts, route
 from .cpu_kernels import compile_kernels, packed_kernels
 from .cpu_products import CpuProducts
 from .cpu_sampling import CpuSampling
-from .encoders.cpu import CpuTexts
+from .states.cpu import CpuStates
 
 CPU_DTYPES = DTYPES
 """Types of weights that a CPU serves."""
 
 
-class CpuPlatform(CpuTexts):
+class CpuPlatform(CpuStates):
     """See `Platform`."""
 
     device = torch.device("cpu")
@@ -46,8 +44,7 @@ class CpuPlatform(CpuTexts):
     def __init__(self, model: ModelConfig, block_size: int) -> None:
         self._group = model.num_heads // model.num_kv_heads
         self._has_states = model.states is not None
-        self.block_size = block_size
-        super().__init__(CpuProducts())
+        super().__init__(CpuProducts(), block_size)
 
     @classmethod
     def of(cls, model: ModelConfig, config: EngineConfig) -> CpuPlatform:
@@ -85,15 +82,6 @@ class CpuPlatform(CpuTexts):
 
     def experts(self, gate_up: ExpertStack, down: ExpertStack, activation: str) -> ExpertProduct:
         return CpuExperts(gate_up, down, GATES[activation], self.linear)
-
-    def delta_net(
-        self,
-        wide: torch.Tensor,
-        narrow: torch.Tensor,
-        layer: DeltaLayer,
-        memory: StateMemory,
-    ) -> torch.Tensor:
-        return delta_net(wide, narrow, layer, memory)
 
     def adapter_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.float32

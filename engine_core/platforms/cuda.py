@@ -12,7 +12,7 @@ import torch
 from headwater.kernels.adapters.row_additions import RowAdditions
 from headwater.kernels.attention.qk_norm_rope_store_kv import qk_norm_rope_store_kv
 from headwater.kernels.attention.rotary_pairs import RotaryPairs
-from headwater.kernels.delta.delta_arguments import DeltaLayer, StateMemory
+from headwater.kernels.delta import delta_arguments
 from headwater.kernels.delta.delta_net import delta_net
 from headwater.kernels.gemm.gemm import configure_blas
 from headwater.kernels.norm.activation import ACTIVATIONS
@@ -111,7 +111,11 @@ class CudaPlatform(RowAdditions):
         return self.products.experts.product(gate_up, down, activation)
 
     def delta_net(
-        self, wide: torch.Tensor, narrow: torch.Tensor, layer: DeltaLayer, memory: StateMemory
+        self,
+        wide: torch.Tensor,
+        narrow: torch.Tensor,
+        layer: delta_arguments.DeltaLayer,
+        memory: delta_arguments.StateMemory,
     ) -> torch.Tensor:
         return delta_net(wide, narrow, layer, memory, are_neighbours=self._has_drafts)
 

@@ -1,5 +1,5 @@
-"""What a gated delta net makes of a block's keys and queries, without its state: rows of the inverse
-that solves the delta rule, and rows by which outputs are made of corrected values.
+"""Rows of gated delta nets that depend on a block's keys, queries and gates, and on no state: those of
+the inverse that solves the delta rule, and those by which outputs are made of corrected values.
 
 Within a block, u = T r: solved values u of corrected ones r, with T = 1 / (1 + L), where L[t, j] is
 the share of token t times the decay since token j times the product of their keys, for j < t. A row

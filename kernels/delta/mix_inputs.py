@@ -1,6 +1,6 @@
-"""What a gated delta net makes of each token by itself and the few before it: the convolution of its
-inputs, queries and keys of unit length, and gates. Tokens of the rows' first and last blocks are
-kept in the tails of these."""
+"""Inputs of gated delta nets, each token's by itself and the few before it: their convolution,
+queries and keys of unit length, and gates. Tokens of the rows' first and last blocks are kept in
+the tails of these."""
 
 from __future__ import annotations
 

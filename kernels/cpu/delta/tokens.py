@@ -1,4 +1,4 @@
-"""What a gated delta net computes of one token: its convolution, gates and norms, on a CPU."""
+"""One token of a gated delta net, on a CPU: its convolution, gates and norms."""
 
 from __future__ import annotations
 
