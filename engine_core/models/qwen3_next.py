@@ -1,12 +1,12 @@
-"""The decoder of Qwen3-Next: gated delta nets in most layers, gated attention in the others. Source:
-Qwen Team, "Qwen3-Next", 2025."""
+"""The decoders of Qwen3-Next, Qwen3.5 and Qwen3.6: gated delta nets in most layers, gated attention
+in the others. Sources: Qwen Team, "Qwen3-Next", 2025; "Qwen3.5", 2026."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from .decoder import Decoder, Layer
-from .delta_parts import CONV, DELTA_NAMES, conv_of
+from .delta_parts import CONV, DELTA_NAMES, SPLIT_NAMES, conv_of
 from .parts import Parts
 
 
@@ -27,3 +27,9 @@ class Qwen3Next(Decoder):
             post_norm=parts.norm_of_mlp(prefix + "post_norm", i),
             mlp=parts.mlp(i),
         )
+
+
+class Qwen35(Qwen3Next):
+    """See `Model`: Qwen3-Next's decoder with the projections of gated delta nets by kind."""
+
+    names = replace(Qwen3Next.names, fused={**Qwen3Next.names.fused, **SPLIT_NAMES})

@@ -14,7 +14,7 @@ from headwater.kernels.cpu import row_weights as weights_kernel
 from headwater.kernels.cpu import silu_mul as silu_kernel
 from headwater.kernels.cpu.compiler.compiled import DTYPES, Kernel
 from headwater.kernels.cpu.compiler.replay import walker
-from headwater.kernels.cpu.delta import delta_kernel
+from headwater.kernels.cpu.delta import delta_net as delta_kernel
 from headwater.kernels.cpu.sampling import draw_candidates as draw_kernel
 from headwater.kernels.quant.block_formats import FORMATS
 from headwater.kernels.quant.fp8_tiles import FP8_FORMATS

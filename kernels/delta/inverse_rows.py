@@ -1,5 +1,5 @@
-"""Products of a block's keys and queries in a gated delta net, without its state: rows of the
-inverse that solves the delta rule, and rows by which outputs are made of corrected values.
+"""Rows of gated delta nets that depend on a block's keys, queries and gates, and on no state: those of
+the inverse that solves the delta rule, and those by which outputs are made of corrected values.
 
 Within a block, u = T r: solved values u of corrected ones r, with T = 1 / (1 + L), where L[t, j] is
 the share of token t times the decay since token j times the product of their keys, for j < t. A row
@@ -23,8 +23,8 @@ from .mix_inputs import MixedInputs, unit_address
 LEAST_SIZE = 64
 """Numbers of a tile's rows, at least: smaller heads are padded. NOTE: products of bfloat16 with 32
 columns are wrong or fail on an H200 (Triton 3.6)."""
-PROGRAMS = 32
-"""Programs that share the blocks of a row of several tokens."""
+MOST_PROGRAMS = 128
+"""Programs that share the blocks of a row, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,8 @@ def inverse_rows(
     )
     num_rows = len(memory.starts)
     is_wide = mixed.rows.dtype == torch.float32
-    _inverse_rows[(num_rows, num_values, 1 if num_rows == num_tokens else PROGRAMS)](
+    programs = min(max(num_tokens // unit.block_size, 1), MOST_PROGRAMS)
+    _inverse_rows[(num_rows, num_values, 1 if num_rows == num_tokens else programs)](
         mixed.rows,
         mixed.gates,
         rows.inverse,
@@ -269,19 +270,19 @@ def _inverse_rows(
         b_sum = tl.cumsum(b_decay, 0)
         is_seen = o_t[:, None] >= o_t[None, :]
         b_left = tl.exp(tl.where(is_seen, b_sum[:, None] - b_sum[None, :], -float("inf")))
-        b_lower = dot(b_key, tl.trans(b_key), PRECISION, ROUNDS) * b_left * b_share[:, None]
-        b_lower = tl.where(o_t[:, None] > o_t[None, :], b_lower, 0.0)
+        # L transposed, so that a row of it lies along the rows of the inverse.
+        is_later = o_t[:, None] < o_t[None, :]
+        b_gap = tl.exp(tl.where(is_later, b_sum[None, :] - b_sum[:, None], -float("inf")))
+        b_upper = dot(b_key, tl.trans(b_key), PRECISION, ROUNDS) * b_gap * b_share[None, :]
         # Rows of tokens before the pass, and of those that are to come.
         o_cell = o_t[:, None] * BLOCK + o_t[None, :]
         is_kept = (o_position < read)[:, None] & (o_cell >= 0)
         b_one = tl.where(o_t[:, None] == o_t[None, :], 1.0, 0.0)
         b_inverse = tl.where(is_kept, tl.load(p_kept + o_cell, mask=is_kept, other=0.0), b_one)
         for i in range(tl.maximum(read - border, 0), tl.minimum(end - border, BLOCK)):
-            is_row = (o_t == i)[:, None]
-            b_row = tl.sum(tl.where(is_row, b_lower, 0.0), axis=0)
-            b_column = tl.sum(tl.where(o_t[:, None] == o_t[None, :], b_row[None, :], 0.0), axis=1)
-            b_change = tl.sum(b_column[:, None] * b_inverse, axis=0)
-            b_inverse = tl.where(is_row, b_inverse - b_change[None, :], b_inverse)
+            b_row = tl.sum(tl.where((o_t == i)[None, :], b_upper, 0.0), axis=1)
+            b_change = tl.sum(b_row[:, None] * b_inverse, axis=0)
+            b_inverse = tl.where((o_t == i)[:, None], b_inverse - b_change[None, :], b_inverse)
         b_weight = dot(b_query, tl.trans(b_key), PRECISION, ROUNDS) * b_left
         b_weight = dot(b_weight, b_inverse, PRECISION, ROUNDS)
         o_out = o_token[:, None] * stride_out + i_value * BLOCK + o_t[None, :]

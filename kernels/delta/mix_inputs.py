@@ -1,6 +1,6 @@
-"""Inputs of a gated delta net from each token and the few before it: the convolution of its
-inputs, queries and keys of unit length, and gates. Tokens of the rows' first and last blocks are
-kept in the tails of these."""
+"""Inputs of gated delta nets, each token's by itself and the few before it: their convolution,
+queries and keys of unit length, and gates. Tokens of the rows' first and last blocks are kept in
+the tails of these."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from .delta_unit import NUM_BEFORE
 
 BEFORE = tl.constexpr(NUM_BEFORE)
 _L2_EPS = tl.constexpr(L2_EPS)
-TILE = 16
+TILE = 4
 """Tokens that a program takes at once; fixed, so that the layout of a reduction never depends on the
 batch."""
-PROGRAMS = 32
-"""Programs that share the tokens of a row of several."""
+MOST_PROGRAMS = 128
+"""Programs that share the tokens of a row, at most."""
+TOKENS = 64
+"""Tokens for which a row of several has one program more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +54,8 @@ def mix_inputs(
     )
     num_rows = len(memory.starts)
     # Where there are as many rows as tokens, each has one.
-    programs = 1 if num_rows == num_tokens else PROGRAMS
+    programs = min(max(num_tokens // TOKENS, 1), MOST_PROGRAMS)
+    programs = 1 if num_rows == num_tokens else programs
     _mix_inputs[(num_rows, layer.num_heads, programs)](
         wide,
         narrow,

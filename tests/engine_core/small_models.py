@@ -364,6 +364,8 @@ def random_checkpoint(
 
 def _class_of(config: Any) -> Any:
     is_causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    # Some models that read images have a class for their text part alone.
+    is_causal = is_causal and not hasattr(config, "vision_config")
     return (
         transformers.AutoModelForCausalLM if is_causal else transformers.AutoModelForImageTextToText
     )

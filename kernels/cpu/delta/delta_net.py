@@ -8,15 +8,19 @@ before it, in one order. So its bits do not depend on how many tokens a pass com
 from __future__ import annotations
 
 from itertools import chain
+from typing import Any
 
+import numpy as np
 import torch
+from numba import njit
 
 from ...delta.delta_arguments import DeltaLayer, HeadPlaces, StateMemory
-from ...delta.delta_unit import DeltaUnit
-from ..compiler.compiled import float_bits
-from ..compiler.simd_types import NUM_LANES
-from . import places
-from .delta_kernel import KERNEL
+from ...delta.delta_unit import NUM_BEFORE, DeltaUnit
+from ..compiler.compiled import Kernel, argument, float_bits, items
+from ..compiler.scalars import float32_at, int32_at
+from ..compiler.simd import splat, store
+from ..compiler.simd_types import BF16_ELEMENT, F32, F32_ELEMENT, NUM_LANES
+from . import blocks, places, scratch, tokens
 
 
 def delta_net(
@@ -69,3 +73,82 @@ def _scratch_size(unit: DeltaUnit) -> int:
     of_tokens = unit.block_size * (unit.key_dim + unit.num_values * (unit.value_dim + 3))
     lists = 3 * (unit.block_size + NUM_LANES)
     return unit.state_size + of_tokens + 2 * unit.num_channels + lists
+
+
+@njit
+def _compute(arguments: int, i: int, p_scratch: int, element: Any) -> None:
+    """Computes an item: one key head of one row."""
+    num_heads = argument(arguments, places.NUM_HEADS)
+    head = i % num_heads
+    start = tokens.start_of(arguments, i)
+    first_token = tokens.first_token_of(arguments, i)
+    end = int32_at(argument(arguments, places.ENDS) + 4 * (i // num_heads))
+    if end <= start:
+        return
+    block_size = argument(arguments, places.BLOCK_SIZE)
+    first = start // block_size
+    last = end // block_size
+    p_first = tokens.unit_of(arguments, places.FIRST, i)
+    p_last = tokens.unit_of(arguments, places.LAST, i)
+    # The state before a sequence is zeros, and no page holds it.
+    p_state = p_first if first else 0
+    for block in range(first, last + 1):
+        p_unit = p_first if block == first else p_last if block == last else 0
+        p_keys = (
+            p_unit + argument(arguments, places.KEYS_AT)
+            if p_unit
+            else scratch.at_keys(arguments, p_scratch)
+        )
+        p_solved = (
+            p_unit + argument(arguments, places.VALUES_AT)
+            if p_unit
+            else scratch.at_solved(arguments, p_scratch)
+        )
+        p_gates = (
+            p_unit + argument(arguments, places.GATES_AT)
+            if p_unit
+            else scratch.at_gates(arguments, p_scratch)
+        )
+        border = block * block_size
+        begin = max(start, border)
+        tokens.sum_decays(arguments, p_scratch, p_gates, begin - border)
+        for position in range(begin, min(end, border + block_size)):
+            token = first_token + position - start
+            at = position - border
+            if p_unit:
+                tokens.keep_inputs(
+                    arguments, p_scratch, i, position, p_unit, NUM_BEFORE + at, element
+                )
+            tokens.mix(arguments, p_scratch, i, position, element)
+            tokens.normalize(arguments, p_scratch, p_keys, at)
+            tokens.gate(arguments, p_scratch, token, head, p_gates, at, element)
+            blocks.multiply_keys(arguments, p_scratch, p_keys, at)
+            for value in range(argument(arguments, places.NUM_VALUES)):
+                share = float32_at(
+                    p_gates + 8 * (at * argument(arguments, places.NUM_VALUES) + value) + 4
+                )
+                blocks.solve(arguments, p_scratch, p_state, p_keys, p_solved, share, value, at)
+                tokens.norm(arguments, p_scratch, token, head, value, element)
+        if block < last:
+            p_next = p_last if block + 1 == last else p_scratch
+            blocks.advance(arguments, p_scratch, p_state, p_keys, p_solved, p_next)
+            p_state = p_next
+    if first < last:
+        for row in range(NUM_BEFORE):
+            position = last * block_size - NUM_BEFORE + row
+            tokens.keep_inputs(arguments, p_scratch, i, position, p_last, row, element)
+
+
+def _heads(element: Any) -> Any:
+    def work(arguments: int) -> None:
+        memory = np.empty(argument(arguments, places.SCRATCH), np.float32)
+        p_zeros = scratch.at_zeros(arguments, memory.ctypes.data)
+        for d in range(0, scratch.num_channels(arguments), NUM_LANES):
+            store(p_zeros + 4 * d, splat(F32(0)), F32_ELEMENT)
+        for i in items(arguments):
+            _compute(arguments, i, memory.ctypes.data, element)
+
+    return work
+
+
+KERNEL = Kernel(_heads(F32_ELEMENT), _heads(BF16_ELEMENT))

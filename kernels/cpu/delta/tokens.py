@@ -1,4 +1,4 @@
-"""Convolution, gates and norms of one token of a gated delta net, on a CPU."""
+"""One token of a gated delta net, on a CPU: its convolution, gates and norms."""
 
 from __future__ import annotations
 
