@@ -31,12 +31,14 @@ def block_states(
     num_warps: int = 4,
 ) -> torch.Tensor:
     """Mixed inputs and rows of T tokens → outputs of the value heads [T, value heads · value_dim];
-    of tokens of no row anything. Reads the states of the rows' first blocks, and writes those of
+    of tokens of no row zeros. Reads the states of the rows' first blocks, and writes those of
     their last blocks. `are_neighbours`: as in `delta_net`; `advances`: writes states alone, and of
     rows of one token. `columns` of values for a program."""
     unit = layer.unit
     is_wide = mixed.rows.dtype == torch.float32
-    out = mixed.rows.new_empty(len(mixed.rows), layer.values_size)
+    # Padding must stay a number: what is drawn of it is a token of the next step's padding.
+    made = mixed.rows.new_empty if advances else mixed.rows.new_zeros
+    out = made(len(mixed.rows), layer.values_size)
     parts = triton.cdiv(unit.value_dim, columns)
     _block_states[(len(memory.starts), layer.num_heads * unit.num_values * parts)](
         mixed.rows,

@@ -20,7 +20,7 @@ def delta_net(
     are_neighbours: bool = False,
 ) -> torch.Tensor:
     """Projections [T, …] of the rows of a batch → gated and normed heads [T, value heads ·
-    value_dim]; of tokens of no row anything. Reads the states of the rows' first blocks, appends to
+    value_dim]; of tokens of no row zeros. Reads the states of the rows' first blocks, appends to
     their tails, and writes those of their last blocks. `are_neighbours`: rows of one token may be
     successive tokens of a sequence, at most as many as a block has."""
     mixed = mix_inputs(wide, narrow, layer, memory, are_neighbours=are_neighbours)

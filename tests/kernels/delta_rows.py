@@ -115,10 +115,17 @@ class DeltaRows:
         first = self.positions[0]
         return self._run([inputs], [(0, at, at + 1) for at in range(first, first + count)])
 
+    def run_padded(
+        self, inputs: tuple[torch.Tensor, torch.Tensor], count: int, num_padding: int
+    ) -> torch.Tensor:
+        """Computes the first tokens of row 0, with others behind them that are of no row."""
+        return self._run([inputs], [(0, 0, count)], num_padding)
+
     def _run(
         self,
         inputs: Sequence[tuple[torch.Tensor, torch.Tensor]],
         spans: Sequence[tuple[int, int, int]],
+        num_padding: int = 0,
     ) -> torch.Tensor:
         """Spans: the row of a sequence, its first position, and the position behind the last."""
         block_size = self._layer.given.unit.block_size
@@ -135,7 +142,7 @@ class DeltaRows:
             first_unit=FIRST_UNIT,
         )
         wide, narrow = (
-            torch.cat([inputs[row][kind][start:end] for row, start, end in spans])
+            torch.cat([inputs[row][kind][start : end + num_padding] for row, start, end in spans])
             for kind in range(2)
         )
         return self._kernel(wide, narrow, self._layer.given, memory)

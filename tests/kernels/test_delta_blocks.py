@@ -4,6 +4,7 @@ sizes."""
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -76,3 +77,23 @@ def test_rows_of_one_token_may_follow_one_another(generator: torch.Generator, st
     rest = rows.run([inputs], [LENGTH - start - 4])[0]
     whole = in_steps(layer, inputs, [LENGTH], delta_net)
     assert torch.equal(torch.cat((first, drafted, rest)), whole)
+
+
+def test_tokens_of_no_row_come_out_as_zeros(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is drawn of padding is the token of the padding of a next step, so it has to be one."""
+    layer = random_layer(generator, torch.bfloat16, num_heads=1, keeps_solved=False)
+    inputs = layer.inputs(LENGTH, generator)
+    rows = DeltaRows(layer, [LENGTH], delta_net)
+    new_empty = torch.Tensor.new_empty
+
+    def of_nan(own: torch.Tensor, *size: Any, **options: Any) -> torch.Tensor:
+        made = new_empty(own, *size, **options)
+        return made.fill_(torch.nan) if made.is_floating_point() else made
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", of_nan)
+    out = rows.run_padded(inputs, LENGTH - 2, 2)
+
+    assert out[: LENGTH - 2].isfinite().all()
+    assert not out[LENGTH - 2 :].any()
