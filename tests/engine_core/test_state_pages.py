@@ -82,7 +82,7 @@ def test_a_page_has_room_for_a_unit_and_its_keys_and_values_stay_where_they_are(
     shape = state_shape(model, layout.block_bytes(16), 16, torch.float16)
     assert shape is not None
     blocks = KvBlocks.allocated([layout], 5, 16, CPU, least_bytes=shape.unit_bytes)
-    memory, cache = layer_caches(blocks, plan)
+    memory, cache = layer_caches(blocks, plan, model)
     assert memory.shape == (5, shape.unit_bytes)
     assert cache.shape == (2, 5, 1, 16, 32)
     cache[:, 3] = 1

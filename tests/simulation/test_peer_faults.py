@@ -22,6 +22,7 @@ from headwater.engine_core.scheduling.blocks import prefetches
 from headwater.engine_core.scheduling.blocks.prefetches import Prefetches
 from headwater.engine_core.scheduling.seating.waiting_queue import WaitingQueue
 from headwater.engine_core.scheduling.table.request_state import RequestState
+from tests.long_values import long_but
 from tests.simulation.peer_faults import MOST_ROUNDS, run_seed
 from tests.simulation.peer_twins import FAULTS
 from tests.simulation.seeds import breaks
@@ -59,7 +60,7 @@ def check_seeds(seeds: range, most_rounds: int = MOST_ROUNDS) -> Counter[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 2000, 500))
+@pytest.mark.parametrize("first", long_but(range(0, 2000, 500), 0))
 def test_whatever_befalls_a_copy_answers_are_exact_and_blocks_are_conserved(first: int) -> None:
     seen = check_seeds(range(first, first + 500), FEW_ROUNDS)
     met = (

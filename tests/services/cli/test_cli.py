@@ -103,7 +103,8 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
     [
         (
             ("pull", "nosuch"),
-            "the model is 'nosuch'; allowed: smollm2-135m-instruct, gemma3-270m, a Hugging",
+            "the model is 'nosuch'; allowed: smollm2-135m-instruct, gemma3-270m, "
+            "all-minilm-l6-v2, a Hugging",
         ),
         (("up", "--replicas", "0"), "--replicas is 0; allowed: at least 1"),
         (("up", "--port", "abc"), "--port is 'abc'; allowed: a whole number"),

@@ -258,7 +258,7 @@ def test_what_is_no_upload_is_refused(batching: Gateway) -> None:
     )
     assert (
         post("/v1/files", files={"file": b"x"}).json()["error"]["message"]
-        == "purpose is missing; allowed: batch"
+        == "purpose is missing; allowed: batch or adapter"
     )
     assert (
         post("/v1/files", data={"purpose": "batch"}, files={"other": b"x"}).json()["error"]["param"]
