@@ -26,6 +26,13 @@ PIECE_BYTES = 1 << 20
 OVERHEAD_BYTES = 64 << 20
 """Bytes of a decompressed archive besides the two files: a tokenizer and a page about the adapter
 may lie beside them."""
+MAX_HEADER_BYTES = 1 << 20
+"""Bytes that describe members and are read in one piece: a zip's directory, and long names and
+attributes of a tar's member."""
+_HEADERS = (
+    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
+    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
+)
 _FAULTS = (
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error),
     *(EOFError, OSError, ValueError, NotImplementedError, RuntimeError),
@@ -122,7 +129,8 @@ def _members(upload: IO[bytes], max_bytes: int) -> Iterator[Member]:
 
 
 def _zip_members(upload: IO[bytes]) -> Iterator[Member]:
-    with zipfile.ZipFile(upload) as archive:
+    bounded: Any = _ShortReads(upload)
+    with zipfile.ZipFile(bounded) as archive:
         infos = archive.infolist()
         _check_count(len(infos))
         for info in infos:
@@ -134,7 +142,7 @@ def _zip_members(upload: IO[bytes]) -> Iterator[Member]:
 
 def _tar_members(upload: IO[bytes], max_bytes: int) -> Iterator[Member]:
     bounded: Any = _Bounded(upload, max_bytes)
-    with tarfile.open(fileobj=bounded, mode="r|") as archive:
+    with tarfile.open(fileobj=bounded, mode="r|", tarinfo=_ShortHeader) as archive:
         for i, info in enumerate(archive):
             _check_count(i + 1)
 
@@ -160,6 +168,38 @@ class _Bounded:
         allowed = f"at most {self._max_bytes} bytes"
         _require(self._num_left >= 0, "the archive unpacks to too much", allowed)
         return piece
+
+
+class _ShortReads:
+    """A file of which no piece is longer than `MAX_HEADER_BYTES`: `zipfile` reads a directory of any
+    length at once, and makes an object of each entry. Members are read in pieces of `PIECE_BYTES`
+    at most."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.seek = file.seek
+        self.seekable = file.seekable
+        self.tell = file.tell
+
+    def read(self, num_bytes: int = -1) -> bytes:
+        most = MAX_HEADER_BYTES
+        piece = self._file.read(most + 1 if num_bytes < 0 else min(num_bytes, most + 1))
+        _require(len(piece) <= most, "the archive has a long directory", f"at most {most} bytes")
+        return piece
+
+
+class _ShortHeader(tarfile.TarInfo):
+    """A member whose headers are no longer than `MAX_HEADER_BYTES`: `tarfile` holds each in
+    memory."""
+
+    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
+        """Called by `tarfile` for each header, which lets subclasses replace it."""
+        if self.type in _HEADERS:
+            is_short = self.size <= MAX_HEADER_BYTES
+            allowed = f"at most {MAX_HEADER_BYTES} bytes"
+            _require(is_short, "a member of the archive has a long header", allowed)
+        read: tarfile.TarInfo = super()._proc_member(archive)  # type: ignore[misc]
+        return read
 
 
 @contextlib.contextmanager

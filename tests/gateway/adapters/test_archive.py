@@ -86,6 +86,8 @@ def test_both_files_are_found(uploads: Sequence[bytes]) -> None:
 
 MANY = {str(i): b"" for i in range(archive.MAX_MEMBERS + 1)}
 LARGE = BOTH | {"adapter_model.safetensors": bytes(MAX_BYTES + 1)}
+LONG_NAME = {"x" * (archive.MAX_HEADER_BYTES + 1): b""}
+LONG_NAMES = {str(i) + "x" * 60_000: b"" for i in range(20)}
 LONG_CONFIG = BOTH | {"adapter_config.json": bytes(archive.MAX_CONFIG_BYTES + 1)}
 
 
@@ -105,6 +107,9 @@ LONG_CONFIG = BOTH | {"adapter_config.json": bytes(archive.MAX_CONFIG_BYTES + 1)
         ([zip_link()], "adapter_config.json is no regular file"),
         ([tar_of(MANY)], "too many members"),
         ([zip_of(MANY)], "too many members"),
+        ([tar_of(LONG_NAME | BOTH)], "a member of the archive has a long header"),
+        ([tar_of(LONG_NAME | BOTH, "w:gz")], "a member of the archive has a long header"),
+        ([zip_of(LONG_NAMES | BOTH)], "the archive has a long directory"),
         ([tar_of(BOTH | {"x/adapter_config.json": CONFIG})], "there are two of adapter_config"),
         ([zip_of({"adapter_config.json": CONFIG})], "adapter_model.safetensors is missing"),
         ([tar_of({"README.md": b"x"})], "adapter_config.json is missing"),
