@@ -139,8 +139,8 @@ class BlockPool:
         return block_hash not in self.elsewhere
 
     def uncache(self, block: int) -> None:
-        """Forgets what a block caches, if anything. Keys of block hashes are not forgotten: nobody
-        would announce it."""
+        """Forgets the key of a block, if it caches one. The key is no block hash: events name those,
+        and none would be published here."""
         if (key := self._hash_of[block]) is not None:
             assert not is_block_hash(key)
             self._hash_of[block] = None

@@ -1,5 +1,5 @@
-"""Vectors that each layer adds for a token, made of its id and of its embedding. Source: Gemma 3n and
-Gemma 4, "per-layer inputs"."""
+"""Vectors that each layer adds for a token, made of its id and of its embedding. Source: Gemma 3n
+and Gemma 4, "per-layer inputs"."""
 
 from __future__ import annotations
 

@@ -76,7 +76,8 @@ class DeltaParts:
         self._layer = i
 
     def delta_net(self) -> DeltaNet:
-        delta, states = self._config.delta, self._config.states
+        delta = self._config.delta
+        states = self._config.states
         assert delta is not None
         assert states is not None
         prefix = f"layers.{self._layer}."

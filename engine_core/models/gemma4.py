@@ -1,5 +1,6 @@
-"""The decoder of Gemma 4: that of Gemma 3 with heads of two sizes, layers that read the keys and values
-of others, and a vector of each token for each layer. Source: transformers, `modeling_gemma4.py`."""
+"""The decoder of Gemma 4: that of Gemma 3 with heads of two sizes, layers that read the keys and
+values of others, and a vector of each token for each layer. Source: transformers,
+`modeling_gemma4.py`."""
 
 from __future__ import annotations
 

@@ -163,7 +163,8 @@ class ModelConfig:
 
     @property
     def task(self) -> str:
-        """Task of the model: `embed`, `classify`, or `generate` where its tokens are sampled too."""
+        """Task of the model: `embed`, `classify`, or `generate` where its tokens are sampled
+        too."""
         if self.encoder is None:
             return "generate"
         return "classify" if self.encoder.labels else "embed"

@@ -27,8 +27,8 @@ class PagePlan:
     num_layers: int
     """Layers that a page has room for, of the size of a place."""
     places: tuple[tuple[int, int], ...]
-    """Page group of each layer, and the first of its places in the page. Of a state layer: `STATES`,
-    and its first unit among those of all state layers."""
+    """Page group of each layer, and the first of its places in the page. Of a state layer:
+    `STATES`, and its first unit among those of all state layers."""
     place_width: int = 0
     """Numbers of a token's keys in one place, where layers take one or more of them; 0: each layer
     takes one."""

@@ -171,9 +171,9 @@ class _Bounded:
 
 
 class _ShortReads:
-    """A file of which no piece is longer than `MAX_HEADER_BYTES`: `zipfile` reads a directory of any
-    length at once, and makes an object of each entry. Members are read in pieces of `PIECE_BYTES`
-    at most."""
+    """A file of which no piece is longer than `MAX_HEADER_BYTES`: `zipfile` reads a directory of
+    any length at once, and makes an object of each entry. Members are read in pieces of
+    `PIECE_BYTES` at most."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file

@@ -96,9 +96,9 @@ def expand(
     *,
     dependent: bool = False,
 ) -> None:
-    """Adds what `shrink` made, times Bᵀ and the factor, to y [T, N] in place. `dependent`: it starts
-    while the product ends, and asks for its first factors meanwhile; tiles are there, since what
-    makes them lets nothing start before its end."""
+    """Adds what `shrink` made, times Bᵀ and the factor, to y [T, N] in place. `dependent`: it
+    starts while the product ends, and asks for its first factors meanwhile; tiles are there, since
+    what makes them lets nothing start before its end."""
     assert y.stride(1) == 1
     sizes = (*layer.parts, 0, 0)[:MAX_PARTS]
     num_blocks = sum(triton.cdiv(size, _OUTPUTS) for size in sizes)

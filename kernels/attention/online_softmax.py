@@ -1,11 +1,12 @@
 """The one arithmetic of attention: every attention kernel here is these helpers in this order, so
 that bits agree.
 
-A row walks its keys in splits of 512, a split in tiles of 128 (fewer where heads are wide) with a state
-of its own (maximum, sums, weighted values); finished splits are merged first to last. Decode gives splits to several
-programs and merges them in a second kernel, prefill keeps both states in registers: the same
-operations on the same numbers. Sums over keys, which a compiler would order by how a tile lies over
-its threads, are spelt out: the right half of the columns is added to the left until one is left.
+A row walks its keys in splits of 512, a split in tiles of 128 (fewer where heads are wide) with a
+state of its own (maximum, sums, weighted values); finished splits are merged first to last. Decode
+gives splits to several programs and merges them in a second kernel, prefill keeps both states in
+registers: the same operations on the same numbers. Sums over keys, which a compiler would order by
+how a tile lies over its threads, are spelt out: the right half of the columns is added to the left
+until one is left.
 
 Weights are relative to the maximum rounded down to a multiple of eight powers of two: that costs no
 digit, seldom changes from tile to tile, and a kernel that sees no change need not scale anything: a

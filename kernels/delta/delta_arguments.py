@@ -1,5 +1,5 @@
-"""Arguments of a gated delta net's kernels: where its heads lie in the projections, its weights, and
-the memory of its states."""
+"""Arguments of a gated delta net's kernels: where its heads lie in the projections, its weights,
+and the memory of its states."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Twin of the gated delta net's kernels in plain torch: token by token, without blocks. Source: Yang
-et al., "Gated delta networks", 2024."""
+"""Twin of the gated delta net's kernels in plain torch: token by token, without blocks. Source:
+Yang et al., "Gated delta networks", 2024."""
 
 from __future__ import annotations
 

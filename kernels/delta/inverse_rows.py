@@ -1,13 +1,12 @@
-"""Rows of gated delta nets that depend on a block's keys, queries and gates, and on no state: those of
-the inverse that solves the delta rule, and those by which outputs are made of corrected values.
+"""Rows of gated delta nets that depend on a block's keys, queries and gates, and on no state: those
+of the inverse that solves the delta rule, and those by which outputs are made of corrected values.
 
 Within a block, u = T r: solved values u of corrected ones r, with T = 1 / (1 + L), where L[t, j] is
 the share of token t times the decay since token j times the product of their keys, for j < t. A row
-of T is made of those before it, in an order that does not depend on how many tokens a pass computes.
-Outputs are W T r beside what the state gives, with W[t, j] the decay times the product of the query
-of t and the key of j. Source: Yang et al., "Parallelizing linear transformers with the delta rule
-over sequence length", 2024.
-"""
+of T is made of those before it, in an order that does not depend on how many tokens a pass
+computes. Outputs are W T r beside what the state gives, with W[t, j] the decay times the product of
+the query of t and the key of j. Source: Yang et al., "Parallelizing linear transformers with the
+delta rule over sequence length", 2024."""
 
 from __future__ import annotations
 
@@ -107,9 +106,9 @@ def first_read(
     BLOCK: tl.constexpr,
     NEIGHBOURS: tl.constexpr,
 ):
-    """First position of a row's block that is in the batch: its own, or, of a row of one token, that
-    of the first of its neighbours. These are rows of one token before it, each of which ends where
-    the next one starts, with the same state."""
+    """First position of a row's block that is in the batch: its own, or, of a row of one token,
+    that of the first of its neighbours. These are rows of one token before it, each of which ends
+    where the next one starts, with the same state."""
     count = 0
     if NEIGHBOURS:
         state = tl.load(p_first + i_row * stride_table)
@@ -139,8 +138,9 @@ def load_rows(
     kept_size,
     STRIDE: tl.constexpr,
 ):
-    """Rows [positions, numbers] of the batch's tokens from `start` to `end`, and `kept_size` numbers
-    of those before them from the tail of the block that begins at `before`. Zeros elsewhere."""
+    """Rows [positions, numbers] of the batch's tokens from `start` to `end`, and `kept_size`
+    numbers of those before them from the tail of the block that begins at `before`. Zeros
+    elsewhere."""
     inside = (o_d < size)[None, :]
     o_token = (token + o_position - start).to(tl.int64)
     is_own = ((o_position >= start) & (o_position < end))[:, None] & inside

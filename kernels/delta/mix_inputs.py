@@ -17,8 +17,8 @@ from .delta_unit import NUM_BEFORE
 BEFORE = tl.constexpr(NUM_BEFORE)
 _L2_EPS = tl.constexpr(L2_EPS)
 TILE = 4
-"""Tokens that a program takes at once; fixed, so that the layout of a reduction never depends on the
-batch."""
+"""Tokens that a program takes at once; fixed, so that the layout of a reduction never depends on
+the batch."""
 MOST_PROGRAMS = 128
 """Programs that share the tokens of a row, at most."""
 TOKENS = 64

@@ -1,5 +1,5 @@
-"""Adapters that are sent to an engine: their files are written to a temporary folder, checked there,
-and deleted."""
+"""Adapters that are sent to an engine: their files are written to a temporary folder, checked
+there, and deleted."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A text that is embedded: the model's own pooling, the text that goes before it, and how it is cut.
-Knows no network."""
+"""A text that is embedded: the model's own pooling, the text that goes before it, and how it is
+cut. Knows no network."""
 
 from __future__ import annotations
 

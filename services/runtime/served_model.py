@@ -50,8 +50,8 @@ class ServedModel:
 
     @property
     def capabilities(self) -> tuple[str, ...]:
-        """Names of what clients may ask for. The hidden states of a model that generates are embeddings
-        too."""
+        """Names of what clients may ask for. The hidden states of a model that generates are
+        embeddings too."""
         return CAPABILITIES.get(self.task, CAPABILITIES[GENERATE])
 
     def mismatch(self, other: ServedModel) -> str | None:

@@ -1,4 +1,5 @@
-"""The site of `make docs`: every page but records has a place in it, and nothing of it comes from elsewhere."""
+"""The site of `make docs`: every page but records has a place in it, and nothing of it comes from
+elsewhere."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def swapping_configs(draw: st.DrawFn) -> EngineConfig:
 
 @st.composite
 def state_configs(draw: st.DrawFn) -> EngineConfig:
-    """Of a model with state layers."""
+    """Configurations of engines whose model has state layers."""
     config = replace(
         draw(configs()),
         num_blocks=1000,

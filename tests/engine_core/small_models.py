@@ -507,8 +507,9 @@ def greedy(max_tokens: int, **more: Any) -> SamplingParams:
 
 
 ROUNDED = 0.2
-"""Difference of log probabilities at most, of float32 on a GPU: it multiplies as TF32, with 10 bits of
-a number's fraction, and weights of random checkpoints are large. A wrong model is off by several."""
+"""Difference of log probabilities at most, of float32 on a GPU: it multiplies as TF32, with 10 bits
+of a number's fraction, and weights of random checkpoints are large. A wrong model is off by
+several."""
 
 
 def check_rounded(

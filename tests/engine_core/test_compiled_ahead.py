@@ -362,7 +362,8 @@ def test_page_groups_of_a_mixed_model_compile_no_kernel_for_themselves(
 def test_layers_of_several_shapes_are_compiled_ahead(
     launches: Launches, monkeypatch: pytest.MonkeyPatch, kv_dtype: torch.dtype
 ) -> None:
-    """Heads of 256 and of 512, of one key head and of four, and layers without keys of their own."""
+    """Heads of 256 and of 512, of one key head and of four, and layers without keys of their
+    own."""
     is_windowed = (True, True, True, False, True, False)
     mixed = MixedLayers(
         global_head_dim=512,

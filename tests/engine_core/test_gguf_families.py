@@ -1,5 +1,5 @@
-"""GGUF files of each family that llama.cpp's converter makes: the same model as the checkpoint that they
-were made of.
+"""GGUF files of each family that llama.cpp's converter makes: the same model as the checkpoint that
+they were made of.
 
 Names of tensors are those of the package gguf. What the converter changes of tensors and writes as
 metadata is written here a second time, from its code; no file of the converter's own is read."""

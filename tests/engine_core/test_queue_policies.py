@@ -256,8 +256,8 @@ def test_tenants_have_equal_shares_under_each_policy(policy: str) -> None:
 
 
 def test_a_blocked_head_lets_those_pass_whose_blocks_fit_and_is_not_starved() -> None:
-    """An answer holds half of the 64 usable blocks. The next request needs 50; small ones come all the
-    time."""
+    """An answer holds half of the 64 usable blocks. The next request needs 50; small ones come all
+    the time."""
     config = replace(CONFIG, num_blocks=65, max_model_len=1024, max_num_seqs=8)
     passed = {}
     for policy in ("fair", "priority"):

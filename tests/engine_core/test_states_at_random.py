@@ -1,5 +1,5 @@
-"""States of sequences under random adds, cancels, drafts, forks and shortages, at every depth: every
-stream is what it is alone, and nothing leaks."""
+"""States of sequences under random adds, cancels, drafts, forks and shortages, at every depth:
+every stream is what it is alone, and nothing leaks."""
 
 from __future__ import annotations
 

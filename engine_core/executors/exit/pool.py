@@ -13,8 +13,8 @@ from ..entry.text_entry import TextStep
 
 
 class Pool:
-    """See `Exit`. A step may compute texts whose vectors nobody asked for, when an engine warms
-    up."""
+    """See `Exit`. Steps that warm an engine up compute texts of no request, which have no
+    pooling."""
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder

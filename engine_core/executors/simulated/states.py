@@ -59,7 +59,8 @@ class SimulatedStates:
 
     def _write(self, row: int, start: int, end: int) -> None:
         size = self._block_size
-        first, last = start // size, end // size
+        first = start // size
+        last = end // size
         positions = np.arange(start, end, dtype=np.int32)
         added = hashes(self._table.token_ids[row, start:end], positions)
         tails = self._tails(row, first)

@@ -1,5 +1,5 @@
-"""A gated delta net, which keeps a state in the place of keys and values. Source: Yang et al., "Gated
-delta networks", 2024."""
+"""A gated delta net, which keeps a state in the place of keys and values. Source: Yang et al.,
+"Gated delta networks", 2024."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class DeltaNet:
         first_unit: int,
     ) -> None:
         """wide makes queries, keys, values and output gates, narrow decays and shares, at the
-        layer's places; o [H, value heads · value_dim]. `first_unit`: number of the layer's first unit
-        among those of all layers."""
+        layer's places; o [H, value heads · value_dim]. `first_unit`: number of the layer's first
+        unit among those of all layers."""
         self._platform = platform
         self._wide = platform.linear(wide)
         self._narrow = platform.linear(narrow)

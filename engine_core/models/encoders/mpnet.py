@@ -1,5 +1,5 @@
-"""The encoder of MPNet, whose attention adds a bias of the distance between two tokens. Source: Song
-et al., "MPNet: masked and permuted pre-training for language understanding", 2020."""
+"""The encoder of MPNet, whose attention adds a bias of the distance between two tokens. Source:
+Song et al., "MPNet: masked and permuted pre-training for language understanding", 2020."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Families of models in GGUF files: their names of tensors, and what a file says of them. Knows nothing
-about bytes.
+"""Families of models in GGUF files: their names of tensors, and what a file says of them. Knows
+nothing about bytes.
 
 Source: llama.cpp's converter, `conversion/*.py` of 2026, and tensor names of the package gguf."""
 

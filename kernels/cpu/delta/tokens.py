@@ -53,8 +53,8 @@ def unit_of(arguments: int, table: int, i: int) -> Any:
 def _inputs_of(
     arguments: int, p_scratch: int, i: int, position: int, part: int, element: Any
 ) -> Any:
-    """Address of a token's raw query, key or values (part 0, 1, 2): in the batch, in the tail of the
-    first block, or zeros before the sequence."""
+    """Address of a token's raw query, key or values (part 0, 1, 2): in the batch, in the tail of
+    the first block, or zeros before the sequence."""
     head = i % argument(arguments, places.NUM_HEADS)
     start = start_of(arguments, i)
     if position >= start:

@@ -1,5 +1,5 @@
-"""Records of the catalogue of adapters: those of strangers are ignored, and those of an earlier token
-are signed again."""
+"""Records of the catalogue of adapters: those of strangers are ignored, and those of an earlier
+token are signed again."""
 
 from __future__ import annotations
 

@@ -186,7 +186,8 @@ def test_a_tekken_file_that_lists_no_special_tokens_has_the_oldest_ones(tmp_path
 def test_a_file_that_is_not_served_is_refused_by_the_field(
     name: str, content: bytes, refused: str, tmp_path: Path
 ) -> None:
-    """Content that begins with + comes behind a whole file; a list is a path in one, and a value."""
+    """Content that begins with + comes behind a whole file; a list is a path in one, and a
+    value."""
     whole = (VOCABULARIES / "llama.model").read_bytes()
     if name == "added_tokens.json":
         (tmp_path / "tokenizer.model").write_bytes(whole)
