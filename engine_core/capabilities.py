@@ -16,6 +16,7 @@ INT8_ACTIVATIONS = "int8 activations"
 ROUNDED_ACTIVATIONS = "rounded activations"
 EXPERTS = "experts"
 STATES = "state layers"
+MIXED = "layers of several shapes"
 FOREIGN = "modelling code of transformers"
 ENCODER = "encoder"
 TENSOR_PARALLEL = "tensor parallel"
@@ -95,6 +96,11 @@ ENGINE = (
     ),
     Capability(name=EXPERTS, beside=QUANTIZED | {SIMULATED}),
     Capability(name=STATES, beside=QUANTIZED | {SIMULATED, EXPERTS}),
+    Capability(
+        name=MIXED,
+        off="layers of one shape",
+        beside=frozenset({SIMULATED, INT8_ACTIVATIONS}),
+    ),
     Capability(name=FOREIGN, off="headwater", beside=frozenset({SIMULATED, INT8_ACTIVATIONS})),
     Capability(name=ENCODER, off="a decoder"),
     Capability(
@@ -163,7 +169,7 @@ ENGINE = (
         beside=OF_ANY_MODEL
         | RANKS
         | TIERS
-        | {SIMULATED, STATES, ENCODER, STAGE_HOSTS, TREE, FP8_KV},
+        | {SIMULATED, STATES, MIXED, ENCODER, STAGE_HOSTS, TREE, FP8_KV},
     ),
     Capability(
         name=DRAFT_MODEL,

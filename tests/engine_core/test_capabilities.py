@@ -56,6 +56,7 @@ OF_MODEL = {
     table.ROUNDED_ACTIVATIONS: Asked("activation_dtype", "auto", "activations in fp8"),
     table.EXPERTS: Asked("num_experts", 8, "a model with 8 experts"),
     table.STATES: Asked("layer_types", 3, "a model with 3 state layers"),
+    table.MIXED: Asked("architectures", "Gemma4ForCausalLM", "layers of several shapes"),
     table.FOREIGN: Asked("model_code", "transformers", "the modelling code of transformers"),
     table.ENCODER: Asked("architectures", "BertModel", "the encoder"),
 }
@@ -68,7 +69,6 @@ REFUSED_OF_ENGINE = {
     (table.INT8_ACTIVATIONS, table.ENCODER): f"{ENCODER} with activations in int8",
     (table.ROUNDED_ACTIVATIONS, table.ENCODER): f"{ENCODER} with activations in fp8",
     (table.EXPERTS, table.ENCODER): f"{ENCODER} with a model with 8 experts",
-    (table.STATES, table.ENCODER): f"{ENCODER} with a model with 3 state layers",
     (table.FOREIGN, table.ENCODER): f"{ENCODER} with {FOREIGN}",
     (table.ENCODER, table.TENSOR_PARALLEL): "tensor_parallel_size 2: 1 with the encoder",
     (table.ENCODER, table.PIPELINE_PARALLEL): "pipeline_parallel_size 3: 1 with the encoder",
@@ -101,7 +101,11 @@ REFUSED_OF_ENGINE = {
         table.FOREIGN,
     ): "model_code transformers: headwater with a model with 8 experts",
     **{
-        (table.STATES, other): f"{refused} with a model with 3 state layers"
+        (kind, other): f"{refused} with {shown}"
+        for kind, shown in (
+            (table.STATES, "a model with 3 state layers"),
+            (table.MIXED, "layers of several shapes"),
+        )
         for other, refused in (
             (table.FOREIGN, "model_code transformers: headwater"),
             (table.TENSOR_PARALLEL, "tensor_parallel_size 2: 1"),
@@ -115,6 +119,16 @@ REFUSED_OF_ENGINE = {
             (table.DRAFT_MODEL, "draft_model /folder: none"),
             (table.DRAFT_HEADS, "draft_heads /folder: none"),
             (table.ADAPTERS, "adapter_memory 65536: 0"),
+            (table.ENCODER, "architectures BertModel: a decoder"),
+        )
+    },
+    **{
+        (other, table.MIXED): f"architectures Gemma4ForCausalLM: layers of one shape with {shown}"
+        for other, shown in (
+            (table.W8A8, "weights of W8A8"),
+            (table.ROUNDED_ACTIVATIONS, "activations in fp8"),
+            (table.EXPERTS, "a model with 8 experts"),
+            (table.STATES, "a model with 3 state layers"),
         )
     },
     (table.FOREIGN, table.TENSOR_PARALLEL): f"tensor_parallel_size 2: 1 with {FOREIGN}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 
-from ...capabilities import STATES, Asked
+from ...capabilities import MIXED, STATES, Asked
 from ...options import ExecutorOptions
 from ...weights.model_config import ModelConfig
 from ...weights.page_plan import PagePlan, one_group, plan_pages
@@ -32,12 +32,15 @@ def pages_of(
     return one_group(model)
 
 
-def asked_of_states(model: ModelConfig) -> dict[str, Asked]:
-    """The capability of models with state layers, where the model has any."""
-    if model.states is None:
-        return {}
-    count = sum(model.states.is_state)
-    return {STATES: Asked("layer_types", count, f"a model with {count} {STATES}")}
+def asked_of_layers(model: ModelConfig) -> dict[str, Asked]:
+    """Capabilities that a model's layers ask for by what they cache."""
+    asked = {}
+    if model.states is not None:
+        count = sum(model.states.is_state)
+        asked[STATES] = Asked("layer_types", count, f"a model with {count} {STATES}")
+    if model.mixed is not None:
+        asked[MIXED] = Asked("architectures", model.architecture, MIXED)
+    return asked
 
 
 def _whole_beside(options: ExecutorOptions, plan: PagePlan) -> str:

@@ -11,7 +11,6 @@ from ...capabilities import (
     FOREIGN,
     INT8_ACTIVATIONS,
     ROUNDED_ACTIVATIONS,
-    STATES,
     W8A8,
     Asked,
     asked_of_options,
@@ -37,7 +36,7 @@ from ...weights.formats.quantization import GGUF, NONE, check_quantization
 from ...weights.model_config import ModelConfig
 from ...weights.model_file import has_blocks, has_integers, stored_dtype
 from ...weights.shards import NUM_LEAVES, check_layout
-from .pages import asked_of_states
+from .pages import asked_of_layers
 
 KV_CACHE_DTYPES = ("auto", "fp8")
 WITHOUT = {
@@ -132,8 +131,8 @@ def _checked_draft(
         raise ConfigError(
             "draft_model", str(folder), f"a model that is served by itself; of this one {error}"
         ) from None
-    if draft.model.states is not None:
-        raise ConfigError("draft_model", str(folder), f"a model without {STATES}")
+    for name in asked_of_layers(draft.model):
+        raise ConfigError("draft_model", str(folder), f"a model without {name}")
     if draft.model.vocab_size != model.vocab_size:
         allowed = (
             f"a model of {model.vocab_size} tokens, as the served one; this one has "
@@ -213,7 +212,7 @@ def asked_of(
     if model.experts is not None:
         count = model.experts.num_experts
         asked[EXPERTS] = Asked("num_experts", count, f"a model with {count} experts")
-    asked |= asked_of_states(model)
+    asked |= asked_of_layers(model)
     if model.foreign is not None:
         asked[FOREIGN] = Asked("model_code", models.TRANSFORMERS, f"the {FOREIGN}")
     if model.encoder is not None:
@@ -245,8 +244,6 @@ def _check_sizes(
     _check_shapes(model, flags, where)
     if model.width_norms:
         _check_width_norms(options, flags, where)
-    if model.mixed is not None:
-        _check_mixed(options)
     for flag, (field, value) in model.needs.items():
         require(getattr(flags, flag), field, value, f"{WITHOUT[flag]} {where}")
     if options.max_model_len > model.most_positions:
@@ -261,16 +258,6 @@ def _check_width_norms(options: ExecutorOptions, flags: Capabilities, where: str
     # Sums of squares are not made of leaves.
     is_tree = options.numerics == TREE
     require(not is_tree, "numerics", options.numerics, "default with norms over all heads")
-
-
-def _check_mixed(options: ExecutorOptions) -> None:
-    """Raises `ConfigError` for ranks of a model whose layers have several shapes, or read the keys
-    and values of others."""
-    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-        size = getattr(options, name)
-        require(size == 1, name, size, "1 with layers of several shapes")
-    is_tree = options.numerics == TREE
-    require(not is_tree, "numerics", options.numerics, "default with layers of several shapes")
 
 
 def _check_shapes(model: ModelConfig, flags: Capabilities, where: str) -> None:

@@ -14,7 +14,7 @@ from ..simulated.cache import ENTRY_BYTES
 from ..simulated.executor import SimulatedExecutor, SimulatedTiming
 from ..simulated.model import SimulatedModel
 from ..simulated.states import PAGES_OF_UNIT, num_units
-from .pages import asked_of_states, pages_of
+from .pages import asked_of_layers, pages_of
 
 
 def build_executor(
@@ -31,7 +31,7 @@ def build_executor(
         max_model_len = options.max_model_len or model.max_position_embeddings
         page_windows = pages_of(options, model, max_model_len).windows
         state_pages = 0 if model.states is None else PAGES_OF_UNIT
-        asked |= asked_of_states(model)
+        asked |= asked_of_layers(model)
     for refused in refusals_of_engine(asked):
         raise ConfigError(*refused)
     options = replace(options, max_model_len=max_model_len, num_blocks=options.num_blocks or 4_096)
