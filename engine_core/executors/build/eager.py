@@ -32,6 +32,7 @@ from ..model.adapter_memory import AdapterMemory, NoAdapterMemory, adapter_memor
 from ..model.block_bytes import block_bytes_of, kv_layouts, states_of
 from ..model.eager_caches import EagerCaches
 from ..model.eager_layers import EagerLayers, Forward
+from ..model.eager_states import EagerStates
 from ..model.kv_blocks import KvBlocks, layer_caches
 from ..model.shared_kv import SharedCopies, SharedMemory
 from ..ranks.rank import Rank, block_slice, map_slots
@@ -117,6 +118,7 @@ def _executor(
         kv_caches=own_caches,
     )
     drafter = new_drafter(request, config, loader, drafted)
+    shape = states_of(request, pages)
     return StepExecutor(
         device=EagerDevice(config, served.config.vocab_size),
         caches=EagerCaches(blocks),
@@ -130,7 +132,7 @@ def _executor(
             most_drafts=drafter.most,
             inputs=drafter.layers,
             group_of_layer=pages.group_of_layer,
-            state_shape=states_of(request, pages),
+            states=None if shape is None else EagerStates(table, config, shape, blocks),
         ),
         layers=EagerLayers(forward, layer_caches(blocks, pages, served.config)),
         exit=_exit(served, config, table, sampler, device, rank),
