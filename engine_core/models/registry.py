@@ -90,6 +90,7 @@ def _own(
 _DECODER = "decoder:Decoder"
 _WIDTH_NORMS = ("tensor parallel on CPUs alone, and not with `--numerics tree`",)
 _DENSE = ("weights that are not packed",)
+_PACKED_IN_GGUF = ("weights packed in GGUF, or not at all",)
 _STATES = ("not with `--numerics tree`", "one process: no ranks, no stages")
 _QWEN35 = "qwen3_next:Qwen35"
 _EXPERTS = ("not with `--numerics tree`",)
@@ -115,9 +116,13 @@ ARCHITECTURES = {
         limits=_EXPERTS,
     ),
     "Exaone4ForCausalLM": _own("olmo2:Olmo2", olmo.read_exaone4, "EXAONE 4", "exaone4"),
-    "GPT2LMHeadModel": _own("gpt2:Gpt2", gpt2.read_gpt2, "GPT-2", "gpt2", limits=_DENSE),
+    "GPT2LMHeadModel": _own("gpt2:Gpt2", gpt2.read_gpt2, "GPT-2", "gpt2", limits=_PACKED_IN_GGUF),
     "GPTNeoXForCausalLM": _own(
-        "gpt_neox:GptNeoX", gpt_neox.read_gpt_neox, "GPT-NeoX, Pythia", "gpt_neox", limits=_DENSE
+        "gpt_neox:GptNeoX",
+        gpt_neox.read_gpt_neox,
+        "GPT-NeoX, Pythia",
+        "gpt_neox",
+        limits=_PACKED_IN_GGUF,
     ),
     "GemmaForCausalLM": _own(_DECODER, gemma.read_gemma, "Gemma 1", "gemma"),
     "Gemma2ForCausalLM": _own("gemma3:Gemma3", gemma.read_gemma2, "Gemma 2", "gemma2"),

@@ -16,7 +16,8 @@ from headwater.kernels.quant.block_formats import FORMATS, BlockFormat, BlockWei
 
 from ...config import ConfigError, require
 from ..rope.scaling import scaled
-from .gguf_families import EMBEDDING, FAMILIES, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
+from .gguf_families import EMBEDDING, FAMILIES, RMS_EPS
+from .gguf_fields import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 
 LLAMA_WITH_EXPERTS = "MixtralForCausalLM"
 """Architecture of a file of `llama` that has experts."""
@@ -101,7 +102,7 @@ class GgufFile:
             "num_key_value_heads": self.meta("attention.head_count_kv", num_heads),
             "head_dim": head_dim,
             "max_position_embeddings": self.meta("context_length"),
-            "rms_norm_eps": self.meta("attention.layer_norm_rms_epsilon"),
+            self._family.norm_eps: self._norm_eps(),
             "rope_theta": self.meta("rope.freq_base", 10_000.0),
             "tie_word_embeddings": "output.weight" not in self._tensors,
             "attention_bias": "blk.0.attn_q.bias" in self._tensors,
@@ -109,6 +110,8 @@ class GgufFile:
             "hidden_act": "silu",
         }
         config["rope_scaling"] = self._rope_scaling()
+        if self._family.rotates_parts:
+            config["partial_rotary_factor"] = _share(rotated, head_dim)
         config |= self._family.fields(self, config)
         if self.meta("expert_count", 0):
             config |= self._experts_config()
@@ -196,6 +199,10 @@ class GgufFile:
             raise ConfigError("tensor", name, "tensors of a Llama-like decoder")
         return f"model.layers.{match['layer']}.{names[match['stem']]}.{match['kind']}"
 
+    def _norm_eps(self) -> Any:
+        kind = "rms_epsilon" if self._family.norm_eps == RMS_EPS else "epsilon"
+        return self.meta(f"attention.layer_norm_{kind}")
+
     def _experts_config(self) -> dict[str, Any]:
         """Beside what all have."""
         count = self.meta("expert_count")
@@ -235,7 +242,7 @@ class GgufFile:
     def _yarn(self) -> dict[str, Any]:
         is_absent = ROPE_FACTORS not in self._tensors
         require(is_absent, "tensor", ROPE_FACTORS, "none beside yarn")
-        scaling = {
+        scaling: dict[str, Any] = {
             "rope_type": "yarn",
             "factor": self.meta("rope.scaling.factor"),
             "original_max_position_embeddings": self.meta("rope.scaling.original_context_length"),
@@ -243,6 +250,9 @@ class GgufFile:
         for key, field in YARN_FIELDS.items():
             if (value := self.meta(f"rope.scaling.{key}", None)) is not None:
                 scaling[field] = value
+        if (mscale := self.meta("rope.scaling.yarn_log_multiplier", None)) is not None:
+            # llama.cpp takes `mscale` for 1, and the converter does not write it.
+            scaling |= {"mscale": 1.0, "mscale_all_dim": mscale}
         return scaling
 
     def _llama3(self) -> dict[str, Any] | None:
@@ -293,6 +303,16 @@ class GgufFile:
                 raise ConfigError(key, error.object, "text in UTF-8") from None
         require(default is not ..., key, None, "a GGUF file that states it")
         return default
+
+
+def _share(rotated: Any, head_dim: Any) -> float:
+    """Share of a head that rotates. Raises `ConfigError`."""
+    if type(head_dim) is not int or head_dim < 1:
+        # It is refused later, by name.
+        return 1.0
+    is_part = type(rotated) is int and 1 <= rotated <= head_dim
+    require(is_part, "rope.dimension_count", rotated, f"1…{head_dim}")
+    return float(rotated / head_dim)
 
 
 def _ratio(size: Any, count: Any) -> int | None:
