@@ -64,6 +64,9 @@ _LLAMA3 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\
 _QWEN2 = (
     rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_TAIL}"
 )
+_SEED = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_TAIL}"
+)
 _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CASED_CONTRACTIONS = rf"{_CONTRACTIONS}?"
@@ -94,6 +97,13 @@ PRE_TOKENIZERS = {
     "dbrx": PreTokenizer(_LLAMA3),
     "smaug-bpe": PreTokenizer(_LLAMA3),
     "gpt-4o": PreTokenizer(_GPT4O),
+    "chatglm-bpe": PreTokenizer(_LLAMA3),
+    "glm4": PreTokenizer(_LLAMA3, ignore_merges=True),
+    "exaone": PreTokenizer(single_digits=True),
+    "exaone4": PreTokenizer(),
+    "olmo": PreTokenizer(nfc=True),
+    "pixtral": PreTokenizer(_LLAMA3, ignore_merges=True, add_bos=True),
+    "seed-coder": PreTokenizer(_SEED),
     "tekken": PreTokenizer(_TEKKEN, ignore_merges=True, add_bos=True),
 }
 
@@ -106,6 +116,7 @@ END_OF_ANSWER = (
     "<|end_of_text|>",
     "<end_of_turn>",
     "<|end|>",
+    "<|observation|>",
 )
 
 
