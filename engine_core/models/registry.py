@@ -8,13 +8,14 @@ that a process which needs a config alone starts without torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from ..config import require
 from ..weights.encoders.sentence_files import KEY as SENTENCE_KEY
+from ..weights.formats.gguf_families import GgufFamily
 from ..weights.json_object import read_object
 from ..weights.model_config import ModelConfig
 from .configs import (
@@ -66,6 +67,8 @@ class Architecture:
     """Limits of its models, for people."""
     is_text_part: bool = False
     """Whether it is the text part of a model that reads images too."""
+    gguf: Mapping[str, GgufFamily] = field(default_factory=dict)
+    """Its GGUF files, by their `general.architecture`. Those of this room are in `FAMILIES`."""
 
 
 def _own(
@@ -375,6 +378,14 @@ def _text_of(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 _OF_ALL_PARTS = ("tie_word_embeddings", "quantization_config", "compression_config")
 """Fields of the whole config that hold for its `text_config` too."""
+
+
+def gguf_of_others() -> dict[str, GgufFamily]:
+    """Families of GGUF files that entry points add, by `general.architecture`."""
+    found: dict[str, GgufFamily] = {}
+    for entry in entry_points(group=ENTRY_POINTS):
+        found |= entry.load().gguf
+    return found
 
 
 def find(name: str) -> Architecture:

@@ -4,7 +4,7 @@ formats stay packed."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from headwater.kernels.quant.block_formats import FORMATS, BlockFormat, BlockWei
 
 from ...config import ConfigError, require
 from ..rope.scaling import scaled
-from .gguf_families import EMBEDDING, FAMILIES, RMS_EPS
+from .gguf_families import EMBEDDING, FAMILIES, RMS_EPS, GgufFamily
 from .gguf_fields import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 
 LLAMA_WITH_EXPERTS = "MixtralForCausalLM"
@@ -46,7 +46,8 @@ PLAIN_TYPES = ("F32", "F16", "BF16")
 class GgufFile:
     """Reads lazily: the file is mapped, a tensor is made when it is asked for."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, others: Callable[[], Mapping[str, GgufFamily]] = dict) -> None:
+        """`others` are families beside `FAMILIES`. Raises `ConfigError` for a file of no family."""
         try:
             self._reader = gguf.GGUFReader(path)
         except (ValueError, LookupError) as error:
@@ -55,9 +56,15 @@ class GgufFile:
             ) from None
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
         self._arch = self._field("general.architecture")
-        is_served = isinstance(self._arch, str) and self._arch in FAMILIES
-        require(is_served, "general.architecture", self._arch, ", ".join(FAMILIES))
-        self._family = FAMILIES[self._arch]
+        is_known = isinstance(self._arch, str)
+        families = FAMILIES if is_known and self._arch in FAMILIES else {**others(), **FAMILIES}
+        require(
+            is_known and self._arch in families,
+            "general.architecture",
+            self._arch,
+            ", ".join(families),
+        )
+        self._family = families[self._arch]
         if (num_files := self._field("split.count", 1)) not in (0, 1):
             raise ConfigError(
                 "split.count", num_files, "1: parts have to be joined (`llama-gguf-split --merge`)"
