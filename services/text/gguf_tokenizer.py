@@ -22,6 +22,8 @@ from tokenizers import (
 )
 from tokenizers.models import BPE
 
+from .named_templates import DEFAULT, listed
+
 
 class GgufTokenizerError(Exception):
     """A tokenizer in GGUF metadata that is not supported here; names the key and its value."""
@@ -107,6 +109,8 @@ PRE_TOKENIZERS = {
     "tekken": PreTokenizer(_TEKKEN, ignore_merges=True, add_bos=True),
 }
 
+TEMPLATE = "tokenizer.chat_template"
+"""Key of the template for chats; those of other names stand behind it and a dot."""
 # Control tokens that end an answer although a file's `eos_token_id` names only one of them.
 END_OF_ANSWER = (
     "<|im_end|>",
@@ -206,8 +210,17 @@ class Metadata:
         return token_id
 
     @property
-    def chat_template(self) -> str | None:
-        return self._values.get("tokenizer.chat_template")
+    def chat_template(self) -> Any:
+        """As in `tokenizer_config.json`; None: the file has none."""
+        own = self._values.get(TEMPLATE)
+        others = {
+            key.removeprefix(f"{TEMPLATE}."): source
+            for key, source in self._values.items()
+            if key.startswith(f"{TEMPLATE}.")
+        }
+        if not others:
+            return own
+        return listed({**({} if own is None else {DEFAULT: own}), **others})
 
     @property
     def is_sentencepiece(self) -> bool:

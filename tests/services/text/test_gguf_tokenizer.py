@@ -217,3 +217,16 @@ def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
         GgufTokenizerError, match=r"checkpoint file is 'model\.gguf'; known: .*GGUF magic"
     ):
         write_tokenizer(path, tmp_path)
+
+
+def test_templates_of_other_names_stand_beside_the_one_for_chats() -> None:
+    values = {f"tokenizer.ggml.{name}": value for name, value in BYTE_LEVEL.items()}
+    values |= {
+        "tokenizer.chat_template": "chat",
+        "tokenizer.chat_templates": ["tool_use"],
+        "tokenizer.chat_template.tool_use": "calls",
+    }
+    assert tokenizer_config(Metadata(values))["chat_template"] == [
+        {"name": "default", "template": "chat"},
+        {"name": "tool_use", "template": "calls"},
+    ]
