@@ -98,7 +98,7 @@ _STATES = ("not with `--numerics tree`", "one process: no ranks, no stages")
 _QWEN35 = "qwen3_next:Qwen35"
 _EXPERTS = ("not with `--numerics tree`",)
 _MIXED = ("not with `--numerics tree`", "one process: no ranks, no stages")
-_LLAMA = "Llama 2 and 3, SmolLM2, TinyLlama, Yi, R1-Distill-Llama"
+_LLAMA = "Llama 2 and 3, SmolLM2, TinyLlama, Yi, Aquila, XVERSE, R1-Distill-Llama"
 _QWEN2 = "Qwen2, Qwen2.5, QwQ, R1-Distill-Qwen"
 ARCHITECTURES = {
     "BertForSequenceClassification": _own(
@@ -291,7 +291,10 @@ OTHER_NAMES = {
     "RobertaForMaskedLM": "RobertaModel",
     "XLMRobertaForMaskedLM": "XLMRobertaModel",
     "GPT2Model": "GPT2LMHeadModel",
+    "AquilaForCausalLM": "LlamaForCausalLM",
+    "AquilaModel": "LlamaForCausalLM",
     "LLaMAForCausalLM": "LlamaForCausalLM",
+    "XverseForCausalLM": "LlamaForCausalLM",
     "YiForCausalLM": "LlamaForCausalLM",
     "Qwen2_5_VLModel": "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLModel": "Qwen3VLForConditionalGeneration",
@@ -316,6 +319,7 @@ def config_of(hf_config: Mapping[str, Any]) -> ModelConfig:
         return read_foreign(own, name)
     architecture = find(name)
     text = _text_of(hf_config) if architecture.is_text_part else hf_config
+    _check_switches(text)
     return architecture.read_config({**text, "architectures": [name]})
 
 
@@ -364,6 +368,13 @@ def has_no_head(hf_config: Mapping[str, Any]) -> bool:
     """Whether a config names a model without a head."""
     names = hf_config.get("architectures")
     return isinstance(names, list) and bool(names) and str(names[0]).endswith(BASE)
+
+
+def _check_switches(hf_config: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` for a switch as text, of which any counts as true."""
+    for name, value in hf_config.items():
+        is_text = isinstance(value, str) and value.lower() in ("true", "false")
+        require(not is_text, name, value, "true or false, not as text")
 
 
 def _text_of(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
