@@ -103,6 +103,8 @@ PRE_TOKENIZERS = {
     "glm4": PreTokenizer(_LLAMA3, ignore_merges=True),
     "exaone": PreTokenizer(single_digits=True),
     "exaone4": PreTokenizer(),
+    "hunyuan": PreTokenizer(_QWEN2),
+    "minimax-m2": PreTokenizer(_GPT4O),
     "olmo": PreTokenizer(nfc=True),
     "pixtral": PreTokenizer(_LLAMA3, ignore_merges=True, add_bos=True),
     "seed-coder": PreTokenizer(_SEED),

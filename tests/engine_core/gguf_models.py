@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -67,7 +67,6 @@ GEMMA4 = SHAPE | {
 }
 VISION = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-
 FAMILIES: dict[str, Callable[[], Any]] = {
     "cohere2": lambda: transformers.Cohere2Config(
         **TIED | {"num_hidden_layers": 4, "sliding_window": WINDOW, "logit_scale": 0.5}
@@ -107,6 +106,17 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         },
         vision_config=VISION | {"intermediate_size": 32, "head_dim": 16, "num_key_value_heads": 2},
     ),
+    "ernie4.5-moe": lambda: transformers.Ernie4_5_MoeConfig(
+        **HEADS_OF_32,
+        **{"moe_intermediate_size": 16, "moe_k": 2, "moe_num_experts": 4},
+        moe_num_shared_experts=2,
+    ),
+    "glm4-moe": lambda: transformers.Glm4MoeConfig(
+        **SHAPE | {"head_dim": 32, "pad_token_id": 0},
+        **{"moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2},
+        **{"n_group": 1, "topk_group": 1, "n_shared_experts": 2, "routed_scaling_factor": 1.5},
+        **{"use_qk_norm": True, "attention_bias": True, "num_nextn_predict_layers": 1},
+    ),
     "glm4": lambda: transformers.Glm4Config(**SHAPE | {"head_dim": 32, "pad_token_id": 0}),
     "gpt-neox": lambda: transformers.GPTNeoXConfig(**SHAPE, rotary_pct=0.5),
     "gpt-neox-one-after-the-other": lambda: transformers.GPTNeoXConfig(
@@ -115,6 +125,18 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "gpt2": lambda: transformers.GPT2Config(
         **{"vocab_size": len(TOKENS), "n_embd": 32, "n_layer": 2, "n_head": 2},
         **{"n_positions": 128, "bos_token_id": 0, "eos_token_id": 1},
+    ),
+    "granite-moe": lambda: transformers.GraniteMoeConfig(
+        **SHAPE | {"intermediate_size": 16},
+        **{"num_local_experts": 4, "num_experts_per_tok": 2},
+        **{"embedding_multiplier": 12.0, "logits_scaling": 8.0},
+        **{"residual_multiplier": 0.22, "attention_multiplier": 0.05},
+    ),
+    "hy3": lambda: transformers.HYV3Config(**HEADS_OF_32, **EXPERTS, num_shared_experts=1),
+    "minimax-m2": lambda: transformers.MiniMaxM2Config(
+        **HEADS_OF_32 | {"tie_word_embeddings": False, "intermediate_size": 16},
+        **{"num_local_experts": 4, "num_experts_per_tok": 2, "rotary_dim": 16},
+        rope_parameters={"rope_theta": 5e6, "rope_type": "default", "partial_rotary_factor": 0.5},
     ),
     "granite": lambda: transformers.GraniteConfig(
         **SHAPE,
@@ -196,9 +218,12 @@ PUBLISHED = {
 """Fields of published configs that the converter reads and transformers no longer writes."""
 OTHERWISE_BY_LLAMA_CPP = {
     "exaone4-with-windows": "windows count in models of 64 layers alone",
+    "minimax-m2": "models of this size are not read",
     "phi3": "windows do not count",
 }
 """What llama.cpp does not compute as transformers does."""
+DRAFTING = "model.layers.1."
+"""Layer that stands for the one that drafts, which transformers does not write."""
 
 
 def random_model(family: str) -> Any:
@@ -216,6 +241,21 @@ def random_model(family: str) -> Any:
             sixteenths = torch.randint(-8, 9, parameter.shape) / 16
             parameter.copy_(sixteenths + (1.0 if parameter.dim() == 1 else 0.0))
         for name, buffer in model.named_buffers():
-            if name.endswith("layer_scalar"):
-                buffer.copy_(1.0 + torch.randint(-4, 5, buffer.shape) / 16)
+            if name.endswith(("layer_scalar", "correction_bias")):
+                sixteenths = torch.randint(-4, 5, buffer.shape) / 16
+                buffer.copy_(sixteenths + ("scalar" in name))
     return model
+
+
+def drafting_layer(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A layer for multi-token prediction behind the last one, of a checkpoint of two layers."""
+    spare = "model.layers.2."
+    copied = {
+        name.replace(DRAFTING, spare): tensor.clone()
+        for name, tensor in tensors.items()
+        if name.startswith(DRAFTING)
+    }
+    norm = tensors[DRAFTING + "input_layernorm.weight"]
+    names = ("enorm", "hnorm", "shared_head.norm")
+    copied |= {f"{spare}{name}.weight": norm.clone() for name in names}
+    return copied | {f"{spare}eh_proj.weight": torch.ones(len(norm), 2 * len(norm))}

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from tests.engine_core.gguf_models import (
@@ -32,6 +33,7 @@ from tests.engine_core.gguf_models import (
     PUBLISHED,
     SPECIAL,
     TOKENS,
+    drafting_layer,
     random_model,
 )
 
@@ -118,6 +120,9 @@ def make(family: str) -> dict[str, Any]:
         write_vocabulary(folder)
         config = json.loads((folder / "config.json").read_text()) | PUBLISHED.get(family, {})
         (folder / "config.json").write_text(json.dumps(config))
+        if config.get("num_nextn_predict_layers"):
+            tensors = load_file(folder / "model.safetensors")
+            save_file(tensors | drafting_layer(tensors), folder / "model.safetensors")
         for path in files:
             convert(folder, config, path)
     found = {"transformers": answered(model)}

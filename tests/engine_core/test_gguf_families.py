@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from gguf import GGUFReader
 from safetensors.torch import load_file
 
 from headwater.engine_core.config import ConfigError
-from headwater.engine_core.models import registry
+from headwater.engine_core.models import conversion, registry
 from headwater.engine_core.weights.formats.gguf_families import architectures
 from headwater.engine_core.weights.formats.gguf_file import GgufFile
 from tests.engine_core.gguf_models import FAMILIES, PROMPT, PUBLISHED
@@ -32,12 +33,13 @@ EXPECTED: dict[str, Any] = json.loads((FILES / "expected.json").read_text())
 ANSWERS: dict[str, dict[str, Any]] = EXPECTED["answers"]
 A_FAMILY_OF_EACH_MECHANISM = (
     *("llama", "glm4", "cohere2", "gpt2", "gpt-neox", "ministral3", "phi4-mini", "starcoder2"),
-    *("gemma3-with-a-tower", "gemma4-with-a-tower", "qwen3-moe"),
+    *("gemma3-with-a-tower", "gemma4-with-a-tower", "qwen3-moe", "glm4-moe"),
 )
 """Rows of queries and keys in llama.cpp's order, with their biases; pairs of neighbours that rotate,
 in a part of a head; layers without positions; matrices that checkpoints have transposed; heads one
 after the other there; queries that grow; factors of long positions; biases of norms; norms that
-multiply by 1 + weight; layers of two shapes; experts."""
+multiply by 1 + weight; layers of two shapes; experts, and those chosen by corrected scores, with a
+layer that drafts."""
 ROUNDED_BY_LLAMA_CPP = 0.02
 """Difference of log probabilities at most: it rounds inputs of products to float16."""
 HALF_A_STEP = 0.5 / 127 / 2
@@ -63,6 +65,8 @@ def facts(config: Any) -> dict[str, Any]:
 def shortened(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.6g}")
+    if is_dataclass(value):
+        return {each.name: shortened(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, Mapping):
         return {key: shortened(each) for key, each in value.items()}
     return tuple(map(shortened, value)) if isinstance(value, tuple | list) else value
@@ -95,6 +99,16 @@ def test_each_architecture_of_files_is_served_and_was_read_from_one() -> None:
     # The text part of models with a tower has the same files.
     assert architectures() - read == {"Gemma3ForCausalLM"}
     assert ANSWERS.keys() == FAMILIES.keys()
+
+
+def test_layers_that_draft_are_left_out_and_listed(tmp_path: Path) -> None:
+    file = FILES / "glm4-moe.gguf"
+    converted = conversion.convert(
+        file, tmp_path, dtype="float32", progress=lambda done, total: None
+    )
+    num_drafting = sum(tensor.name.startswith("blk.2.") for tensor in GGUFReader(file).tensors)
+    assert converted.left_out == f"model.layers ({num_drafting})"
+    assert registry.read_config(tmp_path).num_layers == 2
 
 
 @pytest.mark.parametrize("family", ["gemma4", "gpt2", "llama"])
@@ -141,6 +155,9 @@ def test_a_packed_file_stays_packed_and_has_the_weights_of_the_plain_one(
             "dynamic",
             "rope.scaling.type is 'dynamic'; allowed: none, linear",
         ),
+        ("glm4-moe", "nextn_predict_layers", -1, "nextn_predict_layers is -1; allowed: 0…16"),
+        ("glm4-moe", "expert_gating_func", 1, "expert_gating_func is 1; allowed: 2: sigmoid"),
+        ("hy3", "expert_weights_norm", False, "expert_weights_norm is False; allowed: true"),
         ("glm4", "rope.dimension_count", 40, "rope.dimension_count is 40; allowed: 1…32"),
         ("glm4", "rope.dimension_sections", [4, 2], r"dimension_sections is \[4, 2\]; allowed: no"),
         ("llama", "rope.dimension_count", 8, "rope.dimension_count is 8; allowed: 16: all of a"),

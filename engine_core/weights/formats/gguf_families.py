@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from . import gguf_fields
+from . import gguf_experts, gguf_fields
 from .gguf_fields import Config, GgufFields
 
 Names = Mapping[str, str]
@@ -20,6 +20,8 @@ MODEL_NAMES = {
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
+CORRECTION = "mlp.gate.e_score_correction_bias"
+"""A whole name: tensors of files have it with an ending or without one."""
 LAYER_NAMES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -33,6 +35,7 @@ LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
     "ffn_gate_inp": "mlp.gate",
+    "exp_probs_b": CORRECTION,
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
@@ -106,6 +109,9 @@ FAMILIES = {
         architecture="Cohere2ForCausalLM", norm_eps="layer_norm_eps", fields=gguf_fields.cohere2
     ),
     "ernie4_5": GgufFamily(architecture="Ernie4_5ForCausalLM"),
+    "ernie4_5-moe": GgufFamily(
+        architecture="Ernie4_5_MoeForCausalLM", fields=gguf_experts.ernie45_moe
+    ),
     "exaone4": GgufFamily(
         architecture="Exaone4ForCausalLM", layer_names=NORMS_BEHIND, fields=gguf_fields.exaone4
     ),
@@ -137,6 +143,12 @@ FAMILIES = {
         rotates_parts=True,
         fields=gguf_fields.glm4,
     ),
+    "glm4moe": GgufFamily(
+        architecture="Glm4MoeForCausalLM",
+        layer_names=LAYER_NAMES | {"post_attention_norm": "post_attention_layernorm"},
+        rotates_parts=True,
+        fields=gguf_experts.glm4_moe,
+    ),
     "gpt2": GgufFamily(
         architecture="GPT2LMHeadModel",
         layer_names=GPT2_NAMES,
@@ -155,10 +167,19 @@ FAMILIES = {
     "granite": GgufFamily(
         architecture="GraniteForCausalLM", is_permuted=True, fields=gguf_fields.granite
     ),
+    "granitemoe": GgufFamily(
+        architecture="GraniteMoeForCausalLM", is_permuted=True, fields=gguf_fields.granite
+    ),
+    "hy_v3": GgufFamily(architecture="HYV3ForCausalLM", fields=gguf_experts.hy3),
     "llama": GgufFamily(
         architecture="LlamaForCausalLM",
         also=("InternLM3ForCausalLM", "MixtralForCausalLM"),
         is_permuted=True,
+    ),
+    "minimax-m2": GgufFamily(
+        architecture="MiniMaxM2ForCausalLM",
+        rotates_parts=True,
+        fields=gguf_experts.minimax_m2,
     ),
     "mistral": GgufFamily(architecture="MistralForCausalLM", is_permuted=True),
     "mistral3": GgufFamily(

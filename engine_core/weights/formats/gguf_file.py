@@ -16,7 +16,7 @@ from headwater.kernels.quant.block_formats import FORMATS, BlockFormat, BlockWei
 
 from ...config import ConfigError, require
 from ..rope.scaling import scaled
-from .gguf_families import EMBEDDING, FAMILIES, RMS_EPS, GgufFamily
+from .gguf_families import CORRECTION, EMBEDDING, FAMILIES, RMS_EPS, GgufFamily
 from .gguf_fields import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 
 LLAMA_WITH_EXPERTS = "MixtralForCausalLM"
@@ -26,7 +26,8 @@ _EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_ex
 """Tensors of all experts of a layer."""
 _FACTORS = {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS}
 """Tensors of rotary positions, which a config has as numbers."""
-_LAYER_TENSOR = re.compile(r"blk\.(?P<layer>\d+)\.(?P<stem>\w+)\.(?P<kind>weight|bias)")
+_LAYER_TENSOR = re.compile(r"blk\.(?P<layer>\d+)\.(?P<stem>\w+)(?:\.(?P<kind>weight|bias))?")
+_OF_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 LLAMA3_ROPE = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
@@ -40,6 +41,8 @@ YARN_FIELDS = {
 }
 """Keys behind `rope.scaling.` that a file may have."""
 MAX_FACTORS = 4096
+MAX_DRAFTING = 16
+"""Several times as many layers that draft as any model has."""
 PLAIN_TYPES = ("F32", "F16", "BF16")
 
 
@@ -104,7 +107,8 @@ class GgufFile:
             "vocab_size": int(embedding.shape[1]),
             "hidden_size": hidden_size,
             "intermediate_size": self.meta("feed_forward_length"),
-            "num_hidden_layers": self.meta("block_count"),
+            "num_hidden_layers": self._num_layers,
+            "num_nextn_predict_layers": self._num_drafting,
             "num_attention_heads": num_heads,
             "num_key_value_heads": self.meta("attention.head_count_kv", num_heads),
             "head_dim": head_dim,
@@ -130,8 +134,12 @@ class GgufFile:
         """(Hugging Face name, weight) of everything a decoder needs; what is not packed is
         float32."""
         for name, tensor in self._tensors.items():
+            layer = _OF_LAYER.fullmatch(name)
             if name in _FACTORS:
                 self._check_factors(name)
+            elif layer is not None and int(layer[1]) >= self._num_layers:
+                # Nothing reads a layer that drafts.
+                yield f"model.layers.{layer[1]}.{layer[2]}", torch.empty(0)
             elif (match := _LAYER_TENSOR.fullmatch(name)) and match["stem"] in _EXPERTS:
                 layer = f"model.layers.{match['layer']}.mlp.experts"
                 for index, weight in enumerate(self._experts(name)):
@@ -204,7 +212,26 @@ class GgufFile:
         match = _LAYER_TENSOR.fullmatch(name)
         if match is None or match["stem"] not in names:
             raise ConfigError("tensor", name, "tensors of a Llama-like decoder")
-        return f"model.layers.{match['layer']}.{names[match['stem']]}.{match['kind']}"
+        whole = names[match["stem"]]
+        if whole != CORRECTION:
+            require(match["kind"], "tensor", name, "names that end in weight or bias")
+            whole = f"{whole}.{match['kind']}"
+        return f"model.layers.{match['layer']}.{whole}"
+
+    @property
+    def _num_drafting(self) -> int:
+        """Layers for multi-token prediction, behind the others. Raises `ConfigError`."""
+        count = self.meta("nextn_predict_layers", 0)
+        is_count = type(count) is int and 0 <= count <= MAX_DRAFTING
+        require(is_count, "nextn_predict_layers", count, f"0…{MAX_DRAFTING}")
+        return int(count)
+
+    @property
+    def _num_layers(self) -> Any:
+        """Layers but for those that draft."""
+        blocks = self.meta("block_count")
+        # What is no number is refused later, by name.
+        return blocks - self._num_drafting if type(blocks) is int else blocks
 
     def _norm_eps(self) -> Any:
         kind = "rms_epsilon" if self._family.norm_eps == RMS_EPS else "epsilon"
@@ -219,8 +246,8 @@ class GgufFile:
             "num_local_experts": count,
             "num_experts_per_tok": self.meta("expert_used_count"),
             "moe_intermediate_size": inner,
-            # A file of these architectures does not state it.
-            "norm_topk_prob": self._arch == "qwen3moe",
+            # Files of Qwen do not state it.
+            "norm_topk_prob": self.meta("expert_weights_norm", self._arch == "qwen3moe"),
         }
         if self._arch == "qwen2moe":
             fields["shared_expert_intermediate_size"] = self.meta(

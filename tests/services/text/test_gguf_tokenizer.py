@@ -89,6 +89,7 @@ def test_each_family_of_byte_level_models_is_known(pre: str, tokens: list[str]) 
         ("tekken", ["a", "Ġ", "1", "2", "3", "4", "5", "Ġit", "'s"]),
         ("glm4", ["a", "Ġ", "123", "45", "Ġit", "'s"]),
         ("olmo", ["a", "Ġ12345", "Ġit", "'s"]),
+        ("minimax-m2", ["a", "Ġ", "123", "45", "Ġit's"]),
         ("exaone4", ["a", "Ġ12345", "Ġit", "'s"]),
         ("seed-coder", ["a", "Ġ", "1", "2", "3", "4", "5", "Ġit", "'s"]),
     ],
