@@ -70,7 +70,9 @@ def convert(
     not hold the model's hidden states, and for a checkpoint that is packed by another method than
     `quantization` says.
     """
-    checkpoint = HuggingFaceFolder(source) if source.is_dir() else GgufFile(source)
+    checkpoint = (
+        HuggingFaceFolder(source) if source.is_dir() else GgufFile(source, registry.gguf_of_others)
+    )
     hf_config = checkpoint.hf_config()
     if model_code != registry.AUTO:
         hf_config[registry.MODEL_CODE] = model_code

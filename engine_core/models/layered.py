@@ -44,6 +44,16 @@ JOINED_NAMES = {
     "mlp.gate_up_proj.weight": "gate_up",
     "mlp.gate_up_proj.bias": "gate_up_bias",
 }
+UNCHANGED_NAMES = {
+    f"{theirs}.{kind}": ours + suffix
+    for theirs, ours in (
+        ("self_attn.qkv_proj", "qkv"),
+        ("self_attn.o_proj", "o"),
+        ("mlp.up_proj", "up"),
+        ("mlp.down_proj", "down"),
+    )
+    for kind, suffix in (("weight", ""), ("bias", "_bias"))
+}
 FUSED_NAMES = {
     "self_attn.q_proj.weight": ("qkv", 0),
     "self_attn.k_proj.weight": ("qkv", 1),

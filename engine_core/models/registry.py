@@ -8,13 +8,14 @@ that a process which needs a config alone starts without torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from ..config import require
 from ..weights.encoders.sentence_files import KEY as SENTENCE_KEY
+from ..weights.formats.gguf_families import GgufFamily
 from ..weights.json_object import read_object
 from ..weights.model_config import ModelConfig
 from .configs import (
@@ -66,6 +67,8 @@ class Architecture:
     """Limits of its models, for people."""
     is_text_part: bool = False
     """Whether it is the text part of a model that reads images too."""
+    gguf: Mapping[str, GgufFamily] = field(default_factory=dict)
+    """Its GGUF files, by their `general.architecture`. Those of this room are in `FAMILIES`."""
 
 
 def _own(
@@ -90,11 +93,12 @@ def _own(
 _DECODER = "decoder:Decoder"
 _WIDTH_NORMS = ("tensor parallel on CPUs alone, and not with `--numerics tree`",)
 _DENSE = ("weights that are not packed",)
+_PACKED_IN_GGUF = ("weights packed in GGUF, or not at all",)
 _STATES = ("not with `--numerics tree`", "one process: no ranks, no stages")
 _QWEN35 = "qwen3_next:Qwen35"
 _EXPERTS = ("not with `--numerics tree`",)
 _MIXED = ("not with `--numerics tree`", "one process: no ranks, no stages")
-_LLAMA = "Llama 2 and 3, SmolLM2, TinyLlama, Yi, R1-Distill-Llama"
+_LLAMA = "Llama 2 and 3, SmolLM2, TinyLlama, Yi, Aquila, XVERSE, R1-Distill-Llama"
 _QWEN2 = "Qwen2, Qwen2.5, QwQ, R1-Distill-Qwen"
 ARCHITECTURES = {
     "BertForSequenceClassification": _own(
@@ -115,9 +119,13 @@ ARCHITECTURES = {
         limits=_EXPERTS,
     ),
     "Exaone4ForCausalLM": _own("olmo2:Olmo2", olmo.read_exaone4, "EXAONE 4", "exaone4"),
-    "GPT2LMHeadModel": _own("gpt2:Gpt2", gpt2.read_gpt2, "GPT-2", "gpt2", limits=_DENSE),
+    "GPT2LMHeadModel": _own("gpt2:Gpt2", gpt2.read_gpt2, "GPT-2", "gpt2", limits=_PACKED_IN_GGUF),
     "GPTNeoXForCausalLM": _own(
-        "gpt_neox:GptNeoX", gpt_neox.read_gpt_neox, "GPT-NeoX, Pythia", "gpt_neox", limits=_DENSE
+        "gpt_neox:GptNeoX",
+        gpt_neox.read_gpt_neox,
+        "GPT-NeoX, Pythia",
+        "gpt_neox",
+        limits=_PACKED_IN_GGUF,
     ),
     "GemmaForCausalLM": _own(_DECODER, gemma.read_gemma, "Gemma 1", "gemma"),
     "Gemma2ForCausalLM": _own("gemma3:Gemma3", gemma.read_gemma2, "Gemma 2", "gemma2"),
@@ -283,7 +291,10 @@ OTHER_NAMES = {
     "RobertaForMaskedLM": "RobertaModel",
     "XLMRobertaForMaskedLM": "XLMRobertaModel",
     "GPT2Model": "GPT2LMHeadModel",
+    "AquilaForCausalLM": "LlamaForCausalLM",
+    "AquilaModel": "LlamaForCausalLM",
     "LLaMAForCausalLM": "LlamaForCausalLM",
+    "XverseForCausalLM": "LlamaForCausalLM",
     "YiForCausalLM": "LlamaForCausalLM",
     "Qwen2_5_VLModel": "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLModel": "Qwen3VLForConditionalGeneration",
@@ -308,6 +319,7 @@ def config_of(hf_config: Mapping[str, Any]) -> ModelConfig:
         return read_foreign(own, name)
     architecture = find(name)
     text = _text_of(hf_config) if architecture.is_text_part else hf_config
+    _check_switches(text)
     return architecture.read_config({**text, "architectures": [name]})
 
 
@@ -358,6 +370,13 @@ def has_no_head(hf_config: Mapping[str, Any]) -> bool:
     return isinstance(names, list) and bool(names) and str(names[0]).endswith(BASE)
 
 
+def _check_switches(hf_config: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` for a switch as text, of which any counts as true."""
+    for name, value in hf_config.items():
+        is_text = isinstance(value, str) and value.lower() in ("true", "false")
+        require(not is_text, name, value, "true or false, not as text")
+
+
 def _text_of(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The config of a model's text part; old ones have its fields among the others."""
     text = hf_config.get("text_config")
@@ -370,6 +389,14 @@ def _text_of(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 _OF_ALL_PARTS = ("tie_word_embeddings", "quantization_config", "compression_config")
 """Fields of the whole config that hold for its `text_config` too."""
+
+
+def gguf_of_others() -> dict[str, GgufFamily]:
+    """Families of GGUF files that entry points add, by `general.architecture`."""
+    found: dict[str, GgufFamily] = {}
+    for entry in entry_points(group=ENTRY_POINTS):
+        found |= entry.load().gguf
+    return found
 
 
 def find(name: str) -> Architecture:

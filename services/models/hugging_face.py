@@ -17,6 +17,7 @@ SERVING_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.*",
+    "additional_chat_templates/*.jinja",
     "special_tokens_map.json",
     "modules.json",
     "sentence_bert_config.json",
@@ -28,9 +29,9 @@ TORCH_FILES = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
 VOCABULARIES = ("tokenizer.model", "tekken.json", "added_tokens.json")
 """Files of tokenizers in repositories that have no `tokenizer.json`."""
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-OTHER_FORMS = ("consolidated*.safetensors", "[!0-9]*/*", "*/*/*")
-"""Files of these forms that serving does not read: the same weights in another layout, and files in
-folders but those of sentence-transformers' modules, which begin with a number."""
+OTHER_FORMS = ("consolidated*.safetensors", "[!0-9]*/*.safetensors*", "*/*/*")
+"""Files of these forms that serving does not read: the same weights in another layout, and weights
+in folders but those of sentence-transformers' modules, which begin with a number."""
 
 
 class HubError(Exception):

@@ -25,7 +25,7 @@ from .named_models import NAMED_MODELS
 
 SOURCE_FILES = (
     *("*.json", "*.safetensors", "pytorch_model*.bin", "chat_template.jinja", "tokenizer.model"),
-    *("[0-9]_*/*.json", "[0-9]_*/*.safetensors"),
+    *("[0-9]_*/*.json", "[0-9]_*/*.safetensors", "additional_chat_templates/*.jinja"),
 )
 """Files of a folder in Hugging Face's layout that a conversion reads."""
 _WHOLE_FILE_BYTES = 64 << 20

@@ -22,6 +22,8 @@ from tokenizers import (
 )
 from tokenizers.models import BPE
 
+from .named_templates import DEFAULT, listed
+
 
 class GgufTokenizerError(Exception):
     """A tokenizer in GGUF metadata that is not supported here; names the key and its value."""
@@ -64,6 +66,9 @@ _LLAMA3 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\
 _QWEN2 = (
     rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_TAIL}"
 )
+_SEED = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_TAIL}"
+)
 _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CASED_CONTRACTIONS = rf"{_CONTRACTIONS}?"
@@ -94,9 +99,20 @@ PRE_TOKENIZERS = {
     "dbrx": PreTokenizer(_LLAMA3),
     "smaug-bpe": PreTokenizer(_LLAMA3),
     "gpt-4o": PreTokenizer(_GPT4O),
+    "chatglm-bpe": PreTokenizer(_LLAMA3),
+    "glm4": PreTokenizer(_LLAMA3, ignore_merges=True),
+    "exaone": PreTokenizer(single_digits=True),
+    "exaone4": PreTokenizer(),
+    "hunyuan": PreTokenizer(_QWEN2),
+    "minimax-m2": PreTokenizer(_GPT4O),
+    "olmo": PreTokenizer(nfc=True),
+    "pixtral": PreTokenizer(_LLAMA3, ignore_merges=True, add_bos=True),
+    "seed-coder": PreTokenizer(_SEED),
     "tekken": PreTokenizer(_TEKKEN, ignore_merges=True, add_bos=True),
 }
 
+TEMPLATE = "tokenizer.chat_template"
+"""Key of the template for chats; those of other names stand behind it and a dot."""
 # Control tokens that end an answer although a file's `eos_token_id` names only one of them.
 END_OF_ANSWER = (
     "<|im_end|>",
@@ -106,6 +122,7 @@ END_OF_ANSWER = (
     "<|end_of_text|>",
     "<end_of_turn>",
     "<|end|>",
+    "<|observation|>",
 )
 
 
@@ -195,8 +212,17 @@ class Metadata:
         return token_id
 
     @property
-    def chat_template(self) -> str | None:
-        return self._values.get("tokenizer.chat_template")
+    def chat_template(self) -> Any:
+        """As in `tokenizer_config.json`; None: the file has none."""
+        own = self._values.get(TEMPLATE)
+        others = {
+            key.removeprefix(f"{TEMPLATE}."): source
+            for key, source in self._values.items()
+            if key.startswith(f"{TEMPLATE}.")
+        }
+        if not others:
+            return own
+        return listed({**({} if own is None else {DEFAULT: own}), **others})
 
     @property
     def is_sentencepiece(self) -> bool:
