@@ -37,7 +37,17 @@ class ScoringBody(Body, kw_only=True):
     ) = None
 
 
-class RerankRequest(ScoringBody, kw_only=True):
+class PairBody(ScoringBody, kw_only=True):
+    """Fields of every body of pairs."""
+
+    instruction: (
+        Annotated[str, Meta(max_length=8192, description="a string of up to 8192 characters")]
+        | None
+    ) = None
+    """Question by which the model judges a pair, where its template reads one."""
+
+
+class RerankRequest(PairBody, kw_only=True):
     """The body of POST /rerank, /v1/rerank and /v2/rerank."""
 
     query: Annotated[str, Meta(description="a string")]
@@ -48,7 +58,7 @@ class RerankRequest(ScoringBody, kw_only=True):
     return_documents: Flag | None = None
 
 
-class ScoreRequest(ScoringBody, kw_only=True):
+class ScoreRequest(PairBody, kw_only=True):
     """The body of POST /score and /v1/score."""
 
     text_1: Texts
@@ -76,6 +86,7 @@ def rerank_pairs(asked: RerankRequest) -> PairScores:
         model=asked.model,
         pairs=[(asked.query, _text_of(document)) for document in asked.documents],
         truncate_prompt_tokens=truncation_of(asked),
+        instruction=asked.instruction or "",
         endpoint="rerank",
     )
 
@@ -97,6 +108,7 @@ def score_pairs(asked: ScoreRequest) -> PairScores:
         model=asked.model,
         pairs=list(zip(firsts, seconds, strict=True)),
         truncate_prompt_tokens=truncation_of(asked),
+        instruction=asked.instruction or "",
         endpoint="score",
     )
 

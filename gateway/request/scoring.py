@@ -40,6 +40,8 @@ class PairScores:
     model: str
     pairs: Sequence[tuple[str, str]]
     truncate_prompt_tokens: int | None = None
+    instruction: str = ""
+    """Question by which the model judges; empty: that of its template."""
     endpoint: str
     _run: Embedding = field(init=False)
     _scores: list[float] = field(init=False)
@@ -62,7 +64,10 @@ class PairScores:
         return self._run.num_prompt_tokens
 
     async def _classify(self, cluster: Cluster, caller: Caller) -> None:
-        prompts = [processor_pb2.Prompt(text=first, pair=second) for first, second in self.pairs]
+        prompts = [
+            processor_pb2.Prompt(text=first, pair=second, instruction=self.instruction)
+            for first, second in self.pairs
+        ]
         await self._vectors(prompts, cluster, caller, normalize=False)
         vectors = self._run.vectors
         num_labels = len(vectors[0])
@@ -76,6 +81,9 @@ class PairScores:
 
     async def _compare(self, cluster: Cluster, caller: Caller) -> None:
         """Embeds each text once."""
+        if self.instruction:
+            allowed = "none with a model that embeds"
+            raise BadRequest.of("instruction", self.instruction, allowed)
         places = {text: i for i, text in enumerate(dict.fromkeys(_texts(self.pairs)))}
         prompts = [processor_pb2.Prompt(text=text) for text in places]
         await self._vectors(prompts, cluster, caller, normalize=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from ..answers.format import reasoning_format_of
@@ -13,11 +14,12 @@ from ..answers.reasoning_parser import REASONING_FORMATS
 from ..answers.tool_formats import TOOL_FORMATS, format_of_template
 from ..models.manifest import ModelManifest, weight_bytes
 from ..runtime.model_name import check_model_name
-from ..runtime.served_model import GENERATE, ServedModel
+from ..runtime.served_model import CLASSIFY, GENERATE, ServedModel
 from ..runtime.settings import SettingError, require
 from .chat_template import ChatTemplate
 from .fill_in_middle import GapMarks, marks_of
 from .model_limits import ModelLimits, model_defaults
+from .pair_template import PairTemplate, pair_template
 from .tokenizer import Tokenizer, TokenizerFilesError, read_json
 
 BLOCK_SIZES = (16, 32, 64, 128)
@@ -69,6 +71,8 @@ class TextModel:
     pooling: str = ""
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str = ""
+    pair_template: PairTemplate | None = None
+    """Template of a query and a document; None: a pair is two texts between special tokens."""
     architecture: str = ""
     """Architecture as in `config.json`."""
     tool_format: str = ""
@@ -163,6 +167,11 @@ def load_text_model(folder: Path, name: str, choices: ServingChoices) -> TextMod
         pooling=manifest.pooling,
         prompts=manifest.prompts,
         default_prompt=manifest.default_prompt,
+        pair_template=(
+            pair_template(template, manifest.architecture, partial(_compiled, tokenizer))
+            if manifest.task == CLASSIFY
+            else None
+        ),
         architecture=manifest.architecture,
         tool_format=tool_format,
         reasoning_format=reasoning_format,

@@ -9,16 +9,21 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from headwater.services.engine.convert import ConvertSettings, convert
+from headwater.services.text.model import load_tokenizer
 from tests.engine_core.small_encoders import random_classifier, random_encoder, write_modules
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.processes import MODEL, QUIET, Behind, Gateway, Stage, started
 from tests.services.processor.test_embedded_text import CLS, SEP, A, B, C, write_tokenizer
+from tests.services.processor.test_pairs import CARD
+from tests.services.processor.test_pairs import folder_of as judge_folder
 
 QUERY = "a a"
 DOCUMENTS = ["b", "c b c", "a c"]
 DOCUMENT_IDS = [[B], [C, B, C], [A, C]]
+JUDGE = "qwen3-reranker-tiny"
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +40,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Path], A
         write_tokenizer(source)
         folders[name] = tmp_path_factory.mktemp(name)
         convert(ConvertSettings(source=source, folder=folders[name], name=name, revision="1"))
+    folders[JUDGE] = judge_folder(tmp_path_factory.mktemp("judge"), JUDGE)
     return folders, reference
 
 
@@ -53,7 +59,7 @@ def served(models: tuple[dict[str, Path], Any], start_gateway: GatewayStarter) -
     with started(*texts, *engines):
         behind = Behind(*(each.address for each in texts), tuple(each.address for each in engines))
         with start_gateway(behind) as gateway:
-            gateway.wait_for_replicas(2)
+            gateway.wait_for_replicas(3)
             yield gateway
 
 
@@ -117,9 +123,44 @@ def test_texts_get_labels_and_raw_vectors(served: Gateway) -> None:
     assert math.hypot(*vector["data"]) != pytest.approx(1, abs=1e-2)
 
 
+def judged(folder: Path, instruction: str, query: str, document: str) -> float:
+    """The probability of yes against no, as the model card computes it."""
+    reference = transformers.AutoModelForCausalLM.from_pretrained(folder.parent / "source")
+    tokenizer = load_tokenizer(folder)
+    text = CARD.format(instruction=instruction, query=query, document=document)
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    yes_and_no = [tokenizer.id_of(word) for word in ("yes", "no")]
+    with torch.no_grad():
+        logits = reference(torch.tensor([ids])).logits[0, -1, yes_and_no]
+    return logits.log_softmax(0).exp()[0].item()
+
+
+def test_a_model_of_tokens_judges_by_yes_and_no(
+    models: tuple[dict[str, Path], Any], served: Gateway
+) -> None:
+    asked = {"query": "hello", "documents": ["the hello", "in"], "instruction": "Find greetings."}
+    results = post(served, "/v1/rerank", model=JUDGE, **asked)["results"]
+    expected = [
+        judged(models[0][JUDGE], "Find greetings.", "hello", text) for text in asked["documents"]
+    ]
+    for result in results:
+        assert result["relevance_score"] == pytest.approx(expected[result["index"]], abs=1e-5)
+    assert [result["index"] for result in results] == sorted((0, 1), key=lambda i: -expected[i])
+
+
 @pytest.mark.parametrize(
     ("path", "body", "sentence"),
     [
+        (
+            "/rerank",
+            {"model": "reranker", "query": "a", "documents": ["b"], "instruction": "c"},
+            "instruction is 'c'; allowed: none with a model whose pairs have no template",
+        ),
+        (
+            "/score",
+            {"model": "embedder", "text_1": "a", "text_2": "b", "instruction": "c"},
+            "instruction is 'c'; allowed: none with a model that embeds",
+        ),
         (
             "/v1/embeddings",
             {"model": "reranker", "input": "a"},
