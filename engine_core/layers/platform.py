@@ -3,6 +3,7 @@ device."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -97,23 +98,47 @@ def plans_of(platform: Platform, batch: ForwardBatch) -> Any:
     return [platform.plan_attention(each) for each in batch.page_groups]
 
 
+class TextAttention(Protocol):
+    def __call__(
+        self, x: torch.Tensor, texts: Any, distance_bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """x [T, H] and the plan of its texts → [T, Hq D]. distance_bias float32 [Hq, 2 L − 1] is
+        added to the scores: column L − 1 + d is that of a key d positions behind its query."""
+
+
+class SumNorm(Protocol):
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """x [T, K] and residual [T, H] → [T, H], which may lie where residual does; residual is of
+        no use any more."""
+
+
+class LayerNormWeights(Protocol):
+    """A norm by mean and variance."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    eps: float
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """residual += x in place; the norm of the sum, [T, H]."""
+
+
 class EncoderPlatform(Platform, Protocol):
     """A platform with the flag `encoders`."""
 
     def plan_texts(self, batch: TextBatch) -> Any:
-        """Plan of the texts of a batch for `mutual_attention`, made once for all layers."""
+        """Plan of the texts of a batch for `text_attention`, made once for all layers."""
 
-    def mutual_attention(
-        self,
-        qkv: torch.Tensor,
-        texts: Any,
-        head_dim: int,
-        distance_bias: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """qkv [T, 3 Hq D] → [T, Hq D]: each token attends to all tokens of its text, with scores
-        scaled by 1 / sqrt(D). distance_bias float32 [Hq, 2 L − 1] is added to the scores: column
-        L − 1 + d is that of a key d positions behind its query. A text has the same bits in any
-        batch."""
+    def text_attention(self, qkv: Linear, bias: torch.Tensor, head_dim: int) -> TextAttention:
+        """Attention in which each token attends to all tokens of its text, with scores scaled by
+        1 / sqrt(D); qkv [3 Hq D, H] and bias [3 Hq D]. A text has the same bits in any batch."""
+
+    def sum_norm(self, linear: Linear, bias: torch.Tensor, norm: LayerNormWeights) -> SumNorm:
+        """The norm of product + bias + residual, linear [H, K] and bias [H]."""
+
+    def text_mlp(self, up: Product, down: SumNorm, width: int) -> Callable[[Any], torch.Tensor]:
+        """x [T, H] → down(up(x), x), in as many rows at once as is fastest. width: numbers of a row
+        between the two."""
 
     def biased_linear(self, linear: Linear, bias: torch.Tensor, activation: str) -> Product:
         """x [T, K] → [T, N]: activation(product + bias), bias [N]; activation as in

@@ -30,6 +30,7 @@ from ..weights.unpacking import unpacked
 from . import registry
 from .calibration import Calibrated
 from .model import model_class
+from .score_head import with_score_head
 
 LISTED = 8
 """Kinds of unused tensors that are listed."""
@@ -60,18 +61,22 @@ def convert(
     quantization: str = AUTO,
     calibrated: bool = False,
     model_code: str = registry.AUTO,
+    judges_by: tuple[int, int] | None = None,
 ) -> Converted:
     """Writes `config.json` and the weights into `folder`; source is a .gguf file or a Hugging Face
     folder. Progress is reported in tensors. `quantization` is one of `QUANTIZATIONS`: weights that are
     not packed are rounded to a kind; `calibrated`: the source is what `calibrate` made of that
-    kind.
+    kind. `judges_by`: ids of the tokens whose logits are a reranker's judgement, yes and no, where
+    no file of the folder names them.
 
     Raises `ConfigError` for an architecture or a tensor that is not served, for a dtype that does
     not hold the model's hidden states, and for a checkpoint that is packed by another method than
     `quantization` says.
     """
     checkpoint = (
-        HuggingFaceFolder(source) if source.is_dir() else GgufFile(source, registry.gguf_of_others)
+        HuggingFaceFolder(source, judges_by)
+        if source.is_dir()
+        else GgufFile(source, registry.gguf_of_others)
     )
     hf_config = checkpoint.hf_config()
     if model_code != registry.AUTO:
@@ -93,7 +98,8 @@ def convert(
         check_quantization(quantization, found, "the checkpoint")
     layout = model_class(config).layout(config)
     computed_in = model_file.DTYPES[dtype]
-    counted = _counted(checkpoint.tensors(), lambda done: progress(done, total))
+    published = with_score_head(checkpoint.tensors(), config, registry.sentence_of(hf_config))
+    counted = _counted(published, lambda done: progress(min(done, total - 1), total))
     left_out: list[str] = []
     spare = _spare_layers(config, hf_config)
     tensors = _collected(counted, config, layout, computed_in, spare, left_out)

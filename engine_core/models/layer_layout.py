@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from ..weights.layout import (
     Layout,
@@ -78,6 +79,8 @@ def layout_of(config: ModelConfig, layer_norms: Iterable[str]) -> Layout:
     layout["lm_head"] = linear(
         config.vocab_size, config.hidden_size, tied_to=tied_to, split=Split.VOCABULARY
     )
+    if config.labels:
+        layout["score"] = replace(table(len(config.labels), config.hidden_size), is_wide=True)
     for i in range(config.num_layers):
         mixer = _attention_of(config.at(i)) if not config.has_state(i) else delta_of(config)
         own = norms | mixer | _inner_of(config, i)

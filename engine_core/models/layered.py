@@ -28,6 +28,7 @@ MODEL_NAMES = {
     "model.embed_tokens.weight": "embed",
     "model.norm.weight": "final_norm",
     "lm_head.weight": "lm_head",
+    "score.weight": "score",
 }
 LAYER_NAMES = {
     "self_attn.o_proj.weight": "o",
@@ -90,6 +91,9 @@ class LayeredModel(ABC):
     """Names of norms [H] of a layer."""
     reads_page_groups = True
     final_norm: LastNorm
+    score_head: torch.Tensor | None
+    """float32 [N, H] of a model that classifies: from the state of a text's last token to the
+    scores of N labels."""
 
     def __init__(
         self, config: ModelConfig, weights: Weights, platform: Platform, max_model_len: int
@@ -105,6 +109,7 @@ class LayeredModel(ABC):
         self.layers = [self._layer(parts, i) for i in range(config.num_layers)]
         self.final_norm = self._final_norm(parts)
         self.lm_head = parts.lm_head()
+        self.score_head = weights.tensors.get("score")
 
     @abstractmethod
     def _layer(self, parts: Parts, i: int) -> Layer:

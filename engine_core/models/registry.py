@@ -30,6 +30,7 @@ from .configs import (
     gpt_neox,
     gpt_oss,
     granite,
+    labels,
     llama,
     ministral3,
     mixtral,
@@ -217,7 +218,14 @@ ARCHITECTURES = {
     "Qwen2_5_VLForConditionalGeneration": _own(
         _DECODER, llama.read_qwen2, "Qwen2.5-VL", "qwen2_5_vl", is_text_part=True
     ),
-    "Qwen3ForCausalLM": _own(_DECODER, llama.read_qwen3, "Qwen3 (dense), Qwen3-Embedding", "qwen3"),
+    "Qwen3ForCausalLM": _own(
+        _DECODER, llama.read_qwen3, "Qwen3 (dense), Qwen3-Embedding, Qwen3-Reranker", "qwen3"
+    ),
+    "Qwen3ForSequenceClassification": _own(
+        _DECODER,
+        labels.classifier(llama.read_qwen3),
+        "Qwen3 as a reranker or a classifier",
+    ),
     "Qwen3MoeForCausalLM": _own(
         _DECODER,
         qwen_moe.read_qwen3_moe,
@@ -320,7 +328,8 @@ def config_of(hf_config: Mapping[str, Any]) -> ModelConfig:
     architecture = find(name)
     text = _text_of(hf_config) if architecture.is_text_part else hf_config
     _check_switches(text)
-    return architecture.read_config({**text, "architectures": [name]})
+    model = architecture.read_config({**text, "architectures": [name]})
+    return labels.with_judgement(model, sentence_of(hf_config))
 
 
 def is_foreign(hf_config: Mapping[str, Any]) -> bool:

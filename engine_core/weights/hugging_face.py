@@ -31,9 +31,13 @@ OTHER_LAYOUTS = ("consolidated", "adapter_model", "mmproj")
 class HuggingFaceFolder:
     """Reads lazily: a tensor is read when it is asked for."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, judges_by: tuple[int, int] | None = None) -> None:
+        """`judges_by`: ids of the tokens whose logits are a reranker's judgement, where no file
+        names them."""
         self._path = path
         self._sentence = read_sentence_files(path)
+        if judges_by is not None:
+            self._sentence = {**(self._sentence or {}), "logit_tokens": list(judges_by)}
         self._files = _files_of(path)
         self._prefixes = {}
         """By file of a dense layer, what its tensors' names begin with."""

@@ -131,6 +131,8 @@ class ModelConfig:
     """Layers that keep a state in place of keys and values; None: there are none."""
     encoder: EncoderConfig | None = None
     """Fields of an encoder; None: it is a decoder."""
+    labels: tuple[str, ...] = ()
+    """Labels whose scores the pooled state of a text becomes; empty: the model has no such head."""
     has_output_gate: bool = False
     """Whether attention is multiplied by the sigmoid of gates that lie beside each query."""
     delta: DeltaConfig | None = None
@@ -168,9 +170,17 @@ class ModelConfig:
     def task(self) -> str:
         """Task of the model: `embed`, `classify`, or `generate` where its tokens are sampled
         too."""
-        if self.encoder is None:
-            return "generate"
-        return "classify" if self.encoder.labels else "embed"
+        if self.labels:
+            return "classify"
+        return "generate" if self.encoder is None else "embed"
+
+    @property
+    def label_pooling(self) -> str:
+        """Pooling that a head of labels reads: the first token's state where tokens see each other
+        both ways, else the last one's; empty: the model has no such head."""
+        if not self.labels:
+            return ""
+        return "last" if self.encoder is None else "cls"
 
     @property
     def attention_work(self) -> float:

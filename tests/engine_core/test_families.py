@@ -20,6 +20,7 @@ from tests.engine_core.small_models import (
     random_checkpoint,
     reference_greedy,
 )
+from tests.engine_core.small_rerankers import DECODING_CLASSIFIERS
 from tests.long_values import long_but
 
 PROMPTS = [np.random.default_rng(n).integers(3, 512, n).tolist() for n in (1, 2, 17, 64, 300)]
@@ -37,7 +38,8 @@ shapes."""
 
 def test_every_architecture_has_a_family_and_is_documented() -> None:
     tested = {architecture_of(make()) for make in FAMILIES.values()} | SAME_AS_LLAMA
-    tested |= {make().architectures[0] for make in (*ENCODERS.values(), *CLASSIFIERS.values())}
+    small = (*ENCODERS.values(), *CLASSIFIERS.values(), *DECODING_CLASSIFIERS.values())
+    tested |= {make().architectures[0] for make in small}
     assert tested == ARCHITECTURES.keys(), (
         "add a small config to FAMILIES of tests/engine_core/small_models.py"
     )
