@@ -53,7 +53,8 @@ class AdapterAddition:
 class RowAdditions:
     """Operations of a platform for adapters; see `AdapterPlatform`."""
 
-    def adapter_dtype(self, dtype: torch.dtype) -> torch.dtype:
+    @staticmethod
+    def adapter_dtype(dtype: torch.dtype) -> torch.dtype:
         return torch.float32
 
     def plan_adapters(self, slots: torch.Tensor, slab: Slab) -> torch.Tensor:

@@ -21,12 +21,14 @@ from tests.engine_core.fp8_block_models import WIDE
 from tests.engine_core.oracle_speculator import OracleSpeculator
 from tests.engine_core.small_adapters import (
     CONFIG,
+    HIDDEN,
     answer,
     load_adapter,
     tensors_of,
     write_adapter,
 )
 from tests.engine_core.small_models import (
+    SHAPE,
     Answer,
     SmallEngine,
     convert,
@@ -301,6 +303,33 @@ def test_an_adapter_larger_than_the_memory_is_refused(folders: Path, tmp_path: P
     with pytest.raises(ConfigError, match="rank of the adapter is 20; allowed: at most 16"):
         load_adapter(engine, tmp_path / "wide")
     engine.close()
+
+
+def test_layers_beside_experts_have_adapters_and_experts_are_refused_by_name(
+    tmp_path: Path,
+) -> None:
+    base = random_checkpoint("qwen3-moe", tmp_path / "hf")
+    convert(tmp_path / "hf", tmp_path / "model")
+    # Heads have a fourth of the hidden size here.
+    kv_size = HIDDEN * SHAPE["num_key_value_heads"] // SHAPE["num_attention_heads"]
+    sizes = {f"self_attn.{name}_proj": (HIDDEN, HIDDEN) for name in "qo"}
+    sizes |= {f"self_attn.{name}_proj": (kv_size, HIDDEN) for name in "kv"}
+    tensors = tensors_of(4, layers=tuple(sizes), sizes=sizes)
+    write_adapter(tmp_path / "one", tensors)
+    engine = engine_of(tmp_path, "cpu")
+    digest = load_adapter(engine, tmp_path / "one")
+    found = answer(engine, PROMPTS[:2], [digest, digest], greedy(8))
+    of_expert = "base_model.model.model.layers.0.mlp.experts.1.gate_proj.lora_A.weight"
+    write_adapter(tmp_path / "experts", tensors | {of_expert: torch.zeros(4, 64)})
+    with pytest.raises(ConfigError, match=r"gate_proj.*adapters of experts are not served"):
+        load_adapter(engine, tmp_path / "experts")
+    engine.close()
+    for name, factors in _by_layer(tensors).items():
+        with torch.no_grad():
+            base.get_submodule(name).weight += 2.0 * factors["B"] @ factors["A"]
+    assert [each.token_ids for each in found] == [
+        reference_greedy(base, prompt, 8) for prompt in PROMPTS[:2]
+    ]
 
 
 @pytest.mark.parametrize("kind", long_but(("fp8", "int4"), "fp8"))

@@ -8,6 +8,7 @@ from typing import cast
 import torch
 
 from ...config import ConfigError, EngineConfig
+from ...layers.adapters.row_adapters import AdapterPlatform
 from ...options import BuildRequest, ExecutorOptions, Progress
 from ...parallel.host_address import listen
 from ...parallel.host_proof import read_secret
@@ -24,9 +25,11 @@ from ...parallel.result_messages import (
 from ...parallel.stage_hosts import StageHosts
 from ...platforms.device import Device, ParallelDevice
 from ...platforms.loading import LoadedDevice
+from ...weights.model_file import DTYPES
 from ..model.block_bytes import block_bytes_of
 from .multi import MultiExecutor
 from .rank import map_slots
+from .rank_adapters import RankHostAdapters, RankLayouts
 from .stage_offer import make_offer
 
 log = logging.getLogger(__name__)
@@ -62,6 +65,7 @@ def build_ranks(
     parallel = cast("ParallelDevice", device)
     variables = [parallel.rank_variables(options, rank) for rank in range(num_local_ranks(options))]
     copies = options.copies_ranks and device.capabilities.copied_ranks
+    adapters = _adapter_layouts(request, loaded) if options.adapter_memory else None
     hosts = _stage_hosts(options, loaded) if options.stage_hosts else None
     ranks = Ranks(
         options,
@@ -87,9 +91,21 @@ def build_ranks(
         raise
     work = request.model.attention_work
     launches = device.capabilities.graphs
-    return MultiExecutor(
-        ranks, hellos[0], attention_work=work, launches=launches, slots=slots
-    ), config
+    executor = MultiExecutor(
+        ranks,
+        hellos[0],
+        attention_work=work,
+        launches=launches,
+        slots=slots,
+        adapters=None if adapters is None else RankHostAdapters(adapters, ranks.adapters),
+    )
+    return executor, config
+
+
+def _adapter_layouts(request: BuildRequest, loaded: LoadedDevice) -> RankLayouts:
+    """Raises `ConfigError` where the devices' memory for adapters is too small."""
+    platform = cast("type[AdapterPlatform]", loaded.device.Platform)
+    return RankLayouts(request, platform.adapter_dtype(DTYPES[request.dtype]))
 
 
 def _stage_hosts(options: ExecutorOptions, loaded: LoadedDevice) -> StageHosts:

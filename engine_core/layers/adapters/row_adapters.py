@@ -32,7 +32,8 @@ class Addition(Protocol):
 class AdapterPlatform(Platform, Protocol):
     """A platform with the flag `adapters`."""
 
-    def adapter_dtype(self, dtype: torch.dtype) -> torch.dtype:
+    @staticmethod
+    def adapter_dtype(dtype: torch.dtype) -> torch.dtype:
         """Type of the factors behind a model that computes in this one."""
 
     def plan_adapters(self, slots: torch.Tensor, slab: Slab) -> Any:
