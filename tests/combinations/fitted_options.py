@@ -4,6 +4,7 @@ heads of random weights that fit it, and the number of ranks that divide its lay
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ FEWEST_RANKS = "the fewest ranks that divide the served model"
 
 
 ADAPTER_RANK = 8
-ADAPTER_SPREAD = 0.12
+ADAPTER_SPREAD = 1.0
+"""Its numbers change tokens, and leave some of them as they are."""
 
 
 def fitted(options: Fields, folder: Path) -> dict[str, Any]:
@@ -50,7 +52,8 @@ def adapter_of(folder: Path) -> Path:
         "self_attn.v_proj": (kv_size, model.hidden_size),
         "self_attn.o_proj": (model.hidden_size, q_size),
     }
-    tensors = tensors_of(1, ADAPTER_RANK, tuple(sizes), sizes, model.num_layers, ADAPTER_SPREAD)
+    spread = ADAPTER_SPREAD / math.sqrt(model.hidden_size)
+    tensors = tensors_of(1, ADAPTER_RANK, tuple(sizes), sizes, model.num_layers, spread)
     return write_adapter(made, tensors, r=ADAPTER_RANK, lora_alpha=ADAPTER_RANK)
 
 
