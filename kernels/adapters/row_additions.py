@@ -15,10 +15,6 @@ from .slab import Slab, SlabLayer
 class RowAdditions:
     """Operations of a platform for adapters."""
 
-    @staticmethod
-    def adapter_dtype(dtype: torch.dtype) -> torch.dtype:
-        return dtype
-
     def plan_adapters(self, slots: torch.Tensor, slab: Slab) -> AdapterTiles:
         return adapter_tiles(slots, slab.num_ranks)
 

@@ -85,7 +85,7 @@ def _with_adapters(
     if not num_bytes:
         return weights, None
     adapting = cast(AdapterPlatform, platform)
-    dtype = adapting.adapter_dtype(DTYPES[request.dtype])
+    dtype = DTYPES[request.dtype]
     memory: AdapterMemory | RankAdapters
     if rank.is_whole:
         found = model_class(request.model)
@@ -94,7 +94,7 @@ def _with_adapters(
             num_bytes, model_layout, found.names, dtype, platform.device
         )
     else:
-        memory, slab, layout = rank_adapters(request, rank, dtype, platform.device)
+        memory, slab, layout = rank_adapters(request, rank, platform.device)
     rows = RowAdapters(adapting, slab)
     return with_adapters(weights, layout, rows), memory
 

@@ -18,6 +18,7 @@ from ...layers.adapters.slab_layout import PackedAdapter, SlabLayout, check_laye
 from ...models.model import model_class
 from ...options import BuildRequest
 from ...weights.adapters.peft_folder import read_adapter
+from ...weights.model_file import DTYPES
 from .rank import Rank, stages_of
 
 _PAGE = 4096
@@ -26,8 +27,8 @@ _PAGE = 4096
 class RankLayouts:
     """Each rank's part of the model's layers, by the rank's number, and its layout of a slab."""
 
-    def __init__(self, request: BuildRequest, dtype: torch.dtype) -> None:
-        """dtype: that of the factors on the devices."""
+    def __init__(self, request: BuildRequest) -> None:
+        """Raises `ConfigError` where the devices' memory for adapters is too small."""
         found = model_class(request.model)
         self.names = found.names
         self.whole = found.layout(request.model)
@@ -37,7 +38,7 @@ class RankLayouts:
             for stage in stages_of(request)
             for rank in range(options.layout.tensor)
         ]
-        self.slabs = [SlabLayout(part.layout, dtype) for part in self.parts]
+        self.slabs = [SlabLayout(part.layout, DTYPES[request.dtype]) for part in self.parts]
         most = max(each.rank_bytes for each in self.slabs)
         num_bytes = options.adapter_memory
         self.num_ranks = num_bytes // (RANK_UNIT * most) * RANK_UNIT
@@ -151,10 +152,10 @@ class RankAdapters:
 
 
 def rank_adapters(
-    request: BuildRequest, rank: Rank, dtype: torch.dtype, device: torch.device
+    request: BuildRequest, rank: Rank, device: torch.device
 ) -> tuple[RankAdapters, Slab, SlabLayout]:
     """Memory for adapters of a rank on its device. Raises `ConfigError` where it is too small."""
-    layouts = RankLayouts(request, dtype)
+    layouts = RankLayouts(request)
     number = rank.number(request.options.layout)
     slab = layouts.slab(number, device)
     return RankAdapters(slab, number, rank.adapters), slab, layouts.slabs[number]

@@ -8,7 +8,6 @@ from typing import cast
 import torch
 
 from ...config import ConfigError, EngineConfig
-from ...layers.adapters.row_adapters import AdapterPlatform
 from ...options import BuildRequest, ExecutorOptions, Progress
 from ...parallel.host_address import listen
 from ...parallel.host_proof import read_secret
@@ -25,7 +24,6 @@ from ...parallel.result_messages import (
 from ...parallel.stage_hosts import StageHosts
 from ...platforms.device import Device, ParallelDevice
 from ...platforms.loading import LoadedDevice
-from ...weights.model_file import DTYPES
 from ..model.block_bytes import block_bytes_of
 from .multi import MultiExecutor
 from .rank import map_slots
@@ -65,7 +63,7 @@ def build_ranks(
     parallel = cast("ParallelDevice", device)
     variables = [parallel.rank_variables(options, rank) for rank in range(num_local_ranks(options))]
     copies = options.copies_ranks and device.capabilities.copied_ranks
-    adapters = _adapter_layouts(request, loaded) if options.adapter_memory else None
+    adapters = RankLayouts(request) if options.adapter_memory else None
     hosts = _stage_hosts(options, loaded) if options.stage_hosts else None
     ranks = Ranks(
         options,
@@ -100,12 +98,6 @@ def build_ranks(
         adapters=None if adapters is None else RankHostAdapters(adapters, ranks.adapters),
     )
     return executor, config
-
-
-def _adapter_layouts(request: BuildRequest, loaded: LoadedDevice) -> RankLayouts:
-    """Raises `ConfigError` where the devices' memory for adapters is too small."""
-    platform = cast("type[AdapterPlatform]", loaded.device.Platform)
-    return RankLayouts(request, platform.adapter_dtype(DTYPES[request.dtype]))
 
 
 def _stage_hosts(options: ExecutorOptions, loaded: LoadedDevice) -> StageHosts:
