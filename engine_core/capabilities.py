@@ -189,7 +189,10 @@ ENGINE = (
         name=ADAPTERS,
         fields=("adapter_memory",),
         off="0",
-        beside=TIERS | {SIMULATED, INT8_ACTIVATIONS, FP8_KV, SPECULATION},
+        beside=TIERS
+        | {SIMULATED, INT8_ACTIVATIONS, EXPERTS, FP8_KV}
+        | {SPECULATION, DRAFT_MODEL, DRAFT_HEADS},
+        beside_if={"rank_adapters": RANKS},
         flag="adapters",
     ),
 )

@@ -40,12 +40,25 @@ class AdmittedRow:
     """Slot of its adapter."""
 
 
+class AdapterPlace(NamedTuple):
+    """Place of an adapter in memory that several ranks map, in bytes."""
+
+    begin: int
+    num_bytes: int
+    stride: int
+    """Between the beginnings of the parts of two ranks."""
+    num_ranks: int
+    """The adapter's padded rank."""
+
+
 class AdapterCopy(NamedTuple):
     """An adapter that is copied to a slot of the device before the rows of its plan are
     computed."""
 
     slot: int
     digest: bytes
+    place: AdapterPlace | None = None
+    """Where the ranks of an engine find it; None: there is one rank, which knows it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,6 +49,7 @@ capabilities = Capabilities(
     rank_slots=True,
     rank_norms=True,
     rank_drafts=True,
+    rank_adapters=True,
     rank_draft_slots=True,
     stages=True,
     stage_hosts=True,

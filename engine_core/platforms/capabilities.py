@@ -79,6 +79,8 @@ class Capabilities:
     rank_drafts: bool = False
     """Models and heads draft where ranks divide layers: `--draft-model` and `--draft-heads` need it
     there."""
+    rank_adapters: bool = False
+    """Adapters beside several ranks, which divide them: `--adapter-memory` needs it there."""
     rank_draft_slots: bool = False
     """Ranks that draft keep blocks in host memory too: needed for `rank_slots` and `rank_drafts`
     together."""

@@ -198,7 +198,7 @@ class AdapterPlacement:
             if (
                 record.base != engine.model.name
                 or engine.draining
-                or has(engine, record.digest)
+                or knows(engine, record.digest)
                 or now - refused_at < RETRY_SECONDS
             ):
                 continue
@@ -246,5 +246,11 @@ def incarnation_of(engine: Member) -> Incarnation:
 
 
 def has(engine: Member, digest: bytes) -> bool:
-    """Whether requests of an engine may have the content."""
+    """Whether requests of an engine may have the content now."""
+    return any(each.digest == digest and not each.is_evicted for each in engine.adapters)
+
+
+def knows(engine: Member, digest: bytes) -> bool:
+    """Whether requests of an engine may have the content, or it has left the engine's host memory
+    and is read again for the next request."""
     return any(each.digest == digest for each in engine.adapters)

@@ -126,6 +126,7 @@ def _shown(member: Member) -> dict[str, Any]:
                 "name": each.name,
                 "digest": each.digest.hex(),
                 "is_resident": each.digest in load.resident_adapters,
+                "is_evicted": each.is_evicted,
             }
             for each in member.adapters
         ],

@@ -15,9 +15,6 @@ from .slab import Slab, SlabLayer
 class RowAdditions:
     """Operations of a platform for adapters."""
 
-    def adapter_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        return dtype
-
     def plan_adapters(self, slots: torch.Tensor, slab: Slab) -> AdapterTiles:
         return adapter_tiles(slots, slab.num_ranks)
 

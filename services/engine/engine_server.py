@@ -107,6 +107,7 @@ class EngineServer:
 
     def enter(self, request: NewRequest, grammar: bytes) -> None:
         self.num_prompt_tokens += len(request.prompt_ids)
+        self.adapters.note_use(request.adapter)
         if grammar:
             self.grammars.enter(request, grammar)
         else:

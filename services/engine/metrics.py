@@ -14,6 +14,8 @@ from prometheus_client.registry import Collector
 from headwater.engine_core.parallel.rank_facts import RankFigures
 from headwater.engine_core.step_output import EngineLoad
 
+from .adapters import EngineAdapters
+
 _SECONDS = (
     0.0003,
     0.0006,
@@ -82,6 +84,8 @@ class Measured(Protocol):
     def rank_figures(self) -> Sequence[RankFigures]: ...
     @property
     def cache_config(self) -> Mapping[str, str]: ...
+    @property
+    def adapters(self) -> EngineAdapters: ...
 
 
 class EngineCollector(Collector):
@@ -150,6 +154,7 @@ class EngineCollector(Collector):
         yield from self._tiers(load)
         yield from self._speculation(load)
         yield from self._ranks(self._server.rank_figures)
+        yield from self._adapters(self._server.adapters)
         yield self._counter(
             "num_preemptions", "Requests that gave up their blocks", load.num_preemptions
         )
@@ -203,6 +208,14 @@ class EngineCollector(Collector):
         for name, (text, field) in families.items() if figures else ():
             values = {str(rank): getattr(each, field) for rank, each in enumerate(figures)}
             yield self._labelled(name, text, "rank", values)
+
+    def _adapters(self, adapters: EngineAdapters) -> Iterator[Metric]:
+        yield self._gauge(
+            "adapter_host_bytes", "Host memory that adapters take, in bytes", adapters.num_bytes
+        )
+        yield self._counter(
+            "adapter_evictions", "Adapters that left host memory for others", adapters.num_evicted
+        )
 
     def _tiers(self, load: EngineLoad) -> Iterator[Metric]:
         hits = load.hits_by_tier

@@ -41,7 +41,10 @@ CHOICES = {
     "peer_access": ("auto", "off"),
 }
 _NUMBERS = ("num_blocks", "max_model_len", "long_prefill_chunk", "threads")
-_BYTES = ("kv_cache_memory", "kv_swap_memory", "kv_peer_memory", "adapter_memory")
+_BYTES = (
+    *("kv_cache_memory", "kv_swap_memory", "kv_peer_memory"),
+    *("adapter_memory", "adapter_host_memory"),
+)
 _SECONDS = ("drain_limit", "hang_limit", "simulated_step_seconds", "simulated_prefill_seconds")
 NEVER_NEGATIVE = dict.fromkeys(_NUMBERS, "0 or more") | dict.fromkeys(_BYTES, "0 or more bytes")
 NEVER_NEGATIVE |= dict.fromkeys(_SECONDS, "0 or more seconds")
@@ -123,6 +126,11 @@ class EngineSettings(StageSecuritySettings):
     )
     adapter_memory: int = setting(
         0, "bytes of device memory for adapters (LoRA); others wait in host memory; 0: none"
+    )
+    adapter_host_memory: int = setting(
+        8 << 30,
+        "bytes of host memory for adapters; the least recently used leave it, and are read again for "
+        "the next request",
     )
     lora_modules: tuple[str, ...] = setting((), "adapters to serve, each NAME=FOLDER")
     kv_cache_dtype: str = setting(

@@ -143,6 +143,9 @@ class StackSettings:
     adapter_memory: int = engine_flag(
         "adapter_memory", "Bytes of each engine's device for adapters (LoRA); 0: none."
     )
+    adapter_host_memory: int = engine_flag(
+        "adapter_host_memory", "Bytes of host memory of each engine for adapters (LoRA)."
+    )
     lora_modules: tuple[str, ...] = engine_flag(
         "lora_modules", "Adapter that engines serve, NAME=FOLDER; may be repeated."
     )

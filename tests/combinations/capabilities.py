@@ -439,6 +439,33 @@ MXFP4_EXPERTS = Capability(
     },
 )
 
+ADAPTERS = Capability(
+    name="adapters",
+    promise=Promise.OWN,
+    options={"adapter_memory": 16 << 20},
+    asks={"adapter": True},
+    took_place=lambda answer: bool(answer.adapter),
+    beside={
+        W8A8_WEIGHTS.name: Refused(
+            field="adapter_memory",
+            says="allowed: 0 with weights whose tokens are rounded to int8, each with one scale",
+        ),
+        FP8_BLOCK_WEIGHTS.name: Refused(
+            field="activation_dtype", says="allowed: model beside adapter_memory", is_on_gpu=True
+        ),
+        FP8_WEIGHTS.name: Refused(
+            field="activation_dtype", says="allowed: model beside adapter_memory", is_on_gpu=True
+        ),
+        "tensor parallel": Refused(
+            field="adapter_memory", says="with tensor_parallel_size 2", is_on_gpu=True
+        ),
+        "pipeline parallel": Refused(
+            field="adapter_memory", says="with pipeline_parallel_size 2", is_on_gpu=True
+        ),
+        "tree numerics": Refused(field="adapter_memory", says="allowed: 0 with numerics tree"),
+    },
+)
+
 CAPABILITIES = (
     CHUNKED_PREFILL,
     PREFIX_HIT,
@@ -471,4 +498,5 @@ CAPABILITIES = (
     TREE_NUMERICS,
     EXPERTS,
     MXFP4_EXPERTS,
+    ADAPTERS,
 )

@@ -155,14 +155,9 @@ REFUSED_OF_ENGINE = {
         for other, shown in (
             (table.W8A8, "weights of W8A8"),
             (table.ROUNDED_ACTIVATIONS, "activations in fp8"),
-            (table.EXPERTS, "a model with 8 experts"),
             (table.FOREIGN, FOREIGN),
-            (table.TENSOR_PARALLEL, "tensor_parallel_size 2"),
-            (table.PIPELINE_PARALLEL, "pipeline_parallel_size 3"),
             (table.STAGE_HOSTS, "stage_hosts 1"),
             (table.TREE, "numerics tree"),
-            (table.DRAFT_MODEL, "draft_model"),
-            (table.DRAFT_HEADS, "draft_heads"),
         )
     },
 }

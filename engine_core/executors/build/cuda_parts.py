@@ -37,6 +37,7 @@ from ..model.device_states import DeviceStates
 from ..model.kv_blocks import KvBlocks, layer_caches
 from ..model.shown import NotShown
 from ..ranks.host_stages import HostStages
+from ..ranks.rank_adapters import RankAdapters
 from ..step_executor import StepExecutor
 from ..step_parts import Exit
 from ..table.device_table import DeviceTable
@@ -149,7 +150,9 @@ class CudaParts:
         self.tiers = NoTiers() if swapper is None else swapper
         self._can_draft = config.max_draft_tokens > 0
 
-    def executor(self, adapters: AdapterMemory | None) -> StepExecutor[SentStep, StepShape]:
+    def executor(
+        self, adapters: AdapterMemory | RankAdapters | None
+    ) -> StepExecutor[SentStep, StepShape]:
         """The executor of these parts; `adapters`: those behind the model's layers."""
         self.device.begin()
         return StepExecutor(
@@ -161,7 +164,8 @@ class CudaParts:
             drafter=self.drafter,
             tiers=self.tiers,
             adapters=adapters or NoAdapterMemory(),
-            host_adapters=adapters,
+            # Those of several ranks are their executor's.
+            host_adapters=adapters if isinstance(adapters, AdapterMemory) else None,
             swapper=self.swapper,
             preparations=self._preparations(),
         )

@@ -39,6 +39,8 @@ class Rank:
     exchange: int
     """A descriptor of the memory through which ranks exchange tensors where their GPUs do not reach
     one another's."""
+    adapters: int
+    """A descriptor of the memory from where all ranks copy adapters, each its part of them."""
     warn: Callable[[str], None]
     """Writes a line to the engine's log, once for all ranks."""
 
@@ -81,6 +83,7 @@ def whole_rank(model: ModelConfig) -> Rank:
         links=StageLinks(),
         slots=-1,
         exchange=-1,
+        adapters=-1,
         warn=log.warning,
     )
 

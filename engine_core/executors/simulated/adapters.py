@@ -54,7 +54,7 @@ class SimulatedAdapters:
         self._known.discard(digest)
 
     def precede(self, plan: StepPlan) -> None:
-        for slot, digest in plan.copied_adapters:
+        for slot, digest, _ in plan.copied_adapters:
             assert digest in self._known
             self._salts[slot] = salt_of(digest)
 

@@ -32,9 +32,6 @@ class Addition(Protocol):
 class AdapterPlatform(Platform, Protocol):
     """A platform with the flag `adapters`."""
 
-    def adapter_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Type of the factors behind a model that computes in this one."""
-
     def plan_adapters(self, slots: torch.Tensor, slab: Slab) -> Any:
         """Plan of rows for the additions of all layers; slots int32 [T], −1: no adapter."""
 

@@ -52,7 +52,7 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
         # A model that is larger than one GPU, or answers that want more than one GPU's bandwidth.
         *("tensor_parallel_size", "pipeline_parallel_size"),
         # What an operator of vLLM looks for first: adapters by name.
-        *("adapter_memory", "lora_modules"),
+        *("adapter_memory", "adapter_host_memory", "lora_modules"),
         # Answers that move between engines of different sizes to the bit.
         "numerics",
         *(
