@@ -146,6 +146,13 @@ class EngineConfig:
         return kinds_of(self.page_windows)
 
     @property
+    def blocks_seen(self) -> tuple[int, ...]:
+        """By kind, blocks before a position whose pages it needs to continue a chain there; 0: all.
+        The last one stands for state sets, if there are any."""
+        seen = tuple(kind.num_seen(self.block_size) for kind in self.page_kinds)
+        return (*seen, 1) if self.state_pages else seen
+
+    @property
     def num_page_groups(self) -> int:
         """Pages of a block, one for each page group."""
         return len(self.page_windows)
