@@ -218,6 +218,12 @@ class BlockPool:
         """Whether the device or a block source has a hash."""
         return block_hash in self._block_of or block_hash in self.elsewhere
 
+    def has_all(self, keys: Sequence[bytes]) -> bool:
+        """Whether the device has all of these keys, or block sources do."""
+        return all(map(self._block_of.__contains__, keys)) or all(
+            map(self.elsewhere.__contains__, keys)
+        )
+
     def lacking(self, hashes: Sequence[bytes]) -> list[bytes]:
         """Hashes that neither the device nor a block source has."""
         block_of = self._block_of
@@ -230,6 +236,10 @@ class BlockPool:
             self._evicted.append(block_hash)
         else:
             self._changed.append(block_hash)
+
+    def note_gained(self, key: bytes) -> None:
+        """Notes that a block source is about to hold a page whose key is no block hash."""
+        self._changed.append(key)
 
     def take_evicted(self) -> list[bytes]:
         """Hashes that were lost since the last call, in order."""

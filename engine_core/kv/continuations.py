@@ -53,7 +53,7 @@ class Continuations:
     def _bits_of(self, block_hash: bytes) -> int:
         """A bit for each kind of which all pages of a block are cached."""
         return sum(
-            all(self._pool.has(page_key(block_hash, group)) for group in groups) << kind
+            self._pool.has_all([page_key(block_hash, group) for group in groups]) << kind
             for kind, groups in enumerate(self._kinds)
         )
 

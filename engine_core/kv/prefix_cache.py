@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..page_groups import FULL, PageKind, page_key
+from ..page_groups import FULL, PageKind, is_block_hash, page_key
 from ..step_output import CacheEvents, StoredChain
 from .block_pool import BlockPool
 from .block_source import Owner
@@ -228,8 +228,11 @@ class PrefixCache:
         self._cache_others(hashed, others)
 
     def note_gained(self, parent: bytes, block_hash: bytes) -> None:
-        """Announces a block that a block source is about to hold, unless it is cached already."""
-        if not self._pool.has(block_hash):
+        """Announces a block that a block source is about to hold, unless it is cached already.
+        `block_hash` may be the key of another page of it."""
+        if not is_block_hash(block_hash):
+            self._pool.note_gained(block_hash)
+        elif not self._pool.has(block_hash):
             self._gained[block_hash] = parent
 
     def note_lost(self, hashes: Sequence[bytes]) -> None:
