@@ -24,6 +24,8 @@ STAGED_BYTES = 64 << 20
 """Bytes of host memory through which blocks pass to a disk and back."""
 STAGED_BLOCKS = range(16, 1025)
 """As many blocks at least, and at most."""
+STAGED_SETS = 4
+"""State sets at least."""
 MIN_PEER_BLOCKS = 2
 """One each way."""
 MOST_PEER_BLOCKS = 2048
@@ -195,6 +197,8 @@ def engine_config(
         )
         raise ConfigError("kv_peer_memory", options.kv_peer_memory, allowed)
     staged = min(max(STAGED_BYTES // block_bytes, STAGED_BLOCKS[0]), STAGED_BLOCKS[-1])
+    # A half of them is for saves: a set that is not saved whole continues nothing.
+    staged = max(staged, STAGED_SETS * state_pages)
     return EngineConfig(
         block_size=options.block_size,
         num_blocks=num_blocks * max(1, len(page_windows)),

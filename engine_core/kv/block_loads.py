@@ -138,6 +138,15 @@ class BlockLoads:
         hashes = chain.hashes[held.first :]
         self._release(held.pages, *self._keys.of(kind, hashes, held, parent), chain.owner)
 
+    def release_set(self, chain: HashChain, num_blocks: int, pages: Sequence[int]) -> None:
+        """As `release`, of the pages of the state set behind so many of a chain's blocks."""
+        if not self._keepers:
+            self._pool.release(pages)
+            return
+        keys = self._keys.of_set(chain.hashes[num_blocks - 1])
+        parents = [chain.parent_of(num_blocks - 1)] * len(keys)
+        self._release(pages, keys, parents, chain.owner)
+
     def _release(
         self,
         pages: Sequence[int],

@@ -81,7 +81,10 @@ WAITING_SECONDS = 1.0
 REPEAT_SECONDS = 10.0
 """Between two words about a start that has come no further."""
 FACTS = ("dtype", "kv_format", "vocab_size", "numerics_id", "refused_fields")
-SIZES = ("block_size", "max_model_len", "max_num_seqs", "num_rows", "max_draft_tokens")
+SIZES = (
+    *("block_size", "max_model_len", "max_num_seqs", "num_rows", "max_draft_tokens"),
+    "blocks_seen",
+)
 """Facts of the model and limits of the engine that the server is told as they are."""
 QUIET_SECONDS = 0.05
 """Without a command after which an engine that has worked prepares later steps: who asks one thing

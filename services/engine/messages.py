@@ -178,6 +178,8 @@ class Ready(msgspec.Struct, tag="ready", array_like=True):
     num_peer_rows: int = 0
     """Rows of the memory through which blocks go from and to other engines; 0: none do."""
     peer_row_bytes: int = 0
+    blocks_seen: tuple[int, ...] = ()
+    """See `EngineConfig.blocks_seen`."""
 
 
 class Failed(msgspec.Struct, tag="failed", array_like=True):

@@ -440,7 +440,9 @@ class Blocks:
         return self._pool.num_shared > 0
 
     def cached_hashes(self) -> Iterator[bytes]:
-        return iter(self._pool.cached_hashes())
+        """Hashes of cached blocks, and marks of their pages that were announced."""
+        yield from self._pool.cached_hashes()
+        yield from self._cache.marks
 
     def describe(self, load: EngineLoad) -> None:
         # Of all layers.

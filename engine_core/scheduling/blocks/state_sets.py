@@ -20,6 +20,8 @@ class StateSet:
     place: int
     """One of the row's places for sets in its block table."""
     pages: list[int]
+    block: int
+    """Index of the block at whose beginning the state is."""
     is_kept: bool = False
     """Whether it stays cached when its row needs it no longer."""
 
@@ -71,7 +73,7 @@ class StateSets:
         sets = self._sets[row]
         taken = {each.place for each in sets.values()}
         place = next(i for i in range(self._columns.num_sets) if i not in taken)
-        added = StateSet(place, self._pool.allocate(self.num_pages))
+        added = StateSet(place, self._pool.allocate(self.num_pages), block)
         if not sets:
             self.oldest[row] = block
         sets[block] = added
