@@ -44,6 +44,7 @@ capabilities = Capabilities(
     disk_blocks=True,
     draft_models=True,
     draft_heads=True,
+    mtp=True,
     parallel=True,
     copied_ranks=True,
     rank_slots=True,

@@ -67,6 +67,8 @@ class Capabilities:
     """A smaller model drafts tokens (`--draft-model`)."""
     draft_heads: bool = False
     """Heads over the served model's hidden states draft tokens (`--draft-heads`)."""
+    mtp: bool = False
+    """The layer for multi-token prediction of a checkpoint drafts tokens (`--speculation mtp`)."""
     parallel: bool = False
     """Several ranks compute one model (`--tensor-parallel-size`); needs `max_ranks` and
     `rank_variables`."""
