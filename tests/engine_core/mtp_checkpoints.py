@@ -40,10 +40,12 @@ NAMES = {"qwen3-next": QWEN, "qwen3.5": QWEN, "qwen3.5-moe": QWEN, "glm4-moe": G
 class OneLayer:
     """A layer for multi-token prediction, beside the model whose embedding and head it shares."""
 
-    def __init__(self, family: str, model: Any, *, seed: int = 1) -> None:
-        """model: the served one, of transformers. The layer's weights are random."""
+    def __init__(self, family: str, model: Any, *, seed: int = 1, **sizes: int) -> None:
+        """model: the served one, of transformers, with these `sizes`. The layer's weights are
+        random."""
         torch.manual_seed(seed)
         config = FAMILIES[family]()
+        config.update(sizes)
         config.num_hidden_layers = 1
         if hasattr(config, "layer_types"):
             config.layer_types = ["full_attention"]
@@ -97,6 +99,15 @@ class OneLayer:
         found: torch.Tensor = made.last_hidden_state[0]
         return found
 
+    def rounded(self) -> OneLayer:
+        """The same with weights that bfloat16 holds."""
+        other = copy.deepcopy(self)
+        other.served = other.served.bfloat16().float()
+        other.layer = other.layer.bfloat16().float()
+        for name in ("fc", "embedding_norm", "hidden_norm"):
+            setattr(other, name, getattr(other, name).bfloat16().float())
+        return other
+
     def double(self) -> OneLayer:
         """The same in float64."""
         other = copy.deepcopy(self)
@@ -132,7 +143,7 @@ class OneLayer:
 def mtp_checkpoint(family: str, folder: Path, **sizes: int) -> OneLayer:
     """Writes a random checkpoint with a random layer; returns the layer. `sizes` are fields of the
     model's config."""
-    layer = OneLayer(family, random_checkpoint(family, folder, **sizes))
+    layer = OneLayer(family, random_checkpoint(family, folder, **sizes), **sizes)
     add_layer(folder, layer.tensors())
     return layer
 

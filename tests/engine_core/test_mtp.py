@@ -93,11 +93,14 @@ def test_drafts_are_those_of_a_twin_in_float64_behind_chunks_drafts_and_cached_p
         assert drafts == twin.drafts(known, len(drafts)), (len(known), len(drafts))
 
 
-def predictive(path: Path, change: Callable[[OneLayer], None]) -> Path:
+def predictive(
+    path: Path, change: Callable[[OneLayer], None], dtype: str = "float32", **sizes: int
+) -> Path:
     """A converted model whose next token depends on the last token alone, and whose layer draws
     from the same distribution: it passes on the embedding that it reads. `change` is made of the
     layer before it is written."""
-    layer = OneLayer("qwen3.5", random_checkpoint("qwen3.5", path / "hf"))
+    model = random_checkpoint("qwen3.5", path / "hf", **sizes)
+    layer = OneLayer("qwen3.5", model, **sizes)
     outputs = ("o_proj.weight", "out_proj.weight", "down_proj.weight")
     with torch.no_grad():
         for model in (layer.served, layer.layer):
@@ -111,7 +114,7 @@ def predictive(path: Path, change: Callable[[OneLayer], None]) -> Path:
     change(layer)
     layer.served.save_pretrained(path / "hf")
     add_layer(path / "hf", layer.tensors())
-    return convert(path / "hf", path / "ours")
+    return convert(path / "hf", path / "ours", dtype)
 
 
 def swap_halves(layer: OneLayer) -> None:
