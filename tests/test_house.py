@@ -139,6 +139,7 @@ KERNELS_ORDER = (
     "stage",
     "peer",
     "adapters",
+    "conv",
     "delta",
     "launch",
 )

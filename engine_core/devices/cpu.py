@@ -35,6 +35,7 @@ capabilities = Capabilities(
     expert_biases=True,
     sinks=True,
     states=True,
+    short_convs=True,
     solved_states=True,
     adapters=True,
     softcaps=True,

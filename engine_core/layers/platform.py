@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from headwater.kernels.attention.rotary_pairs import RotaryPairs
+from headwater.kernels.conv.conv_layer import ConvLayer
 from headwater.kernels.delta.delta_arguments import DeltaLayer, StateMemory
 from headwater.kernels.quant.token_rounding import Rounding
 
@@ -152,6 +153,19 @@ class StatePlatform(Platform, Protocol):
         those of their last blocks. A row may compute tokens again from any position of the block
         behind which its state is read: what its tail holds behind that position counts for
         nothing."""
+
+
+class ConvPlatform(Platform, Protocol):
+    """A platform with the flag `short_convs`."""
+
+    block_size: int
+    """Tokens between borders of states."""
+
+    def short_conv(
+        self, parts: torch.Tensor, layer: ConvLayer, memory: StateMemory
+    ) -> torch.Tensor:
+        """The projection [T, 3 H] of a batch's tokens → gated sums [T, H]. States and rows as in
+        `StatePlatform.delta_net`."""
 
 
 class RoundingPlatform(Platform, Protocol):

@@ -39,6 +39,8 @@ class Capabilities:
     """Experts with biases and a clamped gate, and biases of routers."""
     states: bool = False
     """Gated delta nets, which keep states (`StatePlatform`)."""
+    short_convs: bool = False
+    """Short convolutions, which keep states too (`ConvPlatform`)."""
     state_block_sizes: tuple[int, ...] = BLOCK_SIZES
     """Tokens a KV block of models with states, some of `block_sizes`."""
     solved_states: bool = False

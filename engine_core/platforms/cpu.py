@@ -44,7 +44,8 @@ class CpuPlatform(CpuTexts, CpuStates, RowAdditions):
     def __init__(self, model: ModelConfig, block_size: int) -> None:
         # Query heads of a key head, in layers that see all keys and in layers with a window.
         self._groups = _group_of(model.of_global_layers), _group_of(model)
-        self._has_states = model.states is not None
+        self._has_states = model.delta is not None
+        self._has_convs = model.conv is not None
         self.block_size = block_size
         super().__init__(CpuProducts())
 
@@ -56,7 +57,7 @@ class CpuPlatform(CpuTexts, CpuStates, RowAdditions):
         """Does what the first step would otherwise wait for: kernels are loaded, products are
         probed."""
         dtype = weights.table("embed").dtype
-        used = packed_kernels(weights, has_states=self._has_states)
+        used = packed_kernels(weights, has_states=self._has_states, has_convs=self._has_convs)
         compile_kernels(dtype, progress, used)
         for linear in weights.linears.values():
             self.linear(linear)

@@ -11,6 +11,7 @@ from headwater.kernels.cpu import block_activations, block_rows, tile_kernel
 from headwater.kernels.cpu import qk_norm_rope_store_kv as qk_kernel
 from headwater.kernels.cpu import rms_norm as norm_kernel
 from headwater.kernels.cpu import row_weights as weights_kernel
+from headwater.kernels.cpu import short_conv as conv_kernel
 from headwater.kernels.cpu import silu_mul as silu_kernel
 from headwater.kernels.cpu.compiler.compiled import DTYPES, Kernel
 from headwater.kernels.cpu.compiler.replay import walker
@@ -27,8 +28,11 @@ from ..layers.linear.kinds import Weights
 from . import cpu_experts
 
 
-def packed_kernels(weights: Weights, *, has_states: bool = False) -> list[Kernel]:
-    """Kernels that multiply and look up these packed weights, and that of gated delta nets."""
+def packed_kernels(
+    weights: Weights, *, has_states: bool = False, has_convs: bool = False
+) -> list[Kernel]:
+    """Kernels that multiply and look up these packed weights, and those of gated delta nets and of
+    short convolutions."""
     joined = (stack.linear for stack in weights.experts.values())
     linears = [*weights.linears.values(), *joined]
     tables = weights.tables.values()
@@ -57,6 +61,8 @@ def packed_kernels(weights: Weights, *, has_states: bool = False) -> list[Kernel
         used.append(block_activations.TOKEN_KERNEL)
     if has_states:
         used.append(delta_kernel.KERNEL)
+    if has_convs:
+        used.append(conv_kernel.KERNEL)
     return list(dict.fromkeys(used))
 
 

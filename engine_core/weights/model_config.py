@@ -17,7 +17,7 @@ from .formats.packing import Quantization
 from .formats.quantization import read_quantization
 from .mixed_layers import MixedLayers
 from .rope.config import DEFAULT_THETA, positive_of, rope_of, rotary_dim_of, scaling_of
-from .state_layers import DeltaConfig, StateLayers
+from .state_layers import DeltaConfig, ShortConvConfig, StateLayers
 
 MAX_SIZES = {
     "num_hidden_layers": 1024,
@@ -132,6 +132,8 @@ class ModelConfig:
     """Whether attention is multiplied by the sigmoid of gates that lie beside each query."""
     delta: DeltaConfig | None = None
     """Sizes of the gated delta nets that state layers are; None: there are none."""
+    conv: ShortConvConfig | None = None
+    """Sizes of the short convolutions that state layers are; None: there are none."""
     unpadded_head_dim: int = 0
     """Numbers of a head in the checkpoint, where zeros pad heads to `head_dim`; 0: none do."""
     foreign: Mapping[str, Any] | None = None
@@ -241,7 +243,8 @@ class ModelConfig:
             "encoders": ("architectures", self.architecture if self.encoder else ""),
             "experts": ("num_experts", 0 if self.experts is None else self.experts.num_experts),
             "expert_biases": ("biases of experts", has_biases),
-            "states": ("layers with states", self.states is not None),
+            "states": ("layers with states", self.states is not None and self.conv is None),
+            "short_convs": ("layers with convolutions", self.conv is not None),
         }
         if self.logit_softcap:
             wanted.setdefault("activations", ("final_logit_softcapping", self.logit_softcap))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from math import gcd
 
 from headwater.kernels.delta.delta_unit import NUM_BEFORE, DeltaUnit
 
@@ -12,6 +13,10 @@ from ..config import require
 HEAD_SIZES = (32, 64, 128, 256)
 """Sizes of the heads of gated delta nets."""
 MAX_HEADS = 1024
+MAX_CONV_WIDTH = 16
+LEAST_CHANNELS = 16
+MOST_CHANNELS = 256
+"""Channels of a unit of a short convolution: CPUs compute sixteen at once."""
 UNIT_ALIGNMENT = 128
 """Bytes: units begin at multiples of it, which kernels ask for."""
 
@@ -136,4 +141,35 @@ class DeltaConfig:
             token_floats=2 * unit.num_values + (row if self.keeps_solved else 0),
             token_values=unit.num_channels + (0 if self.keeps_solved else row),
             pair_floats=0 if self.keeps_solved else unit.num_values,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortConvConfig:
+    """Sizes of a layer. Some of its channels are a unit of its state."""
+
+    width: int
+    """Tokens that the convolution sees, its own included."""
+    hidden_size: int
+
+    def __post_init__(self) -> None:
+        """Raises `ConfigError` for sizes that are not served."""
+        is_width = type(self.width) is int and 2 <= self.width <= MAX_CONV_WIDTH
+        require(is_width, "conv_L_cache", self.width, f"a whole number, 2…{MAX_CONV_WIDTH}")
+        is_multiple = self.hidden_size % LEAST_CHANNELS == 0
+        require(is_multiple, "hidden_size", self.hidden_size, f"multiples of {LEAST_CHANNELS}")
+
+    @property
+    def num_channels(self) -> int:
+        """Channels of a unit."""
+        return gcd(self.hidden_size, MOST_CHANNELS)
+
+    def states(self, is_state: tuple[bool, ...]) -> StateLayers:
+        """State layers of these sizes; is_state by layer of the model. Raises `ConfigError`."""
+        return StateLayers(
+            is_state=is_state,
+            num_units=self.hidden_size // self.num_channels,
+            border_floats=0,
+            border_values=(self.width - 1) * self.num_channels,
+            token_values=self.num_channels,
         )

@@ -328,10 +328,17 @@ FAMILIES: dict[str, Any] = {
     "qwen3-next": lambda: transformers.Qwen3NextConfig(**STATES, **SHARED_EXPERTS),
     "qwen3.5": lambda: transformers.Qwen3_5TextConfig(**STATES),
     "qwen3.5-moe": lambda: transformers.Qwen3_5MoeTextConfig(**STATES, **SHARED_EXPERTS),
+    "lfm2": lambda: transformers.Lfm2Config(
+        **SHAPE
+        | {"tie_word_embeddings": True, "num_hidden_layers": 4, "block_multiple_of": 32}
+        | {"layer_types": ["conv", "conv", "full_attention", "conv"]}
+    ),
     **_vision_models(),
 }
 
-WITH_STATES = tuple(family for family in FAMILIES if family.startswith(("qwen3-next", "qwen3.5")))
+WITH_STATES = tuple(
+    family for family in FAMILIES if family.startswith(("qwen3-next", "qwen3.5", "lfm2"))
+)
 """Families whose layers keep states, which neither ranks nor stages divide."""
 
 

@@ -57,6 +57,7 @@ WITHOUT = {
     "experts": "no experts",
     "expert_biases": "experts without biases",
     "states": "no gated delta nets",
+    "short_convs": "no short convolutions",
 }
 """Values that a platform serves which lacks a flag of `ModelConfig.needs`, by flag."""
 

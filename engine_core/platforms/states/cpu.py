@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import torch
 
+from headwater.kernels.conv.conv_layer import ConvLayer
 from headwater.kernels.cpu.delta.delta_net import delta_net
+from headwater.kernels.cpu.short_conv import short_conv
 from headwater.kernels.delta.delta_arguments import DeltaLayer, StateMemory
 
 
 class CpuStates:
-    """See `StatePlatform`."""
+    """See `StatePlatform` and `ConvPlatform`."""
 
     def delta_net(
         self, wide: torch.Tensor, narrow: torch.Tensor, layer: DeltaLayer, memory: StateMemory
     ) -> torch.Tensor:
         return delta_net(wide, narrow, layer, memory)
+
+    def short_conv(
+        self, parts: torch.Tensor, layer: ConvLayer, memory: StateMemory
+    ) -> torch.Tensor:
+        return short_conv(parts, layer, memory)
