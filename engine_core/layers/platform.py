@@ -3,7 +3,7 @@ device."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -133,6 +133,16 @@ class ExpertPlatform(Platform, Protocol):
         Platforms with `expert_biases` are given stacks with biases, and the activation
         clamped_swiglu: g / (1 + exp(-1.702 g)) * (u + 1) of a gate g that is at most 7 and an up u
         between -7 and 7. Experts that no token chose are not read."""
+
+
+@runtime_checkable
+class SharingPlatform(Protocol):
+    """A platform that adds a gated shared expert in one launch; for others it is composed."""
+
+    def gated_sum(
+        self, out: torch.Tensor, shared: torch.Tensor, x: torch.Tensor, gate: torch.Tensor
+    ) -> torch.Tensor:
+        """out + sigmoid(x · gate) shared, [T, H] each, for gate [1, H]."""
 
 
 class StatePlatform(Platform, Protocol):

@@ -85,4 +85,5 @@ def state_memory(rows: StateRows, pages: torch.Tensor, first_unit: int) -> State
         unit_bytes=rows.shape.unit_bytes,
         units_per_page=rows.shape.units_per_page,
         first_unit=first_unit,
+        has_tokens=rows.num_decodes == len(rows.starts),
     )
