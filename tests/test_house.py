@@ -141,6 +141,7 @@ KERNELS_ORDER = (
     "adapters",
     "conv",
     "delta",
+    "mamba",
     "launch",
 )
 """Folders of kernels: each imports only those below it. A new one gets a row here and in the table

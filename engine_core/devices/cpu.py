@@ -36,6 +36,7 @@ capabilities = Capabilities(
     sinks=True,
     states=True,
     short_convs=True,
+    mamba=True,
     solved_states=True,
     adapters=True,
     softcaps=True,

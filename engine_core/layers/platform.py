@@ -10,6 +10,7 @@ import torch
 from headwater.kernels.attention.rotary_pairs import RotaryPairs
 from headwater.kernels.conv.conv_layer import ConvLayer
 from headwater.kernels.delta.delta_arguments import DeltaLayer, StateMemory
+from headwater.kernels.mamba.mamba_layer import MambaLayer
 from headwater.kernels.quant.token_rounding import Rounding
 
 from ..sampling.operations import SamplingOperations
@@ -176,6 +177,17 @@ class ConvPlatform(Platform, Protocol):
     ) -> torch.Tensor:
         """The projection [T, 3 H] of a batch's tokens → gated sums [T, H]. States and rows as in
         `StatePlatform.delta_net`."""
+
+
+class MambaPlatform(Platform, Protocol):
+    """A platform with the flag `mamba`."""
+
+    block_size: int
+    """Tokens between borders of states."""
+
+    def mamba(self, parts: torch.Tensor, layer: MambaLayer, memory: StateMemory) -> torch.Tensor:
+        """The projection [T, …] of a batch's tokens → gated outputs [T, heads · head_dim], before
+        their norm. States and rows as in `StatePlatform.delta_net`."""
 
 
 class RoundingPlatform(Platform, Protocol):

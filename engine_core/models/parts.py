@@ -79,6 +79,11 @@ class Parts:
         rounds them."""
         check_unrounded(self._weights.linears[name], self._config)
 
+    def unrounded(self, name: str) -> Linear:
+        """A linear layer that reads tokens in the model's dtype. Raises `ConfigError`."""
+        self.check_unrounded(name)
+        return self._weights.linears[name]
+
     def factors(self, name: str) -> torch.Tensor:
         """The factors of a norm. A sum with an offset is one that only float32 holds."""
         offset = self._config.norm_offset

@@ -29,6 +29,7 @@ from .configs import (
     gpt_neox,
     gpt_oss,
     granite,
+    granite_hybrid,
     lfm2,
     llama,
     ministral3,
@@ -157,6 +158,13 @@ ARCHITECTURES = {
     ),
     "GraniteForCausalLM": _own(
         _DECODER, granite.read_granite, "Granite 3 and 4 (dense)", "granite"
+    ),
+    "GraniteMoeHybridForCausalLM": _own(
+        "granite_hybrid:GraniteHybrid",
+        granite_hybrid.read_granite_hybrid,
+        "Granite 4 with Mamba-2 (H Micro, Tiny, Small)",
+        "granitemoehybrid",
+        limits=_CONVS,
     ),
     "GraniteMoeForCausalLM": _own(
         _DECODER,

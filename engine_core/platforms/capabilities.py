@@ -41,6 +41,8 @@ class Capabilities:
     """Gated delta nets, which keep states (`StatePlatform`)."""
     short_convs: bool = False
     """Short convolutions, which keep states too (`ConvPlatform`)."""
+    mamba: bool = False
+    """Layers of Mamba-2, which keep states too (`MambaPlatform`)."""
     state_block_sizes: tuple[int, ...] = BLOCK_SIZES
     """Tokens a KV block of models with states, some of `block_sizes`."""
     solved_states: bool = False

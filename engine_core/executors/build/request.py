@@ -58,6 +58,7 @@ WITHOUT = {
     "expert_biases": "experts without biases",
     "states": "no gated delta nets",
     "short_convs": "no short convolutions",
+    "mamba": "no layers of Mamba-2",
 }
 """Values that a platform serves which lacks a flag of `ModelConfig.needs`, by flag."""
 

@@ -13,33 +13,22 @@ import numpy as np
 import torch
 from numba import njit
 
-from ..conv.conv_layer import ConvLayer
-from ..delta.delta_arguments import StateMemory
-from .compiler.compiled import Kernel, argument, items
-from .compiler.scalars import int32_at, size_of
-from .compiler.simd import fma, load, mul, splat, store
-from .compiler.simd_types import BF16_ELEMENT, F32, F32_ELEMENT, NUM_LANES
+from ...conv.conv_layer import ConvLayer
+from ...delta.delta_arguments import StateMemory
+from ..compiler.compiled import Kernel, argument, items
+from ..compiler.scalars import size_of
+from ..compiler.simd import fma, load, mul, splat, store
+from ..compiler.simd_types import BF16_ELEMENT, F32, F32_ELEMENT, NUM_LANES
+from . import rows
 
-PARTS = 0
-PARTS_STRIDE = 1
-TAPS = 2
-OUT = 3
-PAGES = 4
-PAGE_BYTES = 5
-FIRST = 6
-LAST = 7
-NUM_PAGES = 8
-STARTS = 9
-ENDS = 10
-TOKENS = 11
-FIRST_UNIT = 12
-UNITS_PER_PAGE = 13
-UNIT_BYTES = 14
-NUM_UNITS = 15
-NUM_CHANNELS = 16
-WIDTH = 17
-BLOCK_SIZE = 18
-"""Places of the arguments."""
+PARTS = rows.OWN
+PARTS_STRIDE = rows.OWN + 1
+TAPS = rows.OWN + 2
+OUT = rows.OWN + 3
+NUM_CHANNELS = rows.OWN + 4
+WIDTH = rows.OWN + 5
+BLOCK_SIZE = rows.OWN + 6
+"""Places of the kernel's own arguments."""
 
 
 def short_conv(parts: torch.Tensor, layer: ConvLayer, memory: StateMemory) -> torch.Tensor:
@@ -49,39 +38,18 @@ def short_conv(parts: torch.Tensor, layer: ConvLayer, memory: StateMemory) -> to
     unit = layer.unit
     assert parts.stride(1) == 1
     assert unit.num_channels % NUM_LANES == 0
-    num_rows, num_pages = memory.first.shape
+    num_rows = len(memory.starts)
     hidden = layer.taps.shape[1]
     out = parts.new_empty(len(parts), hidden)
     KERNEL(
         parts.dtype,
         num_rows * layer.num_units,
         len(parts) * hidden * unit.width,
+        *rows.row_arguments(memory, layer.num_units),
         *(parts.data_ptr(), parts.stride(0), layer.taps.data_ptr(), out.data_ptr()),
-        *(memory.pages.data_ptr(), memory.pages.stride(0)),
-        *(memory.first.data_ptr(), memory.last.data_ptr(), num_pages),
-        *(memory.starts.data_ptr(), memory.ends.data_ptr(), memory.tokens.data_ptr()),
-        *(memory.first_unit, memory.units_per_page, memory.unit_bytes),
-        *(layer.num_units, unit.num_channels, unit.width, unit.block_size),
+        *(unit.num_channels, unit.width, unit.block_size),
     )
     return out
-
-
-@njit
-def _unit_of(arguments: int, table: int, row: int, unit: int) -> Any:
-    """Address of a row's unit, by the page ids of argument `table`."""
-    number = argument(arguments, FIRST_UNIT) + unit
-    per_page = argument(arguments, UNITS_PER_PAGE)
-    at = row * argument(arguments, NUM_PAGES) + number // per_page
-    page = int32_at(argument(arguments, table) + 4 * at)
-    p_page = argument(arguments, PAGES) + page * argument(arguments, PAGE_BYTES)
-    return p_page + number % per_page * argument(arguments, UNIT_BYTES)
-
-
-@njit
-def _copy(p_from: int, p_to: int, num_channels: int, element: Any) -> None:
-    for d in range(0, num_channels, NUM_LANES):
-        at = d * size_of(element)
-        store(p_to + at, load(p_from + at, element), element)
 
 
 @njit
@@ -100,7 +68,7 @@ def _begin(arguments: int, p_ring: int, p_first: int, start: int, element: Any) 
                 store(p_row + d * size_of(element), splat(F32(0)), element)
         else:
             row = width - 1 + position - border
-            _copy(p_first + row * row_bytes, p_row, num_channels, element)
+            rows.copy(p_first + row * row_bytes, p_row, num_channels, element)
 
 
 @njit
@@ -111,7 +79,7 @@ def _mix(
     size = size_of(element)
     num_channels = argument(arguments, NUM_CHANNELS)
     width = argument(arguments, WIDTH)
-    hidden = num_channels * argument(arguments, NUM_UNITS)
+    hidden = num_channels * argument(arguments, rows.NUM_UNITS)
     row_bytes = num_channels * size
     p_before = (
         argument(arguments, PARTS) + (token * argument(arguments, PARTS_STRIDE) + channel) * size
@@ -134,11 +102,11 @@ def _mix(
 def _compute(arguments: int, i: int, p_ring: int, element: Any) -> None:
     """Computes an item: some channels of one row. The ring [width, channels] holds the inputs of
     the last tokens, each at its position's remainder."""
-    num_units = argument(arguments, NUM_UNITS)
+    num_units = argument(arguments, rows.NUM_UNITS)
     row = i // num_units
     unit = i % num_units
-    start = int32_at(argument(arguments, STARTS) + 4 * row)
-    end = int32_at(argument(arguments, ENDS) + 4 * row)
+    start = rows.number_of(arguments, rows.STARTS, row)
+    end = rows.number_of(arguments, rows.ENDS, row)
     if end <= start:
         return
     num_channels = argument(arguments, NUM_CHANNELS)
@@ -147,9 +115,9 @@ def _compute(arguments: int, i: int, p_ring: int, element: Any) -> None:
     row_bytes = num_channels * size_of(element)
     first = start // block_size
     last = end // block_size
-    p_first = _unit_of(arguments, FIRST, row, unit)
-    p_last = _unit_of(arguments, LAST, row, unit)
-    first_token = int32_at(argument(arguments, TOKENS) + 4 * row)
+    p_first = rows.unit_of(arguments, rows.FIRST, row, unit)
+    p_last = rows.unit_of(arguments, rows.LAST, row, unit)
+    first_token = rows.number_of(arguments, rows.TOKENS, row)
     _begin(arguments, p_ring, p_first, start, element)
     for position in range(start, end):
         token = first_token + position - start
@@ -158,13 +126,13 @@ def _compute(arguments: int, i: int, p_ring: int, element: Any) -> None:
         p_own = p_ring + position % width * row_bytes
         place = (width - 1 + position % block_size) * row_bytes
         if block == first:
-            _copy(p_own, p_first + place, num_channels, element)
+            rows.copy(p_own, p_first + place, num_channels, element)
         elif block == last:
-            _copy(p_own, p_last + place, num_channels, element)
+            rows.copy(p_own, p_last + place, num_channels, element)
         if first < last and position + 1 == last * block_size:
             for back in range(1, width):
                 p_row = p_ring + (position + 1 - back) % width * row_bytes
-                _copy(p_row, p_last + (width - 1 - back) * row_bytes, num_channels, element)
+                rows.copy(p_row, p_last + (width - 1 - back) * row_bytes, num_channels, element)
 
 
 def _channels(element: Any) -> Any:
