@@ -30,6 +30,7 @@ PULL = "pull"
 SPECULATION = "speculation"
 DRAFT_MODEL = "draft model"
 DRAFT_HEADS = "draft heads"
+MTP = "multi-token prediction"
 ADAPTERS = "adapters"
 
 STREAM = "stream"
@@ -65,13 +66,17 @@ class Capability:
     fields: tuple[str, ...] = ()
     """Options of an engine, or fields of a request, that ask for it; empty: the model has it."""
     off: str = "none"
-    """Value of an option that does not ask for it, as an error shows it."""
+    """Value of an option that does not ask for it, or several, as an error shows it."""
     beside: frozenset[str] = NONE
     """Names of the capabilities that it works beside. Those before it in the table count."""
     beside_if: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Names of more of them, by the flag of the platform that the pair needs."""
     flag: str = ""
     """Flag of the platform that it needs; empty: none."""
+
+    def is_off(self, value: object) -> bool:
+        """Whether a value of an option does not ask for it."""
+        return str(value) in self.off.split(" or ")
 
     def works_beside(self, earlier: str, flags: object | None) -> bool:
         """Whether it works beside a capability before it, on a platform with these flags; None: on
@@ -184,6 +189,13 @@ ENGINE = (
         beside=OF_MODEL | TIERS | {TREE, FP8_KV, SPECULATION},
         beside_if={"rank_drafts": frozenset({TENSOR_PARALLEL})},
         flag="draft_heads",
+    ),
+    Capability(
+        name=MTP,
+        fields=("speculation",),
+        off="auto or off",
+        beside=OF_MODEL | {STATES, SPECULATION},
+        flag="mtp",
     ),
     Capability(
         name=ADAPTERS,
@@ -316,7 +328,7 @@ def asked_of_options(options: object) -> dict[str, Asked]:
     for each in ENGINE:
         for name in each.fields if each.name not in OF_ANY_MODEL else ():
             value = getattr(options, name, None)
-            if value is not None and (each.off == "none" or str(value) != each.off):
+            if value is not None and (each.off == "none" or not each.is_off(value)):
                 found[each.name] = Asked(name, value)
     return found
 

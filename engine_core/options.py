@@ -17,7 +17,10 @@ MODEL = "model"
 TREE = "tree"
 NUMERICS = ("default", TREE)
 OFF = "off"
-PEER_ACCESS = ("auto", OFF)
+AUTO = "auto"
+MTP = "mtp"
+PEER_ACCESS = (AUTO, OFF)
+SPECULATIONS = (AUTO, MTP, OFF)
 ACTIVATION_DTYPES = ("auto", INT8, MODEL)
 DEFAULT_DISK_BYTES = 16 << 30
 STAGED_BYTES = 64 << 20
@@ -75,6 +78,10 @@ class ExecutorOptions:
     draft_heads: Path | None = None
     """A folder of published heads (Medusa, EAGLE, EAGLE-3) that draft; None: none do. Not beside
     `draft_model`."""
+    speculation: str = OFF
+    """`mtp`: the layer for multi-token prediction of the served model's checkpoint drafts; `auto`: it
+    does where the model's folder has one and all other options work beside it; `off`: it does
+    not."""
     gpu_memory_utilization: float = 0.9
     """Share of a GPU's memory that weights, activations and KV cache may take."""
     kv_cache_dtype: str = "auto"
@@ -153,7 +160,7 @@ class BuildRequest:
     draft: BuildRequest | None = None
     """The model that drafts, as if it were served by itself."""
     heads: HeadsConfig | None = None
-    """The heads that draft."""
+    """The heads that draft, or the layer of the model's checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +174,8 @@ class ModelFacts:
     """Equal ids give equal bits."""
     refused_fields: tuple[tuple[str, str], ...] = ()
     """Fields that requests may not have, each with the reason."""
+    has_mtp: bool = False
+    """Whether the layer for multi-token prediction of the model's checkpoint drafts."""
     most_device_drafts: int = 0
     """Drafts that heads draft for one row and step, at most; 0: as many as the engine drafts."""
 

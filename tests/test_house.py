@@ -139,7 +139,9 @@ KERNELS_ORDER = (
     "stage",
     "peer",
     "adapters",
+    "conv",
     "delta",
+    "mamba",
     "launch",
 )
 """Folders of kernels: each imports only those below it. A new one gets a row here and in the table

@@ -3,12 +3,15 @@ networks", 2017."""
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 
 from .group import Group
+from .linear.dense import DenseLinear
 from .linear.linear import Linear, Product
 from .mlp import Mlp
-from .platform import ExpertPlatform, Platform
+from .platform import ExpertPlatform, Platform, SharingPlatform
 from .routing import ExpertStack, Router
 
 
@@ -20,13 +23,20 @@ class SharedExpert:
         self._platform = platform
         self._mlp = mlp
         self._gate = None if gate is None else platform.linear(gate)
+        self._weight: torch.Tensor | None = None
+        """Weight of the gate, where the platform reads it as it adds the expert."""
+        if gate is not None and gate.kind == DenseLinear.kind:
+            assert isinstance(gate, DenseLinear)
+            self._weight = gate.weight if isinstance(platform, SharingPlatform) else None
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [T, H] → [T, H]"""
-        out = self._mlp(x)
-        if self._gate is None:
-            return out
-        return self._platform.activation(self._gate(x), "sigmoid") * out
+    def added_to(self, out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """The sum of out [T, H] and of the expert of x [T, H]."""
+        shared = self._mlp(x)
+        if self._weight is not None:
+            return cast(SharingPlatform, self._platform).gated_sum(out, shared, x, self._weight)
+        if self._gate is not None:
+            shared = self._platform.activation(self._gate(x), "sigmoid") * shared
+        return out + shared
 
 
 class Experts:
@@ -57,4 +67,4 @@ class Experts:
         """x [T, H] → [T, H]"""
         routes = self._platform.route(self._logits(x), self._router)
         out = self._group.sum(self._product(x, routes))
-        return out if self._shared is None else out + self._shared(x)
+        return out if self._shared is None else self._shared.added_to(out, x)

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from headwater.kernels.delta.delta_arguments import StateMemory
+
 
 @dataclass(frozen=True, slots=True)
 class StateShape:
@@ -68,3 +70,20 @@ class StateRows:
     def _mapped(self, tensors: list[torch.Tensor]) -> StateRows:
         first, last, starts, ends, tokens = tensors
         return replace(self, first=first, last=last, starts=starts, ends=ends, tokens=tokens)
+
+
+def state_memory(rows: StateRows, pages: torch.Tensor, first_unit: int) -> StateMemory:
+    """Returns what the kernels of a layer read of the rows; pages uint8 [num_pages, page_bytes].
+    `first_unit`: number of the layer's first unit among those of all layers."""
+    return StateMemory(
+        pages=pages,
+        first=rows.first,
+        last=rows.last,
+        starts=rows.starts,
+        ends=rows.ends,
+        tokens=rows.tokens,
+        unit_bytes=rows.shape.unit_bytes,
+        units_per_page=rows.shape.units_per_page,
+        first_unit=first_unit,
+        has_tokens=rows.num_decodes == len(rows.starts),
+    )

@@ -30,6 +30,7 @@ from ..weights.unpacking import unpacked
 from . import registry
 from .calibration import Calibrated
 from .model import model_class
+from .mtp import MtpTensors
 from .score_head import with_score_head
 
 LISTED = 8
@@ -50,6 +51,8 @@ class Converted:
     """Loss by rounding, for people; empty: nothing was rounded."""
     left_out: str = ""
     """Tensors of the checkpoint that are not used, for people; empty: there are none."""
+    has_draft_layer: bool = False
+    """Whether the checkpoint has a layer that drafts, which is in the folder too."""
 
 
 def convert(
@@ -98,7 +101,9 @@ def convert(
         check_quantization(quantization, found, "the checkpoint")
     layout = model_class(config).layout(config)
     computed_in = model_file.DTYPES[dtype]
-    published = with_score_head(checkpoint.tensors(), config, registry.sentence_of(hf_config))
+    mtp = MtpTensors.of(checkpoint, config) if isinstance(checkpoint, HuggingFaceFolder) else None
+    published: Published = checkpoint.tensors() if mtp is None else mtp.others()
+    published = with_score_head(published, config, registry.sentence_of(hf_config))
     counted = _counted(published, lambda done: progress(min(done, total - 1), total))
     left_out: list[str] = []
     spare = _spare_layers(config, hf_config)
@@ -109,12 +114,18 @@ def convert(
     elif calibrated:
         cost = Calibrated.read(source).cost(sum(tensor.nbytes for tensor in tensors.values()))
     load_weights(layout, tensors, computed_in)
+    if mtp is not None:
+        mtp.write(config, computed_in, left_out, folder)
     (folder / "config.json").write_text(json.dumps(hf_config, indent=2) + "\n")
     model_file.save(tensors, folder)
     progress(total, total)
     packed_by = quantization if rounds or calibrated else found
     return Converted(
-        quantization=packed_by, rounding=rounding, cost=cost, left_out=_in_one_line(left_out)
+        quantization=packed_by,
+        rounding=rounding,
+        cost=cost,
+        left_out=_in_one_line(left_out),
+        has_draft_layer=mtp is not None,
     )
 
 

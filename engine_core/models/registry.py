@@ -30,7 +30,9 @@ from .configs import (
     gpt_neox,
     gpt_oss,
     granite,
+    granite_hybrid,
     labels,
+    lfm2,
     llama,
     ministral3,
     mixtral,
@@ -96,6 +98,7 @@ _WIDTH_NORMS = ("tensor parallel on CPUs alone, and not with `--numerics tree`",
 _DENSE = ("weights that are not packed",)
 _PACKED_IN_GGUF = ("weights packed in GGUF, or not at all",)
 _STATES = ("not with `--numerics tree`", "one process: no ranks, no stages")
+_CONVS = ("CPUs alone", *_STATES)
 _QWEN35 = "qwen3_next:Qwen35"
 _EXPERTS = ("not with `--numerics tree`",)
 _MIXED = ("not with `--numerics tree`", "one process: no ranks, no stages")
@@ -165,6 +168,13 @@ ARCHITECTURES = {
     "GraniteForCausalLM": _own(
         _DECODER, granite.read_granite, "Granite 3 and 4 (dense)", "granite"
     ),
+    "GraniteMoeHybridForCausalLM": _own(
+        "granite_hybrid:GraniteHybrid",
+        granite_hybrid.read_granite_hybrid,
+        "Granite 4 with Mamba-2 (H Micro, Tiny, Small)",
+        "granitemoehybrid",
+        limits=_CONVS,
+    ),
     "GraniteMoeForCausalLM": _own(
         _DECODER,
         mixtral.read_granite_moe,
@@ -174,6 +184,7 @@ ARCHITECTURES = {
     ),
     "HYV3ForCausalLM": _own(_DECODER, corrected_moe.read_hy3, "Hy3", "hy_v3", limits=_EXPERTS),
     "InternLM3ForCausalLM": _own(_DECODER, llama.read_internlm3, "InternLM 3", "internlm3"),
+    "Lfm2ForCausalLM": _own("lfm2:Lfm2", lfm2.read_lfm2, "LFM2", "lfm2", limits=_CONVS),
     "LlamaForCausalLM": _own(_DECODER, llama.read_llama, _LLAMA, "llama"),
     "MPNetModel": _own("encoders.mpnet:MPNet", bert.read_mpnet, "MPNet", "mpnet", limits=_DENSE),
     "MiniMaxM2ForCausalLM": _own(

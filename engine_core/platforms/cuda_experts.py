@@ -11,6 +11,7 @@ from headwater.kernels.attention.hopper_attention import is_hopper
 from headwater.kernels.experts import expert_product as dense
 from headwater.kernels.experts import packed_product as packed
 from headwater.kernels.experts.clamped_gate import ExpertBiases
+from headwater.kernels.experts.gated_sum import gated_sum
 from headwater.kernels.experts.route import Choice, route
 from headwater.kernels.gemm.packed_words import PackedWords
 
@@ -122,6 +123,12 @@ class CudaExperts:
         is_early = self._is_early(logits)
         added = router.correction, router.bias
         return Routes(*route(logits, choice, *added, dependent=is_early))
+
+    def gated_sum(
+        self, out: torch.Tensor, shared: torch.Tensor, x: torch.Tensor, gate: torch.Tensor
+    ) -> torch.Tensor:
+        """See `SharingPlatform`."""
+        return gated_sum(out, shared, x, gate, dependent=self._is_early(x))
 
     def product(self, gate_up: ExpertStack, down: ExpertStack, activation: str) -> ExpertProduct:
         """See `Platform.experts`. Raises `ConfigError` for weights of a kind without kernels."""

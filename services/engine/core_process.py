@@ -299,7 +299,9 @@ def main() -> None:
         with contextlib.closing(engine):
             collector.leave_out_what_exists()
             reports.write(
-                encode(_ready(engine, config, facts, longest_step, drafters_of(settings), link))
+                encode(
+                    _ready(engine, config, facts, longest_step, drafters_of(settings, facts), link)
+                )
             )
             run(
                 engine,

@@ -22,7 +22,7 @@ from ..engine.settings import (
 from ..models.manifest import MODEL_CODES
 from ..runtime.hardware import DTYPES
 from ..runtime.settings import SettingError, check_writable_folder, require
-from ..runtime.speculation import MODES
+from ..runtime.speculation import SPECULATIONS
 
 GATEWAY = "gateway"
 PROCESSOR = "processor"
@@ -36,7 +36,7 @@ CHOICES = {
     "activation_dtype": ACTIVATION_DTYPES,
     "quantization": QUANTIZATIONS,
     "model_code": MODEL_CODES,
-    "speculation": MODES,
+    "speculation": SPECULATIONS,
     "numerics": NUMERICS,
     "kv_peer_direct": ("auto", "off"),
 }

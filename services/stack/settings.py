@@ -107,7 +107,9 @@ class StackSettings:
         "auto", "auto, headwater or transformers: whose modelling code computes the model."
     )
     speculation: str = engine_flag(
-        "speculation", "auto: draft tokens where that is faster, same answers; or off."
+        "speculation",
+        "auto: draft tokens where that is faster, same answers; mtp: by the model's own layer for "
+        "it; or off.",
     )
     draft_model: str | None = engine_flag(
         "draft_model", "Smaller model with the same tokenizer that drafts tokens."

@@ -84,7 +84,7 @@ def test_the_core_reads_the_doors_settings_from_flags() -> None:
         (["--executor=simulated", "--threads=-1"], "--threads is -1; allowed: 0 or more"),
         (
             ["--executor=simulated", "--speculation=on"],
-            "--speculation is 'on'; allowed: auto or off",
+            "--speculation is 'on'; allowed: auto or mtp or off",
         ),
         (
             ["--executor=simulated", "--drafters=ngram", "--drafters=eagle"],
