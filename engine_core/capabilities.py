@@ -128,7 +128,7 @@ ENGINE = (
         name=TREE,
         fields=("numerics",),
         off="default",
-        beside=RANKS | {W8A8, STAGE_HOSTS},
+        beside=RANKS | {W8A8, EXPERTS, STAGE_HOSTS},
         flag="tree_numerics",
     ),
     Capability(

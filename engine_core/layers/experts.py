@@ -31,7 +31,7 @@ class SharedExpert:
 
 class Experts:
     """The sum of the experts that a router chooses for a token, each times its weight, and of the
-    shared expert where there is one. Ranks have a share of every expert."""
+    shared expert where there is one. Ranks have a share of every expert, or some whole ones."""
 
     def __init__(
         self,
@@ -51,10 +51,12 @@ class Experts:
         self._logits = logits
         self._product = platform.experts(gate_up, down, activation)
         self._group = group
+        self._is_tree = down.num_leaves > 0
         self._shared = shared
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, H] → [T, H]"""
         routes = self._platform.route(self._logits(x), self._router)
-        out = self._group.sum(self._product(x, routes))
+        own = self._product(x, routes)
+        out = self._group.tree_sum(own, x.dtype) if self._is_tree else self._group.sum(own)
         return out if self._shared is None else out + self._shared(x)

@@ -21,6 +21,7 @@ from .group import Group
 from .linear.dense import DenseLinear
 from .linear.kinds import Weights
 from .linear.linear import ExpandableLinear, Linear, Product
+from .routing import ExpertStack
 from .staged import AbsentLinear
 
 
@@ -86,7 +87,17 @@ def keep_leaves(weights: Weights, layout: Layout, shard: Shard) -> Weights:
             linears[name] = (
                 DenseLinear(linear.expanded()) if isinstance(linear, ExpandableLinear) else linear
             )
-    return replace(weights, linears=linears)
+    return replace(weights, linears=linears, experts=experts_in_leaves(weights, shard))
+
+
+def experts_in_leaves(weights: Weights, shard: Shard) -> dict[str, ExpertStack]:
+    """A rank's experts, expanded, each leaf an equal share of all experts."""
+    return {
+        name: replace(
+            stack, linear=DenseLinear(matrix_of(stack.linear)), num_leaves=NUM_LEAVES // shard.size
+        )
+        for name, stack in weights.experts.items()
+    }
 
 
 def matrix_of(linear: Linear) -> torch.Tensor:

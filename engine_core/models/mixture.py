@@ -20,6 +20,7 @@ from ..weights.layout import (
     joined_linear,
     linear,
     table,
+    whole_experts,
 )
 
 GATE_UP = "experts_gate_up"
@@ -84,6 +85,9 @@ def mixture_of(config: ExpertsConfig, hidden_size: int) -> dict[str, WeightSpec]
         weights[ROUTER_BIAS] = replace(bias(config.num_experts), is_routing=True)
         weights[GATE_UP_BIAS] = joined_expert_biases(config.num_experts, (inner, inner))
         weights[DOWN_BIAS] = expert_biases(config.num_experts, hidden_size)
+    if config.are_whole:
+        of_experts = {GATE_UP, DOWN, GATE_UP_BIAS, DOWN_BIAS} & weights.keys()
+        weights |= {name: whole_experts(weights[name]) for name in of_experts}
     if config.has_correction:
         correction = table(config.num_experts)
         weights[CORRECTION] = replace(correction, is_routing=True, is_wide=True)

@@ -38,6 +38,11 @@ class ExpertsConfig:
     """Whether the router has a bias, and each product of an expert."""
     is_sparse: tuple[bool, ...] = ()
     """By layer, whether it has experts, else an MLP; empty: all layers have experts."""
+    are_whole: bool = False
+    """Whether each rank has an equal share of the experts, each of them whole; else it has a share
+    of every expert."""
+    own: range | None = None
+    """Experts of this rank, by index; None: it has all of them, or a share of each."""
 
     def __post_init__(self) -> None:
         """Raises `ConfigError` for sizes that do not fit together."""
@@ -63,8 +68,15 @@ class ExpertsConfig:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Intermediate sizes that ranks divide."""
+        """Intermediate sizes of an expert and of the shared one."""
         return tuple(size for size in (self.intermediate_size, self.shared_size) if size)
+
+    @property
+    def divided_widths(self) -> tuple[int, ...]:
+        """Those of `widths` that ranks divide."""
+        return (
+            tuple(size for size in (self.shared_size,) if size) if self.are_whole else self.widths
+        )
 
     @property
     def active_size(self) -> int:
@@ -75,13 +87,13 @@ class ExpertsConfig:
         """The experts of a model of layers first … stop − 1 alone."""
         return replace(self, is_sparse=self.is_sparse[first:stop])
 
-    def divided(self, num_ranks: int) -> ExpertsConfig:
-        """The experts of one rank, which has a share of each."""
-        return replace(
-            self,
-            intermediate_size=self.intermediate_size // num_ranks,
-            shared_size=self.shared_size // num_ranks,
-        )
+    def divided(self, rank: int, num_ranks: int) -> ExpertsConfig:
+        """The experts of one rank."""
+        rest = replace(self, shared_size=self.shared_size // num_ranks)
+        if not self.are_whole:
+            return replace(rest, intermediate_size=self.intermediate_size // num_ranks)
+        count = self.num_experts // num_ranks
+        return replace(rest, own=range(rank * count, (rank + 1) * count))
 
 
 def _check(name: str, size: int, least: int, most: int) -> None:

@@ -205,8 +205,20 @@ class ModelConfig:
             return tuple(sorted({self.at(i).intermediate_size for i in range(self.num_layers)}))
         if self.experts is None:
             return (self.intermediate_size,)
-        has_mlps = not all(self.has_experts(i) for i in range(self.num_layers))
-        return (*((self.intermediate_size,) if has_mlps else ()), *self.experts.widths)
+        return (*self._sizes_of_mlps, *self.experts.widths)
+
+    @property
+    def divided_sizes(self) -> tuple[int, ...]:
+        """Those of `inner_sizes` that ranks divide."""
+        if self.experts is None or not self.experts.are_whole:
+            return self.inner_sizes
+        return (*self._sizes_of_mlps, *self.experts.divided_widths)
+
+    @property
+    def _sizes_of_mlps(self) -> tuple[int, ...]:
+        """Intermediate size of layers without experts; empty: there are none."""
+        is_sparse = all(self.has_experts(i) for i in range(self.num_layers))
+        return () if is_sparse else (self.intermediate_size,)
 
     @property
     def depends_on_length(self) -> bool:

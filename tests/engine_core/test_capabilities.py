@@ -91,7 +91,6 @@ REFUSED_OF_ENGINE = {
     (table.W8A8, table.TENSOR_PARALLEL): "tensor_parallel_size 2: 1 with weights of W8A8",
     (table.INT8_ACTIVATIONS, table.TREE): "numerics tree: default with activations in int8",
     (table.ROUNDED_ACTIVATIONS, table.TREE): "numerics tree: default with activations in fp8",
-    (table.EXPERTS, table.TREE): "numerics tree: default with a model with 8 experts",
     (table.W8A8, table.FOREIGN): "model_code transformers: headwater with weights of W8A8",
     (table.ROUNDED_ACTIVATIONS, table.FOREIGN): (
         "model_code transformers: headwater with activations in fp8"

@@ -407,7 +407,10 @@ def test_a_platform_without_experts_refuses_them_by_their_number(published: Fold
 @pytest.mark.parametrize(
     ("options", "refused"),
     [
-        ({"numerics": "tree"}, "numerics is 'tree'; allowed: default with a model with 8 experts"),
+        (
+            {"numerics": "tree", "tensor_parallel_size": 2},
+            "numerics is 'tree'; allowed: default for experts of 2 ranks, or --expert-parallel",
+        ),
         (
             {"tensor_parallel_size": 4},
             "tensor_parallel_size is 4; allowed: 1 or 2, which divide 4 query heads, 2 KV heads "
