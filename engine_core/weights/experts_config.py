@@ -73,7 +73,7 @@ class ExpertsConfig:
 
     @property
     def divided_widths(self) -> tuple[int, ...]:
-        """Those of `widths` that ranks divide."""
+        """Sizes of `widths` that ranks divide."""
         return (
             tuple(size for size in (self.shared_size,) if size) if self.are_whole else self.widths
         )

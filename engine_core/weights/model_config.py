@@ -209,7 +209,7 @@ class ModelConfig:
 
     @property
     def divided_sizes(self) -> tuple[int, ...]:
-        """Those of `inner_sizes` that ranks divide."""
+        """Sizes of `inner_sizes` that ranks divide."""
         if self.experts is None or not self.experts.are_whole:
             return self.inner_sizes
         return (*self._sizes_of_mlps, *self.experts.divided_widths)

@@ -167,7 +167,7 @@ def _whole_experts(model: ModelConfig) -> tuple[int, ...]:
 
 
 def _divided(model: ModelConfig) -> str:
-    """What ranks divide, in words."""
+    """Query heads, KV heads, MLPs and experts that ranks divide, in words."""
     *parts, last = (
         f"{model.num_heads} query heads",
         f"{model.num_kv_heads} KV heads",
