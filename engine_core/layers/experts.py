@@ -52,6 +52,8 @@ class Experts:
         self._product = platform.experts(gate_up, down, activation)
         self._group = group
         self._is_tree = down.num_leaves > 0
+        self.expert_bytes = gate_up.expert_bytes + down.expert_bytes
+        """Bytes of the weights of one expert, as they are stored."""
         self._shared = shared
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

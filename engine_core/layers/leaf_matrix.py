@@ -92,12 +92,16 @@ def keep_leaves(weights: Weights, layout: Layout, shard: Shard) -> Weights:
 
 def experts_in_leaves(weights: Weights, shard: Shard) -> dict[str, ExpertStack]:
     """A rank's experts, expanded, each leaf an equal share of all experts."""
-    return {
-        name: replace(
-            stack, linear=DenseLinear(matrix_of(stack.linear)), num_leaves=NUM_LEAVES // shard.size
+    found = {}
+    for name, stack in weights.experts.items():
+        matrix = matrix_of(stack.linear)
+        found[name] = replace(
+            stack,
+            linear=DenseLinear(matrix),
+            expert_bytes=matrix.nbytes // stack.num_experts,
+            num_leaves=NUM_LEAVES // shard.size,
         )
-        for name, stack in weights.experts.items()
-    }
+    return found
 
 
 def matrix_of(linear: Linear) -> torch.Tensor:

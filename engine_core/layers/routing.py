@@ -48,6 +48,9 @@ class Router:
     own: range | None = None
     """Experts of this rank, which its routes number from 0; the others are `ELSEWHERE` there. None:
     all."""
+    counts: torch.Tensor | None = None
+    """int64 [E], to which the rows of each expert are added, those of other ranks too; None: rows
+    are not counted."""
 
 
 ELSEWHERE = -1
@@ -76,6 +79,8 @@ class ExpertStack:
     """[E, N], added to the product with an expert; None: there is none."""
     is_share: bool = False
     """Whether other ranks have more experts, which routes name `ELSEWHERE`."""
+    expert_bytes: int = 0
+    """Bytes of one expert, as it is stored."""
     num_leaves: int = 0
     """Equal groups of the experts, in their order: a token's experts of a group are added, and the
     groups in a tree. 0: all are added in routing order."""

@@ -32,12 +32,19 @@ class ExpertParts:
     """Makes the experts of one layer by the names of the layout, which begin with a prefix."""
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, platform: Platform, prefix: str
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        platform: Platform,
+        prefix: str,
+        counts: torch.Tensor,
     ) -> None:
+        """counts int64 [E] of the layer's rows; see `Router.counts`."""
         self._config = config
         self._weights = weights
         self._platform = platform
         self._prefix = prefix
+        self._counts = counts
 
     def experts(self) -> Experts:
         sizes = self._config.experts
@@ -85,6 +92,7 @@ class ExpertParts:
             num_groups=sizes.num_groups,
             num_chosen_groups=sizes.num_chosen_groups,
             own=sizes.own,
+            counts=self._counts,
         )
 
     def _logits(self) -> Product:

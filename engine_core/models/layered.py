@@ -90,11 +90,18 @@ class LayeredModel(ABC):
         self._adapters = weights.adapters
         self._positions = parts.positions()
         self._vectors = parts.layer_vectors
+        self.expert_counts = None if config.experts is None else parts.expert_counts
         self.embedding = parts.embedding()
         self.dtype = self.embedding.dtype
         self.layers = [self._layer(parts, i) for i in range(config.num_layers)]
         self.final_norm = self._final_norm(parts)
         self.lm_head = parts.lm_head()
+
+    @property
+    def expert_bytes(self) -> list[int]:
+        """By layer: bytes of the weights of one expert; 0: it has none."""
+        mlps = [layer.mlp for layer in self.layers]
+        return [mlp.expert_bytes if isinstance(mlp, Experts) else 0 for mlp in mlps]
 
     @abstractmethod
     def _layer(self, parts: Parts, i: int) -> Layer:

@@ -139,7 +139,8 @@ class Parts:
         config = self._config.at(i)
         if config.has_experts(i):
             weights = self._weights
-            return ExpertParts(config, weights, self._platform, f"layers.{i}.").experts()
+            own = config, weights, self._platform, f"layers.{i}.", self.expert_counts[i]
+            return ExpertParts(*own).experts()
         prefix = f"layers.{i}."
         down = self.linear(prefix + "down")
         if config.is_gated:
@@ -147,6 +148,13 @@ class Parts:
             return Mlp(self._platform, gate_up, down, config.activation)
         self.check_unrounded(prefix + "down")
         return PlainMlp(self._platform, self.linear(prefix + "up"), down, config.activation)
+
+    @cached_property
+    def expert_counts(self) -> torch.Tensor:
+        """int64 [layers, experts]: rows of each expert so far."""
+        assert self._config.experts is not None
+        shape = self._config.num_layers, self._config.experts.num_experts
+        return torch.zeros(shape, dtype=torch.int64, device=self._platform.device)
 
     @cached_property
     def layer_vectors(self) -> LayerVectors | NoVectors:

@@ -19,12 +19,14 @@ from headwater.kernels.cpu.experts.expert_product import kernel_of as kernel_of_
 from headwater.kernels.cpu.experts.expert_rows import (
     ADD_BIASES,
     COMBINE,
+    COUNT,
     GATHER,
     SORT,
     RowsByExpert,
     add_biases,
     combine,
     combine_in_tree,
+    count_rows,
     rows_of_tokens,
     sort_by_expert,
 )
@@ -40,7 +42,7 @@ MakeProduct = Callable[[Linear], Product]
 Gate = Callable[[torch.Tensor], torch.Tensor]
 StackProduct = Callable[[torch.Tensor, RowsByExpert], torch.Tensor]
 """Rows [P, K] by place, times the weights of their experts: [P, N]."""
-KERNELS = (route_kernel.KERNEL, SORT, GATHER, ADD_BIASES, COMBINE)
+KERNELS = (route_kernel.KERNEL, COUNT, SORT, GATHER, ADD_BIASES, COMBINE)
 """Kernels that every model with experts needs."""
 
 
@@ -57,6 +59,8 @@ def route(logits: torch.Tensor, router: Router) -> Routes:
         num_groups=router.num_groups,
         num_chosen_groups=router.num_chosen_groups,
     )
+    if router.counts is not None:
+        count_rows(found, router.counts)
     return Routes(found if router.own is None else _own_of(found, router.own), weights)
 
 

@@ -128,7 +128,7 @@ class CudaExperts:
             own=router.own,
         )
         is_early = self._is_early(logits)
-        added = router.correction, router.bias
+        added = router.correction, router.bias, router.counts
         return Routes(*route(logits, choice, *added, dependent=is_early))
 
     def product(self, gate_up: ExpertStack, down: ExpertStack, activation: str) -> ExpertProduct:

@@ -37,11 +37,13 @@ def route(
     choice: Choice,
     correction: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
+    counts: torch.Tensor | None = None,
     *,
     dependent: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns experts int32 [T, k] and weights float32 [T, k] in routing order, for logits [T, E]
-    a correction float32 [E], and a bias [E] that is added to logits in float32."""
+    a correction float32 [E], and a bias [E] that is added to logits in float32. The number of
+    tokens of each expert is added to counts int64 [E]."""
     num_tokens, num_experts = logits.shape
     assert logits.stride(1) == 1
     assert num_experts % choice.num_groups == 0
@@ -53,6 +55,7 @@ def route(
         bias,
         experts,
         weights,
+        counts,
         logits.stride(0),
         choice.scale,
         NUM_EXPERTS=num_experts,
@@ -112,6 +115,7 @@ def _route(
     p_bias,
     p_experts,
     p_weights,
+    p_counts,
     stride,
     scale,
     NUM_EXPERTS: tl.constexpr,
@@ -169,6 +173,10 @@ def _route(
         b_left = tl.where(is_chosen, -float("inf"), b_left)
     if NORMALIZED:
         b_weights = b_weights / tl.where(total == 0.0, 1.0, total)
+    if p_counts is not None:
+        is_choice = o_chosen < CHOSEN
+        b_one = tl.zeros_like(b_experts).to(tl.int64) + 1
+        tl.atomic_add(p_counts + b_experts, b_one, mask=is_choice, sem="relaxed")
     if FIRST_OWN >= 0:
         b_own = b_experts - FIRST_OWN
         b_experts = tl.where((b_own >= 0) & (b_own < NUM_OWN), b_own, -1)

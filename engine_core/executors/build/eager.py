@@ -32,6 +32,7 @@ from ..model.adapter_memory import AdapterMemory, NoAdapterMemory, adapter_memor
 from ..model.block_bytes import block_bytes_of, kv_layouts, states_of
 from ..model.eager_caches import EagerCaches
 from ..model.eager_layers import EagerLayers, Forward
+from ..model.expert_counts import expert_counts_of
 from ..model.kv_blocks import KvBlocks, layer_caches
 from ..model.shared_kv import SharedCopies, SharedMemory
 from ..ranks.rank import Rank, block_slice, map_slots
@@ -140,6 +141,7 @@ def _executor(
         adapters=adapters or NoAdapterMemory(),
         host_adapters=adapters,
         swapper=_swapper(request, rank, config, blocks, copies),
+        expert_counts=expert_counts_of(served),
     )
 
 

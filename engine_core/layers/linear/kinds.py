@@ -124,7 +124,9 @@ def load_weights(
         if spec.num_experts:
             joined = _kind_of("", there).load(there, dtype)
             num_ranks = shard.size if spec.split is Split.EXPERTS else 1
-            experts[name] = ExpertStack(joined, spec.num_experts // num_ranks)
+            count = spec.num_experts // num_ranks
+            num_bytes = sum(tensor.nbytes for tensor in there.values())
+            experts[name] = ExpertStack(joined, count, expert_bytes=num_bytes // count)
         elif spec.is_linear:
             linears[name] = _kind_of("", there).load(there, dtype)
         else:

@@ -56,6 +56,15 @@ def sort_by_expert(experts: torch.Tensor, num_experts: int) -> RowsByExpert:
     return RowsByExpert(starts, chosen, tokens, places)
 
 
+def count_rows(experts: torch.Tensor, counts: torch.Tensor) -> None:
+    """Adds the number of rows of each expert to counts int64 [E]: experts int32 [T, k],
+    contiguous."""
+    assert experts.is_contiguous()
+    assert counts.is_contiguous()
+    num_rows = experts.numel()
+    COUNT(torch.float32, 1, num_rows, experts.data_ptr(), counts.data_ptr(), num_rows)
+
+
 def rows_of_tokens(x: torch.Tensor, rows: RowsByExpert) -> torch.Tensor:
     """x [T, H], contiguous → [T k, H]: the rows of tokens, by place."""
     assert x.is_contiguous()
@@ -181,6 +190,20 @@ def _list_chosen(arguments: int) -> None:
         put_int64(p_chosen + i * _LONG, -1)
 
 
+@njit
+def _count(arguments: int) -> None:
+    p_experts = argument(arguments, 0)
+    p_counts = argument(arguments, 1)
+    for row in range(argument(arguments, 2)):
+        p_count = p_counts + int32_at(p_experts + row * _INT) * _LONG
+        put_int64(p_count, int64_at(p_count) + 1)
+
+
+def _counting(arguments: int) -> None:
+    for _ in items(arguments):
+        _count(arguments)
+
+
 def _sorting(arguments: int) -> None:
     for _ in items(arguments):
         _sort(arguments)
@@ -251,6 +274,7 @@ def _combining(element: Any, sum_element: Any) -> Any:
 
 
 SORT = Kernel(_sorting, _sorting)
+COUNT = Kernel(_counting, _counting)
 GATHER = Kernel(_gathering(F32_ELEMENT), _gathering(BF16_ELEMENT))
 ADD_BIASES = Kernel(_adding(F32_ELEMENT), _adding(BF16_ELEMENT))
 COMBINE = Kernel(_combining(F32_ELEMENT, F32_ELEMENT), _combining(BF16_ELEMENT, BF16_ELEMENT))
