@@ -9,7 +9,7 @@ from .group import Group
 from .linear.linear import Linear, Product
 from .mlp import Mlp
 from .platform import ExpertPlatform, Platform
-from .routing import ExpertStack, Router
+from .routing import ExpertStack, Router, Routes
 
 
 class SharedExpert:
@@ -43,9 +43,11 @@ class Experts:
         activation: str,
         group: Group,
         shared: SharedExpert | None = None,
+        *,
+        scales_inputs: bool = False,
     ) -> None:
         """`logits` makes the router's, [T, E] of x [T, H]. gate_up of 2 I outputs, gates first, and
-        down of H; activation as in `Platform.gate`."""
+        down of H; activation as in `Platform.gate`. `scales_inputs`: see `ExpertsConfig`."""
         self._platform = platform
         self._router = router
         self._logits = logits
@@ -55,10 +57,19 @@ class Experts:
         self.expert_bytes = gate_up.expert_bytes + down.expert_bytes
         """Bytes of the weights of one expert, as they are stored."""
         self._shared = shared
+        self._scales_inputs = scales_inputs
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, H] → [T, H]"""
         routes = self._platform.route(self._logits(x), self._router)
-        own = self._product(x, routes)
+        own = self._product(*self._scaled(x, routes))
         out = self._group.tree_sum(own, x.dtype) if self._is_tree else self._group.sum(own)
         return out if self._shared is None else out + self._shared(x)
+
+    def _scaled(self, x: torch.Tensor, routes: Routes) -> tuple[torch.Tensor, Routes]:
+        """What experts read, and the routes by which their outputs are added."""
+        if not self._scales_inputs:
+            return x, routes
+        # A token has one expert.
+        scaled = x * routes.weights.to(x.dtype)
+        return scaled, Routes(routes.experts, torch.ones_like(routes.weights))

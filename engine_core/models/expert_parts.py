@@ -60,6 +60,7 @@ class ExpertParts:
             self._config.activation,
             self._weights.group,
             shared,
+            scales_inputs=sizes.scales_inputs,
         )
 
     def _stacks(self, sizes: ExpertsConfig) -> tuple[ExpertStack, ExpertStack]:

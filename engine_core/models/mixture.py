@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
 from ..weights.experts_config import ExpertsConfig
 from ..weights.layout import (
     Split,
@@ -22,6 +24,7 @@ from ..weights.layout import (
     table,
     whole_experts,
 )
+from ..weights.model_config import ModelConfig
 
 GATE_UP = "experts_gate_up"
 DOWN = "experts_down"
@@ -71,6 +74,11 @@ EXPERT_NAMES = {
     "w2.weight": (DOWN, 0),
 }
 """As `CheckpointNames.experts`."""
+
+
+def outputs_first(weight: torch.Tensor, config: ModelConfig) -> torch.Tensor:
+    """[experts, inputs, outputs] → [experts * outputs, inputs]; see `CheckpointNames.changed`."""
+    return weight.transpose(1, 2).flatten(0, 1)
 
 
 def mixture_of(config: ExpertsConfig, hidden_size: int) -> dict[str, WeightSpec]:

@@ -107,7 +107,9 @@ class Parts:
         tensors = self._weights.tensors
         q_norm = self.factors(prefix + "q_norm") if config.qk_norm else None
         k_norm = q_norm
-        if config.qk_norm and config.num_kv_projections:
+        if config.plain_qk_norm and config.is_rotary[i]:
+            q_norm = k_norm = self._no_factors
+        elif config.qk_norm and config.num_kv_projections:
             k_norm = self.factors(prefix + "k_norm")
         return Attention(
             self._platform,
@@ -124,7 +126,7 @@ class Parts:
             pairs=self._pairs,
             norms=self._projection_norms(config, prefix),
             writes=config.num_kv_projections > 0,
-            query_scales=self._query_scales,
+            query_scales=self._query_scales_of(i),
             sinks=tensors[prefix + "sinks"].float() if config.has_sinks else None,
         )
 
@@ -231,13 +233,32 @@ class Parts:
         return unrotated_table(self._config, self._max_model_len).to(self._platform.device)
 
     @cached_property
-    def _query_scales(self) -> torch.Tensor | None:
-        beta = self._config.query_scale_beta
-        if not beta:
-            return None
-        assert self._config.rope_scaling is not None
-        original = self._config.rope_scaling["original_max_position_embeddings"]
-        return query_scales(beta, original, self._max_model_len).to(self._platform.device)
+    def _no_factors(self) -> torch.Tensor:
+        """float32 [head size]: factors of norms without any."""
+        return torch.ones(self._config.head_dim, device=self._platform.device)
+
+    def _query_scales_of(self, i: int) -> torch.Tensor | None:
+        """By position; None: queries of layer i do not grow."""
+        config = self._config
+        if config.query_scale_beta:
+            return self._query_scales
+        is_unrotated = bool(config.is_rotary) and not config.is_rotary[i]
+        return self._unrotated_scales if is_unrotated and config.unrotated_scale_beta else None
+
+    @cached_property
+    def _query_scales(self) -> torch.Tensor:
+        config = self._config
+        assert config.rope_scaling is not None
+        original = config.rope_scaling["original_max_position_embeddings"]
+        scales = query_scales(config.query_scale_beta, original, self._max_model_len)
+        return scales.to(self._platform.device)
+
+    @cached_property
+    def _unrotated_scales(self) -> torch.Tensor:
+        """Positions count from 1."""
+        config = self._config
+        growth = config.unrotated_scale_beta, config.unrotated_scale_length
+        return query_scales(*growth, self._max_model_len + 1)[1:].to(self._platform.device)
 
     @property
     def _pairs(self) -> RotaryPairs | None:

@@ -30,6 +30,7 @@ from .configs import (
     gpt_oss,
     granite,
     llama,
+    llama4,
     ministral3,
     mixtral,
     olmo,
@@ -89,6 +90,7 @@ def _own(
 
 _DECODER = "decoder:Decoder"
 _WIDTH_NORMS = ("tensor parallel on CPUs alone, and not with `--numerics tree`",)
+_CHUNKS = ("8,192 positions, those of a chunk",)
 _DENSE = ("weights that are not packed",)
 _STATES = ("not with `--numerics tree`", "one process: no ranks, no stages")
 _QWEN35 = "qwen3_next:Qwen35"
@@ -161,6 +163,21 @@ ARCHITECTURES = {
     ),
     "HYV3ForCausalLM": _own(_DECODER, corrected_moe.read_hy3, "Hy3", "hy_v3"),
     "InternLM3ForCausalLM": _own(_DECODER, llama.read_internlm3, "InternLM 3", "internlm3"),
+    "Llama4ForCausalLM": _own(
+        "llama4:Llama4",
+        llama4.read_llama4,
+        "Llama 4 (text)",
+        "llama4_text",
+        limits=_CHUNKS,
+    ),
+    "Llama4ForConditionalGeneration": _own(
+        "llama4:Llama4",
+        llama4.read_llama4,
+        "Llama 4 Scout, Maverick",
+        "llama4",
+        is_text_part=True,
+        limits=_CHUNKS,
+    ),
     "LlamaForCausalLM": _own(_DECODER, llama.read_llama, _LLAMA, "llama"),
     "MPNetModel": _own("encoders.mpnet:MPNet", bert.read_mpnet, "MPNet", "mpnet", limits=_DENSE),
     "MiniMaxM2ForCausalLM": _own(

@@ -25,6 +25,9 @@ class ExpertsConfig:
     """Whether scores are sigmoids of the router's logits, else their softmax."""
     is_normalized: bool = False
     scale: float = 1.0
+    scales_inputs: bool = False
+    """Whether the weight of a token's only expert multiplies what that expert reads, not what it
+    makes."""
     has_correction: bool = False
     num_groups: int = 1
     num_chosen_groups: int = 1

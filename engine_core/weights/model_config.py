@@ -95,6 +95,12 @@ class ModelConfig:
     """By layer, whether positions rotate anything; empty: in all layers."""
     local_rope_theta: float = 0.0
     """Base of rotary positions in layers with a window, which are not scaled; 0: as in others."""
+    plain_qk_norm: bool = False
+    """Whether each head of queries and keys has a norm without factors, in layers that rotate."""
+    unrotated_scale_beta: float = 0.0
+    unrotated_scale_length: int = 0
+    """Growth of queries in layers that do not rotate, each time that so many positions are
+    reached; 0: none."""
     query_scale_beta: float = 0.0
     """Growth of queries behind the original length of scaled positions; 0: none."""
     num_learned_positions: int = 0
@@ -263,7 +269,8 @@ class ModelConfig:
         """The model with heads padded by zeros to a power of two. It is unchanged where heads have
         such a size, or norms that zeros would change."""
         size = self.head_dim
-        if self.encoder is not None or size.bit_count() == 1 or self.qk_norm or self.width_norms:
+        has_norms = self.qk_norm or self.width_norms or self.plain_qk_norm
+        if self.encoder is not None or size.bit_count() == 1 or has_norms:
             return self
         return replace(
             self,
