@@ -99,7 +99,7 @@ ENGINE = (
     Capability(
         name=MIXED,
         off="layers of one shape",
-        beside=frozenset({SIMULATED, INT8_ACTIVATIONS}),
+        beside=frozenset({SIMULATED, INT8_ACTIVATIONS, EXPERTS}),
     ),
     Capability(name=FOREIGN, off="headwater", beside=frozenset({SIMULATED, INT8_ACTIVATIONS})),
     Capability(name=ENCODER, off="a decoder"),

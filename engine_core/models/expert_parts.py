@@ -61,6 +61,7 @@ class ExpertParts:
             self._weights.group,
             shared,
             scales_inputs=sizes.scales_inputs,
+            expert_scales=self._weights.tensors.get(self._prefix + mixture.EXPERT_SCALES),
         )
 
     def _stacks(self, sizes: ExpertsConfig) -> tuple[ExpertStack, ExpertStack]:

@@ -86,7 +86,8 @@ def layout_of(config: ModelConfig, layer_norms: Iterable[str]) -> Layout:
 
 
 def _inner_of(config: ModelConfig, i: int) -> dict[str, WeightSpec]:
-    """Weights of the MLP of layer i, or of its experts."""
+    """Weights of the MLP of layer i, of its experts, or of both."""
     if config.experts is None or not config.has_experts(i):
         return _mlp_of(config.at(i))
-    return mixture_of(config.experts, config.hidden_size)
+    mixture = mixture_of(config.experts, config.hidden_size)
+    return _mlp_of(config.at(i)) | mixture if config.experts.are_beside_mlp else mixture

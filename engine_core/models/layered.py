@@ -67,6 +67,11 @@ class Layer(ABC):
     attention: Mixer
     mlp: Mlp | PlainMlp | Experts
 
+    @property
+    def experts(self) -> Experts | None:
+        """None: the layer has none."""
+        return self.mlp if isinstance(self.mlp, Experts) else None
+
     @abstractmethod
     def behind_attention(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Adds what attention made of the layer's input, x, to the residual stream in place;
@@ -100,8 +105,8 @@ class LayeredModel(ABC):
     @property
     def expert_bytes(self) -> list[int]:
         """By layer: bytes of the weights of one expert; 0: it has none."""
-        mlps = [layer.mlp for layer in self.layers]
-        return [mlp.expert_bytes if isinstance(mlp, Experts) else 0 for mlp in mlps]
+        found = [layer.experts for layer in self.layers]
+        return [0 if experts is None else experts.expert_bytes for experts in found]
 
     @abstractmethod
     def _layer(self, parts: Parts, i: int) -> Layer:

@@ -21,6 +21,7 @@ from ..weights.layout import (
     joined_experts,
     joined_linear,
     linear,
+    norm,
     table,
     whole_experts,
 )
@@ -36,6 +37,11 @@ CORRECTION = "router_correction"
 SHARED_GATE_UP = "shared_gate_up"
 SHARED_DOWN = "shared_down"
 SHARED_GATE = "shared_gate"
+ROUTER_NORM = "router_norm"
+EXPERT_SCALES = "expert_scales"
+DENSE_NORM = "dense_norm"
+EXPERTS_INPUT_NORM = "experts_input_norm"
+EXPERTS_NORM = "experts_norm"
 
 _PLACES = ("mlp", "block_sparse_moe")
 _SHARED = ("mlp.shared_expert", "mlp.shared_experts", "mlp.shared_mlp")
@@ -93,6 +99,10 @@ def mixture_of(config: ExpertsConfig, hidden_size: int) -> dict[str, WeightSpec]
         weights[ROUTER_BIAS] = replace(bias(config.num_experts), is_routing=True)
         weights[GATE_UP_BIAS] = joined_expert_biases(config.num_experts, (inner, inner))
         weights[DOWN_BIAS] = expert_biases(config.num_experts, hidden_size)
+    if config.are_beside_mlp:
+        names = (ROUTER_NORM, DENSE_NORM, EXPERTS_INPUT_NORM, EXPERTS_NORM)
+        weights |= dict.fromkeys(names, norm(hidden_size))
+        weights[EXPERT_SCALES] = replace(table(config.num_experts), is_routing=True)
     if config.are_whole:
         of_experts = {GATE_UP, DOWN, GATE_UP_BIAS, DOWN_BIAS} & weights.keys()
         weights |= {name: whole_experts(weights[name]) for name in of_experts}

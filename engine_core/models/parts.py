@@ -11,7 +11,7 @@ from headwater.kernels.attention.rotary_pairs import RotaryPairs
 
 from ..layers.biased import BiasedLinear, LogitLinear
 from ..layers.embedding import Embedding
-from ..layers.experts import Experts
+from ..layers.experts import Experts, ExpertsBesideMlp
 from ..layers.layer_vectors import LayerVector, LayerVectors, NoVectors
 from ..layers.linear.kinds import Weights
 from ..layers.linear.linear import Linear
@@ -26,6 +26,7 @@ from ..layers.positions import Positions
 from ..layers.projection_norms import ValueNorms, WidthNorms
 from ..layers.rope import cos_sin_table, query_scales, unrotated_table
 from ..weights.model_config import ModelConfig
+from . import mixture
 from .delta_parts import DeltaParts
 from .expert_parts import ExpertParts, check_unrounded
 
@@ -139,10 +140,8 @@ class Parts:
 
     def mlp(self, i: int) -> Mlp | PlainMlp | Experts:
         config = self._config.at(i)
-        if config.has_experts(i):
-            weights = self._weights
-            own = config, weights, self._platform, f"layers.{i}.", self.expert_counts[i]
-            return ExpertParts(*own).experts()
+        if config.has_experts(i) and not self._has_experts_beside:
+            return self._experts(i)
         prefix = f"layers.{i}."
         down = self.linear(prefix + "down")
         if config.is_gated:
@@ -150,6 +149,29 @@ class Parts:
             return Mlp(self._platform, gate_up, down, config.activation)
         self.check_unrounded(prefix + "down")
         return PlainMlp(self._platform, self.linear(prefix + "up"), down, config.activation)
+
+    def experts_beside_mlp(self, i: int) -> ExpertsBesideMlp | None:
+        """None: layer i has an MLP alone."""
+        if not (self._has_experts_beside and self._config.has_experts(i)):
+            return None
+        prefix = f"layers.{i}."
+        config = self._config
+        factors = self.factors(prefix + mixture.ROUTER_NORM) * config.hidden_size**-0.5
+        return ExpertsBesideMlp(
+            self._experts(i),
+            RMSNorm(self._platform, factors, config.rms_norm_eps),
+            self.norm(prefix + mixture.DENSE_NORM),
+            self.norm(prefix + mixture.EXPERTS_INPUT_NORM),
+            self.norm(prefix + mixture.EXPERTS_NORM),
+        )
+
+    def _experts(self, i: int) -> Experts:
+        own = self._weights, self._platform, f"layers.{i}.", self.expert_counts[i]
+        return ExpertParts(self._config.at(i), *own).experts()
+
+    @property
+    def _has_experts_beside(self) -> bool:
+        return self._config.experts is not None and self._config.experts.are_beside_mlp
 
     @cached_property
     def expert_counts(self) -> torch.Tensor:

@@ -137,7 +137,7 @@ ARCHITECTURES = {
     "Gemma4ForConditionalGeneration": _own(
         "gemma4:Gemma4",
         gemma4.read_gemma4,
-        "Gemma 4 E2B, E4B, 31B",
+        "Gemma 4 E2B, E4B, 26B-A4B, 31B",
         "gemma4",
         limits=_MIXED,
         is_text_part=True,

@@ -14,7 +14,7 @@ LARGEST_SCORES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsConfig:
-    """Experts that stand in the place of a layer's MLP, of which a router chooses some for each
+    """Experts that stand in the place of a layer's MLP, or beside it, of which a router chooses some for each
     token. `layers.routing.Router` says what the fields of routing mean."""
 
     num_experts: int
@@ -39,6 +39,9 @@ class ExpertsConfig:
     """Whether the shared expert is multiplied by the sigmoid of a product with the token."""
     has_biases: bool = False
     """Whether the router has a bias, and each product of an expert."""
+    are_beside_mlp: bool = False
+    """Whether a layer has an MLP too, which the experts are added to; the router reads a norm of
+    its own there, and each expert has a factor."""
     is_sparse: tuple[bool, ...] = ()
     """By layer, whether it has experts, else an MLP; empty: all layers have experts."""
     are_whole: bool = False

@@ -208,7 +208,9 @@ class ModelConfig:
     def inner_sizes(self) -> tuple[int, ...]:
         """Intermediate sizes of all MLPs and experts."""
         if self.mixed is not None:
-            return tuple(sorted({self.at(i).intermediate_size for i in range(self.num_layers)}))
+            widths = () if self.experts is None else self.experts.widths
+            sizes = (self.at(i).intermediate_size for i in range(self.num_layers))
+            return tuple(sorted({*sizes, *widths}))
         if self.experts is None:
             return (self.intermediate_size,)
         return (*self._sizes_of_mlps, *self.experts.widths)
@@ -326,7 +328,7 @@ class ModelConfig:
         return len(self.caching_layers)
 
     def has_experts(self, layer: int) -> bool:
-        """Whether a layer has experts in place of an MLP."""
+        """Whether a layer has experts, in place of an MLP or beside it."""
         return self.experts is not None and self.experts.has_experts(layer)
 
     def of_layers(self, first: int, stop: int) -> ModelConfig:
@@ -344,7 +346,8 @@ class ModelConfig:
         """Intermediate size of what a token goes through in a layer."""
         if self.experts is None or not self.experts.has_experts(layer):
             return self.intermediate_size
-        return self.experts.active_size
+        is_beside = self.experts.are_beside_mlp
+        return self.experts.active_size + (self.intermediate_size if is_beside else 0)
 
     def check_dtype(self, dtype: str) -> None:
         """Raises `ConfigError` for a dtype that does not hold the model's hidden states."""

@@ -221,6 +221,13 @@ FAMILIES: dict[str, Any] = {
         | {"num_hidden_layers": 3, "sliding_window_pattern": 2, "query_pre_attn_scalar": 168}
     ),
     "gemma4": lambda: transformers.Gemma4TextConfig(**GEMMA4),
+    "gemma4 with experts": lambda: transformers.Gemma4TextConfig(
+        **GEMMA4,
+        enable_moe_block=True,
+        num_experts=8,
+        top_k_experts=3,
+        moe_intermediate_size=32,
+    ),
     "gemma4 whose keys are values": lambda: transformers.Gemma4TextConfig(
         **GEMMA4
         | {

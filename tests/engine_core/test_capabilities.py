@@ -126,7 +126,6 @@ REFUSED_OF_ENGINE = {
         for other, shown in (
             (table.W8A8, "weights of W8A8"),
             (table.ROUNDED_ACTIVATIONS, "activations in fp8"),
-            (table.EXPERTS, "a model with 8 experts"),
             (table.STATES, "a model with 3 state layers"),
         )
     },
