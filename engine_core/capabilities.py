@@ -104,7 +104,7 @@ ENGINE = (
     Capability(
         name=MIXED,
         off="layers of one shape",
-        beside=frozenset({SIMULATED, INT8_ACTIVATIONS}),
+        beside=frozenset({SIMULATED, INT8_ACTIVATIONS, EXPERTS}),
     ),
     Capability(name=FOREIGN, off="headwater", beside=frozenset({SIMULATED, INT8_ACTIVATIONS})),
     Capability(name=ENCODER, off="a decoder"),
@@ -133,7 +133,7 @@ ENGINE = (
         name=TREE,
         fields=("numerics",),
         off="default",
-        beside=RANKS | {W8A8, STAGE_HOSTS},
+        beside=RANKS | {W8A8, EXPERTS, STAGE_HOSTS},
         flag="tree_numerics",
     ),
     Capability(

@@ -103,6 +103,8 @@ class ExecutorOptions:
     """Ranks may be copies of this process, which has computed nothing so far."""
     tensor_parallel_size: int = 1
     """Ranks that divide every layer."""
+    expert_parallel: bool = False
+    """Each of these ranks has some experts whole, rather than a share of every expert."""
     pipeline_parallel_size: int = 1
     """Stages that divide the layers."""
     peer_access: str = "auto"

@@ -37,6 +37,7 @@ capabilities = Capabilities(
     encoders=True,
     experts=True,
     expert_biases=True,
+    expert_parallel=True,
     sinks=True,
     states=True,
     state_block_sizes=(16, 32, 64),

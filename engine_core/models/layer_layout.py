@@ -93,7 +93,8 @@ def _mixer_of(config: ModelConfig, i: int) -> dict[str, WeightSpec]:
 
 
 def _inner_of(config: ModelConfig, i: int) -> dict[str, WeightSpec]:
-    """Weights of the MLP of layer i, or of its experts."""
+    """Weights of the MLP of layer i, of its experts, or of both."""
     if config.experts is None or not config.has_experts(i):
         return _mlp_of(config.at(i))
-    return mixture_of(config.experts, config.hidden_size)
+    mixture = mixture_of(config.experts, config.hidden_size)
+    return _mlp_of(config.at(i)) | mixture if config.experts.are_beside_mlp else mixture

@@ -11,7 +11,7 @@ from headwater.kernels.attention.rotary_pairs import RotaryPairs
 
 from ..layers.biased import BiasedLinear, LogitLinear
 from ..layers.embedding import Embedding
-from ..layers.experts import Experts
+from ..layers.experts import Experts, ExpertsBesideMlp
 from ..layers.layer_vectors import LayerVector, LayerVectors, NoVectors
 from ..layers.linear.kinds import Weights
 from ..layers.linear.linear import Linear
@@ -26,6 +26,7 @@ from ..layers.positions import Positions
 from ..layers.projection_norms import ValueNorms, WidthNorms
 from ..layers.rope import cos_sin_table, query_scales, unrotated_table
 from ..weights.model_config import ModelConfig
+from . import mixture
 from .expert_parts import ExpertParts, check_unrounded
 from .states.state_parts import state_mixer
 
@@ -115,7 +116,9 @@ class Parts:
         tensors = self._weights.tensors
         q_norm = self.factors(prefix + "q_norm") if config.qk_norm else None
         k_norm = q_norm
-        if config.qk_norm and config.num_kv_projections:
+        if config.plain_qk_norm and config.is_rotary[i]:
+            q_norm = k_norm = self._no_factors
+        elif config.qk_norm and config.num_kv_projections:
             k_norm = self.factors(prefix + "k_norm")
         return Attention(
             self._platform,
@@ -132,7 +135,7 @@ class Parts:
             pairs=self._pairs,
             norms=self._projection_norms(config, prefix),
             writes=config.num_kv_projections > 0,
-            query_scales=self._query_scales,
+            query_scales=self._query_scales_of(i),
             sinks=tensors[prefix + "sinks"].float() if config.has_sinks else None,
         )
 
@@ -151,9 +154,8 @@ class Parts:
 
     def mlp(self, i: int) -> Mlp | PlainMlp | Experts:
         config = self._config.at(i)
-        if config.has_experts(i):
-            weights = self._weights
-            return ExpertParts(config, weights, self._platform, f"layers.{i}.").experts()
+        if config.has_experts(i) and not self._has_experts_beside:
+            return self._experts(i)
         prefix = f"layers.{i}."
         down = self.linear(prefix + "down")
         if config.is_gated:
@@ -161,6 +163,36 @@ class Parts:
             return Mlp(self._platform, gate_up, down, config.activation)
         self.check_unrounded(prefix + "down")
         return PlainMlp(self._platform, self.linear(prefix + "up"), down, config.activation)
+
+    def experts_beside_mlp(self, i: int) -> ExpertsBesideMlp | None:
+        """None: layer i has an MLP alone."""
+        if not (self._has_experts_beside and self._config.has_experts(i)):
+            return None
+        prefix = f"layers.{i}."
+        config = self._config
+        factors = self.factors(prefix + mixture.ROUTER_NORM) * config.hidden_size**-0.5
+        return ExpertsBesideMlp(
+            self._experts(i),
+            RMSNorm(self._platform, factors, config.rms_norm_eps),
+            self.norm(prefix + mixture.DENSE_NORM),
+            self.norm(prefix + mixture.EXPERTS_INPUT_NORM),
+            self.norm(prefix + mixture.EXPERTS_NORM),
+        )
+
+    def _experts(self, i: int) -> Experts:
+        own = self._weights, self._platform, f"layers.{i}.", self.expert_counts[i]
+        return ExpertParts(self._config.at(i), *own).experts()
+
+    @property
+    def _has_experts_beside(self) -> bool:
+        return self._config.experts is not None and self._config.experts.are_beside_mlp
+
+    @cached_property
+    def expert_counts(self) -> torch.Tensor:
+        """int64 [layers, experts]: rows of each expert so far."""
+        assert self._config.experts is not None
+        shape = self._config.num_layers, self._config.experts.num_experts
+        return torch.zeros(shape, dtype=torch.int64, device=self._platform.device)
 
     @cached_property
     def layer_vectors(self) -> LayerVectors | NoVectors:
@@ -237,13 +269,32 @@ class Parts:
         return unrotated_table(self._config, self._max_model_len).to(self._platform.device)
 
     @cached_property
-    def _query_scales(self) -> torch.Tensor | None:
-        beta = self._config.query_scale_beta
-        if not beta:
-            return None
-        assert self._config.rope_scaling is not None
-        original = self._config.rope_scaling["original_max_position_embeddings"]
-        return query_scales(beta, original, self._max_model_len).to(self._platform.device)
+    def _no_factors(self) -> torch.Tensor:
+        """float32 [head size]: factors of norms without any."""
+        return torch.ones(self._config.head_dim, device=self._platform.device)
+
+    def _query_scales_of(self, i: int) -> torch.Tensor | None:
+        """By position; None: queries of layer i do not grow."""
+        config = self._config
+        if config.query_scale_beta:
+            return self._query_scales
+        is_unrotated = bool(config.is_rotary) and not config.is_rotary[i]
+        return self._unrotated_scales if is_unrotated and config.unrotated_scale_beta else None
+
+    @cached_property
+    def _query_scales(self) -> torch.Tensor:
+        config = self._config
+        assert config.rope_scaling is not None
+        original = config.rope_scaling["original_max_position_embeddings"]
+        scales = query_scales(config.query_scale_beta, original, self._max_model_len)
+        return scales.to(self._platform.device)
+
+    @cached_property
+    def _unrotated_scales(self) -> torch.Tensor:
+        """Positions count from 1."""
+        config = self._config
+        growth = config.unrotated_scale_beta, config.unrotated_scale_length
+        return query_scales(*growth, self._max_model_len + 1)[1:].to(self._platform.device)
 
     @property
     def _pairs(self) -> RotaryPairs | None:

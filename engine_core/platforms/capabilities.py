@@ -37,6 +37,8 @@ class Capabilities:
     """Mixtures of experts (`ExpertPlatform`)."""
     expert_biases: bool = False
     """Experts with biases and a clamped gate, and biases of routers."""
+    expert_parallel: bool = False
+    """Routes leave out experts of other ranks (`Router.own`; `--expert-parallel`)."""
     states: bool = False
     """Gated delta nets, which keep states (`StatePlatform`)."""
     short_convs: bool = False

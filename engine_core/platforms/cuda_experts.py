@@ -11,6 +11,7 @@ from headwater.kernels.attention.hopper_attention import is_hopper
 from headwater.kernels.experts import expert_product as dense
 from headwater.kernels.experts import packed_product as packed
 from headwater.kernels.experts.clamped_gate import ExpertBiases
+from headwater.kernels.experts.expert_sum import ExpertPart
 from headwater.kernels.experts.gated_sum import gated_sum
 from headwater.kernels.experts.route import Choice, route
 from headwater.kernels.gemm.packed_words import PackedWords
@@ -39,6 +40,7 @@ class _DenseLayer:
     down: torch.Tensor
     is_gelu: bool
     biases: ExpertBiases | None
+    part: ExpertPart
 
     def product(self, x: torch.Tensor, routes: Routes, *, is_early: bool) -> torch.Tensor:
         return dense.expert_product(
@@ -49,6 +51,7 @@ class _DenseLayer:
             self.down,
             is_gelu=self.is_gelu,
             biases=self.biases,
+            part=self.part,
             dependent=is_early,
         )
 
@@ -59,6 +62,7 @@ class _DenseLayer:
             num_chosen,
             is_gelu=self.is_gelu,
             biases=self.biases,
+            part=self.part,
             early_tokens=early_rows,
         )
 
@@ -72,6 +76,7 @@ class _PackedLayer:
     num_experts: int
     is_gelu: bool
     biases: ExpertBiases | None
+    part: ExpertPart
 
     def product(self, x: torch.Tensor, routes: Routes, *, is_early: bool) -> torch.Tensor:
         return packed.packed_expert_product(
@@ -83,6 +88,7 @@ class _PackedLayer:
             self.num_experts,
             is_gelu=self.is_gelu,
             biases=self.biases,
+            part=self.part,
             dependent=is_early,
         )
 
@@ -94,6 +100,7 @@ class _PackedLayer:
             num_chosen,
             is_gelu=self.is_gelu,
             biases=self.biases,
+            part=self.part,
             early_tokens=early_rows,
         )
 
@@ -119,9 +126,10 @@ class CudaExperts:
             scale=router.scale,
             num_groups=router.num_groups,
             num_chosen_groups=router.num_chosen_groups,
+            own=router.own,
         )
         is_early = self._is_early(logits)
-        added = router.correction, router.bias
+        added = router.correction, router.bias, router.counts
         return Routes(*route(logits, choice, *added, dependent=is_early))
 
     def gated_sum(
@@ -155,7 +163,7 @@ def _layer_of(gate_up: ExpertStack, down: ExpertStack, activation: str) -> _Laye
         biases = ExpertBiases(gate_up.bias, down.bias)
     # Kernels have one of two gates without biases, and another one with them.
     assert (biases is not None) == (activation == CLAMPED_SWIGLU)
-    gate = activation == GELU, biases
+    gate = activation == GELU, biases, ExpertPart(down.is_share, down.num_leaves)
     if gate_up.kind == down.kind == DenseLinear.kind:
         return _DenseLayer(gate_up.weight, down.weight, *gate)
     return _PackedLayer(_words_of(gate_up), _words_of(down), gate_up.num_experts, *gate)

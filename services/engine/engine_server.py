@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
+from headwater.engine_core.expert_figures import ExpertFigures
 from headwater.engine_core.parallel.rank_facts import RankFigures
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.step_output import EngineLoad
@@ -122,6 +123,10 @@ class EngineServer:
 
     def session_changed(self) -> None:
         self._sessions.note_changed()
+
+    @property
+    def expert_figures(self) -> ExpertFigures | None:
+        return self._core.expert_figures
 
     @property
     def rank_figures(self) -> list[RankFigures]:

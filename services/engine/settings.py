@@ -187,6 +187,10 @@ class EngineSettings(StageSecuritySettings):
         "ranks (processes) that divide every layer; on a CPU at most one for each core, or for "
         "each of --threads",
     )
+    expert_parallel: bool = setting(
+        False,
+        "each of these ranks has some of the experts whole, rather than a share of every expert",
+    )
     pipeline_parallel_size: int = setting(
         1, "pipeline stages, each a process with some of the layers, 1…4"
     )

@@ -124,6 +124,9 @@ class StackSettings:
     tensor_parallel_size: int = engine_flag(
         "tensor_parallel_size", "Ranks (processes or GPUs) that divide every layer of an engine."
     )
+    expert_parallel: bool = engine_flag(
+        "expert_parallel", "Each of these ranks has some experts whole, not a share of every one."
+    )
     pipeline_parallel_size: int = engine_flag(
         "pipeline_parallel_size", "Pipeline stages of each engine; each has some of the layers."
     )

@@ -405,9 +405,6 @@ EXPERTS = Capability(
     is_simulated=False,
     took_place=lambda answer: answer.num_experts > 0,
     beside={
-        "tree numerics": Refused(
-            field="numerics", says="allowed: default with a model with 8 experts"
-        ),
         "MXFP4 experts": ONE_ARCHITECTURE,
         "state layers": ONE_ARCHITECTURE,
         "window layers": ONE_ARCHITECTURE,
@@ -429,9 +426,6 @@ MXFP4_EXPERTS = Capability(
     is_simulated=False,
     took_place=lambda answer: answer.num_experts > 0 and answer.weights == MXFP4,
     beside={
-        "tree numerics": Refused(
-            field="numerics", says="allowed: default with a model with 8 experts"
-        ),
         **refused_beside(
             MXFP4,
             {

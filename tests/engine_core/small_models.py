@@ -92,6 +92,14 @@ QWEN35_VISION = {
     "intermediate_size": 32,
 }
 HEADS_OF_32 = SHAPE | {"head_dim": 32}
+LLAMA4 = HEADS_OF_32 | {
+    "intermediate_size_mlp": 96,
+    "num_local_experts": 8,
+    "interleave_moe_layer_step": 2,
+    "no_rope_layer_interval": 3,
+    "floor_scale": 16,
+    "attn_scale": 0.5,
+}
 EXPERTS = {
     "num_experts": 8,
     "num_experts_per_tok": 3,
@@ -158,6 +166,18 @@ def _vision_models() -> dict[str, Any]:
         "qwen3.5-moe with a tower": lambda: transformers.Qwen3_5MoeConfig(
             text_config=STATES | SHARED_EXPERTS, vision_config=QWEN35_VISION
         ),
+        "llama4 with a tower": lambda: transformers.Llama4Config(
+            text_config=LLAMA4,
+            vision_config=VISION
+            | {
+                "intermediate_size": 128,
+                "image_size": 28,
+                "patch_size": 14,
+                "vision_output_dim": 32,
+                "projector_input_dim": 32,
+                "projector_output_dim": 32,
+            },
+        ),
         "mistral3 with a tower": lambda: transformers.Mistral3Config(
             text_config=transformers.MistralConfig(**HEADS_OF_32, sliding_window=None),
             vision_config={
@@ -215,6 +235,13 @@ FAMILIES: dict[str, Any] = {
         | {"num_hidden_layers": 3, "sliding_window_pattern": 2, "query_pre_attn_scalar": 168}
     ),
     "gemma4": lambda: transformers.Gemma4TextConfig(**GEMMA4),
+    "gemma4 with experts": lambda: transformers.Gemma4TextConfig(
+        **GEMMA4,
+        enable_moe_block=True,
+        num_experts=8,
+        top_k_experts=3,
+        moe_intermediate_size=32,
+    ),
     "gemma4 whose keys are values": lambda: transformers.Gemma4TextConfig(
         **GEMMA4
         | {
@@ -300,6 +327,7 @@ FAMILIES: dict[str, Any] = {
         layer_types=WINDOWS["layer_types"],
         rope_parameters=YARN_ROPE | {"truncate": False},
     ),
+    "llama4": lambda: transformers.Llama4TextConfig(**LLAMA4),
     "granite-moe": lambda: transformers.GraniteMoeConfig(
         **SHAPE,
         num_local_experts=8,

@@ -92,7 +92,6 @@ REFUSED_OF_ENGINE = {
     (table.W8A8, table.TENSOR_PARALLEL): "tensor_parallel_size 2: 1 with weights of W8A8",
     (table.INT8_ACTIVATIONS, table.TREE): "numerics tree: default with activations in int8",
     (table.ROUNDED_ACTIVATIONS, table.TREE): "numerics tree: default with activations in fp8",
-    (table.EXPERTS, table.TREE): "numerics tree: default with a model with 8 experts",
     (table.W8A8, table.FOREIGN): "model_code transformers: headwater with weights of W8A8",
     (table.ROUNDED_ACTIVATIONS, table.FOREIGN): (
         "model_code transformers: headwater with activations in fp8"
@@ -126,7 +125,6 @@ REFUSED_OF_ENGINE = {
         for other, shown in (
             (table.W8A8, "weights of W8A8"),
             (table.ROUNDED_ACTIVATIONS, "activations in fp8"),
-            (table.EXPERTS, "a model with 8 experts"),
             (table.STATES, "a model with 3 state layers"),
         )
     },

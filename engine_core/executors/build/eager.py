@@ -34,6 +34,7 @@ from ..model.block_bytes import block_bytes_of, kv_layouts, states_of
 from ..model.eager_caches import EagerCaches
 from ..model.eager_layers import EagerLayers, Forward
 from ..model.eager_states import EagerStates
+from ..model.expert_counts import expert_counts_of
 from ..model.kv_blocks import KvBlocks, layer_caches
 from ..model.shared_kv import SharedCopies, SharedMemory
 from ..ranks.rank import Rank, block_slice, map_slots
@@ -149,6 +150,7 @@ def _executor(
         # Those of several ranks are their executor's.
         host_adapters=adapters if isinstance(adapters, AdapterMemory) else None,
         swapper=_swapper(request, rank, config, blocks, copies),
+        expert_counts=expert_counts_of(served),
     )
 
 

@@ -42,6 +42,7 @@ from ...weights.model_config import ModelConfig
 from ...weights.model_file import has_blocks, has_integers, stored_dtype
 from ...weights.shards import NUM_LEAVES, check_layout
 from .draft_layer import decided
+from .expert_layout import with_expert_layout
 from .pages import asked_of_layers
 
 KV_CACHE_DTYPES = ("auto", "fp8")
@@ -93,6 +94,7 @@ def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> Build
     options = decided(options, refusals)
     for refused in refusals(options):
         raise ConfigError(*refused)
+    model = with_expert_layout(options, model, flags, where)
     check_layout(options.layout, model, size_multiple=flags.size_multiple)
     _check_sizes_of_ranks(options)
     draft = None if options.draft_model is None else _checked_draft(options, model, device, flags)
@@ -135,6 +137,7 @@ def _checked_draft(
         # Ranks divide its vocabulary alone, which is that of the served model.
         tensor_parallel_size=1,
         pipeline_parallel_size=1,
+        expert_parallel=False,
         stage_hosts=0,
         # Weights that are not packed leave nothing else to choose.
         activation_dtype="auto" if options.activation_dtype == INT8 else options.activation_dtype,
