@@ -267,7 +267,7 @@ class Exchange:
 
     async def _encoded(self, body: bytes) -> tuple[bytes, list[tuple[bytes, bytes]]]:
         """The body as its client may have it, and the headers that say so. Answers under /admin,
-        where keys stand, stay as they are: see docs/security.md."""
+        where keys stand, stay as they are: see docs/costly_requests.md."""
         if len(body) <= MIN_BYTES or self.path.startswith("/admin"):
             return body, []
         vary = (b"vary", b"accept-encoding")
