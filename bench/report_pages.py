@@ -6,10 +6,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from .result_rows import Row, by_series
+from .result_rows import COMMIT, Row, by_series
 
 RUNNERS = ("headwater ", "python -m ", "pytest ")
 """Programs that commands of figures begin with."""
+RETIRED = ("--gemv", "--decode-steps")
+"""Flags that commands of earlier commits have."""
 NOTICE = "<!-- Made by `headwater bench report` from bench/results; a test compares them. -->"
 
 
@@ -40,7 +42,8 @@ def topic_page(topic: str, head: str, rows: Sequence[Row]) -> str:
 
 def is_repeatable(row: Row) -> bool:
     """Whether its command is one that a reader can type."""
-    return row.command.startswith(RUNNERS) and "script" not in row.command
+    is_program = row.command.startswith(RUNNERS) and "script" not in row.command
+    return is_program and not any(flag in row.command for flag in RETIRED)
 
 
 def claims_of(rows: Iterable[Row]) -> dict[str, list[list[Row]]]:
@@ -84,9 +87,10 @@ def _stacked(cells: Sequence[str]) -> str:
 
 
 def _figures_table(command: str, rows: Sequence[Row]) -> str:
-    """A table of figures under its command. What all rows share (machine, commit, metric) is
+    """A table of figures under its command. What all rows share (machine, commit, metric, unit) is
     written once above them, and columns that are empty in all of them are left out."""
     shared, columns = [f"`{command}`"], {"": [row.what for row in rows]}
+    shows_unit = len({row.unit for row in rows}) > 1
     varying: dict[str, list[str]] = {
         "metric": [row.metric for row in rows],
         "machine": [row.machine for row in rows],
@@ -97,9 +101,11 @@ def _figures_table(command: str, rows: Sequence[Row]) -> str:
             shared.append(cells[0])
         else:
             columns[name] = cells
+    if not shows_unit and rows[0].unit:
+        shared.append(rows[0].unit)
     columns |= {
-        "figure": [_figure(row) for row in rows],
-        "target": [_target(row) for row in rows],
+        "figure": [_figure(row, shows_unit=shows_unit) for row in rows],
+        "target": [_target(row, shows_unit=shows_unit) for row in rows],
         "beside": ["; ".join(_beside(row)) for row in rows],
     }
     used = {name: cells for name, cells in columns.items() if any(cells)}
@@ -108,21 +114,27 @@ def _figures_table(command: str, rows: Sequence[Row]) -> str:
 
 
 def _beside(row: Row) -> list[str]:
-    return [f"{row.median / figure:.2f} × {peer}" for peer, figure in row.peers.items()]
+    """The figure as a share of each peer's; earlier commits are no peers to a reader."""
+    return [
+        f"{row.median / figure:.2f} × {peer}"
+        for peer, figure in row.peers.items()
+        if COMMIT.fullmatch(peer) is None
+    ]
 
 
-def _figure(row: Row) -> str:
+def _figure(row: Row, *, shows_unit: bool = True) -> str:
     least = min(row.readings)
     most = max(row.readings)
     readings = _range(least, most)
     interval = "" if row.interval is None else f" (95 %: {_range(*row.interval)})"
-    return f"{readings}{interval} {row.unit}".strip()
+    return f"{readings}{interval} {row.unit if shows_unit else ''}".strip()
 
 
-def _target(row: Row) -> str:
+def _target(row: Row, *, shows_unit: bool = True) -> str:
     if row.target is None:
         return ""
-    return f"{'≤' if row.better == 'less' else '≥'} {_number(row.target)} {row.unit}".strip()
+    sign = "≤" if row.better == "less" else "≥"
+    return f"{sign} {_number(row.target)} {row.unit if shows_unit else ''}".strip()
 
 
 def _range(least: float, most: float) -> str:
