@@ -187,7 +187,7 @@ def _attention(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
 
 
 def _moved(x: Tensor, count: int) -> Tensor:
-    """As `_behind`, for [B, heads, T, D]."""
+    """Like `_behind`, for [B, heads, T, D]."""
     return pad(x[:, :, : x.shape[2] - count], (0, 0, count, 0)) if count else x
 
 

@@ -165,7 +165,8 @@ ENGINE = (
         name=SPECULATION,
         fields=("max_draft_tokens",),
         off="0",
-        # Engines look drafts up unless an option says otherwise; a text that is embedded has none.
+        # Engines draft by look-up unless an option turns it off; embedding requests are not
+        # drafted.
         beside=OF_ANY_MODEL
         | RANKS
         | TIERS

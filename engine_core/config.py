@@ -229,8 +229,7 @@ class EngineConfig:
 
     @property
     def max_positions(self) -> int:
-        """Positions after which one step samples, at most: one of each request, and those of
-        drafts."""
+        """Most positions that one step samples from: one for each request, and one for each draft."""
         return self.max_num_seqs + self.max_draft_tokens
 
 

@@ -83,7 +83,7 @@ class Engine:
         self._forced = ForcedTokens(self._scheduler.rows)
         self._launched: list[PlannedStep] = []
         self._speaks = False
-        """Whether a step was settled since output was last taken that says something."""
+        """Whether a settled step has output that the caller has not taken."""
         self._num_added = 0
         self._waits_for = WaitsFor.WORK
         """Result of the last `settle`, or NOTHING once the engine was called; see `waits_for`."""
@@ -290,8 +290,7 @@ class Engine:
             self._results.finish(request, FinishReason.UNFOLLOWABLE, self._output, error=error)
 
     def ask(self, keys: Iterable[int]) -> None:
-        """Says the end of those that are neither waiting nor running, preempted ones included: they
-        are not here."""
+        """Reports the end of requests that are neither waiting, running nor preempted here."""
         for key in keys:
             if key not in self._requests:
                 self._waits_for = WaitsFor.NOTHING
@@ -309,7 +308,7 @@ class Engine:
 
     @property
     def has_steps_in_flight(self) -> bool:
-        """Whether the device has something to compute, or has yet to be asked for a result."""
+        """Whether a submitted step has not been retired."""
         return len(self._in_flight) > 0
 
     def load(self) -> EngineLoad:

@@ -106,8 +106,8 @@ class StepPlan:
     """Table rows whose log probabilities are wanted for the prompt positions computed in this
     step."""
     pooled_rows: list[int] = field(default_factory=list)
-    """Table rows whose hidden states are pooled; the vector is there with the step that computes
-    the last of them."""
+    """Table rows whose hidden states are pooled. The step that computes a row's last token returns
+    its vector."""
 
     @property
     def num_tokens(self) -> int:
@@ -212,8 +212,8 @@ class Swapper(Protocol):
 
     @property
     def num_saved(self) -> int:
-        """Blocks whose copies are whole in their slots, of all plans so far; they leave in
-        order."""
+        """Number of blocks of all plans so far whose copies to their slots are complete; blocks are
+        copied in order."""
 
     @property
     def num_loaded(self) -> int:
@@ -315,7 +315,7 @@ class Executor(Protocol):
 
     @property
     def can_draft(self) -> bool:
-        """Whether it drafts by itself where a plan leaves that to it."""
+        """Whether the executor drafts by itself when a plan asks it to."""
 
     @property
     def computes_at_once(self) -> bool:
@@ -332,7 +332,7 @@ class Executor(Protocol):
         `computes_at_once`."""
 
     def draw(self, plan: DrawPlan) -> int:
-        """As `submit`."""
+        """Like `submit`, for a plan that only draws."""
 
     def retire(self, handle: int) -> StepResult:
         """Waits for the oldest plan in flight, whose handle is given, and returns what it

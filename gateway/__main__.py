@@ -245,8 +245,7 @@ async def adopt_unsigned(bus: Bus, durable: Durable) -> None:
 async def batches_run(
     settings: GatewaySettings, storage: TenantStorage, app: ASGIApp
 ) -> AsyncIterator[None]:
-    """Works on batches for the length of a scope, where there is a NATS and the settings want
-    it."""
+    """Works on batches inside the `with` block, where there is a NATS and the settings want it."""
     if not settings.nats_url or not settings.batch_concurrency:
         yield
         return
@@ -261,7 +260,7 @@ async def batches_run(
 async def background_run(
     settings: GatewaySettings, storage: TenantStorage, app: ASGIApp, responses: ResponseStore
 ) -> AsyncIterator[None]:
-    """Computes background responses for the length of a scope, where there is a NATS."""
+    """Computes background responses inside the `with` block, where there is a NATS."""
     if not settings.nats_url:
         yield
         return
@@ -459,7 +458,7 @@ async def admin_of(
     responses: ResponseStore,
     adapters: OwnAdapters,
 ) -> AsyncIterator[TenantAdmin | None]:
-    """Administration of tenants for the length of a scope, where tenants are kept."""
+    """Administration of tenants inside the `with` block, where tenants are kept."""
     if not isinstance(tenants, TenantDirectory):
         yield None
         return

@@ -77,8 +77,8 @@ async def publish_behind(
     after: int,
     headers: Mapping[str, str] | None = None,
 ) -> int:
-    """Writes while the subject's last message is that of sequence `after` (0: while there is none).
-    Returns the sequence of its own. Raises `Overtaken`."""
+    """Writes a message if the subject's last message has the sequence `after` (0: if there is
+    none). Returns the sequence of the new message. Raises `Overtaken`."""
     expected = {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(after)}
     try:
         return (await js.publish(subject, payload, headers=expected | dict(headers or {}))).seq

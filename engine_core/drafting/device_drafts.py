@@ -59,7 +59,7 @@ class DeviceDrafts:
         num_drafts: Int32Array,
         num_accepted: Int32Array,
     ) -> None:
-        """Notes that up to most[i] tokens were asked for, num_drafts[i] were drafted, and
-        num_accepted[i] of them stand."""
+        """Counts drafts of rows: most[i] were allowed, num_drafts[i] were found, and
+        num_accepted[i] of these were accepted."""
         counts = (np.ascontiguousarray(each, np.int32) for each in (most, num_drafts, num_accepted))
         share_noter()(rows, *counts, MEMORY, SHARED_MEMORY, self._shares, self._shared)

@@ -69,8 +69,8 @@ class SuffixProposer:
             self._use(namespace)
 
     def vacate(self, row: int, token_ids: Int32Array) -> None:
-        """Learns the answer, the tokens behind the prompt; that of a preempted request as far as it
-        is known."""
+        """Adds the answer, the tokens after the prompt, to the history. Of a preempted request it
+        is the part that is known."""
         namespace = self._namespaces[row]
         answer = token_ids[self._num_prompt[row] :]
         self._namespaces[row] = None

@@ -130,7 +130,7 @@ class BlockLoads:
         self._release(blocks, hashes, [parent, *hashes], owner)
 
     def release_part(self, chain: HashChain, kind: int, held: HeldPages) -> None:
-        """As `release`, of pages of a kind of a chain's blocks."""
+        """Like `release`, for pages of a kind of a chain's blocks."""
         if not self._keepers:
             self._pool.release(held.pages)
             return
@@ -195,8 +195,8 @@ class BlockLoads:
         return self._begin(offer, chain, hits.num_blocks, hits)
 
     def load_unheld(self, offer: Offer, chain: HashChain, start: int) -> Ticket:
-        """As `load`, of the chain's blocks from `start` on that are not on their way already. Those
-        before them may be evicted meanwhile."""
+        """Like `load`, for the chain's blocks from `start` on that are not on their way already.
+        Those before them may be evicted meanwhile."""
         return self._begin(offer, chain, start, held=NO_HITS)
 
     def give_up(self, ticket: Ticket) -> None:

@@ -173,8 +173,8 @@ class PeerBlocks:
         holder: Holder,
         parent: bytes,
     ) -> Ticket:
-        """As `load`, from an engine that may still compute the blocks: its time, and blocks that do
-        not come, say nothing of pulls. Advice about these blocks stays as it is."""
+        """Like `load`, from an engine that may still compute the blocks: its time, and blocks that
+        do not come, say nothing of pulls. Advice about these blocks stays as it is."""
         ticket = Ticket(hashes, blocks)
         self._early.add(ticket)
         self._start(ticket, _Origin(holder, owner, parent))

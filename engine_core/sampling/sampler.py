@@ -101,7 +101,7 @@ class Sampler:
         known: Known,
         masks: Int32Array | None = None,
     ) -> Int32Array:
-        """As `sample`, for the tokens alone."""
+        """Like `sample`, for the tokens alone."""
         if self._is_edited[rows].any():
             logits = logits if self._whole is None else self._whole(logits)
             edited = torch.empty_like(

@@ -43,7 +43,7 @@ Member = tuple[str, bool, Callable[[], IO[bytes]]]
 
 @contextlib.contextmanager
 def files_of(uploads: Sequence[IO[bytes]], max_bytes: int) -> Iterator[AdapterFiles]:
-    """The two files, for the length of a scope. Raises `BadRequest` for what holds no adapter, and
+    """The two files, inside the `with` block. Raises `BadRequest` for what holds no adapter, and
     for more than `max_bytes` of it."""
     with tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES) as copy:
         tensors: Any = copy

@@ -45,7 +45,7 @@ def _sums(one: tuple[Any, ...], other: tuple[Any, ...]) -> Any:
 
 
 def _added(one: TenantFigures, other: TenantFigures) -> TenantFigures:
-    """The name is that of the one that has any."""
+    """The merged row has the name that any of the rows has."""
     _, *counts = TenantFigures.__struct_fields__
     return TenantFigures(
         one.id or other.id, *(getattr(one, name) + getattr(other, name) for name in counts)

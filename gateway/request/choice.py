@@ -155,7 +155,7 @@ class Choice:
     def taken(self, num_tokens: int) -> None:
         """Notes that the client's side has room again; credit goes back in batches."""
         self._num_taken += num_tokens
-        # Where limits gave it little to begin with, more is asked for sooner.
+        # A choice that was granted few tokens at its start asks for more sooner.
         is_batch = self._num_taken >= min(CREDIT_BATCH, self.grant.first_credit)
         if is_batch and self.stream is not None and not self.is_held_back:
             taken = self._num_taken

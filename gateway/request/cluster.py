@@ -187,7 +187,7 @@ class Cluster:
         return [run for runs in self._running.values() for run in runs]
 
     def demand_by_model(self) -> dict[str, tuple[int, int]]:
-        """By model: the number of requests that wait or run, and of those without a replica."""
+        """Number of requests by model: those that wait or run, and those without a replica."""
         without = self.cold_starts.waiting
         here = Counter(each.target.model for run in self._runs() for each in run)
         names = {*self.processors.models(), *without, *here}

@@ -69,7 +69,7 @@ class ColdStartQueue:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[ColdStartQueue]:
-        """Publishes to the bus for the length of a scope."""
+        """Publishes to the bus inside the `with` block."""
         async with owned_task(self._publish()):
             yield self
 
@@ -153,8 +153,8 @@ class ColdStartQueue:
             turn.release()
             if self._is_there(what, model):
                 return
-            # It has left again, or what kept it from starting is over. The others whose turns came
-            # see that first.
+            # The engine has left again, or the obstacle that kept this request from starting is
+            # gone. The other requests with a turn see this first.
             await asyncio.sleep(0)
 
     def _is_there(self, what: str, model: str) -> bool:

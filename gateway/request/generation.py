@@ -114,8 +114,8 @@ class Generation:
 
     @property
     def answered(self) -> list[Choice]:
-        """Choices that the client gets. If more were computed than it asked for, those with the
-        likeliest tokens on average."""
+        """Choices that the client gets. If more choices were computed than requested, these are the
+        ones with the highest mean log probability."""
         num_wanted = self.prepared.sampling.n
         if len(self.choices) <= num_wanted:
             return self.choices

@@ -154,7 +154,7 @@ class ModelQueue:
         return min(self._heads(), key=self.turn, default=None)
 
     def first_of_others(self, tenant: str) -> Entry | None:
-        """The entry whose turn is next among those of other tenants."""
+        """The entry of another tenant that is next in the queue."""
         others = (each for each in self.entries() if each[1].tenant != tenant)
         return min(others, key=self.turn, default=None)
 

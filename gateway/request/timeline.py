@@ -80,8 +80,8 @@ class Timeline(msgspec.Struct, gc=False):
 
     @property
     def is_exact(self) -> bool:
-        """Whether every attempt computed with the same bits, so that the answer is that of an
-        undisturbed one."""
+        """Whether all attempts computed with the same numerics, so that the answer has the tokens
+        of a single attempt."""
         return len({attempt.decision.member.numerics_id for attempt in self.attempts}) <= 1
 
     @property

@@ -119,7 +119,7 @@ class Replica:
         return "full" if parts.filled > GUARD_FILLED else ""
 
     def has_adapter(self, digest: bytes) -> bool:
-        """Whether its requests may have the adapter; all may have none."""
+        """Whether requests of the adapter may go to the replica; true without an adapter."""
         return not digest or any(each.digest == digest for each in self.member.adapters)
 
     @property

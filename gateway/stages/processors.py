@@ -184,8 +184,8 @@ class Processors:
                 for processor in self._by_load(model):
                     was_there = processor.session.is_open
                     if processor.channel.asks_for_proof and not was_there:
-                        # Its session proves the identity of the process; a call by itself would
-                        # show the prompt first.
+                        # A session proves the identity of the process before a prompt is sent; a
+                        # single call would send the prompt first.
                         continue
                     try:
                         return await _called(processor, send)

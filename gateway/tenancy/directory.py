@@ -88,8 +88,8 @@ class TenantDirectory:
 
     @contextlib.asynccontextmanager
     async def running(self, bus: Bus) -> AsyncIterator[TenantDirectory]:
-        """Follows the tenant store for the length of a scope; the scope begins with the tenants
-        that are there, if they can be read."""
+        """Follows the tenant store inside the `with` block; the scope begins with the tenants that
+        are there, if they can be read."""
         changed = asyncio.Event()
         bus.on_connected(changed.set)
         async with bus.subscribe(subjects.TENANTS_CHANGED) as words:

@@ -127,7 +127,7 @@ def choose_rows(x: torch.Tensor, weight: torch.Tensor, *, gates: bool = False) -
 def choose_few_rows(
     x: torch.Tensor, weight: torch.Tensor, *, gates: bool = False
 ) -> FewRowTiles | None:
-    """As `choose_rows`, of `hopper_few_rows_gemm`."""
+    """Like `choose_rows`, for `hopper_few_rows_gemm`."""
     n, k = weight.shape
     is_short = n <= SHORT and not gates
     if _num_bytes(weight) > FEW_ROW_BYTES or (is_short and k > MAX_SHORT):

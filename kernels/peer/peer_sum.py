@@ -78,7 +78,7 @@ def peer_sum(memory: PeerMemory, x: torch.Tensor, *, way: Way | None = None) -> 
 def peer_tree_sum(
     memory: PeerMemory, x: torch.Tensor, dtype: torch.dtype, *, way: Way | None = None
 ) -> torch.Tensor:
-    """As `peer_sum`, of float32 x [T, H] of 2, 4 or 8 ranks, which are added as `tree_sum` adds
+    """Like `peer_sum`, for float32 x [T, H] of 2, 4 or 8 ranks, which are added as `tree_sum` adds
     them; in the dtype, to which the sum is rounded once."""
     assert x.dtype == torch.float32
     assert memory.size in TREE_RANKS
@@ -97,7 +97,7 @@ def peer_sum_add_rms_norm(
     way: Way | None = None,
     dependent: bool = False,
 ) -> torch.Tensor:
-    """As `rms_norm.add_rms_norm` of the rounded sum of the ranks' x, with its bits."""
+    """Like `rms_norm.add_rms_norm` of the rounded sum of the ranks' x, with its bits."""
     out = torch.empty_like(x)
     _launch(memory, x, residual, weight, eps, out, has_norm=True, way=way, dependent=dependent)
     return out

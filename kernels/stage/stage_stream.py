@@ -366,7 +366,7 @@ def say_count(p_count, number, HOST: tl.constexpr, ON_GPU: tl.constexpr):
 
 @triton.jit
 def say_number(p_message, number, HOST: tl.constexpr, ON_GPU: tl.constexpr):
-    """As `say_count`, of the number of a message."""
+    """Like `say_count`, for the number of a message."""
     if HOST:
         settle(ON_GPU)
         put_word(p_message, number, ON_GPU)

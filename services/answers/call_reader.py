@@ -97,7 +97,7 @@ class CallReader:
 
     @property
     def has_whole_arguments(self) -> bool:
-        """Whether the arguments have ended; text behind them changes nothing."""
+        """Whether the arguments are complete; text after them changes nothing."""
         return self.is_done or (self._has_arguments and not self._streams)
 
     def push(self, text: str) -> str:

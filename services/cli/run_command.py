@@ -46,8 +46,8 @@ NOT_ALONE = (
     "tokenizer_info",
     "trust_forwarded_prefix",
 )
-"""Settings of `headwater up` for clients other than the file: a deployment that serves it alone has
-none of them."""
+"""Settings of `headwater up` that `headwater run` does not take, since its deployment serves no
+other clients."""
 ADMIN_KEY = "HEADWATER_ADMIN_KEY"
 ALONE: dict[str, Any] = {"port": 0, "grpc_port": 0}
 """It listens on free ports."""

@@ -48,7 +48,7 @@ class EngineAdapters:
         return (*self._published.values(), *others)
 
     def has(self, digest: bytes) -> bool:
-        """Whether requests may have the adapter; all may have none."""
+        """Whether the engine has the adapter; true without an adapter."""
         return not digest or digest in self._held
 
     async def check(self, folder: str, within: str = "", digest: bytes = b"") -> AdapterRead:

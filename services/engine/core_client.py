@@ -85,7 +85,7 @@ class CoreClient:
     @classmethod
     @contextlib.asynccontextmanager
     async def running(cls, settings: EngineSettings) -> AsyncIterator[CoreClient]:
-        """A core for the length of a scope."""
+        """A core inside the `with` block."""
         # Not the same for all: engines that stand still by one cause are not killed at once, and
         # the first may end it.
         link = cls(settings.hang_limit * random.uniform(1, MAX_JITTER))
@@ -213,8 +213,7 @@ class CoreClient:
             try:
                 self._take(decode_report(message))
             except Exception as fault:
-                # Reports behind it have tokens and ends of other requests, which nothing says
-                # again.
+                # Later reports hold tokens and ends of other requests, and no report is repeated.
                 structlog.get_logger().error("a report of the engine core failed", exc_info=fault)
 
     def _take(self, report: Report) -> None:

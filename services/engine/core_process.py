@@ -82,7 +82,7 @@ REPEAT_SECONDS = 10.0
 """Between two words about a start that has come no further."""
 FACTS = ("dtype", "kv_format", "vocab_size", "numerics_id", "refused_fields")
 SIZES = ("block_size", "max_model_len", "max_num_seqs", "num_rows", "max_draft_tokens")
-"""Facts of the model and limits of the engine that the server is told as they are."""
+"""Facts of the model and limits of the engine that are sent to the server unchanged."""
 QUIET_SECONDS = 0.05
 """Without a command after which an engine that has worked prepares later steps: who asks one thing
 after another is not to wait for it each time."""
@@ -159,8 +159,8 @@ class LateReport:
 
 
 class WaitReports:
-    """Reports of a core that waits for blocks: from one that says nothing, its server concludes
-    that it hangs."""
+    """Sends reports while the core waits for blocks. Without reports the server would take the core
+    for hung."""
 
     def __init__(self, reports: RingWriter) -> None:
         self._reports = reports

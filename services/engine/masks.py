@@ -50,7 +50,7 @@ def num_mask_threads() -> int:
 
 @dataclass(slots=True, eq=False)
 class Family:
-    """Copies of one compiled grammar: only one of them can be advanced at a time."""
+    """Copies of one compiled grammar. They share a lock, so one copy advances at a time."""
 
     root: LLMatcher
     seconds: float
@@ -59,8 +59,8 @@ class Family:
     """Memory that compiling it took."""
     num_members: int = 0
     is_spent: bool = False
-    """Whether one of its copies has failed. What copies find out, they share, the limits on it
-    too: another copy would fail earlier."""
+    """Whether a copy has failed. Copies share their caches and limits, so another copy would fail
+    earlier."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

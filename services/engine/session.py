@@ -345,7 +345,8 @@ class EngineSession:
             self._host.send(Credit([key for key, _ in granted], [tokens for _, tokens in granted]))
 
     def _probe(self, asked: Iterable[int]) -> None:
-        """Ends those that are not here; whether the core still has the others is its to say."""
+        """Reports the end of requests that this engine does not have. The core answers for the
+        others."""
         known = []
         missing = []
         for stream_id in asked:
@@ -357,7 +358,7 @@ class EngineSession:
             self._host.send(Probe(known))
         if missing:
             self._say_missing(missing)
-        # Without it an engine that is busy and one that is none look the same.
+        # Without this report a busy engine and a dead one look the same to the gateway.
         self._outbox.put([pb.EngineFrame(answered=True)])
 
     def _say_missing(self, stream_ids: Sequence[int]) -> None:

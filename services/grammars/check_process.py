@@ -37,8 +37,8 @@ class CheckDied(Exception):
 
     @property
     def is_of_memory(self) -> bool:
-        """Whether the signal is the one of native code that is refused memory or has used up its
-        stack. Another process may have sent it, though."""
+        """Whether the signal is one that native code gets when it is refused memory or overflows
+        its stack. Another process may also have sent it."""
         return -self.returncode in (signal.SIGABRT, signal.SIGSEGV)
 
 

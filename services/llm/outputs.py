@@ -37,7 +37,7 @@ class CompletionOutput:
     text: str
     """Content: the answer without thoughts and calls."""
     token_ids: list[int]
-    """All tokens, those of thoughts and calls and the one that ends the answer among them."""
+    """All tokens of the answer, with thoughts, calls and the token that ends it."""
     reasoning: str = ""
     """Thoughts before the answer."""
     tool_calls: list[ToolCall]

@@ -379,7 +379,7 @@ def _calibrate(
         flags = [f"--source={path}", f"--name={source.name}", f"--device={device}"]
         flags += [f"--kind={calibration.kind}", f"--calibration={calibration.file.resolve()}"]
         space = home / f".partial-{folder.name}" / "space"
-        # Nothing is asked of the Hub, whose files are here.
+        # All files are present, so the Hub is not asked.
         env = os.environ | {"HF_HUB_OFFLINE": "1", "AR_WORK_SPACE": str(space)}
         try:
             fill_folder(

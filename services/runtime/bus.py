@@ -270,7 +270,7 @@ class Bus:
 
     @contextlib.asynccontextmanager
     async def subscribe(self, subject: str) -> AsyncIterator[Subscription]:
-        """Messages that match `subject`, for the length of a scope. When entered while connected,
+        """Messages that match `subject`, inside the `with` block. When entered while connected,
         none is missed."""
         subscription = Subscription(subject, self._seal_reader())
         self._subscriptions.append(subscription)

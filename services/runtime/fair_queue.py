@@ -16,7 +16,7 @@ from .errors import LimitExceeded
 MAX_SHARED_PLACES = 2
 """Places of a tenant while another one waits."""
 MAX_AWAY = 4096
-"""Tenants without work whose times are remembered, before those that no longer matter are
+"""Number of idle tenants whose virtual times are kept. Beyond it, times that no longer matter are
 dropped."""
 LEARNING = 0.3
 EntryT = TypeVar("EntryT", bound=Hashable)
@@ -105,7 +105,7 @@ class FairQueue(Generic[EntryT]):
         return entry
 
     def end(self, key: str, seconds: float) -> None:
-        """Takes back the place of an entry whose work took so long."""
+        """Frees the place of an entry and charges its tenant for the seconds that it took."""
         tenant = self._active[key]
         tenant.num_working -= 1
         self._num_free += 1

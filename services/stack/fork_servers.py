@@ -113,7 +113,7 @@ NO_FORKS = ForkServers(None, None)
 
 @contextlib.contextmanager
 def fork_servers(settings: StackSettings) -> Iterator[ForkServers]:
-    """The servers of forks of a cluster, for the length of a scope."""
+    """The servers of forks of a cluster, inside the `with` block."""
     own = {name: value for name, value in os.environ.items() if name not in STACK_VARIABLES}
     with contextlib.ExitStack() as stack:
         cores = None

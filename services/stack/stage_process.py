@@ -211,8 +211,8 @@ class KeptStage:
 
     PAUSES = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
     LONG_LIFE = 10.0
-    """Seconds from ready on. Starts on CPUs take one to three, that of 8B on an H100 some six
-    (2026-11-27): a death after so long is no crash at start."""
+    """Seconds from ready on after which a death no longer counts as a crash at start. Starts on
+    CPUs take one to three, a start of 8B on an H100 some six (2026-11-27)."""
 
     def __init__(
         self, name: str, start: Callable[[], Awaitable[Child]], changed: Callable[[str], None]

@@ -55,7 +55,7 @@ class PreTokenizer:
     ignore_merges: bool = False
     """Whether a word that is a token is taken whole."""
     add_bos: bool = False
-    """Whether a text begins with the BOS token, where the file does not say."""
+    """Whether a text begins with the BOS token if the file does not say."""
 
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -97,7 +97,7 @@ PRE_TOKENIZERS = {
     "tekken": PreTokenizer(_TEKKEN, ignore_merges=True, add_bos=True),
 }
 
-# Control tokens that end an answer although a file's `eos_token_id` names only one of them.
+# Control tokens that end an answer, although the file's `eos_token_id` names only one of them.
 END_OF_ANSWER = (
     "<|im_end|>",
     "<|eot_id|>",

@@ -39,7 +39,7 @@ class LoadedModel:
     weights: Weights
     kv_dtype: torch.dtype
     is_tree: bool
-    """Whether bits are those of `numerics` tree."""
+    """Whether the model computes with `numerics` tree."""
 
     def platform(self, config: EngineConfig) -> CudaPlatform:
         return (TreePlatform if self.is_tree else CudaPlatform).of(self.config, config)

@@ -122,7 +122,7 @@ class LoadedRank(LoadedModel):
         return CudaSwapper(blocks, config.num_swap_slots, self._locked(slots))
 
     def _locked(self, slots: UInt8Array) -> RankSlots:
-        """Raises `ConfigError` on all ranks where one of them cannot lock the slots, so that none
+        """Locks the slots. Raises `ConfigError` on all ranks if one of them fails, so that no rank
         waits for it."""
         try:
             locked = RankSlots(slots, block_slice(self.request, self.rank))

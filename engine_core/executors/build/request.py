@@ -101,7 +101,7 @@ def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> Build
 def _checked_draft(
     options: ExecutorOptions, model: ModelConfig, device: str, flags: Capabilities
 ) -> BuildRequest:
-    """The model that drafts, beside the one whose tokens it drafts. Raises `ConfigError` naming
+    """Build request of the draft model, checked against the served model. Raises `ConfigError` naming
     `draft_model`."""
     folder = options.draft_model
     require(options.max_draft_tokens, "draft_model", str(folder), "none where nothing is drafted")

@@ -35,7 +35,8 @@ class StepShape:
 
     num_tokens: int
     num_decodes: int
-    """Tokens at the front that decode; those of them that do not are tokens of chunks."""
+    """Number of leading tokens that are padded for decodes; tokens of chunks fill the places that
+    decodes leave."""
     num_chunks: int = 0
     num_tiles: int = 0
     num_ends: int = 0

@@ -132,6 +132,6 @@ class DrawBuffers:
 
 
 def held_at(rows: Int32Array, place: Int32Array, num_rows: int) -> Int32Array:
-    """Where the state of each row's place lies among those that are held, by place and row."""
+    """Index of each row's state among the held states, by place and row."""
     at: Int32Array = place * num_rows + rows
     return at

@@ -49,8 +49,8 @@ def state_shape(
 
 
 def cache_bytes_of(request: BuildRequest, pages: PagePlan) -> int:
-    """The bytes that a page takes in the memory of all ranks: each has a part of the served model's
-    keys and values, and all of those of what drafts."""
+    """Bytes of a page in the memory of all ranks. Each rank has a part of the served model's keys
+    and values, and all keys and values of the drafter."""
     num_others = request.options.tensor_parallel_size - 1
     drafted = _bytes_of(request, _draft_layouts(request))
     return block_bytes_of(request, pages) + num_others * drafted

@@ -137,7 +137,7 @@ class DeviceModel:
             self.forward(replace(shape, num_ends=0), num_layers=2)
 
     def forward(self, shape: StepShape, num_layers: int | None = None) -> torch.Tensor:
-        """As `hidden`, without a graph."""
+        """Like `hidden`, without a CUDA graph."""
         words = self.buffers.words(shape)
         table = self._table
         device = self.platform.device

@@ -52,8 +52,8 @@ class BackgroundRunner:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[BackgroundRunner]:
-        """Takes responses for the length of a scope; leaving it gives back those that are not
-        done."""
+        """Runs responses inside this context. At its end, unfinished responses are given back to
+        the queue."""
         async with self._workers.running():
             yield self
 

@@ -49,7 +49,8 @@ class RangeRunner:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[RangeRunner]:
-        """Takes ranges for the length of a scope; leaving it gives back those that are not done."""
+        """Runs ranges inside this context. At its end, unfinished ranges are given back to the
+        queue."""
         async with self._open.running(), self._workers.running():
             yield self
 

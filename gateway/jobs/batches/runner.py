@@ -46,8 +46,8 @@ class Runner:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Runner]:
-        """Takes batches for the length of a scope; leaving it gives back those that are not
-        done."""
+        """Runs batches inside this context. At its end, unfinished batches are given back to the
+        queue."""
         async with self._ranges.running(), self._workers.running():
             yield self
 
