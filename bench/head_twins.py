@@ -100,7 +100,7 @@ class EagleTwin:
     def links(
         self, token_ids: Tensor, final: Tensor, inputs: Mapping[int, Tensor], depth: int
     ) -> Iterator[Tensor]:
-        # A place reads the token behind it; the last one of a text has none, and drafts nothing
+        # A place reads the token after it; the last one of a text has none, and drafts nothing
         # that counts.
         tokens = embedding(pad(token_ids[:, 1:], (0, 1)), self._teacher.tensors["embed"])
         cos, sin = (

@@ -280,7 +280,7 @@ TRIOS = (
 
 
 class Asked(NamedTuple):
-    """A capability that is asked for: by which field, and with which value."""
+    """A capability that options or a request ask for: the field and its value."""
 
     field: str
     value: object

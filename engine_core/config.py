@@ -12,7 +12,7 @@ from .table_columns import TableColumns
 BLOCK_SIZES = (16, 32, 64, 128)
 MOST_DRAFTS = 31
 MOST_SETS = 3
-"""State sets of a row at most, beside one for each step in flight."""
+"""Most state sets of a row, besides one for each step in flight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -243,8 +243,8 @@ class Engine:
             self._scheduler.seating.add_credit(request, tokens)
 
     def stall(self, key: int) -> None:
-        """Lets a request that has no credit, and gets none, make room for those that wait; a key
-        that is not here has ended already."""
+        """Marks a request whose credit is used up, so that waiting requests may preempt it. A key
+        of an ended request is ignored."""
         if (request := self._requests.get(key)) is not None:
             self._waits_for = WaitsFor.NOTHING
             self._scheduler.seating.stall(request)
@@ -364,8 +364,8 @@ class Engine:
         return planned
 
     def _retire(self, planned: list[PlannedStep]) -> list[tuple[PlannedStep, StepResult]]:
-        """The oldest in flight, if it is due; with a step that sampled nothing, the draw that was
-        launched right behind it."""
+        """Retires the oldest step in flight if it is due, together with its draw if the step itself
+        sampled nothing."""
         if not self._is_retirement_due(has_step=bool(planned) and not planned[-1].is_draw):
             return []
         retired = [self._in_flight.retire()]

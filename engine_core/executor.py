@@ -163,7 +163,7 @@ class StepResult:
     of a draw."""
 
     token_ids: Int32Array
-    """[S, n]; of entry j the first num_tokens[j] count, what stands behind them is arbitrary."""
+    """[S, n]; of entry j the first num_tokens[j] count, what stands after them is arbitrary."""
     num_tokens: Int32Array
     """[S] tokens that the row gained, 1…n: what stands of its drafts, and one more."""
     num_drafts: Int32Array | None = None

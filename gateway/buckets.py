@@ -18,15 +18,15 @@ from headwater.services.runtime.pending_messages import MESSAGE_SECONDS, pending
 
 _PAGE = 512
 _PAGE_OF_VALUES = 32
-"""Number of messages that are asked for at once, without values and with values, each of up to a
-mebibyte."""
+"""Number of messages that are fetched at once: without values, and with values of up to a mebibyte
+each."""
 _MSG_SIZE = "Nats-Msg-Size"
 _MARKS = frozenset({"KV-Operation", "Nats-Marker-Reason"})
-"""Headers of a message: its bytes, and those of marks that stand in place of a value."""
+"""Headers of messages that mark a key as deleted, in place of a value."""
 _WRONG_LAST_SEQUENCE = 10071
 """JetStream's number for a subject that is not as it was expected to be."""
 _FULL = (10023, 10077)
-"""Its numbers for a server, and for a stream, that has no room."""
+"""JetStream's error codes of a server, and of a stream, that has no room."""
 
 
 FAILURES = (nats.errors.Error, OSError, TimeoutError)

@@ -33,7 +33,7 @@ FIRST_RIGHT = 0.6
 class DeviceDrafts:
     def __init__(self, num_rows: int) -> None:
         self._shares = np.zeros((4, num_rows))
-        """Columns are counts of each row: drafts found, drafts asked for, tokens that stand, tokens
+        """Counts of each row, by column: drafts found, drafts requested, tokens accepted, tokens
         compared."""
         first = SHARED_WEIGHT * np.array([FIRST_FOUND, 1.0, FIRST_RIGHT, 1.0])
         self._shared: Float64Array = first

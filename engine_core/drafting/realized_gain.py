@@ -18,7 +18,7 @@ FIRST_STEPS = 4
 """Number of first steps of a size whose minimum starts the average, since one of them may follow an
 idle time."""
 UNSETTLED_STEPS = 2
-"""Plain steps behind a stretch that are not averaged: some were planned within it."""
+"""Plain steps after a stretch that are not averaged: some were planned within it."""
 LONG_PAUSE = 8.0
 """A step with drafts that took this many times a plain one does not count: the engine was idle."""
 CHECKED_STEPS = 8

@@ -1,7 +1,7 @@
 """Drafts the tokens that followed a row's last tokens in earlier answers of its namespace.
 
 The method is SuffixDecoding (Oliaro et al., 2024), which keeps those answers in suffix trees. Here
-they are kept in rings with hash chains, which find the same: the frequency of each token behind the
+they are kept in rings with hash chains, which find the same: the frequency of each token after the
 longest matches. A ring forgets its oldest tokens by itself, and its memory is known to the byte.
 """
 

@@ -233,7 +233,7 @@ class BlockLoads:
         return ticket if ticket is not None and self._open[ticket].source not in excluded else None
 
     def launch(self) -> None:
-        """Begins what sources were asked for, and goes on with open loads."""
+        """Starts requested loads, and continues open ones."""
         if self._is_asked or self._open:
             self._is_asked = self._are_saves_due = False
             for source in self._sources:
@@ -252,7 +252,7 @@ class BlockLoads:
         return settled
 
     def close(self) -> None:
-        """Cancels what is on its way. No source touches the KV cache after this."""
+        """Cancels open loads. No source writes to the KV cache after this."""
         for ticket, load in self._open.items():
             load.source.cancel(ticket)
         for source in self._sources:

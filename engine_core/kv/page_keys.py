@@ -24,7 +24,7 @@ class PageKeys:
         self._num_seen = [kind.num_seen(block_size) for kind in self._kinds]
 
     def num_found(self, source: Source, hashes: Sequence[bytes]) -> int:
-        """Leading blocks behind which a sequence can be continued with pages of a source: it has
+        """Leading blocks after which a sequence can be continued with pages of a source: it has
         those of the first group, and those of others that the next position sees."""
         num_blocks = source.find(hashes)
         if self._num_groups == 1:
@@ -38,7 +38,7 @@ class PageKeys:
         return num_blocks
 
     def to_load(self, hashes: Sequence[bytes]) -> list[bytes]:
-        """Keys of the pages of these blocks that the position behind them sees, those of the first
+        """Keys of the pages of these blocks that the position after them sees, those of the first
         group before others."""
         keys = list(hashes)
         for kind, num_seen in zip(self._kinds, self._num_seen, strict=True):
@@ -58,7 +58,7 @@ class PageKeys:
         return keys, parents
 
     def _continued(self, kind: int, source: Source, hashes: Sequence[bytes]) -> int:
-        """The largest number of these blocks behind which the source has all pages of a kind that
+        """The largest number of these blocks after which the source has all pages of a kind that
         the next position sees."""
         num_seen = self._num_seen[kind]
         num_found = 0

@@ -89,7 +89,7 @@ class PeerBlocks:
         self._early: set[Ticket] = set()
         """Loads whose blocks the holder may still compute."""
         self._pulls: dict[int, Part] = {}
-        """By number, those that the link has not answered."""
+        """Pulls by number that the link has not answered."""
         self._num_taking = 0
         """Parts that are being copied from their rows."""
         self._numbers = count(1)

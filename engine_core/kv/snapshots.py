@@ -81,7 +81,7 @@ class SnapshotCache(PrefixCache):
         num_groups = self._kinds[-1].groups.stop
         self.snapshots = Snapshots(pool, range(num_groups, num_groups + num_pages))
         self.fresh: set[bytes] = set()
-        """Hashes of blocks behind which the step that is being planned writes snapshots: they are
+        """Hashes of blocks after which the step that is being planned writes snapshots: they are
         not read before the next one."""
 
     def match(self, chain: HashChain, max_blocks: int) -> Hits:

@@ -112,7 +112,7 @@ class EncoderPlatform(Platform, Protocol):
     ) -> torch.Tensor:
         """qkv [T, 3 Hq D] → [T, Hq D]: each token attends to all tokens of its text, with scores
         scaled by 1 / sqrt(D). distance_bias float32 [Hq, 2 L − 1] is added to the scores: column
-        L − 1 + d is that of a key d positions behind its query. A text has the same bits in any
+        L − 1 + d is that of a key d positions after its query. A text has the same bits in any
         batch."""
 
     def biased_linear(self, linear: Linear, bias: torch.Tensor, activation: str) -> Product:

@@ -49,7 +49,7 @@ def stage_layout(layout: Layout, stage: Stage) -> Layout:
 
 
 def local_names(layout: Layout, stage: Stage) -> Layout:
-    """The layout with the layers of a stage numbered from 0, and those of others left out."""
+    """Tensor names of one stage: its layers are numbered from 0, and other layers are left out."""
     named = ((_local_name(name, stage), spec) for name, spec in layout.items())
     return {name: spec for name, spec in named if name is not None}
 

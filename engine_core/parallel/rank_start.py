@@ -30,8 +30,8 @@ class SharedMemory(NamedTuple):
 
     @classmethod
     def create(cls, num_ranks: int) -> SharedMemory:
-        """None of it is inherited unless it is asked for. Ranks that use the last two set their
-        sizes."""
+        """Creates the memory of a start. Descriptors are inherited only where asked. Ranks that use
+        the last two set their sizes."""
         empty = [anonymous_memory(f"headwater-{name}", 0) for name in ("slots", "exchange")]
         return cls(create_board(num_ranks), *empty)
 

@@ -42,7 +42,7 @@ class Sampler:
         device: torch.device,
         whole: Whole | None = None,
     ) -> None:
-        """`whole` is there where logits are those of some tokens alone."""
+        """`whole` is given where logits are those of a part of the vocabulary."""
         self._operations = operations
         self._device = device
         self._whole = whole

@@ -143,7 +143,7 @@ class AdapterCatalogue:
         return record
 
     async def read(self) -> bool:
-        """Reads the records. False where they cannot be read: those that are known stay."""
+        """Reads the records. Returns False if they cannot be read; the known records stay then."""
         try:
             bucket = await self._open()
             found = [_records.decode(value) async for _, value in bucket.all(">")]

@@ -118,7 +118,7 @@ class BackgroundResponses:
                     raise BadRequest(
                         "id", "the response has no background; allowed: one that has"
                     ) from None
-                # It was over first.
+                # The response ended before it could be cancelled.
                 await exchange.reply_json(response)
                 return
             if record.is_streamed and record.response["status"] == "cancelled":

@@ -119,7 +119,7 @@ class Connection(HttpToolsProtocol):
         oldest, since = min(found, key=lambda each: each[1], default=(None, 0.0))
         if oldest is not None and self.loop.time() - since > IDLE_SECONDS:
             oldest.transport.close()
-            # It is lost a moment later.
+            # The connection is lost a moment later.
             oldest._leave()
 
     @property

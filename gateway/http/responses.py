@@ -181,7 +181,7 @@ class Responses:
                 await self._store.find(caller.tenant.key, asked.previous_response_id)
             ).conversation
         except errors.NotFound:
-            # It may be there, in the background, and have no answer yet or none at all.
+            # The response may exist in the background without an answer yet.
             told = (
                 f"previous_response_id is {asked.previous_response_id!r}; allowed: one that "
                 "was answered and is kept"

@@ -64,8 +64,8 @@ class Choice:
     """Set before its stream opens."""
 
     def __init__(self, number: int, index: int, prompt: PreparedPrompt) -> None:
-        """`number` is the position among the choices of the prompt, `index` that among those of the
-        whole request."""
+        """`number` is the position among the choices of the prompt, `index` the position among all
+        choices of the request."""
         self.number = number
         self.index = index
         self.prompt = prompt

@@ -303,8 +303,8 @@ class Cluster:
         return [beginning] if beginning in found else sorted(found)
 
     def _explained_here(self, request_id: str, tenant: str) -> Explanation | None:
-        """The timeline of a request on this gateway, of the tenant with this key; None where there
-        is none, or several begin so."""
+        """The timeline of a request on this gateway, of the tenant with this key; None if no id, or
+        more than one, begins with these characters."""
         [request_id, *others] = self._ids(request_id, tenant) or [request_id]
         if others:
             return None

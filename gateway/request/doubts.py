@@ -33,7 +33,7 @@ own delay. So one gateway begins after a death that all of them saw, and the oth
 LOOK_SECONDS = 0.5
 """Seconds after which a gateway that fell silent may be forgotten."""
 PATIENCE_SECONDS = 10.0
-"""Longest time for which a suspect waits for those of other gateways."""
+"""Longest time for which a suspect waits while other gateways try theirs."""
 
 
 @dataclass(slots=True)

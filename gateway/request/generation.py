@@ -142,8 +142,8 @@ class Generation:
 
     @property
     def num_tokens_at_first(self) -> int:
-        """Number of output tokens that are reserved before more is asked for. Beams are not
-        followed one by one: it is all that they may need."""
+        """Number of output tokens that are reserved at the start. Beams reserve all that they may
+        need, since they are not followed one by one."""
         sampling = self.prepared.sampling
         each = (
             sampling.max_tokens

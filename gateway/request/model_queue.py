@@ -41,7 +41,7 @@ class Terms:
     num_blocks: int = 0
     """KV blocks that it will need."""
     cost: float = 0.0
-    """Its cost in its tenant's virtual time."""
+    """Cost of the request in its tenant's virtual time."""
     first_token_by: float = math.inf
     """When its first token is due."""
 
@@ -63,7 +63,7 @@ class Waiting:
     terms: Terms
     turn: asyncio.Future[None]
     place: Arrival
-    """Its place in order of arrival."""
+    """Place of the request in order of arrival."""
     fcfs_seconds: float = 0.0
     """How long it would have waited in order of arrival; set when it leaves the queue."""
 

@@ -64,7 +64,8 @@ class Load:
         return request
 
     def started(self, request: InFlight, now: float) -> None:
-        """Its prompt is computed; from now on the replica's own reports hold its blocks."""
+        """Notes that the request's prompt is computed; from now on the replica's own reports count
+        its blocks."""
         if request in self._unstarted:
             del self._unstarted[request]
             self._own_tokens -= request.num_tokens

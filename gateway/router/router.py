@@ -48,7 +48,7 @@ _MAX_PREFIXES = 20_000
 NO_ADAPTER = "no adapter"
 """Guard of a replica that does not hold the request's adapter; it never gives way."""
 _LAST_RESORT = (MISPLACED, "full", "inexact", "failing")
-"""Guards that give way, in this order, when every replica has one."""
+"""Guards that are overruled, in this order, when every replica has a guard."""
 
 
 class Dispatch(msgspec.Struct):
@@ -404,7 +404,7 @@ class Router:
         for replica_id, replica in replicas.items():
             matched_tokens = matched.get(replica_id, 0) * replica.block_size
             if replica is asked.owner:
-                # Its events may still be on their way.
+                # Events of these blocks may not have arrived yet.
                 matched_tokens = num_tokens
             of_kind = rates[replica.member.numerics_id]
             parts = replica.parts(

@@ -61,7 +61,7 @@ class Splitting:
         self, replica: Replica, parts: Parts, num_tokens: int, rates: Rates
     ) -> float:
         """Blocks are pulled beside the prefill of later chunks, as far as it takes: those of the
-        last chunk come behind it. Then the other replica computes one step more than the chosen one
+        last chunk come after it. Then the other replica computes one step more than the chosen one
         would have."""
         pulled = min(each.seconds_per_pulled_token(rates) for each in self._others)
         num_left = min(num_tokens, replica.load.reported.max_chunk_tokens or num_tokens)

@@ -160,7 +160,7 @@ class Accounts:
         except errors.LimitExceeded as exhausted:
             return exhausted
         except errors.Unavailable:
-            # It is refused in any case.
+            # The request is refused in any case.
             pass
         return error
 
@@ -376,7 +376,7 @@ class Accounts:
             await asyncio.sleep(LEASE_MS / 4e3)
             for grant in list(self._grants):
                 if grant not in self._grants:
-                    # It has ended meanwhile.
+                    # The request has ended meanwhile.
                     continue
                 try:
                     await self._hold(grant, used=grant.used)

@@ -99,7 +99,7 @@ class Grant:
     first_credit: int = LEASE_TOKENS
     """Credit that each choice begins with, in tokens."""
     used_before: int = 0
-    """Number of tokens of prompts, less those of answers that were charged before."""
+    """Number of prompt tokens, less the tokens of answers that were charged before."""
     num_output_tokens: int = 0
     charged_prompt_tokens: int = 0
     """Number of prompt tokens that earlier gateways have charged."""
@@ -147,7 +147,7 @@ class Grant:
             task.cancel()
         for each in self._ends:
             each.cancel()
-        # They hold the choices.
+        # The leases hold these choices.
         self._ends.clear()
 
     async def _extend(self, choice: Credited, wanted: int) -> None:

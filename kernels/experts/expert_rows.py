@@ -263,7 +263,7 @@ def _expert_rows(
     STAGES: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """A row of x is that of SHARED_BY pairs."""
+    """A row of x serves SHARED_BY pairs."""
     i_slot = tl.program_id(0)
     o_n = tl.program_id(1) * BLOCK_N
     o_m = tl.arange(0, BLOCK_M)

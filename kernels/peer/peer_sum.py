@@ -1,5 +1,5 @@
 """Sums of tensors of which each rank has one, over peer memory, with or without the residual add
-and RMSNorm behind them.
+and RMSNorm after them.
 
 A row is one block's item: its ranks' parts are added in float32, in the order of the ranks or in a
 tree, and rounded once, so a row's bits depend neither on the batch nor on its place in it, nor on

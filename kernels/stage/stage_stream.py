@@ -73,7 +73,7 @@ def send_tokens(
     positions: torch.Tensor,
     token_ids: torch.Tensor,
 ) -> None:
-    """Tells all other stages message `number`: the token int32 [S] that stands behind each position
+    """Tells all other stages message `number`: the token int32 [S] that stands after each position
     int32 [S] of rows int32 [S] of the table, negative for padding."""
     most = memory.sizes.most_positions
     _launch_message(

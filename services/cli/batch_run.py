@@ -91,7 +91,7 @@ async def _answer(client: httpx.AsyncClient, line: Line, body: dict[str, Any]) -
 
 
 def _pauses() -> Iterator[float]:
-    """Least seconds behind each attempt."""
+    """Shortest pauses, in seconds, after each failed attempt."""
     for attempt in range(MAX_ATTEMPTS):
         yield 0.25 * 2**attempt
 

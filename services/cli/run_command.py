@@ -50,7 +50,7 @@ NOT_ALONE = (
 other clients."""
 ADMIN_KEY = "HEADWATER_ADMIN_KEY"
 ALONE: dict[str, Any] = {"port": 0, "grpc_port": 0}
-"""It listens on free ports."""
+"""Settings of a deployment without clients of its own: it listens on free ports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ def _run_alone(
     run: BatchRun, options: RunOptions, settings: StackSettings, console: Console
 ) -> None:
     """Starts a deployment with a state folder of its own, and ends it when all is answered."""
-    # It would ask for keys, and nobody has added a tenant to it.
+    # The deployment would ask for keys, and has no tenants.
     os.environ.pop(ADMIN_KEY, None)
     with tempfile.TemporaryDirectory(prefix="headwater-run-") as folder:
         settings = replace(settings, state_dir=Path(folder), **ALONE).resolved()

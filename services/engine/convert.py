@@ -99,7 +99,7 @@ def _copy_tokenizer(source: Path, folder: Path) -> None:
     is_fast = (source / "tokenizer.json").is_file()
     if not is_fast:
         write_from_vocabulary(source, folder)
-    # They are read again when weights have been converted, which takes minutes.
+    # Config files are read again after the weights are converted, which takes minutes.
     largest = Tokenizer.from_folder(source if is_fast else folder, vocab_size=0).largest_id
     most = MAX_SIZES["vocab_size"]
     if not 0 <= largest < most:

@@ -171,7 +171,7 @@ class CoreClient:
         return self._watch.may_be_in_step
 
     async def _kill_when_hung(self) -> None:
-        """Its end is then what any other death of a core is."""
+        """Kills a hung core. The rest is as after any other death of a core."""
         await self._watch.until_hung()
         assert self._process is not None
         structlog.get_logger().error(

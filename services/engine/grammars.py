@@ -105,7 +105,7 @@ class GrammarCompiler:
         try:
             await asyncio.shield(compiled.first)
         except (LimitExceeded, Unavailable):
-            # It was not tried: the next request tries it.
+            # The grammar was not tried, so the next request tries it.
             self._kept.drop(key)
             raise
         family = await self._roomiest(compiled)

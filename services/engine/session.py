@@ -144,7 +144,7 @@ class EngineSession:
             self.cancel(stream_id, PREFILLED)
 
     def cancel(self, stream_id: int, reason: str) -> bool:
-        """Ends a stream within a step; False when there is none of that id."""
+        """Ends a stream within a step. Returns False if no stream has the id."""
         if (first_stream := self._first_of_pending(stream_id)) is not None:
             pending = self._pending[first_stream]
             pending.cancelled[stream_id] = reason
@@ -337,7 +337,7 @@ class EngineSession:
             # Credit for a stream that just ended is late, not wrong.
             if (stream := self._streams.get(credit.stream_id)) is not None:
                 stream.granted += credit.tokens
-                # Its reader takes tokens, however soon these are used up.
+                # The reader of this stream takes tokens, however soon they are used up.
                 stream.starved_since = None
                 stream.is_stalled = False
                 granted.append((stream.key, credit.tokens))

@@ -100,7 +100,7 @@ class GrammarChecker:
 
 
 class _Process:
-    """The process that checks grammars: started when there is none."""
+    """The process that checks grammars, started on first use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -84,7 +84,7 @@ class _Automaton:
 
 
 _Build = Callable[[_Automaton, int], int]
-"""Adds an expression behind a state, and returns the state behind it."""
+"""Adds an expression behind a state, and returns the state after it."""
 
 
 class Names:

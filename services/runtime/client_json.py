@@ -88,7 +88,7 @@ class _PieceReader:
                     if self._close(at):
                         return self._value
             run = at
-        # It is a string, or a number.
+        # The value is a string or a number.
         return msgspec.json.decode(text)
 
     def _pass_commas(self, inner: _Open, run: int, end: int) -> None:
@@ -110,7 +110,7 @@ class _PieceReader:
         text, whose value is then `_value`."""
         closed = self._open.pop()
         if self._open and not closed.is_cut and end - closed.start <= self._piece_bytes:
-            # It is decoded with what stands around it.
+            # The value is decoded together with its surroundings.
             return False
         self._decode(closed, end - 1)
         self._value = closed.values

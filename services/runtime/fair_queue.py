@@ -39,7 +39,7 @@ class _Tenant(Generic[EntryT]):
     """A tenant with entries that wait or work."""
 
     time: float
-    """Its virtual time: seconds of work that it has been given."""
+    """Virtual time of the tenant: seconds of work that it was given."""
     waiting: OrderedDict[EntryT, int] = field(default_factory=OrderedDict)
     """Number of bytes by entry, in the order of arrival."""
     num_bytes: int = 0

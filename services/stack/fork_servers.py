@@ -117,7 +117,7 @@ def fork_servers(settings: StackSettings) -> Iterator[ForkServers]:
     own = {name: value for name, value in os.environ.items() if name not in STACK_VARIABLES}
     with contextlib.ExitStack() as stack:
         cores = None
-        # It takes longest.
+        # This server takes longest to start.
         if modules := _modules_of_cores(settings):
             environment = core_environment(settings.threads, own)
             cores = stack.enter_context(

@@ -133,7 +133,7 @@ class LocalStack:
                     await self._manager.run(bus, tasks)
 
     async def stop(self) -> None:
-        """Gateways drain first, then what stands behind them ends, all at once, the servers
+        """Gateways drain first, then what stands after them ends, all at once, the servers
         last."""
         remove_cluster(self.settings.state_dir)
         await self._end(self._gateways, SERVER_STOP_LIMIT + self.settings.drain_limit)

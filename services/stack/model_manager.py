@@ -92,7 +92,7 @@ class ModelManager:
         return model
 
     def serve(self, model: ModelStages) -> None:
-        """Its first stages are ready."""
+        """Serves the model from when its first stages are ready."""
         model.state = State.SERVING
         model.progress = None
         model.scaler = Scaler(model.rules, self._now())
@@ -411,8 +411,8 @@ class ModelManager:
             self._report(f"{stage.name} has left")
 
     async def _end(self, model: ModelStages) -> None:
-        """The replicas first, those that are leaving included: until they are gone their requests
-        need text."""
+        """Ends replicas first, also those that are draining: until they end, their requests need
+        the text stages."""
         await asyncio.gather(
             *(self._retire(model, number) for number in [*model.engines, *model.leaving])
         )

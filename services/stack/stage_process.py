@@ -135,7 +135,7 @@ class StageProcess:
         return addresses
 
     async def ended(self) -> int:
-        """Its exit status; negative: the signal that ended it."""
+        """Exit status of the process; a negative number is the signal that ended it."""
         return await self._process.wait()
 
     async def stop(self, limit: float, hurry: asyncio.Event) -> None:

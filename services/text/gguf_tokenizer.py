@@ -296,7 +296,7 @@ def _sentencepiece(metadata: Metadata) -> Tokenizer:
     prefix = bool(metadata.get("add_space_prefix", True))
     spaces = normalizers.Replace(" ", "▁")
     if prefix and metadata.get("only_first_prefix", False):
-        # Files of GGUF have no such key: text behind a special token has a prefix too.
+        # Files of GGUF have no such key: text after a special token has a prefix too.
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     elif prefix:
         tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces])

@@ -50,8 +50,8 @@ class LoadedModel:
     def with_adapters(
         self, platform: CudaPlatform, num_bytes: int
     ) -> tuple[Self, AdapterMemory | None]:
-        """The model with adapters behind its layers, and their memory of so many bytes; 0: the
-        model has none. Raises `ConfigError`."""
+        """The model with adapters on its layers, and their memory of so many bytes; 0: the model
+        has no adapters. Raises `ConfigError`."""
         if not num_bytes:
             return self, None
         found = model_class(self.config)
@@ -112,8 +112,8 @@ class LoadedModel:
         return number
 
     def begin(self) -> None:
-        """Returns when every rank has compiled what it launches: from now on launches of one wait
-        for those of others."""
+        """Returns when every rank has compiled its kernels: from now on launches of ranks wait for
+        each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class LoadedHeads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedEngine:
-    """The served model, and what drafts beside it, on one rank of an engine."""
+    """The served model and its drafter on one rank of an engine."""
 
     served: LoadedModel
     draft: LoadedModel | None

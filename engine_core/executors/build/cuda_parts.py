@@ -150,7 +150,7 @@ class CudaParts:
         self._can_draft = config.max_draft_tokens > 0
 
     def executor(self, adapters: AdapterMemory | None) -> StepExecutor[SentStep, StepShape]:
-        """The executor of these parts; `adapters`: those behind the model's layers."""
+        """The executor of these parts; `adapters`: those after the model's layers."""
         self.device.begin()
         return StepExecutor(
             device=self.device,

@@ -59,7 +59,7 @@ class LoadedRank(LoadedModel):
         return self.rank.stage.is_last
 
     def platform(self, config: EngineConfig) -> CudaPlatform:
-        # The norm behind a tree is a launch of its own, with the bits of one GPU's.
+        # The norm after a tree is a launch of its own, with the bits of one GPU's.
         adds_products = model_class(self.config).adds_products(self.config)
         if self.group is not None and adds_products and not self.is_tree:
             return SummingPlatform.over(self.group, self.config, config)

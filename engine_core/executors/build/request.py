@@ -115,9 +115,9 @@ def _checked_draft(
         dtype=dtype,
         kv_cache_dtype="auto",
         quantization="auto",
-        # It only drafts: what it drafts may have other bits where there are other ranks.
+        # The model only drafts, so its bits may depend on the number of ranks.
         numerics="default",
-        # Ranks divide its vocabulary alone, which is that of the served model.
+        # Ranks divide only its vocabulary, which is the served model's.
         tensor_parallel_size=1,
         pipeline_parallel_size=1,
         stage_hosts=0,
@@ -204,7 +204,7 @@ def _check_sizes_of_ranks(options: ExecutorOptions) -> None:
 def asked_of(
     options: ExecutorOptions, model: ModelConfig, activations: str, flags: Capabilities
 ) -> dict[str, Asked]:
-    """Capabilities that the options ask for, and those that the model has."""
+    """Capabilities that the options ask for, and capabilities that the model needs."""
     asked = asked_of_options(options)
     if model.quantization is not None and model.quantization.rounds_whole_tokens:
         shown = "weights whose tokens are rounded to int8, each with one scale"
@@ -301,7 +301,8 @@ def _method(options: ExecutorOptions, model: ModelConfig) -> str:
 def _has_int8_activations(
     options: ExecutorOptions, model: ModelConfig, flags: Capabilities, where: str
 ) -> bool:
-    """Raises `ConfigError` where they are asked for and mean nothing."""
+    """Whether tokens are rounded to int8. Raises `ConfigError` if that is asked for and has no
+    effect."""
     chosen = options.activation_dtype
     folder = options.model_folder
     assert folder is not None

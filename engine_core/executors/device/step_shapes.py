@@ -77,7 +77,7 @@ class StepShape:
         return sum(map(aligned, self.sizes))
 
     def last_states(self, plan: StepPlan) -> Int32Array:
-        """[R] Which of the hidden states that come out are those of each row's last token."""
+        """[R] Index of each row's last token among the hidden states that leave the last layer."""
         return (
             np.arange(len(plan.rows), dtype=np.int32)
             if self.num_ends

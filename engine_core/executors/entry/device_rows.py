@@ -110,7 +110,7 @@ class DeviceRows:
         )
 
     def store(self, token_ids: torch.Tensor, num_rows: int) -> None:
-        """Launches what comes behind its draws."""
+        """Launches what comes after its draws."""
         store_drafted(
             self._buffers.steps[:, :num_rows],
             self._table.known,

@@ -45,7 +45,7 @@ class EagerStep:
 
     @property
     def ends(self) -> Int32Array:
-        """[R] position behind the last known token of each row."""
+        """[R] position after the last known token of each row."""
         return self.plan.starts + self.plan.counts - self.num_drafts
 
     def final(self, hidden: torch.Tensor) -> torch.Tensor:

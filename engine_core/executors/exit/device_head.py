@@ -83,7 +83,7 @@ class DeviceHead(Protocol):
 
 
 class WholeLogits:
-    """See `Logits`: those of all tokens."""
+    """See `Logits`: logits of the whole vocabulary."""
 
     masks_first = False
     tokens = None

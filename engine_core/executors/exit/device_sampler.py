@@ -42,7 +42,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The positions of a draw on the device, int32 [S] each; those of padding are of row -1."""
+    """Positions of a draw on the device, int32 [S] each; padding has row -1."""
 
     rows: torch.Tensor
     positions: torch.Tensor

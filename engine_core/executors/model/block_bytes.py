@@ -24,8 +24,8 @@ def kv_layouts(
 
 
 def block_bytes_of(request: BuildRequest, pages: PagePlan | None = None) -> int:
-    """The bytes of one page: those of the served model, and those of what drafts; a page has room
-    for a unit of a state layer."""
+    """Bytes of one page: of the served model, and of the drafter. A page has room for a unit of a
+    state layer."""
     states = states_of(request, pages)
     kv_bytes = _bytes_of(request, kv_layouts(request, pages))
     return kv_bytes if states is None else max(kv_bytes, states.unit_bytes)

@@ -85,7 +85,7 @@ class DeviceModel:
         states: DeviceStates | None = None,
         streams: StageStreams | None = None,
     ) -> None:
-        """`is_paired`: the token of a position is the one behind it. `group_of_layer`: see
+        """`is_paired`: the token of a position is the one after it. `group_of_layer`: see
         `ForwardBatch`. `states`: None: the model has no state layers. `streams`: of a pipeline
         stage."""
         self.decoder = decoder

@@ -54,7 +54,7 @@ class ExchangeSizes:
 
     @property
     def peer_bytes(self) -> int:
-        """Bytes of the piece of a rank that divides layers; 0: there is none."""
+        """Bytes of shared host memory of a rank that divides layers; 0 without such ranks."""
         divides = self.layout.tensor > 1
         return _aligned(memory_bytes(self.layout.tensor, self.slot_bytes)) if divides else 0
 

@@ -185,7 +185,8 @@ def expected_tokens(
 
 
 def salt_of_group(group: int) -> int:
-    """Difference of a page group's entries from those of the first one."""
+    """Number that is added to the cache entries of a page group, so that groups differ; 0 for the
+    first group."""
     return group * GROUP_SALT % 2**64
 
 

@@ -30,7 +30,7 @@ class SavePart:
     blocks: Int32Array
     slots: Int32Array
     launch: Callable[[], torch.cuda.Event]
-    """Returns the event behind the copies: blocks have been read, and slots are whole."""
+    """Returns the event that follows the copies: blocks have been read, and slots are written."""
 
 
 class SaveQueue:
@@ -74,7 +74,7 @@ class SaveQueue:
             stream.wait_event(launched)
 
     def close(self) -> None:
-        """Drops what is held, and waits for what is on its way."""
+        """Drops held parts, and waits for copies in flight."""
         with self._changed:
             self._is_closed = True
             self._held.clear()

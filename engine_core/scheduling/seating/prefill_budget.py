@@ -11,8 +11,8 @@ from ..table.request_state import BEGUN_ELSEWHERE, RequestState
 from .tenant_shares import TenantShares, split
 
 MIN_TOKENS = 256
-"""A bounded step has at least so many: with fewer, prompts lose more than what decodes beside them
-gains."""
+"""Fewest prompt tokens of a bounded step: with fewer, prompts lose more time than decoding rows
+gain."""
 BESIDE_BEGUN_SECONDS = 0.05
 """A step computes others for so long at most while it computes again what is known of an answer
 that has begun: its client waits in the middle of a sentence. Of several such answers the first is

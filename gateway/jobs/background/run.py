@@ -135,7 +135,7 @@ class Run:
             message = f"the response failed {MAX_ERRORS} times by an internal fault; the log has it"
             await self._fail(record, InternalError.code, message)
         except (NotFound, Stopped):
-            # It was deleted or cancelled.
+            # The response was deleted or cancelled.
             pass
         return True
 
@@ -294,7 +294,7 @@ class Run:
                 if not self._is_answered:
                     raise
             if not self._is_answered:
-                # Only events for which there is room are written.
+                # Only events that the tenant has room for are written.
                 await retry(functools.partial(self._events.flush, num_events))
 
     async def _check_room(self) -> None:

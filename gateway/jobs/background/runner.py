@@ -86,7 +86,8 @@ class BackgroundRunner:
             await held.give_back()
             raise
         except (NotFound, Stopped):
-            # It was deleted or cancelled, or done by a run that died before it reported that.
+            # The response was deleted or cancelled, or completed by a run that died before it
+            # reported so.
             with contextlib.suppress(*FAILURES):
                 await held.done()
             await run.forget()

@@ -60,7 +60,7 @@ class RangeRunner:
         try:
             async with held.held(), self._open.used(tenant, batch_id) as batch:
                 is_done = await self._answer(held, batch)
-            # Lines of other batches must not wait behind those that cannot be served now.
+            # Lines of other batches must not wait for lines that cannot be served now.
             await (held.done() if is_done else held.give_back(rest_seconds(held.num_deliveries)))
         except asyncio.CancelledError:
             await held.give_back()

@@ -73,7 +73,7 @@ class Runner:
             await job.give_back()
             raise
         except NotFound:
-            # It is written behind its job, a moment later if at all.
+            # The record is written after the job ends, and may be missing.
             is_lost = job.num_deliveries >= MAX_UNKNOWN
             await (job.done() if is_lost else job.give_back(0.02 * 2**job.num_deliveries))
         except NotMine:
