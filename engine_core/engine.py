@@ -91,13 +91,10 @@ class Engine:
         """Whether the last step might have computed something, had it not been better to wait."""
 
     def step(self) -> StepOutput | None:
-        """Schedules and submits a step, retires and settles the oldest in flight when its time has
-        come.
-
-        Returns what there is to say, if anything; waits for the executor only when as many steps
-        are in flight as may be or nothing can be planned before results are known, and never where
-        other engines may ask for blocks.
-        """
+        """Schedules and submits a step; retires and settles the oldest step in flight when it is
+        due. Returns output if there is any. Waits for the executor only if no further step may be
+        in flight or none can be planned before results are known, and never while other engines may
+        ask for blocks."""
         self.launch()
         self.settle()
         return self.take_output()
@@ -171,7 +168,7 @@ class Engine:
         return is_lending or self._scheduler.blocks.are_loading
 
     def _lend(self) -> bool:
-        """Goes on with what other engines copy from here. Whether there is more to do soon."""
+        """Continues copies of blocks by other engines. Returns whether more work is due soon."""
         leases = self._tiers.leases
         return leases is not None and (self._scheduler.lend(leases) or leases.is_busy)
 

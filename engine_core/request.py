@@ -77,7 +77,7 @@ class NewRequest:
     age_seconds: float = 0.0
     """How long ago the request came to the cluster."""
     first_token_seconds: float = 0.0
-    """Goal: its first token comes so long after the request came; 0: there is none."""
+    """Goal of the request: seconds until its first token; 0: no goal."""
     token_seconds: float = 0.0
     """Goal: so much time passes from one token to the next; 0: there is none."""
     tenant: str = ""

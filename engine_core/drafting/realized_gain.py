@@ -27,7 +27,7 @@ LEAST_FACTOR = 0.25
 LEARNED = 0.5
 """Weight of a new stretch in the factor."""
 MOST_LOST_STEPS = 4.0
-"""Times a plain step that a stretch may lose before it ends."""
+"""Most loss of a stretch of drafting before it ends, in times of a plain step."""
 MOST_LOST_SHARE = 0.01
 """Share of the time that stretches may lose: a rest has this many times less than its length lost
 before it."""

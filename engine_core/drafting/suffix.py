@@ -59,7 +59,7 @@ class SuffixProposer:
         History(self._smallest).learn(none)
 
     def seat(self, row: int, namespace: bytes, tenant: str, num_prompt: int) -> None:
-        """Makes the row draft from the history of its namespace, present or future."""
+        """Lets the row draft from the history of its namespace, which may still be empty."""
         self._namespaces[row] = namespace
         self._tenants[row] = tenant
         self._num_prompt[row] = num_prompt

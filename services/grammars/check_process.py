@@ -100,7 +100,7 @@ class CheckProcess:
 
     def _send(self, message: Question | dict[str, int]) -> None:
         assert self._process.stdin is not None
-        # Where the process is gone, the end of its output answers what was asked.
+        # If the process is gone, the end of its output ends the wait for the answer.
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
             self._process.stdin.flush()

@@ -141,7 +141,7 @@ class ModelManager:
 
     async def _scale(self, bus: Bus, members: Members, tasks: asyncio.TaskGroup) -> None:
         while True:
-            # Without the bus nothing is seen: what is there stays.
+            # Without the bus no heartbeats arrive, so the known members stay.
             for model in self.models() if bus.connected else ():
                 if model.state is State.SERVING:
                     self._scale_one(model, members, tasks)

@@ -45,8 +45,8 @@ class PrefillBudget:
         self._max_chunk = max_chunk
         self._prefill_seconds = prefill_seconds
         self.max_seconds = math.inf
-        """About so long a step computes prompts at most, so that what decodes beside them does not
-        wait for long."""
+        """Most seconds of a step that prompts are computed in, so that decoding rows do not wait
+        long."""
 
     def of_step(self, budget: int, token_seconds: float = math.inf) -> int:
         """Prompt tokens that a step with so many tokens left may compute; `token_seconds`: time
