@@ -71,6 +71,7 @@ from .request.doubts import Doubts
 from .request.metrics import Metrics
 from .request.migrations import Migrations
 from .request.timelines import Timelines
+from .router.policy import POLICIES
 from .router.router import Router
 from .settings import GatewaySettings
 from .stages.catalogues import Catalogues
@@ -375,7 +376,14 @@ async def router_behind(
     reach."""
     registry = prometheus_client.REGISTRY
     feed = IndexFeed(bus, members, store)
-    router = Router(bus, members, feed, registry=registry, logged_share=settings.log_receipts)
+    router = Router(
+        bus,
+        members,
+        feed,
+        registry=registry,
+        score=POLICIES[settings.routing_policy],
+        logged_share=settings.log_receipts,
+    )
     admission = Admission(
         settings.max_running, settings.max_queued, has_room=router.has_room, replicas=router
     )
