@@ -118,7 +118,9 @@ def close_all_as_the_second(start: RankStart) -> None:
     threading.Event().wait()
 
 
-def test_a_rank_that_ends_slowly_is_named() -> None:
+def test_a_rank_that_ends_slowly_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Forks of tests have longer: see `forked_ranks`.
+    monkeypatch.setattr(rank_processes, "EXIT_SECONDS", 0.5)
     with (
         two_ranks(close_all_as_the_second) as ranks,
         pytest.raises(RankLost, match="rank 1 has closed its pipes;"),
