@@ -170,7 +170,8 @@ ENGINE = (
         name=SPECULATION,
         fields=("max_draft_tokens",),
         off="0",
-        # Engines look drafts up unless an option says otherwise; a text that is embedded has none.
+        # Engines draft by look-up unless an option turns it off; embedding requests are not
+        # drafted.
         beside=OF_ANY_MODEL
         | RANKS
         | TIERS
@@ -294,7 +295,7 @@ TRIOS = (
 
 
 class Asked(NamedTuple):
-    """A capability that is asked for: by which field, and with which value."""
+    """A capability that options or a request ask for: the field and its value."""
 
     field: str
     value: object

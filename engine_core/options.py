@@ -85,7 +85,7 @@ class ExecutorOptions:
     gpu_memory_utilization: float = 0.9
     """Share of a GPU's memory that weights, activations and KV cache may take."""
     kv_cache_dtype: str = "auto"
-    """`auto`: that of the weights; `fp8`, on a GPU."""
+    """`auto`: the dtype of the weights; `fp8`, on a GPU."""
     adapter_memory: int = 0
     """Bytes of device memory for adapters; 0: requests have none."""
     activation_dtype: str = "auto"
@@ -199,7 +199,7 @@ def engine_config(
             options.kv_swap_memory,
             f"0, or {block_bytes} bytes (a block) and more",
         )
-    # A block on its way lies in the swapper's memory and in the link's.
+    # A block that is being sent is in the swapper's memory and in the link's.
     num_peer_blocks = min(options.kv_peer_memory // (2 * block_bytes), MOST_PEER_BLOCKS)
     if options.kv_peer_memory and num_peer_blocks < MIN_PEER_BLOCKS:
         allowed = (

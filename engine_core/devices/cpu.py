@@ -75,7 +75,7 @@ def kv_cache_memory(options: ExecutorOptions) -> int:
 
 
 def max_ranks(options: ExecutorOptions) -> int:
-    """A core each, or as many as threads are asked for."""
+    """Most ranks of an engine: one for each usable core, or for each requested thread."""
     return max(usable_cores(), options.num_threads)
 
 

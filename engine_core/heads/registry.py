@@ -31,7 +31,7 @@ from .served import Served
 
 class ChainHeads(Protocol):
     """Heads that draft one token after another. They read pairs of the hidden state of a position
-    and the token behind it, at the place of the former."""
+    and the token after it, at the place of the former."""
 
     config: ModelConfig
     """Config of their layer, which caches keys and values."""

@@ -14,7 +14,7 @@ from .platform import Platform, RoundingPlatform
 
 
 class Norm(Protocol):
-    """A norm of the residual stream, as the layer behind it reads it."""
+    """A norm of the residual stream before a layer reads it."""
 
     def __call__(self, x: torch.Tensor) -> Tokens:
         """x [T, H] → [T, H]"""

@@ -222,7 +222,7 @@ class RoundingPlatform(Platform, Protocol):
     def rounded_rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, rounds_to: Rounding
     ) -> Tokens:
-        """As `rms_norm`."""
+        """Like `rms_norm`."""
 
     def rounded_add_rms_norm(
         self,
@@ -232,7 +232,7 @@ class RoundingPlatform(Platform, Protocol):
         eps: float,
         rounds_to: Rounding,
     ) -> Tokens:
-        """As `add_rms_norm`."""
+        """Like `add_rms_norm`."""
 
     def rounded_gate(self, x: torch.Tensor, activation: str, rounds_to: Rounding) -> Tokens:
-        """As `gate`."""
+        """Like `gate`."""

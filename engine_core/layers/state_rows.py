@@ -33,7 +33,7 @@ class StateRows:
     A state set of block b has the state before the block's first token, and a tail of the block's
     tokens. A request reads the set of the block of its first token, writes its tokens of that block
     into it, and, where its last token ends a block or lies in a later one, writes the set of the
-    block behind its last token. A request of position 0 begins without a state, and what is in its
+    block after its last token. A request of position 0 begins without a state, and what is in its
     set counts for nothing. Padding rows begin and end at 0; their pages are the scratch page 0."""
 
     first: torch.Tensor
@@ -43,7 +43,7 @@ class StateRows:
     starts: torch.Tensor
     """int32 [R] position of the first token."""
     ends: torch.Tensor
-    """int32 [R] position behind the last token."""
+    """int32 [R] position after the last token."""
     tokens: torch.Tensor
     """int32 [R] the first token's row in the batch."""
     num_decodes: int

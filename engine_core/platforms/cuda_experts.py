@@ -69,7 +69,7 @@ class _DenseLayer:
 
 @dataclass(frozen=True, slots=True)
 class _PackedLayer:
-    """As `_DenseLayer`, of weights of four or eight bits."""
+    """Like `_DenseLayer`, for weights of four or eight bits."""
 
     gate_up: PackedWords
     down: PackedWords

@@ -35,11 +35,11 @@ class StepRequests(NamedTuple):
     decode_rows: torch.Tensor
     """[D] of the request table."""
     decode_ends: torch.Tensor
-    """[D] position behind the token."""
+    """[D] position after the token."""
     chunk_rows: torch.Tensor
     """[C] of the request table."""
     chunk_ends: torch.Tensor
-    """[C] position behind the last token."""
+    """[C] position after the last token."""
     query_starts: torch.Tensor
     """[C + 1] into the tokens."""
 

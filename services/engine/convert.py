@@ -137,7 +137,7 @@ def _ends_of_answers(
 
 
 def _token_ids(name: str, given: object, vocab_size: int) -> tuple[int, ...]:
-    """Token ids of a config's field, of those that the model has. Raises `ConfigError`."""
+    """Token ids of a config's field that are in the model's vocabulary. Raises `ConfigError`."""
     ids: list[Any] = given if isinstance(given, list) else [] if given is None else [given]
     if not all(type(each) is int for each in ids):
         raise ConfigError(name, given, "a token id, a list of these, or none")

@@ -162,8 +162,8 @@ class LateReport:
 
 
 class WaitReports:
-    """Reports of a core that waits for blocks: from one that says nothing, its server concludes
-    that it hangs."""
+    """Sends reports while the core waits for blocks. Without reports the server would take the core
+    for hung."""
 
     def __init__(self, reports: RingWriter) -> None:
         self._reports = reports

@@ -149,7 +149,7 @@ class Progress(msgspec.Struct, tag="progress", array_like=True):
     done: int
     total: int
     at: float
-    """When the core said so, as time.time() tells it: the server may hear it later."""
+    """Time of the report on `time.time()`; the server may read it later."""
 
 
 class Ready(msgspec.Struct, tag="ready", array_like=True):

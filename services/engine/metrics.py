@@ -330,7 +330,7 @@ class EngineCollector(Collector):
 
 @contextlib.contextmanager
 def collected(server: Measured, model_name: str) -> Iterator[None]:
-    """Shows the server to whoever scrapes this process, for the length of a scope."""
+    """Shows the server to whoever scrapes this process, inside the `with` block."""
     collector = EngineCollector(server, model_name)
     REGISTRY.register(collector)
     try:

@@ -54,7 +54,7 @@ def prepare(model: TextModel, request: processor_pb2.PrepareRequest) -> processo
     bad_words = _bad_words(model, sampling)
     end_ids = _end_ids(model, request.prompt)
     check_allowed_tokens(sampling, end_ids, bad_words)
-    # Its structured output goes on as a grammar.
+    # Structured output is passed on as a grammar.
     sampling.ClearField("structured_output")
     block_size = model.served.block_size
     return processor_pb2.PrepareReply(

@@ -114,7 +114,7 @@ class StackSettings:
     draft_model: str | None = engine_flag(
         "draft_model", "Smaller model with the same tokenizer that drafts tokens."
     )
-    """As `model`; a stack is given its folder."""
+    """Like `model`. The processes of a deployment get its folder."""
     draft_heads: Path | None = engine_flag(
         "draft_heads", "Folder of Medusa, EAGLE or EAGLE-3 heads that draft tokens."
     )

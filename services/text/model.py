@@ -84,8 +84,7 @@ class TextModel:
     escapes_special_tokens: bool = False
     """Whether special tokens in the text of clients are text."""
     closes_schemas: bool = True
-    """Whether objects of constrained answers have no properties but those that their schema
-    names."""
+    """Whether objects of constrained answers have only the properties that their schema names."""
     by_template: Mapping[str, TextModel] = field(default_factory=dict)
     """The model with each of its other templates, by the template's name."""
 

@@ -185,7 +185,7 @@ class Tokenizer:
 
     @functools.cached_property
     def types_pairs(self) -> bool:
-        """Whether tokens of a pair's second text are of another type than those of its first."""
+        """Whether tokens of a pair's second text have a token type of their own."""
         return 1 in self._backend.encode("a", "a").type_ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:

@@ -175,8 +175,8 @@ class CudaParts:
 
     @torch.inference_mode()
     def rehearse(self) -> None:
-        """Launches all kernels of likely steps, where nothing is really launched: one layer of each
-        shape that has some of its own, and each way to draw."""
+        """Runs all kernels of likely steps without launching them: one layer of each shape, and
+        each way to sample."""
         for shape in self.shapes.for_each_kernel():
             self.layers.rehearse(shape)
         if self._can_draft:

@@ -144,7 +144,7 @@ def _executor(
         layers=EagerLayers(forward, layer_caches(blocks, pages, served.config)),
         exit=_exit(served, config, table, sampler, device, rank),
         drafter=drafter,
-        # Copies are made between steps, where they are asked for.
+        # Copies run between steps.
         tiers=NoTiers(),
         adapters=adapters or NoAdapterMemory(),
         # Those of several ranks are their executor's.

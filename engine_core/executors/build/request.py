@@ -117,7 +117,7 @@ def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> Build
 def _checked_draft(
     options: ExecutorOptions, model: ModelConfig, device: str, flags: Capabilities
 ) -> BuildRequest:
-    """The model that drafts, beside the one whose tokens it drafts. Raises `ConfigError` naming
+    """Build request of the draft model, checked against the served model. Raises `ConfigError` naming
     `draft_model`."""
     folder = options.draft_model
     require(options.max_draft_tokens, "draft_model", str(folder), "none where nothing is drafted")
@@ -132,9 +132,9 @@ def _checked_draft(
         dtype=dtype,
         kv_cache_dtype="auto",
         quantization="auto",
-        # It only drafts: what it drafts may have other bits where there are other ranks.
+        # The model only drafts, so its bits may depend on the number of ranks.
         numerics="default",
-        # Ranks divide its vocabulary alone, which is that of the served model.
+        # Ranks divide only its vocabulary, which is the served model's.
         tensor_parallel_size=1,
         pipeline_parallel_size=1,
         expert_parallel=False,
@@ -230,7 +230,7 @@ def _check_sizes_of_ranks(options: ExecutorOptions) -> None:
 def asked_of(
     options: ExecutorOptions, model: ModelConfig, activations: str, flags: Capabilities
 ) -> dict[str, Asked]:
-    """Capabilities that the options ask for, and those that the model has."""
+    """Capabilities that the options ask for, and capabilities that the model needs."""
     asked = asked_of_options(options)
     if model.quantization is not None and model.quantization.rounds_whole_tokens:
         shown = "weights whose tokens are rounded to int8, each with one scale"
@@ -327,7 +327,8 @@ def _method(options: ExecutorOptions, model: ModelConfig) -> str:
 def _has_int8_activations(
     options: ExecutorOptions, model: ModelConfig, flags: Capabilities, where: str
 ) -> bool:
-    """Raises `ConfigError` where they are asked for and mean nothing."""
+    """Whether tokens are rounded to int8. Raises `ConfigError` if that is asked for and has no
+    effect."""
     chosen = options.activation_dtype
     folder = options.model_folder
     assert folder is not None

@@ -28,7 +28,7 @@ class EagerStep:
     num_sampled: Int32Array
     """[R] positions of each row, the last ones, after which a token is sampled."""
     has_ends: bool
-    """Whether hidden states of these positions alone leave the layers."""
+    """Whether only the hidden states of some positions leave the last layer."""
     inputs: LayerInputs | None
     """Inputs of layers for what drafts; None: it reads none."""
 
@@ -44,11 +44,12 @@ class EagerStep:
 
     @property
     def ends(self) -> Int32Array:
-        """[R] position behind the last known token of each row."""
+        """[R] position after the last known token of each row."""
         return self.plan.starts + self.plan.counts - self.num_drafts
 
     def final(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden states [P, H] after which tokens are sampled, of those that left the layers."""
+        """Picks the hidden states [P, H] of the sampled positions from those that left the last
+        layer."""
         counts = self.plan.counts
         if self.has_ends or int(self.num_sampled.sum()) == len(hidden):
             return hidden
@@ -62,7 +63,7 @@ class StepBatch:
 
     batch: ForwardBatch
     ends: LastTokens | None
-    """Tokens whose hidden states leave the layers; None: those of all."""
+    """Tokens whose hidden states leave the last layer; None: all tokens."""
     inputs: LayerInputs | None
 
 

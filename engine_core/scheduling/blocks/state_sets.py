@@ -68,7 +68,7 @@ class StateSets:
         return sum(map(len, self._sets)) * self.num_pages
 
     def add(self, row: int, block: int) -> tuple[StateSet, Int32Array, list[int]]:
-        """Gives the row the set of a block behind its others, of free pages. Returns it, columns of
+        """Gives the row the set of a block after its others, of free pages. Returns it, columns of
         the row's block table, and what stands there."""
         sets = self._sets[row]
         taken = {each.place for each in sets.values()}
@@ -96,7 +96,7 @@ class StateSets:
         return taken
 
     def take_behind(self, row: int, block: int) -> list[StateSet]:
-        """Takes a row's sets of blocks behind this one."""
+        """Takes a row's sets of blocks after this one."""
         sets = self._sets[row]
         taken = [sets.pop(each) for each in list(sets) if each > block]
         if taken:
