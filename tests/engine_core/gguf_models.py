@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import transformers
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456"
 SPECIAL = ["<s>", "</s>", "<|endoftext|>", "<|user|>"]
@@ -126,6 +127,12 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         **{"vocab_size": len(TOKENS), "n_embd": 32, "n_layer": 2, "n_head": 2},
         **{"n_positions": 128, "bos_token_id": 0, "eos_token_id": 1},
     ),
+    "gpt-oss": lambda: transformers.GptOssConfig(
+        **HEADS_OF_32 | {"pad_token_id": 0, "tie_word_embeddings": False},
+        **{"num_local_experts": 4, "num_experts_per_tok": 2},
+        **WINDOWS,
+        rope_parameters=YARN | {"truncate": False},
+    ),
     "granite-moe": lambda: transformers.GraniteMoeConfig(
         **SHAPE | {"intermediate_size": 16},
         **{"num_local_experts": 4, "num_experts_per_tok": 2},
@@ -218,6 +225,7 @@ PUBLISHED = {
 """Fields of published configs that the converter reads and transformers no longer writes."""
 OTHERWISE_BY_LLAMA_CPP = {
     "exaone4-with-windows": "windows count in models of 64 layers alone",
+    "gpt-oss": "yarn's bounds are whole pairs",
     "minimax-m2": "models of this size are not read",
     "phi3": "windows do not count",
 }
@@ -259,3 +267,18 @@ def drafting_layer(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tenso
     names = ("enorm", "hnorm", "shared_head.norm")
     copied |= {f"{spare}{name}.weight": norm.clone() for name in names}
     return copied | {f"{spare}eh_proj.weight": torch.ones(len(norm), 2 * len(norm))}
+
+
+def pack_experts(model: Any) -> dict[str, torch.Tensor]:
+    """Gives experts of gpt-oss numbers of MXFP4, and returns the model's tensors with these packed,
+    as they are published."""
+    tensors = dict(model.state_dict())
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "experts.down_proj"))]:
+        own = tensors.pop(name)
+        num_experts, num_inputs, num_outputs = own.shape
+        shape = num_experts, num_outputs, num_inputs // 32
+        blocks = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8)
+        scales = torch.randint(122, 125, shape, dtype=torch.uint8)
+        own.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    return tensors

@@ -21,7 +21,9 @@ MODEL_NAMES = {
     "output.weight": "lm_head.weight",
 }
 CORRECTION = "mlp.gate.e_score_correction_bias"
-"""A whole name: tensors of files have it with an ending or without one."""
+SINKS = "self_attn.sinks"
+WHOLE_NAMES = (CORRECTION, SINKS)
+"""Names without an ending, whatever the file's names end in."""
 LAYER_NAMES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -50,6 +52,11 @@ JOINED = LAYER_NAMES | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up
 GLM4_NAMES = JOINED | {
     "post_attention_norm": "post_self_attn_layernorm",
     "post_ffw_norm": "post_mlp_layernorm",
+}
+GPT_OSS_NAMES = LAYER_NAMES | {
+    "attn_sinks": SINKS,
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_gate_inp": "mlp.router",
 }
 STARCODER2_NAMES = LAYER_NAMES | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
 STARCODER2_MODEL_NAMES = MODEL_NAMES | {"output_norm.bias": "model.norm.bias"}
@@ -148,6 +155,11 @@ FAMILIES = {
         layer_names=LAYER_NAMES | {"post_attention_norm": "post_attention_layernorm"},
         rotates_parts=True,
         fields=gguf_experts.glm4_moe,
+    ),
+    "gpt-oss": GgufFamily(
+        architecture="GptOssForCausalLM",
+        layer_names=GPT_OSS_NAMES,
+        fields=gguf_experts.gpt_oss,
     ),
     "gpt2": GgufFamily(
         architecture="GPT2LMHeadModel",
