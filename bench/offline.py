@@ -36,7 +36,8 @@ WHOLE = "whole"
 """Random weights of two bytes."""
 ENGINE_OPTIONS = (
     "device", "block_size", "max_num_seqs", "max_num_batched_tokens", "async_depth", "kv_cache_dtype",
-    "kv_cache_memory", "kv_swap_memory", "activation_dtype", "tensor_parallel_size", "peer_access", "numerics",
+    "kv_cache_memory", "kv_swap_memory", "activation_dtype", "tensor_parallel_size", "expert_parallel", "peer_access",
+    "numerics",
 )  # fmt: skip
 """Options of the benchmark that an engine has by the same names."""
 
@@ -196,6 +197,9 @@ def run(
     tensor_parallel_size: Annotated[
         int, typer.Option(help="processes, or GPUs, that divide every layer")
     ] = 1,
+    expert_parallel: Annotated[
+        bool, typer.Option(help="each of these has some experts whole")
+    ] = False,
     peer_access: Annotated[
         str, typer.Option(help="of ranks on GPUs: auto, or off: through host memory")
     ] = "auto",

@@ -28,6 +28,7 @@ from ..runtime.settings import read_settings, require, setting
 from ..text.gguf_tokenizer import GgufTokenizerError, write_tokenizer
 from ..text.tokenizer import Tokenizer
 from ..text.tokenizer_files_error import TokenizerFilesError
+from .judging_tokens import judging_tokens
 from .kernel_cache import with_kernel_cache
 from .tokenizer_files import copy_tokenizer, read_json
 
@@ -74,6 +75,7 @@ def convert(settings: ConvertSettings) -> None:
         quantization=settings.quantization,
         calibrated=settings.calibrated,
         model_code=settings.model_code,
+        judges_by=judging_tokens(settings.name, settings.source, settings.folder),
     )
     if settings.device == "cpu":
         weights = pack_folder(settings.folder, partial(report_line, f"packing {settings.name}"))
@@ -113,9 +115,8 @@ def _manifest(settings: ConvertSettings, converted: Converted) -> ModelManifest:
         model_code="headwater" if model.foreign is None else "transformers",
         left_out=converted.left_out,
         task=model.task,
-        labels=() if model.encoder is None else model.encoder.labels,
-        # A head reads the first token's state.
-        pooling="cls" if model.task == "classify" else sentence.get("pooling", ""),
+        labels=model.labels,
+        pooling=model.label_pooling or sentence.get("pooling", ""),
         prompts=sentence.get("prompts", {}),
         default_prompt=sentence.get("default_prompt", ""),
     )
@@ -136,7 +137,7 @@ def _ends_of_answers(
 
 
 def _token_ids(name: str, given: object, vocab_size: int) -> tuple[int, ...]:
-    """Token ids of a config's field, of those that the model has. Raises `ConfigError`."""
+    """Token ids of a config's field that are in the model's vocabulary. Raises `ConfigError`."""
     ids: list[Any] = given if isinstance(given, list) else [] if given is None else [given]
     if not all(type(each) is int for each in ids):
         raise ConfigError(name, given, "a token id, a list of these, or none")

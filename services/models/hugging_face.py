@@ -44,7 +44,7 @@ def has_weights(folder: Path) -> bool:
 
 
 def config_folder(repo: str, *, revision: str | None, cache_dir: Path, progress: Report) -> Path:
-    """As `snapshot`, of the config alone; it has weights where they were downloaded before."""
+    """Like `snapshot`, for the config alone; it has weights where they were downloaded before."""
     return snapshot(
         repo, revision=revision, cache_dir=cache_dir, progress=progress, files=("config.json",)
     )
@@ -74,8 +74,8 @@ def _serving_files(names: Iterable[str], forms: Sequence[str]) -> list[str]:
 
 
 def weights_folder(repo: str, *, revision: str | None, cache_dir: Path, progress: Report) -> Path:
-    """As `snapshot`; of a repository without safetensors with torch's own files, and of one without
-    `tokenizer.json` with vocabularies of other libraries."""
+    """Like `snapshot`; of a repository without safetensors with torch's own files, and of one
+    without `tokenizer.json` with vocabularies of other libraries."""
     where: dict[str, Any] = {"revision": revision, "cache_dir": cache_dir, "progress": progress}
     folder = snapshot(repo, **where)
     missing: tuple[str, ...] = () if (folder / "tokenizer.json").is_file() else VOCABULARIES

@@ -57,7 +57,7 @@ class PreTokenizer:
     ignore_merges: bool = False
     """Whether a word that is a token is taken whole."""
     add_bos: bool = False
-    """Whether a text begins with the BOS token, where the file does not say."""
+    """Whether a text begins with the BOS token if the file does not say."""
 
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -112,8 +112,8 @@ PRE_TOKENIZERS = {
 }
 
 TEMPLATE = "tokenizer.chat_template"
-"""Key of the template for chats; those of other names stand behind it and a dot."""
-# Control tokens that end an answer although a file's `eos_token_id` names only one of them.
+"""Key of the template for chats; the keys of other templates add a dot and a name."""
+# Control tokens that end an answer, although the file's `eos_token_id` names only one of them.
 END_OF_ANSWER = (
     "<|im_end|>",
     "<|eot_id|>",
@@ -324,7 +324,7 @@ def _sentencepiece(metadata: Metadata) -> Tokenizer:
     prefix = bool(metadata.get("add_space_prefix", True))
     spaces = normalizers.Replace(" ", "▁")
     if prefix and metadata.get("only_first_prefix", False):
-        # Files of GGUF have no such key: text behind a special token has a prefix too.
+        # Files of GGUF have no such key: text after a special token has a prefix too.
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     elif prefix:
         tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces])

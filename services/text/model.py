@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from ..answers.format import reasoning_format_of
@@ -13,12 +14,13 @@ from ..answers.reasoning_parser import REASONING_FORMATS
 from ..answers.tool_formats import TOOL_FORMATS, format_of_template
 from ..models.manifest import ModelManifest, weight_bytes
 from ..runtime.model_name import check_model_name
-from ..runtime.served_model import GENERATE, ServedModel
+from ..runtime.served_model import CLASSIFY, GENERATE, ServedModel
 from ..runtime.settings import SettingError, require
 from .chat_template import ChatTemplate
 from .fill_in_middle import GapMarks, marks_of
 from .model_limits import ModelLimits, model_defaults
 from .named_templates import DEFAULT, templates_of
+from .pair_template import PairTemplate, pair_template
 from .tokenizer import Tokenizer, read_json
 
 BLOCK_SIZES = (16, 32, 64, 128)
@@ -71,6 +73,8 @@ class TextModel:
     pooling: str = ""
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str = ""
+    pair_template: PairTemplate | None = None
+    """Template of a query and a document; None: a pair is two texts between special tokens."""
     architecture: str = ""
     """Architecture as in `config.json`."""
     tool_format: str = ""
@@ -80,8 +84,7 @@ class TextModel:
     escapes_special_tokens: bool = False
     """Whether special tokens in the text of clients are text."""
     closes_schemas: bool = True
-    """Whether objects of constrained answers have no properties but those that their schema
-    names."""
+    """Whether objects of constrained answers have only the properties that their schema names."""
     by_template: Mapping[str, TextModel] = field(default_factory=dict)
     """The model with each of its other templates, by the template's name."""
 
@@ -149,12 +152,13 @@ def load_text_model(folder: Path, name: str, choices: ServingChoices) -> TextMod
     defaults = model_defaults(_generation_config(folder, choices.generation_config))
     templates = _templates(tokenizer, choices.chat_template, folder)
     source = templates.get(DEFAULT)
+    template = None if source is None else _compiled(tokenizer, source)
     tool_format, reasoning_format = _formats(choices, source)
     model = TextModel(
         served=served,
         folder=folder,
         tokenizer=tokenizer,
-        chat_template=None if source is None else _compiled(tokenizer, source),
+        chat_template=template,
         eos_token_ids=manifest.eos_token_ids,
         limits=ModelLimits(
             vocab_size=served.vocab_size, max_model_len=served.max_model_len, defaults=defaults
@@ -166,6 +170,11 @@ def load_text_model(folder: Path, name: str, choices: ServingChoices) -> TextMod
         pooling=manifest.pooling,
         prompts=manifest.prompts,
         default_prompt=manifest.default_prompt,
+        pair_template=(
+            pair_template(template, manifest.architecture, partial(_compiled, tokenizer))
+            if manifest.task == CLASSIFY
+            else None
+        ),
         architecture=manifest.architecture,
         tool_format=tool_format,
         reasoning_format=reasoning_format,

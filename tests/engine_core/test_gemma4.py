@@ -145,7 +145,7 @@ def test_newer_files_have_the_shapes_of_each_layer_that_sees_all_keys() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "refused"),
     [
-        ("enable_moe_block", True, "enable_moe_block is True; allowed: false"),
+        ("enable_moe_block", True, "num_experts is None; allowed: a whole number, 1…"),
         ("use_bidirectional_attention", "all", "use_bidirectional_attention is 'all'; allowed"),
         ("num_kv_shared_layers", 35, "num_kv_shared_layers is 35; allowed: 0…34"),
         ("num_kv_shared_layers", 32, "num_kv_shared_layers is 32; allowed: fewer: a layer of each"),
