@@ -98,6 +98,15 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         vision_config=VISION | {"intermediate_size": 32, "image_size": 28, "patch_size": 14},
     ),
     "gemma4": lambda: transformers.Gemma4TextConfig(**GEMMA4),
+    "gemma4-with-experts": lambda: transformers.Gemma4TextConfig(
+        **GEMMA4
+        | {
+            **{"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
+            **{"num_kv_shared_layers": 0, "use_double_wide_mlp": False},
+            **{"hidden_size_per_layer_input": 0, "enable_moe_block": True},
+            **{"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16},
+        }
+    ),
     "gemma4-with-a-tower": lambda: transformers.Gemma4Config(
         text_config=GEMMA4
         | {

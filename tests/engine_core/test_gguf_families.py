@@ -142,7 +142,6 @@ def test_a_packed_file_stays_packed_and_has_the_weights_of_the_plain_one(
 @pytest.mark.parametrize(
     ("family", "key", "value", "refused"),
     [
-        ("gemma4", "expert_count", 8, "gemma4.expert_count is 8; allowed: none"),
         (
             "gemma4",
             "attention.sliding_window_pattern",

@@ -17,18 +17,23 @@ from headwater.kernels.quant.mxfp4 import Mxfp4Weight
 
 from ...config import ConfigError, require
 from ..rope.scaling import scaled
-from .gguf_families import EMBEDDING, FAMILIES, RMS_EPS, WHOLE_NAMES, GgufFamily
+from .gguf_families import EMBEDDING, FAMILIES, RMS_EPS, GgufFamily
 from .gguf_fields import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from .gguf_stacked import in_turns, weights_of
 
 LLAMA_WITH_EXPERTS = "MixtralForCausalLM"
 """Architecture of a file of `llama` that has experts."""
 
-_EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
-"""Tensors of all experts of a layer."""
+_EXPERTS = {
+    "ffn_gate_exps": ("gate_proj",),
+    "ffn_up_exps": ("up_proj",),
+    "ffn_down_exps": ("down_proj",),
+    "ffn_gate_up_exps": ("gate_proj", "up_proj"),
+}
+"""Tensors of all experts of a layer, each with the parts of an expert that it has."""
 _FACTORS = {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS}
 """Tensors of rotary positions, which a config has as numbers."""
-_LAYER_TENSOR = re.compile(r"blk\.(?P<layer>\d+)\.(?P<stem>\w+)(?:\.(?P<kind>weight|bias))?")
+_EXPERT_TENSOR = re.compile(r"blk\.(\d+)\.(ffn_\w+_exps)\.(weight|bias)")
 _OF_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 LLAMA3_ROPE = {
     "low_freq_factor": 1.0,
@@ -143,8 +148,8 @@ class GgufFile:
             elif layer is not None and int(layer[1]) >= self._num_layers:
                 # Nothing reads a layer that drafts.
                 yield f"model.layers.{layer[1]}.{layer[2]}", torch.empty(0)
-            elif (match := _LAYER_TENSOR.fullmatch(name)) and match["stem"] in _EXPERTS:
-                yield from self._of_experts(name, match)
+            elif (match := _EXPERT_TENSOR.fullmatch(name)) and match[2] in _EXPERTS:
+                yield from self._of_experts(name, match[1], _EXPERTS[match[2]], match[3])
             else:
                 format = FORMATS.get(tensor.tensor_type) if len(tensor.shape) == 2 else None
                 yield (
@@ -168,21 +173,22 @@ class GgufFile:
         )
 
     def _of_experts(
-        self, name: str, match: re.Match[str]
+        self, name: str, layer: str, parts: tuple[str, ...], kind: str
     ) -> Iterator[tuple[str, torch.Tensor | BlockWeight | Mxfp4Weight]]:
         """A tensor of all experts of a layer, under Hugging Face's names. Raises `ConfigError`."""
-        layer = f"model.layers.{match['layer']}.mlp.experts"
-        part = _EXPERTS[match["stem"]]
-        if match["kind"] == "weight":
-            for index, weight in enumerate(weights_of(self._tensors[name])):
-                yield f"{layer}.{index}.{part}.weight", weight
-        elif part == "down_proj":
-            yield f"{layer}.down_proj_bias", self._dequantize(name)
-        elif part == "gate_proj":
+        experts = f"model.layers.{layer}.mlp.experts"
+        if kind == "weight":
+            for i, weight in enumerate(weights_of(self._tensors[name], len(parts))):
+                yield f"{experts}.{i // len(parts)}.{parts[i % len(parts)]}.weight", weight
+        elif parts == ("down_proj",):
+            yield f"{experts}.down_proj_bias", self._dequantize(name)
+        elif parts == ("gate_proj",):
             ups = name.replace("gate", "up")
             require(ups in self._tensors, "checkpoint", f"without {ups}", f"{name} and {ups}")
             both = in_turns(self._dequantize(name), self._dequantize(ups))
-            yield f"{layer}.gate_up_proj_bias", both
+            yield f"{experts}.gate_up_proj_bias", both
+        else:
+            require(parts == ("up_proj",), "tensor", name, "biases of gates and ups in two tensors")
 
     def _dequantize(self, name: str) -> torch.Tensor:
         tensor = self._tensors[name]
@@ -213,14 +219,14 @@ class GgufFile:
         if name in family.model_names:
             return family.model_names[name]
         names = family.layer_names
-        match = _LAYER_TENSOR.fullmatch(name)
-        if match is None or match["stem"] not in names:
+        match = _OF_LAYER.fullmatch(name)
+        rest = "" if match is None else match[2]
+        stem, _, kind = rest.rpartition(".")
+        is_known = rest in names or (stem in names and kind in ("weight", "bias"))
+        if match is None or not is_known:
             raise ConfigError("tensor", name, "tensors of a Llama-like decoder")
-        whole = names[match["stem"]]
-        if whole not in WHOLE_NAMES:
-            require(match["kind"], "tensor", name, "names that end in weight or bias")
-            whole = f"{whole}.{match['kind']}"
-        return f"model.layers.{match['layer']}.{whole}"
+        whole = names[rest] if rest in names else f"{names[stem]}.{kind}"
+        return f"model.layers.{match[1]}.{whole}"
 
     @property
     def _num_drafting(self) -> int:

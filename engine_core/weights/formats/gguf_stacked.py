@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import gguf
 import numpy as np
@@ -19,21 +20,29 @@ BLOCK_BYTES = 17
 and number j + 16 in the upper one."""
 
 
-def weights_of(tensor: gguf.ReaderTensor) -> Iterator[torch.Tensor | BlockWeight | Mxfp4Weight]:
-    """The weight [N, K] of each expert. Raises `ConfigError` for a tensor of other dimensions, and
-    for scales that are not served."""
+def weights_of(
+    tensor: gguf.ReaderTensor, num_parts: int = 1
+) -> Iterator[torch.Tensor | BlockWeight | Mxfp4Weight]:
+    """The weights [N, K] of each expert in turn, whose outputs are `num_parts` equal ones. Raises
+    `ConfigError` for a tensor of other dimensions, and for scales that are not served."""
     sizes = [int(size) for size in tensor.shape]
-    name = f"checkpoint tensor {tensor.name}"
-    require(len(sizes) == 3, name, sizes, "[inputs, outputs, experts]")
+    is_stack = len(sizes) == 3 and sizes[1] % num_parts == 0
+    require(is_stack, f"checkpoint tensor {tensor.name}", sizes, "[inputs, outputs, experts]")
+    for expert in tensor.data:
+        for rows in np.split(expert, num_parts):
+            yield _weight(tensor, rows)
+
+
+def _weight(
+    tensor: gguf.ReaderTensor, rows: np.ndarray[Any, Any]
+) -> torch.Tensor | BlockWeight | Mxfp4Weight:
+    if tensor.tensor_type == gguf.GGMLQuantizationType.MXFP4:
+        return _mxfp4(tensor.name, torch.from_numpy(np.array(rows, dtype=np.uint8)))
     format = FORMATS.get(tensor.tensor_type)
-    for data in tensor.data:
-        if tensor.tensor_type == gguf.GGMLQuantizationType.MXFP4:
-            yield _mxfp4(tensor.name, torch.from_numpy(np.array(data, dtype=np.uint8)))
-        elif format is not None:
-            yield pack(torch.from_numpy(np.array(data, dtype=np.uint8)), format)
-        else:
-            values = gguf.quants.dequantize(data, tensor.tensor_type)
-            yield torch.from_numpy(np.array(values, dtype=np.float32))
+    if format is not None:
+        return pack(torch.from_numpy(np.array(rows, dtype=np.uint8)), format)
+    values = gguf.quants.dequantize(rows, tensor.tensor_type)
+    return torch.from_numpy(np.array(values, dtype=np.float32))
 
 
 def _mxfp4(name: str, rows: torch.Tensor) -> Mxfp4Weight:
