@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ...config import ConfigError, require
-from ...weights.model_config import ModelConfig, size_of
-from ...weights.rope.config import positive_of
-from ...weights.state_layers import ShortConvConfig
-from .fields import FULL, Config, count_of
+from ....config import ConfigError, require
+from ....weights.model_config import ModelConfig, size_of
+from ....weights.rope.config import positive_of
+from ....weights.state_layers import ShortConvConfig
+from ..fields import FULL, Config, count_of
 
 CONV = "conv"
 DEFAULT_THETA = 1_000_000.0

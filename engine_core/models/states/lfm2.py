@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .decoder import Decoder
-from .states.conv_parts import CONV_NAMES, TAPS
-from .states.delta_parts import conv_of
+from ..decoder import Decoder
+from .conv_parts import CONV_NAMES, TAPS
+from .delta_parts import conv_of
 
 MODEL_NAMES = {
     "model.embed_tokens.weight": "embed",
