@@ -201,6 +201,11 @@ class StateBlocks(Blocks):
         if is_kept:
             written.is_kept = True
             self._last_kept[request.row] = block
+        if request.num_computed == request.num_tokens:
+            begun = int(self._begun[request.row])
+            if 0 < begun < block:
+                # The chain has a later one from here on.
+                self._snapshots.snapshots.supersede(request.chain.hashes[begun - 1])
 
     def full_rows(self, rows: RowIndices, num_computed: Int32Array) -> RowIndices:
         full: RowIndices = rows[num_computed[rows] == self._capacity(rows)]
@@ -318,9 +323,12 @@ class StateBlocks(Blocks):
             block, written = last
             self._snapshots.snapshots.cache(request.chain.hashes[block - 1], written.pages)
             written.is_kept = True
-            begun = int(self._begun[row])
-            if 0 < begun < min(block, request.num_prompt_tokens // self._block_size):
-                self._snapshots.snapshots.supersede(request.chain.hashes[begun - 1])
+            prompt_end = request.num_prompt_tokens // self._block_size
+            if 0 < prompt_end < block:
+                # The next turn goes on behind the answer.
+                self._snapshots.snapshots.supersede(
+                    request.chain.hashes[prompt_end - 1], num_chains=0
+                )
         self._release_sets(request.chain, self._states.take_all(row))
         self._stops.pop(row, None)
         super().release(request)
@@ -336,6 +344,15 @@ class StateBlocks(Blocks):
     def _drop_set(self, dropped: StateSet) -> None:
         self._snapshots.snapshots.uncache(dropped.pages)
         self._pool.release(dropped.pages)
+
+    @property
+    def num_snapshot_pages(self) -> int:
+        """Pages of snapshots that no row holds, without those that are evicted before anything
+        else."""
+        num_held = sum(
+            self._pool.hash_of(pages[0]) is not None for pages in self._states.pages_of_sets()
+        )
+        return (self._snapshots.num_snapshots - num_held) * self._states.num_pages
 
     def num_pages_of(self, request: RequestState) -> int:
         return super().num_pages_of(request) + self._states.num_pages_of(request.row)

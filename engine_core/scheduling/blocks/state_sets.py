@@ -55,6 +55,12 @@ class StateSets:
         """The row's sets with their blocks, the last one first."""
         return reversed(self._sets[row].items())
 
+    def pages_of_sets(self) -> Iterator[list[int]]:
+        """Pages of each set of all rows."""
+        for sets in self._sets:
+            for each in sets.values():
+                yield each.pages
+
     def pages_of(self, row: int) -> list[int]:
         """Pages of all sets of a row."""
         return [page for each in self._sets[row].values() for page in each.pages]
