@@ -21,6 +21,8 @@ class Continuations:
         self._kinds = tuple(kinds)
         self._marks: dict[bytes, int] = {}
         """By hash of each announced block, a bit for each kind whose mark was announced."""
+        self._early: set[bytes] = set()
+        """Hashes of blocks of which pages were cached before the block was announced."""
         self.counts = [0] * len(self._kinds)
         """Marks that count, by kind."""
 
@@ -32,14 +34,18 @@ class Continuations:
             return
         for block_hash in list(removed):
             bits = self._marks.pop(block_hash, 0)
+            self._early.discard(block_hash)
             self._count(bits, 0)
             removed += self._named(block_hash, bits)
         for chain in stored:
             for block_hash in chain.hashes:
                 self._marks.setdefault(block_hash, 0)
-                touched[block_hash] = None
+                if block_hash in self._early:
+                    self._early.remove(block_hash)
+                    touched[block_hash] = None
         for block_hash in touched:
             if (known := self._marks.get(block_hash)) is None:
+                self._early.add(block_hash)
                 continue
             bits = self._bits_of(block_hash)
             self._marks[block_hash] = bits
