@@ -45,6 +45,8 @@ class Found:
     """Mean share of the pool's pages that cached snapshots take which no request holds."""
     num_held: float = 0.0
     """Mean number of pages that requests hold."""
+    num_set_pages: float = 0.0
+    """Mean number of pages of state sets that running requests hold."""
     arrivals: list[tuple[int, int]] = field(default_factory=list)
     """Conversation and length of each prompt, in the order in which they were sent."""
     seconds: float = 0.0
@@ -67,6 +69,7 @@ def run(shape: Conversations, state_pages: int, num_blocks: int) -> Found:
     found = Found()
     shares = list[float]()
     held = list[int]()
+    sets = list[int]()
     num_steps = 0
     running: dict[int, int] = {}
     answers: dict[int, list[int]] = {}
@@ -85,8 +88,10 @@ def run(shape: Conversations, state_pages: int, num_blocks: int) -> Found:
         num_steps += 1
         if num_steps % LOOK_EVERY == 0:
             blocks = engine._scheduler.blocks
-            held.append(engine.load().num_used_blocks)
+            load = engine.load()
+            held.append(load.num_used_blocks)
             if isinstance(blocks, StateBlocks):
+                sets.append(load.num_pages_by_window["state"])
                 shares.append(blocks.num_snapshot_pages / num_blocks)
         found.num_hit_tokens += sum(started.cached_tokens for started in output.starts)
         tokens = iter(output.token_ids)
@@ -95,6 +100,7 @@ def run(shape: Conversations, state_pages: int, num_blocks: int) -> Found:
         for finish in output.finishes:
             trace.answered(running.pop(finish.key), answers[finish.key])
     found.snapshot_share = sum(shares) / max(1, len(shares))
+    found.num_set_pages = sum(sets) / max(1, len(sets))
     found.num_held = sum(held) / max(1, len(held))
     found.seconds = time.perf_counter() - began
     return found
@@ -124,8 +130,9 @@ def main(
     """Run the conversations with snapshots and without; the last line is JSON."""
     check_choice("--load", load, LOADS)
     state_pages = 2 * -(-set_tokens // (2 * BLOCK_SIZE))
-    ideal = run(LOADS[load], 0, num_blocks)
     found = run(LOADS[load], state_pages, num_blocks)
+    # States of running requests take their memory in any case.
+    ideal = run(LOADS[load], 0, num_blocks - round(found.num_set_pages))
     ratio = found.num_hit_tokens / ideal.num_hit_tokens
     print(
         json.dumps(
@@ -137,6 +144,7 @@ def main(
                 "hits": found.num_hit_tokens,
                 "hits_of_each_border": ideal.num_hit_tokens,
                 "ratio": round(ratio, 4),
+                "set_pages_of_requests": round(found.num_set_pages),
                 "hits_of_best_split": best_split(LOADS[load], found, state_pages, num_blocks),
                 "snapshot_share": round(found.snapshot_share, 4),
                 "seconds": round(found.seconds, 1),
