@@ -175,8 +175,8 @@ class AdapterPlacement:
                 await self._drop(engines, digest)
 
     async def _drop(self, engines: Sequence[Member], digest: bytes) -> None:
-        """Has engines drop content when its requests have ended; one that does not answer is asked
-        again."""
+        """Has engines drop adapter content when no request uses it any more. An engine that does
+        not answer is asked again."""
         await engine_calls.of_each(engines, lambda each: engine_calls.forget(each, digest))
 
     # Engines in step with the catalogue.

@@ -34,7 +34,7 @@ class Branch:
         self._stream = torch.cuda.Stream()
 
     def begin(self) -> torch.cuda.Stream | None:
-        """The stream of the branch, which begins behind what is launched so far; None: there is
+        """The stream of the branch, which begins after what is launched so far; None: there is
         none."""
         if not torch.cuda.is_current_stream_capturing():
             return None

@@ -11,6 +11,7 @@ from prometheus_client import REGISTRY, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from headwater.engine_core.expert_figures import ExpertFigures
 from headwater.engine_core.parallel.rank_facts import RankFigures
 from headwater.engine_core.step_output import EngineLoad
 
@@ -82,6 +83,8 @@ class Measured(Protocol):
     def is_prepared(self) -> bool: ...
     @property
     def rank_figures(self) -> Sequence[RankFigures]: ...
+    @property
+    def expert_figures(self) -> ExpertFigures | None: ...
     @property
     def cache_config(self) -> Mapping[str, str]: ...
     @property
@@ -155,6 +158,7 @@ class EngineCollector(Collector):
         yield from self._speculation(load)
         yield from self._ranks(self._server.rank_figures)
         yield from self._adapters(self._server.adapters)
+        yield from self._experts(self._server.expert_figures)
         yield self._counter(
             "num_preemptions", "Requests that gave up their blocks", load.num_preemptions
         )
@@ -215,6 +219,30 @@ class EngineCollector(Collector):
         )
         yield self._counter(
             "adapter_evictions", "Adapters that left host memory for others", adapters.num_evicted
+        )
+
+    def _experts(self, figures: ExpertFigures | None) -> Iterator[Metric]:
+        """Metrics of experts; none of a model without experts."""
+        if figures is None:
+            return
+        yield self._labelled(
+            "expert_rows",
+            "Tokens that chose an expert, by its index, over all layers",
+            "expert",
+            {str(expert): count for expert, count in enumerate(figures.num_rows)},
+        )
+        yield self._labelled_gauge(
+            "expert_largest_share",
+            "Share of a layer's rows that its most chosen expert has, 0 to 1, by number among the "
+            "layers with experts",
+            "layer",
+            {str(layer): share for layer, share in enumerate(figures.largest_shares)},
+        )
+        yield self._gauge(
+            "step_experts", "Experts that a recent step read, over all layers", figures.num_read
+        )
+        yield self._gauge(
+            "step_expert_bytes", "Bytes of their weights, as stored", figures.num_bytes_read
         )
 
     def _tiers(self, load: EngineLoad) -> Iterator[Metric]:
@@ -287,7 +315,7 @@ class EngineCollector(Collector):
         return family
 
     def _labelled_gauge(
-        self, name: str, text: str, label: str, values: Mapping[str, int]
+        self, name: str, text: str, label: str, values: Mapping[str, float]
     ) -> Metric:
         family = GaugeMetricFamily(f"headwater_{name}", text, labels=["model_name", label])
         for value, count in values.items():
@@ -302,7 +330,7 @@ class EngineCollector(Collector):
 
 @contextlib.contextmanager
 def collected(server: Measured, model_name: str) -> Iterator[None]:
-    """Shows the server to whoever scrapes this process, for the length of a scope."""
+    """Shows the server to whoever scrapes this process, inside the `with` block."""
     collector = EngineCollector(server, model_name)
     REGISTRY.register(collector)
     try:

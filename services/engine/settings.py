@@ -21,7 +21,7 @@ from ..runtime.settings import (
     require,
     setting,
 )
-from ..runtime.speculation import DRAFTERS, MAX_DRAFT_TOKENS, MODES
+from ..runtime.speculation import DRAFTERS, MAX_DRAFT_TOKENS, OFF, SPECULATIONS
 
 LOAD_FORMATS = ("auto", "dummy", "dummy-uniform")
 KV_CACHE_DTYPES = ("auto", "fp8")
@@ -34,7 +34,7 @@ CHOICES = {
     "kv_cache_dtype": KV_CACHE_DTYPES,
     "activation_dtype": ACTIVATION_DTYPES,
     "quantization": QUANTIZATIONS,
-    "speculation": MODES,
+    "speculation": SPECULATIONS,
     "role": ROLES,
     "numerics": NUMERICS,
     "kv_peer_direct": ("auto", "off"),
@@ -157,7 +157,9 @@ class EngineSettings(StageSecuritySettings):
     )
     async_depth: int = setting(2, "steps in flight at once, 1…4")
     speculation: str = setting(
-        "auto", "auto (drafts tokens where that is faster, with the same answers) or off"
+        "auto",
+        "auto (drafts tokens where that is faster, with the same answers), mtp (as auto, and the "
+        "layer for multi-token prediction of the model's checkpoint has to draft) or off",
     )
     drafters: tuple[str, ...] = setting(
         DRAFTERS, f"what drafts: {' and '.join(DRAFTERS)}, or one of them"
@@ -184,6 +186,10 @@ class EngineSettings(StageSecuritySettings):
         1,
         "ranks (processes) that divide every layer; on a CPU at most one for each core, or for "
         "each of --threads",
+    )
+    expert_parallel: bool = setting(
+        False,
+        "each of these ranks has some of the experts whole, rather than a share of every expert",
     )
     pipeline_parallel_size: int = setting(
         1, "pipeline stages, each a process with some of the layers, 1…4"
@@ -273,7 +279,7 @@ class EngineSettings(StageSecuritySettings):
 
     @property
     def speculates(self) -> bool:
-        return self.speculation == "auto"
+        return self.speculation != OFF
 
     def _check_adapters(self) -> None:
         for module in self.lora_modules:

@@ -124,6 +124,11 @@ class Member:
     def model_key(self) -> str:
         return self.model.key if self.model is not None else ""
 
+    @property
+    def blocks_seen(self) -> tuple[int, ...]:
+        """See `ServedModel`."""
+        return self.model.blocks_seen if self.model is not None else ()
+
     def to_pb(self) -> events_pb2.Member:
         return events_pb2.Member(
             kind=_KIND_TO_PB[self.kind],

@@ -20,7 +20,14 @@ from tests.combinations.capability import Answer, Capability, Fields, Move
 from tests.combinations.engine_world import Refusal
 from tests.combinations.fitted_options import adapter_of
 from tests.combinations.loss_relay import LossRelays
-from tests.combinations.weights_folder import engine_options, kind_of, num_experts_of
+from tests.combinations.weights_folder import (
+    STATE_LAYER,
+    WINDOW_LAYER,
+    engine_options,
+    kind_of,
+    num_experts_of,
+    num_layers_of,
+)
 from tests.gateway.processes import Gateway, Stage, gateway_stage, started
 from tests.polling import holds_within
 
@@ -157,14 +164,14 @@ class Cluster:
         replicas: Mapping[str, list[Replica]],
         relays: LossRelays,
         weights: Mapping[str, str],
-        num_experts: Mapping[str, int],
+        options: Mapping[str, dict[str, Any]],
     ) -> None:
-        """`weights`: kind of those of each engine's model; `num_experts`: of the model."""
+        """`weights`: kind of those of each engine's model; `options`: of the engines of a kind."""
         self.gateway = gateway
         self.replicas = replicas
         self.relays = relays
         self.weights = weights
-        self.num_experts = num_experts
+        self.options = options
         self.runs = itertools.count()
 
 
@@ -177,7 +184,6 @@ def running_cluster(
         kind.name: kind.all_options(folder, common[kind.name.split("-")[0]]) for kind in kinds
     }
     weights = {name: kind_of(options) for name, options in wanted.items()}
-    num_experts = {name: num_experts_of(options) for name, options in wanted.items()}
     stages: dict[str, list[Stage]] = {}
     for kind in kinds:
         flags = [f"--served-model-name={kind.name}"]
@@ -224,7 +230,7 @@ def running_cluster(
             for name, of_kind in stages.items()
         }
         gateway.wait_until(gateway.is_ready)
-        yield Cluster(gateway, replicas, relays, weights, num_experts)
+        yield Cluster(gateway, replicas, relays, weights, wanted)
 
 
 class ClusterWorld:
@@ -287,7 +293,10 @@ class ClusterWorld:
         ]
         answer = self._answer(whole, grown, replicas)
         answer.weights = self._cluster.weights[kind.name]
-        answer.num_experts = self._cluster.num_experts[kind.name]
+        served = self._cluster.options[kind.name]
+        answer.num_experts = num_experts_of(served)
+        answer.num_state_layers = num_layers_of(served, STATE_LAYER)
+        answer.num_window_layers = num_layers_of(served, WINDOW_LAYER)
         answer.numerics = str(kind.options.get("numerics", ""))
         return answer
 

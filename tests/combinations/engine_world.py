@@ -39,7 +39,14 @@ from tests.combinations.asked import (
 )
 from tests.combinations.capability import Answer, Fields, Move
 from tests.combinations.fitted_options import adapter_of
-from tests.combinations.weights_folder import engine_options, kind_of, num_experts_of
+from tests.combinations.weights_folder import (
+    STATE_LAYER,
+    WINDOW_LAYER,
+    engine_options,
+    kind_of,
+    num_experts_of,
+    num_layers_of,
+)
 from tests.engine_core.direct_link import DirectLink
 
 PROMPT_LEN = 100
@@ -49,6 +56,9 @@ LENT_LEN = 68
 """Tokens that the request's prompt and one that was answered at another engine begin with."""
 COMPANY_LEN = 238
 """It wants another block before an answer of a few steps beside it ends."""
+STATES_COMPANY_LEN = 243
+"""With state layers: it enters a block in the steps in which the other answer does, so that both
+hold two state sets."""
 REPEAT_FLOOD_LEN = 320
 STORING_SECONDS = 0.001
 """Between two looks of an idle engine at blocks that are being stored."""
@@ -111,6 +121,9 @@ class Replica:
         for it. `weights`: kind of those that it serves."""
         self.weights = weights
         self.num_experts = num_experts_of({"model_folder": options.model_folder})
+        served = {"model_folder": options.model_folder}
+        self.num_state_layers = num_layers_of(served, STATE_LAYER)
+        self.num_window_layers = num_layers_of(served, WINDOW_LAYER)
         self._executor, config, self.facts = build_executor(
             options, lambda phase, done, total: None
         )
@@ -343,7 +356,8 @@ class EngineWorld:
         if asked.moves & {Move.CROWD, Move.COMPANY}:
             # Answers that were begun elsewhere go first, and so does their company then.
             begun = run.token_ids[:1]
-            replica.add(prompt(1, COMPANY_LEN), COMPANY, run.namespace, begun)
+            length = STATES_COMPANY_LEN if replica.num_state_layers else COMPANY_LEN
+            replica.add(prompt(1, length), COMPANY, run.namespace, begun)
         replica.prefills.clear()
         _, heard = replica.add(prompt(0), asked.fields, run.namespace, run.token_ids, holder)
         replica.run(heard)
@@ -372,6 +386,8 @@ class EngineWorld:
             weights=replica.weights,
             num_experts=replica.num_experts,
             adapter=replica.adapter.hex() if replica.adapter in after.resident_adapters else "",
+            num_state_layers=replica.num_state_layers,
+            num_window_layers=replica.num_window_layers,
             numerics=asked.options.get("numerics", ""),
         )
 
@@ -385,8 +401,9 @@ class EngineWorld:
                 replica.add(prompt(6 + number, REPEAT_FLOOD_LEN), short, namespace)
                 replica.finish()
         if Move.WARM in asked.moves:
-            replica.add([*prompt(0, SHARED_LEN), *prompt(4)], short, namespace)
-            replica.finish()
+            for number in (4, 6) if replica.num_state_layers else (4,):
+                replica.add([*prompt(0, SHARED_LEN), *prompt(number)], short, namespace)
+                replica.finish()
         if Move.FLOOD in asked.moves:
             for number in (2, 3, 5):
                 replica.add(prompt(number, 200), short, namespace)

@@ -27,12 +27,14 @@ from ...weights.page_plan import PagePlan
 from ..device.eager import EagerDevice
 from ..drafter.eager_drafter import Drafts
 from ..entry.eager_entry import EagerEntry, EagerStep, StepBatch
+from ..entry.eager_states import EagerStates
 from ..exit.eager_sample import EagerSample
 from ..exit.eager_send import EagerSend
 from ..model.adapter_memory import AdapterMemory, NoAdapterMemory, adapter_memory
 from ..model.block_bytes import block_bytes_of, kv_layouts, states_of
 from ..model.eager_caches import EagerCaches
 from ..model.eager_layers import EagerLayers, Forward
+from ..model.expert_counts import expert_counts_of
 from ..model.kv_blocks import KvBlocks, layer_caches
 from ..model.shared_kv import SharedCopies, SharedMemory
 from ..ranks.rank import Rank, block_slice, map_slots
@@ -123,6 +125,7 @@ def _executor(
         kv_caches=own_caches,
     )
     drafter = new_drafter(request, config, loader, drafted)
+    shape = states_of(request, pages)
     return StepExecutor(
         device=EagerDevice(config, served.config.vocab_size),
         caches=EagerCaches(blocks),
@@ -136,17 +139,18 @@ def _executor(
             most_drafts=drafter.most,
             inputs=drafter.layers,
             group_of_layer=pages.group_of_layer,
-            state_shape=states_of(request, pages),
+            states=None if shape is None else EagerStates(table, config, shape, blocks.memory),
         ),
         layers=EagerLayers(forward, layer_caches(blocks, pages, served.config)),
         exit=_exit(served, config, table, sampler, device, rank),
         drafter=drafter,
-        # Copies are made between steps, where they are asked for.
+        # Copies run between steps.
         tiers=NoTiers(),
         adapters=adapters or NoAdapterMemory(),
         # Those of several ranks are their executor's.
         host_adapters=adapters if isinstance(adapters, AdapterMemory) else None,
         swapper=_swapper(request, rank, config, blocks, copies),
+        expert_counts=expert_counts_of(served),
     )
 
 

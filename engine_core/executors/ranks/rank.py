@@ -60,11 +60,11 @@ class Rank:
         )
 
     def number(self, layout: ParallelLayout) -> int:
-        """Its number among all ranks of the engine."""
+        """Number of the rank among all ranks of the engine."""
         return self.stage_index * layout.tensor + self.shard.index
 
     def over(self, group: Group) -> Rank:
-        """The same rank, which exchanges tensors over another memory."""
+        """The same rank with another transport for tensors."""
         return replace(self, group=group)
 
     def local_config(self, model: ModelConfig) -> ModelConfig:

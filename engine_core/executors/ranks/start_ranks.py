@@ -116,8 +116,8 @@ def _stage_hosts(options: ExecutorOptions, loaded: LoadedDevice) -> StageHosts:
 
 
 def _await_hosts(ranks: Ranks, options: ExecutorOptions, progress: Progress) -> None:
-    """Returns when every stage has its host, or a rank is lost, which says why itself. Meanwhile
-    progress names those that are missing."""
+    """Returns when every stage has its host, or when a rank is lost, which reports the reason.
+    Progress names the missing stages meanwhile."""
     while missing := ranks.missing_stages:
         which = " and ".join(map(str, missing))
         stages = f"stage {which} is" if len(missing) == 1 else f"stages {which} are"

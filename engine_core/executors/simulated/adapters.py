@@ -36,7 +36,7 @@ class SimulatedAdapters:
         """A rank takes a byte."""
         self.num_ranks = num_bytes // RANK_UNIT * RANK_UNIT
         self._salts: UInt64Array = np.zeros(self.num_ranks // RANK_UNIT + 1, np.uint64)
-        """By slot; that of rows without an adapter is the last one."""
+        """Salts by slot. Rows without an adapter use the last one."""
         self._known: set[bytes] = set()
 
     def read(self, folder: Path) -> AdapterFacts:

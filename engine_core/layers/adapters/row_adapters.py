@@ -23,7 +23,7 @@ class Addition(Protocol):
     platform's."""
 
     def begin(self, x: torch.Tensor, plan: Any) -> Any:
-        """Begins before the layer's product, and may go on beside it."""
+        """Starts before the layer's product, and may run beside it."""
 
     def finish(self, x: torch.Tensor, y: torch.Tensor, begun: Any, plan: Any) -> None:
         """Adds to the layer's product, in place."""

@@ -20,7 +20,7 @@ def test_a_new_knob_is_a_decision() -> None:
         "quantization", "gpu_memory_utilization",
         "max_model_len", "max_num_seqs", "max_num_batched_tokens", "long_prefill_chunk", "async_depth",
         "speculation", "drafters", "max_draft_tokens", "draft_model", "draft_heads",
-        "numerics", "tensor_parallel_size", "pipeline_parallel_size",
+        "numerics", "tensor_parallel_size", "expert_parallel", "pipeline_parallel_size",
         "peer_access", "stage_hosts", "stage_listen", "stage_secret_file",
         "role", "policy", "threads", "simulated_step_seconds", "simulated_prefill_seconds",
         "simulated_draft_acceptance", "index_shards", "hang_limit", "drain_limit",
@@ -84,7 +84,7 @@ def test_the_core_reads_the_doors_settings_from_flags() -> None:
         (["--executor=simulated", "--threads=-1"], "--threads is -1; allowed: 0 or more"),
         (
             ["--executor=simulated", "--speculation=on"],
-            "--speculation is 'on'; allowed: auto or off",
+            "--speculation is 'on'; allowed: auto or mtp or off",
         ),
         (
             ["--executor=simulated", "--drafters=ngram", "--drafters=eagle"],
