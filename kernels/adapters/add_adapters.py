@@ -295,41 +295,6 @@ def _place_of_block(i_block, size_0, size_1, size_2, BLOCK_N: tl.constexpr):
     return i_part, (i_block - blocks_before) * BLOCK_N, size_before, size
 
 
-@triton.jit
-def _tile_of_item(
-    p_rows, p_slots, p_ranks, item, num_items, num_blocks, o_tile, TILE: tl.constexpr
-):
-    """Slot, rank and rows [TILE] of an item's tile."""
-    is_item = item < num_items
-    i_tile = item // num_blocks
-    slot = tl.load(p_slots + i_tile, mask=is_item, other=0)
-    rank = tl.load(p_ranks + i_tile, mask=is_item, other=0)
-    return slot, rank, tl.load(p_rows + i_tile * TILE + o_tile, mask=is_item, other=-1)
-
-
-@triton.jit
-def _ask_for_factor(
-    p_factor,
-    i_block,
-    slot,
-    rank,
-    stride_rank,
-    size_0,
-    size_1,
-    size_2,
-    UNIT: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-):
-    """Prefetches a block of the second factor: its first ranks."""
-    _, first_n, size_before, size = _place_of_block(i_block, size_0, size_1, size_2, BLOCK_N)
-    i_rank = slot.to(tl.int64) * UNIT + tl.minimum(tl.arange(0, BLOCK_R), rank - 1)
-    o_line = tl.minimum(first_n + tl.arange(0, BLOCK_N // LINE) * LINE, size - 1)
-    p_first = p_factor + size_before
-    ask_early(p_first + i_rank[:, None] * stride_rank + o_line[None, :], DEPENDENT)
-
-
 @triton.jit(do_not_specialize=["column"])
 def _expand(
     p_y,
@@ -358,39 +323,31 @@ def _expand(
     BLOCK_R: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Slots, ranks and rows are loaded two items ahead, since these loads wait for one another. The
-    second factor of the next item is on its way to the second-level cache while this one is
-    computed: registers hold what one item loads, which is too little for all of the memory's
-    speed."""
+    """Slot, rank and rows of the next item are loaded while this one is computed: these loads wait
+    for one another."""
     num_blocks = tl.cdiv(size_0, BLOCK_N) + tl.cdiv(size_1, BLOCK_N) + tl.cdiv(size_2, BLOCK_N)
     release_dependents(DEPENDENT)
     num_items = tl.load(p_count) * num_blocks
     o_tile = tl.arange(0, TILE)
     first = tl.program_id(0)
-    step = tl.num_programs(0)
-    this_slot, this_rank, b_this_row = _tile_of_item(
-        p_rows, p_slots, p_ranks, first, num_items, num_blocks, o_tile, TILE
-    )
-    next_slot, next_rank, b_next_row = _tile_of_item(
-        p_rows, p_slots, p_ranks, first + step, num_items, num_blocks, o_tile, TILE
-    )
-    if first < num_items:
-        _ask_for_factor(
-            p_numbers + first_b,
-            *(first % num_blocks, this_slot, this_rank, stride_rank, size_0, size_1, size_2),
-            *(UNIT, BLOCK_N, BLOCK_R, DEPENDENT),
+    is_item = first < num_items
+    i_tile = first // num_blocks
+    next_slot = tl.load(p_slots + i_tile, mask=is_item, other=0)
+    next_rank = tl.load(p_ranks + i_tile, mask=is_item, other=0)
+    b_next_row = tl.load(p_rows + i_tile * TILE + o_tile, mask=is_item, other=-1)
+    if DEPENDENT and is_item:
+        _, first_n, size_before, size = _place_of_block(
+            first % num_blocks, size_0, size_1, size_2, BLOCK_N
         )
+        i_rank = next_slot.to(tl.int64) * UNIT + tl.minimum(tl.arange(0, BLOCK_R), next_rank - 1)
+        o_line = tl.minimum(first_n + tl.arange(0, BLOCK_N // LINE) * LINE, size - 1)
+        p_first = p_numbers + first_b + size_before
+        ask_early(p_first + i_rank[:, None] * stride_rank + o_line[None, :], DEPENDENT)
     wait_for_inputs(DEPENDENT)
-    for item in range(first, num_items, step):
-        if item + step < num_items:
-            _ask_for_factor(
-                p_numbers + first_b,
-                *((item + step) % num_blocks, next_slot, next_rank, stride_rank),
-                *(size_0, size_1, size_2, UNIT, BLOCK_N, BLOCK_R, DEPENDENT),
-            )
-        i_slot = this_slot.to(tl.int64)
-        rank = this_rank
-        b_row = b_this_row.to(tl.int64)
+    for item in range(first, num_items, tl.num_programs(0)):
+        i_slot = next_slot.to(tl.int64)
+        rank = next_rank
+        b_row = b_next_row.to(tl.int64)
         i_part, first_n, size_before, size = _place_of_block(
             item % num_blocks, size_0, size_1, size_2, BLOCK_N
         )
@@ -401,10 +358,12 @@ def _expand(
         p_out = p_y + b_row[:, None] * stride_y + size_before + o_n[None, :]
         b_is_out = b_is_row[:, None] & b_inside[None, :]
         b_y = tl.load(p_out, mask=b_is_out, other=0.0)
-        this_slot, this_rank, b_this_row = next_slot, next_rank, b_next_row
-        next_slot, next_rank, b_next_row = _tile_of_item(
-            p_rows, p_slots, p_ranks, item + 2 * step, num_items, num_blocks, o_tile, TILE
-        )
+        next_item = item + tl.num_programs(0)
+        is_next = next_item < num_items
+        i_tile = next_item // num_blocks
+        next_slot = tl.load(p_slots + i_tile, mask=is_next, other=0)
+        next_rank = tl.load(p_ranks + i_tile, mask=is_next, other=0)
+        b_next_row = tl.load(p_rows + i_tile * TILE + o_tile, mask=is_next, other=-1)
         b_delta = tl.zeros((TILE, BLOCK_N), tl.float32)
         for r in range(0, rank, BLOCK_R):
             o_rank = r + tl.arange(0, BLOCK_R)
