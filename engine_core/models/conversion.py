@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-from headwater.kernels.quant.block_formats import BlockWeight
-
 from ..config import ConfigError, require
 from ..layers.linear.kinds import load_weights
 from ..weights import model_file
@@ -24,7 +22,7 @@ from ..weights.formats.quantization import AUTO, GGUF, NONE, ROUNDED, check_quan
 from ..weights.hugging_face import HuggingFaceFolder
 from ..weights.layout import Layout
 from ..weights.model_config import ModelConfig
-from ..weights.names import is_flat
+from ..weights.names import Weight, is_flat
 from ..weights.rounding import ROUNDINGS, Rounding, round_weights
 from ..weights.unpacking import unpacked
 from . import registry
@@ -35,7 +33,7 @@ from .score_head import with_score_head
 
 LISTED = 8
 """Kinds of unused tensors that are listed."""
-Published = Iterator[tuple[str, torch.Tensor | BlockWeight]]
+Published = Iterator[tuple[str, Weight]]
 """Tensors of a checkpoint by their names there."""
 
 
