@@ -439,6 +439,8 @@ MXFP4_EXPERTS = Capability(
     },
 )
 
+WITH_STATES = "with a model with 3 state layers"
+
 ADAPTERS = Capability(
     name="adapters",
     promise=Promise.OWN,
@@ -463,10 +465,10 @@ ADAPTERS = Capability(
             field="adapter_memory", says="with pipeline_parallel_size 2", is_on_gpu=True
         ),
         "tree numerics": Refused(field="adapter_memory", says="allowed: 0 with numerics tree"),
+        "state layers": Refused(field="adapter_memory", says=f"allowed: 0 {WITH_STATES}"),
     },
 )
 
-WITH_STATES = "with a model with 3 state layers"
 STATE_LAYERS = Capability(
     name="state layers",
     promise=Promise.OWN,

@@ -27,13 +27,13 @@ from ...weights.page_plan import PagePlan
 from ..device.eager import EagerDevice
 from ..drafter.eager_drafter import Drafts
 from ..entry.eager_entry import EagerEntry, EagerStep, StepBatch
+from ..entry.eager_states import EagerStates
 from ..exit.eager_sample import EagerSample
 from ..exit.eager_send import EagerSend
 from ..model.adapter_memory import AdapterMemory, NoAdapterMemory, adapter_memory
 from ..model.block_bytes import block_bytes_of, kv_layouts, states_of
 from ..model.eager_caches import EagerCaches
 from ..model.eager_layers import EagerLayers, Forward
-from ..model.eager_states import EagerStates
 from ..model.expert_counts import expert_counts_of
 from ..model.kv_blocks import KvBlocks, layer_caches
 from ..model.shared_kv import SharedCopies, SharedMemory
@@ -139,7 +139,7 @@ def _executor(
             most_drafts=drafter.most,
             inputs=drafter.layers,
             group_of_layer=pages.group_of_layer,
-            states=None if shape is None else EagerStates(table, config, shape, blocks),
+            states=None if shape is None else EagerStates(table, config, shape, blocks.memory),
         ),
         layers=EagerLayers(forward, layer_caches(blocks, pages, served.config)),
         exit=_exit(served, config, table, sampler, device, rank),

@@ -13,10 +13,10 @@ from ...executor import Int32Array, StepPlan
 from ...layers.batch import ForwardBatch
 from ...models.model import LastTokens, LayerInputs, Model
 from ...ragged import last_elements
-from ..model.eager_states import EagerStates
 from ..table.batch import make_batch, num_sampled
 from ..table.eager_table import EagerTable
 from ..table.known_positions import at_known_positions, with_at_most
+from .eager_states import EagerStates
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,20 +12,20 @@ from ...executor import Int32Array, StepPlan
 from ...layers.state_rows import StateRows, StateShape
 from ...table_columns import TableColumns
 from ..table.eager_table import EagerTable
-from .kv_blocks import KvBlocks
 
 
 class EagerStates:
     """See `DeviceStates`."""
 
     def __init__(
-        self, table: EagerTable, config: EngineConfig, shape: StateShape, blocks: KvBlocks
+        self, table: EagerTable, config: EngineConfig, shape: StateShape, memory: torch.Tensor
     ) -> None:
+        """memory uint8 [num_blocks, bytes of a block]: that of KV blocks and states."""
         self._block_ids = table.block_ids
         self._columns = config.columns
         self._block_size = config.block_size
         self._shape = shape
-        self._memory = blocks.memory
+        self._memory = memory
 
     def of_step(self, plan: StepPlan) -> StateRows:
         """State sets of the plan's rows. Clears KV blocks that the step begins."""
