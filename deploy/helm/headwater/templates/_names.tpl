@@ -1,5 +1,5 @@
 {{- define "headwater.name" -}}
-{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- .Values.fullnameOverride | default .Release.Name | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
 
 {{- /* (dict "root" $ "stage" NAME): labels by which objects find a stage's pods. */ -}}
@@ -7,6 +7,14 @@
 app.kubernetes.io/name: headwater
 app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .stage }}
+{{- end -}}
+
+{{- /* Labels of a stage's pods: those that objects find them by, and those of the values. */ -}}
+{{- define "headwater.podLabels" -}}
+{{ include "headwater.selector" . }}
+{{- with .root.Values.podLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
 
 {{- define "headwater.labels" -}}
