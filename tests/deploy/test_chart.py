@@ -177,11 +177,11 @@ def test_a_variable_of_an_engine_wins_over_what_the_chart_sets_on_gpus(
 
 def test_a_gpu_runs_no_more_requests_than_a_step_has_tokens() -> None:
     env = {"HEADWATER_MAX_NUM_BATCHED_TOKENS": 256}
-    [[objects]] = applied(
-        [[{"engines": [{"name": "demo", "model": "qwen3-8b", "device": "cuda", "env": env}]}]]
-    )
-    (engine,) = [container for stage, container, _ in stages(objects) if stage == "engine"]
-    assert "--max-num-seqs=256" in engine["args"]
+    memory = {"limits": {"memory": "32Gi"}}
+    engine = {"name": "demo", "model": "qwen3-8b", "device": "cuda", "resources": memory}
+    [[objects]] = applied([[{"engines": [engine | {"env": env}]}]])
+    (container,) = [container for stage, container, _ in stages(objects) if stage == "engine"]
+    assert "--max-num-seqs=256" in container["args"]
 
 
 def test_a_model_is_served_from_the_folder_that_its_job_links(objects: list[Object]) -> None:

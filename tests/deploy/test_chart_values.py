@@ -38,6 +38,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"httpRoute": {"enabled": True}}, "httpRoute.parentRefs is empty"),
     (
+        {"engines": [{"name": "a", "model": "m", "device": "cuda"}]},
+        "engines[0].resources.limits.memory is 4Gi; allowed with device cuda: 8Gi or more",
+    ),
+    (
+        {"engineDefaults": {"device": "cuda", "resources": {"limits": {"memory": "8000M"}}}},
+        "engines[0].resources.limits.memory is 8000M",
+    ),
+    (
         {"engineDefaults": {"role": "prefil"}},
         "at '/engineDefaults/role': value must be one of 'both', 'prefill', 'decode'",
     ),

@@ -72,6 +72,14 @@ its node: a thread for each would wait for the others most of the time. */ -}}
 {{- end -}}
 {{- end -}}
 
+{{- /* Mebibytes of a quantity of memory, rounded down. */ -}}
+{{- define "headwater.mebibytes" -}}
+{{- $number := regexFind "^[0-9.]+" . | float64 -}}
+{{- $unit := regexReplaceAll "^[0-9.]+" . "" -}}
+{{- $bytes := get (dict "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12) $unit | default 1.0 -}}
+{{- divf (mulf $number $bytes) 1048576.0 | floor | printf "%.0f" -}}
+{{- end -}}
+
 {{- define "headwater.servedName" -}}
 {{- .servedModelName | default .model -}}
 {{- end -}}
