@@ -139,7 +139,7 @@ SCHEDULING_ORDER = (
     # Waiting requests, shares of tenants, preemption, the budget of prompts.
     "seating",
     # Drafts of a step.
-    "decode_ahead",
+    "step_drafts",
     # A plan that is being made.
     "step_builder",
     # Running requests: rows that are held, that end, that stages take in turns.

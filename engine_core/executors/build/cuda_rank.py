@@ -13,7 +13,7 @@ from ...config import ConfigError, EngineConfig
 from ...executor import UInt8Array
 from ...heads.served import Served, ServedPart
 from ...layers.adapters.row_adapters import RowAdapters, with_adapters
-from ...layers.group import Group
+from ...layers.process_group import Group
 from ...layers.sharded import over_group
 from ...models.model import Model, model_class
 from ...options import BuildRequest, Progress
