@@ -12,8 +12,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 BEGIN = "<!-- rendered by `python -m tests.docs.models` -->\n"
 END = "\n<!-- end of the table -->\n"
 HEAD = """
-| models | `architectures` | file | GGUF | limits |
-|---|---|---|---|---|
+| models | `architectures` | GGUF | limits |
+|---|---|---|---|
 """
 
 
@@ -27,12 +27,9 @@ def table() -> str:
 
 
 def _row(name: str, architecture: Architecture, of_gguf: str) -> str:
-    module = architecture.model.partition(":")[0].rpartition(".")[2]
     limits = ["text; images are refused"] if architecture.is_text_part else []
     limits += architecture.limits
-    return (
-        f"| {architecture.family} | `{name}` | `{module}.py` | {of_gguf} | {'; '.join(limits)} |\n"
-    )
+    return f"| {architecture.family} | `{name}` | {of_gguf} | {'; '.join(limits)} |\n"
 
 
 def rendered(page: str) -> str:
