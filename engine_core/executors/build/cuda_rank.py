@@ -11,7 +11,7 @@ from headwater.kernels.stage.stage_memory import StageMemory
 from ...config import ConfigError, EngineConfig
 from ...executor import UInt8Array
 from ...heads.served import Served, ServedPart
-from ...layers.group import Group
+from ...layers.process_group import Group
 from ...layers.sharded import over_group
 from ...models.model import Model, model_class
 from ...options import BuildRequest, Progress
