@@ -129,6 +129,15 @@ class EncoderPlatform(Platform, Protocol):
     def plan_texts(self, batch: TextBatch) -> Any:
         """Plan of the texts of a batch for `text_attention`, made once for all layers."""
 
+    def mutual_attention(
+        self,
+        qkv: torch.Tensor,
+        texts: Any,
+        head_dim: int,
+        distance_bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """qkv [T, 3 Hq D] → [T, Hq D], as `text_attention` of what is projected already."""
+
     def text_attention(self, qkv: Linear, bias: torch.Tensor, head_dim: int) -> TextAttention:
         """Attention in which each token attends to all tokens of its text, with scores scaled by
         1 / sqrt(D); qkv [3 Hq D, H] and bias [3 Hq D]. A text has the same bits in any batch."""

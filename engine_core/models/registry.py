@@ -19,6 +19,7 @@ from ..weights.json_object import read_object
 from ..weights.model_config import ModelConfig
 from .configs import (
     bert,
+    both_ways,
     cohere2,
     corrected_moe,
     gemma,
@@ -33,6 +34,7 @@ from .configs import (
     llama,
     ministral3,
     mixtral,
+    nomic,
     olmo,
     opt,
     phi3,
@@ -43,6 +45,7 @@ from .configs import (
 )
 
 ENTRY_POINTS = "headwater.models"
+MODELS = "headwater.engine_core.models."
 FOREIGN = "headwater.engine_core.models.foreign.model:ForeignModel"
 MODEL_CODE = "headwater_model_code"
 """Field of a converted model's `config.json`: one of `MODEL_CODES`."""
@@ -79,7 +82,7 @@ def _own(
 ) -> Architecture:
     """An architecture of this room."""
     return Architecture(
-        model=f"headwater.engine_core.models.{model}",
+        model=MODELS + model,
         read_config=read_config,
         family=family,
         model_types=model_types,
@@ -190,6 +193,13 @@ ARCHITECTURES = {
     "MixtralForCausalLM": _own(
         _DECODER, mixtral.read_mixtral, "Mixtral", "mixtral", limits=_EXPERTS
     ),
+    "NomicBertModel": _own(
+        "encoders.nomic:NomicBert",
+        nomic.read_nomic,
+        "nomic-embed-text",
+        "nomic_bert",
+        limits=_DENSE,
+    ),
     "OPTForCausalLM": _own("opt:Opt", opt.read_opt, "OPT", "opt"),
     "Olmo2ForCausalLM": _own(
         "olmo2:Olmo2", olmo.read_olmo2, "OLMo 2", "olmo2", limits=_WIDTH_NORMS
@@ -291,6 +301,7 @@ OTHER_NAMES = {
     "RobertaForMaskedLM": "RobertaModel",
     "XLMRobertaForMaskedLM": "XLMRobertaModel",
     "GPT2Model": "GPT2LMHeadModel",
+    "Gemma3TextModel": "Gemma3ForCausalLM",
     "LLaMAForCausalLM": "LlamaForCausalLM",
     "YiForCausalLM": "LlamaForCausalLM",
     "Qwen2_5_VLModel": "Qwen2_5_VLForConditionalGeneration",
@@ -316,7 +327,10 @@ def config_of(hf_config: Mapping[str, Any]) -> ModelConfig:
         return read_foreign(own, name)
     architecture = find(name)
     text = _text_of(hf_config) if architecture.is_text_part else hf_config
-    model = architecture.read_config({**text, "architectures": [name]})
+    own = {**text, "architectures": [name]}
+    if both_ways.sees_both_ways(own) and _both_ways(architecture):
+        return both_ways.read_both_ways(architecture.read_config, own)
+    model = architecture.read_config(own)
     return labels.with_judgement(model, sentence_of(hf_config))
 
 
@@ -344,7 +358,17 @@ def sentence_of(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def code_of(config: ModelConfig) -> str:
     """`module:Class` of a config's model, see `Model`. Raises `ConfigError`."""
-    return find(config.architecture).model if config.foreign is None else FOREIGN
+    if config.foreign is not None:
+        return FOREIGN
+    architecture = find(config.architecture)
+    is_decoder = config.encoder is not None and config.encoder.is_decoder
+    return _both_ways(architecture) if is_decoder else architecture.model
+
+
+def _both_ways(architecture: Architecture) -> str:
+    """`module:Class` of its models whose tokens see each other; empty: there are none."""
+    found = both_ways.CLASSES.get(architecture.model.removeprefix(MODELS))
+    return "" if found is None else MODELS + found
 
 
 def architecture_of(hf_config: Mapping[str, Any]) -> str:

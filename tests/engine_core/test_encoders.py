@@ -13,6 +13,7 @@ from headwater.engine_core.executor import StepPlan
 from headwater.engine_core.models import registry
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
+from tests.engine_core.small_both_ways import BOTH_WAYS, random_both_ways
 from tests.engine_core.small_encoders import (
     CLASSIFIERS,
     ENCODERS,
@@ -162,3 +163,19 @@ def test_labels_of_a_classifier_are_those_of_its_config() -> None:
     assert registry.config_of(named).labels == ("bad", "neutral", "good")
     with pytest.raises(ConfigError, match="id2label"):
         registry.config_of(config | {"id2label": {"5": "bad"}})
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", BOTH_WAYS)
+def test_tokens_of_a_decoder_that_sees_both_ways_see_each_other(
+    family: str, dtype: str, tmp_path: Path
+) -> None:
+    model = random_both_ways(family, tmp_path / "hf")
+    engine = SmallEngine(convert(tmp_path / "hf", tmp_path / "ours", dtype))
+    together = embed(engine, TEXTS)
+    alone = [embed(engine, [text])[0] for text in TEXTS]
+    engine.close()
+    for text, vector, same in zip(TEXTS, together, alone, strict=True):
+        assert vector.tobytes() == same.tobytes()
+        expected = states_of(model, text).mean(0).numpy()
+        assert cosine(vector, expected) >= 1 - (1e-6 if dtype == "float32" else 5e-3)

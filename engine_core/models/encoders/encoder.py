@@ -69,10 +69,7 @@ class Encoder:
         self._distance_bias = None if buckets is None else distance_bias(buckets, max_model_len)
         layers = range(config.num_layers)
         self._layers = [EncoderLayer(parts, weights, encoding, config, i) for i in layers]
-        self._dense = [
-            _dense_layer(weights, encoding, dense, i)
-            for i, dense in enumerate(encoder_of(config).dense)
-        ]
+        self.dense = DenseLayers(config, weights, encoding, self._embedding.dtype)
 
     @staticmethod
     def layout(config: ModelConfig) -> Layout:
@@ -90,11 +87,7 @@ class Encoder:
         layout |= norms_of(config, ("embedding_norm",))
         for i in range(config.num_layers):
             layout |= {f"layers.{i}.{name}": spec for name, spec in _layer_of(config).items()}
-        for i, dense in enumerate(encoder.dense):
-            layout[f"dense.{i}"] = linear(dense.out_features, dense.in_features)
-            if dense.has_bias:
-                layout[f"dense.{i}_bias"] = bias(dense.out_features)
-        return layout
+        return layout | dense_layout(config)
 
     def forward(self, batch: TextBatch) -> torch.Tensor:
         """Hidden states [T, H]."""
@@ -108,12 +101,35 @@ class Encoder:
             x = layer(x, texts, self._distance_bias)
         return x
 
-    def dense(self, pooled: torch.Tensor) -> torch.Tensor:
-        """Vectors float32 [R, H] of texts through the layers behind the pooling: float32 [R, N]."""
+
+class DenseLayers:
+    """Layers behind the pooling, in their order."""
+
+    def __init__(
+        self, config: ModelConfig, weights: Weights, platform: EncoderPlatform, dtype: torch.dtype
+    ) -> None:
+        self._dtype = dtype
+        self._layers = [
+            _dense_layer(weights, platform, dense, i)
+            for i, dense in enumerate(encoder_of(config).dense)
+        ]
+
+    def __call__(self, pooled: torch.Tensor) -> torch.Tensor:
+        """Vectors float32 [R, H] of texts → float32 [R, N]"""
         x = pooled
-        for layer in self._dense:
-            x = layer(x.to(self._embedding.dtype))
+        for layer in self._layers:
+            x = layer(x.to(self._dtype))
         return x.float()
+
+
+def dense_layout(config: ModelConfig) -> dict[str, WeightSpec]:
+    """Weights of the layers behind the pooling."""
+    layout = {}
+    for i, dense in enumerate(encoder_of(config).dense):
+        layout[f"dense.{i}"] = linear(dense.out_features, dense.in_features)
+        if dense.has_bias:
+            layout[f"dense.{i}_bias"] = bias(dense.out_features)
+    return layout
 
 
 def _dense_layer(

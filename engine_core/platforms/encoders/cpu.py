@@ -24,6 +24,15 @@ class CpuTexts:
         counts: list[int] = batch.counts.tolist()
         return counts
 
+    def mutual_attention(
+        self,
+        qkv: torch.Tensor,
+        texts: list[int],
+        head_dim: int,
+        distance_bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return mutual_attention(qkv, texts, head_dim, distance_bias)
+
     def text_attention(self, qkv: Linear, bias: torch.Tensor, head_dim: int) -> TextAttention:
         product = self.biased_linear(qkv, bias, "")
 

@@ -31,6 +31,15 @@ class CudaTexts:
     def plan_texts(self, batch: TextBatch) -> torch.Tensor:
         return text_tiles(batch.counts.tolist(), self.device)
 
+    def mutual_attention(
+        self,
+        qkv: torch.Tensor,
+        texts: torch.Tensor,
+        head_dim: int,
+        distance_bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return mutual_attention(qkv, texts, head_dim, distance_bias)
+
     def text_attention(self, qkv: Linear, bias: torch.Tensor, head_dim: int) -> TextAttention:
         product = self.products.of(qkv)
 
