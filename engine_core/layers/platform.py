@@ -3,7 +3,6 @@ device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -144,10 +143,6 @@ class EncoderPlatform(Platform, Protocol):
 
     def sum_norm(self, linear: Linear, bias: torch.Tensor, norm: LayerNormWeights) -> SumNorm:
         """The norm of product + bias + residual, linear [H, K] and bias [H]."""
-
-    def text_mlp(self, up: Product, down: SumNorm, width: int) -> Callable[[Any], torch.Tensor]:
-        """x [T, H] → down(up(x), x), in as many rows at once as is fastest. width: numbers of a row
-        between the two."""
 
     def biased_linear(self, linear: Linear, bias: torch.Tensor, activation: str) -> Product:
         """x [T, K] → [T, N]: activation(product + bias), bias [N]; activation as in

@@ -35,17 +35,15 @@ class EncoderLayer:
         ]
         self._attention = platform.text_attention(linears["qkv"], biases["qkv"], config.head_dim)
         self._o = platform.sum_norm(linears["o"], biases["o"], norms[0])
-        self._mlp = platform.text_mlp(
-            platform.biased_linear(linears["up"], biases["up"], config.activation),
-            platform.sum_norm(linears["down"], biases["down"], norms[1]),
-            config.intermediate_size,
-        )
+        self._up = platform.biased_linear(linears["up"], biases["up"], config.activation)
+        self._down = platform.sum_norm(linears["down"], biases["down"], norms[1])
 
     def __call__(
         self, x: torch.Tensor, texts: object, distance_bias: torch.Tensor | None
     ) -> torch.Tensor:
         """x [T, H] → [T, H]; x is overwritten."""
-        return self._mlp(self._o(self._attention(x, texts, distance_bias), x))
+        x = self._o(self._attention(x, texts, distance_bias), x)
+        return self._down(self._up(x), x)
 
 
 class Encoder:
