@@ -38,6 +38,7 @@ def read_both_ways(read: Callable[[Config], ModelConfig], config: Config) -> Mod
         # Published windows reach half as far to each side.
         own["sliding_window"] = size_of_window(own["sliding_window"]) // 2 + 1
     model = read({**own, "tie_word_embeddings": True})
+    _check_attention(model)
     sentence = config.get(KEY)
     longest = (sentence or {}).get("max_length") or model.max_position_embeddings
     return replace(
@@ -45,3 +46,18 @@ def read_both_ways(read: Callable[[Config], ModelConfig], config: Config) -> Mod
         max_position_embeddings=min(longest, model.max_position_embeddings),
         encoder=EncoderConfig(is_decoder=True, dense=dense_of(sentence)),
     )
+
+
+def _check_attention(model: ModelConfig) -> None:
+    """Raises `ConfigError` for what `BothWaysAttention` does not compute."""
+    is_partial = model.rotary_dim not in (0, model.head_dim) or model.is_interleaved
+    unserved = {
+        "attn_logit_softcapping": model.attention_softcap,
+        "attention sinks": model.has_sinks,
+        "norms over all heads": model.width_norms,
+        "rotary_dim": model.rotary_dim if is_partial else 0,
+        "query_scale_beta": model.query_scale_beta,
+        "num_experts": model.experts is not None,
+    }
+    for name, value in unserved.items():
+        require(not value, name, value, "none where tokens see each other both ways")
