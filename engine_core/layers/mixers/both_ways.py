@@ -54,7 +54,8 @@ class BothWaysAttention:
         product = self._qkv(x)
         if self._qkv_bias is not None:
             product = product + self._qkv_bias
-        parts = product.unflatten(1, (-1, self._head_dim)).split(self._heads, 1)
+        heads = product.view(len(product), -1, self._head_dim)
+        parts = torch.split(heads, self._heads, 1)
         queries, keys = (self._rotated(parts[i], positions, self._norms[i]) for i in (0, 1))
         queries = queries * self._query_scale
         num_shared = self._heads[0] // self._heads[1]
