@@ -20,6 +20,7 @@ from ..weights.model_config import ModelConfig
 from .architecture import Architecture, own
 from .configs import (
     bert,
+    both_ways,
     cohere2,
     corrected_moe,
     gemma,
@@ -34,6 +35,7 @@ from .configs import (
     llama4,
     ministral3,
     mixtral,
+    nomic,
     olmo,
     opt,
     phi3,
@@ -44,6 +46,7 @@ from .configs import (
 from .states.architectures import STATE_ARCHITECTURES
 
 ENTRY_POINTS = "headwater.models"
+MODELS = "headwater.engine_core.models."
 FOREIGN = "headwater.engine_core.models.foreign.model:ForeignModel"
 MODEL_CODE = "headwater_model_code"
 """Field of a converted model's `config.json`: one of `MODEL_CODES`."""
@@ -165,6 +168,13 @@ ARCHITECTURES = {
     ),
     "MistralForCausalLM": own(_DECODER, llama.read_mistral, "Mistral 7B, Nemo, Small", "mistral"),
     "MixtralForCausalLM": own(_DECODER, mixtral.read_mixtral, "Mixtral", "mixtral"),
+    "NomicBertModel": own(
+        "encoders.nomic:NomicBert",
+        nomic.read_nomic,
+        "nomic-embed-text",
+        "nomic_bert",
+        limits=_DENSE,
+    ),
     "OPTForCausalLM": own("opt:Opt", opt.read_opt, "OPT", "opt"),
     "Olmo2ForCausalLM": own("olmo2:Olmo2", olmo.read_olmo2, "OLMo 2", "olmo2", limits=_WIDTH_NORMS),
     "Olmo3ForCausalLM": own("olmo2:Olmo2", olmo.read_olmo3, "OLMo 3", "olmo3", limits=_WIDTH_NORMS),
@@ -230,6 +240,7 @@ OTHER_NAMES = {
     "GPT2Model": "GPT2LMHeadModel",
     "AquilaForCausalLM": "LlamaForCausalLM",
     "AquilaModel": "LlamaForCausalLM",
+    "Gemma3TextModel": "Gemma3ForCausalLM",
     "LLaMAForCausalLM": "LlamaForCausalLM",
     "XverseForCausalLM": "LlamaForCausalLM",
     "YiForCausalLM": "LlamaForCausalLM",
@@ -257,7 +268,10 @@ def config_of(hf_config: Mapping[str, Any]) -> ModelConfig:
     architecture = find(name)
     text = _text_of(hf_config) if architecture.is_text_part else hf_config
     _check_switches(text)
-    model = architecture.read_config({**text, "architectures": [name]})
+    own_config = {**text, "architectures": [name]}
+    if both_ways.sees_both_ways(own_config) and _both_ways(architecture):
+        return both_ways.read_both_ways(architecture.read_config, own_config)
+    model = architecture.read_config(own_config)
     return labels.with_judgement(model, sentence_of(hf_config))
 
 
@@ -285,7 +299,17 @@ def sentence_of(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def code_of(config: ModelConfig) -> str:
     """`module:Class` of a config's model, see `Model`. Raises `ConfigError`."""
-    return find(config.architecture).model if config.foreign is None else FOREIGN
+    if config.foreign is not None:
+        return FOREIGN
+    architecture = find(config.architecture)
+    is_decoder = config.encoder is not None and config.encoder.is_decoder
+    return _both_ways(architecture) if is_decoder else architecture.model
+
+
+def _both_ways(architecture: Architecture) -> str:
+    """`module:Class` of its models whose tokens see each other; empty: there are none."""
+    found = both_ways.CLASSES.get(architecture.model.removeprefix(MODELS))
+    return "" if found is None else MODELS + found
 
 
 def architecture_of(hf_config: Mapping[str, Any]) -> str:

@@ -31,12 +31,12 @@ PackedChange = Callable[[Mxfp4Weight, ModelConfig], Mxfp4Weight]
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _ROOT = re.compile(
     r"(?:model\.language_model|language_model\.model|language_model|model\.text_model|model\.decoder"
-    r"|transformer|gpt_neox|decoder|model|bert|roberta|mpnet)\."
+    r"|transformer|gpt_neox|decoder|model|bert|nomic_bert|roberta|mpnet)\."
 )
 """Prefixes of a model's tensors in checkpoints of various tools; some have none."""
 LISTED = 8
 """Kinds of tensors that a line lists."""
-_BLOCK = re.compile(r"^(?:h|blocks|encoder\.layer)\.(?=\d+\.)")
+_BLOCK = re.compile(r"^(?:h|blocks|encoder\.layers?)\.(?=\d+\.)")
 _EXPERT = re.compile(r".+\.experts\.(\d{1,6})\.(.+)")
 _UNUSED = re.compile(
     r"(?:model\.)?(?:visual|vision_tower|vision_model|vision_embed_tokens|vision_encoder|audio_tower"
