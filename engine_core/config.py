@@ -12,7 +12,7 @@ from .table_columns import TableColumns
 BLOCK_SIZES = (16, 32, 64, 128)
 MOST_DRAFTS = 31
 MOST_SETS = 3
-"""State sets of a row at most, beside one for each step in flight."""
+"""Most state sets of a row, besides one for each step in flight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,8 +236,7 @@ class EngineConfig:
 
     @property
     def max_positions(self) -> int:
-        """Positions after which one step samples, at most: one of each request, and those of
-        drafts."""
+        """Most positions that one step samples from: one for each request, and one for each draft."""
         return self.max_num_seqs + self.max_draft_tokens
 
 

@@ -482,6 +482,7 @@ class ServedAdapter(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
     PUBLISHED_AT_FIELD_NUMBER: _builtins.int
+    IS_EVICTED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """as clients ask for it; empty: requests alone that were admitted with it have it"""
     digest: _builtins.bytes
@@ -490,6 +491,8 @@ class ServedAdapter(_message.Message):
     """the highest of its projections"""
     published_at: _builtins.float
     """when it got the name, in seconds since 1970; 0: it has none"""
+    is_evicted: _builtins.bool
+    """whether it has left host memory: requests have it once it is read again"""
     def __init__(
         self,
         *,
@@ -497,10 +500,11 @@ class ServedAdapter(_message.Message):
         digest: _builtins.bytes = ...,
         rank: _builtins.int = ...,
         published_at: _builtins.float = ...,
+        is_evicted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "name", b"name", "published_at", b"published_at", "rank", b"rank"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "is_evicted", b"is_evicted", "name", b"name", "published_at", b"published_at", "rank", b"rank"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -184,7 +184,7 @@ class BlockPool:
 
     def note_partial(self, block: int, key: bytes) -> None:
         """Lets a held block be found by the tokens of its first positions, until it is taken for
-        something else. What stands behind them does not count, and is nobody's to read."""
+        something else. What stands after them does not count, and is nobody's to read."""
         assert self.ref_counts[block] > 0
         assert key not in self._partial_of
         self._forget_partial(block)

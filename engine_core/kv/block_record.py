@@ -72,7 +72,7 @@ class BlockSeal:
         return fields + _code(self._keys[0], fields)
 
     def read_header(self, header: Buffer) -> tuple[BlockId, int] | None:
-        """Id and number of the bytes behind it; None for what no key of these sealed."""
+        """Id and number of the bytes after it; None for what no key of these sealed."""
         if len(header) != HEADER_LEN:
             return None
         fields = bytes(header[: _FIELDS.size])

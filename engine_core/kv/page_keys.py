@@ -52,7 +52,7 @@ class PageKeys:
         return num_blocks
 
     def to_load(self, hashes: Sequence[bytes]) -> list[bytes]:
-        """Keys of the pages of these blocks that the position behind them sees, those of the first
+        """Keys of the pages of these blocks that the position after them sees, those of the first
         group before others."""
         keys = list(hashes)
         for groups, num_seen in self._kinds:

@@ -196,7 +196,7 @@ class PrefixCache:
         self._stored += self._cache_run(parent, hashes, blocks)
 
     def adopt_others(self, keys: Sequence[bytes], pages: Sequence[int]) -> None:
-        """Caches loaded pages of groups behind the first."""
+        """Caches loaded pages of groups after the first."""
         for key, page in zip(keys, pages, strict=True):
             self._pool.cache_page(page, key)
 

@@ -96,7 +96,7 @@ class SnapshotCache(PrefixCache):
             pool, [*(kind.groups for kind in self._kinds[1:]), set_groups]
         )
         self.fresh: set[bytes] = set()
-        """Hashes of blocks behind which the step that is being planned writes snapshots: they are
+        """Hashes of blocks after which the step that is being planned writes snapshots: they are
         not read before the next one."""
 
     @property

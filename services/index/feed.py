@@ -72,7 +72,7 @@ class IndexFeed:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[IndexFeed]:
-        """Follows every engine that is a member, for the length of a scope."""
+        """Follows every engine that is a member, inside the `with` block."""
         async with (
             self._bus.subscribe(subjects.EVERY_KV_EVENT) as batches,
             owned_task(self._read(batches)),

@@ -282,7 +282,7 @@ class KvIndex:
                 _clear_bit(self._bitmaps, block, bit)
 
     def _add_expected(self, chain: Sequence[bytes], matched: dict[str, int]) -> None:
-        """Extends the held blocks of replicas by the expected blocks behind them."""
+        """Extends the held blocks of replicas by the expected blocks after them."""
         known = self._bitmaps.get
         at = 0
         reach = max(matched.values(), default=0)

@@ -91,6 +91,7 @@ class ServedAdapter:
     digest: bytes
     rank: int
     published_at: float = 0.0
+    is_evicted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +166,7 @@ class Member:
                     digest=each.digest,
                     rank=each.rank,
                     published_at=each.published_at,
+                    is_evicted=each.is_evicted,
                 )
                 for each in message.adapters
             ),

@@ -405,9 +405,6 @@ EXPERTS = Capability(
     is_simulated=False,
     took_place=lambda answer: answer.num_experts > 0,
     beside={
-        "tree numerics": Refused(
-            field="numerics", says="allowed: default with a model with 8 experts"
-        ),
         "MXFP4 experts": ONE_ARCHITECTURE,
         "state layers": ONE_ARCHITECTURE,
         "window layers": ONE_ARCHITECTURE,
@@ -429,9 +426,6 @@ MXFP4_EXPERTS = Capability(
     is_simulated=False,
     took_place=lambda answer: answer.num_experts > 0 and answer.weights == MXFP4,
     beside={
-        "tree numerics": Refused(
-            field="numerics", says="allowed: default with a model with 8 experts"
-        ),
         **refused_beside(
             MXFP4,
             {
@@ -446,6 +440,35 @@ MXFP4_EXPERTS = Capability(
 )
 
 WITH_STATES = "with a model with 3 state layers"
+
+ADAPTERS = Capability(
+    name="adapters",
+    promise=Promise.OWN,
+    options={"adapter_memory": 16 << 20},
+    asks={"adapter": True},
+    took_place=lambda answer: bool(answer.adapter),
+    beside={
+        W8A8_WEIGHTS.name: Refused(
+            field="adapter_memory",
+            says="allowed: 0 with weights whose tokens are rounded to int8, each with one scale",
+        ),
+        FP8_BLOCK_WEIGHTS.name: Refused(
+            field="activation_dtype", says="allowed: model beside adapter_memory", is_on_gpu=True
+        ),
+        FP8_WEIGHTS.name: Refused(
+            field="activation_dtype", says="allowed: model beside adapter_memory", is_on_gpu=True
+        ),
+        "tensor parallel": Refused(
+            field="adapter_memory", says="with tensor_parallel_size 2", is_on_gpu=True
+        ),
+        "pipeline parallel": Refused(
+            field="adapter_memory", says="with pipeline_parallel_size 2", is_on_gpu=True
+        ),
+        "tree numerics": Refused(field="adapter_memory", says="allowed: 0 with numerics tree"),
+        "state layers": Refused(field="adapter_memory", says=f"allowed: 0 {WITH_STATES}"),
+    },
+)
+
 STATE_LAYERS = Capability(
     name="state layers",
     promise=Promise.OWN,
@@ -535,6 +558,7 @@ CAPABILITIES = (
     TREE_NUMERICS,
     EXPERTS,
     MXFP4_EXPERTS,
+    ADAPTERS,
     STATE_LAYERS,
     WINDOW_LAYERS,
 )

@@ -80,6 +80,8 @@ class Answer:
     """Kind of the weights in the folder that the engine serves."""
     num_experts: int = 0
     """Of a layer of the model in that folder; 0: it has none."""
+    adapter: str = ""
+    """Hash of the adapter that the request had; empty: none."""
     num_state_layers: int = 0
     """Layers of that model that keep a state."""
     num_window_layers: int = 0

@@ -18,6 +18,7 @@ from tests.combinations.asked import BLOCK_SIZE, COMPANY, MAX_MODEL_LEN, NUM_BLO
 from tests.combinations.capabilities import TIGHT_BLOCKS
 from tests.combinations.capability import Answer, Capability, Fields, Move
 from tests.combinations.engine_world import Refusal
+from tests.combinations.fitted_options import adapter_of
 from tests.combinations.loss_relay import LossRelays
 from tests.combinations.weights_folder import (
     STATE_LAYER,
@@ -186,9 +187,11 @@ def running_cluster(
     stages: dict[str, list[Stage]] = {}
     for kind in kinds:
         flags = [f"--served-model-name={kind.name}"]
-        flags += [
-            f"--{name.replace('_', '-')}={value}" for name, value in wanted[kind.name].items()
-        ]
+        options = wanted[kind.name]
+        flags += [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+        if "adapter_memory" in options:
+            folder_of_adapter = adapter_of(options["model_folder"])
+            flags.append(f"--lora-modules={_adapter_name(kind)}={folder_of_adapter}")
         stages[kind.name] = [
             Stage(
                 "headwater.services.engine",
@@ -300,10 +303,11 @@ class ClusterWorld:
     def _prepare(self, kind: EngineKind, asked: Asked, salt: str) -> None:
         if Move.REPEAT in asked.moves:
             self._chat(kind, QUESTION, {**asked.fields, "cache_salt": salt})
+        short = {**SHORT, "adapter": asked.fields.get("adapter")}
         if Move.WARM in asked.moves:
-            self._chat(kind, OTHER_QUESTION, {**SHORT, "cache_salt": salt})
+            self._chat(kind, OTHER_QUESTION, {**short, "cache_salt": salt})
         for i, flood in enumerate(FLOODS if Move.FLOOD in asked.moves else ()):
-            self._chat(kind, flood, {**SHORT, "cache_salt": f"{salt}-{i}"})
+            self._chat(kind, flood, {**short, "cache_salt": f"{salt}-{i}"})
 
     @contextlib.contextmanager
     def _busy(self, kind: EngineKind) -> Iterator[None]:
@@ -418,6 +422,7 @@ class ClusterWorld:
                 if name.startswith(PLANS_OF_A_RANK)
             ),
             kv_format=replicas[0].kv_format(),
+            adapter=explained["adapter"] or "",
         )
 
     def _text(self, model: str, token_ids: list[int]) -> str:
@@ -428,9 +433,16 @@ class ClusterWorld:
         )
 
 
+def _adapter_name(kind: EngineKind) -> str:
+    return f"{kind.name}-adapter"
+
+
 def _body(kind: EngineKind, question: str, fields: Fields) -> dict[str, Any]:
+    has_adapter = fields.get("adapter")
+    fields = {name: value for name, value in fields.items() if name != "adapter"}
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
-    return {"model": kind.name, "messages": messages, "return_token_ids": True, **fields}
+    model = _adapter_name(kind) if has_adapter else kind.name
+    return {"model": model, "messages": messages, "return_token_ids": True, **fields}
 
 
 def _scores(choice: dict[str, Any]) -> list[tuple[float, ...]]:

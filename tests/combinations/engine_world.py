@@ -15,6 +15,7 @@ from headwater.engine_core.drafting.ngram import NGramProposer
 from headwater.engine_core.drafting.step_costs import StepCosts
 from headwater.engine_core.drafting.suffix import SuffixProposer
 from headwater.engine_core.engine import Engine
+from headwater.engine_core.executor import TakesAdapters
 from headwater.engine_core.executors.build.registry import build_executor
 from headwater.engine_core.kv.block_record import BlockSeal
 from headwater.engine_core.kv.tiers import key_of, open_disk
@@ -37,6 +38,7 @@ from tests.combinations.asked import (
     Asked,
 )
 from tests.combinations.capability import Answer, Fields, Move
+from tests.combinations.fitted_options import adapter_of
 from tests.combinations.weights_folder import (
     STATE_LAYER,
     WINDOW_LAYER,
@@ -152,6 +154,11 @@ class Replica:
             disk_files=disk_files,
             peer_link=peer_link,
         )
+        self.adapter = b""
+        """Hash of the adapter that requests may have."""
+        if options.adapter_memory:
+            assert options.model_folder is not None
+            self.adapter = self._load(adapter_of(options.model_folder))
         self.address = address
         if self._link is not None:
             link.join(address, self.engine)
@@ -159,6 +166,13 @@ class Replica:
         self._keys = itertools.count()
         self.prefills: list[int] = []
         """Prompt tokens left after each step, while there were any."""
+
+    def _load(self, folder: Path) -> bytes:
+        assert isinstance(self._executor, TakesAdapters)
+        assert self._executor.host_adapters is not None
+        facts = self._executor.host_adapters.read(folder)
+        self.engine.add_adapter(facts.digest, facts.num_ranks)
+        return facts.digest
 
     def add(
         self,
@@ -170,6 +184,9 @@ class Replica:
     ) -> tuple[int, Heard]:
         key = next(self._keys)
         self.heard[key] = Heard(len(prompt_ids))
+        adapter = self.adapter if fields.get("adapter") else b""
+        if adapter:
+            namespace = bytes(one ^ other for one, other in zip(namespace, adapter, strict=True))
         new = NewRequest(
             key=key,
             prompt_ids=prompt_ids,
@@ -178,6 +195,7 @@ class Replica:
             namespace=namespace,
             speculation=speculation_of(fields),
             holder=holder,
+            adapter=adapter,
         )
         self.engine.add(new)
         return key, self.heard[key]
@@ -268,6 +286,11 @@ class Run:
         self.num_pulled_tokens += heard.cached_by_tier.get("peer", 0)
 
 
+def _short(asked: Asked) -> Fields:
+    """Fields of a request that leaves blocks behind for the asked one."""
+    return {**PLAIN, "max_tokens": 1, "adapter": asked.fields.get("adapter")}
+
+
 class EngineWorld:
     """Engines by their options, kept for all cells; two of each where one is lost, or lends blocks
     to the other."""
@@ -310,7 +333,7 @@ class EngineWorld:
         """Has another engine compute the beginning of the prompt."""
         number = 0 if Move.HAND_OVER in run.asked.moves else 1
         replica = self._replica(run.asked, number)
-        replica.add([*prompt(0, LENT_LEN), *prompt(4)], {**PLAIN, "max_tokens": 1}, run.namespace)
+        replica.add([*prompt(0, LENT_LEN), *prompt(4)], _short(run.asked), run.namespace)
         replica.finish()
         return replica.holds(LENT_LEN)
 
@@ -362,13 +385,14 @@ class EngineWorld:
             kv_format=replica.facts.kv_format,
             weights=replica.weights,
             num_experts=replica.num_experts,
+            adapter=replica.adapter.hex() if replica.adapter in after.resident_adapters else "",
             num_state_layers=replica.num_state_layers,
             num_window_layers=replica.num_window_layers,
             numerics=asked.options.get("numerics", ""),
         )
 
     def _prepare(self, replica: Replica, asked: Asked, namespace: bytes) -> None:
-        short = {**PLAIN, "max_tokens": 1}
+        short = _short(asked)
         if Move.REPEAT in asked.moves:
             replica.add(prompt(0), asked.fields, namespace)
             replica.finish()

@@ -4,6 +4,7 @@ heads of random weights that fit it, and the number of ranks that divide its lay
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,18 @@ from headwater.engine_core.models import registry
 from headwater.engine_core.options import ExecutorOptions
 from tests.combinations.capability import Fields
 from tests.engine_core.published_heads import LAYER, publish, random_eagle
+from tests.engine_core.small_adapters import tensors_of, write_adapter
 
 OWN_MODEL = "the served model"
 RANDOM_HEADS = "random heads for the served model"
 """Values of `draft_model` and `draft_heads` in the options of a capability."""
 FEWEST_RANKS = "the fewest ranks that divide the served model"
 """Value of `tensor_parallel_size`."""
+
+
+ADAPTER_RANK = 8
+ADAPTER_SPREAD = 1.0
+"""Its numbers change tokens, and leave some of them as they are."""
 
 
 def fitted(options: Fields, folder: Path) -> dict[str, Any]:
@@ -36,6 +43,23 @@ def fitted(options: Fields, folder: Path) -> dict[str, Any]:
     if found.get("tensor_parallel_size") == FEWEST_RANKS:
         found["tensor_parallel_size"] = _fewest_ranks(folder)
     return found
+
+
+def adapter_of(folder: Path) -> Path:
+    """A random adapter of a model's attention, made once, beside the model's folder."""
+    made = folder.with_name(f"{folder.name}-adapter")
+    if made.exists():
+        return made
+    model = registry.read_config(folder)
+    q_size, kv_size, _ = model.qkv_sizes
+    sizes = {
+        "self_attn.q_proj": (q_size, model.hidden_size),
+        "self_attn.v_proj": (kv_size, model.hidden_size),
+        "self_attn.o_proj": (model.hidden_size, q_size),
+    }
+    spread = ADAPTER_SPREAD / math.sqrt(model.hidden_size)
+    tensors = tensors_of(1, ADAPTER_RANK, tuple(sizes), sizes, model.num_layers, spread)
+    return write_adapter(made, tensors, r=ADAPTER_RANK, lora_alpha=ADAPTER_RANK)
 
 
 def _blocks_of_states(folder: Path) -> int:

@@ -19,6 +19,7 @@ from headwater.engine_core.scheduling.blocks.forks import Forks
 from headwater.engine_core.scheduling.blocks.state_blocks import StateBlocks
 from headwater.engine_core.scheduling.seating.waiting_queue import WaitingQueue
 from headwater.engine_core.scheduling.table.request_state import RequestState
+from tests.long_values import long_but
 from tests.simulation.late_saves import LateSaves
 from tests.simulation.seeds import breaks
 from tests.simulation.tier_faults import MOST_ROUNDS, PAGES, run_seed
@@ -57,7 +58,7 @@ def check_seeds(seeds: range, num_rounds: int = MOST_ROUNDS, pages: str = "") ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 2000, 500))
+@pytest.mark.parametrize("first", long_but(range(0, 2000, 500), 0))
 def test_after_any_fault_answers_are_exact_blocks_are_conserved_and_nobody_starves(
     first: int,
 ) -> None:

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Annotated, NamedTuple
-from unittest.mock import patch
 
+import pytest
 import typer
 
 from headwater.bench.program import run_program
@@ -164,7 +164,8 @@ class Run:
         self.peer = self._peer(self.executor._cache.blocks) if rng.random() < 0.5 else None
         self.writes = FaultyLane(rng, in_order=True)
         self.reads = FaultyLane(rng, in_order=False)
-        with patch.object(disk_blocks, "ThreadLane", in_place_of_threads(self.writes, self.reads)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(disk_blocks, "ThreadLane", in_place_of_threads(self.writes, self.reads))
             self.engine = Engine(
                 self.config,
                 self.executor,

@@ -44,7 +44,7 @@ def asked_of_layers(model: ModelConfig) -> dict[str, Asked]:
 
 
 def _whole_beside(options: ExecutorOptions, plan: PagePlan) -> str:
-    """The option beside which every layer keeps all blocks; empty: there is none."""
+    """Name of the option that needs whole blocks, so that layers keep them; empty if none does."""
     # What drafts computes positions that it has skipped later, so that it may see others than the
     # served model.
     given: dict[str, object] = {

@@ -1,6 +1,6 @@
 """KV blocks of requests beside states of their sequences, for models with state layers.
 
-A pass reads the state set of the block in which it begins and writes that of the block behind its
+A pass reads the state set of the block in which it begins and writes that of the block after its
 last token. A set is a snapshot once it is written: others begin with a copy of it. Snapshots stay
 cached at the last border of a prompt and of an answer, where prompts part, and now and then in a
 long one.
@@ -269,9 +269,9 @@ class StateBlocks(Blocks):
         return np.concatenate((columns, set_columns)), pages + set_pages
 
     def _reach(self, row: int, num_tokens: int) -> int:
-        """Tokens of a row, up to so many and perhaps more, for which there are free pages: of
-        blocks and of the set behind them, or of blocks up to the end of its newest set. A row
-        takes none that do not let it go on, since a step without tokens is not planned."""
+        """Number of a row's tokens, `num_tokens` or a few more, for which pages are free: for
+        blocks and the state set after them, or for blocks up to the end of its newest set. A row
+        without progress takes no pages, since a step without tokens is not planned."""
         capacity = int(self._states.capacity[row])
         ends = self._table.ends(row)
         end = self.num_needed(num_tokens)

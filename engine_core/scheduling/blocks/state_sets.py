@@ -78,13 +78,13 @@ class StateSets:
         return sum(map(len, self._sets)) * self.num_pages
 
     def add(self, row: int, block: int) -> tuple[Int32Array, list[int]]:
-        """Gives a row the set of a block behind its others, of free pages. Returns columns of its
+        """Gives a row the set of a block after its others, of free pages. Returns columns of its
         block table, and what stands there."""
         columns, values = self.add_each(np.array([row]), np.array([block]))
         return columns[0], values[0].tolist()
 
     def add_each(self, rows: RowIndices, blocks: Int32Array) -> tuple[Int32Array, Int32Array]:
-        """Gives each row the set of a block behind its others, of free pages. Returns columns of
+        """Gives each row the set of a block after its others, of free pages. Returns columns of
         their block tables, and what stands there: [R, 1 + pages of a set], the place first."""
         pages = np.array(self._pool.allocate(rows.size * self.num_pages), np.int32)
         pages = pages.reshape(rows.size, self.num_pages)
@@ -116,7 +116,7 @@ class StateSets:
         return taken
 
     def take_behind(self, row: int, block: int) -> list[StateSet]:
-        """Takes a row's sets of blocks behind this one."""
+        """Takes a row's sets of blocks after this one."""
         sets = self._sets[row]
         taken = [sets.pop(each) for each in list(sets) if each > block]
         if taken:
