@@ -100,9 +100,14 @@ class SnapshotCache(PrefixCache):
         not read before the next one."""
 
     @property
+    def num_found(self) -> int:
+        """Snapshots that can be found."""
+        return self._continuations.counts[-1]
+
+    @property
     def num_snapshots(self) -> int:
-        """Snapshots that can be found, without those of which a chain has a later one."""
-        return self._continuations.counts[-1] - self.snapshots.num_superseded
+        """Those of them of which no chain has a later one."""
+        return self.num_found - self.snapshots.num_superseded
 
     def match(self, chain: HashChain, max_blocks: int) -> Hits:
         found = super().match(chain, max_blocks)
