@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-from headwater.kernels.quant.block_formats import BlockWeight
-
 from ..config import ConfigError, require
 from ..layers.linear.kinds import load_weights
 from ..weights import model_file
@@ -22,7 +20,7 @@ from ..weights.formats.quantization import AUTO, GGUF, NONE, ROUNDED, check_quan
 from ..weights.hugging_face import HuggingFaceFolder
 from ..weights.layout import Layout
 from ..weights.model_config import ModelConfig
-from ..weights.names import in_one_line, is_flat
+from ..weights.names import Weight, in_one_line, is_flat
 from ..weights.rounding import ROUNDINGS, Rounding, round_weights
 from ..weights.unpacking import unpacked
 from . import registry
@@ -31,7 +29,7 @@ from .model import model_class
 from .mtp import MtpTensors
 from .score_head import with_score_head
 
-Published = Iterator[tuple[str, torch.Tensor | BlockWeight]]
+Published = Iterator[tuple[str, Weight]]
 """Tensors of a checkpoint by their names there."""
 
 

@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.executor import AdapterCopy, AdapterPlace, AdmittedRow
 from headwater.engine_core.executors.ranks.multi import MultiExecutor
-from headwater.engine_core.executors.ranks.rank_devices import SHARE
 from headwater.engine_core.parallel.plan_messages import encode_step
 from headwater.engine_core.sampling_params import SamplingParams
 from tests.engine_core.parallel.parallel_models import EIGHT_AND_FOUR, QWEN3, engine_of, folder_of
@@ -40,19 +38,7 @@ LAYOUTS = {
     "two stages": {"pipeline_parallel_size": 2},
     "two shards of two stages": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
 }
-OPTIONS = {
-    "cpu": {"adapter_memory": 4 << 20},
-    "cuda": {"adapter_memory": 4 << 20, "device": "cuda", "block_size": 64, "num_blocks": 60},
-}
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-RANKS_OF_BOTH = 4
-
-
-@pytest.fixture(scope="module", params=DEVICES)
-def device(request: pytest.FixtureRequest) -> str:
-    if request.param == "cuda" and torch.cuda.device_count() < RANKS_OF_BOTH:
-        pytest.MonkeyPatch().setenv(SHARE, "1")
-    return str(request.param)
+ADAPTER_MEMORY = 4 << 20
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +55,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(folders: Path, device: str) -> list[Answer]:
+def alone(folders: Path) -> list[Answer]:
     """Answers of one process: with the first adapter, the second, none and the first."""
-    with engine_of(folders / "ours", **OPTIONS[device]) as one:
+    with engine_of(folders / "ours", adapter_memory=ADAPTER_MEMORY) as one:
         return answer(one, PROMPTS, digests_of(one, folders), SCORED)
 
 
@@ -81,8 +67,9 @@ def digests_of(engine: SmallEngine, folders: Path) -> list[bytes]:
 
 
 @pytest.fixture(scope="module", params=long_but(tuple(LAYOUTS), "two shards of two stages"))
-def ranks(request: pytest.FixtureRequest, folders: Path, device: str) -> Iterator[SmallEngine]:
-    with engine_of(folders / "ours", **OPTIONS[device], **LAYOUTS[request.param]) as engine:
+def ranks(request: pytest.FixtureRequest, folders: Path) -> Iterator[SmallEngine]:
+    options = LAYOUTS[request.param]
+    with engine_of(folders / "ours", adapter_memory=ADAPTER_MEMORY, **options) as engine:
         yield engine
 
 
