@@ -12,7 +12,6 @@ from .norm import LayerNorm, RMSNorm
 from .platform import ExpertPlatform, Platform
 from .routing import ExpertStack, Router, Routes
 
-
 PlainNorm = RMSNorm | LayerNorm
 """A norm that rounds nothing."""
 
@@ -79,7 +78,7 @@ class Experts:
         return out if self._shared is None else out + self._shared(x)
 
     def _scaled(self, x: torch.Tensor, routes: Routes) -> tuple[torch.Tensor, Routes]:
-        """What experts read, and the routes by which their outputs are added."""
+        """Inputs of experts, and the routes by which their outputs are added."""
         if not self._scales_inputs:
             return x, routes
         # A token has one expert.
@@ -108,6 +107,6 @@ class ExpertsBesideMlp:
         self._norm = norm
 
     def __call__(self, dense: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """What the MLP made, and the residual stream that it read, [T, H] → [T, H]"""
+        """Output of the MLP and the residual stream that it read, both [T, H] → [T, H]"""
         made = self.experts(self._input_norm(residual), self._router_norm(residual))
         return self._dense_norm(dense) + self._norm(made)
