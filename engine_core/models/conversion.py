@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from headwater.kernels.quant.block_formats import BlockWeight
+from headwater.kernels.quant.mxfp4 import Mxfp4Weight
 
 from ..config import ConfigError, require
 from ..layers.linear.kinds import load_weights
@@ -33,7 +34,7 @@ from .model import model_class
 
 LISTED = 8
 """Kinds of unused tensors that are listed."""
-Published = Iterator[tuple[str, torch.Tensor | BlockWeight]]
+Published = Iterator[tuple[str, torch.Tensor | BlockWeight | Mxfp4Weight]]
 """Tensors of a checkpoint by their names there."""
 
 

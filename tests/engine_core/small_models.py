@@ -364,7 +364,7 @@ WITH_STATES = tuple(family for family in FAMILIES if family.startswith(("qwen3-n
 
 
 def random_checkpoint(
-    family: str, folder: Path, *, max_shard_size: str = "5GB", **sizes: int
+    family: str, folder: Path, *, max_shard_size: str = "5GB", **sizes: Any
 ) -> Any:
     """Writes one in Hugging Face's layout; returns the transformers model. Norms and biases are
     random too. `sizes` are fields of its config."""

@@ -95,6 +95,9 @@ class GgufFamily:
     """Added to the factors of norms by the converter."""
     rotates_parts: bool = False
     """Whether a file may say that a part of a head rotates."""
+    has_stacks: bool = False
+    """Whether checkpoints have a tensor of all experts of a layer, as files do; see
+    `gguf_stacks`."""
     fields_read_factors: bool = False
     """Whether `fields` reads tensors of rotary positions."""
     fields: Callable[[GgufFields, Config], Config] = lambda file, config: {}
@@ -256,6 +259,19 @@ def _kinds(file: GgufFields, config: Config) -> Config:
     return {} if pattern is None else {"sliding_window_pattern": pattern}
 
 
+def _gpt_oss(file: GgufFields, config: Config) -> Config:
+    scaling = config["rope_scaling"]
+    return {
+        "sliding_window": file.meta("attention.sliding_window"),
+        "intermediate_size": file.meta("expert_feed_forward_length"),
+        "rope_scaling": scaling and {**GPT_OSS_YARN, **scaling},
+    }
+
+
+GPT_OSS_YARN = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+"""Fields of scaled positions that a file of gpt-oss does not state."""
+
+
 def _granite(file: GgufFields, config: Config) -> Config:
     keys = {
         "attention.scale": "attention_multiplier",
@@ -290,6 +306,17 @@ FAMILIES = {
         model_names=GEMMA4_MODEL_NAMES,
         fields_read_factors=True,
         fields=_gemma4,
+    ),
+    "gpt-oss": GgufFamily(
+        architecture="GptOssForCausalLM",
+        layer_names=LAYER_NAMES
+        | {
+            "post_attention_norm": "post_attention_layernorm",
+            "attn_sinks": "self_attn.sinks",
+            "ffn_gate_inp": "mlp.router",
+        },
+        has_stacks=True,
+        fields=_gpt_oss,
     ),
     "granite": GgufFamily(architecture="GraniteForCausalLM", is_permuted=True, fields=_granite),
     "llama": GgufFamily(

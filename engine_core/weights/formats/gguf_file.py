@@ -13,10 +13,12 @@ import numpy as np
 import torch
 
 from headwater.kernels.quant.block_formats import FORMATS, BlockFormat, BlockWeight, pack
+from headwater.kernels.quant.mxfp4 import Mxfp4Weight
 
 from ...config import ConfigError, require
 from ..rope.scaling import scaled
 from .gguf_families import EMBEDDING, FAMILIES, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
+from .gguf_stacks import experts_of
 
 LLAMA_WITH_EXPERTS = "MixtralForCausalLM"
 """Architecture of a file of `llama` that has experts."""
@@ -39,7 +41,8 @@ YARN_FIELDS = {
 }
 """Keys behind `rope.scaling.` that a file may have."""
 MAX_FACTORS = 4096
-PLAIN_TYPES = ("F32", "F16", "BF16")
+PLAIN_TYPES = ("F32", "F16", "BF16", "MXFP4")
+"""Types that are no block formats; MXFP4 is kept packed in files of gpt-oss, else expanded."""
 
 
 class GgufFile:
@@ -116,13 +119,16 @@ class GgufFile:
             config[name] = self._field(f"tokenizer.ggml.{key}", None)
         return config
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor | BlockWeight]]:
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor | BlockWeight | Mxfp4Weight]]:
         """(Hugging Face name, weight) of everything a decoder needs; what is not packed is
         float32."""
         for name, tensor in self._tensors.items():
             if name in _FACTORS:
                 self._check_factors(name)
             elif (match := _LAYER_TENSOR.fullmatch(name)) and match["stem"] in _EXPERTS:
+                if self._family.has_stacks:
+                    yield from experts_of(self._tensors, *match.group("layer", "stem", "kind"))
+                    continue
                 layer = f"model.layers.{match['layer']}.mlp.experts"
                 for index, weight in enumerate(self._experts(name)):
                     yield f"{layer}.{index}.{_EXPERTS[match['stem']]}.weight", weight
