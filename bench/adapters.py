@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
@@ -55,8 +55,15 @@ class Measurement:
     load_to_first_token_ms: float
     """Time from the files of an adapter in the page cache to the first token of a request with it,
     while all other rows decode."""
+    plain_first_token_ms: float
+    """Time to the first token of a request without an adapter, while the same rows decode."""
     longest_step_ms: float
-    """The longest step of the other rows in that time."""
+    """The longest step of the other rows from the load to the first token. One of them computes the
+    request's prompt."""
+    plain_longest_step_ms: float
+    """The longest step of these rows where the request has no adapter."""
+    reading_step_ms: float
+    """The longest step while the files are read, before the request comes."""
     usual_step_ms: float
     """The median step of these rows before."""
 
@@ -67,6 +74,7 @@ class Loading:
 
     to_first_token: float
     longest_step: float
+    longest_while_reading: float
     usual_step: float
 
 
@@ -123,27 +131,49 @@ class Subject:
 
     def load_while_decoding(self, folder: Path, num_rows: int) -> Loading:
         """Loads an adapter while rows without one decode, and answers a request with it."""
+        usual = self._begin_rows(num_rows)
+        begin = time.perf_counter()
+        reading = []
+        with ThreadPoolExecutor(1) as thread:
+            read = thread.submit(self._host_adapters.read, folder)
+            while not read.done():
+                reading.append(self._seconds_of_step())
+            facts = read.result()
+        self._engine.add_adapter(facts.digest, facts.num_ranks)
+        during = [*reading, *self._steps_to_first_token(facts.digest)]
+        seconds = time.perf_counter() - begin
+        self._end_rows()
+        self._engine.remove_adapter(facts.digest)
+        self._host_adapters.drop(facts.digest)
+        return Loading(seconds, max(during), max(reading, default=0.0), usual)
+
+    def answer_while_decoding(self, num_rows: int) -> Loading:
+        """Answers a request without an adapter while rows without one decode."""
+        usual = self._begin_rows(num_rows)
+        begin = time.perf_counter()
+        during = self._steps_to_first_token(NO_ADAPTER)
+        seconds = time.perf_counter() - begin
+        self._end_rows()
+        return Loading(seconds, max(during), 0.0, usual)
+
+    def _begin_rows(self, num_rows: int) -> float:
+        """Starts all rows but one. Returns their median step, in seconds."""
         for _ in range(num_rows - 1):
             self._engine.add(self._request(NO_ADAPTER, BESIDE_TOKENS))
         before = [self._seconds_of_step() for _ in range(STEPS_BEFORE)]
-        begin = time.perf_counter()
-        during = []
-        with ThreadPoolExecutor(1) as thread:
-            reading = thread.submit(self._host_adapters.read, folder)
-            while not reading.done():
-                during.append(self._seconds_of_step())
-            facts = reading.result()
-        self._engine.add_adapter(facts.digest, facts.num_ranks)
-        request = self._request(facts.digest, 1)
+        return median(before[STEPS_BEFORE // 2 :])
+
+    def _steps_to_first_token(self, digest: bytes) -> list[float]:
+        request = self._request(digest, 1)
         self._engine.add(request)
+        during = []
         while request.key not in self._finished:
             during.append(self._seconds_of_step())
-        seconds = time.perf_counter() - begin
+        return during
+
+    def _end_rows(self) -> None:
         while self._engine.has_work():
             self._seconds_of_step()
-        self._engine.remove_adapter(facts.digest)
-        self._host_adapters.drop(facts.digest)
-        return Loading(seconds, max(during), median(before[STEPS_BEFORE // 2 :]))
 
     def _seconds_of_step(self) -> float:
         begin = time.perf_counter()
@@ -223,11 +253,13 @@ def main(
         plain = base.decode_speed([NO_ADAPTER] * rows, tokens)
         speeds.append((plain, subject.decode_speed(taken, tokens)))
     loads = []
+    plain_loads = []
     with tempfile.TemporaryDirectory() as folder:
         for i in range(rounds + 1):
             place = Path(folder) / str(i)
             write_adapter(place, registry.read_config(model_folder), rank, adapters + i)
             loads.append(subject.load_while_decoding(place, rows))
+            plain_loads.append(subject.answer_while_decoding(rows))
     base.close()
     subject.close()
     measured = speeds[1:]
@@ -238,11 +270,19 @@ def main(
         base_tokens_per_second=round(median(plain for plain, _ in measured), 1),
         tokens_per_second=round(median(adapted for _, adapted in measured), 1),
         share=round(median(adapted / plain for plain, adapted in measured), 3),
-        load_to_first_token_ms=round(1e3 * median(each.to_first_token for each in loads[1:]), 1),
-        longest_step_ms=round(1e3 * median(each.longest_step for each in loads[1:]), 1),
-        usual_step_ms=round(1e3 * median(each.usual_step for each in loads[1:]), 1),
+        load_to_first_token_ms=_millis(each.to_first_token for each in loads[1:]),
+        plain_first_token_ms=_millis(each.to_first_token for each in plain_loads[1:]),
+        longest_step_ms=_millis(each.longest_step for each in loads[1:]),
+        plain_longest_step_ms=_millis(each.longest_step for each in plain_loads[1:]),
+        reading_step_ms=_millis(each.longest_while_reading for each in loads[1:]),
+        usual_step_ms=_millis(each.usual_step for each in loads[1:]),
     )
     show_rows([found], "decode tokens a second with adapters", as_json=as_json)
+
+
+def _millis(seconds: Iterable[float]) -> float:
+    """The median, in milliseconds."""
+    return round(1e3 * median(seconds), 1)
 
 
 if __name__ == "__main__":

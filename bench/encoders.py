@@ -25,7 +25,9 @@ from headwater.engine_core.weights.model_file import load
 from headwater.services.models.manifest import ModelManifest
 from headwater.services.models.store import default_cache_dir, pull
 from headwater.services.runtime.progress import silent
+from headwater.services.runtime.settings import require
 
+from . import encoder_shapes
 from .figures import AsJson, show_rows
 from .program import run_program
 
@@ -162,9 +164,16 @@ def main(
     texts: Annotated[int, typer.Option(help="Texts of a round.")] = 256,
     rounds: Annotated[int, typer.Option(help="Rounds in turn.")] = 5,
     threads: Annotated[int, typer.Option(help="Threads of both; 0: torch's own number.")] = 2,
+    device: Annotated[str, typer.Option(help="cpu, or cuda: shapes of encoders there.")] = "cpu",
     as_json: AsJson = False,
 ) -> None:
-    """Embeds texts of 16 to 256 tokens with all-MiniLM-L6-v2 on a CPU, in float32 and bfloat16."""
+    """Embeds texts of 16 to 256 tokens with all-MiniLM-L6-v2 on a CPU, in float32 and bfloat16; or
+    times encoders of the shapes of bge-m3 and MiniLM with random weights on a GPU."""
+    require(device in ("cpu", "cuda"), "device", device, "cpu or cuda")
+    if device == "cuda":
+        rates = [encoder_shapes.measure(shape, device, rounds) for shape in encoder_shapes.SHAPES]
+        show_rows(rates, "encoders with random weights, in bfloat16", as_json=as_json)
+        return
     if threads:
         torch.set_num_threads(threads)
     name = "all-minilm-l6-v2"

@@ -751,6 +751,232 @@ class EmbedReply(_message.Message):
 Global___EmbedReply: _TypeAlias = EmbedReply  # noqa: Y015
 
 @_typing.final
+class RerankRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    QUERY_FIELD_NUMBER: _builtins.int
+    DOCUMENTS_FIELD_NUMBER: _builtins.int
+    TOP_N_FIELD_NUMBER: _builtins.int
+    RETURN_DOCUMENTS_FIELD_NUMBER: _builtins.int
+    INSTRUCTION_FIELD_NUMBER: _builtins.int
+    TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    CLIENT_REQUEST_ID_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """served name"""
+    query: _builtins.str
+    """what the documents are ordered by"""
+    top_n: _builtins.int
+    """only the best so many"""
+    return_documents: _builtins.bool
+    """also the texts"""
+    instruction: _builtins.str
+    """what the model judges by, where its template reads that; empty: the template's own"""
+    truncate_prompt_tokens: _builtins.int
+    """tokens of a pair at most: the end of its document is cut; 2^32 - 1: as many as fit"""
+    client_request_id: _builtins.str
+    """echoed; keys nothing"""
+    priority: _builtins.int
+    """higher numbers run later"""
+    @_builtins.property
+    def documents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """at least one"""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        query: _builtins.str = ...,
+        documents: _abc.Iterable[_builtins.str] | None = ...,
+        top_n: _builtins.int | None = ...,
+        return_documents: _builtins.bool = ...,
+        instruction: _builtins.str = ...,
+        truncate_prompt_tokens: _builtins.int | None = ...,
+        client_request_id: _builtins.str = ...,
+        priority: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "_top_n", b"_top_n", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "priority", b"priority", "top_n", b"top_n", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "_top_n", b"_top_n", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "client_request_id", b"client_request_id", "documents", b"documents", "instruction", b"instruction", "model", b"model", "priority", b"priority", "query", b"query", "return_documents", b"return_documents", "top_n", b"top_n", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
+    _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
+    _WhichOneofReturnType__top_n: _TypeAlias = _typing.Literal["top_n"]  # noqa: Y015
+    _WhichOneofArgType__top_n: _TypeAlias = _typing.Literal["_top_n", b"_top_n"]  # noqa: Y015
+    _WhichOneofReturnType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["truncate_prompt_tokens"]  # noqa: Y015
+    _WhichOneofArgType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["_truncate_prompt_tokens", b"_truncate_prompt_tokens"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_n) -> _WhichOneofReturnType__top_n | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__truncate_prompt_tokens) -> _WhichOneofReturnType__truncate_prompt_tokens | None: ...
+
+Global___RerankRequest: _TypeAlias = RerankRequest  # noqa: Y015
+
+@_typing.final
+class RerankReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Result(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        INDEX_FIELD_NUMBER: _builtins.int
+        RELEVANCE_SCORE_FIELD_NUMBER: _builtins.int
+        DOCUMENT_FIELD_NUMBER: _builtins.int
+        index: _builtins.int
+        """of the document, from 0"""
+        relevance_score: _builtins.float
+        """0…1 of a model that classifies, the cosine of one that embeds"""
+        document: _builtins.str
+        """when asked"""
+        def __init__(
+            self,
+            *,
+            index: _builtins.int = ...,
+            relevance_score: _builtins.float = ...,
+            document: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["document", b"document", "index", b"index", "relevance_score", b"relevance_score"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    CLIENT_REQUEST_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    RESULTS_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """the gateway's"""
+    client_request_id: _builtins.str
+    """as given"""
+    model: _builtins.str
+    """served name"""
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___RerankReply.Result]:
+        """the best first; of equal ones the first"""
+
+    @_builtins.property
+    def usage(self) -> _common_pb2.Usage:
+        """of the whole request"""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        client_request_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        results: _abc.Iterable[Global___RerankReply.Result] | None = ...,
+        usage: _common_pb2.Usage | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_request_id", b"client_request_id", "model", b"model", "request_id", b"request_id", "results", b"results", "usage", b"usage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RerankReply: _TypeAlias = RerankReply  # noqa: Y015
+
+@_typing.final
+class ScoreRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    TEXT_1_FIELD_NUMBER: _builtins.int
+    TEXT_2_FIELD_NUMBER: _builtins.int
+    INSTRUCTION_FIELD_NUMBER: _builtins.int
+    TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    CLIENT_REQUEST_ID_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """served name"""
+    instruction: _builtins.str
+    """what the model judges by, where its template reads that; empty: the template's own"""
+    truncate_prompt_tokens: _builtins.int
+    """tokens of a pair at most: the end of its second text is cut; 2^32 - 1: as many as fit"""
+    client_request_id: _builtins.str
+    """echoed; keys nothing"""
+    priority: _builtins.int
+    """higher numbers run later"""
+    @_builtins.property
+    def text_1(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """one, or as many as text_2"""
+
+    @_builtins.property
+    def text_2(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """at least one"""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        text_1: _abc.Iterable[_builtins.str] | None = ...,
+        text_2: _abc.Iterable[_builtins.str] | None = ...,
+        instruction: _builtins.str = ...,
+        truncate_prompt_tokens: _builtins.int | None = ...,
+        client_request_id: _builtins.str = ...,
+        priority: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "priority", b"priority", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "client_request_id", b"client_request_id", "instruction", b"instruction", "model", b"model", "priority", b"priority", "text_1", b"text_1", "text_2", b"text_2", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
+    _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
+    _WhichOneofReturnType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["truncate_prompt_tokens"]  # noqa: Y015
+    _WhichOneofArgType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["_truncate_prompt_tokens", b"_truncate_prompt_tokens"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__truncate_prompt_tokens) -> _WhichOneofReturnType__truncate_prompt_tokens | None: ...
+
+Global___ScoreRequest: _TypeAlias = ScoreRequest  # noqa: Y015
+
+@_typing.final
+class ScoreReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    CLIENT_REQUEST_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    SCORES_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """the gateway's"""
+    client_request_id: _builtins.str
+    """as given"""
+    model: _builtins.str
+    """served name"""
+    @_builtins.property
+    def scores(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """one a pair, in order"""
+
+    @_builtins.property
+    def usage(self) -> _common_pb2.Usage:
+        """of the whole request"""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        client_request_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        scores: _abc.Iterable[_builtins.float] | None = ...,
+        usage: _common_pb2.Usage | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_request_id", b"client_request_id", "model", b"model", "request_id", b"request_id", "scores", b"scores", "usage", b"usage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScoreReply: _TypeAlias = ScoreReply  # noqa: Y015
+
+@_typing.final
 class TokenizeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -59,6 +59,16 @@ class InferenceStub:
                 request_serializer=headwater_dot_proto_dot_inference__pb2.EmbedRequest.SerializeToString,
                 response_deserializer=headwater_dot_proto_dot_inference__pb2.EmbedReply.FromString,
                 _registered_method=True)
+        self.Rerank = channel.unary_unary(
+                '/headwater.v1.Inference/Rerank',
+                request_serializer=headwater_dot_proto_dot_inference__pb2.RerankRequest.SerializeToString,
+                response_deserializer=headwater_dot_proto_dot_inference__pb2.RerankReply.FromString,
+                _registered_method=True)
+        self.Score = channel.unary_unary(
+                '/headwater.v1.Inference/Score',
+                request_serializer=headwater_dot_proto_dot_inference__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=headwater_dot_proto_dot_inference__pb2.ScoreReply.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/headwater.v1.Inference/Tokenize',
                 request_serializer=headwater_dot_proto_dot_inference__pb2.TokenizeRequest.SerializeToString,
@@ -119,6 +129,20 @@ class InferenceServicer:
 
     def Embed(self, request, context):
         """Texts to vectors.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Rerank(self, request, context):
+        """Documents in the order in which they answer a query.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Score(self, request, context):
+        """A score of each pair of texts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -186,6 +210,16 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Embed,
                     request_deserializer=headwater_dot_proto_dot_inference__pb2.EmbedRequest.FromString,
                     response_serializer=headwater_dot_proto_dot_inference__pb2.EmbedReply.SerializeToString,
+            ),
+            'Rerank': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rerank,
+                    request_deserializer=headwater_dot_proto_dot_inference__pb2.RerankRequest.FromString,
+                    response_serializer=headwater_dot_proto_dot_inference__pb2.RerankReply.SerializeToString,
+            ),
+            'Score': grpc.unary_unary_rpc_method_handler(
+                    servicer.Score,
+                    request_deserializer=headwater_dot_proto_dot_inference__pb2.ScoreRequest.FromString,
+                    response_serializer=headwater_dot_proto_dot_inference__pb2.ScoreReply.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -348,6 +382,60 @@ class Inference:
             '/headwater.v1.Inference/Embed',
             headwater_dot_proto_dot_inference__pb2.EmbedRequest.SerializeToString,
             headwater_dot_proto_dot_inference__pb2.EmbedReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rerank(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headwater.v1.Inference/Rerank',
+            headwater_dot_proto_dot_inference__pb2.RerankRequest.SerializeToString,
+            headwater_dot_proto_dot_inference__pb2.RerankReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Score(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headwater.v1.Inference/Score',
+            headwater_dot_proto_dot_inference__pb2.ScoreRequest.SerializeToString,
+            headwater_dot_proto_dot_inference__pb2.ScoreReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -44,6 +44,10 @@ class InferenceStub:
     """Continues a prompt, piece by piece."""
     Embed: _grpc.UnaryUnaryMultiCallable[_inference_pb2.EmbedRequest, _inference_pb2.EmbedReply]
     """Texts to vectors."""
+    Rerank: _grpc.UnaryUnaryMultiCallable[_inference_pb2.RerankRequest, _inference_pb2.RerankReply]
+    """Documents in the order in which they answer a query."""
+    Score: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ScoreRequest, _inference_pb2.ScoreReply]
+    """A score of each pair of texts."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeReply]
     """Text or messages to token ids."""
     Detokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeReply]
@@ -68,6 +72,10 @@ class InferenceAsyncStub(InferenceStub):
     """Continues a prompt, piece by piece."""
     Embed: _aio.UnaryUnaryMultiCallable[_inference_pb2.EmbedRequest, _inference_pb2.EmbedReply]  # type: ignore[assignment]
     """Texts to vectors."""
+    Rerank: _aio.UnaryUnaryMultiCallable[_inference_pb2.RerankRequest, _inference_pb2.RerankReply]  # type: ignore[assignment]
+    """Documents in the order in which they answer a query."""
+    Score: _aio.UnaryUnaryMultiCallable[_inference_pb2.ScoreRequest, _inference_pb2.ScoreReply]  # type: ignore[assignment]
+    """A score of each pair of texts."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeReply]  # type: ignore[assignment]
     """Text or messages to token ids."""
     Detokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeReply]  # type: ignore[assignment]
@@ -119,6 +127,22 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.EmbedReply, _abc.Awaitable[_inference_pb2.EmbedReply]]:
         """Texts to vectors."""
+
+    @_abc_1.abstractmethod
+    def Rerank(
+        self,
+        request: _inference_pb2.RerankRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.RerankReply, _abc.Awaitable[_inference_pb2.RerankReply]]:
+        """Documents in the order in which they answer a query."""
+
+    @_abc_1.abstractmethod
+    def Score(
+        self,
+        request: _inference_pb2.ScoreRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.ScoreReply, _abc.Awaitable[_inference_pb2.ScoreReply]]:
+        """A score of each pair of texts."""
 
     @_abc_1.abstractmethod
     def Tokenize(

@@ -162,6 +162,7 @@ class Prompt(_message.Message):
     CONVERSATION_FIELD_NUMBER: _builtins.int
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     PAIR_FIELD_NUMBER: _builtins.int
+    INSTRUCTION_FIELD_NUMBER: _builtins.int
     SUFFIX_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """plain text"""
@@ -169,6 +170,8 @@ class Prompt(_message.Message):
     """default: true for text, false for a conversation"""
     pair: _builtins.str
     """of a text: the second text of a pair, which is cut where the two are too long"""
+    instruction: _builtins.str
+    """of a pair that a template frames: what the model judges by; empty: the template's own"""
     suffix: _builtins.str
     """of a text: what stands behind the gap that the answer fills"""
     @_builtins.property
@@ -187,11 +190,12 @@ class Prompt(_message.Message):
         conversation: Global___Conversation | None = ...,
         add_special_tokens: _builtins.bool | None = ...,
         pair: _builtins.str | None = ...,
+        instruction: _builtins.str = ...,
         suffix: _builtins.str | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_pair", b"_pair", "_suffix", b"_suffix", "add_special_tokens", b"add_special_tokens", "conversation", b"conversation", "kind", b"kind", "pair", b"pair", "suffix", b"suffix", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_pair", b"_pair", "_suffix", b"_suffix", "add_special_tokens", b"add_special_tokens", "conversation", b"conversation", "kind", b"kind", "pair", b"pair", "suffix", b"suffix", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_pair", b"_pair", "_suffix", b"_suffix", "add_special_tokens", b"add_special_tokens", "conversation", b"conversation", "instruction", b"instruction", "kind", b"kind", "pair", b"pair", "suffix", b"suffix", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015

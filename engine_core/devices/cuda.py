@@ -50,6 +50,7 @@ capabilities = Capabilities(
     graphs=True,
     draft_models=True,
     draft_heads=True,
+    mtp=True,
     parallel=True,
     rank_slots=True,
     stages=True,

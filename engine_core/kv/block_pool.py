@@ -44,6 +44,8 @@ class BlockPool:
         self._hash_of: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}
         self._evicted: list[bytes] = []
+        self._changed: list[bytes] = []
+        """Keys that are no block hashes and may be cached now, or no longer."""
         self._partial_key_of: dict[int, bytes] = {}
         """By block: names the tokens that its first positions stand for; see `note_partial`."""
         self._partial_of: dict[bytes, int] = {}
@@ -138,6 +140,11 @@ class BlockPool:
             self._cached.append((block, block_hash, self.generations[block]))
         return block_hash not in self.elsewhere
 
+    def cache_page(self, block: int, key: bytes) -> None:
+        """As `cache`, by a key that is no block hash."""
+        self.cache(block, key)
+        self._changed.append(key)
+
     def uncache(self, block: int) -> None:
         """Forgets the key of a block, if it caches one. The key is no block hash: events name those,
         and none would be published here."""
@@ -145,6 +152,7 @@ class BlockPool:
             assert not is_block_hash(key)
             self._hash_of[block] = None
             del self._block_of[key]
+            self._changed.append(key)
 
     def find(self, block_hash: bytes) -> int | None:
         return self._block_of.get(block_hash)
@@ -161,7 +169,7 @@ class BlockPool:
 
     def note_partial(self, block: int, key: bytes) -> None:
         """Lets a held block be found by the tokens of its first positions, until it is taken for
-        something else. What stands behind them does not count, and is nobody's to read."""
+        something else. What stands after them does not count, and is nobody's to read."""
         assert self.ref_counts[block] > 0
         assert key not in self._partial_of
         self._forget_partial(block)
@@ -210,6 +218,12 @@ class BlockPool:
         """Whether the device or a block source has a hash."""
         return block_hash in self._block_of or block_hash in self.elsewhere
 
+    def has_all(self, keys: Sequence[bytes]) -> bool:
+        """Whether the device has all of these keys, or block sources do."""
+        return all(map(self._block_of.__contains__, keys)) or all(
+            map(self.elsewhere.__contains__, keys)
+        )
+
     def lacking(self, hashes: Sequence[bytes]) -> list[bytes]:
         """Hashes that neither the device nor a block source has."""
         block_of = self._block_of
@@ -217,16 +231,27 @@ class BlockPool:
         return [each for each in hashes if each not in block_of and each not in elsewhere]
 
     def note_gone(self, block_hash: bytes) -> None:
-        """Notes that a hash is cached nowhere any more. Keys that are no block hashes are not
-        announced."""
+        """Notes that a hash, or a page's key, is cached nowhere any more."""
         if is_block_hash(block_hash):
             self._evicted.append(block_hash)
+        else:
+            self._changed.append(block_hash)
+
+    def note_gained(self, key: bytes) -> None:
+        """Notes that a block source is about to hold a page whose key is no block hash."""
+        self._changed.append(key)
 
     def take_evicted(self) -> list[bytes]:
         """Hashes that were lost since the last call, in order."""
         evicted = self._evicted
         self._evicted = []
         return evicted
+
+    def take_changed(self) -> list[bytes]:
+        """Keys that are no block hashes and that were cached or lost since the last call."""
+        changed = self._changed
+        self._changed = []
+        return changed
 
     def _link(self, block: int, after: int) -> None:
         self._next[block] = after

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from ..page_groups import PageKind, page_key
 from .block_pool import BlockPool
+from .continuations import Continuations
 from .prefix_cache import HashChain, Hits, PrefixCache
 
 
@@ -32,7 +33,7 @@ class Snapshots:
             # Pages of a set that lost others may be left.
             if (left := self._pool.find(key)) is not None:
                 self._pool.uncache(left)
-            self._pool.cache(page, key)
+            self._pool.cache_page(page, key)
 
     def note_read(self, block_hash: bytes, num_chains: int = 1) -> None:
         """Notes that so many more chains go on from a snapshot."""
@@ -79,9 +80,13 @@ class SnapshotCache(PrefixCache):
         """`num_pages`: of a state set."""
         super().__init__(pool, kinds, block_size)
         num_groups = self._kinds[-1].groups.stop
-        self.snapshots = Snapshots(pool, range(num_groups, num_groups + num_pages))
+        set_groups = range(num_groups, num_groups + num_pages)
+        self.snapshots = Snapshots(pool, set_groups)
+        self._continuations = Continuations(
+            pool, [*(kind.groups for kind in self._kinds[1:]), set_groups]
+        )
         self.fresh: set[bytes] = set()
-        """Hashes of blocks behind which the step that is being planned writes snapshots: they are
+        """Hashes of blocks after which the step that is being planned writes snapshots: they are
         not read before the next one."""
 
     def match(self, chain: HashChain, max_blocks: int) -> Hits:

@@ -3,13 +3,16 @@ networks", 2017."""
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 
 from .group import Group
+from .linear.dense import DenseLinear
 from .linear.linear import Linear, Product
 from .mlp import Mlp
 from .norm import LayerNorm, RMSNorm
-from .platform import ExpertPlatform, Platform
+from .platform import ExpertPlatform, Platform, SharingPlatform
 from .routing import ExpertStack, Router, Routes
 
 PlainNorm = RMSNorm | LayerNorm
@@ -24,13 +27,20 @@ class SharedExpert:
         self._platform = platform
         self._mlp = mlp
         self._gate = None if gate is None else platform.linear(gate)
+        self._weight: torch.Tensor | None = None
+        """Weight of the gate, where the platform reads it as it adds the expert."""
+        if gate is not None and gate.kind == DenseLinear.kind:
+            assert isinstance(gate, DenseLinear)
+            self._weight = gate.weight if isinstance(platform, SharingPlatform) else None
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [T, H] → [T, H]"""
-        out = self._mlp(x)
-        if self._gate is None:
-            return out
-        return self._platform.activation(self._gate(x), "sigmoid") * out
+    def added_to(self, out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """The sum of out [T, H] and of the expert of x [T, H]."""
+        shared = self._mlp(x)
+        if self._weight is not None:
+            return cast(SharingPlatform, self._platform).gated_sum(out, shared, x, self._weight)
+        if self._gate is not None:
+            shared = self._platform.activation(self._gate(x), "sigmoid") * shared
+        return out + shared
 
 
 class Experts:
@@ -75,7 +85,7 @@ class Experts:
             routes = Routes(routes.experts, routes.weights * scales)
         own = self._product(*self._scaled(x, routes))
         out = self._group.tree_sum(own, x.dtype) if self._is_tree else self._group.sum(own)
-        return out if self._shared is None else out + self._shared(x)
+        return out if self._shared is None else self._shared.added_to(out, x)
 
     def _scaled(self, x: torch.Tensor, routes: Routes) -> tuple[torch.Tensor, Routes]:
         """Inputs of experts, and the routes by which their outputs are added."""
@@ -107,6 +117,6 @@ class ExpertsBesideMlp:
         self._norm = norm
 
     def __call__(self, dense: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Output of the MLP and the residual stream that it read, both [T, H] → [T, H]"""
+        """Output of the MLP, and the residual stream that it read, [T, H] → [T, H]"""
         made = self.experts(self._input_norm(residual), self._router_norm(residual))
         return self._dense_norm(dense) + self._norm(made)

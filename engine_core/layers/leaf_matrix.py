@@ -57,7 +57,8 @@ class LeafLinear(Linear):
 
 
 class SummedLeafLinear(Linear):
-    """Leaves of which this rank has some: the ranks' parts are added in the order of the tree."""
+    """A product of which this rank has some leaves: the ranks' partial sums are added in the order
+    of the tree."""
 
     kind = "summed leaf matrix"
 

@@ -62,7 +62,8 @@ class SummedLeaves(Linear):
 
 
 class JoinedLeaves(Linear):
-    """Leaves of the outputs of this rank. Those of weights with parts have a leaf of every part."""
+    """Leaves of this rank's part of the outputs. A weight that was joined from several sub-matrices
+    has a leaf of each."""
 
     kind = "joined leaves"
 

@@ -14,7 +14,7 @@ from .platform import Platform, RoundingPlatform
 
 
 class Norm(Protocol):
-    """A norm of the residual stream, as the layer behind it reads it."""
+    """A norm of the residual stream before a layer reads it."""
 
     def __call__(self, x: torch.Tensor) -> Tokens:
         """x [T, H] → [T, H]"""
@@ -71,12 +71,12 @@ class LayerNorm:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> None:
         """weight and bias [H]"""
         self.weight = weight
-        self._bias = bias
-        self._eps = eps
+        self.bias = bias
+        self.eps = eps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, H] → [T, H]"""
-        return layer_norm(x, self.weight.shape, self.weight, self._bias, self._eps)
+        return layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """residual += x in place; the norm of the sum, [T, H]."""

@@ -3,12 +3,15 @@ device."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from headwater.kernels.attention.rotary_pairs import RotaryPairs
+from headwater.kernels.conv.conv_layer import ConvLayer
 from headwater.kernels.delta.delta_arguments import DeltaLayer, StateMemory
+from headwater.kernels.mamba.mamba_layer import MambaLayer
 from headwater.kernels.quant.token_rounding import Rounding
 
 from ..sampling.operations import SamplingOperations
@@ -97,23 +100,47 @@ def plans_of(platform: Platform, batch: ForwardBatch) -> Any:
     return [platform.plan_attention(each) for each in batch.page_groups]
 
 
+class TextAttention(Protocol):
+    def __call__(
+        self, x: torch.Tensor, texts: Any, distance_bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """x [T, H] and the plan of its texts → [T, Hq D]. distance_bias float32 [Hq, 2 L − 1] is
+        added to the scores: column L − 1 + d is that of a key d positions behind its query."""
+
+
+class SumNorm(Protocol):
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """x [T, K] and residual [T, H] → [T, H], which may lie where residual does; residual is of
+        no use any more."""
+
+
+class LayerNormWeights(Protocol):
+    """A norm by mean and variance."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    eps: float
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """residual += x in place; the norm of the sum, [T, H]."""
+
+
 class EncoderPlatform(Platform, Protocol):
     """A platform with the flag `encoders`."""
 
     def plan_texts(self, batch: TextBatch) -> Any:
-        """Plan of the texts of a batch for `mutual_attention`, made once for all layers."""
+        """Plan of the texts of a batch for `text_attention`, made once for all layers."""
 
-    def mutual_attention(
-        self,
-        qkv: torch.Tensor,
-        texts: Any,
-        head_dim: int,
-        distance_bias: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """qkv [T, 3 Hq D] → [T, Hq D]: each token attends to all tokens of its text, with scores
-        scaled by 1 / sqrt(D). distance_bias float32 [Hq, 2 L − 1] is added to the scores: column
-        L − 1 + d is that of a key d positions behind its query. A text has the same bits in any
-        batch."""
+    def text_attention(self, qkv: Linear, bias: torch.Tensor, head_dim: int) -> TextAttention:
+        """Attention in which each token attends to all tokens of its text, with scores scaled by
+        1 / sqrt(D); qkv [3 Hq D, H] and bias [3 Hq D]. A text has the same bits in any batch."""
+
+    def sum_norm(self, linear: Linear, bias: torch.Tensor, norm: LayerNormWeights) -> SumNorm:
+        """The norm of product + bias + residual, linear [H, K] and bias [H]."""
+
+    def text_mlp(self, up: Product, down: SumNorm, width: int) -> Callable[[Any], torch.Tensor]:
+        """x [T, H] → down(up(x), x), in as many rows at once as is fastest. width: numbers of a row
+        between the two."""
 
     def biased_linear(self, linear: Linear, bias: torch.Tensor, activation: str) -> Product:
         """x [T, K] → [T, N]: activation(product + bias), bias [N]; activation as in
@@ -132,6 +159,16 @@ class ExpertPlatform(Platform, Protocol):
         Platforms with `expert_biases` are given stacks with biases, and the activation
         clamped_swiglu: g / (1 + exp(-1.702 g)) * (u + 1) of a gate g that is at most 7 and an up u
         between -7 and 7. Experts that no token chose are not read."""
+
+
+@runtime_checkable
+class SharingPlatform(Protocol):
+    """A platform that adds a gated shared expert in one launch; for others it is composed."""
+
+    def gated_sum(
+        self, out: torch.Tensor, shared: torch.Tensor, x: torch.Tensor, gate: torch.Tensor
+    ) -> torch.Tensor:
+        """out + sigmoid(x · gate) shared, [T, H] each, for gate [1, H]."""
 
 
 class StatePlatform(Platform, Protocol):
@@ -154,6 +191,30 @@ class StatePlatform(Platform, Protocol):
         nothing."""
 
 
+class ConvPlatform(Platform, Protocol):
+    """A platform with the flag `short_convs`."""
+
+    block_size: int
+    """Tokens between borders of states."""
+
+    def short_conv(
+        self, parts: torch.Tensor, layer: ConvLayer, memory: StateMemory
+    ) -> torch.Tensor:
+        """The projection [T, 3 H] of a batch's tokens → gated sums [T, H]. States and rows as in
+        `StatePlatform.delta_net`."""
+
+
+class MambaPlatform(Platform, Protocol):
+    """A platform with the flag `mamba`."""
+
+    block_size: int
+    """Tokens between borders of states."""
+
+    def mamba(self, parts: torch.Tensor, layer: MambaLayer, memory: StateMemory) -> torch.Tensor:
+        """The projection [T, …] of a batch's tokens → gated outputs [T, heads · head_dim], before
+        their norm. States and rows as in `StatePlatform.delta_net`."""
+
+
 class RoundingPlatform(Platform, Protocol):
     """A platform that makes layers whose products round tokens to 8 bits; it also rounds what they
     read as it is made. The bits are those of the operation and the rounding one after another."""
@@ -161,7 +222,7 @@ class RoundingPlatform(Platform, Protocol):
     def rounded_rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, rounds_to: Rounding
     ) -> Tokens:
-        """As `rms_norm`."""
+        """Like `rms_norm`."""
 
     def rounded_add_rms_norm(
         self,
@@ -171,7 +232,7 @@ class RoundingPlatform(Platform, Protocol):
         eps: float,
         rounds_to: Rounding,
     ) -> Tokens:
-        """As `add_rms_norm`."""
+        """Like `add_rms_norm`."""
 
     def rounded_gate(self, x: torch.Tensor, activation: str, rounds_to: Rounding) -> Tokens:
-        """As `gate`."""
+        """Like `gate`."""

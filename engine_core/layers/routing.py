@@ -87,7 +87,7 @@ class ExpertStack:
 
     @property
     def kind(self) -> str:
-        """Platforms choose a product by it, as by that of a linear layer."""
+        """Kind of the expert weights, by which platforms choose a product."""
         return self.linear.kind
 
     @property

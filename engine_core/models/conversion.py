@@ -31,6 +31,8 @@ from ..weights.unpacking import unpacked
 from . import registry
 from .calibration import Calibrated
 from .model import model_class
+from .mtp import MtpTensors
+from .score_head import with_score_head
 
 LISTED = 8
 """Kinds of unused tensors that are listed."""
@@ -50,6 +52,8 @@ class Converted:
     """Loss by rounding, for people; empty: nothing was rounded."""
     left_out: str = ""
     """Tensors of the checkpoint that are not used, for people; empty: there are none."""
+    has_draft_layer: bool = False
+    """Whether the checkpoint has a layer that drafts, which is in the folder too."""
 
 
 def convert(
@@ -61,17 +65,23 @@ def convert(
     quantization: str = AUTO,
     calibrated: bool = False,
     model_code: str = registry.AUTO,
+    judges_by: tuple[int, int] | None = None,
 ) -> Converted:
     """Writes `config.json` and the weights into `folder`; source is a .gguf file or a Hugging Face
     folder. Progress is reported in tensors. `quantization` is one of `QUANTIZATIONS`: weights that are
     not packed are rounded to a kind; `calibrated`: the source is what `calibrate` made of that
-    kind.
+    kind. `judges_by`: ids of the tokens whose logits are a reranker's judgement, yes and no, where
+    no file of the folder names them.
 
     Raises `ConfigError` for an architecture or a tensor that is not served, for a dtype that does
     not hold the model's hidden states, and for a checkpoint that is packed by another method than
     `quantization` says.
     """
-    checkpoint = HuggingFaceFolder(source) if source.is_dir() else GgufFile(source)
+    checkpoint = (
+        HuggingFaceFolder(source, judges_by)
+        if source.is_dir()
+        else GgufFile(source, registry.gguf_of_others)
+    )
     hf_config = checkpoint.hf_config()
     if model_code != registry.AUTO:
         hf_config[registry.MODEL_CODE] = model_code
@@ -92,7 +102,10 @@ def convert(
         check_quantization(quantization, found, "the checkpoint")
     layout = model_class(config).layout(config)
     computed_in = model_file.DTYPES[dtype]
-    counted = _counted(checkpoint.tensors(), lambda done: progress(done, total))
+    mtp = MtpTensors.of(checkpoint, config) if isinstance(checkpoint, HuggingFaceFolder) else None
+    published: Published = checkpoint.tensors() if mtp is None else mtp.others()
+    published = with_score_head(published, config, registry.sentence_of(hf_config))
+    counted = _counted(published, lambda done: progress(min(done, total - 1), total))
     left_out: list[str] = []
     spare = _spare_layers(config, hf_config)
     tensors = _collected(counted, config, layout, computed_in, spare, left_out)
@@ -102,12 +115,18 @@ def convert(
     elif calibrated:
         cost = Calibrated.read(source).cost(sum(tensor.nbytes for tensor in tensors.values()))
     load_weights(layout, tensors, computed_in)
+    if mtp is not None:
+        mtp.write(config, computed_in, left_out, folder)
     (folder / "config.json").write_text(json.dumps(hf_config, indent=2) + "\n")
     model_file.save(tensors, folder)
     progress(total, total)
     packed_by = quantization if rounds or calibrated else found
     return Converted(
-        quantization=packed_by, rounding=rounding, cost=cost, left_out=_in_one_line(left_out)
+        quantization=packed_by,
+        rounding=rounding,
+        cost=cost,
+        left_out=_in_one_line(left_out),
+        has_draft_layer=mtp is not None,
     )
 
 

@@ -28,6 +28,7 @@ MODEL_NAMES = {
     "model.embed_tokens.weight": "embed",
     "model.norm.weight": "final_norm",
     "lm_head.weight": "lm_head",
+    "score.weight": "score",
 }
 LAYER_NAMES = {
     "self_attn.o_proj.weight": "o",
@@ -44,6 +45,16 @@ JOINED_NAMES = {
     "self_attn.qkv_proj.bias": "qkv_bias",
     "mlp.gate_up_proj.weight": "gate_up",
     "mlp.gate_up_proj.bias": "gate_up_bias",
+}
+UNCHANGED_NAMES = {
+    f"{theirs}.{kind}": ours + suffix
+    for theirs, ours in (
+        ("self_attn.qkv_proj", "qkv"),
+        ("self_attn.o_proj", "o"),
+        ("mlp.up_proj", "up"),
+        ("mlp.down_proj", "down"),
+    )
+    for kind, suffix in (("weight", ""), ("bias", "_bias"))
 }
 FUSED_NAMES = {
     "self_attn.q_proj.weight": ("qkv", 0),
@@ -86,6 +97,9 @@ class LayeredModel(ABC):
     """Names of norms [H] of a layer."""
     reads_page_groups = True
     final_norm: LastNorm
+    score_head: torch.Tensor | None
+    """float32 [N, H] of a model that classifies: from the state of a text's last token to the
+    scores of N labels."""
 
     def __init__(
         self, config: ModelConfig, weights: Weights, platform: Platform, max_model_len: int
@@ -102,6 +116,7 @@ class LayeredModel(ABC):
         self.layers = [self._layer(parts, i) for i in range(config.num_layers)]
         self.final_norm = self._final_norm(parts)
         self.lm_head = parts.lm_head()
+        self.score_head = weights.tensors.get("score")
 
     @property
     def expert_bytes(self) -> list[int]:

@@ -108,6 +108,13 @@ class Model(Protocol):
         """hidden [S, H] → [S, V] in the weights' dtype."""
 
 
+def score_head_of(model: Model) -> torch.Tensor | None:
+    """float32 [N, H] from a pooled state to scores of labels; None: the model has no labels, or is
+    one of another distribution."""
+    head: torch.Tensor | None = getattr(model, "score_head", None)
+    return head
+
+
 def reads_page_groups(config: ModelConfig) -> bool:
     """Whether the architecture's pass reads a batch by page groups; one of another distribution may
     not say."""

@@ -17,8 +17,8 @@ from ..layers.linear.kinds import Weights
 from ..layers.linear.linear import Linear
 from ..layers.lm_head import LMHead
 from ..layers.mixers.attention import Attention
-from ..layers.mixers.delta_net import DeltaNet
 from ..layers.mixers.gated_attention import GatedAttention
+from ..layers.mixers.mixer import Mixer
 from ..layers.mlp import Mlp, PlainMlp
 from ..layers.norm import InputNorm, LayerNorm, Norm, RMSNorm, WidthNorm
 from ..layers.platform import Platform
@@ -27,8 +27,8 @@ from ..layers.projection_norms import ValueNorms, WidthNorms
 from ..layers.rope import cos_sin_table, query_scales, unrotated_table
 from ..weights.model_config import ModelConfig
 from . import mixture
-from .delta_parts import DeltaParts
 from .expert_parts import ExpertParts, check_unrounded
+from .states.state_parts import state_mixer
 
 
 class Parts:
@@ -80,6 +80,11 @@ class Parts:
         rounds them."""
         check_unrounded(self._weights.linears[name], self._config)
 
+    def unrounded(self, name: str) -> Linear:
+        """A linear layer that reads tokens in the model's dtype. Raises `ConfigError`."""
+        self.check_unrounded(name)
+        return self._weights.linears[name]
+
     def factors(self, name: str) -> torch.Tensor:
         """The factors of a norm. A sum with an offset is one that only float32 holds."""
         offset = self._config.norm_offset
@@ -99,8 +104,11 @@ class Parts:
             return plain
         return GatedAttention(self._platform, plain, config.num_heads, config.head_dim)
 
-    def delta_net(self, i: int) -> DeltaNet:
-        return DeltaParts(self._config, self._weights, self._platform, i).delta_net()
+    def mixer(self, i: int) -> Mixer:
+        """Attention of layer i, or the mixer that keeps a state in its place."""
+        if not self._config.has_state(i):
+            return self.attention(i)
+        return state_mixer(self._config, self._weights, self._platform, i)
 
     def _attention(self, i: int) -> Attention:
         config = self._config.at(i)
@@ -130,6 +138,12 @@ class Parts:
             query_scales=self._query_scales_of(i),
             sinks=tensors[prefix + "sinks"].float() if config.has_sinks else None,
         )
+
+    def norm_of_mixer(self, name: str, i: int) -> Norm:
+        """The norm that the mixer of layer i reads."""
+        if self._config.has_state(i):
+            return self.norm(name)
+        return self.input_norm(name, f"layers.{i}.qkv")
 
     def norm_of_mlp(self, name: str, i: int) -> Norm:
         """The norm that the MLP of layer i reads, or its experts."""

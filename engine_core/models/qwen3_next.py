@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .decoder import Decoder, Layer
-from .delta_parts import CONV, DELTA_NAMES, SPLIT_NAMES, conv_of
-from .parts import Parts
+from .decoder import Decoder
+from .states.delta_parts import CONV, DELTA_NAMES, SPLIT_NAMES, conv_of
 
 
 class Qwen3Next(Decoder):
@@ -16,17 +15,6 @@ class Qwen3Next(Decoder):
     names = replace(
         Decoder.names, layer={**Decoder.names.layer, **DELTA_NAMES}, changed={CONV: conv_of}
     )
-
-    def _layer(self, parts: Parts, i: int) -> Layer:
-        if not self.config.has_state(i):
-            return super()._layer(parts, i)
-        prefix = f"layers.{i}."
-        return Layer(
-            input_norm=parts.norm(prefix + "input_norm"),
-            attention=parts.delta_net(i),
-            post_norm=parts.norm_of_mlp(prefix + "post_norm", i),
-            mlp=parts.mlp(i),
-        )
 
 
 class Qwen35(Qwen3Next):

@@ -8,13 +8,14 @@ that a process which needs a config alone starts without torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from ..config import require
 from ..weights.encoders.sentence_files import KEY as SENTENCE_KEY
+from ..weights.formats.gguf_families import GgufFamily
 from ..weights.json_object import read_object
 from ..weights.model_config import ModelConfig
 from .configs import (
@@ -29,6 +30,9 @@ from .configs import (
     gpt_neox,
     gpt_oss,
     granite,
+    granite_hybrid,
+    labels,
+    lfm2,
     llama,
     llama4,
     ministral3,
@@ -67,6 +71,8 @@ class Architecture:
     """Limits of its models, for people."""
     is_text_part: bool = False
     """Whether it is the text part of a model that reads images too."""
+    gguf: Mapping[str, GgufFamily] = field(default_factory=dict)
+    """Its GGUF files, by their `general.architecture`. Those of this room are in `FAMILIES`."""
 
 
 def _own(
@@ -92,10 +98,12 @@ _DECODER = "decoder:Decoder"
 _WIDTH_NORMS = ("tensor parallel on CPUs alone, and not with `--numerics tree`",)
 _CHUNKS = ("8,192 positions, those of a chunk",)
 _DENSE = ("weights that are not packed",)
+_PACKED_IN_GGUF = ("weights packed in GGUF, or not at all",)
 _STATES = ("not with `--numerics tree`", "one process: no ranks, no stages")
+_CONVS = ("CPUs alone", *_STATES)
 _QWEN35 = "qwen3_next:Qwen35"
 _MIXED = ("not with `--numerics tree`", "one process: no ranks, no stages")
-_LLAMA = "Llama 2 and 3, SmolLM2, TinyLlama, Yi, R1-Distill-Llama"
+_LLAMA = "Llama 2 and 3, SmolLM2, TinyLlama, Yi, Aquila, XVERSE, R1-Distill-Llama"
 _QWEN2 = "Qwen2, Qwen2.5, QwQ, R1-Distill-Qwen"
 ARCHITECTURES = {
     "BertForSequenceClassification": _own(
@@ -115,9 +123,13 @@ ARCHITECTURES = {
         "ernie4_5_moe",
     ),
     "Exaone4ForCausalLM": _own("olmo2:Olmo2", olmo.read_exaone4, "EXAONE 4", "exaone4"),
-    "GPT2LMHeadModel": _own("gpt2:Gpt2", gpt2.read_gpt2, "GPT-2", "gpt2", limits=_DENSE),
+    "GPT2LMHeadModel": _own("gpt2:Gpt2", gpt2.read_gpt2, "GPT-2", "gpt2", limits=_PACKED_IN_GGUF),
     "GPTNeoXForCausalLM": _own(
-        "gpt_neox:GptNeoX", gpt_neox.read_gpt_neox, "GPT-NeoX, Pythia", "gpt_neox", limits=_DENSE
+        "gpt_neox:GptNeoX",
+        gpt_neox.read_gpt_neox,
+        "GPT-NeoX, Pythia",
+        "gpt_neox",
+        limits=_PACKED_IN_GGUF,
     ),
     "GemmaForCausalLM": _own(_DECODER, gemma.read_gemma, "Gemma 1", "gemma"),
     "Gemma2ForCausalLM": _own("gemma3:Gemma3", gemma.read_gemma2, "Gemma 2", "gemma2"),
@@ -155,6 +167,13 @@ ARCHITECTURES = {
     "GraniteForCausalLM": _own(
         _DECODER, granite.read_granite, "Granite 3 and 4 (dense)", "granite"
     ),
+    "GraniteMoeHybridForCausalLM": _own(
+        "granite_hybrid:GraniteHybrid",
+        granite_hybrid.read_granite_hybrid,
+        "Granite 4 with Mamba-2 (H Micro, Tiny, Small)",
+        "granitemoehybrid",
+        limits=_CONVS,
+    ),
     "GraniteMoeForCausalLM": _own(
         _DECODER,
         mixtral.read_granite_moe,
@@ -163,6 +182,7 @@ ARCHITECTURES = {
     ),
     "HYV3ForCausalLM": _own(_DECODER, corrected_moe.read_hy3, "Hy3", "hy_v3"),
     "InternLM3ForCausalLM": _own(_DECODER, llama.read_internlm3, "InternLM 3", "internlm3"),
+    "Lfm2ForCausalLM": _own("lfm2:Lfm2", lfm2.read_lfm2, "LFM2", "lfm2", limits=_CONVS),
     "Llama4ForCausalLM": _own(
         "llama4:Llama4",
         llama4.read_llama4,
@@ -219,7 +239,14 @@ ARCHITECTURES = {
     "Qwen2_5_VLForConditionalGeneration": _own(
         _DECODER, llama.read_qwen2, "Qwen2.5-VL", "qwen2_5_vl", is_text_part=True
     ),
-    "Qwen3ForCausalLM": _own(_DECODER, llama.read_qwen3, "Qwen3 (dense), Qwen3-Embedding", "qwen3"),
+    "Qwen3ForCausalLM": _own(
+        _DECODER, llama.read_qwen3, "Qwen3 (dense), Qwen3-Embedding, Qwen3-Reranker", "qwen3"
+    ),
+    "Qwen3ForSequenceClassification": _own(
+        _DECODER,
+        labels.classifier(llama.read_qwen3),
+        "Qwen3 as a reranker or a classifier",
+    ),
     "Qwen3MoeForCausalLM": _own(
         _DECODER,
         qwen_moe.read_qwen3_moe,
@@ -292,7 +319,10 @@ OTHER_NAMES = {
     "RobertaForMaskedLM": "RobertaModel",
     "XLMRobertaForMaskedLM": "XLMRobertaModel",
     "GPT2Model": "GPT2LMHeadModel",
+    "AquilaForCausalLM": "LlamaForCausalLM",
+    "AquilaModel": "LlamaForCausalLM",
     "LLaMAForCausalLM": "LlamaForCausalLM",
+    "XverseForCausalLM": "LlamaForCausalLM",
     "YiForCausalLM": "LlamaForCausalLM",
     "Qwen2_5_VLModel": "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLModel": "Qwen3VLForConditionalGeneration",
@@ -317,7 +347,9 @@ def config_of(hf_config: Mapping[str, Any]) -> ModelConfig:
         return read_foreign(own, name)
     architecture = find(name)
     text = _text_of(hf_config) if architecture.is_text_part else hf_config
-    return architecture.read_config({**text, "architectures": [name]})
+    _check_switches(text)
+    model = architecture.read_config({**text, "architectures": [name]})
+    return labels.with_judgement(model, sentence_of(hf_config))
 
 
 def is_foreign(hf_config: Mapping[str, Any]) -> bool:
@@ -367,6 +399,13 @@ def has_no_head(hf_config: Mapping[str, Any]) -> bool:
     return isinstance(names, list) and bool(names) and str(names[0]).endswith(BASE)
 
 
+def _check_switches(hf_config: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` for a switch as text, of which any counts as true."""
+    for name, value in hf_config.items():
+        is_text = isinstance(value, str) and value.lower() in ("true", "false")
+        require(not is_text, name, value, "true or false, not as text")
+
+
 def _text_of(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The config of a model's text part; old ones have its fields among the others."""
     text = hf_config.get("text_config")
@@ -379,6 +418,14 @@ def _text_of(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 _OF_ALL_PARTS = ("tie_word_embeddings", "quantization_config", "compression_config")
 """Fields of the whole config that hold for its `text_config` too."""
+
+
+def gguf_of_others() -> dict[str, GgufFamily]:
+    """Families of GGUF files that entry points add, by `general.architecture`."""
+    found: dict[str, GgufFamily] = {}
+    for entry in entry_points(group=ENTRY_POINTS):
+        found |= entry.load().gguf
+    return found
 
 
 def find(name: str) -> Architecture:

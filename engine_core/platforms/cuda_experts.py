@@ -12,6 +12,7 @@ from headwater.kernels.experts import expert_product as dense
 from headwater.kernels.experts import packed_product as packed
 from headwater.kernels.experts.clamped_gate import ExpertBiases
 from headwater.kernels.experts.expert_sum import ExpertPart
+from headwater.kernels.experts.gated_sum import gated_sum
 from headwater.kernels.experts.route import Choice, route
 from headwater.kernels.gemm.packed_words import PackedWords
 
@@ -68,7 +69,7 @@ class _DenseLayer:
 
 @dataclass(frozen=True, slots=True)
 class _PackedLayer:
-    """As `_DenseLayer`, of weights of four or eight bits."""
+    """Like `_DenseLayer`, for weights of four or eight bits."""
 
     gate_up: PackedWords
     down: PackedWords
@@ -130,6 +131,12 @@ class CudaExperts:
         is_early = self._is_early(logits)
         added = router.correction, router.bias, router.counts
         return Routes(*route(logits, choice, *added, dependent=is_early))
+
+    def gated_sum(
+        self, out: torch.Tensor, shared: torch.Tensor, x: torch.Tensor, gate: torch.Tensor
+    ) -> torch.Tensor:
+        """See `SharingPlatform`."""
+        return gated_sum(out, shared, x, gate, dependent=self._is_early(x))
 
     def product(self, gate_up: ExpertStack, down: ExpertStack, activation: str) -> ExpertProduct:
         """See `Platform.experts`. Raises `ConfigError` for weights of a kind without kernels."""

@@ -17,7 +17,10 @@ SUMMED_AT_ONCE = 256
 class Pools:
     """Pools by row of the request table; a prompt may come in chunks."""
 
-    def __init__(self) -> None:
+    def __init__(self, score_head: torch.Tensor | None = None) -> None:
+        """`score_head`: float32 [N, H], from a pooled state to scores of labels; None: the state
+        itself is the vector."""
+        self._score_head = score_head
         self._pooling: dict[int, str] = {}
         self._num_prompt: dict[int, int] = {}
         self._parts: dict[int, torch.Tensor] = {}
@@ -30,7 +33,7 @@ class Pools:
 
     def take(self, plan: StepPlan, hidden: torch.Tensor) -> dict[int, torch.Tensor]:
         """Reads the hidden states [T, H] of a step; returns the vectors, float32 [H], of prompts
-        that are complete."""
+        that are complete, or scores float32 [N] of labels."""
         firsts = plan.counts.cumsum() - plan.counts
         places = {row: i for i, row in enumerate(plan.rows.tolist())} if plan.pooled_rows else {}
         vectors = {}
@@ -55,12 +58,11 @@ class Pools:
                 self._parts[row] = total if is_first else self._parts[row] + total
 
     def _vector(self, row: int) -> torch.Tensor:
-        part = self._parts.pop(row)
-        return (
-            (part.double() / (ONE * self._num_prompt[row])).float()
-            if self._pooling[row] == "mean"
-            else part
-        )
+        state = self._parts.pop(row)
+        if self._pooling[row] == "mean":
+            state = (state.double() / (ONE * self._num_prompt[row])).float()
+        # A product of one row at a time: its bits depend on no other row.
+        return state if self._score_head is None else (self._score_head * state).sum(1)
 
 
 def _copied(state: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,13 @@ OTHER_LAYOUTS = ("consolidated", "adapter_model", "mmproj")
 class HuggingFaceFolder:
     """Reads lazily: a tensor is read when it is asked for."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, judges_by: tuple[int, int] | None = None) -> None:
+        """`judges_by`: ids of the tokens whose logits are a reranker's judgement, where no file
+        names them."""
         self._path = path
         self._sentence = read_sentence_files(path)
+        if judges_by is not None:
+            self._sentence = {**(self._sentence or {}), "logit_tokens": list(judges_by)}
         self._files = _files_of(path)
         self._prefixes = {}
         """By file of a dense layer, what its tensors' names begin with."""
@@ -47,12 +51,14 @@ class HuggingFaceFolder:
         config = read_object(self._path / "config.json")
         return config if self._sentence is None else config | {KEY: self._sentence}
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """(name, tensor) of everything in the files."""
+    def tensors(
+        self, is_wanted: Callable[[str], bool] = lambda name: True
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, tensor) of everything in the files whose name is wanted."""
         for name, keys in self._keys_of.items():
             with _opened(self._path / name) as file:
                 prefix = self._prefixes.get(name, "")
-                for key in keys:
+                for key in filter(is_wanted, keys):
                     yield key, _read(file, key.removeprefix(prefix))
 
     def names(self) -> set[str]:

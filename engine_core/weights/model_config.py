@@ -17,7 +17,7 @@ from .formats.packing import Quantization
 from .formats.quantization import read_quantization
 from .mixed_layers import MixedLayers
 from .rope.config import DEFAULT_THETA, positive_of, rope_of, rotary_dim_of, scaling_of
-from .state_layers import DeltaConfig, StateLayers
+from .state_layers import DeltaConfig, MambaConfig, ShortConvConfig, StateLayers
 
 MAX_SIZES = {
     "num_hidden_layers": 1024,
@@ -35,9 +35,12 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
+    "gelu_python": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
     "relu": "relu",
 }
 """Activations by their names in a config; ours are those of `Platform`."""
@@ -134,10 +137,16 @@ class ModelConfig:
     """Layers that keep a state in place of keys and values; None: there are none."""
     encoder: EncoderConfig | None = None
     """Fields of an encoder; None: it is a decoder."""
+    labels: tuple[str, ...] = ()
+    """Labels whose scores the pooled state of a text becomes; empty: the model has no such head."""
     has_output_gate: bool = False
     """Whether attention is multiplied by the sigmoid of gates that lie beside each query."""
     delta: DeltaConfig | None = None
     """Sizes of the gated delta nets that state layers are; None: there are none."""
+    conv: ShortConvConfig | None = None
+    """Sizes of the short convolutions that state layers are; None: there are none."""
+    mamba: MambaConfig | None = None
+    """Sizes of the Mamba-2 layers that state layers are; None: there are none."""
     unpadded_head_dim: int = 0
     """Numbers of a head in the checkpoint, where zeros pad heads to `head_dim`; 0: none do."""
     foreign: Mapping[str, Any] | None = None
@@ -171,9 +180,17 @@ class ModelConfig:
     def task(self) -> str:
         """Task of the model: `embed`, `classify`, or `generate` where its tokens are sampled
         too."""
-        if self.encoder is None:
-            return "generate"
-        return "classify" if self.encoder.labels else "embed"
+        if self.labels:
+            return "classify"
+        return "generate" if self.encoder is None else "embed"
+
+    @property
+    def label_pooling(self) -> str:
+        """Pooling that a head of labels reads: the first token's state where tokens see each other
+        both ways, else the last one's; empty: the model has no such head."""
+        if not self.labels:
+            return ""
+        return "last" if self.encoder is None else "cls"
 
     @property
     def attention_work(self) -> float:
@@ -261,11 +278,18 @@ class ModelConfig:
             "encoders": ("architectures", self.architecture if self.encoder else ""),
             "experts": ("num_experts", 0 if self.experts is None else self.experts.num_experts),
             "expert_biases": ("biases of experts", has_biases),
-            "states": ("layers with states", self.states is not None),
+            "states": ("layers with states", self.states is not None and not self._has_scans),
+            "short_convs": ("layers with convolutions", self.conv is not None),
+            "mamba": ("layers of Mamba-2", self.mamba is not None),
         }
         if self.logit_softcap:
             wanted.setdefault("activations", ("final_logit_softcapping", self.logit_softcap))
         return {flag: (field, value) for flag, (field, value) in wanted.items() if value}
+
+    @property
+    def _has_scans(self) -> bool:
+        """Whether state layers are no gated delta nets."""
+        return self.conv is not None or self.mamba is not None
 
     def with_padded_heads(self) -> ModelConfig:
         """The model with heads padded by zeros to a power of two. It is unchanged where heads have

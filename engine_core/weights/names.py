@@ -80,6 +80,9 @@ class CheckpointNames:
     """By our name, what makes a tensor ours where the checkpoint's lies otherwise."""
     changed_packed: Mapping[str, PackedChange] = field(default_factory=dict)
     """As `changed`, of weights in MXFP4."""
+    unchanged: Mapping[str, str] = field(default_factory=dict)
+    """As `layer`, of tensors that lie as ours in other files, where those of `layer` are
+    `changed`."""
 
     def collect(
         self,
@@ -112,7 +115,7 @@ class CheckpointNames:
                         if left_out is not None:
                             left_out.append(name)
                         continue
-                if ours in self.changed:
+                if ours in self.changed and not self._is_unchanged(name):
                     assert config is not None
                     tensor = self._changed(name, ours, tensor, config)
                 waiting = parts.setdefault(prefix + ours, {})
@@ -168,9 +171,14 @@ class CheckpointNames:
         name = canonical(name)
         match = _LAYER.fullmatch(name)
         is_known = name in self.model or (
-            match is not None and match[2] in {**self.layer, **self.fused, **self.joined}
+            match is not None
+            and match[2] in {**self.layer, **self.fused, **self.joined, **self.unchanged}
         )
         return not is_known and not bool(tensor.any())
+
+    def _is_unchanged(self, name: str) -> bool:
+        match = _LAYER.fullmatch(canonical(name))
+        return match is not None and match[2] in self.unchanged
 
     def _changed(self, name: str, ours: str, weight: Weight, config: ModelConfig) -> Weight:
         """Raises `ConfigError` for a packed weight, whose rows or inputs share scales."""
@@ -190,8 +198,9 @@ class CheckpointNames:
         if match is not None:
             prefix = f"layers.{match[1]}."
             rest = match[2]
-            if rest in self.layer or rest in self.joined:
-                return prefix, {**self.layer, **self.joined}[rest], 0, 1
+            whole = {**self.layer, **self.joined, **self.unchanged}
+            if rest in whole:
+                return prefix, whole[rest], 0, 1
             if rest in self.fused:
                 ours, place = self.fused[rest]
                 return prefix, ours, place, _num_parts(ours, self.fused)

@@ -12,6 +12,7 @@ from python_multipart.multipart import parse_options_header
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
+from headwater.services.runtime.batch_endpoints import BATCH_ENDPOINTS
 from headwater.services.runtime.errors import (
     BadRequest,
     LimitExceeded,
@@ -22,7 +23,6 @@ from headwater.services.runtime.errors import (
 from ..buckets import or_unavailable
 from ..jobs.batches.files import Files
 from ..jobs.batches.ledger import Ledger
-from ..jobs.batches.lines import ENDPOINTS
 from ..jobs.batches.records import OVER, Batch, File, Kept, new_id, now
 from ..jobs.tenant_storage import TenantStorage
 from ..openai.batch_schema import NewBatch
@@ -224,7 +224,7 @@ class BatchSurface:
         await exchange.reply_json(kept.batch)
 
     async def cancel_batch(self, exchange: Exchange) -> None:
-        """Its runner, or the next one, ends it with the results that there are."""
+        """The gateway that runs the batch ends it with the results that exist."""
         tenant = self._callers.identify(exchange).tenant
         with or_unavailable():
             kept = await self._ledger.change(tenant.key, exchange.path_params["id"], _cancel)
@@ -259,8 +259,8 @@ def _cancel(kept: Kept) -> None:
 
 def _checked(asked: NewBatch) -> int:
     """Hours of its window. Raises `BadRequest`."""
-    if asked.endpoint not in ENDPOINTS:
-        raise BadRequest.of("endpoint", asked.endpoint, ", ".join(ENDPOINTS))
+    if asked.endpoint not in BATCH_ENDPOINTS:
+        raise BadRequest.of("endpoint", asked.endpoint, ", ".join(BATCH_ENDPOINTS))
     number = asked.completion_window[:-1]
     unit = asked.completion_window[-1:]
     is_number = number.isascii() and number.isdigit() and len(number) <= 3

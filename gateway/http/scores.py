@@ -6,7 +6,6 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from headwater.proto import common_pb2
-from headwater.services.runtime.errors import BadRequest
 from headwater.services.runtime.served_model import CLASSIFY
 
 from ..openai.decode import decode
@@ -66,7 +65,7 @@ class ScoreSurface:
     async def score(self, exchange: Exchange) -> None:
         caller, asked = await self._asked(exchange, ScoreRequest)
         scored = score_pairs(asked)
-        await self._run(exchange, caller, scored.run(self._cluster, caller), "text_1")
+        await self._run(exchange, caller, scored.run(self._cluster, caller))
         await exchange.reply_json(score_reply(asked, scored, caller.request_id))
 
     async def classify(self, exchange: Exchange) -> None:
@@ -82,7 +81,7 @@ class ScoreSurface:
             cache_salt="",
             endpoint="classify",
         )
-        await self._run(exchange, caller, embedding.run(self._cluster, caller), "input")
+        await self._run(exchange, caller, embedding.run(self._cluster, caller))
         await exchange.reply_json(classify_reply(asked, embedding, caller.request_id))
 
     async def pooling(self, exchange: Exchange) -> None:
@@ -90,13 +89,13 @@ class ScoreSurface:
         embedding = to_embedding(asked, self._cluster.max_choices)
         embedding.normalize = bool(asked.normalize)
         embedding.endpoint = "pooling"
-        await self._run(exchange, caller, embedding.run(self._cluster, caller), "input")
+        await self._run(exchange, caller, embedding.run(self._cluster, caller))
         await exchange.reply_json(pooling_reply(asked.model, embedding, caller.request_id))
 
     async def _rerank(self, exchange: Exchange, *, shows_documents: bool) -> None:
         caller, asked = await self._asked(exchange, RerankRequest)
         scored = rerank_pairs(asked)
-        await self._run(exchange, caller, scored.run(self._cluster, caller), "documents")
+        await self._run(exchange, caller, scored.run(self._cluster, caller))
         await exchange.reply_json(
             rerank_reply(asked, scored, caller.request_id, shows_documents=shows_documents)
         )
@@ -113,13 +112,10 @@ class ScoreSurface:
         return caller, asked
 
     async def _run(
-        self, exchange: Exchange, caller: Caller, work: Coroutine[Any, Any, None], name: str
+        self, exchange: Exchange, caller: Caller, work: Coroutine[Any, Any, None]
     ) -> None:
-        """Awaits the work within the caller's deadline. `name`: field of the texts, for errors."""
-        try:
-            async with caller.within_deadline():
-                await exchange.unless_client_leaves(
-                    work, silence=self._silence, on_silence=Silence(None).tick
-                )
-        except BadRequest as error:
-            raise error.in_words_of({"input": name}) from None
+        """Awaits the work within the caller's deadline."""
+        async with caller.within_deadline():
+            await exchange.unless_client_leaves(
+                work, silence=self._silence, on_silence=Silence(None).tick
+            )

@@ -37,7 +37,17 @@ class ScoringBody(Body, kw_only=True):
     ) = None
 
 
-class RerankRequest(ScoringBody, kw_only=True):
+class PairBody(ScoringBody, kw_only=True):
+    """Fields of every body of pairs."""
+
+    instruction: (
+        Annotated[str, Meta(max_length=8192, description="a string of up to 8192 characters")]
+        | None
+    ) = None
+    """Question by which the model judges a pair, where its template reads one."""
+
+
+class RerankRequest(PairBody, kw_only=True):
     """The body of POST /rerank, /v1/rerank and /v2/rerank."""
 
     query: Annotated[str, Meta(description="a string")]
@@ -48,7 +58,7 @@ class RerankRequest(ScoringBody, kw_only=True):
     return_documents: Flag | None = None
 
 
-class ScoreRequest(ScoringBody, kw_only=True):
+class ScoreRequest(PairBody, kw_only=True):
     """The body of POST /score and /v1/score."""
 
     text_1: Texts
@@ -69,14 +79,9 @@ def truncation_of(asked: ScoringBody) -> int | None:
 
 def rerank_pairs(asked: RerankRequest) -> PairScores:
     """Raises `BadRequest`."""
-    BadRequest.unless(asked.documents, "documents", [], "at least one document")
-    if asked.top_n is not None and asked.top_n < 1:
-        raise BadRequest.of("top_n", asked.top_n, "at least 1")
-    return PairScores(
-        model=asked.model,
-        pairs=[(asked.query, _text_of(document)) for document in asked.documents],
-        truncate_prompt_tokens=truncation_of(asked),
-        endpoint="rerank",
+    documents = list(map(_text_of, asked.documents))
+    return PairScores.of_documents(
+        asked.model, asked.query, documents, asked.top_n, **_judged_by(asked)
     )
 
 
@@ -84,21 +89,14 @@ def score_pairs(asked: ScoreRequest) -> PairScores:
     """Raises `BadRequest`."""
     firsts = [asked.text_1] if isinstance(asked.text_1, str) else asked.text_1
     seconds = [asked.text_2] if isinstance(asked.text_2, str) else asked.text_2
-    BadRequest.unless(firsts, "text_1", firsts, "at least one text")
-    if len(firsts) not in (1, len(seconds)) or not seconds:
-        raise BadRequest(
-            "text_2",
-            f"text_1 has {len(firsts)} texts and text_2 has {len(seconds)}; allowed: one text_1, "
-            "or as many as text_2",
-        )
-    if len(firsts) == 1:
-        firsts = firsts * len(seconds)
-    return PairScores(
-        model=asked.model,
-        pairs=list(zip(firsts, seconds, strict=True)),
-        truncate_prompt_tokens=truncation_of(asked),
-        endpoint="score",
-    )
+    return PairScores.of_texts(asked.model, firsts, seconds, **_judged_by(asked))
+
+
+def _judged_by(asked: PairBody) -> dict[str, Any]:
+    return {
+        "truncate_prompt_tokens": truncation_of(asked),
+        "instruction": asked.instruction or "",
+    }
 
 
 def texts_to_classify(asked: ClassifyRequest) -> list[processor_pb2.Prompt]:
@@ -114,7 +112,6 @@ def rerank_reply(
     """Documents, the best first; of equal ones the first. `shows_documents`: unless the client says
     otherwise."""
     scores = scored.scores
-    ranked = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[: asked.top_n]
     shows = shows_documents if asked.return_documents is None else asked.return_documents
     return {
         "id": f"rerank-{request_id}",
@@ -122,7 +119,7 @@ def rerank_reply(
         "results": [
             {"index": i, "relevance_score": scores[i]}
             | ({"document": {"text": _text_of(asked.documents[i])}} if shows else {})
-            for i in ranked
+            for i in scored.ranked(asked.top_n)
         ],
         "usage": _usage(scored.num_prompt_tokens),
         "meta": {"tokens": {"input_tokens": scored.num_prompt_tokens}},

@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from google.protobuf.message import Message
+
 from headwater.proto import common_pb2, inference_pb2, processor_pb2
 from headwater.services.runtime import errors
 
@@ -41,9 +43,9 @@ def prompt_of(request: Asked) -> processor_pb2.Prompt:
     )
 
 
-def optional(request: Asked | inference_pb2.EmbedRequest, field: str) -> Any:
+def optional(request: Message, field: str) -> Any:
     """Value of a field; None where it is not set."""
-    return getattr(request, field) if request.HasField(field) else None  # type: ignore[arg-type] # any of them
+    return getattr(request, field) if request.HasField(field) else None
 
 
 def reply_head(generation: Generation, request: Asked) -> dict[str, Any]:

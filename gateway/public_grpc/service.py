@@ -27,6 +27,7 @@ from ..request.sinks import Gathered, OrderedQueue, Piece, PieceQueue
 from ..stages.stream_context import Found, StreamContext, StreamKind, StreamNotKept
 from ..tenancy.caller import MAX_PRIORITY, Caller
 from ..tenancy.tenants import Identity
+from . import scores
 from .call_standings import CallStandings
 from .messages import (
     Asked,
@@ -42,7 +43,7 @@ from .messages import (
 )
 
 Context = grpc.aio.ServicerContext[Any, Any]
-Working = Asked | inference_pb2.EmbedRequest
+Working = Asked | inference_pb2.EmbedRequest | scores.Pairs
 Pieces = AsyncIterator[tuple[Generation, Piece | Choice | None]]
 ChunkT = TypeVar("ChunkT", inference_pb2.ChatChunk, inference_pb2.CompleteChunk)
 
@@ -131,8 +132,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 if request.sampling.echo:
                     echo = await self._echo(generation) if echo is None else echo
                     chunk.text = echo + chunk.text
-                for scores in score_chunks(generation, chunk):
-                    yield scores
+                for scored in score_chunks(generation, chunk):
+                    yield scored
             yield chunk
 
     async def Resume(
@@ -190,6 +191,24 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 prompt_tokens=embedding.num_prompt_tokens, cached_tokens=embedding.num_cached_tokens
             ),
         )
+
+    async def Rerank(
+        self, request: inference_pb2.RerankRequest, context: Context
+    ) -> inference_pb2.RerankReply:
+        caller = self._admit(request, context)
+        scored = scores.rerank_pairs(request)
+        async with caller.within_deadline():
+            await scored.run(self._cluster, caller)
+        return scores.rerank_reply(request, scored, caller)
+
+    async def Score(
+        self, request: inference_pb2.ScoreRequest, context: Context
+    ) -> inference_pb2.ScoreReply:
+        caller = self._admit(request, context)
+        scored = scores.score_pairs(request)
+        async with caller.within_deadline():
+            await scored.run(self._cluster, caller)
+        return scores.score_reply(request, scored, caller)
 
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: Context

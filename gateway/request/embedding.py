@@ -4,7 +4,7 @@ results."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from headwater.proto import common_pb2, processor_pb2
@@ -41,6 +41,8 @@ class Embedding:
     prompt_name: str | None = None
     cache_salt: str
     endpoint: str = "embeddings"
+    check_labels: Callable[[Sequence[str]], None] = lambda labels: None
+    """Called with the model's labels before anything is computed. Raises `BadRequest`."""
     generations: list[Generation] = field(default_factory=list)
 
     async def run(self, cluster: Cluster, caller: Caller) -> None:
@@ -72,6 +74,7 @@ class Embedding:
             await prepare_all(cluster, self.generations)
         except BadRequest as error:
             raise error.in_words_of({"prompt": "input", "messages": "input"}) from None
+        self.check_labels(self.labels)
         if self.endpoint == "embeddings" and self.labels:
             raise BadRequest(
                 "model",

@@ -6,7 +6,9 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field as own_field
+from typing import Any
 
 from headwater.proto import common_pb2, processor_pb2
 from headwater.services.runtime.errors import BadRequest
@@ -40,16 +42,56 @@ class PairScores:
     model: str
     pairs: Sequence[tuple[str, str]]
     truncate_prompt_tokens: int | None = None
+    instruction: str = ""
+    """Question by which the model judges; empty: that of its template."""
     endpoint: str
-    _run: Embedding = field(init=False)
-    _scores: list[float] = field(init=False)
+    field: str
+    """Name of the field of the second texts, for errors."""
+    _run: Embedding = own_field(init=False)
+    _scores: list[float] = own_field(init=False)
+
+    @classmethod
+    def of_documents(
+        cls, model: str, query: str, documents: Sequence[str], top_n: int | None, **more: Any
+    ) -> PairScores:
+        """Scores of a query with each document. Raises `BadRequest`."""
+        BadRequest.unless(documents, "documents", [], "at least one document")
+        if top_n is not None and top_n < 1:
+            raise BadRequest.of("top_n", top_n, "at least 1")
+        pairs = [(query, document) for document in documents]
+        return cls(model=model, pairs=pairs, endpoint="rerank", field="documents", **more)
+
+    @classmethod
+    def of_texts(
+        cls, model: str, firsts: Sequence[str], seconds: Sequence[str], **more: Any
+    ) -> PairScores:
+        """Scores of each first text with the second one of its place. Raises `BadRequest`."""
+        BadRequest.unless(firsts, "text_1", firsts, "at least one text")
+        if len(firsts) not in (1, len(seconds)) or not seconds:
+            raise BadRequest(
+                "text_2",
+                f"text_1 has {len(firsts)} texts and text_2 has {len(seconds)}; allowed: one "
+                "text_1, or as many as text_2",
+            )
+        all_firsts = [firsts[0]] * len(seconds) if len(firsts) == 1 else firsts
+        pairs = list(zip(all_firsts, seconds, strict=True))
+        return cls(model=model, pairs=pairs, endpoint="score", field="text_2", **more)
 
     async def run(self, cluster: Cluster, caller: Caller) -> None:
         """Raises the named error of the first pair that fails."""
-        if check_task(cluster, caller.tenant, self.model, CLASSIFY, EMBED) == CLASSIFY:
-            await self._classify(cluster, caller)
-        else:
-            await self._compare(cluster, caller)
+        is_classifier = check_task(cluster, caller.tenant, self.model, CLASSIFY, EMBED) == CLASSIFY
+        try:
+            if is_classifier:
+                await self._classify(cluster, caller)
+            else:
+                await self._compare(cluster, caller)
+        except BadRequest as error:
+            raise error.in_words_of({"input": self.field}) from None
+
+    def ranked(self, top_n: int | None) -> list[int]:
+        """Places of the pairs, the best first; of equal ones the first."""
+        scores = self._scores
+        return sorted(range(len(scores)), key=lambda i: (-scores[i], i))[:top_n]
 
     @property
     def scores(self) -> list[float]:
@@ -62,20 +104,26 @@ class PairScores:
         return self._run.num_prompt_tokens
 
     async def _classify(self, cluster: Cluster, caller: Caller) -> None:
-        prompts = [processor_pb2.Prompt(text=first, pair=second) for first, second in self.pairs]
+        prompts = [
+            processor_pb2.Prompt(text=first, pair=second, instruction=self.instruction)
+            for first, second in self.pairs
+        ]
         await self._vectors(prompts, cluster, caller, normalize=False)
-        vectors = self._run.vectors
-        num_labels = len(vectors[0])
-        if num_labels != 1:
+        self._scores = [sigmoid(logit) for [logit] in self._run.vectors]
+
+    def _check_labels(self, labels: Sequence[str]) -> None:
+        if len(labels) > 1:
             raise BadRequest(
                 "model",
-                f"the model {self.model!r} has {num_labels} labels; allowed: one label, or "
+                f"the model {self.model!r} has {len(labels)} labels; allowed: one label, or "
                 "/classify",
             )
-        self._scores = [sigmoid(logit) for [logit] in vectors]
 
     async def _compare(self, cluster: Cluster, caller: Caller) -> None:
         """Embeds each text once."""
+        if self.instruction:
+            allowed = "none with a model that embeds"
+            raise BadRequest.of("instruction", self.instruction, allowed)
         places = {text: i for i, text in enumerate(dict.fromkeys(_texts(self.pairs)))}
         prompts = [processor_pb2.Prompt(text=text) for text in places]
         await self._vectors(prompts, cluster, caller, normalize=True)
@@ -102,6 +150,7 @@ class PairScores:
             truncate_prompt_tokens=self.truncate_prompt_tokens,
             cache_salt="",
             endpoint=self.endpoint,
+            check_labels=self._check_labels,
         )
         await self._run.run(cluster, caller)
 

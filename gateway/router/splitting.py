@@ -60,9 +60,8 @@ class Splitting:
     def _hand_over_seconds(
         self, replica: Replica, parts: Parts, num_tokens: int, rates: Rates
     ) -> float:
-        """Blocks are pulled beside the prefill of later chunks, as far as it takes: those of the
-        last chunk come behind it. Then the other replica computes one step more than the chosen one
-        would have."""
+        """Blocks are pulled while later chunks are prefilled; blocks of the last chunk are pulled
+        after it. Then the other replica computes one step more than the chosen one would have."""
         pulled = min(each.seconds_per_pulled_token(rates) for each in self._others)
         num_left = min(num_tokens, replica.load.reported.max_chunk_tokens or num_tokens)
         return max(num_left * pulled, num_tokens * pulled - parts.own) + parts.slow
@@ -73,9 +72,9 @@ class Splitting:
     def successor(
         self, chosen: Replica, seen: Collection[Candidate], num_tokens: int, rates: Rates
     ) -> Member | None:
-        """The replica that goes on soonest with what the chosen one begins, as far as is known now;
-        None where the chosen one does all of it. Of those that are about as good, the one with
-        fewest requests."""
+        """The replica that would continue soonest what the chosen replica prefills, by present
+        loads; None if the chosen replica keeps the request. Of nearly equal replicas, the one with
+        the fewest requests."""
         if chosen.role != PREFILL or self._is_lent:
             return None
         others = {

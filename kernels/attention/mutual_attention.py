@@ -26,8 +26,10 @@ def mutual_attention(
     tiles: torch.Tensor,
     head_dim: int,
     distance_bias: torch.Tensor | None = None,
+    qkv_bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See `mutual_attention_twin`; tiles as `text_tiles` makes them of the counts."""
+    """See `mutual_attention_twin`; tiles as `text_tiles` makes them of the counts. qkv_bias [3 Hq
+    D] is added to qkv."""
     num_tokens = qkv.shape[0]
     width = qkv.shape[1] // 3
     out = qkv.new_empty(num_tokens, width)
@@ -37,6 +39,7 @@ def mutual_attention(
         out,
         tiles,
         qkv if distance_bias is None else distance_bias,
+        qkv if qkv_bias is None else qkv_bias,
         base_2_scale(None, head_dim),
         width,
         0 if distance_bias is None else distance_bias.shape[1],
@@ -45,6 +48,7 @@ def mutual_attention(
         QUERIES=QUERIES,
         KEYS=KEYS,
         HAS_BIAS=distance_bias is not None,
+        HAS_QKV_BIAS=qkv_bias is not None,
         PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32",
         num_warps=8,
         num_stages=3 if head_dim <= 64 else 2,
@@ -72,6 +76,7 @@ def _attend_texts(
     p_out,
     p_tiles,
     p_bias,
+    p_qkv_bias,
     scale,
     width,
     bias_width,
@@ -80,6 +85,7 @@ def _attend_texts(
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    HAS_QKV_BIAS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     p_tile = p_tiles + 3 * tl.program_id(0)
@@ -93,6 +99,11 @@ def _attend_texts(
     p_text = p_qkv + first * 3 * width + head * HEAD_DIM
     in_queries = (o_q < count)[:, None] & in_head[None]
     b_q = tl.load(p_text + o_q[:, None] * 3 * width + o_d[None], mask=in_queries, other=0.0)
+    p_own_bias = p_qkv_bias + head * HEAD_DIM + o_d
+    if HAS_QKV_BIAS:
+        b_q_bias = tl.load(p_own_bias, mask=in_head, other=0.0).to(tl.float32)
+        b_q = (b_q.to(tl.float32) + b_q_bias[None]).to(b_q.dtype)
+        # That of keys adds one number to all scores of a query, which changes no weight.
     b_max = tl.full([QUERIES], -float("inf"), tl.float32)
     b_sum = tl.zeros([QUERIES], tl.float32)
     b_out = tl.zeros([QUERIES, BLOCK_D], tl.float32)
@@ -116,8 +127,12 @@ def _attend_texts(
         b_weighted = tl.dot(b_weights.to(b_v.dtype), b_v, input_precision=PRECISION)
         b_out = b_out * b_kept[:, None] + b_weighted
         b_max = b_new
+    b_out = b_out / b_sum[:, None]
+    if HAS_QKV_BIAS:
+        # Weights of a query sum to 1.
+        b_out += tl.load(p_own_bias + 2 * width, mask=in_head, other=0.0).to(tl.float32)[None]
     p_row = p_out + (first + o_q)[:, None] * width + head * HEAD_DIM + o_d[None]
-    tl.store(p_row, (b_out / b_sum[:, None]).to(p_out.dtype.element_ty), mask=in_queries)
+    tl.store(p_row, b_out.to(p_out.dtype.element_ty), mask=in_queries)
 
 
 def mutual_attention_twin(
@@ -128,7 +143,7 @@ def mutual_attention_twin(
 ) -> torch.Tensor:
     """qkv [T, 3 Hq D] of texts of counts[i] tokens → [T, Hq D]. Scores are scaled by 1 / sqrt(D).
     distance_bias float32 [Hq, 2 L − 1] is added to them: column L − 1 + d is that of a key d
-    positions behind its query."""
+    positions after its query."""
     outs = []
     for text in torch.split(qkv.double(), list(counts)):
         q, k, v = text.unflatten(1, (3, -1, head_dim)).permute(1, 2, 0, 3)

@@ -33,7 +33,7 @@ ROW_TILES = {
     32: (RowTiles(32, 128, 64, 4, 5, wide=True), RowTiles(32, 128, 64, 4, 5, wide=True)),
     64: (RowTiles(64, 64, 64, 4, 4, wide=True), RowTiles(64, 128, 64, 8, 4, wide=True)),
 }
-"""Tiles of gated products and of those behind them, by the number of rows in a tile. Measured on an
+"""Tiles of gated products and of those after them, by the number of rows in a tile. Measured on an
 H200 with 128 experts of 768 and 2,048 (2026-11-29): all read weights at 3.5 to 4.4 TB/s."""
 FLOAT32_TILES = RowTiles(16, 64, 32, 4, 3)
 """Tiles of float32, which no matrix unit multiplies."""
@@ -113,7 +113,7 @@ def _by_rows(
 
 
 def choose(num_pairs: int, num_experts: int) -> tuple[RowTiles, RowTiles]:
-    """Tiles of gated products and of those behind them: `FEW_TILES` of few pairs, else the smallest
+    """Tiles of gated products and of those after them: `FEW_TILES` of few pairs, else the smallest
     that have twice the rows of an expert on average, or the largest."""
     if num_pairs <= PAIRS[0]:
         return FEW_TILES

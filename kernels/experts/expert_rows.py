@@ -263,12 +263,13 @@ def _expert_rows(
     STAGES: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """A row of x is that of SHARED_BY pairs."""
+    """A row of x serves SHARED_BY pairs."""
     i_slot = tl.program_id(0)
     o_n = tl.program_id(1) * BLOCK_N
     o_m = tl.arange(0, BLOCK_M)
     if LINES:
-        # The kernel before this one started behind the one that chose the experts.
+        # The preceding kernel started after the kernel that chose the experts, so the choice is
+        # complete.
         asked, _, count = _find_rows(p_experts, num_pairs, i_slot, PAIRS, BY_PAIR)
         if count > 0:
             _ask_for_weights(p_weight, asked * n + o_n, k, BLOCK_N, LINES, LINES_BLOCK, DEPENDENT)

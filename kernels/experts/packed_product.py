@@ -135,7 +135,7 @@ def launch_all_tiles(
     part: ExpertPart = ALL,
     early_tokens: int,
 ) -> None:
-    """As `expert_product.launch_all_tiles`; matrices are expanded once more for the kernels that
+    """Like `expert_product.launch_all_tiles`; matrices are expanded once more for the kernels that
     multiply by them."""
     device = gate_up.words.device
     bounds = [rows * num_experts // 2 for each, rows in TILES if each == gate_up.bits]

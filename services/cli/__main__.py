@@ -152,7 +152,12 @@ Port = Annotated[int, option_of("port")]
 GrpcPort = Annotated[int, option_of("grpc_port")]
 DEFAULT_PORT = default_of("port")
 DEFAULT_GRPC_PORT = default_of("grpc_port")
-Model = Annotated[str, option_of("model")]
+Model = Annotated[
+    str,
+    typer.Option(
+        envvar="HEADWATER_MODEL", help="Demo model, Hugging Face id, model folder or .gguf file."
+    ),
+]
 Revision = Annotated[str | None, option_of("revision")]
 Dtype = Annotated[str, option_of("dtype")]
 Quantization = Annotated[str, option_of("quantization")]

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+from ..runtime.batch_endpoints import BATCH_ENDPOINTS
+
 ANSWERED = 200
 """Status of a request that has its answer."""
 
@@ -53,13 +54,13 @@ def _line_of(path: Path, number: int, text: str) -> Line:
     given = given if isinstance(given, dict) else {}
     line = Line(
         custom_id=given.get("custom_id", ""),
-        url=given.get("url", ENDPOINTS[0]),
+        url=given.get("url", BATCH_ENDPOINTS[0]),
         body=given.get("body", {}),
     )
     checks = {
         "custom_id": (isinstance(line.custom_id, str) and line.custom_id, "a string, not empty"),
         "method": (given.get("method", "POST") == "POST", "POST"),
-        "url": (line.url in ENDPOINTS, ", ".join(ENDPOINTS)),
+        "url": (line.url in BATCH_ENDPOINTS, ", ".join(BATCH_ENDPOINTS)),
         "body": (isinstance(line.body, dict) and line.body, "the object that the endpoint takes"),
     }
     for name, (is_met, allowed) in checks.items():

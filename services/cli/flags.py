@@ -86,4 +86,6 @@ def _is_tuple(hint: Any) -> bool:
 def _default(field: dataclasses.Field[Any]) -> Any:
     if field.default_factory is not dataclasses.MISSING:
         return inspect.Parameter.empty
-    return None if field.default == () else field.default
+    if isinstance(field.default, tuple):
+        return list(field.default) or None
+    return field.default

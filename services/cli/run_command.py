@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,12 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from ..models.manifest import ModelManifest
 from ..runtime.printable import shown
 from ..runtime.progress import ProgressBars
 from ..runtime.settings import require
 from ..runtime.tasks import owned_task
 from ..stack.fork_servers import ForkServers, fork_servers
+from ..stack.memory_shares import StartedModel
 from ..stack.settings import StackSettings
 from . import chat as chat_room
 from .base_url import api_of, gateway_of
@@ -46,11 +47,11 @@ NOT_ALONE = (
     "tokenizer_info",
     "trust_forwarded_prefix",
 )
-"""Settings of `headwater up` for clients other than the file: a deployment that serves it alone has
-none of them."""
+"""Settings of `headwater up` that `headwater run` does not take, since its deployment serves no
+other clients."""
 ADMIN_KEY = "HEADWATER_ADMIN_KEY"
 ALONE: dict[str, Any] = {"port": 0, "grpc_port": 0}
-"""It listens on free ports."""
+"""Settings of a deployment without clients of its own: it listens on free ports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,20 +107,20 @@ def _run_alone(
     run: BatchRun, options: RunOptions, settings: StackSettings, console: Console
 ) -> None:
     """Starts a deployment with a state folder of its own, and ends it when all is answered."""
-    # It would ask for keys, and nobody has added a tenant to it.
+    # The deployment would ask for keys, and has no tenants.
     os.environ.pop(ADMIN_KEY, None)
     with tempfile.TemporaryDirectory(prefix="headwater-run-") as folder:
         settings = replace(settings, state_dir=Path(folder), **ALONE).resolved()
         with fork_servers(settings) as forks:
-            settings, model_folder = pulled(settings, console)
-            asyncio.run(_run_in(run, options, settings, model_folder, console, forks))
+            settings, models = pulled(settings, console)
+            asyncio.run(_run_in(run, options, settings, models, console, forks))
 
 
 async def _run_in(
     run: BatchRun,
     options: RunOptions,
     settings: StackSettings,
-    model_folder: Path,
+    models: Sequence[StartedModel],
     console: Console,
     forks: ForkServers,
 ) -> None:
@@ -127,11 +128,9 @@ async def _run_in(
     # HTTP take.
     from ..stack.local_stack import LocalStack  # noqa: PLC0415
 
-    name = settings.served_model_name or ModelManifest.read(model_folder).name
     stack = LocalStack(
         settings,
-        model_folder,
-        name,
+        models,
         report=lambda what: console.print(f"[yellow]{shown(what)}"),
         forks=forks,
     )

@@ -23,14 +23,16 @@ from rich.console import Console
 
 from ..models import store as model_store
 from ..models.manifest import ModelManifest
+from ..models.model_place import read_places
 from ..runtime.hardware import has_gpu_driver
 from ..runtime.owner_file import own_folder
 from ..runtime.printable import shown
 from ..runtime.progress import ProgressBars
-from ..runtime.settings import SettingError
+from ..runtime.settings import SettingError, require
 from ..runtime.unread_variables import unread_variables
 from ..stack.cluster_record import ClusterRecord
 from ..stack.fork_servers import ForkServers, fork_servers
+from ..stack.memory_shares import StartedModel
 from ..stack.settings import StackSettings
 from ..stack.stack_error import StackError
 
@@ -48,15 +50,16 @@ def up(settings: StackSettings, console: Console) -> int:
     if settings.device == "cuda" and settings.executor != "simulated" and not has_gpu_driver():
         raise SettingError("device", settings.device, "a device of this machine, or auto")
     with _own_state_folder(settings.state_dir), fork_servers(settings) as forks:
-        settings, folder = pulled(settings, console)
-        if rounding := ModelManifest.read(folder).rounding:
-            console.print(shown(rounding))
-        return asyncio.run(_run(settings, folder, console, began, forks))
+        settings, models = pulled(settings, console)
+        for model in models:
+            if rounding := ModelManifest.read(model.folder).rounding:
+                console.print(shown(rounding))
+        return asyncio.run(_run(settings, models, console, began, forks))
 
 
-def pulled(settings: StackSettings, console: Console) -> tuple[StackSettings, Path]:
-    """The settings with a draft model's folder, and the folder of the model. Raises what pulling a
-    model raises."""
+def pulled(settings: StackSettings, console: Console) -> tuple[StackSettings, list[StartedModel]]:
+    """The settings with a draft model's folder, and the models, the first one first. Raises what
+    pulling a model raises, and `SettingError` for two of one name."""
     with ProgressBars(console) as bars:
         pull = partial(
             model_store.pull,
@@ -65,31 +68,40 @@ def pulled(settings: StackSettings, console: Console) -> tuple[StackSettings, Pa
             dtype=settings.dtype,
             device=settings.device,
         )
-        folder = pull(
-            settings.model,
-            revision=settings.revision,
-            quantization=settings.quantization,
-            calibration=settings.calibration,
-            model_code=settings.model_code,
-        )
+        models = []
+        for place in read_places(settings.model):
+            folder = pull(
+                place.place,
+                revision=settings.revision,
+                quantization=settings.quantization,
+                calibration=settings.calibration,
+                model_code=settings.model_code,
+            )
+            name = place.name or settings.served_model_name
+            models.append(StartedModel.of(folder, name))
         if settings.draft_model is not None:
             settings = replace(settings, draft_model=str(pull(settings.draft_model)))
-    return settings, folder
+    names = [model.name for model in models]
+    allowed = "models with names of their own, as NAME=MODEL"
+    require(len(set(names)) == len(names), "model", ", ".join(names), allowed)
+    return settings, models
 
 
 async def _run(
-    settings: StackSettings, folder: Path, console: Console, began: float, forks: ForkServers
+    settings: StackSettings,
+    models: list[StartedModel],
+    console: Console,
+    began: float,
+    forks: ForkServers,
 ) -> int:
     # Servers of forks import beside this process: they are started before it imports what NATS and
     # HTTP take.
     from ..stack.local_stack import LocalStack  # noqa: PLC0415
 
-    served_name = settings.served_model_name or ModelManifest.read(folder).name
     stopping = asyncio.Event()
     stack = LocalStack(
         settings,
-        folder,
-        served_name,
+        models,
         report=lambda what: console.print(f"[yellow]{shown(what)}"),
         forks=forks,
     )
@@ -100,6 +112,9 @@ async def _run(
                 return INTERRUPTED
         assert stack.record is not None
         _tell(console, stack.record, settings, time.monotonic() - began)
+        if len(models) > 1:
+            names = ", ".join(model.name for model in models[1:])
+            console.print(f"beside it: [bold]{shown(names)}[/]\n")
         await _unless(stopping, stack.run())
         console.print("stopping: running answers may end (Ctrl-C again: at once)")
         return 0

@@ -90,7 +90,7 @@ class CoreClient:
     @classmethod
     @contextlib.asynccontextmanager
     async def running(cls, settings: EngineSettings) -> AsyncIterator[CoreClient]:
-        """A core for the length of a scope."""
+        """A core inside the `with` block."""
         # Not the same for all: engines that stand still by one cause are not killed at once, and
         # the first may end it.
         link = cls(settings.hang_limit * random.uniform(1, MAX_JITTER))
@@ -176,7 +176,7 @@ class CoreClient:
         return self._watch.may_be_in_step
 
     async def _kill_when_hung(self) -> None:
-        """Its end is then what any other death of a core is."""
+        """Kills a hung core. The rest is as after any other death of a core."""
         await self._watch.until_hung()
         assert self._process is not None
         structlog.get_logger().error(
@@ -218,8 +218,7 @@ class CoreClient:
             try:
                 self._take(decode_report(message))
             except Exception as fault:
-                # Reports behind it have tokens and ends of other requests, which nothing says
-                # again.
+                # Later reports hold tokens and ends of other requests, and no report is repeated.
                 structlog.get_logger().error("a report of the engine core failed", exc_info=fault)
 
     def _take(self, report: Report) -> None:

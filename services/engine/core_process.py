@@ -81,7 +81,10 @@ WAITING_SECONDS = 1.0
 REPEAT_SECONDS = 10.0
 """Between two words about a start that has come no further."""
 FACTS = ("dtype", "kv_format", "vocab_size", "numerics_id", "refused_fields")
-SIZES = ("block_size", "max_model_len", "max_num_seqs", "num_rows", "max_draft_tokens")
+SIZES = (
+    *("block_size", "max_model_len", "max_num_seqs", "num_rows", "max_draft_tokens"),
+    "blocks_seen",
+)
 """Facts of the model and limits of the engine that the server is told as they are."""
 QUIET_SECONDS = 0.05
 """Without a command after which an engine that has worked prepares later steps: who asks one thing
@@ -159,8 +162,8 @@ class LateReport:
 
 
 class WaitReports:
-    """Reports of a core that waits for blocks: from one that says nothing, its server concludes
-    that it hangs."""
+    """Sends reports while the core waits for blocks. Without reports the server would take the core
+    for hung."""
 
     def __init__(self, reports: RingWriter) -> None:
         self._reports = reports
@@ -296,7 +299,9 @@ def main() -> None:
         with contextlib.closing(engine):
             collector.leave_out_what_exists()
             reports.write(
-                encode(_ready(engine, config, facts, longest_step, drafters_of(settings), link))
+                encode(
+                    _ready(engine, config, facts, longest_step, drafters_of(settings, facts), link)
+                )
             )
             run(
                 engine,

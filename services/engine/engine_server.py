@@ -93,7 +93,7 @@ class EngineServer:
         self._is_open = True
 
     def session(self) -> AbstractContextManager[EngineSession]:
-        """A session for the length of a scope; leaving it cancels its streams."""
+        """A session inside the `with` block; leaving it cancels its streams."""
         return self._sessions.session(self)
 
     def check_open(self) -> None:
@@ -108,6 +108,7 @@ class EngineServer:
 
     def enter(self, request: NewRequest, grammar: bytes) -> None:
         self.num_prompt_tokens += len(request.prompt_ids)
+        self.adapters.note_use(request.adapter)
         if grammar:
             self.grammars.enter(request, grammar)
         else:

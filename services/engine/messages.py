@@ -149,7 +149,7 @@ class Progress(msgspec.Struct, tag="progress", array_like=True):
     done: int
     total: int
     at: float
-    """When the core said so, as time.time() tells it: the server may hear it later."""
+    """Time of the report on `time.time()`; the server may read it later."""
 
 
 class Ready(msgspec.Struct, tag="ready", array_like=True):
@@ -179,6 +179,8 @@ class Ready(msgspec.Struct, tag="ready", array_like=True):
     num_peer_rows: int = 0
     """Rows of the memory through which blocks go from and to other engines; 0: none do."""
     peer_row_bytes: int = 0
+    blocks_seen: tuple[int, ...] = ()
+    """See `EngineConfig.blocks_seen`."""
 
 
 class Failed(msgspec.Struct, tag="failed", array_like=True):

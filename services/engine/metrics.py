@@ -15,6 +15,8 @@ from headwater.engine_core.expert_figures import ExpertFigures
 from headwater.engine_core.parallel.rank_facts import RankFigures
 from headwater.engine_core.step_output import EngineLoad
 
+from .adapters import EngineAdapters
+
 _SECONDS = (
     0.0003,
     0.0006,
@@ -85,6 +87,8 @@ class Measured(Protocol):
     def expert_figures(self) -> ExpertFigures | None: ...
     @property
     def cache_config(self) -> Mapping[str, str]: ...
+    @property
+    def adapters(self) -> EngineAdapters: ...
 
 
 class EngineCollector(Collector):
@@ -153,6 +157,7 @@ class EngineCollector(Collector):
         yield from self._tiers(load)
         yield from self._speculation(load)
         yield from self._ranks(self._server.rank_figures)
+        yield from self._adapters(self._server.adapters)
         yield from self._experts(self._server.expert_figures)
         yield self._counter(
             "num_preemptions", "Requests that gave up their blocks", load.num_preemptions
@@ -207,6 +212,14 @@ class EngineCollector(Collector):
         for name, (text, field) in families.items() if figures else ():
             values = {str(rank): getattr(each, field) for rank, each in enumerate(figures)}
             yield self._labelled(name, text, "rank", values)
+
+    def _adapters(self, adapters: EngineAdapters) -> Iterator[Metric]:
+        yield self._gauge(
+            "adapter_host_bytes", "Host memory that adapters take, in bytes", adapters.num_bytes
+        )
+        yield self._counter(
+            "adapter_evictions", "Adapters that left host memory for others", adapters.num_evicted
+        )
 
     def _experts(self, figures: ExpertFigures | None) -> Iterator[Metric]:
         """Metrics of experts; none of a model without experts."""
@@ -317,7 +330,7 @@ class EngineCollector(Collector):
 
 @contextlib.contextmanager
 def collected(server: Measured, model_name: str) -> Iterator[None]:
-    """Shows the server to whoever scrapes this process, for the length of a scope."""
+    """Shows the server to whoever scrapes this process, inside the `with` block."""
     collector = EngineCollector(server, model_name)
     REGISTRY.register(collector)
     try:

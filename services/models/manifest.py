@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..runtime.served_model import GENERATE
+from ..runtime.served_model import CLASSIFY, GENERATE
 
 ROUNDED_KINDS = ("fp8", "int8", "int4")
 """Kinds that weights which are not packed can be rounded to when a model is converted."""
@@ -80,6 +80,12 @@ class ModelManifest:
     """Name of the one that does unless a request names another; empty: none does."""
     left_out: str = ""
     """Tensors of the checkpoint that are not used, for people; empty: there are none."""
+
+    @property
+    def has_cache(self) -> bool:
+        """Whether engines keep keys and values of it: encoders have none. Only a decoder's head of
+        labels reads the last token's state."""
+        return self.task == GENERATE or (self.task == CLASSIFY and self.pooling == "last")
 
     @classmethod
     def read(cls, folder: Path) -> ModelManifest:

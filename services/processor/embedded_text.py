@@ -69,7 +69,7 @@ def with_prompt(
 def fit_text(
     checked: common_pb2.Sampling, token_ids: list[int], model: TextModel, *, prompt_name: str
 ) -> list[int]:
-    """As `fit_context`, of a model that reads texts whole. A text that is cut keeps the special
+    """Like `fit_context`, for a model that reads texts whole. A text that is cut keeps the special
     tokens around it, and its beginning unless the client says otherwise."""
     if not checked.HasField("truncate_prompt_tokens"):
         return fit_context(checked, token_ids, model.limits, prompt_name=prompt_name)
@@ -88,34 +88,3 @@ def fit_text(
     if len(inner) > room:
         inner = inner[-room:] if checked.truncation_side == "left" else inner[:room]
     return fit_context(checked, [*first, *inner, *last], model.limits, prompt_name=prompt_name)
-
-
-def pair_ids(
-    checked: common_pb2.Sampling, model: TextModel, prompt: processor_pb2.Prompt
-) -> tuple[list[int], int]:
-    """Token ids of a pair of texts, and where those of the second type begin; 0: there are none.
-    Where the client has a pair cut, the end of its second text goes, and nothing else. Raises
-    `BadRequest` where the first text alone leaves no room."""
-    if model.task != CLASSIFY:
-        allowed = "one text, or a model that classifies pairs"
-        raise BadRequest("pair", f"the model {model.name!r} reads no pairs; allowed: {allowed}")
-    first, second = (
-        model.tokenizer.encode(text, add_special_tokens=False)
-        for text in (prompt.text, prompt.pair)
-    )
-    before, between, behind = model.tokenizer.around_pair
-    start = len(before) + len(first) + len(between)
-    if checked.HasField("truncate_prompt_tokens"):
-        asked = checked.truncate_prompt_tokens
-        checked.ClearField("truncate_prompt_tokens")
-        most = model.limits.max_model_len
-        room = min(most, most if asked == WHAT_FITS else asked) - start - len(behind)
-        if room < 1:
-            raise BadRequest.of(
-                "query",
-                f"{len(first)} tokens",
-                f"at most {len(first) + room - 1} beside a document",
-            )
-        second = second[:room]
-    ids = [*before, *first, *between, *second, *behind]
-    return ids, start if model.tokenizer.types_pairs else 0

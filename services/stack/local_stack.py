@@ -9,14 +9,14 @@ import errno
 import os
 import shutil
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
 import httpx
 
 from ..runtime.bus import Bus
 from ..runtime.cluster_key import using
+from ..runtime.hardware import least_gpu_memory, resolve_device, visible_gpus
 from ..runtime.kept_child import keeper_command
 from ..runtime.owner_file import own_folder
 from ..runtime.progress import Report
@@ -28,12 +28,14 @@ from .embedded import EmbeddedServer, start_nats, start_valkey
 from .fork_servers import NO_FORKS, ForkServers
 from .held_port import HeldPort, check_free
 from .log_files import keep_bounded, put_all_aside
+from .memory_shares import StartedModel, memory_shares, start_order
 from .model_manager import ModelManager
 from .model_stages import ENGINE_MODULE
 from .plan import StackPlan
 from .readiness import until_ready
 from .roles import Role
 from .settings import STACK_VARIABLES, StackSettings
+from .settings_beside import left_out, without_caches
 from .stack_error import StackError
 from .stage_process import (
     KeptStage,
@@ -65,8 +67,7 @@ class LocalStack:
     def __init__(
         self,
         settings: StackSettings,
-        model_folder: Path,
-        served_name: str,
+        models: Sequence[StartedModel],
         *,
         report: Callable[[str], None],
         forks: ForkServers = NO_FORKS,
@@ -76,8 +77,7 @@ class LocalStack:
         """Set: whoever still drains is killed."""
         self.record: ClusterRecord | None = None
         """Since the cluster is ready."""
-        self._model_folder = model_folder
-        self._served_name = served_name
+        self._models = models
         self._report = report
         self._forks = forks
         self._pipe = SupervisorPipe()
@@ -104,12 +104,26 @@ class LocalStack:
         prepare_token(settings.state_dir, os.environ)
         keep_master_key(settings.state_dir / MASTER_KEY_FILE)
         servers = await self._start_servers(report)
-        plan = StackPlan(settings, self._model_folder, self._served_name, port, grpc_port, servers)
-        await self._start_stages(plan, report)
+        shares = self._memory_shares()
+        first = self._models[0]
+        has_others = len(self._models) > 1
+        own = settings if first.has_cache or not has_others else without_caches(settings)
+        plan = StackPlan(
+            dataclasses.replace(own, **_share(shares, first)),
+            first.folder,
+            first.name,
+            port,
+            grpc_port,
+            servers,
+        )
+        for model in self._models if has_others else ():
+            if sentence := left_out(settings, model):
+                self._report(sentence)
+        await self._start_stages(plan, shares, report)
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         self.record = ClusterRecord(
             pid=os.getpid(),
-            model=self._served_name,
+            model=first.name,
             rest=f"{'https' if settings.tls_cert_file else 'http'}://{host}:{port}",
             grpc=f"{host}:{grpc_port}",
             nats_url=servers.nats(Role.OPERATOR),
@@ -133,7 +147,7 @@ class LocalStack:
                     await self._manager.run(bus, tasks)
 
     async def stop(self) -> None:
-        """Gateways drain first, then what stands behind them ends, all at once, the servers
+        """Gateways drain first, then what stands after them ends, all at once, the servers
         last."""
         remove_cluster(self.settings.state_dir)
         await self._end(self._gateways, SERVER_STOP_LIMIT + self.settings.drain_limit)
@@ -210,9 +224,27 @@ class LocalStack:
         )
         return servers
 
-    async def _start_stages(self, plan: StackPlan, report: Report) -> None:
-        """All at once: gateways find the stages behind them by their heartbeats."""
+    def _memory_shares(self) -> dict[str, float]:
+        """By model, its share of a GPU that several of them are on; empty: each has its own, or
+        what GPUs have is not known. Raises `StackError` where they do not fit."""
+        settings = self.settings
+        total = least_gpu_memory()
+        num_engines = len(self._models) - 1 + settings.rules.max_replicas
+        num_places = len(visible_gpus()) // settings.num_ranks
+        is_alone = len(self._models) == 1 or num_engines <= num_places
+        if resolve_device(settings.device) != "cuda" or is_alone or not total:
+            return {}
+        return memory_shares(self._models, total, settings.gpu_memory_utilization)
+
+    async def _start_stages(
+        self, plan: StackPlan, shares: Mapping[str, float], report: Report
+    ) -> None:
+        """All at once: gateways find the stages behind them by their heartbeats. Models that divide
+        a GPU's memory take theirs one after another."""
         first = self._manager.first(plan)
+        models = {first.name: first}
+        for each in self._models[1:]:
+            models[each.name] = self._manager.beside(each, **_share(shares, each))
         self._gateways = [
             self._stage(
                 f"gateway-{i}",
@@ -222,8 +254,16 @@ class LocalStack:
             )
             for i in range(self.settings.gateways)
         ]
-        await begin_all([*first.stages(), *self._gateways], report)
-        self._manager.serve(first)
+        if shares:
+            order = [models[each.name] for each in start_order(self._models)]
+            await begin_all([*order[0].stages(), *self._gateways], report)
+            for model in order[1:]:
+                await begin_all(model.stages(), report)
+        else:
+            stages = [stage for model in models.values() for stage in model.stages()]
+            await begin_all([*stages, *self._gateways], report)
+        for model in models.values():
+            self._manager.serve(model)
 
     def _stage(
         self,
@@ -268,7 +308,7 @@ class LocalStack:
             for kind, group in self._groups.items()
         }
         if len(self._manager.models()) > 1:
-            # An address does not say whose tokenizer an output processor has: heartbeats do.
+            # An address does not name the model of an output processor; its heartbeats do.
             del known["output-processor"]
         return plan.gateway(idx, known)
 
@@ -311,7 +351,8 @@ class LocalStack:
             try:
                 self._write_record()
             except OSError as fault:
-                # A full disk, say: no reason to give up what runs, or to leave what died as it is.
+                # An error such as a full disk must not end running processes, or leave dead ones
+                # unrestarted.
                 self._report(f"the cluster's record is out of date: {fault}")
 
     def _write_record(self) -> None:
@@ -328,3 +369,8 @@ class LocalStack:
         )
         self.record = dataclasses.replace(self.record, stages=stages)
         self.record.write(self.settings.state_dir)
+
+
+def _share(shares: Mapping[str, float], model: StartedModel) -> dict[str, float]:
+    """The setting by which a model has its share."""
+    return {"gpu_memory_utilization": shares[model.name]} if shares else {}

@@ -28,13 +28,15 @@ from ..runtime.model_name import PLACE_ALLOWED, check_model_name, is_model_place
 from ..runtime.settings import SettingError, require
 from ..runtime.tasks import owned_task, set_within
 from .embedded import EmbeddedServerError
+from .memory_shares import StartedModel
 from .model_pull import PullFailed, pull_model
 from .model_request import ModelRequest
-from .model_stages import ModelStages, StageMaker, State, prefix_of
+from .model_stages import ModelStages, StageMaker, State
 from .plan import StackPlan
 from .remembered_models import RememberedModels
 from .scaling import Scaler, ScaleRules, Sight
 from .settings import StackSettings
+from .settings_beside import left_out, plan_beside
 from .stage_process import StageDied, SupervisorPipe, begin_all
 
 LOOK_SECONDS = 0.25
@@ -91,8 +93,22 @@ class ModelManager:
         model.make_first_stages(plan)
         return model
 
+    def beside(self, started: StartedModel, **own: Any) -> ModelStages:
+        """Another model that the cluster starts with, as `first`. `own`: settings that it has for
+        itself."""
+        model = self._add(started.name, self._rules(ModelRequest(do="load")))
+        model.make_first_stages(self._plan_beside(started, **own))
+        return model
+
+    def _plan_beside(self, started: StartedModel, **own: Any) -> StackPlan:
+        assert self._plan is not None
+        return plan_beside(self._plan, self._settings, started, self._prefixes(), **own)
+
+    def _prefixes(self) -> set[str]:
+        return {each.plan.prefix for each in self.models() if each.plan is not None}
+
     def serve(self, model: ModelStages) -> None:
-        """Its first stages are ready."""
+        """Serves the model from when its first stages are ready."""
         model.state = State.SERVING
         model.progress = None
         model.scaler = Scaler(model.rules, self._now())
@@ -141,7 +157,7 @@ class ModelManager:
 
     async def _scale(self, bus: Bus, members: Members, tasks: asyncio.TaskGroup) -> None:
         while True:
-            # Without the bus nothing is seen: what is there stays.
+            # Without the bus no heartbeats arrive, so the known members stay.
             for model in self.models() if bus.connected else ():
                 if model.state is State.SERVING:
                     self._scale_one(model, members, tasks)
@@ -297,7 +313,10 @@ class ModelManager:
         known: it may only be out of reach for now."""
         if self._remembered.problem:
             self._report(self._remembered.problem)
-        for request in self._remembered:
+        for name, request in self._remembered.items():
+            if name in self._models:
+                # It is one of the models that the cluster starts with.
+                continue
             try:
                 self._load(request, tasks)
             except Refused as refusal:
@@ -334,31 +353,18 @@ class ModelManager:
         self._report(f"{model.name}: loading")
         try:
             folder = await pull_model(request.model, self._settings, self._supervisor, model.report)
-            taken = {each.plan.prefix for each in self.models() if each.plan is not None}
-            # Flags about the first model's own files and lengths count for it alone.
-            plan = replace(
-                self._plan,
-                settings=replace(
-                    self._settings,
-                    max_model_len=None,
-                    chat_template=None,
-                    tool_call_parser=None,
-                    reasoning_parser=None,
-                    generation_config=None,
-                    profile=None,
-                    draft_model=None,
-                    draft_heads=None,
-                    escape_special_tokens=self._settings.escape_special_tokens
-                    or request.escape_special_tokens,
-                    numerics=request.numerics or self._settings.numerics,
-                ),
-                model_folder=folder,
-                served_name=model.name,
-                prefix=prefix_of(model.name, taken),
-            )
+            started = StartedModel.of(folder, model.name)
+            if sentence := left_out(self._settings, started):
+                self._report(sentence)
+            own: dict[str, Any] = {}
+            if request.escape_special_tokens:
+                own["escape_special_tokens"] = True
+            if request.numerics is not None:
+                own["numerics"] = request.numerics
+            plan = self._plan_beside(started, **own)
             stages = model.make_first_stages(plan)
             await begin_all(stages, model.report)
-        except (PullFailed, StageDied, EmbeddedServerError, OSError) as fault:
+        except (PullFailed, ModelFolderError, StageDied, EmbeddedServerError, OSError) as fault:
             await self._end(model)
             model.state = State.FAILED
             model.problem = str(fault)
@@ -411,8 +417,8 @@ class ModelManager:
             self._report(f"{stage.name} has left")
 
     async def _end(self, model: ModelStages) -> None:
-        """The replicas first, those that are leaving included: until they are gone their requests
-        need text."""
+        """Ends replicas first, also those that are draining: until they end, their requests need
+        the text stages."""
         await asyncio.gather(
             *(self._retire(model, number) for number in [*model.engines, *model.leaving])
         )

@@ -29,6 +29,9 @@ class RememberedModels:
     def __iter__(self) -> Iterator[ModelRequest]:
         return iter(list(self._requests.values()))
 
+    def items(self) -> Iterator[tuple[str, ModelRequest]]:
+        return iter(list(self._requests.items()))
+
     def add(self, name: str, request: ModelRequest) -> None:
         if self._requests.get(name) != request:
             self._requests[name] = request

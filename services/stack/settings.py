@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from headwater.engine_core.system.usable_cores import usable_cores
@@ -18,6 +17,7 @@ from ..engine.settings import (
 )
 from ..models.calibration import BESIDE_KINDS, CALIBRATED_KINDS
 from ..models.demo_model import DEMO_NAME
+from ..models.model_place import check_models
 from ..models.store import default_cache_dir
 from ..runtime.advertise import check_host, is_loopback
 from ..runtime.hardware import default_replicas
@@ -53,11 +53,15 @@ SPLIT = ("prefill_replicas", "decode_replicas")
 TLS_FILES = ("tls_cert_file", "tls_key_file", "tls_client_ca_file")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StackSettings:
     """One deployment on this machine: what it serves, where it listens, how many of each stage."""
 
-    model: str = flag(DEMO_NAME, "Demo model, Hugging Face id, model folder or .gguf file.")
+    model: tuple[str, ...] = flag(
+        (DEMO_NAME,),
+        "Demo model, Hugging Face id, model folder or .gguf file; NAME=MODEL; repeatable.",
+        shown=DEMO_NAME,
+    )
     replicas: int | None = flag(
         None,
         "Engines (replicas) of the model; they share the machine.",
@@ -103,12 +107,14 @@ class StackSettings:
         "auto", "auto, headwater or transformers: whose modelling code computes the model."
     )
     speculation: str = engine_flag(
-        "speculation", "auto: draft tokens where that is faster, same answers; or off."
+        "speculation",
+        "auto: draft tokens where that is faster, same answers; mtp: by the model's own layer for "
+        "it; or off.",
     )
     draft_model: str | None = engine_flag(
         "draft_model", "Smaller model with the same tokenizer that drafts tokens."
     )
-    """As `model`; a stack is given its folder."""
+    """Like `model`. The processes of a deployment get its folder."""
     draft_heads: Path | None = engine_flag(
         "draft_heads", "Folder of Medusa, EAGLE or EAGLE-3 heads that draft tokens."
     )
@@ -141,6 +147,9 @@ class StackSettings:
     )
     adapter_memory: int = engine_flag(
         "adapter_memory", "Bytes of each engine's device for adapters (LoRA); 0: none."
+    )
+    adapter_host_memory: int = engine_flag(
+        "adapter_host_memory", "Bytes of host memory of each engine for adapters (LoRA)."
     )
     lora_modules: tuple[str, ...] = engine_flag(
         "lora_modules", "Adapter that engines serve, NAME=FOLDER; may be repeated."
@@ -227,6 +236,7 @@ class StackSettings:
         for name, least in LEAST.items():
             if (value := getattr(self, name)) is not None and value < least:
                 raise SettingError(name, value, f"at least {least}")
+        check_models(self.model, self.served_model_name, self.revision)
         self._check_split()
         assert self.rules
         self._check_ports()

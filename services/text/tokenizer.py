@@ -11,11 +11,13 @@ from typing import Any
 
 import msgspec
 from tokenizers import Tokenizer as Backend
+from tokenizers import processors
 
 from headwater.engine_core.system.usable_cores import usable_cores
 
 from .gguf_tokenizer import PRE_TOKENIZERS
 from .token_table import TokenTable
+from .tokenizer_files_error import TokenizerFilesError
 from .windows import matches
 
 PIECE_LEN = 4096
@@ -30,15 +32,6 @@ and no text may have it."""
 _BETWEEN_WORDS = re.compile(r"(?<=[A-Za-z]) (?=[A-Za-z])")
 _PUBLISHED_PATTERNS = {pre.pattern for pre in PRE_TOKENIZERS.values() if pre.pattern is not None}
 _QUOTED = re.compile(r"""["`'].*["`']""", re.DOTALL)
-
-
-class TokenizerFilesError(Exception):
-    """A model folder whose tokenizer cannot be used, with the reason."""
-
-    def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"{path} cannot be used: {reason}")
-        self.path = path
-        self.reason = reason
 
 
 class Tokenizer:
@@ -65,7 +58,22 @@ class Tokenizer:
             raise TokenizerFilesError(path, _QUOTED.sub("…", str(error))) from None
         backend.no_truncation()
         backend.no_padding()
-        return cls(backend, read_json(folder / "tokenizer_config.json"), vocab_size)
+        tokenizer = cls(backend, read_json(folder / "tokenizer_config.json"), vocab_size)
+        tokenizer._end_texts()
+        return tokenizer
+
+    def _end_texts(self) -> None:
+        """Adds the token behind every text that `add_eos_token` asks for, where the tokenizer's own
+        file does not: embedders such as E5-Mistral read its state."""
+        end = self.special_token("eos_token")
+        token_id = None if end is None else self.id_of(end)
+        if self.config.get("add_eos_token") is not True or token_id is None:
+            return
+        if token_id in _ids(self._backend.encode("a"))[-1:]:
+            return
+        ended = processors.TemplateProcessing(single=["$A", end], special_tokens=[(end, token_id)])
+        own = self._backend.post_processor
+        self._backend.post_processor = ended if own is None else processors.Sequence([ended, own])
 
     @property
     def largest_id(self) -> int:
@@ -177,7 +185,7 @@ class Tokenizer:
 
     @functools.cached_property
     def types_pairs(self) -> bool:
-        """Whether tokens of a pair's second text are of another type than those of its first."""
+        """Whether tokens of a pair's second text have a token type of their own."""
         return 1 in self._backend.encode("a", "a").type_ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:

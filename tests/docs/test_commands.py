@@ -14,11 +14,11 @@ import pytest
 
 from tests.docs.pages import PAGES, Block, blocks_of, name_of
 from tests.forked_cluster import ForkedCluster
-from tests.line.conftest import Line
+from tests.line.conftest import DEMO_ENV, Line
 
 LANGUAGES = ("sh", "python")
 ADMIN_KEY = "admin-key-of-the-house"
-DEPLOYMENTS = ("deployment", "administrators", "tutorial")
+DEPLOYMENTS = ("deployment", "administrators", "tutorial", "embedder")
 IN_CI = "deployment"
 """The deployment whose blocks `make test` runs; `make test-long` runs the others."""
 RUNNABLE = [block for page in PAGES for block in blocks_of(page) if block.mark == "run"]
@@ -66,6 +66,16 @@ def tutorial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
     with Line(
         tmp_path_factory.mktemp("tutorial"), *flags, "--replicas=2", env=env, start=ForkedCluster
     ) as line:
+        yield line
+        line.stop()
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
+    """A deployment of the demo model and an embedder beside it, which compute."""
+    models = ("--model=smollm2-135m-instruct", "--model=all-minilm-l6-v2", "--replicas=1")
+    folder = tmp_path_factory.mktemp("embedder")
+    with Line(folder, *models, env=DEMO_ENV, start=ForkedCluster) as line:
         yield line
         line.stop()
 

@@ -115,6 +115,20 @@ STATES = SHAPE | {
     "linear_value_head_dim": 32,
     "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
 }
+GRANITE4 = SHAPE | {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+    "mamba_d_state": 32,
+    "shared_intermediate_size": 96,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "embedding_multiplier": 12.0,
+    "logits_scaling": 8.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.05,
+}
 WINDOWS = {"sliding_window": 40, "layer_types": ["full_attention"] + ["sliding_attention"] * 2}
 
 
@@ -356,10 +370,23 @@ FAMILIES: dict[str, Any] = {
     "qwen3-next": lambda: transformers.Qwen3NextConfig(**STATES, **SHARED_EXPERTS),
     "qwen3.5": lambda: transformers.Qwen3_5TextConfig(**STATES),
     "qwen3.5-moe": lambda: transformers.Qwen3_5MoeTextConfig(**STATES, **SHARED_EXPERTS),
+    "granite4-hybrid": lambda: transformers.GraniteMoeHybridConfig(**GRANITE4),
+    "granite4-hybrid without experts": lambda: transformers.GraniteMoeHybridConfig(
+        **GRANITE4 | {"num_local_experts": 0, "position_embedding_type": "rope"}
+    ),
+    "lfm2": lambda: transformers.Lfm2Config(
+        **SHAPE
+        | {"tie_word_embeddings": True, "num_hidden_layers": 4, "block_multiple_of": 32}
+        | {"layer_types": ["conv", "conv", "full_attention", "conv"]}
+    ),
     **_vision_models(),
 }
 
-WITH_STATES = tuple(family for family in FAMILIES if family.startswith(("qwen3-next", "qwen3.5")))
+WITH_STATES = tuple(
+    family
+    for family in FAMILIES
+    if family.startswith(("qwen3-next", "qwen3.5", "lfm2", "granite4"))
+)
 """Families whose layers keep states, which neither ranks nor stages divide."""
 
 

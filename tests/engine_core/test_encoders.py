@@ -159,8 +159,6 @@ def test_scores_of_pairs_are_those_of_transformers(family: str, tmp_path: Path) 
 def test_labels_of_a_classifier_are_those_of_its_config() -> None:
     config = CLASSIFIERS["roberta"]().to_dict()
     named = config | {"id2label": {"1": "neutral", "0": "bad", "2": "good"}}
-    encoder = registry.config_of(named).encoder
-    assert encoder is not None
-    assert encoder.labels == ("bad", "neutral", "good")
+    assert registry.config_of(named).labels == ("bad", "neutral", "good")
     with pytest.raises(ConfigError, match="id2label"):
         registry.config_of(config | {"id2label": {"5": "bad"}})

@@ -20,6 +20,7 @@ from tests.engine_core.small_models import (
     random_checkpoint,
     reference_greedy,
 )
+from tests.engine_core.small_rerankers import DECODING_CLASSIFIERS
 from tests.long_values import long_but
 
 PROMPTS = [np.random.default_rng(n).integers(3, 512, n).tolist() for n in (1, 2, 17, 64, 300)]
@@ -28,16 +29,17 @@ SAME_AS_LLAMA = {"InternLM3ForCausalLM"}
 """Architectures of which transformers makes Llama's model."""
 A_FAMILY_OF_EACH_MECHANISM = (
     *("llama3 with scaled rope", "smollm2", "qwen2", "qwen3", "gemma3"),
-    *("qwen3-moe", "glm4-moe", "qwen3.5", "gemma4 whose keys are values"),
+    *("qwen3-moe", "glm4-moe", "qwen3.5", "lfm2", "gemma4 whose keys are values"),
 )
 """Scaled positions, a head that is the embedding, biases, norms of queries and keys, windows,
-experts, experts that are chosen by groups beside shared ones, states, and layers of several
-shapes."""
+experts, experts that are chosen by groups beside shared ones, states, short convolutions, and
+layers of several shapes."""
 
 
 def test_every_architecture_has_a_family_and_is_documented() -> None:
     tested = {architecture_of(make()) for make in FAMILIES.values()} | SAME_AS_LLAMA
-    tested |= {make().architectures[0] for make in (*ENCODERS.values(), *CLASSIFIERS.values())}
+    small = (*ENCODERS.values(), *CLASSIFIERS.values(), *DECODING_CLASSIFIERS.values())
+    tested |= {make().architectures[0] for make in small}
     assert tested == ARCHITECTURES.keys(), (
         "add a small config to FAMILIES of tests/engine_core/small_models.py"
     )

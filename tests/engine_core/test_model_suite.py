@@ -97,8 +97,8 @@ def test_an_answer_has_the_same_bits_whatever_happens_around_it(
         assert exact(engine.answer(PROMPTS, SCORED)) == together
     with engine_of(folder(family)) as engine:
         assert exact([engine.answer([prompt], SCORED)[0] for prompt in PROMPTS]) == together
-    has_states = registry.read_config(folder(family)).states is not None
-    with engine_of(folder(family), num_blocks=110 if has_states else 34) as engine:
+        few = 34 + 12 * engine.config.state_pages
+    with engine_of(folder(family), num_blocks=few) as engine:
         preempting = greedy(48, num_logprobs=1)
         found = exact(engine.answer([*PROMPTS, *PROMPTS[::-1]], preempting))
         assert engine.engine.load().num_preemptions > 0
@@ -133,6 +133,11 @@ def test_two_ranks_answer_as_one(family: str, folder: Folder) -> None:
         ("phi4-mini", "rotary_pairs", "rotary_dim is True; allowed: heads that rotate whole"),
         ("gpt2", "activations", "hidden_act is 'gelu_tanh'; allowed: silu or gelu_pytorch_tanh"),
         ("qwen3-next", "states", "layers with states is True; allowed: no gated delta nets on the"),
+        (
+            "lfm2",
+            "short_convs",
+            "layers with convolutions is True; allowed: no short convolutions on the",
+        ),
         (
             "gemma4",
             "mixed_layers",

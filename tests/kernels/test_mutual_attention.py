@@ -60,3 +60,16 @@ def test_the_kernel_computes_a_text_as_the_twin_does_and_alone_as_in_company(
     torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=tolerance)
     alone = mutual_attention(qkv[3:133].contiguous(), text_tiles([130], qkv.device), head_dim, bias)
     assert torch.equal(alone, found[3:133])
+
+
+def test_a_bias_of_the_products_changes_queries_and_values_and_no_weight_of_keys(
+    device: torch.device,
+) -> None:
+    torch.manual_seed(0)
+    counts = [3, 130, 65]
+    qkv = torch.randn(sum(counts), 3 * 2 * 24, device=device)
+    bias = torch.randn(3 * 2 * 24, device=device)
+    tiles = text_tiles(counts, qkv.device)
+    found = mutual_attention(qkv, tiles, 24, None, bias)
+    expected = mutual_attention_twin(qkv.double() + bias.double(), counts, 24)
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)

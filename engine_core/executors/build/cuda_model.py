@@ -25,6 +25,7 @@ from ..exit.device_head import DeviceHead, WholeHead
 from ..model.adapter_memory import AdapterMemory, adapter_memory
 from ..model.block_bytes import KV_DTYPES
 from ..model.kv_blocks import KvBlocks, KvLayout
+from ..ranks.rank_adapters import RankAdapters
 from ..tiers.cuda_swapper import CudaSwapper
 from .cuda_parts import CudaParts
 from .hooks import Hooks
@@ -39,7 +40,7 @@ class LoadedModel:
     weights: Weights
     kv_dtype: torch.dtype
     is_tree: bool
-    """Whether bits are those of `numerics` tree."""
+    """Whether the model computes with `numerics` tree."""
 
     def platform(self, config: EngineConfig) -> CudaPlatform:
         return (TreePlatform if self.is_tree else CudaPlatform).of(self.config, config)
@@ -49,7 +50,7 @@ class LoadedModel:
 
     def with_adapters(
         self, platform: CudaPlatform, num_bytes: int
-    ) -> tuple[Self, AdapterMemory | None]:
+    ) -> tuple[Self, AdapterMemory | RankAdapters | None]:
         """The model with adapters behind its layers, and their memory of so many bytes; 0: the
         model has none. Raises `ConfigError`."""
         if not num_bytes:
@@ -112,8 +113,8 @@ class LoadedModel:
         return number
 
     def begin(self) -> None:
-        """Returns when every rank has compiled what it launches: from now on launches of one wait
-        for those of others."""
+        """Returns when every rank has compiled its kernels: from now on launches of ranks wait for
+        each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,7 @@ class LoadedHeads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedEngine:
-    """The served model, and what drafts beside it, on one rank of an engine."""
+    """The served model and its drafter on one rank of an engine."""
 
     served: LoadedModel
     draft: LoadedModel | None

@@ -2,7 +2,7 @@
 last position.
 
 What they read of a step they read when it has sampled: by then each of its positions has its hidden
-state and the token behind it, so nothing has to be caught up later. Of each row one state is kept,
+state and the token after it, so nothing has to be caught up later. Of each row one state is kept,
 from which the first token of the next step is drafted; EAGLE makes the states of further drafts of
 it, Medusa has a head for each place.
 """
@@ -34,7 +34,7 @@ from .cuda_drafter import EVERY_NEED, PASSES, DraftingSteps, drafting_step
 
 
 class PairedModel:
-    """Heads as a `Model` of pairs: the features of a position, and the token behind it."""
+    """Heads as a `Model` of pairs: the features of a position, and the token after it."""
 
     def __init__(self, heads: ChainHeads, features: torch.Tensor) -> None:
         """features [most tokens, H] of the step that is computed, which the caller fills."""
@@ -119,7 +119,7 @@ class CudaHeads(ABC):
     def _draw(
         self, shape: StepShape, logits: torch.Tensor, needs: Needs, *, behind: int, advance: int
     ) -> None:
-        """Draws a draft for each row, so many places behind its position, and moves on."""
+        """Draws a draft for each row, so many places after its position, and moves on."""
         words, (_, _, outputs, num_left) = (
             self._steps.buffers.words(shape),
             self._steps.buffers.draws,

@@ -12,7 +12,7 @@ import torch
 from headwater.kernels.rows.step_rows import store_tokens
 
 from ...executor import DrawPlan, StepPlan
-from ...models.model import Model
+from ...models.model import Model, score_head_of
 from ...sampling.pooling import Pools
 from ...sampling.verification import drafts_in_place, positions_of
 from ..device.cuda_graphs import Graphs
@@ -52,7 +52,7 @@ class CudaSample:
         stages."""
         self._sampler = sampler
         self._prompt_scores = prompt_scores
-        self._pools = Pools()
+        self._pools = Pools(score_head_of(decoder))
         self._held = held
         self._table = table
         self._buffers = buffers

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ...executor import NO_RESULT, DrawPlan, Int32Array, StepPlan, StepResult
-from ...models.model import Model
+from ...models.model import Model, score_head_of
 from ...ragged import places
 from ...request import TokenLogprobs
 from ...sampling.pooling import Pools
@@ -43,7 +43,7 @@ class EagerSample:
         self._sampler = sampler
         self._device = device
         self._senders = senders
-        self._pools = Pools()
+        self._pools = Pools(score_head_of(decoder))
         self._held: dict[int, HeldRow] = {}
         """By table row, for a draw."""
 

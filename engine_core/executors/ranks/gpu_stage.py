@@ -113,7 +113,7 @@ def sizes_of(config: EngineConfig, hidden_size: int, dtype: torch.dtype) -> Stag
 def open_stage_memory(
     index: int, sizes: StageSizes, of_all_stages: Callable[[bytes], list[bytes]]
 ) -> StageMemory:
-    """Allocates this stage's piece and maps those of the others. Raises `PeerError`."""
+    """Allocates this stage's memory and maps the memory of the other stages. Raises `PeerError`."""
     own = allocate_piece(sizes.num_bytes)
     handle, _ = handle_of(own)
     return beside(own, index, of_all_stages(handle), sizes)

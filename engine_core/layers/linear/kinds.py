@@ -82,7 +82,7 @@ class Weights:
 
 
 def register(kind: type[StoredLinear]) -> None:
-    """Adds a kind. Its suffixes must differ from those of every other kind."""
+    """Adds a kind. Its suffixes must differ from the suffixes of every other kind."""
     assert all(set(kind.suffixes) != set(known.suffixes) for known in KINDS.values())
     KINDS[kind.kind] = kind
 

@@ -1,45 +1,14 @@
-"""Attention in which all tokens of a text see each other, without a cache. Sources: Devlin et al.,
-"BERT", 2019; Song et al., "MPNet", 2020."""
+"""Biases of attention in which all tokens of a text see each other, by their distance. Source: Song
+et al., "MPNet", 2020."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, cast
 
 import torch
 
-from ..linear.linear import Linear
-from ..platform import EncoderPlatform, Platform
-
 MAX_DISTANCE = 128
 """Distance from which on all tokens are in the last bucket."""
-
-
-class MutualAttention:
-    def __init__(
-        self,
-        platform: Platform,
-        qkv: Linear,
-        qkv_bias: torch.Tensor,
-        o: Linear,
-        o_bias: torch.Tensor,
-        head_dim: int,
-    ) -> None:
-        """qkv [3 Hq D, H], qkv_bias [3 Hq D], o [H, Hq D], o_bias [H]"""
-        self._platform = cast(EncoderPlatform, platform)
-        self._head_dim = head_dim
-        self._qkv = self._platform.biased_linear(qkv, qkv_bias, "")
-        self._o = self._platform.biased_linear(o, o_bias, "")
-
-    def __call__(
-        self, x: torch.Tensor, texts: Any, distance_bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        """x [T, H] and the platform's plan of the texts → [T, H]; distance_bias as in
-        `EncoderPlatform.mutual_attention`."""
-        attended = self._platform.mutual_attention(
-            self._qkv(x), texts, self._head_dim, distance_bias
-        )
-        return self._o(attended)
 
 
 def distance_bias(table: torch.Tensor, max_len: int) -> torch.Tensor:

@@ -11,9 +11,9 @@ from ...weights.encoders.sentence_files import KEY
 from ...weights.model_config import ModelConfig, activation_of, size_of
 from ...weights.rope.config import positive_of
 from .fields import Config
+from .labels import labels_of
 
 MOST_TYPES = 16
-MOST_LABELS = 4096
 
 
 def read_bert(config: Config) -> ModelConfig:
@@ -44,27 +44,13 @@ def _with_head(model: ModelConfig, config: Config, activation: str) -> ModelConf
     """The model with a dense layer and one output a label behind the state of its first token."""
     assert model.encoder is not None
     require(not model.encoder.dense, KEY, "dense layers", "none behind a classifier")
-    labels = _labels(config)
+    labels = labels_of(config)
     size = model.hidden_size
     dense = (
         DenseConfig(in_features=size, out_features=size, has_bias=True, activation=activation),
         DenseConfig(in_features=size, out_features=len(labels), has_bias=True),
     )
-    return replace(model, encoder=replace(model.encoder, dense=dense, labels=labels))
-
-
-def _labels(config: Config) -> tuple[str, ...]:
-    """Labels by `id2label`, in the order of their numbers, or as many as `num_labels`."""
-    named = config.get("id2label")
-    if named is None:
-        number = config.get("num_labels", 2)
-        named = {str(i): f"LABEL_{i}" for i in range(number if type(number) is int else 0)}
-    is_named = isinstance(named, dict) and 1 <= len(named) <= MOST_LABELS
-    require(is_named, "id2label", named, f"1…{MOST_LABELS} labels by number")
-    numbers = [str(i) for i in range(len(named))]
-    by_number = {str(number): str(label) for number, label in named.items()}
-    require(sorted(by_number) == sorted(numbers), "id2label", list(named), "0, 1, 2 and so on")
-    return tuple(by_number[number] for number in numbers)
+    return replace(model, encoder=replace(model.encoder, dense=dense), labels=labels)
 
 
 def _read(config: Config, *, offset: int = 0, **traits: Any) -> ModelConfig:

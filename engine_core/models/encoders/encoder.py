@@ -9,7 +9,7 @@ import torch
 
 from ...layers.linear.kinds import Weights
 from ...layers.linear.linear import Product
-from ...layers.mixers.mutual_attention import MutualAttention, distance_bias
+from ...layers.mixers.mutual_attention import distance_bias
 from ...layers.norm import LayerNorm
 from ...layers.platform import EncoderPlatform, Platform
 from ...layers.text_batch import TextBatch
@@ -30,25 +30,22 @@ class EncoderLayer:
         prefix = f"layers.{i}."
         linears = {name: weights.linears[prefix + name] for name in ("qkv", "o", "up", "down")}
         biases = {name: weights.tensors[f"{prefix}{name}_bias"] for name in linears}
-        self._attention = MutualAttention(
-            platform,
-            linears["qkv"],
-            biases["qkv"],
-            linears["o"],
-            biases["o"],
-            config.head_dim,
+        norms = [
+            cast(LayerNorm, parts.norm(prefix + name)) for name in ("attention_norm", "output_norm")
+        ]
+        self._attention = platform.text_attention(linears["qkv"], biases["qkv"], config.head_dim)
+        self._o = platform.sum_norm(linears["o"], biases["o"], norms[0])
+        self._mlp = platform.text_mlp(
+            platform.biased_linear(linears["up"], biases["up"], config.activation),
+            platform.sum_norm(linears["down"], biases["down"], norms[1]),
+            config.intermediate_size,
         )
-        self._up = platform.biased_linear(linears["up"], biases["up"], config.activation)
-        self._down = platform.biased_linear(linears["down"], biases["down"], "")
-        self._attention_norm = cast(LayerNorm, parts.norm(prefix + "attention_norm"))
-        self._output_norm = cast(LayerNorm, parts.norm(prefix + "output_norm"))
 
     def __call__(
         self, x: torch.Tensor, texts: object, distance_bias: torch.Tensor | None
     ) -> torch.Tensor:
         """x [T, H] → [T, H]; x is overwritten."""
-        x = self._attention_norm.add(self._attention(x, texts, distance_bias), x)
-        return self._output_norm.add(self._down(self._up(x)), x)
+        return self._mlp(self._o(self._attention(x, texts, distance_bias), x))
 
 
 class Encoder:

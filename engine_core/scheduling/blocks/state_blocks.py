@@ -1,6 +1,6 @@
 """KV blocks of requests beside states of their sequences, for models with state layers.
 
-A pass reads the state set of the block in which it begins and writes that of the block behind its
+A pass reads the state set of the block in which it begins and writes that of the block after its
 last token. A set is a snapshot once it is written: others begin with a copy of it. Snapshots stay
 cached at the last border of a prompt and of an answer, where prompts part, and now and then in a
 long one.
@@ -18,6 +18,7 @@ import numpy as np
 
 from ...config import EngineConfig
 from ...executor import BoolArray, Int32Array
+from ...kv.prefix_cache import HashChain
 from ...kv.snapshots import SnapshotCache
 from ...step_output import EngineLoad, StoredChain
 from ..table.masks import RowIndices
@@ -263,9 +264,9 @@ class StateBlocks(Blocks):
         return np.concatenate((columns, set_columns)), pages + set_pages
 
     def _reach(self, row: int, num_tokens: int) -> int:
-        """Tokens of a row, up to so many and perhaps more, for which there are free pages: of
-        blocks and of the set behind them, or of blocks up to the end of its newest set. A row
-        takes none that do not let it go on, since a step without tokens is not planned."""
+        """Number of a row's tokens, `num_tokens` or a few more, for which pages are free: for
+        blocks and the state set after them, or for blocks up to the end of its newest set. A row
+        without progress takes no pages, since a step without tokens is not planned."""
         capacity = int(self._states.capacity[row])
         ends = self._table.ends(row)
         end = self.num_needed(num_tokens)
@@ -290,7 +291,8 @@ class StateBlocks(Blocks):
         blocks = num_computed[rows] // self._block_size
         is_spare = self._states.capacity[rows] >= (blocks + 2) * self._block_size - 1
         for row, block in zip(rows[is_spare].tolist(), blocks[is_spare].tolist(), strict=True):
-            self._release_sets(self._states.take_behind(row, block))
+            for spare in self._states.take_behind(row, block):
+                self._drop_set(spare)
         return has_released or bool(is_spare.any())
 
     def release_unseen(
@@ -300,8 +302,9 @@ class StateBlocks(Blocks):
         has_released = super().release_unseen(rows, num_computed, table)
         blocks = num_computed // self._block_size
         due = blocks > self._states.oldest[rows]
-        for row, block in zip(rows[due].tolist(), blocks[due].tolist(), strict=True):
-            self._release_sets(self._states.take_before(row, block))
+        chains = table.chains_of(rows[due])
+        for row, block, known in zip(rows[due].tolist(), blocks[due].tolist(), chains, strict=True):
+            self._release_sets(known, self._states.take_before(row, block))
         return has_released or bool(due.any())
 
     def release(self, request: RequestState) -> None:
@@ -318,15 +321,21 @@ class StateBlocks(Blocks):
             begun = int(self._begun[row])
             if 0 < begun < min(block, request.num_prompt_tokens // self._block_size):
                 self._snapshots.snapshots.supersede(request.chain.hashes[begun - 1])
-        self._release_sets(self._states.take_all(row))
+        self._release_sets(request.chain, self._states.take_all(row))
         self._stops.pop(row, None)
         super().release(request)
 
-    def _release_sets(self, released: Iterable[StateSet]) -> None:
+    def _release_sets(self, known: HashChain, released: Iterable[StateSet]) -> None:
+        """Lets go of sets of a chain; those that stay cached may go to block sources."""
         for each in released:
-            if not each.is_kept:
-                self._snapshots.snapshots.uncache(each.pages)
-            self._pool.release(each.pages)
+            if each.is_kept:
+                self._loads.release_set(known, each.block, each.pages)
+            else:
+                self._drop_set(each)
+
+    def _drop_set(self, dropped: StateSet) -> None:
+        self._snapshots.snapshots.uncache(dropped.pages)
+        self._pool.release(dropped.pages)
 
     def num_pages_of(self, request: RequestState) -> int:
         return super().num_pages_of(request) + self._states.num_pages_of(request.row)

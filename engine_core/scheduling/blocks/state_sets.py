@@ -20,6 +20,8 @@ class StateSet:
     place: int
     """One of the row's places for sets in its block table."""
     pages: list[int]
+    block: int
+    """Index of the block at whose beginning the state is."""
     is_kept: bool = False
     """Whether it stays cached when its row needs it no longer."""
 
@@ -66,12 +68,12 @@ class StateSets:
         return sum(map(len, self._sets)) * self.num_pages
 
     def add(self, row: int, block: int) -> tuple[StateSet, Int32Array, list[int]]:
-        """Gives the row the set of a block behind its others, of free pages. Returns it, columns of
+        """Gives the row the set of a block after its others, of free pages. Returns it, columns of
         the row's block table, and what stands there."""
         sets = self._sets[row]
         taken = {each.place for each in sets.values()}
         place = next(i for i in range(self._columns.num_sets) if i not in taken)
-        added = StateSet(place, self._pool.allocate(self.num_pages))
+        added = StateSet(place, self._pool.allocate(self.num_pages), block)
         if not sets:
             self.oldest[row] = block
         sets[block] = added
@@ -94,7 +96,7 @@ class StateSets:
         return taken
 
     def take_behind(self, row: int, block: int) -> list[StateSet]:
-        """Takes a row's sets of blocks behind this one."""
+        """Takes a row's sets of blocks after this one."""
         sets = self._sets[row]
         taken = [sets.pop(each) for each in list(sets) if each > block]
         if taken:

@@ -27,8 +27,6 @@ class EncoderConfig:
     """Buckets of distances between tokens, each with a bias of attention's scores; 0: none."""
     dense: tuple[DenseConfig, ...] = ()
     """Layers behind the pooled vector, in their order."""
-    labels: tuple[str, ...] = ()
-    """Labels whose scores the last of these layers makes; empty: the vector is an embedding."""
 
 
 def dense_of(sentence: Mapping[str, Any] | None) -> tuple[DenseConfig, ...]:

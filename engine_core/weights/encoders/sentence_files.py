@@ -49,14 +49,17 @@ def read_sentence_files(folder: Path) -> dict[str, Any] | None:
                 found["dense"].append(_dense(path, read_object(folder / path / "config.json")))
             case "Normalize":
                 found["normalizes"] = True
+            case "LogitScore":
+                found["logit_tokens"] = _logit_tokens(read_object(folder / path / "config.json"))
             case _:
-                raise ConfigError(f"module of {MODULES}", kind, "Pooling, Dense, Normalize")
+                allowed = "Pooling, Dense, Normalize, LogitScore"
+                raise ConfigError(f"module of {MODULES}", kind, allowed)
     return found | _prompts(folder) | _length(folder)
 
 
 def dense_folders(sentence: Mapping[str, Any] | None) -> list[str]:
     """Folders of dense layers, in their order."""
-    return [each["path"] for each in sentence["dense"]] if sentence else []
+    return [each["path"] for each in (sentence or {}).get("dense", ())]
 
 
 def _modules(folder: Path) -> list[tuple[str, str]]:
@@ -79,6 +82,16 @@ def _pooling(config: Mapping[str, Any]) -> str:
     is_served = len(modes) == 1 and modes[0] in SERVED_POOLINGS
     require(is_served, "pooling_mode", ", ".join(modes), f"one of {', '.join(SERVED_POOLINGS)}")
     return modes[0]
+
+
+def _logit_tokens(config: Mapping[str, Any]) -> list[int | None]:
+    """Token ids whose logits make a score: the first one's less the second one's."""
+    token_ids = [config.get(name) for name in ("true_token_id", "false_token_id")]
+    for name, token_id in zip(("true_token_id", "false_token_id"), token_ids, strict=True):
+        is_id = type(token_id) is int and token_id >= 0
+        is_none = name == "false_token_id" and token_id is None
+        require(is_id or is_none, name, token_id, "a token id")
+    return token_ids
 
 
 def _dense(path: str, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from headwater.services.runtime.json_limits import check_json
 
 from .records import Fault, Line, LineOptions
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 MAX_LINES = 50_000
 MAX_FAULTS = 100
 """Number of faults that are reported of one file."""

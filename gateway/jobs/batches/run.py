@@ -112,8 +112,7 @@ class Run:
         kept.owner = self._name
 
     async def _validate(self, kept: Kept, content: IO[bytes]) -> Kept:
-        """Refuses the whole file if one of its lines is invalid or could not be told from
-        another."""
+        """Refuses the whole file if a line is invalid, or has the `custom_id` of another line."""
         if kept.batch.in_progress_at is not None:
             return kept
         total, faults = await asyncio.to_thread(

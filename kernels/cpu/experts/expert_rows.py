@@ -25,7 +25,7 @@ class RowsByExpert:
     """The k rows of each of T tokens, sorted by expert; those of one expert in order of tokens."""
 
     starts: torch.Tensor
-    """int64 [E + 1]: places of an expert's first row and of the one behind its last."""
+    """int64 [E + 1]: places of an expert's first row and of the one after its last."""
     chosen: torch.Tensor
     """int64 [min(E, T k)]: experts that have rows, then −1."""
     tokens: torch.Tensor

@@ -7,18 +7,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
+import openai
 import pytest
 import torch
+import transformers
 
+from headwater.proto import inference_pb2, inference_pb2_grpc
 from headwater.services.engine.convert import ConvertSettings, convert
+from headwater.services.text.model import load_tokenizer
 from tests.engine_core.small_encoders import random_classifier, random_encoder, write_modules
 from tests.gateway.conftest import GatewayStarter
+from tests.gateway.jobs.batches.test_batches import as_jsonl, over, results, upload
 from tests.gateway.processes import MODEL, QUIET, Behind, Gateway, Stage, started
+from tests.gateway.public_grpc.test_bad_messages import refusal
 from tests.services.processor.test_embedded_text import CLS, SEP, A, B, C, write_tokenizer
+from tests.services.processor.test_pairs import CARD
+from tests.services.processor.test_pairs import folder_of as judge_folder
 
 QUERY = "a a"
 DOCUMENTS = ["b", "c b c", "a c"]
 DOCUMENT_IDS = [[B], [C, B, C], [A, C]]
+JUDGE = "qwen3-reranker-tiny"
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +45,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Path], A
         write_tokenizer(source)
         folders[name] = tmp_path_factory.mktemp(name)
         convert(ConvertSettings(source=source, folder=folders[name], name=name, revision="1"))
+    folders[JUDGE] = judge_folder(tmp_path_factory.mktemp("judge"), JUDGE)
     return folders, reference
 
 
 @pytest.fixture(scope="module")
-def served(models: tuple[dict[str, Path], Any], start_gateway: GatewayStarter) -> Iterator[Gateway]:
+def served(
+    models: tuple[dict[str, Path], Any], start_gateway: GatewayStarter, nats_url: str
+) -> Iterator[Gateway]:
     folders, _ = models
     flags = [f"--model-folder={folder}" for folder in folders.values()]
     texts = [
@@ -52,8 +65,8 @@ def served(models: tuple[dict[str, Path], Any], start_gateway: GatewayStarter) -
     ]
     with started(*texts, *engines):
         behind = Behind(*(each.address for each in texts), tuple(each.address for each in engines))
-        with start_gateway(behind) as gateway:
-            gateway.wait_for_replicas(2)
+        with start_gateway(behind, f"--nats-url={nats_url}") as gateway:
+            gateway.wait_for_replicas(3)
             yield gateway
 
 
@@ -117,9 +130,44 @@ def test_texts_get_labels_and_raw_vectors(served: Gateway) -> None:
     assert math.hypot(*vector["data"]) != pytest.approx(1, abs=1e-2)
 
 
+def judged(folder: Path, instruction: str, query: str, document: str) -> float:
+    """The probability of yes against no, as the model card computes it."""
+    reference = transformers.AutoModelForCausalLM.from_pretrained(folder.parent / "source")
+    tokenizer = load_tokenizer(folder)
+    text = CARD.format(instruction=instruction, query=query, document=document)
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    yes_and_no = [tokenizer.id_of(word) for word in ("yes", "no")]
+    with torch.no_grad():
+        logits = reference(torch.tensor([ids])).logits[0, -1, yes_and_no]
+    return logits.log_softmax(0).exp()[0].item()
+
+
+def test_a_model_of_tokens_judges_by_yes_and_no(
+    models: tuple[dict[str, Path], Any], served: Gateway
+) -> None:
+    asked = {"query": "hello", "documents": ["the hello", "in"], "instruction": "Find greetings."}
+    results = post(served, "/v1/rerank", model=JUDGE, **asked)["results"]
+    expected = [
+        judged(models[0][JUDGE], "Find greetings.", "hello", text) for text in asked["documents"]
+    ]
+    for result in results:
+        assert result["relevance_score"] == pytest.approx(expected[result["index"]], abs=1e-5)
+    assert [result["index"] for result in results] == sorted((0, 1), key=lambda i: -expected[i])
+
+
 @pytest.mark.parametrize(
     ("path", "body", "sentence"),
     [
+        (
+            "/rerank",
+            {"model": "reranker", "query": "a", "documents": ["b"], "instruction": "c"},
+            "instruction is 'c'; allowed: none with a model whose pairs have no template",
+        ),
+        (
+            "/score",
+            {"model": "embedder", "text_1": "a", "text_2": "b", "instruction": "c"},
+            "instruction is 'c'; allowed: none with a model that embeds",
+        ),
         (
             "/v1/embeddings",
             {"model": "reranker", "input": "a"},
@@ -150,6 +198,11 @@ def test_texts_get_labels_and_raw_vectors(served: Gateway) -> None:
             {"model": "reranker", "query": "a", "documents": ["b " * 400]},
             "the documents has 404 tokens; allowed: at most 322",
         ),
+        (
+            "/score",
+            {"model": "reranker", "text_1": "a", "text_2": ["b " * 400]},
+            "the text_2 has 404 tokens; allowed: at most 322",
+        ),
     ],
 )
 def test_what_a_model_cannot_do_is_refused_with_what_it_can(
@@ -176,3 +229,100 @@ def test_a_model_that_generates_reranks_nothing(gateway: Gateway) -> None:
     reply = gateway.client.post("/rerank", json={"model": MODEL, "query": "a", "documents": ["b"]})
     assert reply.status_code == 400
     assert "it is served for: completion, embedding" in reply.json()["error"]["message"]
+
+
+def test_grpc_ranks_and_scores_alike(served: Gateway) -> None:
+    with grpc.insecure_channel(served.grpc) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        asked: dict[str, Any] = {"model": "reranker", "query": QUERY, "documents": DOCUMENTS}
+        expected = post(served, "/v1/rerank", **asked, top_n=2)
+        reply = stub.Rerank(
+            inference_pb2.RerankRequest(
+                **asked, top_n=2, return_documents=True, client_request_id="mine"
+            )
+        )
+        assert reply.client_request_id == "mine"
+        assert reply.usage.prompt_tokens == expected["usage"]["prompt_tokens"]
+        assert [each.index for each in reply.results] == [
+            each["index"] for each in expected["results"]
+        ]
+        for each, same in zip(reply.results, expected["results"], strict=True):
+            assert each.relevance_score == same["relevance_score"]
+            assert each.document == same["document"]["text"]
+        scores = stub.Score(
+            inference_pb2.ScoreRequest(model="embedder", text_1=["a"], text_2=["a", "b"])
+        ).scores
+        data = post(served, "/score", model="embedder", text_1="a", text_2=["a", "b"])["data"]
+        assert list(scores) == pytest.approx([each["score"] for each in data], abs=1e-6)
+        cut = inference_pb2.ScoreRequest(
+            model="reranker", text_1=["a"], text_2=["b " * 400], truncate_prompt_tokens=10
+        )
+        assert stub.Score(cut).usage.prompt_tokens == 10
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "param"),
+    [
+        ("Rerank", inference_pb2.RerankRequest(model="reranker", query="a"), "documents"),
+        (
+            "Rerank",
+            inference_pb2.RerankRequest(model="reranker", query="a", documents=["b"], top_n=0),
+            "top_n",
+        ),
+        (
+            "Rerank",
+            inference_pb2.RerankRequest(model="reranker", query="a", documents=["b " * 400]),
+            "documents",
+        ),
+        (
+            "Rerank",
+            inference_pb2.RerankRequest(
+                model="reranker", query="a", documents=["b"], instruction="c"
+            ),
+            "instruction",
+        ),
+        (
+            "Score",
+            inference_pb2.ScoreRequest(model="reranker", text_1=["a", "b"], text_2=["a"]),
+            "text_2",
+        ),
+        (
+            "Score",
+            inference_pb2.ScoreRequest(model="reranker", text_1=["a"], text_2=["b"], priority=-1),
+            "priority",
+        ),
+    ],
+)
+def test_grpc_names_the_field_of_what_it_does_not_score(
+    method: str, request_: Any, param: str, served: Gateway
+) -> None:
+    with grpc.insecure_channel(served.grpc) as channel:
+        call = getattr(inference_pb2_grpc.InferenceStub(channel), method)
+        assert refusal(call, request_) == (grpc.StatusCode.INVALID_ARGUMENT, param)
+
+
+BATCHED: dict[str, dict[str, Any]] = {
+    "/v1/embeddings": {"model": "embedder", "input": "a b"},
+    "/v1/rerank": {"model": "reranker", "query": QUERY, "documents": DOCUMENTS},
+    "/v2/rerank": {"model": JUDGE, "query": QUERY, "documents": DOCUMENTS},
+    "/v1/score": {"model": "reranker", "text_1": QUERY, "text_2": DOCUMENTS},
+    "/classify": {"model": "reranker", "input": ["a b"]},
+}
+
+
+def test_batches_hold_embeddings_and_scores(served: Gateway) -> None:
+    with openai.OpenAI(base_url=f"{served.rest}/v1", api_key="any", max_retries=0) as client:
+        begun = {}
+        for path, body in BATCHED.items():
+            line = {"custom_id": "it", "method": "POST", "url": path, "body": body}
+            file_id = upload(client, as_jsonl([line]))
+            endpoint: Any = path
+            begun[path] = client.batches.create(
+                input_file_id=file_id, endpoint=endpoint, completion_window="24h"
+            ).id
+        for path, batch_id in begun.items():
+            [result] = results(client, over(client, batch_id).output_file_id)
+            answer = result["response"]["body"]
+            alone = post(served, path, **BATCHED[path])
+            for field in {"data", "results"} & alone.keys():
+                assert answer[field] == alone[field]

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from headwater.engine_core.expert_figures import ExpertFigures
 from headwater.engine_core.parallel.rank_facts import RankFigures
 from headwater.engine_core.step_output import DiskUse, EngineLoad
+from headwater.services.engine.adapters import EngineAdapters
 from headwater.services.engine.metrics import EngineCollector
 
 
@@ -17,6 +18,7 @@ class EngineServer:
     num_finished: Mapping[str, int] = {}
     is_prepared = True
     rank_figures: Sequence[RankFigures] = ()
+    adapters = EngineAdapters(send=lambda command: None)
     cache_config: Mapping[str, str] = {
         "cache_dtype": "fp8",
         "block_size": "64",

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import threading
 import time
 from pathlib import Path
@@ -8,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.services.text.tokenizer import PIECE_LEN, Tokenizer, TokenizerFilesError
+from headwater.services.text.tokenizer import PIECE_LEN, Tokenizer
+from headwater.services.text.tokenizer_files_error import TokenizerFilesError
 from tests.services.text.small_tokenizers import byte_level, sentencepiece
 
 FAMILIES = {
@@ -32,6 +34,23 @@ fragments = st.sampled_from(
         "x y",
     ]
 )
+
+
+@pytest.mark.parametrize("family", ["sentencepiece", "qwen2"])
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_a_text_ends_with_the_token_that_the_config_asks_for(
+    family: str, is_asked: bool, tmp_path: Path
+) -> None:
+    end = {"sentencepiece": "</s>", "qwen2": "<|im_end|>"}[family]
+    FAMILIES[family].save(str(tmp_path / "tokenizer.json"))
+    config = {"add_eos_token": is_asked, "eos_token": {"content": end}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = Tokenizer.from_folder(tmp_path, 400)
+    bare = tokenizer.encode("hello", add_special_tokens=False)
+    before = [1] if family == "sentencepiece" else []
+    behind = [tokenizer.id_of(end)] if is_asked else []
+    assert tokenizer.encode("hello", add_special_tokens=True) == [*before, *bare, *behind]
+    assert tokenizer.around == (before, behind)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

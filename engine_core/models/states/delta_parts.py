@@ -11,12 +11,12 @@ import torch
 from headwater.kernels.delta.delta_arguments import DeltaLayer, HeadPlaces, conv_by_unit
 from headwater.kernels.delta.delta_unit import CONV_WIDTH
 
-from ..layers.linear.kinds import Weights
-from ..layers.mixers.delta_net import DeltaNet
-from ..layers.platform import Platform, StatePlatform
-from ..weights.layout import Split, WeightSpec, joined_linear, linear, norm, table
-from ..weights.model_config import ModelConfig
-from .expert_parts import check_unrounded
+from ...layers.linear.kinds import Weights
+from ...layers.mixers.delta_net import DeltaNet
+from ...layers.platform import Platform, StatePlatform
+from ...weights.layout import Split, WeightSpec, joined_linear, linear, norm, table
+from ...weights.model_config import ModelConfig
+from ..expert_parts import check_unrounded
 
 WIDE = "delta_wide"
 NARROW = "delta_narrow"
@@ -66,48 +66,39 @@ def conv_of(conv: torch.Tensor, config: ModelConfig) -> torch.Tensor:
     return conv.squeeze(1)
 
 
-class DeltaParts:
-    """Makes the gated delta net of layer i by the names of the layout."""
-
-    def __init__(self, config: ModelConfig, weights: Weights, platform: Platform, i: int) -> None:
-        self._config = config
-        self._weights = weights
-        self._platform = cast(StatePlatform, platform)
-        self._layer = i
-
-    def delta_net(self) -> DeltaNet:
-        delta = self._config.delta
-        states = self._config.states
-        assert delta is not None
-        assert states is not None
-        prefix = f"layers.{self._layer}."
-        wide, narrow, o = (self._weights.linears[prefix + name] for name in (WIDE, NARROW, OUT))
-        for each in (wide, narrow, o):
-            check_unrounded(each, self._config)
-        dtype = self._weights.table("embed").dtype
-        unit = delta.unit(self._platform.block_size, dtype.itemsize)
-        conv, rates, biases, factors = (
-            self._weights.tensors[prefix + name].float() for name in (CONV, RATES, BIASES, NORM)
-        )
-        num_heads = delta.num_key_heads
-        return DeltaNet(
-            self._platform,
-            wide,
-            narrow,
-            o,
-            DeltaLayer(
-                unit=unit,
-                places=HeadPlaces.by_head(unit)
-                if delta.is_by_head
-                else HeadPlaces.by_kind(num_heads, unit),
-                conv=conv_by_unit(conv, num_heads, unit),
-                rates=rates.exp(),
-                biases=biases,
-                norm=factors,
-                eps=self._config.rms_norm_eps,
-            ),
-            first_unit=states.first_units[self._layer],
-        )
+def delta_net(config: ModelConfig, weights: Weights, platform: Platform, layer: int) -> DeltaNet:
+    """The gated delta net of a layer, by the names of the layout."""
+    delta = config.delta
+    states = config.states
+    assert delta is not None
+    assert states is not None
+    own = cast(StatePlatform, platform)
+    prefix = f"layers.{layer}."
+    wide, narrow, o = (weights.linears[prefix + name] for name in (WIDE, NARROW, OUT))
+    for each in (wide, narrow, o):
+        check_unrounded(each, config)
+    unit = delta.unit(own.block_size, weights.table("embed").dtype.itemsize)
+    conv, rates, biases, factors = (
+        weights.tensors[prefix + name].float() for name in (CONV, RATES, BIASES, NORM)
+    )
+    num_heads = delta.num_key_heads
+    places = HeadPlaces.by_kind(num_heads, unit)
+    return DeltaNet(
+        own,
+        wide,
+        narrow,
+        o,
+        DeltaLayer(
+            unit=unit,
+            places=HeadPlaces.by_head(unit) if delta.is_by_head else places,
+            conv=conv_by_unit(conv, num_heads, unit),
+            rates=rates.exp(),
+            biases=biases,
+            norm=factors,
+            eps=config.rms_norm_eps,
+        ),
+        first_unit=states.first_units[layer],
+    )
 
 
 def _wide_table(size: int) -> WeightSpec:

@@ -1,13 +1,46 @@
-"""State sets of a plan's rows, by the block table in host memory."""
+"""State sets of a step's requests, by the block table in host memory."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
+from headwater.kernels.blocks.clear_begun import clear_begun_twin
+
+from ...config import EngineConfig
 from ...executor import Int32Array, StepPlan
 from ...layers.state_rows import StateRows, StateShape
 from ...table_columns import TableColumns
+from ..table.eager_table import EagerTable
+
+
+class EagerStates:
+    """See `DeviceStates`."""
+
+    def __init__(
+        self, table: EagerTable, config: EngineConfig, shape: StateShape, memory: torch.Tensor
+    ) -> None:
+        """memory uint8 [num_blocks, bytes of a block]: that of KV blocks and states."""
+        self._block_ids = table.block_ids
+        self._columns = config.columns
+        self._block_size = config.block_size
+        self._shape = shape
+        self._memory = memory
+
+    def of_step(self, plan: StepPlan) -> StateRows:
+        """State sets of the plan's rows. Clears KV blocks that the step begins."""
+        table = self._block_ids.numpy()
+        made = state_rows(plan, table, self._columns, self._block_size, self._shape)
+        clear_begun_twin(
+            self._memory,
+            torch.from_numpy(plan.rows),
+            made.starts,
+            made.ends,
+            self._block_ids[:, : self._columns.first_place],
+            self._columns.max_blocks,
+            self._block_size,
+        )
+        return made
 
 
 def state_rows(
