@@ -6,15 +6,12 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-
-from headwater.kernels.quant.block_formats import BlockWeight
-from headwater.kernels.quant.mxfp4 import Mxfp4Weight
 
 from ..config import ConfigError, require
 from ..layers.linear.kinds import load_weights
@@ -27,7 +24,7 @@ from ..weights.layout import Layout
 from ..weights.model_config import ModelConfig
 from ..weights.names import is_flat
 from ..weights.rounding import ROUNDINGS, Rounding, round_weights
-from ..weights.unpacking import unpacked
+from ..weights.unpacking import Published, unpacked
 from . import registry
 from .calibration import Calibrated
 from .model import model_class
@@ -36,8 +33,6 @@ from .score_head import with_score_head
 
 LISTED = 8
 """Kinds of unused tensors that are listed."""
-Published = Iterator[tuple[str, torch.Tensor | BlockWeight | Mxfp4Weight]]
-"""Tensors of a checkpoint by their names there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

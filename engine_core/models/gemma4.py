@@ -13,7 +13,8 @@ from ..layers.layer_vectors import LayerVector
 from ..layers.norm import ScaledNorm
 from ..weights.layout import Layout, WeightSpec, linear, norm, table
 from ..weights.model_config import ModelConfig
-from . import gemma3, mixture
+from . import gemma3
+from .experts import mixture
 from .gemma3 import Gemma3
 from .model import LastNorm
 from .parts import Parts

@@ -26,7 +26,7 @@ from ..layers.positions import Positions
 from ..layers.projection_norms import ValueNorms, WidthNorms
 from ..layers.rope import cos_sin_table, query_scales, unrotated_table
 from ..weights.model_config import ModelConfig
-from .expert_parts import ExpertParts, check_unrounded
+from .experts.expert_parts import ExpertParts, check_unrounded
 from .states.state_parts import state_mixer
 
 

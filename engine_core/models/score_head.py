@@ -3,7 +3,7 @@ Qwen3-Reranker's model card, 2025: the probability of `yes` against `no`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,9 +14,8 @@ from headwater.kernels.quant.mxfp4 import Mxfp4Weight
 from ..config import ConfigError
 from ..weights.model_config import ModelConfig
 from ..weights.names import canonical
+from ..weights.unpacking import Published
 
-Published = Iterable[tuple[str, torch.Tensor | BlockWeight | Mxfp4Weight]]
-"""Tensors of a checkpoint by their names there."""
 SCORE = "score.weight"
 
 

@@ -59,10 +59,11 @@ FORMATS: Mapping[str, Format] = {
 }
 
 
-def unpacked(
-    tensors: Iterable[tuple[str, torch.Tensor | BlockWeight | Mxfp4Weight]],
-    quantization: Quantization | None,
-) -> Iterator[tuple[str, Weight]]:
+Published = Iterable[tuple[str, torch.Tensor | BlockWeight | Mxfp4Weight]]
+"""Tensors of a checkpoint by their names there."""
+
+
+def unpacked(tensors: Published, quantization: Quantization | None) -> Iterator[tuple[str, Weight]]:
     """The tensors of a checkpoint, those of a packed layer as one under the name that it has in
     other checkpoints. Raises `ConfigError` for a layer without one of its tensors."""
     waiting: dict[str, dict[str, torch.Tensor]] = {}

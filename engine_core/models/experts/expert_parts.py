@@ -7,17 +7,17 @@ from typing import cast
 
 import torch
 
-from ..config import ConfigError
-from ..layers.experts import Experts, ExpertsBesideMlp, SharedExpert
-from ..layers.linear.dense import DenseLinear
-from ..layers.linear.kinds import Weights
-from ..layers.linear.linear import Linear, Product
-from ..layers.mlp import Mlp
-from ..layers.norm import RMSNorm
-from ..layers.platform import ExpertPlatform, Platform
-from ..layers.routing import ExpertStack, Router, Scoring
-from ..weights.experts_config import ExpertsConfig
-from ..weights.model_config import ModelConfig
+from ...config import ConfigError
+from ...layers.experts import Experts, ExpertsBesideMlp, SharedExpert
+from ...layers.linear.dense import DenseLinear
+from ...layers.linear.kinds import Weights
+from ...layers.linear.linear import Linear, Product
+from ...layers.mlp import Mlp
+from ...layers.norm import RMSNorm
+from ...layers.platform import ExpertPlatform, Platform
+from ...layers.routing import ExpertStack, Router, Scoring
+from ...weights.experts_config import ExpertsConfig
+from ...weights.model_config import ModelConfig
 from . import mixture
 
 
