@@ -24,12 +24,12 @@ from ..weights.layout import Layout
 from ..weights.model_config import ModelConfig
 from ..weights.names import is_flat
 from ..weights.rounding import ROUNDINGS, Rounding, round_weights
-from ..weights.unpacking import Published, unpacked
+from ..weights.unpacking import unpacked
 from . import registry
 from .calibration import Calibrated
 from .model import model_class
 from .mtp import MtpTensors
-from .score_head import with_score_head
+from .score_head import Published, with_score_head
 
 LISTED = 8
 """Kinds of unused tensors that are listed."""

@@ -65,6 +65,7 @@ class Gemma4(Gemma3):
             "pre_feedforward_layernorm_2.weight": mixture.EXPERTS_INPUT_NORM,
             "post_feedforward_layernorm_2.weight": mixture.EXPERTS_NORM,
         },
+        experts=mixture.EXPERT_NAMES,
         # Published files have projections and norms of keys and values that are not made.
         spare=("qkv", "k_norm"),
     )

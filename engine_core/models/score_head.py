@@ -3,25 +3,23 @@ Qwen3-Reranker's model card, 2025: the probability of `yes` against `no`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
-from headwater.kernels.quant.block_formats import BlockWeight
-from headwater.kernels.quant.mxfp4 import Mxfp4Weight
-
 from ..config import ConfigError
 from ..weights.model_config import ModelConfig
-from ..weights.names import canonical
-from ..weights.unpacking import Published
+from ..weights.names import Weight, canonical
 
+Published = Iterable[tuple[str, Weight]]
+"""Tensors of a checkpoint by their names there."""
 SCORE = "score.weight"
 
 
 def with_score_head(
     published: Published, config: ModelConfig, sentence: Mapping[str, Any]
-) -> Iterator[tuple[str, torch.Tensor | BlockWeight | Mxfp4Weight]]:
+) -> Iterator[tuple[str, Weight]]:
     """The tensors, and the row by which the model scores, made of its head of tokens where
     sentence-transformers' files name two of these. The difference of two logits is the product with
     the difference of their rows. Raises `ConfigError` for a head that is packed."""
@@ -33,9 +31,7 @@ def with_score_head(
             yield SCORE, _row(name, tensor, *token_ids)
 
 
-def _row(
-    name: str, head: torch.Tensor | BlockWeight | Mxfp4Weight, true_id: int, false_id: int | None
-) -> torch.Tensor:
+def _row(name: str, head: Weight, true_id: int, false_id: int | None) -> torch.Tensor:
     """float32 [1, H]"""
     if not (isinstance(head, torch.Tensor) and head.is_floating_point()):
         raise ConfigError("checkpoint tensor", name, "a head that is not packed, to score with")

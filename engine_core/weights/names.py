@@ -177,8 +177,11 @@ class CheckpointNames:
         return not is_known and not bool(tensor.any())
 
     def _is_unchanged(self, name: str) -> bool:
+        """Whether a tensor lies as ours: one of `unchanged`, or that of one expert."""
         match = _LAYER.fullmatch(canonical(name))
-        return match is not None and match[2] in self.unchanged
+        if match is None:
+            return False
+        return match[2] in self.unchanged or _EXPERT.fullmatch(match[2]) is not None
 
     def _changed(self, name: str, ours: str, weight: Weight, config: ModelConfig) -> Weight:
         """Raises `ConfigError` for a packed weight, whose rows or inputs share scales."""

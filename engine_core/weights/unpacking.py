@@ -8,9 +8,6 @@ from typing import Protocol
 
 import torch
 
-from headwater.kernels.quant.block_formats import BlockWeight
-from headwater.kernels.quant.mxfp4 import Mxfp4Weight
-
 from ..config import ConfigError
 from .formats import awq, fp8, gptq, int_quantized, mxfp4, pack_quantized
 from .formats.packing import Packing, Quantization
@@ -59,11 +56,9 @@ FORMATS: Mapping[str, Format] = {
 }
 
 
-Published = Iterable[tuple[str, torch.Tensor | BlockWeight | Mxfp4Weight]]
-"""Tensors of a checkpoint by their names there."""
-
-
-def unpacked(tensors: Published, quantization: Quantization | None) -> Iterator[tuple[str, Weight]]:
+def unpacked(
+    tensors: Iterable[tuple[str, Weight]], quantization: Quantization | None
+) -> Iterator[tuple[str, Weight]]:
     """The tensors of a checkpoint, those of a packed layer as one under the name that it has in
     other checkpoints. Raises `ConfigError` for a layer without one of its tensors."""
     waiting: dict[str, dict[str, torch.Tensor]] = {}

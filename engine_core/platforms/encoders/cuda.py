@@ -58,7 +58,7 @@ class CudaTexts:
 
         def mlp(x: torch.Tensor) -> torch.Tensor:
             # The norm of a sum lies where its residual did.
-            for part in x.split(num_rows):
+            for part in torch.split(x, num_rows):
                 down(up(part), part)
             return x
 

@@ -1,5 +1,5 @@
-"""Fields of a Hugging Face config that the metadata of a GGUF file stands for, of families with
-experts. See `gguf_fields`."""
+"""Fields of a Hugging Face config that the metadata of a GGUF file stands for, of gpt-oss and of
+families whose experts are chosen by corrected scores. See `gguf_fields`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from .gguf_fields import Config, GgufFields
 
 SIGMOID = 2
 """llama.cpp's number of the sigmoid, of functions that make scores of a router's logits."""
-GPT_OSS_YARN = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
-"""Fields of scaled positions that a file of gpt-oss does not state."""
 ROUTER = "ffn_gate_inp.weight"
 SHARED = "ffn_up_shexp.weight"
 
@@ -38,11 +36,12 @@ def glm4_moe(file: GgufFields, config: Config) -> Config:
 
 
 def gpt_oss(file: GgufFields, config: Config) -> Config:
+    """Files do not state that yarn's bounds are no whole pairs."""
     scaling = config["rope_scaling"]
     return {
-        "sliding_window": file.meta("attention.sliding_window"),
         "intermediate_size": file.meta("expert_feed_forward_length"),
-        "rope_scaling": scaling and {**GPT_OSS_YARN, **scaling},
+        "sliding_window": file.meta("attention.sliding_window"),
+        "rope_scaling": None if scaling is None else {**scaling, "truncate": False},
     }
 
 
