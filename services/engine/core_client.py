@@ -27,13 +27,12 @@ from .core_memory import CoreMemory
 from .core_watch import CoreWatch
 from .messages import (
     Command,
-    Experts,
     Failed,
     Idle,
     OfAdapterReports,
+    OfFigures,
     Prepared,
     Progress,
-    Ranks,
     Ready,
     Report,
     Step,
@@ -76,7 +75,6 @@ class CoreClient:
         self.gone = asyncio.Event()
         """The core has ended by itself."""
         self.figures = CoreFigures()
-        """None: the model has no experts, or none has computed."""
         """Figures of each rank of the core; empty where it has none."""
         self.load = EngineLoad()
         """Load that the core reported last. Kept before `connect` too: a core that has just started
@@ -223,6 +221,9 @@ class CoreClient:
             if self._on_peer_report is not None:
                 self._on_peer_report(report)
             return
+        if isinstance(report, OfFigures):
+            self.figures.note(report)
+            return
         if isinstance(report, OfAdapterReports):
             assert self._on_adapter_report is not None
             self._on_adapter_report(report)
@@ -258,8 +259,6 @@ class CoreClient:
             case Prepared():
                 self.is_prepared = True
                 structlog.get_logger().info("prepared")
-            case Ranks() | Experts():
-                self.figures.note(report)
             case Failed():
                 self._settle(CoreFailed(report.reason))
             case _:

@@ -397,7 +397,7 @@ WITH_STATES = tuple(
 
 
 def random_checkpoint(
-    family: str, folder: Path, *, max_shard_size: str = "5GB", **sizes: int
+    family: str, folder: Path, *, max_shard_size: str = "5GB", **sizes: Any
 ) -> Any:
     """Writes one in Hugging Face's layout; returns the transformers model. Norms and biases are
     random too. `sizes` are fields of its config."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..decoder import Decoder
-from ..mixture import CORRECTION, DOWN, GATE_UP, ROUTER
+from ..experts.mixture import CORRECTION, DOWN, GATE_UP, ROUTER
 from .conv_parts import CONV_NAMES, TAPS
 from .delta_parts import conv_of
 
