@@ -45,7 +45,7 @@ from headwater.services.text.tokenizer import Tokenizer
 from .format_files import FormatFile, read_format_files
 from .program import check_choice, run_program
 
-TEXT = Path(__file__).resolve().parents[1] / "docs" / "running.md"
+TEXT = Path(__file__).resolve().parents[1] / "docs" / "api.md"
 CPU = "cpu"
 DEVICES = {CPU: cpu, "cuda": cuda}
 ROUNDED_NAMES = {torch.int8: INT8, torch.float8_e4m3fn: "fp8"}

@@ -24,7 +24,7 @@ GROUP_SIZE = 128
 
 
 def random_fp8(n: int, k: int) -> PackedWords:
-    # Without the highest exponents, of which some numbers are none.
+    # Numbers without the highest exponents, some of which are NaN.
     words = torch.randint(-(1 << 31), 1 << 31, (n, k // 4), device="cuda").int() & -0x40404041
     return PackedWords(
         words=words, scales=torch.rand(k // GROUP_SIZE, n, device="cuda"), zeros=None, bits=8

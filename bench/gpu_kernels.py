@@ -47,6 +47,7 @@ from .gpu_timing import (
 )
 from .int4_products import int4_products
 from .program import program_name
+from .window_attention import window_attention
 
 LINEARS = {
     "8B qkv": (6144, 4096),
@@ -388,6 +389,7 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "blocks": partial(block_products, LINEARS_8B),
     "decodes": decodes,
     "prefills": prefills,
+    "windows": window_attention,
     "elementwise": elementwise,
     "sampling": sampling,
 }

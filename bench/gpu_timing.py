@@ -42,7 +42,7 @@ def timed(calls: Sequence[Callable[[], object]], replays: int = 15) -> float:
 
 
 def timed_in_turn(*lists: Sequence[Callable[[], object]], replays: int = 15) -> list[float]:
-    """As `timed`, for each list. Their graphs take turns: a GPU at its limit of power slows down
+    """Like `timed`, for each list. Their graphs take turns: a GPU at its limit of power slows down
     for all alike."""
     graphs = [captured(calls) for calls in lists]
     for graph in graphs:

@@ -100,7 +100,7 @@ class EagleTwin:
     def links(
         self, token_ids: Tensor, final: Tensor, inputs: Mapping[int, Tensor], depth: int
     ) -> Iterator[Tensor]:
-        # A place reads the token behind it; the last one of a text has none, and drafts nothing
+        # A place reads the token after it; the last one of a text has none, and drafts nothing
         # that counts.
         tokens = embedding(pad(token_ids[:, 1:], (0, 1)), self._teacher.tensors["embed"])
         cos, sin = (
@@ -187,7 +187,7 @@ def _attention(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
 
 
 def _moved(x: Tensor, count: int) -> Tensor:
-    """As `_behind`, for [B, heads, T, D]."""
+    """Like `_behind`, for [B, heads, T, D]."""
     return pad(x[:, :, : x.shape[2] - count], (0, 0, count, 0)) if count else x
 
 

@@ -36,7 +36,8 @@ WHOLE = "whole"
 """Random weights of two bytes."""
 ENGINE_OPTIONS = (
     "device", "block_size", "max_num_seqs", "max_num_batched_tokens", "async_depth", "kv_cache_dtype",
-    "kv_cache_memory", "kv_swap_memory", "activation_dtype", "tensor_parallel_size", "peer_access", "numerics",
+    "kv_cache_memory", "kv_swap_memory", "activation_dtype", "tensor_parallel_size", "expert_parallel", "peer_access",
+    "numerics",
 )  # fmt: skip
 """Options of the benchmark that an engine has by the same names."""
 
@@ -196,12 +197,18 @@ def run(
     tensor_parallel_size: Annotated[
         int, typer.Option(help="processes, or GPUs, that divide every layer")
     ] = 1,
+    expert_parallel: Annotated[
+        bool, typer.Option(help="each of these has some experts whole")
+    ] = False,
     peer_access: Annotated[
         str, typer.Option(help="of ranks on GPUs: auto, or off: through host memory")
     ] = "auto",
     numerics: Annotated[
         str, typer.Option(help="default, or tree: the same bits on any number of ranks")
     ] = "default",
+    model_code: Annotated[
+        str, typer.Option(help="of workloads: auto, headwater or transformers")
+    ] = registry.AUTO,
     threads: Annotated[int, typer.Option(help="of a CPU; 0: torch decides")] = 0,
     runs: Annotated[int, typer.Option(help="measured runs after one that is not")] = 2,
     dry_run: Annotated[
@@ -217,7 +224,10 @@ def run(
         "num_threads": threads
     }
     check_choice("weights", weights, (WHOLE, *PACKINGS))
-    packing = {} if weights == WHOLE else {"quantization_config": PACKINGS[weights]}
+    check_choice("model_code", model_code, registry.MODEL_CODES)
+    more: dict[str, Any] = {registry.MODEL_CODE: model_code}
+    if weights != WHOLE:
+        more["quantization_config"] = PACKINGS[weights]
     rows: list[Measurement] = []
     if model_folder is not None:
         custom = uniform(model_folder.name, num_requests, prompt_len, output_len)
@@ -229,7 +239,7 @@ def run(
     }
     for model in dict.fromkeys(each.model for each in chosen.values()):
         with tempfile.TemporaryDirectory() as folder:
-            config = (tiny(model) if dry_run else MODELS[model]) | packing
+            config = (tiny(model) if dry_run else MODELS[model]) | more
             Path(folder, "config.json").write_text(json.dumps(config))
             those = {name: each for name, each in chosen.items() if each.model == model}
             dummy = options | {

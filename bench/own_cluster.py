@@ -26,7 +26,7 @@ class StartFailed(Exception):
 
 @contextlib.contextmanager
 def own_cluster(flags: Sequence[str]) -> Iterator[tuple[ClusterRecord, Path]]:
-    """Runs `headwater up` with these flags and its state folder for the length of a scope. Raises
+    """Runs `headwater up` with these flags and its state folder inside the `with` block. Raises
     `StartFailed`."""
     with tempfile.TemporaryDirectory(prefix="headwater-bench-") as name:
         folder = Path(name)

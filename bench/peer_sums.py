@@ -1,5 +1,5 @@
 """Times sums over the memory of several GPUs, or over host memory, with the residual add and
-RMSNorm behind them, beside NCCL's all-reduce.
+RMSNorm after them, beside NCCL's all-reduce.
 
 Each rank is a process with a GPU. Launches are chains of a CUDA graph that all ranks replay; a
 figure is the median of the slowest rank.

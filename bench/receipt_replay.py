@@ -7,7 +7,7 @@ each.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,8 +16,8 @@ import msgspec
 import typer
 from rich.console import Console
 
-from headwater.gateway.router import policy
 from headwater.gateway.router.cost import TIMES, Parts
+from headwater.gateway.router.policy import POLICIES, Policy
 
 from .figures import print_table
 from .program import run_program
@@ -65,12 +65,11 @@ class LogLine(msgspec.Struct, frozen=True):
     receipt: Receipt | None = None
 
 
-POLICIES: dict[str, Callable[[Parts], float]] = {
-    "seconds": policy.seconds,
-    "load only": policy.load_only,
-    "overlap only": lambda parts: -float(parts.matched_tokens),
-    "fewest requests": lambda parts: float(parts.num_requests),
+SCORED: Mapping[str, Policy] = {
+    **POLICIES,
+    "overlap": lambda parts: -float(parts.matched_tokens),
 }
+"""The gateway's policies, and one that looks at cached tokens alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +96,7 @@ def receipts(path: Path) -> Iterator[Receipt]:
             yield line.receipt
 
 
-def choice(receipt: Receipt, score: Callable[[Parts], float]) -> RoutedCandidate:
+def choice(receipt: Receipt, score: Policy) -> RoutedCandidate:
     """The candidate that a policy prefers; the one that was chosen where it is as good as the
     best."""
     able = [each for each in receipt.candidates if not each.guard] or receipt.candidates
@@ -105,7 +104,7 @@ def choice(receipt: Receipt, score: Callable[[Parts], float]) -> RoutedCandidate
 
 
 def judge(log: list[Receipt], name: str) -> Verdict:
-    choices = [choice(receipt, POLICIES[name]) for receipt in log]
+    choices = [choice(receipt, SCORED[name]) for receipt in log]
     same = sum(
         each.replica_id == receipt.replica_id for each, receipt in zip(choices, log, strict=True)
     )
@@ -142,7 +141,7 @@ def main(
     found = list(receipts(log))
     if not found:
         raise TraceError(log, "there are no receipts in it")
-    verdicts = [judge(found, name) for name in POLICIES]
+    verdicts = [judge(found, name) for name in SCORED]
     turned_out = accuracy(found)
     if as_json:
         typer.echo(

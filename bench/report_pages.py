@@ -6,8 +6,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from .result_rows import Row, by_series
+from .result_rows import COMMIT, Row, by_series
 
+RUNNERS = ("headwater ", "python -m ", "pytest ")
+"""Programs that commands of figures begin with."""
+RETIRED = ("--gemv", "--decode-steps")
+"""Flags that commands of earlier commits have."""
 NOTICE = "<!-- Made by `headwater bench report` from bench/results; a test compares them. -->"
 
 
@@ -23,16 +27,23 @@ def claims_page(head: str, topics: Mapping[str, Sequence[Row]]) -> str:
 
 
 def topic_page(topic: str, head: str, rows: Sequence[Row]) -> str:
-    """The newest row of every series by section, in a table of its command; those before it are in
-    bench/results alone."""
+    """The newest figure of every series that a command repeats, by section, in a table of its
+    command. Notes, older rows and figures of scripts that were not kept are in bench/results
+    alone."""
     parts = [f"![Claims beside their targets and peers]({topic}.svg)\n"]
-    for section in dict.fromkeys(row.section for row in rows):
-        series = by_series(row for row in rows if row.section == section)
+    newest = [series[-1] for series in by_series(rows).values() if is_repeatable(series[-1])]
+    for section in dict.fromkeys(row.section for row in newest):
         parts.append(f"## {section}\n")
-        for command in dict.fromkeys(each[-1].command for each in series.values()):
-            newest = [each[-1] for each in series.values() if each[-1].command == command]
-            parts.append(f"`{command}`:\n\n{_rows_table(newest)}")
+        found = [row for row in newest if row.section == section]
+        for command in dict.fromkeys(row.command for row in found):
+            parts.append(_figures_table(command, [row for row in found if row.command == command]))
     return _page(head, parts)
+
+
+def is_repeatable(row: Row) -> bool:
+    """Whether its command is one that a reader can type."""
+    is_program = row.command.startswith(RUNNERS) and "script" not in row.command
+    return is_program and not any(flag in row.command for flag in RETIRED)
 
 
 def claims_of(rows: Iterable[Row]) -> dict[str, list[list[Row]]]:
@@ -64,12 +75,7 @@ def _claim_line(topic: str, section: str, series: Sequence[Sequence[Row]]) -> li
         _stacked(figures),
         _stacked([_target(row) for row in rows]),
         _stacked([row.met for row in rows]),
-        _stacked(
-            [
-                "; ".join(f"{row.median / other:.2f} × {peer}" for peer, other in row.peers.items())
-                for row in rows
-            ]
-        ),
+        _stacked(["; ".join(_beside(row)) for row in rows]),
         _stacked(list(dict.fromkeys(f"`{row.command}`" for row in rows))),
         _stacked(list(dict.fromkeys(f"{row.commit}, {row.date}" for row in rows))),
     ]
@@ -80,42 +86,55 @@ def _stacked(cells: Sequence[str]) -> str:
     return "<br>".join(cells) if any(cells) else ""
 
 
-def _rows_table(rows: Sequence[Row]) -> str:
-    """A table of rows, without the columns that are empty in all of them."""
-    cells: dict[str, Sequence[str]] = {
-        "what": [row.what for row in rows],
+def _figures_table(command: str, rows: Sequence[Row]) -> str:
+    """A table of figures under its command. What all rows share (machine, commit, metric, unit) is
+    written once above them, and columns that are empty in all of them are left out."""
+    shared, columns = [f"`{command}`"], {"": [row.what for row in rows]}
+    shows_unit = len({row.unit for row in rows}) > 1
+    varying: dict[str, list[str]] = {
         "metric": [row.metric for row in rows],
-        "figure": [_figure(row) for row in rows],
-        "target": [_target(row) for row in rows],
-        "met": [row.met for row in rows],
-        "beside": ["; ".join(_beside(row)) for row in rows],
         "machine": [row.machine for row in rows],
-        "commit, date": [f"{row.commit}, {row.date}" for row in rows],
-        "note": [row.note for row in rows],
+        "commit": [row.commit for row in rows],
     }
-    used = {name: column for name, column in cells.items() if any(column)}
-    return _table(list(used), [list(line) for line in zip(*used.values(), strict=True)])
+    for name, cells in varying.items():
+        if len(set(cells)) == 1:
+            shared.append(cells[0])
+        else:
+            columns[name] = cells
+    if not shows_unit and rows[0].unit:
+        shared.append(rows[0].unit)
+    columns |= {
+        "figure": [_figure(row, shows_unit=shows_unit) for row in rows],
+        "target": [_target(row, shows_unit=shows_unit) for row in rows],
+        "beside": ["; ".join(_beside(row)) for row in rows],
+    }
+    used = {name: cells for name, cells in columns.items() if any(cells)}
+    lines = [list(line) for line in zip(*used.values(), strict=True)]
+    return f"{', '.join(shared)}:\n\n{_table(list(used), lines)}"
 
 
 def _beside(row: Row) -> list[str]:
+    """The figure as a share of each peer's; earlier commits are no peers to a reader."""
     return [
-        f"{peer} {_number(figure)} ({row.median / figure:.2f} ×)"
+        f"{row.median / figure:.2f} × {peer}"
         for peer, figure in row.peers.items()
+        if COMMIT.fullmatch(peer) is None
     ]
 
 
-def _figure(row: Row) -> str:
+def _figure(row: Row, *, shows_unit: bool = True) -> str:
     least = min(row.readings)
     most = max(row.readings)
     readings = _range(least, most)
     interval = "" if row.interval is None else f" (95 %: {_range(*row.interval)})"
-    return f"{readings}{interval} {row.unit}".strip()
+    return f"{readings}{interval} {row.unit if shows_unit else ''}".strip()
 
 
-def _target(row: Row) -> str:
+def _target(row: Row, *, shows_unit: bool = True) -> str:
     if row.target is None:
         return ""
-    return f"{'≤' if row.better == 'less' else '≥'} {_number(row.target)} {row.unit}".strip()
+    sign = "≤" if row.better == "less" else "≥"
+    return f"{sign} {_number(row.target)} {row.unit if shows_unit else ''}".strip()
 
 
 def _range(least: float, most: float) -> str:

@@ -19,7 +19,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from headwater.engine_core.options import ExecutorOptions
+from headwater.engine_core.options import MTP, OFF, ExecutorOptions
 from headwater.services.models.demo_model import DEMO_NAME
 from headwater.services.models.store import default_cache_dir, pull
 from headwater.services.runtime.progress import silent
@@ -70,11 +70,17 @@ def run(
     draft_heads: Annotated[
         Path | None, typer.Option(help="a folder of heads that draft instead")
     ] = None,
+    mtp: Annotated[
+        bool,
+        typer.Option(
+            "--mtp", help="the layer for multi-token prediction of the model's checkpoint drafts"
+        ),
+    ] = False,
     whole_drafts: Annotated[
         bool,
         typer.Option(
             "--whole-drafts",
-            help="model or heads draft --max-drafts tokens in each step, and nothing else",
+            help="model, heads or layer draft --max-drafts tokens in each step, and nothing else",
         ),
     ] = False,
     temperature: Annotated[
@@ -143,9 +149,11 @@ def run(
             max_draft_tokens=max_drafts,
             draft_model=draft_model,
             draft_heads=draft_heads,
+            speculation=MTP if mtp else OFF,
         )
-        if whole_drafts and draft_model is None and draft_heads is None:
-            raise typer.BadParameter("--whole-drafts goes with --draft-model or --draft-heads")
+        if whole_drafts and draft_model is None and draft_heads is None and not mtp:
+            allowed = "--draft-model, --draft-heads or --mtp"
+            raise typer.BadParameter(f"--whole-drafts goes with {allowed}")
         forced = None if own_answers else ForcedAnswers(longest)
         bench = Bench(options, drafters, forced, whole_drafts=whole_drafts)
         stack.callback(bench.close)

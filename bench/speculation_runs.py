@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from headwater.engine_core.executor import Executor
 from headwater.engine_core.executors.build.single import build_executor
-from headwater.engine_core.options import ExecutorOptions
+from headwater.engine_core.options import OFF, ExecutorOptions
 from headwater.engine_core.scheduling.speculation.speculator import Speculator
 from headwater.services.engine.settings import EngineSettings
 from headwater.services.engine.speculation import build_speculator, drafters_of
@@ -41,8 +41,8 @@ class Bench:
         with nullcontext() if forced is None else forced.installed():
             self.executor, self.config, self._facts = build_executor(options, silent)
             self._plain = self.executor
-            if options.draft_model is not None or options.draft_heads is not None:
-                alone = replace(options, draft_model=None, draft_heads=None)
+            if options.draft_model or options.draft_heads or options.speculation != OFF:
+                alone = replace(options, draft_model=None, draft_heads=None, speculation=OFF)
                 self._plain, _, _ = build_executor(alone, silent)
         self._forced = forced
         self._is_whole = whole_drafts
@@ -66,7 +66,7 @@ class Bench:
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        return drafters_of(self._settings)
+        return drafters_of(self._settings, self._facts)
 
     def close(self) -> None:
         for executor in dict.fromkeys((self.executor, self._plain)):

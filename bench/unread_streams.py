@@ -83,7 +83,7 @@ def open_stream(cluster: ClusterRecord, max_tokens: int, buffer: int | None) -> 
 
 @contextlib.contextmanager
 def unread_streams(cluster: ClusterRecord, count: int, max_tokens: int) -> Iterator[None]:
-    """Opens streams whose clients read nothing, for the length of a scope."""
+    """Opens streams whose clients read nothing, inside the `with` block."""
     with contextlib.ExitStack() as scope:
         for _ in range(count):
             scope.enter_context(open_stream(cluster, max_tokens, SMALL_BUFFER))
@@ -92,8 +92,8 @@ def unread_streams(cluster: ClusterRecord, count: int, max_tokens: int) -> Itera
 
 @contextlib.contextmanager
 def read_streams(cluster: ClusterRecord, count: int, max_tokens: int) -> Iterator[None]:
-    """Opens streams that a process of their own reads as fast as they come, for the length of a
-    scope; they run when it begins."""
+    """Opens streams that a process of their own reads as fast as they come, inside the `with`
+    block; they run when it begins."""
     before = num_tokens(cluster)
     reader = multiprocessing.get_context("spawn").Process(
         target=_read_all, args=(cluster, count, max_tokens)

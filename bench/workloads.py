@@ -182,7 +182,8 @@ TINY_STATES = _STATES | {
 
 
 def tiny(model: str) -> dict[str, Any]:
-    """`TINY`, or one with experts or states in the place of a model that has some."""
+    """A tiny model in place of the workload's: `TINY`, or one with experts or state layers if the
+    workload's model has them."""
     if "linear_num_key_heads" in MODELS[model]:
         return TINY_STATES
     if "num_local_experts" in MODELS[model]:

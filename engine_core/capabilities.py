@@ -30,6 +30,7 @@ PULL = "pull"
 SPECULATION = "speculation"
 DRAFT_MODEL = "draft model"
 DRAFT_HEADS = "draft heads"
+MTP = "multi-token prediction"
 ADAPTERS = "adapters"
 
 STREAM = "stream"
@@ -65,13 +66,17 @@ class Capability:
     fields: tuple[str, ...] = ()
     """Options of an engine, or fields of a request, that ask for it; empty: the model has it."""
     off: str = "none"
-    """Value of an option that does not ask for it, as an error shows it."""
+    """Value of an option that does not ask for it, or several, as an error shows it."""
     beside: frozenset[str] = NONE
     """Names of the capabilities that it works beside. Those before it in the table count."""
     beside_if: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Names of more of them, by the flag of the platform that the pair needs."""
     flag: str = ""
     """Flag of the platform that it needs; empty: none."""
+
+    def is_off(self, value: object) -> bool:
+        """Whether a value of an option does not ask for it."""
+        return str(value) in self.off.split(" or ")
 
     def works_beside(self, earlier: str, flags: object | None) -> bool:
         """Whether it works beside a capability before it, on a platform with these flags; None: on
@@ -99,7 +104,7 @@ ENGINE = (
     Capability(
         name=MIXED,
         off="layers of one shape",
-        beside=frozenset({SIMULATED, INT8_ACTIVATIONS}),
+        beside=frozenset({SIMULATED, INT8_ACTIVATIONS, EXPERTS}),
     ),
     Capability(name=FOREIGN, off="headwater", beside=frozenset({SIMULATED, INT8_ACTIVATIONS})),
     Capability(name=ENCODER, off="a decoder"),
@@ -128,21 +133,21 @@ ENGINE = (
         name=TREE,
         fields=("numerics",),
         off="default",
-        beside=RANKS | {W8A8, STAGE_HOSTS},
+        beside=RANKS | {W8A8, EXPERTS, STAGE_HOSTS},
         flag="tree_numerics",
     ),
     Capability(
         name=HOST_MEMORY,
         fields=("kv_swap_memory",),
         off="0",
-        beside=OF_ANY_MODEL | {SIMULATED, TREE},
+        beside=OF_ANY_MODEL | {SIMULATED, STATES, MIXED, TREE},
         beside_if={"rank_slots": RANKS},
         flag="host_blocks",
     ),
     Capability(
         name=DISK,
         fields=("kv_disk_dir",),
-        beside=OF_ANY_MODEL | {SIMULATED, TREE, HOST_MEMORY},
+        beside=OF_ANY_MODEL | {SIMULATED, STATES, MIXED, TREE, HOST_MEMORY},
         beside_if={"rank_slots": RANKS},
         flag="disk_blocks",
     ),
@@ -165,7 +170,8 @@ ENGINE = (
         name=SPECULATION,
         fields=("max_draft_tokens",),
         off="0",
-        # Engines look drafts up unless an option says otherwise; a text that is embedded has none.
+        # Engines draft by look-up unless an option turns it off; embedding requests are not
+        # drafted.
         beside=OF_ANY_MODEL
         | RANKS
         | TIERS
@@ -186,10 +192,20 @@ ENGINE = (
         flag="draft_heads",
     ),
     Capability(
+        name=MTP,
+        fields=("speculation",),
+        off="auto or off",
+        beside=OF_MODEL | {STATES, SPECULATION},
+        flag="mtp",
+    ),
+    Capability(
         name=ADAPTERS,
         fields=("adapter_memory",),
         off="0",
-        beside=TIERS | {SIMULATED, INT8_ACTIVATIONS, FP8_KV, SPECULATION},
+        beside=TIERS
+        | {SIMULATED, INT8_ACTIVATIONS, EXPERTS, FP8_KV}
+        | {SPECULATION, DRAFT_MODEL, DRAFT_HEADS, MTP},
+        beside_if={"rank_adapters": RANKS},
         flag="adapters",
     ),
 )
@@ -279,7 +295,7 @@ TRIOS = (
 
 
 class Asked(NamedTuple):
-    """A capability that is asked for: by which field, and with which value."""
+    """A capability that options or a request ask for: the field and its value."""
 
     field: str
     value: object
@@ -313,7 +329,7 @@ def asked_of_options(options: object) -> dict[str, Asked]:
     for each in ENGINE:
         for name in each.fields if each.name not in OF_ANY_MODEL else ():
             value = getattr(options, name, None)
-            if value is not None and (each.off == "none" or str(value) != each.off):
+            if value is not None and (each.off == "none" or not each.is_off(value)):
                 found[each.name] = Asked(name, value)
     return found
 

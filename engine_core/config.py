@@ -12,7 +12,7 @@ from .table_columns import TableColumns
 BLOCK_SIZES = (16, 32, 64, 128)
 MOST_DRAFTS = 31
 MOST_SETS = 3
-"""State sets of a row at most, beside one for each step in flight."""
+"""Most state sets of a row, besides one for each step in flight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,11 +87,11 @@ class EngineConfig:
         windows = self.page_windows
         is_sorted = windows == tuple(sorted(windows)) and min(windows, default=0) >= 0
         require(is_sorted, "page_windows", windows, "0 or more each, in ascending order")
-        if len(windows) > 1 and (self.num_staged_blocks or self.num_peer_blocks):
-            raise ConfigError("page_windows", windows, "one beside a disk and other engines")
-        if self.state_pages and (self.num_swap_slots or self.num_groups > 1):
-            # Neither copies of pages to other places nor stages know states.
-            allowed = "0 beside blocks in host memory, on a disk, of other engines and of stages"
+        if len(windows) > 1 and self.num_peer_blocks:
+            raise ConfigError("page_windows", windows, "one beside other engines")
+        if self.state_pages and (self.num_peer_blocks or self.num_groups > 1):
+            # Neither leases of blocks nor stages know states.
+            allowed = "0 beside blocks of other engines and of stages"
             raise ConfigError("state_pages", self.state_pages, allowed)
         require(self.state_pages >= 0, "state_pages", self.state_pages, "0 or more")
         if not self.has_cache:
@@ -144,6 +144,13 @@ class EngineConfig:
     def page_kinds(self) -> tuple[PageKind, ...]:
         """Kinds of page groups."""
         return kinds_of(self.page_windows)
+
+    @property
+    def blocks_seen(self) -> tuple[int, ...]:
+        """By kind, blocks before a position whose pages it needs to continue a chain there; 0: all.
+        The last one stands for state sets, if there are any."""
+        seen = tuple(kind.num_seen(self.block_size) for kind in self.page_kinds)
+        return (*seen, 1) if self.state_pages else seen
 
     @property
     def num_page_groups(self) -> int:
@@ -229,8 +236,7 @@ class EngineConfig:
 
     @property
     def max_positions(self) -> int:
-        """Positions after which one step samples, at most: one of each request, and those of
-        drafts."""
+        """Most positions that one step samples from: one for each request, and one for each draft."""
         return self.max_num_seqs + self.max_draft_tokens
 
 

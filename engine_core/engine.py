@@ -83,7 +83,7 @@ class Engine:
         self._forced = ForcedTokens(self._scheduler.rows)
         self._launched: list[PlannedStep] = []
         self._speaks = False
-        """Whether a step was settled since output was last taken that says something."""
+        """Whether a settled step has output that the caller has not taken."""
         self._num_added = 0
         self._waits_for = WaitsFor.WORK
         """Result of the last `settle`, or NOTHING once the engine was called; see `waits_for`."""
@@ -91,13 +91,10 @@ class Engine:
         """Whether the last step might have computed something, had it not been better to wait."""
 
     def step(self) -> StepOutput | None:
-        """Schedules and submits a step, retires and settles the oldest in flight when its time has
-        come.
-
-        Returns what there is to say, if anything; waits for the executor only when as many steps
-        are in flight as may be or nothing can be planned before results are known, and never where
-        other engines may ask for blocks.
-        """
+        """Schedules and submits a step; retires and settles the oldest step in flight when it is
+        due. Returns output if there is any. Waits for the executor only if no further step may be
+        in flight or none can be planned before results are known, and never while other engines may
+        ask for blocks."""
         self.launch()
         self.settle()
         return self.take_output()
@@ -171,7 +168,7 @@ class Engine:
         return is_lending or self._scheduler.blocks.are_loading
 
     def _lend(self) -> bool:
-        """Goes on with what other engines copy from here. Whether there is more to do soon."""
+        """Continues copies of blocks by other engines. Returns whether more work is due soon."""
         leases = self._tiers.leases
         return leases is not None and (self._scheduler.lend(leases) or leases.is_busy)
 
@@ -243,8 +240,8 @@ class Engine:
             self._scheduler.seating.add_credit(request, tokens)
 
     def stall(self, key: int) -> None:
-        """Lets a request that has no credit, and gets none, make room for those that wait; a key
-        that is not here has ended already."""
+        """Marks a request whose credit is used up, so that waiting requests may preempt it. A key
+        of an ended request is ignored."""
         if (request := self._requests.get(key)) is not None:
             self._waits_for = WaitsFor.NOTHING
             self._scheduler.seating.stall(request)
@@ -290,8 +287,7 @@ class Engine:
             self._results.finish(request, FinishReason.UNFOLLOWABLE, self._output, error=error)
 
     def ask(self, keys: Iterable[int]) -> None:
-        """Says the end of those that are neither waiting nor running, preempted ones included: they
-        are not here."""
+        """Reports the end of requests that are neither waiting, running nor preempted here."""
         for key in keys:
             if key not in self._requests:
                 self._waits_for = WaitsFor.NOTHING
@@ -309,7 +305,7 @@ class Engine:
 
     @property
     def has_steps_in_flight(self) -> bool:
-        """Whether the device has something to compute, or has yet to be asked for a result."""
+        """Whether a submitted step has not been retired."""
         return len(self._in_flight) > 0
 
     def load(self) -> EngineLoad:
@@ -365,8 +361,8 @@ class Engine:
         return planned
 
     def _retire(self, planned: list[PlannedStep]) -> list[tuple[PlannedStep, StepResult]]:
-        """The oldest in flight, if it is due; with a step that sampled nothing, the draw that was
-        launched right behind it."""
+        """Retires the oldest step in flight if it is due, together with its draw if the step itself
+        sampled nothing."""
         if not self._is_retirement_due(has_step=bool(planned) and not planned[-1].is_draw):
             return []
         retired = [self._in_flight.retire()]

@@ -40,12 +40,25 @@ class AdmittedRow:
     """Slot of its adapter."""
 
 
+class AdapterPlace(NamedTuple):
+    """Place of an adapter in memory that several ranks map, in bytes."""
+
+    begin: int
+    num_bytes: int
+    stride: int
+    """Between the beginnings of the parts of two ranks."""
+    num_ranks: int
+    """The adapter's padded rank."""
+
+
 class AdapterCopy(NamedTuple):
     """An adapter that is copied to a slot of the device before the rows of its plan are
     computed."""
 
     slot: int
     digest: bytes
+    place: AdapterPlace | None = None
+    """Where the ranks of an engine find it; None: there is one rank, which knows it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +119,8 @@ class StepPlan:
     """Table rows whose log probabilities are wanted for the prompt positions computed in this
     step."""
     pooled_rows: list[int] = field(default_factory=list)
-    """Table rows whose hidden states are pooled; the vector is there with the step that computes
-    the last of them."""
+    """Table rows whose hidden states are pooled. The step that computes a row's last token returns
+    its vector."""
 
     @property
     def num_tokens(self) -> int:
@@ -163,7 +176,7 @@ class StepResult:
     of a draw."""
 
     token_ids: Int32Array
-    """[S, n]; of entry j the first num_tokens[j] count, what stands behind them is arbitrary."""
+    """[S, n]; of entry j the first num_tokens[j] count, what stands after them is arbitrary."""
     num_tokens: Int32Array
     """[S] tokens that the row gained, 1…n: what stands of its drafts, and one more."""
     num_drafts: Int32Array | None = None
@@ -212,8 +225,8 @@ class Swapper(Protocol):
 
     @property
     def num_saved(self) -> int:
-        """Blocks whose copies are whole in their slots, of all plans so far; they leave in
-        order."""
+        """Number of blocks of all plans so far whose copies to their slots are complete; blocks are
+        copied in order."""
 
     @property
     def num_loaded(self) -> int:
@@ -315,7 +328,7 @@ class Executor(Protocol):
 
     @property
     def can_draft(self) -> bool:
-        """Whether it drafts by itself where a plan leaves that to it."""
+        """Whether the executor drafts by itself when a plan asks it to."""
 
     @property
     def computes_at_once(self) -> bool:
@@ -332,7 +345,7 @@ class Executor(Protocol):
         `computes_at_once`."""
 
     def draw(self, plan: DrawPlan) -> int:
-        """As `submit`."""
+        """Like `submit`, for a plan that only draws."""
 
     def retire(self, handle: int) -> StepResult:
         """Waits for the oldest plan in flight, whose handle is given, and returns what it

@@ -17,13 +17,18 @@ MODEL = "model"
 TREE = "tree"
 NUMERICS = ("default", TREE)
 OFF = "off"
-PEER_ACCESS = ("auto", OFF)
+AUTO = "auto"
+MTP = "mtp"
+PEER_ACCESS = (AUTO, OFF)
+SPECULATIONS = (AUTO, MTP, OFF)
 ACTIVATION_DTYPES = ("auto", INT8, MODEL)
 DEFAULT_DISK_BYTES = 16 << 30
 STAGED_BYTES = 64 << 20
 """Bytes of host memory through which blocks pass to a disk and back."""
 STAGED_BLOCKS = range(16, 1025)
 """As many blocks at least, and at most."""
+STAGED_SETS = 4
+"""State sets at least."""
 MIN_PEER_BLOCKS = 2
 """One each way."""
 MOST_PEER_BLOCKS = 2048
@@ -73,10 +78,14 @@ class ExecutorOptions:
     draft_heads: Path | None = None
     """A folder of published heads (Medusa, EAGLE, EAGLE-3) that draft; None: none do. Not beside
     `draft_model`."""
+    speculation: str = OFF
+    """`mtp`: the layer for multi-token prediction of the served model's checkpoint drafts; `auto`: it
+    does where the model's folder has one and all other options work beside it; `off`: it does
+    not."""
     gpu_memory_utilization: float = 0.9
     """Share of a GPU's memory that weights, activations and KV cache may take."""
     kv_cache_dtype: str = "auto"
-    """`auto`: that of the weights; `fp8`, on a GPU."""
+    """`auto`: the dtype of the weights; `fp8`, on a GPU."""
     adapter_memory: int = 0
     """Bytes of device memory for adapters; 0: requests have none."""
     activation_dtype: str = "auto"
@@ -94,6 +103,8 @@ class ExecutorOptions:
     """Ranks may be copies of this process, which has computed nothing so far."""
     tensor_parallel_size: int = 1
     """Ranks that divide every layer."""
+    expert_parallel: bool = False
+    """Each of these ranks has some experts whole, rather than a share of every expert."""
     pipeline_parallel_size: int = 1
     """Stages that divide the layers."""
     peer_access: str = "auto"
@@ -151,7 +162,7 @@ class BuildRequest:
     draft: BuildRequest | None = None
     """The model that drafts, as if it were served by itself."""
     heads: HeadsConfig | None = None
-    """The heads that draft."""
+    """The heads that draft, or the layer of the model's checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +176,8 @@ class ModelFacts:
     """Equal ids give equal bits."""
     refused_fields: tuple[tuple[str, str], ...] = ()
     """Fields that requests may not have, each with the reason."""
+    has_mtp: bool = False
+    """Whether the layer for multi-token prediction of the model's checkpoint drafts."""
     most_device_drafts: int = 0
     """Drafts that heads draft for one row and step, at most; 0: as many as the engine drafts."""
 
@@ -186,7 +199,7 @@ def engine_config(
             options.kv_swap_memory,
             f"0, or {block_bytes} bytes (a block) and more",
         )
-    # A block on its way lies in the swapper's memory and in the link's.
+    # A block that is being sent is in the swapper's memory and in the link's.
     num_peer_blocks = min(options.kv_peer_memory // (2 * block_bytes), MOST_PEER_BLOCKS)
     if options.kv_peer_memory and num_peer_blocks < MIN_PEER_BLOCKS:
         allowed = (
@@ -195,6 +208,8 @@ def engine_config(
         )
         raise ConfigError("kv_peer_memory", options.kv_peer_memory, allowed)
     staged = min(max(STAGED_BYTES // block_bytes, STAGED_BLOCKS[0]), STAGED_BLOCKS[-1])
+    # A half of them is for saves: a set that is not saved whole continues nothing.
+    staged = max(staged, STAGED_SETS * state_pages)
     return EngineConfig(
         block_size=options.block_size,
         num_blocks=num_blocks * max(1, len(page_windows)),

@@ -37,7 +37,7 @@ class Facts:
     arrived_at: float
     """When the request came to the cluster."""
     virtual_time: float = 0.0
-    """Its place in the tenant's fair order."""
+    """Virtual time of the request in its tenant's fair order."""
     num_prompt_tokens: int = 0
     """Known tokens still to compute: those that no cache holds."""
     num_answer_tokens: float = 0.0

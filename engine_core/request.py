@@ -17,13 +17,13 @@ class FinishReason(Enum):
     CANCELLED = "cancelled"
     ERROR = "error"
     UNFOLLOWABLE = "unfollowable"
-    """Its grammar cannot be followed any further."""
+    """The request's grammar cannot be followed any further."""
     BUSY = "busy"
-    """Its grammar was not compiled in time."""
+    """The request's grammar was not compiled in time."""
     MISSING = "missing"
     """The server asked for the request, and the core does not have it."""
     LATE = "late"
-    """Its first token could not have come in time."""
+    """The first token could not have come in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Holder:
     address: str
     """host:port of its server."""
     epoch: int
-    """Its incarnation."""
+    """Epoch (incarnation) of the holder."""
     num_tokens: int
 
 
@@ -77,7 +77,7 @@ class NewRequest:
     age_seconds: float = 0.0
     """How long ago the request came to the cluster."""
     first_token_seconds: float = 0.0
-    """Goal: its first token comes so long after the request came; 0: there is none."""
+    """Goal of the request: seconds until its first token; 0: no goal."""
     token_seconds: float = 0.0
     """Goal: so much time passes from one token to the next; 0: there is none."""
     tenant: str = ""

@@ -89,10 +89,10 @@ class PromptLogprobsPart:
 
 @dataclass(slots=True, kw_only=True)
 class MasksWanted:
-    """Requests keys[i] took rows[i] of the mask table and need a mask there for output
-    output_indices[i], then one for each output after it: see `Engine.masks_filled`. The grammar has
-    to have read all before it. With draft_ids[i] they need a mask for each of these too, as if the
-    drafts before it were the answer's, beside one another."""
+    """Requests whose grammar masks are wanted: request keys[i] has rows[i] of the mask table and
+    needs a mask for output output_indices[i] and each later one (see `Engine.masks_filled`), after
+    its grammar has read all earlier tokens. With draft_ids[i], a mask for each draft as well, as if
+    the drafts before it were accepted."""
 
     keys: list[int]
     rows: list[int]

@@ -71,6 +71,7 @@ from .request.doubts import Doubts
 from .request.metrics import Metrics
 from .request.migrations import Migrations
 from .request.timelines import Timelines
+from .router.policy import POLICIES
 from .router.router import Router
 from .settings import GatewaySettings
 from .stages.catalogues import Catalogues
@@ -245,8 +246,7 @@ async def adopt_unsigned(bus: Bus, durable: Durable) -> None:
 async def batches_run(
     settings: GatewaySettings, storage: TenantStorage, app: ASGIApp
 ) -> AsyncIterator[None]:
-    """Works on batches for the length of a scope, where there is a NATS and the settings want
-    it."""
+    """Works on batches inside the `with` block, where there is a NATS and the settings want it."""
     if not settings.nats_url or not settings.batch_concurrency:
         yield
         return
@@ -261,7 +261,7 @@ async def batches_run(
 async def background_run(
     settings: GatewaySettings, storage: TenantStorage, app: ASGIApp, responses: ResponseStore
 ) -> AsyncIterator[None]:
-    """Computes background responses for the length of a scope, where there is a NATS."""
+    """Computes background responses inside the `with` block, where there is a NATS."""
     if not settings.nats_url:
         yield
         return
@@ -376,7 +376,14 @@ async def router_behind(
     reach."""
     registry = prometheus_client.REGISTRY
     feed = IndexFeed(bus, members, store)
-    router = Router(bus, members, feed, registry=registry, logged_share=settings.log_receipts)
+    router = Router(
+        bus,
+        members,
+        feed,
+        registry=registry,
+        score=POLICIES[settings.routing_policy],
+        logged_share=settings.log_receipts,
+    )
     admission = Admission(
         settings.max_running, settings.max_queued, has_room=router.has_room, replicas=router
     )
@@ -459,7 +466,7 @@ async def admin_of(
     responses: ResponseStore,
     adapters: OwnAdapters,
 ) -> AsyncIterator[TenantAdmin | None]:
-    """Administration of tenants for the length of a scope, where tenants are kept."""
+    """Administration of tenants inside the `with` block, where tenants are kept."""
     if not isinstance(tenants, TenantDirectory):
         yield None
         return

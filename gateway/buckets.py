@@ -18,15 +18,15 @@ from headwater.services.runtime.pending_messages import MESSAGE_SECONDS, pending
 
 _PAGE = 512
 _PAGE_OF_VALUES = 32
-"""Number of messages that are asked for at once, without values and with values, each of up to a
-mebibyte."""
+"""Number of messages that are fetched at once: without values, and with values of up to a mebibyte
+each."""
 _MSG_SIZE = "Nats-Msg-Size"
 _MARKS = frozenset({"KV-Operation", "Nats-Marker-Reason"})
-"""Headers of a message: its bytes, and those of marks that stand in place of a value."""
+"""Headers of messages that mark a key as deleted, in place of a value."""
 _WRONG_LAST_SEQUENCE = 10071
 """JetStream's number for a subject that is not as it was expected to be."""
 _FULL = (10023, 10077)
-"""Its numbers for a server, and for a stream, that has no room."""
+"""JetStream's error codes of a server, and of a stream, that has no room."""
 
 
 FAILURES = (nats.errors.Error, OSError, TimeoutError)
@@ -77,8 +77,8 @@ async def publish_behind(
     after: int,
     headers: Mapping[str, str] | None = None,
 ) -> int:
-    """Writes while the subject's last message is that of sequence `after` (0: while there is none).
-    Returns the sequence of its own. Raises `Overtaken`."""
+    """Writes a message if the subject's last message has the sequence `after` (0: if there is
+    none). Returns the sequence of the new message. Raises `Overtaken`."""
     expected = {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(after)}
     try:
         return (await js.publish(subject, payload, headers=expected | dict(headers or {}))).seq

@@ -37,7 +37,7 @@ class LabelledCounter(Collector):
         self._counts[labels] += by
 
     def value(self, *labels: str) -> int:
-        """The count with these labels; those of all labels together where none are given."""
+        """The count with these labels; without labels, the sum over all labels."""
         return self._counts[labels] if labels else self._counts.total()
 
     def collect(self) -> Iterator[CounterMetricFamily]:

@@ -13,8 +13,8 @@ from headwater.services.runtime.fair_queue import QueueLimits
 from headwater.services.runtime.fair_threads import FairThreads
 
 LONG_BODY_BYTES = 64 * 1024
-"""From this size on a body costs milliseconds, which other requests spend beside it and not behind
-it."""
+"""Bodies of this size and more are decoded in threads, since they cost milliseconds in which other
+requests would wait."""
 LIMITS = QueueLimits(num_waiting=1024, num_bytes=256 << 20, wait_seconds=15.0)
 NUM_NATIVE_THREADS = 3
 _AS_USUAL = contextlib.nullcontext()
@@ -48,7 +48,7 @@ class LongWork:
         return await self._thread.run(tenant, num_bytes, functools.partial(work, *args, **named))
 
     async def native(self, tenant: str, num_bytes: int, work: Callable[[], ResultT]) -> ResultT:
-        """As `by_size`, for work of any size that does not hold the interpreter."""
+        """Like `by_size`, for work that releases the interpreter lock, whatever its size."""
         return await self._native.run(tenant, num_bytes, work)
 
     def close(self) -> None:

@@ -16,6 +16,8 @@ MIN_CALLS = 128
 BODY_BYTES_PER_SECOND = 16 * 1024
 """Past its first seconds a body may take as long as it does at this rate: a slow body holds no
 place for ever."""
+ROUTING_POLICIES = ("seconds", "load", "requests")
+"""Names of `POLICIES` of `router/policy.py`."""
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s]+")
 _ROOT_PATH = re.compile(r"(/[^/?#\s]+)+")
 
@@ -201,6 +203,11 @@ class GatewaySettings(StageSecuritySettings):
         "message has the time of the largest body",
     )
     drain_limit: float = setting(30.0, "seconds that running requests get to end after SIGTERM")
+    routing_policy: str = setting(
+        "seconds",
+        "how a replica is chosen: seconds (waiting and computing what is not cached), load (waiting "
+        "alone) or requests (fewest)",
+    )
     log_receipts: float = setting(
         0.01,
         "share of requests whose routing decision is logged; those whose replica failed always are",
@@ -219,6 +226,9 @@ class GatewaySettings(StageSecuritySettings):
                     raise SettingError(name, getattr(self, name), allowed)
         if self.port and self.port == self.grpc_port:
             raise SettingError("grpc_port", self.grpc_port, "another port than --port")
+        if self.routing_policy not in ROUTING_POLICIES:
+            allowed = ", ".join(ROUTING_POLICIES)
+            raise SettingError("routing_policy", self.routing_policy, allowed)
         self._check_addresses()
         if bool(self.tls_cert_file) != bool(self.tls_key_file):
             raise SettingError(

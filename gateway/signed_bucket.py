@@ -30,7 +30,7 @@ class SignedBucket:
         await self._bucket.put(key, self.seals.seal(key, value))
 
     async def create(self, key: str, value: bytes) -> None:
-        """Writes a new value. Raises `KeyWrongLastSequenceError` where the key has one."""
+        """Writes a new value. Raises `KeyWrongLastSequenceError` if the key exists."""
         await self._bucket.create(key, self.seals.seal(key, value))
 
     async def update(self, key: str, value: bytes, *, last: int) -> None:

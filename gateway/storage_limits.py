@@ -19,7 +19,7 @@ def no_own(tenant: str) -> tuple[int | None, int | None]:
 
 @dataclass(frozen=True, slots=True)
 class StorageLimits:
-    """By `Tenant.key`: a tenant's own limits, as they are now, or those of all."""
+    """Storage limits by `Tenant.key`: the tenant's own limits, or the defaults of all tenants."""
 
     for_files: int = DEFAULT_FILE_BYTES
     for_responses: int = DEFAULT_RESPONSE_BYTES

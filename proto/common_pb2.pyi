@@ -446,7 +446,7 @@ class Speculative(_message.Message):
     mode: _builtins.str
     """auto or off"""
     drafter: _builtins.str
-    """ngram, suffix, draft_model or draft_heads: only this one is asked"""
+    """ngram, suffix, draft_model, draft_heads or mtp: only this one is asked"""
     max_tokens: _builtins.int
     """1…31: the most drafted tokens of a step"""
     def __init__(

@@ -62,6 +62,7 @@ class ServedModel(_message.Message):
     WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
     TASK_FIELD_NUMBER: _builtins.int
     MODEL_CODE_FIELD_NUMBER: _builtins.int
+    BLOCKS_SEEN_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """as clients ask for it"""
     revision: _builtins.str
@@ -84,6 +85,10 @@ class ServedModel(_message.Message):
     """what the model does: generate, embed, classify; empty: not known. Replicas need not agree"""
     model_code: _builtins.str
     """whose modelling code: headwater, transformers; empty: not known. Replicas need not agree"""
+    @_builtins.property
+    def blocks_seen(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """by kind of pages, blocks before a position that continue a prompt there; 0: all. Empty: one kind, all blocks. Replicas need not agree"""
+
     def __init__(
         self,
         *,
@@ -98,10 +103,11 @@ class ServedModel(_message.Message):
         weight_bytes: _builtins.int = ...,
         task: _builtins.str = ...,
         model_code: _builtins.str = ...,
+        blocks_seen: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "dtype", b"dtype", "kv_format", b"kv_format", "max_model_len", b"max_model_len", "model_code", b"model_code", "name", b"name", "num_shards", b"num_shards", "revision", b"revision", "task", b"task", "vocab_size", b"vocab_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "blocks_seen", b"blocks_seen", "dtype", b"dtype", "kv_format", b"kv_format", "max_model_len", b"max_model_len", "model_code", b"model_code", "name", b"name", "num_shards", b"num_shards", "revision", b"revision", "task", b"task", "vocab_size", b"vocab_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -109,7 +115,9 @@ Global___ServedModel: _TypeAlias = ServedModel  # noqa: Y015
 
 @_typing.final
 class StoredBlocks(_message.Message):
-    """A block that can be hit."""
+    """A block that can be hit, or the pages of a kind behind the first of the block `parent_hash`: then the first byte is the number
+    of the kind (see ServedModel.blocks_seen), and the others are those of the block's hash but its first, from the last on.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -474,6 +482,7 @@ class ServedAdapter(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
     PUBLISHED_AT_FIELD_NUMBER: _builtins.int
+    IS_EVICTED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """as clients ask for it; empty: requests alone that were admitted with it have it"""
     digest: _builtins.bytes
@@ -482,6 +491,8 @@ class ServedAdapter(_message.Message):
     """the highest of its projections"""
     published_at: _builtins.float
     """when it got the name, in seconds since 1970; 0: it has none"""
+    is_evicted: _builtins.bool
+    """whether it has left host memory: requests have it once it is read again"""
     def __init__(
         self,
         *,
@@ -489,10 +500,11 @@ class ServedAdapter(_message.Message):
         digest: _builtins.bytes = ...,
         rank: _builtins.int = ...,
         published_at: _builtins.float = ...,
+        is_evicted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "name", b"name", "published_at", b"published_at", "rank", b"rank"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "is_evicted", b"is_evicted", "name", b"name", "published_at", b"published_at", "rank", b"rank"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -19,7 +19,8 @@ from contextlib import contextmanager
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.reduction import DupFd
 from typing import Any
-from unittest import mock
+
+import pytest
 
 from headwater.engine_core.parallel import rank_processes, ranks
 from headwater.engine_core.parallel.rank_start import RankStart
@@ -79,11 +80,10 @@ class ForkedRank(ForkServerProcess):
 @contextmanager
 def forked_ranks() -> Iterator[None]:
     """Executors that are built meanwhile fork their ranks."""
-    with (
-        mock.patch.object(rank_processes, "_started", ForkedRank),
-        mock.patch.object(rank_processes, "EXIT_SECONDS", EXIT_SECONDS),
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rank_processes, "_started", ForkedRank)
+        patch.setattr(rank_processes, "EXIT_SECONDS", EXIT_SECONDS)
         # A caller that finds a rank gone waits for the thread that asks the server of forks how it
         # ended.
-        mock.patch.object(ranks, "EXIT_SECONDS", 2 * EXIT_SECONDS),
-    ):
+        patch.setattr(ranks, "EXIT_SECONDS", 2 * EXIT_SECONDS)
         yield

@@ -96,54 +96,99 @@ CORE_ROOMS_SEEN = {
 """Rooms of the engine core; its other files are contracts, which every room sees and which see no
 room. Options of an executor hold what the configurations of a model and of draft heads say."""
 EXECUTORS_ORDER = (
+    # The process of one rank.
     "rank_process",
+    # From options to an executor: checks, weights, memory; one builder for operations that compute
+    # at once, one for a GPU; warm-up.
     "build",
+    # The executor of a device, a CPU or a GPU: the order of a step's parts.
     "step_executor",
+    # An engine of several ranks: one process a rank, channels between ranks and between stages,
+    # stages on other hosts.
     "ranks",
+    # An executor without a model, without torch.
     "simulated",
+    # Draft models and draft heads, on a CPU and on a GPU.
     "drafter",
+    # KV blocks between the device and host memory.
     "tiers",
+    # What follows the layers: draws, scores, the result of a step; tokens between stages.
     "exit",
+    # The model's launches on a GPU; memory of KV caches and sizes of blocks.
     "model",
+    # The words of a step on their way to the device, and the rows whose positions only the device
+    # knows.
     "entry",
+    # Rows: the request table, settings and positions of rows, and plans by row.
     "table",
+    # A GPU with its stream and graphs, recorded steps, shapes of steps, page-locked memory.
     "device",
+    # Contracts of a step's parts.
     "step_parts",
 )
 """Folders and files of engine_core/executors: each imports only those below it. A new one gets a row
-here and in the table in CONTRIBUTING.md."""
+here, with a comment on what it holds."""
 SCHEDULING_ORDER = (
+    # What the result of a step changes.
     "step_results",
+    # Steps in flight; tokens that grammars force.
     "in_flight",
     "forced_tokens",
+    # One plan: Seating, Blocks and Rows in their order.
     "scheduler",
+    # Waiting requests, shares of tenants, preemption, the budget of prompts.
     "seating",
-    "decode_ahead",
+    # Drafts of a step.
+    "step_drafts",
+    # A plan that is being made.
     "step_builder",
+    # Running requests: rows that are held, that end, that stages take in turns.
     "rows",
+    # KV blocks of requests: tables, forks, loads of prefixes.
     "blocks",
+    # Which rows draft, and which wait for results.
     "speculation",
+    # The request table, and the state of a request.
     "table",
 )
 """Folders and files of engine_core/scheduling, as of executors."""
 KERNELS_ORDER = (
+    # The CPU's kernels; cpu/experts: those of mixtures of experts; cpu/delta: those of gated delta
+    # nets; cpu/states: those of other state layers; cpu/compiler: Python to machine code, calls that
+    # are recorded and repeated.
     "cpu",
+    # The request table on a GPU; drafts and positions of its rows.
     "rows",
+    # From logits to tokens and log probabilities: masks, edits, filters, noise, best of all ranks.
     "sampling",
+    # Mixtures of experts: the router's choice, work lists, products of chosen experts.
     "experts",
+    # Products: dense, packed, by tree; which tiles serve how many rows.
     "gemm",
+    # Prefill, decode, shared prefixes, and what writes the KV cache.
     "attention",
+    # RMSNorm, gates.
     "norm",
+    # Formats of packed weights and rounded activations: layouts, twins.
     "quant",
+    # Copies of KV blocks.
     "blocks",
+    # Streams between pipeline stages.
     "stage",
+    # Memory that ranks share; sums and joins over it.
     "peer",
+    # Products with low-rank adapters of rows; memory of adapters.
     "adapters",
+    # Short convolutions: the layout of their states, the twin.
+    "conv",
+    # Gated delta nets: the layout of their states, what kernels are given, the twin.
     "delta",
+    # Mamba-2: the layout of its states, the twin.
+    "mamba",
+    # Device facts, launches that overlap, graphs, compilation ahead.
     "launch",
 )
-"""Folders of kernels: each imports only those below it. A new one gets a row here and in the table
-in CONTRIBUTING.md."""
+"""Folders of kernels, as of executors."""
 MOST_FILES = 25
 """Files in one folder of kernels or of the engine core."""
 SERVICE_ROOMS_SEEN = {
@@ -201,27 +246,37 @@ GATEWAY_ROOMS_SEEN = {
 on. The files beside them are seen by every room and see none."""
 SERVICES_SEEN_BY_THE_GATEWAY = {"runtime", "index"}
 OUTPUT_PROCESSOR_ORDER = (
+    # The process: settings, sessions, the RPCs that find and forget a log.
     "__main__",
+    # One gateway's session: opens, parts, credits and cancels down, frames up.
     "session",
+    # Requests that can be resumed: their readers, how long they are kept, who charges what.
     "stream_logs",
     "stream_log",
+    # One request at its engine: its choices, and which parts of it are missing.
     "running_request",
+    # One session with each engine, shared by all gateways.
     "engines",
+    # One choice: tokens in, text out, into a Sink (a session's frames, or a log).
     "stream",
+    # What was emitted of a request, to be emitted again.
     "transcript",
+    # Usage records that are not stored yet.
     "pending_usage",
     "pending_record",
+    # Output that waits for one gateway.
     "frames",
+    # How text is made, and where a stop string ends it.
     "text_plan",
     "token_logprobs",
     "detokenizer",
     "parsed_answer",
     "argument_strings",
     "stops",
+    # Counters.
     "metrics",
 )
-"""Files of services/output_processor: each imports only files below it. A new file gets a row here
-and in the table in CONTRIBUTING.md."""
+"""Files of services/output_processor, as of executors."""
 CIRCLE_FREE = ("gateway", "services", "engine_core", "kernels", "bench", "proto")
 """Rooms without a circle of imports."""
 TORCH_FREE_CORE = {

@@ -33,7 +33,7 @@ def main(
     ] = "single",
     *,
     write: Annotated[
-        bool, typer.Option(help="measure all bodies with each key; write docs/security.md")
+        bool, typer.Option(help="measure all bodies with each key; write docs/costly_requests.md")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""The section of docs/security.md on hostile bodies, rendered from the results beside it."""
+"""The section of docs/costly_requests.md on hostile bodies, rendered from the results beside it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..source_version import ROOT
 from .bodies import BODIES, CONTROLS
 from .table import STREAM_GOAL, STRUCTURED_GOAL, Figures, Report, Row
 
-PAGE = ROOT / "docs/security.md"
+PAGE = ROOT / "docs/costly_requests.md"
 RESULTS = ROOT / "docs/hostile_bodies.json"
 BEGIN = "<!-- `headwater bench hostile --write` writes what follows -->\n"
 END = "<!-- end of what it writes -->\n"
@@ -66,7 +66,8 @@ def _line(name: str, what: str, cells: list[str]) -> str:
 
 
 def _alone(report: Report) -> str:
-    return f"{_cell(report.first_token_alone)} | {_cell(report.structured_alone)}"
+    alone = (report.first_token_alone, report.structured_alone)
+    return " | ".join(f"{_cell(each)}, {each.p99_ms:,.0f} ms" for each in alone)
 
 
 def _cells(row: Row | None, *, has_goals: bool) -> str:
@@ -80,8 +81,7 @@ def _cells(row: Row | None, *, has_goals: bool) -> str:
 
 
 def _cell(of: Figures, goal: float = float("inf")) -> str:
-    ratio = f"{of.ratio:.2f} ×"
-    return f"{f'**{ratio}**' if of.ratio > goal else ratio}, {of.p99_ms:,.0f} ms"
+    return f"**{of.ratio:.2f}**" if of.ratio > goal else f"{of.ratio:.2f}"
 
 
 def _measured(named: tuple[str, Report]) -> str:

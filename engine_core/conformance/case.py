@@ -39,7 +39,7 @@ class Case:
     """Outputs of the twin by item, or scores of which a drawn token should have the highest."""
     allowed: float
     draws: bool = False
-    """Whether outputs are token ids int32 [1], whose scores are compared."""
+    """Whether outputs are sampled token ids, int32 [1], and their scores are compared."""
     rearranged: Run | None = None
     """Outputs of all items in another arrangement that keeps bits too, such as pieces of a
     prompt."""

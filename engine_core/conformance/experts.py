@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..layers.linear.dense import DenseLinear
-from ..layers.routing import ExpertStack, Router, Routes, Scoring
+from ..layers.routing import ELSEWHERE, ExpertStack, Router, Routes, Scoring
 from ..platforms import specification
 from ..weights.model_config import CLAMPED_SWIGLU
 from .case import ALLOWED, NUM_ITEMS, Case
@@ -35,6 +35,12 @@ def expert_cases(subject: Subject) -> Iterator[Case]:
     yield _routing(subject, "of_equals", ties, Router(num_chosen=NUM_CHOSEN))
     for name, routes in _routes(subject).items():
         yield _product(subject, name, routes)
+    if subject.flags.expert_parallel:
+        yield _routing_of_share(subject)
+        is_own = subject.integers(2, NUM_ITEMS, NUM_CHOSEN) > 0
+        any_routes = _routes(subject)["any"]
+        of_share = Routes(any_routes.experts.masked_fill(~is_own, ELSEWHERE), any_routes.weights)
+        yield _product(subject, "share", of_share, is_share=True)
     if subject.flags.expert_biases:
         bias = subject.randn(NUM_EXPERTS)
         router = Router(num_chosen=NUM_CHOSEN, is_normalized=True, bias=bias)
@@ -78,6 +84,34 @@ def _routing(subject: Subject, name: str, logits: Tensor, router: Router) -> Cas
     )
 
 
+def _routing_of_share(subject: Subject) -> Case:
+    """Routes of a rank that has the experts in the middle: those of others have no weight."""
+    logits = subject.randn(NUM_ITEMS, NUM_EXPERTS, scale=2.0)
+    everywhere = Router(num_chosen=NUM_CHOSEN)
+    own = range(8, 16)
+    platform = subject.platform()
+
+    def run(items: list[int]) -> list[Tensor]:
+        router = replace(everywhere, own=own)
+        return _of_share(platform.route(rows_of(logits, items, platform), router))
+
+    whole = specification.route(logits, everywhere)
+    is_own = (whole.experts >= own.start) & (whole.experts < own.stop)
+    local = (whole.experts - own.start).masked_fill(~is_own, ELSEWHERE)
+    return Case(
+        operation="route_share",
+        shapes=f"{NUM_ITEMS}x{NUM_EXPERTS}, {NUM_CHOSEN} chosen",
+        run=run,
+        expected=_of_share(Routes(local, whole.weights)),
+        allowed=WEIGHTS_ALLOWED,
+    )
+
+
+def _of_share(routes: Routes) -> list[Tensor]:
+    """Experts and weights of each token, in routing order."""
+    return list(torch.cat([routes.experts.cpu().float(), routes.weights.cpu().float()], dim=1))
+
+
 def _weights(routes: Routes) -> list[Tensor]:
     """The weight of each expert [E] by token, and the place of each in routing order [E]."""
     experts = routes.experts.cpu().long()
@@ -98,8 +132,15 @@ def _routes(subject: Subject) -> dict[str, Routes]:
     }
 
 
-def _product(subject: Subject, name: str, routes: Routes, *, has_biases: bool = False) -> Case:
-    """With biases, the gate is the clamped SwiGLU."""
+def _product(
+    subject: Subject,
+    name: str,
+    routes: Routes,
+    *,
+    has_biases: bool = False,
+    is_share: bool = False,
+) -> Case:
+    """With biases, the gate is the clamped SwiGLU. Of a share, routes name experts `ELSEWHERE`."""
     hidden, inner = map(subject.size, SIZES)
     platform = subject.platform(hidden=hidden)
     x = subject.randn(NUM_ITEMS, hidden)
@@ -114,7 +155,10 @@ def _product(subject: Subject, name: str, routes: Routes, *, has_biases: bool = 
             replace(stack, bias=bias.to(platform.device))
             for stack, bias in zip(stacks, biases, strict=True)
         ]
-    product = platform.experts(*stacks, activation)
+    product = platform.experts(*(replace(stack, is_share=is_share) for stack in stacks), activation)
+    here = Routes(
+        routes.experts.clamp(0), routes.weights.masked_fill(routes.experts == ELSEWHERE, 0)
+    )
 
     def run(items: list[int]) -> list[Tensor]:
         experts = rows_of(routes.experts, items, platform)
@@ -125,7 +169,7 @@ def _product(subject: Subject, name: str, routes: Routes, *, has_biases: bool = 
         operation=f"experts_{name}",
         shapes=f"{NUM_ITEMS}x{hidden}, {NUM_EXPERTS} of {inner}",
         run=run,
-        expected=list(specification.experts(x, routes, gate_up, down, activation, biases)),
+        expected=list(specification.experts(x, here, gate_up, down, activation, biases)),
         allowed=subject.allowed,
     )
 

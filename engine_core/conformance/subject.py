@@ -99,8 +99,8 @@ class Subject:
     def gated_linear(
         self, platform: Any, weight: Tensor, activation: str, kind: str = "dense"
     ) -> Product:
-        """As `linear`, with a weight [2 I, K] and gated: in one launch where the platform has one,
-        as `layers.Mlp`."""
+        """Like `linear`, with a weight [2 I, K] and gated: in one launch where the platform has
+        one, as `layers.Mlp`."""
         linear = self._of_kind(platform, weight, kind)
         fused: Product | None = platform.gated_linear(linear, activation)
         product = platform.linear(linear)

@@ -33,8 +33,11 @@ capabilities = Capabilities(
     activations=True,
     experts=True,
     expert_biases=True,
+    expert_parallel=True,
     sinks=True,
     states=True,
+    short_convs=True,
+    mamba=True,
     solved_states=True,
     adapters=True,
     softcaps=True,
@@ -44,11 +47,13 @@ capabilities = Capabilities(
     disk_blocks=True,
     draft_models=True,
     draft_heads=True,
+    mtp=True,
     parallel=True,
     copied_ranks=True,
     rank_slots=True,
     rank_norms=True,
     rank_drafts=True,
+    rank_adapters=True,
     rank_draft_slots=True,
     stages=True,
     stage_hosts=True,
@@ -70,7 +75,7 @@ def kv_cache_memory(options: ExecutorOptions) -> int:
 
 
 def max_ranks(options: ExecutorOptions) -> int:
-    """A core each, or as many as threads are asked for."""
+    """Most ranks of an engine: one for each usable core, or for each requested thread."""
     return max(usable_cores(), options.num_threads)
 
 

@@ -23,7 +23,7 @@ FIRST_ESTIMATE = 0.2, 0.85
 """Acceptance after matches of one token and of `LONGEST_MATCH`, before anything was seen; linear
 between them."""
 SHARED_MEMORY = 0.998
-"""As `MEMORY`, for the values that all rows share."""
+"""Like `MEMORY`, for the averages over all rows."""
 SHARED_WEIGHT = 32.0
 """Weight of the first estimate, in tokens."""
 

@@ -33,7 +33,7 @@ FIRST_RIGHT = 0.6
 class DeviceDrafts:
     def __init__(self, num_rows: int) -> None:
         self._shares = np.zeros((4, num_rows))
-        """Columns are counts of each row: drafts found, drafts asked for, tokens that stand, tokens
+        """Counts of each row, by column: drafts found, drafts requested, tokens accepted, tokens
         compared."""
         first = SHARED_WEIGHT * np.array([FIRST_FOUND, 1.0, FIRST_RIGHT, 1.0])
         self._shared: Float64Array = first
@@ -59,7 +59,7 @@ class DeviceDrafts:
         num_drafts: Int32Array,
         num_accepted: Int32Array,
     ) -> None:
-        """Notes that up to most[i] tokens were asked for, num_drafts[i] were drafted, and
-        num_accepted[i] of them stand."""
+        """Counts drafts of rows: most[i] were allowed, num_drafts[i] were found, and
+        num_accepted[i] of these were accepted."""
         counts = (np.ascontiguousarray(each, np.int32) for each in (most, num_drafts, num_accepted))
         share_noter()(rows, *counts, MEMORY, SHARED_MEMORY, self._shares, self._shared)

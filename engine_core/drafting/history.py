@@ -1,4 +1,4 @@
-"""Answers of one namespace: a ring of their tokens, each answer with a separator behind it, and its
+"""Answers of one namespace: a ring of their tokens, each answer with a separator after it, and its
 index."""
 
 from __future__ import annotations

@@ -193,8 +193,8 @@ class _Plans:
         self._step = self._num_admitted = 0
 
     def next(self, num_drafts: Int32Array, *, by_device: bool = False) -> StepPlan:
-        """Plan of the next step. num_drafts [R] is given with the plan unless the drafts are the
-        device's."""
+        """Plan of the next measured step. num_drafts [R] is part of the plan unless the device
+        drafts."""
         admitted = [_admitted(row) for row in range(self._num_admitted, num_drafts.size)]
         self._num_admitted = max(self._num_admitted, num_drafts.size)
         self._step += 1

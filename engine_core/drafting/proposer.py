@@ -42,7 +42,7 @@ class Proposer(Protocol):
     def propose(
         self, rows: Int32Array, token_ids: Int32Array, num_known: Int32Array, most: Int32Array
     ) -> Proposal:
-        """Proposes tokens behind the known tokens, token_ids[rows[i], : num_known[i]], of each of
+        """Proposes tokens after the known tokens, token_ids[rows[i], : num_known[i]], of each of
         `rows` [R]: up to most[i] tokens, each of which was a known token of some row before.
         token_ids is int32 [rows of the table, length]; known tokens of a row do not change, more
         are added. All arrays are contiguous."""

@@ -15,9 +15,10 @@ PLAIN_MEMORY = 0.9
 UNUSUAL = 2.0
 """A plain step counts as this many times the average at most: other work came between."""
 FIRST_STEPS = 4
-"""Steps of a size of which the least is the first average: one of them may follow an idle time."""
+"""Number of first steps of a size whose minimum starts the average, since one of them may follow an
+idle time."""
 UNSETTLED_STEPS = 2
-"""Plain steps behind a stretch that are not averaged: some were planned within it."""
+"""Plain steps after a stretch that are not averaged: some were planned within it."""
 LONG_PAUSE = 8.0
 """A step with drafts that took this many times a plain one does not count: the engine was idle."""
 CHECKED_STEPS = 8
@@ -26,7 +27,7 @@ LEAST_FACTOR = 0.25
 LEARNED = 0.5
 """Weight of a new stretch in the factor."""
 MOST_LOST_STEPS = 4.0
-"""Times a plain step that a stretch may lose before it ends."""
+"""Most loss of a stretch of drafting before it ends, in times of a plain step."""
 MOST_LOST_SHARE = 0.01
 """Share of the time that stretches may lose: a rest has this many times less than its length lost
 before it."""
@@ -48,7 +49,8 @@ class RealizedGain:
         self._rest = 0.0
         """Seconds of plain steps before drafts are tried again."""
         self._refused_gain = NO_GAIN
-        """Largest gain that was expected of a stretch which lost, of those that the rest is for."""
+        """Largest expected gain among the stretches of drafting that lost and led to the present
+        rest."""
         self._num_lost = 0
         """Stretches that lost since one gained."""
         self._num_behind = 0

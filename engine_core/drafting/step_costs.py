@@ -21,7 +21,7 @@ class StepCosts:
     sizes: Int32Array
     """Numbers of positions, ascending."""
     seconds: Float64Array
-    """Time of a step of so many positions, with the next one launched behind it; not descending."""
+    """Time of a step of so many positions, with the next one launched after it; not descending."""
     gap: float = 0.0
     """Seconds that a step takes longer when the next one is planned from its result."""
     is_steady: bool = True

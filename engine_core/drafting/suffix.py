@@ -1,7 +1,7 @@
 """Drafts the tokens that followed a row's last tokens in earlier answers of its namespace.
 
 The method is SuffixDecoding (Oliaro et al., 2024), which keeps those answers in suffix trees. Here
-they are kept in rings with hash chains, which find the same: the frequency of each token behind the
+they are kept in rings with hash chains, which find the same: the frequency of each token after the
 longest matches. A ring forgets its oldest tokens by itself, and its memory is known to the byte.
 """
 
@@ -59,7 +59,7 @@ class SuffixProposer:
         History(self._smallest).learn(none)
 
     def seat(self, row: int, namespace: bytes, tenant: str, num_prompt: int) -> None:
-        """Makes the row draft from the history of its namespace, present or future."""
+        """Lets the row draft from the history of its namespace, which may still be empty."""
         self._namespaces[row] = namespace
         self._tenants[row] = tenant
         self._num_prompt[row] = num_prompt
@@ -69,8 +69,8 @@ class SuffixProposer:
             self._use(namespace)
 
     def vacate(self, row: int, token_ids: Int32Array) -> None:
-        """Learns the answer, the tokens behind the prompt; that of a preempted request as far as it
-        is known."""
+        """Adds the answer, the tokens after the prompt, to the history. Of a preempted request it
+        is the part that is known."""
         namespace = self._namespaces[row]
         answer = token_ids[self._num_prompt[row] :]
         self._namespaces[row] = None

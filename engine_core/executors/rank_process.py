@@ -83,6 +83,7 @@ class RankProcess:
                 links=links,
                 slots=self._start.memory.slots,
                 exchange=self._start.memory.exchange,
+                adapters=self._start.memory.adapters,
                 warn=self._reports.warned,
             )
             executor, config = rank_executor(device, request, rank, self._reports.loading)

@@ -12,6 +12,7 @@ import torch
 
 from ..executor import DrawPlan, HostAdapters, StepPlan, StepResult, Swapper
 from .model.adapter_memory import NoAdapterMemory
+from .model.expert_counts import ExpertCounts, NoExpertCounts
 from .step_parts import (
     Adapters,
     Caches,
@@ -27,6 +28,7 @@ from .step_parts import (
 )
 
 NO_SLOTS = NoAdapterMemory()
+NO_EXPERTS = NoExpertCounts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,7 @@ class StepExecutor(Generic[Sent, Taken]):
         adapters: Adapters = NO_SLOTS,
         host_adapters: HostAdapters | None = None,
         swapper: Swapper | None = None,
+        expert_counts: ExpertCounts | NoExpertCounts = NO_EXPERTS,
         preparations: Iterable[Callable[[], object]] = (),
     ) -> None:
         """`tiers`: those whose copies the swapper makes. `host_adapters`: those that `adapters`
@@ -74,6 +77,9 @@ class StepExecutor(Generic[Sent, Taken]):
         self._tiers = tiers
         self._adapters = adapters
         self.host_adapters = host_adapters
+        self._expert_counts = expert_counts
+        self.expert_figures = expert_counts.figures
+        """See `ExpertExecutor`."""
         self._preparations = deque(preparations)
         self._in_flight: deque[Launched] = deque()
 
@@ -105,6 +111,7 @@ class StepExecutor(Generic[Sent, Taken]):
             read = self._exit.give(sent, hidden)
             self._drafter.see(sent, hidden)
             self._device.end(plan.step)
+            self._expert_counts.note_step()
         self._in_flight.append(Launched(plan.step, read))
         return plan.step
 
@@ -127,7 +134,9 @@ class StepExecutor(Generic[Sent, Taken]):
         return self._device.is_done(handle)
 
     def warm_up(self) -> float:
-        return self._device.warm_up(self)
+        seconds = self._device.warm_up(self)
+        self._expert_counts.forget()
+        return seconds
 
     @torch.inference_mode()
     def prepare(self) -> bool:

@@ -80,7 +80,7 @@ class Layers(Protocol[Taken_contra]):
     """The layers of a model that are computed here."""
 
     def hidden(self, taken: Taken_contra) -> torch.Tensor:
-        """Hidden states [T, H] of all tokens, or of those of each row that are wanted."""
+        """Hidden states [T, H] of all tokens, or of the wanted positions of each row."""
 
 
 class Exit(Protocol[Sent_contra]):

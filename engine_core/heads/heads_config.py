@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..config import ConfigError, require
+from ..weights.draft_layer import draft_layer_of
 from ..weights.model_config import ModelConfig
 
 MEDUSA = "medusa"
 EAGLE = "eagle"
 EAGLE3 = "eagle3"
+MTP = "mtp"
 MAX_SIZES = {"medusa_num_heads": 64, "medusa_num_layers": 64}
 EAGLE3_ARCHITECTURE = "LlamaForCausalLMEagle3"
 LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"
@@ -30,13 +32,13 @@ class HeadsConfig:
 
     kind: str
     """`medusa`: heads that draft one place each. `eagle`, `eagle3`: a decoder layer that drafts
-    one token after another."""
+    one token after another. `mtp`: such a layer of the served model's own checkpoint."""
     num_heads: int = 0
     """Heads of Medusa."""
     num_blocks: int = 0
     """Residual blocks of each head of Medusa."""
     layer: ModelConfig | None = None
-    """EAGLE's decoder layer."""
+    """The decoder layer of EAGLE, or of the served model's checkpoint."""
     input_layers: tuple[int, ...] = ()
     """Layers of the served model whose inputs EAGLE-3 reads."""
     draft_vocab_size: int = 0
@@ -51,6 +53,11 @@ class HeadsConfig:
     def kv_elements_per_token(self) -> int:
         """Numbers that the heads cache for a token."""
         return 0 if self.layer is None else self.layer.kv_elements_per_token
+
+    @classmethod
+    def of_checkpoint(cls, served: ModelConfig) -> HeadsConfig:
+        """The layer with which the served model's own checkpoint drafts."""
+        return cls(kind=MTP, layer=draft_layer_of(served))
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], served: ModelConfig) -> HeadsConfig:

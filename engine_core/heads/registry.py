@@ -23,14 +23,15 @@ from . import eagle3
 from .checkpoint import HeadsFile, Shapes
 from .eagle import Eagle
 from .eagle3 import Eagle3
-from .heads_config import EAGLE, EAGLE3, MEDUSA, HeadsConfig
+from .heads_config import EAGLE, EAGLE3, MEDUSA, MTP, HeadsConfig
 from .medusa import Medusa
+from .mtp import Mtp
 from .served import Served
 
 
 class ChainHeads(Protocol):
     """Heads that draft one token after another. They read pairs of the hidden state of a position
-    and the token behind it, at the place of the former."""
+    and the token after it, at the place of the former."""
 
     config: ModelConfig
     """Config of their layer, which caches keys and values."""
@@ -119,6 +120,9 @@ def chain_heads(
     max_model_len: int,
     shard: Shard = WHOLE,
 ) -> ChainHeads:
+    if config.kind == MTP:
+        assert config.layer is not None
+        return Mtp(config.layer, weights, platform, served, max_model_len)
     if config.kind == EAGLE:
         return Eagle(config, weights, platform, served, max_model_len)
     return Eagle3(config, weights, platform, served, max_model_len, shard)

@@ -44,7 +44,7 @@ class _Lease:
 
 
 class BlockLeases:
-    """Leases in the order in which they were asked for, as slots are free."""
+    """Leases in the order of their requests, as slots become free."""
 
     def __init__(
         self,
@@ -81,8 +81,8 @@ class BlockLeases:
         self._results: deque[Callable[[], None]] = deque()
         """Results of jobs, which the step loop applies."""
         self._is_quiet = True
-        """Nothing was asked for since the last `advance`, and no lease waits for a step, a copy or
-        a slot."""
+        """Whether nothing was requested since the last `advance`, and no lease waits for a step, a
+        copy or a slot."""
         self._num_lent = self.num_lent_from_tiers = 0
         """Blocks that were copied for other engines, and those of them that were not in the KV
         cache."""
@@ -184,7 +184,7 @@ class BlockLeases:
             self._pinned.append(lease)
 
     def _hold_behind(self, lease: _Lease, hashes: Sequence[bytes]) -> None:
-        """Adds the blocks behind those of the KV cache that lenders have."""
+        """Adds the blocks after those of the KV cache that lenders have."""
         while len(lease.hashes) < len(hashes):
             rest = hashes[len(lease.hashes) :]
             found = ((lender, lender.hold(rest)) for lender in self._lenders)
@@ -227,7 +227,7 @@ class BlockLeases:
         return has_released
 
     def _claim(self, lease: _Lease) -> Claim:
-        """The lease's blocks as they are now. A block behind the KV cache has no generation: it
+        """The lease's blocks as they are now. A block after the KV cache has no generation: it
         does not change."""
         claim = claim_of(self._link.key, self._pool, lease.blocks)
         behind = lease.hashes[len(lease.blocks) :]

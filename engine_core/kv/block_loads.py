@@ -130,13 +130,22 @@ class BlockLoads:
         self._release(blocks, hashes, [parent, *hashes], owner)
 
     def release_part(self, chain: HashChain, kind: int, held: HeldPages) -> None:
-        """As `release`, of pages of a kind of a chain's blocks."""
+        """Like `release`, for pages of a kind of a chain's blocks."""
         if not self._keepers:
             self._pool.release(held.pages)
             return
         parent = chain.parent_of(held.first) if chain.hashes else b""
         hashes = chain.hashes[held.first :]
         self._release(held.pages, *self._keys.of(kind, hashes, held, parent), chain.owner)
+
+    def release_set(self, chain: HashChain, num_blocks: int, pages: Sequence[int]) -> None:
+        """As `release`, of the pages of the state set behind so many of a chain's blocks."""
+        if not self._keepers:
+            self._pool.release(pages)
+            return
+        keys = self._keys.of_set(chain.hashes[num_blocks - 1])
+        parents = [chain.parent_of(num_blocks - 1)] * len(keys)
+        self._release(pages, keys, parents, chain.owner)
 
     def _release(
         self,
@@ -195,8 +204,8 @@ class BlockLoads:
         return self._begin(offer, chain, hits.num_blocks, hits)
 
     def load_unheld(self, offer: Offer, chain: HashChain, start: int) -> Ticket:
-        """As `load`, of the chain's blocks from `start` on that are not on their way already. Those
-        before them may be evicted meanwhile."""
+        """Like `load`, for the chain's blocks from `start` on that are not on their way already.
+        Those before them may be evicted meanwhile."""
         return self._begin(offer, chain, start, held=NO_HITS)
 
     def give_up(self, ticket: Ticket) -> None:
@@ -233,7 +242,7 @@ class BlockLoads:
         return ticket if ticket is not None and self._open[ticket].source not in excluded else None
 
     def launch(self) -> None:
-        """Begins what sources were asked for, and goes on with open loads."""
+        """Starts requested loads, and continues open ones."""
         if self._is_asked or self._open:
             self._is_asked = self._are_saves_due = False
             for source in self._sources:
@@ -252,7 +261,7 @@ class BlockLoads:
         return settled
 
     def close(self) -> None:
-        """Cancels what is on its way. No source touches the KV cache after this."""
+        """Cancels open loads. No source writes to the KV cache after this."""
         for ticket, load in self._open.items():
             load.source.cancel(ticket)
         for source in self._sources:

@@ -3,7 +3,7 @@
 Knows nothing about requests or tokens. Block 0 is the *null block*: it is never handed out, so
 executors may let padding write there, and its links are the two ends of the free list. A freed
 block keeps its hash until it is taken for something else; the list is ordered by worth: blocks
-without a hash first, then the least recently used.
+without a hash first, then those that were released early, then the least recently used.
 """
 
 from __future__ import annotations
@@ -39,14 +39,21 @@ class BlockPool:
         """Hashes that block sources of this engine have: cached as long as either has them."""
         # A ring through the free blocks; NULL_BLOCK's links are its two ends. Lists, because single
         # elements are read several times faster than from numpy arrays.
-        self._next = [*range(1, num_blocks), NULL_BLOCK]
-        self._prev = [num_blocks - 1, *range(num_blocks - 1)]
+        self._next = [*range(1, num_blocks + 1), NULL_BLOCK]
+        self._prev = [num_blocks, *range(num_blocks)]
         self._hash_of: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}
         self._evicted: list[bytes] = []
+        self._changed: list[bytes] = []
+        """Keys that are no block hashes and may be cached now, or no longer."""
         self._partial_key_of: dict[int, bytes] = {}
         """By block: names the tokens that its first positions stand for; see `note_partial`."""
         self._partial_of: dict[bytes, int] = {}
+
+    @property
+    def _border(self) -> int:
+        """Number of no block: it stands behind blocks without a hash in the free list."""
+        return len(self.ref_counts)
 
     @property
     def num_used(self) -> int:
@@ -55,15 +62,22 @@ class BlockPool:
     def allocate(self, count: int) -> list[int]:
         """Takes the `count` least worthy free blocks, each held once; what they cached is gone."""
         assert count <= self.num_free
+        if not count:
+            return []
         ref_counts = self.ref_counts
         following = self._next
         hash_of = self._hash_of
         block_of = self._block_of
         generations = self.generations
+        border = self._border
         blocks = []
         block = NULL_BLOCK
         for _ in range(count):
             block = following[block]
+            if block == border:
+                # It stays the first.
+                self._link(NULL_BLOCK, border)
+                block = following[border]
             blocks.append(block)
             ref_counts[block] = 1
             generations[block] += 1
@@ -74,7 +88,8 @@ class BlockPool:
                     self.note_gone(block_hash)
             if self._partial_key_of:
                 self._forget_partial(block)
-        self._link(NULL_BLOCK, following[block])
+        before = border if following[NULL_BLOCK] == border else NULL_BLOCK
+        self._link(before, following[block])
         self.num_free -= count
         return blocks
 
@@ -88,9 +103,9 @@ class BlockPool:
                 self.num_shared += 1
             self.ref_counts[block] += 1
 
-    def release(self, blocks: Sequence[int]) -> None:
+    def release(self, blocks: Sequence[int], *, is_early: bool = False) -> None:
         """Lets go of a sequence's blocks, given from first to last; of those nobody holds the last
-        is evicted first."""
+        is evicted first. `is_early`: before all other blocks with a hash."""
         ref_counts = self.ref_counts
         hash_of = self._hash_of
         following = self._next
@@ -103,7 +118,9 @@ class BlockPool:
                 self.num_shared -= 1
             elif num_holds == 0:
                 is_worthless = hash_of[block] is None and block not in self._partial_key_of
-                before = NULL_BLOCK if is_worthless else preceding[NULL_BLOCK]
+                before = preceding[NULL_BLOCK]
+                if is_worthless or is_early:
+                    before = NULL_BLOCK if is_worthless else self._border
                 after = following[before]
                 following[before] = preceding[after] = block
                 preceding[block] = before
@@ -138,6 +155,11 @@ class BlockPool:
             self._cached.append((block, block_hash, self.generations[block]))
         return block_hash not in self.elsewhere
 
+    def cache_page(self, block: int, key: bytes) -> None:
+        """As `cache`, by a key that is no block hash."""
+        self.cache(block, key)
+        self._changed.append(key)
+
     def uncache(self, block: int) -> None:
         """Forgets the key of a block, if it caches one. The key is no block hash: events name those,
         and none would be published here."""
@@ -145,6 +167,7 @@ class BlockPool:
             assert not is_block_hash(key)
             self._hash_of[block] = None
             del self._block_of[key]
+            self._changed.append(key)
 
     def find(self, block_hash: bytes) -> int | None:
         return self._block_of.get(block_hash)
@@ -161,7 +184,7 @@ class BlockPool:
 
     def note_partial(self, block: int, key: bytes) -> None:
         """Lets a held block be found by the tokens of its first positions, until it is taken for
-        something else. What stands behind them does not count, and is nobody's to read."""
+        something else. What stands after them does not count, and is nobody's to read."""
         assert self.ref_counts[block] > 0
         assert key not in self._partial_of
         self._forget_partial(block)
@@ -210,6 +233,12 @@ class BlockPool:
         """Whether the device or a block source has a hash."""
         return block_hash in self._block_of or block_hash in self.elsewhere
 
+    def has_all(self, keys: Sequence[bytes]) -> bool:
+        """Whether the device has all of these keys, or block sources do."""
+        return all(map(self._block_of.__contains__, keys)) or all(
+            map(self.elsewhere.__contains__, keys)
+        )
+
     def lacking(self, hashes: Sequence[bytes]) -> list[bytes]:
         """Hashes that neither the device nor a block source has."""
         block_of = self._block_of
@@ -217,16 +246,27 @@ class BlockPool:
         return [each for each in hashes if each not in block_of and each not in elsewhere]
 
     def note_gone(self, block_hash: bytes) -> None:
-        """Notes that a hash is cached nowhere any more. Keys that are no block hashes are not
-        announced."""
+        """Notes that a hash, or a page's key, is cached nowhere any more."""
         if is_block_hash(block_hash):
             self._evicted.append(block_hash)
+        else:
+            self._changed.append(block_hash)
+
+    def note_gained(self, key: bytes) -> None:
+        """Notes that a block source is about to hold a page whose key is no block hash."""
+        self._changed.append(key)
 
     def take_evicted(self) -> list[bytes]:
         """Hashes that were lost since the last call, in order."""
         evicted = self._evicted
         self._evicted = []
         return evicted
+
+    def take_changed(self) -> list[bytes]:
+        """Keys that are no block hashes and that were cached or lost since the last call."""
+        changed = self._changed
+        self._changed = []
+        return changed
 
     def _link(self, block: int, after: int) -> None:
         self._next[block] = after

@@ -33,7 +33,7 @@ class _Lease:
 
 
 class DirectLeases:
-    """Leases in the order in which they were asked for."""
+    """Leases in the order of their requests."""
 
     def __init__(
         self,

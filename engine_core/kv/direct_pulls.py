@@ -48,8 +48,8 @@ class DirectEnd(NamedTuple):
     """Leading blocks that are in their places here."""
     is_cancelled: bool
     goes_by_records: bool
-    """Whether the blocks have to come as records, if at all: nothing was copied, and that is not
-    for want of them."""
+    """Whether the pull must be repeated with records: nothing was copied, although the other engine
+    may have the blocks."""
 
 
 @dataclass(slots=True, eq=False)

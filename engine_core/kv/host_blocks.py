@@ -45,7 +45,7 @@ class HostBlocks:
         """Each with the number of blocks that will have come back, of all loads so far, when it is
         done."""
         self._num_asked = 0
-        """Blocks that loads asked for so far."""
+        """Number of blocks that loads have requested so far."""
         self._cancelled: set[Ticket] = set()
         self._reading = Counter[bytes]()
         """Loads and leases that read a hash's slot, which stays."""

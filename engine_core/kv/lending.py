@@ -32,7 +32,7 @@ class Steps(Protocol):
 
     @property
     def youngest(self) -> int:
-        """Number of the youngest one; 0: there is none."""
+        """Number of the youngest step; 0 if none is in flight."""
 
     def last_to_compute(self, hashes: Collection[bytes]) -> int:
         """Number of the youngest one that computes one of these blocks; 0: none does."""

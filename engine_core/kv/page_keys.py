@@ -4,7 +4,7 @@ sources' insides."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ..page_groups import PageKind, page_key
 from .prefix_cache import HeldPages
@@ -17,33 +17,47 @@ class Source(Protocol):
         """See `BlockSource`."""
 
 
+class _Pages(NamedTuple):
+    """Pages of a block that are taken together."""
+
+    groups: range
+    num_seen: int
+    """Blocks before a position whose pages it needs; 0: all."""
+
+
 class PageKeys:
-    def __init__(self, kinds: Sequence[PageKind], block_size: int) -> None:
-        self._kinds = tuple(kinds)
+    def __init__(
+        self, kinds: Sequence[PageKind], block_size: int, set_groups: range = range(0)
+    ) -> None:
+        """`set_groups`: numbers of the pages of a state set, of which a position needs that behind
+        the last block; empty: there are none."""
+        self._kinds = [_Pages(kind.groups, kind.num_seen(block_size)) for kind in kinds]
+        self._set_groups = set_groups
+        if set_groups:
+            self._kinds.append(_Pages(set_groups, 1))
         self._num_groups = sum(len(kind.groups) for kind in self._kinds)
-        self._num_seen = [kind.num_seen(block_size) for kind in self._kinds]
 
     def num_found(self, source: Source, hashes: Sequence[bytes]) -> int:
         """Leading blocks behind which a sequence can be continued with pages of a source: it has
-        those of the first group, and those of others that the next position sees."""
+        those of the first group, those of others that the next position sees, and a snapshot."""
         num_blocks = source.find(hashes)
         if self._num_groups == 1:
             return num_blocks
         num_settled = 0
         while num_settled < len(self._kinds) and num_blocks:
-            kind = num_settled % len(self._kinds)
+            kind = self._kinds[num_settled % len(self._kinds)]
             end = self._continued(kind, source, hashes[:num_blocks])
             num_settled = num_settled + 1 if end == num_blocks else 0
             num_blocks = end
         return num_blocks
 
     def to_load(self, hashes: Sequence[bytes]) -> list[bytes]:
-        """Keys of the pages of these blocks that the position behind them sees, those of the first
+        """Keys of the pages of these blocks that the position after them sees, those of the first
         group before others."""
         keys = list(hashes)
-        for kind, num_seen in zip(self._kinds, self._num_seen, strict=True):
+        for groups, num_seen in self._kinds:
             seen = hashes[-num_seen:] if num_seen else hashes
-            keys += [page_key(each, group) for group in kind.groups if group for each in seen]
+            keys += [page_key(each, group) for group in groups if group for each in seen]
         return keys
 
     def of(
@@ -57,19 +71,20 @@ class PageKeys:
         parents = [each for each in [parent, *hashes[:-1]] for _ in groups] if hashes else []
         return keys, parents
 
-    def _continued(self, kind: int, source: Source, hashes: Sequence[bytes]) -> int:
+    def of_set(self, block_hash: bytes) -> list[bytes]:
+        """Keys of the pages of the snapshot behind a block."""
+        return [page_key(block_hash, group) for group in self._set_groups]
+
+    def _continued(self, kind: _Pages, source: Source, hashes: Sequence[bytes]) -> int:
         """The largest number of these blocks behind which the source has all pages of a kind that
         the next position sees."""
-        num_seen = self._num_seen[kind]
         num_found = 0
         for idx in reversed(range(len(hashes))):
-            if not self._has(source, kind, hashes[idx]):
+            keys = [page_key(hashes[idx], group) for group in kind.groups]
+            if source.find(keys) < len(keys):
                 num_found = 0
                 continue
             num_found += 1
-            if num_found == num_seen or idx == 0:
+            if num_found == kind.num_seen or idx == 0:
                 return idx + num_found
         return 0
-
-    def _has(self, source: Source, kind: int, block_hash: bytes) -> bool:
-        return all(source.find([page_key(block_hash, group)]) for group in self._kinds[kind].groups)

@@ -16,7 +16,9 @@ class PagePool(BlockPool):
         super().__init__(config.num_blocks)
         self._config = config
         self._kinds = config.page_kinds
-        self.keys = PageKeys(self._kinds, config.block_size)
+        num_groups = config.num_page_groups
+        set_groups = range(num_groups, num_groups + config.state_pages)
+        self.keys = PageKeys(self._kinds, config.block_size, set_groups)
         """Keys by which pages go to block sources."""
         self.num_groups = config.num_page_groups
         """Pages of a block that every layer sees."""

@@ -89,7 +89,7 @@ class PeerBlocks:
         self._early: set[Ticket] = set()
         """Loads whose blocks the holder may still compute."""
         self._pulls: dict[int, Part] = {}
-        """By number, those that the link has not answered."""
+        """Pulls by number that the link has not answered."""
         self._num_taking = 0
         """Parts that are being copied from their rows."""
         self._numbers = count(1)
@@ -173,8 +173,8 @@ class PeerBlocks:
         holder: Holder,
         parent: bytes,
     ) -> Ticket:
-        """As `load`, from an engine that may still compute the blocks: its time, and blocks that do
-        not come, say nothing of pulls. Advice about these blocks stays as it is."""
+        """Like `load`, from an engine that may still compute the blocks: its time, and blocks that
+        do not come, say nothing of pulls. Advice about these blocks stays as it is."""
         ticket = Ticket(hashes, blocks)
         self._early.add(ticket)
         self._start(ticket, _Origin(holder, owner, parent))

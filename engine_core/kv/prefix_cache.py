@@ -6,17 +6,18 @@ Knows hash chains and the block pool; knows nothing about steps, rows or executo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ..page_groups import FULL, PageKind, page_key
+from ..page_groups import FULL, PageKind, is_block_hash, page_key
 from ..step_output import CacheEvents, StoredChain
 from .block_pool import BlockPool
 from .block_source import Owner
+from .continuations import Continuations
 from .prefix_hash import TokenArray, block_hashes, next_block_hash, num_common, token_bytes
 
 
@@ -106,6 +107,7 @@ class PrefixCache:
         self._num_seen = [kind.num_seen(block_size) for kind in self._kinds]
         """Blocks of each kind before a position that it sees; 0: all."""
         self._stored: list[StoredChain] = []
+        self._continuations = Continuations(pool, [kind.groups for kind in self._kinds[1:]])
         self._gained: dict[bytes, bytes] = {}
         """Parents by hash of blocks that a source got since the last events, and that were cached
         nowhere before."""
@@ -194,9 +196,9 @@ class PrefixCache:
         self._stored += self._cache_run(parent, hashes, blocks)
 
     def adopt_others(self, keys: Sequence[bytes], pages: Sequence[int]) -> None:
-        """Caches loaded pages of groups behind the first."""
+        """Caches loaded pages of groups after the first."""
         for key, page in zip(keys, pages, strict=True):
-            self._pool.cache(page, key)
+            self._pool.cache_page(page, key)
 
     def append(
         self,
@@ -226,8 +228,11 @@ class PrefixCache:
         self._cache_others(hashed, others)
 
     def note_gained(self, parent: bytes, block_hash: bytes) -> None:
-        """Announces a block that a block source is about to hold, unless it is cached already."""
-        if not self._pool.has(block_hash):
+        """Announces a block that a block source is about to hold, unless it is cached already.
+        `block_hash` may be the key of another page of it."""
+        if not is_block_hash(block_hash):
+            self._pool.note_gained(block_hash)
+        elif not self._pool.has(block_hash):
             self._gained[block_hash] = parent
 
     def note_lost(self, hashes: Sequence[bytes]) -> None:
@@ -244,7 +249,7 @@ class PrefixCache:
         """Caches pages of all groups but the first of blocks with these hashes."""
         for group, pages in enumerate(others, start=1):
             for block_hash, page in zip(hashes, pages, strict=True):
-                self._pool.cache(page, page_key(block_hash, group))
+                self._pool.cache_page(page, page_key(block_hash, group))
 
     def _cache_run(
         self, parent: bytes, hashes: Sequence[bytes], blocks: Sequence[int]
@@ -263,11 +268,14 @@ class PrefixCache:
             parent = block_hash
         return stored
 
+    @property
+    def marks(self) -> Iterator[bytes]:
+        """Marks that were announced and count; see `Continuations`."""
+        return self._continuations.announced
+
     def take_events(self) -> CacheEvents | None:
         """Changes since the last call; evictions come first, as they did."""
         removed = self._pool.take_evicted()
-        if not removed and not self._stored and not self._gained:
-            return None
         stored = self._stored
         self._stored = []
         stored += [
@@ -275,4 +283,7 @@ class PrefixCache:
             for block_hash, parent in self._gained.items()
         ]
         self._gained.clear()
+        self._continuations.follow(stored, removed)
+        if not removed and not stored:
+            return None
         return CacheEvents(stored=stored, removed=removed)

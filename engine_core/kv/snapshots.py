@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from ..page_groups import PageKind, page_key
 from .block_pool import BlockPool
+from .continuations import Continuations
 from .prefix_cache import HashChain, Hits, PrefixCache
 
 
@@ -22,6 +23,8 @@ class Snapshots:
         self._readers: dict[int, tuple[int, int]] = {}
         """By first page of a set: the page's generation, and how many chains are known to go on
         from it."""
+        self._superseded: dict[bytes, int] = {}
+        """First pages by hash, of sets of which a chain has a later one."""
 
     def cache(self, block_hash: bytes, pages: Sequence[int]) -> None:
         """Lets a held set be found, unless another already is."""
@@ -32,7 +35,7 @@ class Snapshots:
             # Pages of a set that lost others may be left.
             if (left := self._pool.find(key)) is not None:
                 self._pool.uncache(left)
-            self._pool.cache(page, key)
+            self._pool.cache_page(page, key)
 
     def note_read(self, block_hash: bytes, num_chains: int = 1) -> None:
         """Notes that so many more chains go on from a snapshot."""
@@ -41,13 +44,21 @@ class Snapshots:
             self._readers[pages[0]] = self._pool.generations[pages[0]], count
 
     def supersede(self, block_hash: bytes, num_chains: int = 1) -> None:
-        """Gives up a snapshot from which at most so many chains are known to go on, since they have
-        a later one."""
+        """Lets a snapshot be evicted before anything else from which at most so many chains are
+        known to go on, since they have a later one."""
         pages = self.find(block_hash)
         if pages and self._num_readers(pages[0]) <= num_chains:
+            self._superseded[block_hash] = pages[0]
             self._pool.share(pages)
-            self.uncache(pages)
-            self._pool.release(pages)
+            self._pool.release(pages, is_early=True)
+
+    @property
+    def num_superseded(self) -> int:
+        """Snapshots that are evicted before anything else."""
+        for block_hash, page in list(self._superseded.items()):
+            if self.find(block_hash)[:1] != [page]:
+                del self._superseded[block_hash]
+        return len(self._superseded)
 
     def _num_readers(self, page: int) -> int:
         generation, count = self._readers.get(page, (0, 0))
@@ -79,10 +90,19 @@ class SnapshotCache(PrefixCache):
         """`num_pages`: of a state set."""
         super().__init__(pool, kinds, block_size)
         num_groups = self._kinds[-1].groups.stop
-        self.snapshots = Snapshots(pool, range(num_groups, num_groups + num_pages))
+        set_groups = range(num_groups, num_groups + num_pages)
+        self.snapshots = Snapshots(pool, set_groups)
+        self._continuations = Continuations(
+            pool, [*(kind.groups for kind in self._kinds[1:]), set_groups]
+        )
         self.fresh: set[bytes] = set()
-        """Hashes of blocks behind which the step that is being planned writes snapshots: they are
+        """Hashes of blocks after which the step that is being planned writes snapshots: they are
         not read before the next one."""
+
+    @property
+    def num_snapshots(self) -> int:
+        """Snapshots that can be found, without those of which a chain has a later one."""
+        return self._continuations.counts[-1] - self.snapshots.num_superseded
 
     def match(self, chain: HashChain, max_blocks: int) -> Hits:
         found = super().match(chain, max_blocks)

@@ -62,7 +62,7 @@ class StagedLoads:
         self._free_slots = free_slots
         self._read = read
         self._loads: deque[StagedLoad] = deque()
-        """Loads that have not ended, in the order in which they were asked for."""
+        """Open loads in the order of their requests."""
         self._fetches: list[tuple[StagedLoad, int, int]] = []
         """Slots and blocks to be copied with the next plan."""
         self._swaps: deque[tuple[StagedLoad, int]] = deque()
@@ -75,7 +75,7 @@ class StagedLoads:
 
     @property
     def num_waiting_blocks(self) -> int:
-        """Blocks that were asked for and are not read."""
+        """Number of requested blocks that are not read yet."""
         return sum(
             load.num_good - load.num_assigned for load in self._loads if not load.is_assigned
         )

@@ -74,7 +74,7 @@ class _Shares:
             self._queue.append((part, count))
 
     def num_done(self, part: SwapperPart, total: int) -> int:
-        """Copies of a part that are done, where of all parts `total` are."""
+        """Number of finished copies of one part, when `total` copies of all parts are finished."""
         left = total - self._num_counted
         while left and self._queue:
             owner, count = self._queue.popleft()

@@ -42,7 +42,7 @@ def delete_tenants(root: Path, tenants: Collection[str]) -> int:
 
 
 def _delete(folder: Path) -> None:
-    """Deletes the names last: by them the next sweep finds what one that is killed leaves."""
+    """Deletes the name files last, so that the next sweep finds the rest if this one is killed."""
     for attempt in range(1, ATTEMPTS + 1):
         try:
             for path in folder.iterdir():

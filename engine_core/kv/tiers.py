@@ -145,8 +145,17 @@ def key_of(
 ) -> bytes:
     """Equal for engines whose blocks are interchangeable."""
     drafts = [str(each) for each in (options.draft_model, options.draft_heads) if each is not None]
+    groups: list[object] = []
+    if config.num_page_groups > 1 or config.state_pages:
+        # What lies in which page of a block.
+        groups = [config.page_windows, config.state_pages]
     return kv_key(
-        facts.numerics_id, config.block_size, block_bytes_of(executor), facts.vocab_size, *drafts
+        facts.numerics_id,
+        config.block_size,
+        block_bytes_of(executor),
+        facts.vocab_size,
+        *drafts,
+        *groups,
     )
 
 

@@ -3,13 +3,20 @@ networks", 2017."""
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 
-from .group import Group
+from .linear.dense import DenseLinear
 from .linear.linear import Linear, Product
 from .mlp import Mlp
-from .platform import ExpertPlatform, Platform
-from .routing import ExpertStack, Router
+from .norm import LayerNorm, RMSNorm
+from .platform import ExpertPlatform, Platform, SharingPlatform
+from .process_group import Group
+from .routing import ExpertStack, Router, Routes
+
+PlainNorm = RMSNorm | LayerNorm
+"""A norm that rounds nothing."""
 
 
 class SharedExpert:
@@ -20,18 +27,25 @@ class SharedExpert:
         self._platform = platform
         self._mlp = mlp
         self._gate = None if gate is None else platform.linear(gate)
+        self._weight: torch.Tensor | None = None
+        """Weight of the gate, where the platform reads it as it adds the expert."""
+        if gate is not None and gate.kind == DenseLinear.kind:
+            assert isinstance(gate, DenseLinear)
+            self._weight = gate.weight if isinstance(platform, SharingPlatform) else None
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [T, H] → [T, H]"""
-        out = self._mlp(x)
-        if self._gate is None:
-            return out
-        return self._platform.activation(self._gate(x), "sigmoid") * out
+    def added_to(self, out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """The sum of out [T, H] and of the expert of x [T, H]."""
+        shared = self._mlp(x)
+        if self._weight is not None:
+            return cast(SharingPlatform, self._platform).gated_sum(out, shared, x, self._weight)
+        if self._gate is not None:
+            shared = self._platform.activation(self._gate(x), "sigmoid") * shared
+        return out + shared
 
 
 class Experts:
     """The sum of the experts that a router chooses for a token, each times its weight, and of the
-    shared expert where there is one. Ranks have a share of every expert."""
+    shared expert where there is one. Ranks have a share of every expert, or some whole ones."""
 
     def __init__(
         self,
@@ -43,18 +57,66 @@ class Experts:
         activation: str,
         group: Group,
         shared: SharedExpert | None = None,
+        *,
+        scales_inputs: bool = False,
+        expert_scales: torch.Tensor | None = None,
     ) -> None:
         """`logits` makes the router's, [T, E] of x [T, H]. gate_up of 2 I outputs, gates first, and
-        down of H; activation as in `Platform.gate`."""
+        down of H; activation as in `Platform.gate`. `scales_inputs`: see `ExpertsConfig`.
+        expert_scales [E]: factors of the experts' weights; not where ranks have whole experts."""
         self._platform = platform
         self._router = router
         self._logits = logits
         self._product = platform.experts(gate_up, down, activation)
         self._group = group
+        self._is_tree = down.num_leaves > 0
+        self.expert_bytes = gate_up.expert_bytes + down.expert_bytes
+        """Bytes of the weights of one expert, as they are stored."""
         self._shared = shared
+        self._scales_inputs = scales_inputs
+        self._expert_scales = None if expert_scales is None else expert_scales.float()
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [T, H] → [T, H]"""
-        routes = self._platform.route(self._logits(x), self._router)
-        out = self._group.sum(self._product(x, routes))
-        return out if self._shared is None else out + self._shared(x)
+    def __call__(self, x: torch.Tensor, routed_by: torch.Tensor | None = None) -> torch.Tensor:
+        """x [T, H] → [T, H]. The router reads `routed_by` [T, H]; None: x."""
+        logits = self._logits(x if routed_by is None else routed_by)
+        routes = self._platform.route(logits, self._router)
+        if self._expert_scales is not None:
+            scales = self._expert_scales[routes.experts.long()]
+            routes = Routes(routes.experts, routes.weights * scales)
+        own = self._product(*self._scaled(x, routes))
+        out = self._group.tree_sum(own, x.dtype) if self._is_tree else self._group.sum(own)
+        return out if self._shared is None else self._shared.added_to(out, x)
+
+    def _scaled(self, x: torch.Tensor, routes: Routes) -> tuple[torch.Tensor, Routes]:
+        """Inputs of experts, and the routes by which their outputs are added."""
+        if not self._scales_inputs:
+            return x, routes
+        # A token has one expert.
+        scaled = x * routes.weights.to(x.dtype)
+        return scaled, Routes(routes.experts, torch.ones_like(routes.weights))
+
+
+class ExpertsBesideMlp:
+    """Adds the experts that read the residual stream to what an MLP makes of it. Source: Gemma
+    4."""
+
+    def __init__(
+        self,
+        experts: Experts,
+        router_norm: PlainNorm,
+        dense_norm: PlainNorm,
+        input_norm: PlainNorm,
+        norm: PlainNorm,
+    ) -> None:
+        """Norms of what the router reads, of what the MLP makes, and of what the experts read and
+        make."""
+        self.experts = experts
+        self._router_norm = router_norm
+        self._dense_norm = dense_norm
+        self._input_norm = input_norm
+        self._norm = norm
+
+    def __call__(self, dense: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Output of the MLP, and the residual stream that it read, [T, H] → [T, H]"""
+        made = self.experts(self._input_norm(residual), self._router_norm(residual))
+        return self._dense_norm(dense) + self._norm(made)

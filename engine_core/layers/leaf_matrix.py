@@ -17,10 +17,11 @@ from headwater.kernels.gemm.tree_sum import tree_sum
 from ..config import ConfigError
 from ..weights.layout import Layout, Split
 from ..weights.shards import NUM_LEAVES, Shard
-from .group import Group
 from .linear.dense import DenseLinear
 from .linear.kinds import Weights
 from .linear.linear import ExpandableLinear, Linear, Product
+from .process_group import Group
+from .routing import ExpertStack
 from .staged import AbsentLinear
 
 
@@ -56,7 +57,8 @@ class LeafLinear(Linear):
 
 
 class SummedLeafLinear(Linear):
-    """Leaves of which this rank has some: the ranks' parts are added in the order of the tree."""
+    """A product of which this rank has some leaves: the ranks' partial sums are added in the order
+    of the tree."""
 
     kind = "summed leaf matrix"
 
@@ -86,7 +88,21 @@ def keep_leaves(weights: Weights, layout: Layout, shard: Shard) -> Weights:
             linears[name] = (
                 DenseLinear(linear.expanded()) if isinstance(linear, ExpandableLinear) else linear
             )
-    return replace(weights, linears=linears)
+    return replace(weights, linears=linears, experts=experts_in_leaves(weights, shard))
+
+
+def experts_in_leaves(weights: Weights, shard: Shard) -> dict[str, ExpertStack]:
+    """A rank's experts, expanded, each leaf an equal share of all experts."""
+    found = {}
+    for name, stack in weights.experts.items():
+        matrix = matrix_of(stack.linear)
+        found[name] = replace(
+            stack,
+            linear=DenseLinear(matrix),
+            expert_bytes=matrix.nbytes // stack.num_experts,
+            num_leaves=NUM_LEAVES // shard.size,
+        )
+    return found
 
 
 def matrix_of(linear: Linear) -> torch.Tensor:

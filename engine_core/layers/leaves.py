@@ -19,12 +19,18 @@ from headwater.kernels.gemm.tree_sum import tree_sum
 from ..config import ConfigError
 from ..weights.layout import Layout, Split, WeightSpec
 from ..weights.shards import NUM_LEAVES, Shard
-from .group import Group
-from .leaf_matrix import LeafLinear, SummedLeafLinear, check_leaves, matrix_of
+from .leaf_matrix import (
+    LeafLinear,
+    SummedLeafLinear,
+    check_leaves,
+    experts_in_leaves,
+    matrix_of,
+)
 from .linear.dense import DenseLinear
 from .linear.kinds import Weights
 from .linear.linear import Linear, Product
 from .platform import Platform
+from .process_group import Group
 from .staged import AbsentLinear
 
 WithLeaves = Callable[[Weights, Layout, Shard], Weights]
@@ -56,7 +62,8 @@ class SummedLeaves(Linear):
 
 
 class JoinedLeaves(Linear):
-    """Leaves of the outputs of this rank. Those of weights with parts have a leaf of every part."""
+    """Leaves of this rank's part of the outputs. A weight that was joined from several sub-matrices
+    has a leaf of each."""
 
     kind = "joined leaves"
 
@@ -89,14 +96,14 @@ def cut_leaves(weights: Weights, layout: Layout, shard: Shard) -> Weights:
             continue
         for i, leaf in enumerate(_leaves(name, matrix_of(linear), layout[name], shard)):
             linears[_leaf_name(name, i)] = DenseLinear(leaf)
-    return replace(weights, linears=linears)
+    return replace(weights, linears=linears, experts=experts_in_leaves(weights, shard))
 
 
 def of_leaves(weights: Weights, layout: Layout, platform: Platform, group: Group) -> Weights:
     """The weights as a model reads them, over leaves that the platform is prepared for."""
     linears: dict[str, Linear] = {}
     for name, spec in layout.items():
-        if not spec.is_linear:
+        if not spec.is_linear or spec.num_experts:
             continue
         if name in weights.linears:
             linears[name] = _summed(weights.linears[name], platform, group)

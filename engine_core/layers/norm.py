@@ -8,13 +8,13 @@ from typing import Protocol, cast
 import torch
 from torch.nn.functional import layer_norm
 
-from .group import Group
 from .linear.linear import Linear, Tokens
 from .platform import Platform, RoundingPlatform
+from .process_group import Group
 
 
 class Norm(Protocol):
-    """A norm of the residual stream, as the layer behind it reads it."""
+    """A norm of the residual stream before a layer reads it."""
 
     def __call__(self, x: torch.Tensor) -> Tokens:
         """x [T, H] → [T, H]"""

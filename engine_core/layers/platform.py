@@ -3,12 +3,14 @@ device."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from headwater.kernels.attention.rotary_pairs import RotaryPairs
+from headwater.kernels.conv.conv_layer import ConvLayer
 from headwater.kernels.delta.delta_arguments import DeltaLayer, StateMemory
+from headwater.kernels.mamba.mamba_layer import MambaLayer
 from headwater.kernels.quant.token_rounding import Rounding
 
 from ..sampling.operations import SamplingOperations
@@ -163,6 +165,16 @@ class ExpertPlatform(Platform, Protocol):
         between -7 and 7. Experts that no token chose are not read."""
 
 
+@runtime_checkable
+class SharingPlatform(Protocol):
+    """A platform that adds a gated shared expert in one launch; for others it is composed."""
+
+    def gated_sum(
+        self, out: torch.Tensor, shared: torch.Tensor, x: torch.Tensor, gate: torch.Tensor
+    ) -> torch.Tensor:
+        """out + sigmoid(x · gate) shared, [T, H] each, for gate [1, H]."""
+
+
 class StatePlatform(Platform, Protocol):
     """A platform with the flag `states`."""
 
@@ -183,6 +195,30 @@ class StatePlatform(Platform, Protocol):
         nothing."""
 
 
+class ConvPlatform(Platform, Protocol):
+    """A platform with the flag `short_convs`."""
+
+    block_size: int
+    """Tokens between borders of states."""
+
+    def short_conv(
+        self, parts: torch.Tensor, layer: ConvLayer, memory: StateMemory
+    ) -> torch.Tensor:
+        """The projection [T, 3 H] of a batch's tokens → gated sums [T, H]. States and rows as in
+        `StatePlatform.delta_net`."""
+
+
+class MambaPlatform(Platform, Protocol):
+    """A platform with the flag `mamba`."""
+
+    block_size: int
+    """Tokens between borders of states."""
+
+    def mamba(self, parts: torch.Tensor, layer: MambaLayer, memory: StateMemory) -> torch.Tensor:
+        """The projection [T, …] of a batch's tokens → gated outputs [T, heads · head_dim], before
+        their norm. States and rows as in `StatePlatform.delta_net`."""
+
+
 class RoundingPlatform(Platform, Protocol):
     """A platform that makes layers whose products round tokens to 8 bits; it also rounds what they
     read as it is made. The bits are those of the operation and the rounding one after another."""
@@ -190,7 +226,7 @@ class RoundingPlatform(Platform, Protocol):
     def rounded_rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, rounds_to: Rounding
     ) -> Tokens:
-        """As `rms_norm`."""
+        """Like `rms_norm`."""
 
     def rounded_add_rms_norm(
         self,
@@ -200,7 +236,7 @@ class RoundingPlatform(Platform, Protocol):
         eps: float,
         rounds_to: Rounding,
     ) -> Tokens:
-        """As `add_rms_norm`."""
+        """Like `add_rms_norm`."""
 
     def rounded_gate(self, x: torch.Tensor, activation: str, rounds_to: Rounding) -> Tokens:
-        """As `gate`."""
+        """Like `gate`."""

@@ -27,7 +27,7 @@ def cos_sin_table(config: ModelConfig, num_positions: int) -> torch.Tensor:
 
 
 def unrotated_table(config: ModelConfig, num_positions: int) -> torch.Tensor:
-    """As `cos_sin_table`, of a layer whose positions rotate nothing."""
+    """Like `cos_sin_table`, for a layer whose positions rotate nothing."""
     table = torch.zeros(num_positions, config.head_dim)
     table[:, : config.head_dim // 2] = 1
     return table

@@ -45,6 +45,16 @@ class Router:
     """float32 [E], added to the scores that experts are chosen by."""
     num_groups: int = 1
     num_chosen_groups: int = 1
+    own: range | None = None
+    """Experts of this rank, which its routes number from 0; the others are `ELSEWHERE` there. None:
+    all."""
+    counts: torch.Tensor | None = None
+    """int64 [E], to which the rows of each expert are added, those of other ranks too; None: rows
+    are not counted."""
+
+
+ELSEWHERE = -1
+"""Number of an expert that another rank has."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +62,7 @@ class Routes:
     """Experts of T tokens in routing order: the first chosen one first."""
 
     experts: torch.Tensor
-    """int32 [T, k]"""
+    """int32 [T, k], or `ELSEWHERE`"""
     weights: torch.Tensor
     """float32 [T, k]"""
 
@@ -67,10 +77,17 @@ class ExpertStack:
     num_experts: int
     bias: torch.Tensor | None = None
     """[E, N], added to the product with an expert; None: there is none."""
+    is_share: bool = False
+    """Whether other ranks have more experts, which routes name `ELSEWHERE`."""
+    expert_bytes: int = 0
+    """Bytes of one expert, as it is stored."""
+    num_leaves: int = 0
+    """Equal groups of the experts, in their order: a token's experts of a group are added, and the
+    groups in a tree. 0: all are added in routing order."""
 
     @property
     def kind(self) -> str:
-        """Platforms choose a product by it, as by that of a linear layer."""
+        """Kind of the expert weights, by which platforms choose a product."""
         return self.linear.kind
 
     @property
@@ -97,4 +114,5 @@ class ExpertStack:
 
 ExpertProduct = Callable[[torch.Tensor, Routes], torch.Tensor]
 """x [T, H] and its routes → [T, H]: the sum of each token's experts, each times its weight, added
-in float32 in routing order and rounded to x's dtype once."""
+in float32 in routing order and rounded to x's dtype once. Pairs of `ELSEWHERE` count for nothing.
+With leaves, their sums are added as `kernels.gemm.tree_sum` does, and the result is float32."""

@@ -50,7 +50,7 @@ def stage_layout(layout: Layout, stage: Stage) -> Layout:
 
 def local_names(layout: Layout, stage: Stage) -> Layout:
     """The layout with the layers of a stage numbered from 0, and those of others left out."""
-    named = ((_local_name(name, stage), spec) for name, spec in layout.items())
+    named = ((local_name(name, stage), spec) for name, spec in layout.items())
     return {name: spec for name, spec in named if name is not None}
 
 
@@ -61,7 +61,7 @@ def stage_weights(weights: Weights, layout: Layout, stage: Stage, dtype: torch.d
     tensors: dict[str, torch.Tensor] = {}
     experts: dict[str, ExpertStack] = {}
     for name, spec in layout.items():
-        local = _local_name(name, stage)
+        local = local_name(name, stage)
         if local is None:
             continue
         if _has(stage, name, spec):
@@ -83,16 +83,17 @@ def stage_weights(weights: Weights, layout: Layout, stage: Stage, dtype: torch.d
     return Weights(linears=linears, tensors=tensors, tables=tables, experts=experts)
 
 
-def _has(stage: Stage, name: str, spec: WeightSpec) -> bool:
-    if (layer := layer_of(name)) is not None:
-        return stage.first <= layer < stage.stop
-    return stage.is_first if is_of_first_stage(spec) else stage.is_last
-
-
-def _local_name(name: str, stage: Stage) -> str | None:
+def local_name(name: str, stage: Stage) -> str | None:
+    """A weight's name with the layers of a stage numbered from 0; None: another stage has it."""
     layer = layer_of(name)
     if layer is None:
         return name
     if not stage.first <= layer < stage.stop:
         return None
     return name.replace(f"layers.{layer}.", f"layers.{layer - stage.first}.", 1)
+
+
+def _has(stage: Stage, name: str, spec: WeightSpec) -> bool:
+    if (layer := layer_of(name)) is not None:
+        return stage.first <= layer < stage.stop
+    return stage.is_first if is_of_first_stage(spec) else stage.is_last

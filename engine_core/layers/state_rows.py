@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from headwater.kernels.delta.delta_arguments import StateMemory
+
 
 @dataclass(frozen=True, slots=True)
 class StateShape:
@@ -31,7 +33,7 @@ class StateRows:
     A state set of block b has the state before the block's first token, and a tail of the block's
     tokens. A request reads the set of the block of its first token, writes its tokens of that block
     into it, and, where its last token ends a block or lies in a later one, writes the set of the
-    block behind its last token. A request of position 0 begins without a state, and what is in its
+    block after its last token. A request of position 0 begins without a state, and what is in its
     set counts for nothing. Padding rows begin and end at 0; their pages are the scratch page 0."""
 
     first: torch.Tensor
@@ -41,7 +43,7 @@ class StateRows:
     starts: torch.Tensor
     """int32 [R] position of the first token."""
     ends: torch.Tensor
-    """int32 [R] position behind the last token."""
+    """int32 [R] position after the last token."""
     tokens: torch.Tensor
     """int32 [R] the first token's row in the batch."""
     num_decodes: int
@@ -68,3 +70,20 @@ class StateRows:
     def _mapped(self, tensors: list[torch.Tensor]) -> StateRows:
         first, last, starts, ends, tokens = tensors
         return replace(self, first=first, last=last, starts=starts, ends=ends, tokens=tokens)
+
+
+def state_memory(rows: StateRows, pages: torch.Tensor, first_unit: int) -> StateMemory:
+    """Returns what the kernels of a layer read of the rows; pages uint8 [num_pages, page_bytes].
+    `first_unit`: number of the layer's first unit among those of all layers."""
+    return StateMemory(
+        pages=pages,
+        first=rows.first,
+        last=rows.last,
+        starts=rows.starts,
+        ends=rows.ends,
+        tokens=rows.tokens,
+        unit_bytes=rows.shape.unit_bytes,
+        units_per_page=rows.shape.units_per_page,
+        first_unit=first_unit,
+        has_tokens=rows.num_decodes == len(rows.starts),
+    )

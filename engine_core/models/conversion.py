@@ -4,16 +4,12 @@ kernels read."""
 from __future__ import annotations
 
 import json
-import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-
-from headwater.kernels.quant.block_formats import BlockWeight
 
 from ..config import ConfigError, require
 from ..layers.linear.kinds import load_weights
@@ -24,17 +20,16 @@ from ..weights.formats.quantization import AUTO, GGUF, NONE, ROUNDED, check_quan
 from ..weights.hugging_face import HuggingFaceFolder
 from ..weights.layout import Layout
 from ..weights.model_config import ModelConfig
-from ..weights.names import is_flat
+from ..weights.names import Weight, in_one_line, is_flat
 from ..weights.rounding import ROUNDINGS, Rounding, round_weights
 from ..weights.unpacking import unpacked
 from . import registry
 from .calibration import Calibrated
 from .model import model_class
+from .mtp import MtpTensors
 from .score_head import with_score_head
 
-LISTED = 8
-"""Kinds of unused tensors that are listed."""
-Published = Iterator[tuple[str, torch.Tensor | BlockWeight]]
+Published = Iterator[tuple[str, Weight]]
 """Tensors of a checkpoint by their names there."""
 
 
@@ -50,6 +45,8 @@ class Converted:
     """Loss by rounding, for people; empty: nothing was rounded."""
     left_out: str = ""
     """Tensors of the checkpoint that are not used, for people; empty: there are none."""
+    has_draft_layer: bool = False
+    """Whether the checkpoint has a layer that drafts, which is in the folder too."""
 
 
 def convert(
@@ -73,7 +70,11 @@ def convert(
     not hold the model's hidden states, and for a checkpoint that is packed by another method than
     `quantization` says.
     """
-    checkpoint = HuggingFaceFolder(source, judges_by) if source.is_dir() else GgufFile(source)
+    checkpoint = (
+        HuggingFaceFolder(source, judges_by)
+        if source.is_dir()
+        else GgufFile(source, registry.gguf_of_others)
+    )
     hf_config = checkpoint.hf_config()
     if model_code != registry.AUTO:
         hf_config[registry.MODEL_CODE] = model_code
@@ -94,7 +95,9 @@ def convert(
         check_quantization(quantization, found, "the checkpoint")
     layout = model_class(config).layout(config)
     computed_in = model_file.DTYPES[dtype]
-    published = with_score_head(checkpoint.tensors(), config, registry.sentence_of(hf_config))
+    mtp = MtpTensors.of(checkpoint, config) if isinstance(checkpoint, HuggingFaceFolder) else None
+    published: Published = checkpoint.tensors() if mtp is None else mtp.others()
+    published = with_score_head(published, config, registry.sentence_of(hf_config))
     counted = _counted(published, lambda done: progress(min(done, total - 1), total))
     left_out: list[str] = []
     spare = _spare_layers(config, hf_config)
@@ -105,12 +108,18 @@ def convert(
     elif calibrated:
         cost = Calibrated.read(source).cost(sum(tensor.nbytes for tensor in tensors.values()))
     load_weights(layout, tensors, computed_in)
+    if mtp is not None:
+        mtp.write(config, computed_in, left_out, folder)
     (folder / "config.json").write_text(json.dumps(hf_config, indent=2) + "\n")
     model_file.save(tensors, folder)
     progress(total, total)
     packed_by = quantization if rounds or calibrated else found
     return Converted(
-        quantization=packed_by, rounding=rounding, cost=cost, left_out=_in_one_line(left_out)
+        quantization=packed_by,
+        rounding=rounding,
+        cost=cost,
+        left_out=in_one_line(left_out),
+        has_draft_layer=mtp is not None,
     )
 
 
@@ -127,14 +136,6 @@ def _spare_layers(config: ModelConfig, hf_config: Mapping[str, Any]) -> range:
     is_number = type(number) is int and 0 <= number <= config.num_layers
     require(is_number, "num_nextn_predict_layers", number, f"0…{config.num_layers}")
     return range(config.num_layers, config.num_layers + number)
-
-
-def _in_one_line(names: list[str]) -> str:
-    """The tensors that are not used, by the first parts of their names."""
-    counts = Counter(re.sub(r"\.\d+\..*", "", name) for name in names)
-    listed = ", ".join(f"{name} ({count})" for name, count in counts.most_common(LISTED))
-    others = len(counts) - LISTED
-    return listed + (f" and {others} more kinds" if others > 0 else "")
 
 
 def _collected(

@@ -65,8 +65,8 @@ class Decoder(LayeredModel):
     def _layer(self, parts: Parts, i: int) -> Layer:
         prefix = f"layers.{i}."
         common: dict[str, Any] = {
-            "input_norm": parts.input_norm(prefix + "input_norm", prefix + "qkv"),
-            "attention": parts.attention(i),
+            "input_norm": parts.norm_of_mixer(prefix + "input_norm", i),
+            "attention": parts.mixer(i),
             "post_norm": parts.norm_of_mlp(prefix + "post_norm", i),
             "mlp": parts.mlp(i),
         }

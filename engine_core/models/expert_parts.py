@@ -32,12 +32,19 @@ class ExpertParts:
     """Makes the experts of one layer by the names of the layout, which begin with a prefix."""
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, platform: Platform, prefix: str
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        platform: Platform,
+        prefix: str,
+        counts: torch.Tensor,
     ) -> None:
+        """counts int64 [E] of the layer's rows; see `Router.counts`."""
         self._config = config
         self._weights = weights
         self._platform = platform
         self._prefix = prefix
+        self._counts = counts
 
     def experts(self) -> Experts:
         sizes = self._config.experts
@@ -49,27 +56,31 @@ class ExpertParts:
             cast(ExpertPlatform, self._platform),
             self._router(sizes),
             self._logits(),
-            *self._stacks(has_biases=sizes.has_biases),
+            *self._stacks(sizes),
             self._config.activation,
             self._weights.group,
             shared,
+            scales_inputs=sizes.scales_inputs,
+            expert_scales=self._weights.tensors.get(self._prefix + mixture.EXPERT_SCALES),
         )
 
-    def _stacks(self, *, has_biases: bool) -> tuple[ExpertStack, ExpertStack]:
+    def _stacks(self, sizes: ExpertsConfig) -> tuple[ExpertStack, ExpertStack]:
         """Weights of gates and ups, and behind them. Where ranks divide the inputs of the latter,
         the first rank alone adds their biases."""
-        gate_up = self._weights.experts[self._prefix + mixture.GATE_UP]
-        down = self._weights.experts[self._prefix + mixture.DOWN]
-        if not has_biases:
+        gate_up, down = (
+            replace(self._weights.experts[self._prefix + name], is_share=sizes.own is not None)
+            for name in (mixture.GATE_UP, mixture.DOWN)
+        )
+        if not sizes.has_biases:
             return gate_up, down
         of_gate_up, of_down = (
             self._weights.tensors[self._prefix + name].view(stack.num_experts, -1)
             for name, stack in ((mixture.GATE_UP_BIAS, gate_up), (mixture.DOWN_BIAS, down))
         )
-        is_first = self._weights.group.index == 0
+        adds_biases = sizes.are_whole or self._weights.group.index == 0
         return (
             replace(gate_up, bias=of_gate_up),
-            replace(down, bias=of_down if is_first else torch.zeros_like(of_down)),
+            replace(down, bias=of_down if adds_biases else torch.zeros_like(of_down)),
         )
 
     def _router(self, sizes: ExpertsConfig) -> Router:
@@ -82,6 +93,8 @@ class ExpertParts:
             correction=self._weights.tensors.get(self._prefix + mixture.CORRECTION),
             num_groups=sizes.num_groups,
             num_chosen_groups=sizes.num_chosen_groups,
+            own=sizes.own,
+            counts=self._counts,
         )
 
     def _logits(self) -> Product:

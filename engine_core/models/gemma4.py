@@ -1,5 +1,5 @@
 """The decoder of Gemma 4: that of Gemma 3 with heads of two sizes, layers that read the keys and
-values of others, and a vector of each token for each layer. Source: transformers,
+values of others, a vector of each token for each layer, or experts beside the MLP. Source: transformers,
 `modeling_gemma4.py`."""
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ..layers.experts import Experts, ExpertsBesideMlp
 from ..layers.layer_vectors import LayerVector
 from ..layers.norm import ScaledNorm
 from ..weights.layout import Layout, WeightSpec, linear, norm, table
 from ..weights.model_config import ModelConfig
-from . import gemma3
+from . import gemma3, mixture
 from .gemma3 import Gemma3
 from .model import LastNorm
 from .parts import Parts
@@ -26,11 +27,19 @@ VECTOR_NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer(gemma3.Layer):
-    vector: LayerVector
+    vector: LayerVector | None
+    beside_mlp: ExpertsBesideMlp | None
+
+    @property
+    def experts(self) -> Experts | None:
+        return None if self.beside_mlp is None else self.beside_mlp.experts
 
     def behind_attention(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        # Named, since slots leave `super` without its class.
-        return self.vector(residual.add_(gemma3.Layer.behind_attention(self, x, residual)))
+        made = self.mlp(self.mlp_input_norm.add(self.attention_norm(x), residual))
+        if self.beside_mlp is not None:
+            made = self.beside_mlp(made, residual)
+        made = self.mlp_norm(made)
+        return made if self.vector is None else self.vector(residual.add_(made))
 
 
 class Gemma4(Gemma3):
@@ -46,7 +55,16 @@ class Gemma4(Gemma3):
             "per_layer_input_gate.weight": "vector_gate",
             "per_layer_projection.weight": "vector_projection",
             "post_per_layer_input_norm.weight": "vector_norm",
+            "router.proj.weight": mixture.ROUTER,
+            "router.scale": mixture.ROUTER_NORM,
+            "router.per_expert_scale": mixture.EXPERT_SCALES,
+            "experts.gate_up_proj": mixture.GATE_UP,
+            "experts.down_proj": mixture.DOWN,
+            "post_feedforward_layernorm_1.weight": mixture.DENSE_NORM,
+            "pre_feedforward_layernorm_2.weight": mixture.EXPERTS_INPUT_NORM,
+            "post_feedforward_layernorm_2.weight": mixture.EXPERTS_NORM,
         },
+        experts=mixture.EXPERT_NAMES,
         # Published files have projections and norms of keys and values that are not made.
         spare=("qkv", "k_norm"),
     )
@@ -71,14 +89,14 @@ class Gemma4(Gemma3):
             layout |= {f"layers.{i}.{name}": spec for name, spec in of_layer.items()}
         return layout
 
-    def _layer(self, parts: Parts, i: int) -> gemma3.Layer:
+    def _layer(self, parts: Parts, i: int) -> Layer:
         of_layer = self._parts_of(parts, i)
         if i:
             # The layer before multiplies the residual stream.
             factor = parts.scalar(f"layers.{i - 1}.scalar")
             of_layer["input_norm"] = ScaledNorm(of_layer["input_norm"], factor)
-        vector = parts.layer_vector(i)
-        return gemma3.Layer(**of_layer) if vector is None else Layer(**of_layer, vector=vector)
+        beside_mlp = parts.experts_beside_mlp(i)
+        return Layer(**of_layer, vector=parts.layer_vector(i), beside_mlp=beside_mlp)
 
     def _final_norm(self, parts: Parts) -> LastNorm:
         last = parts.norm("final_norm")

@@ -8,6 +8,7 @@ import torch
 from ..weights.model_config import ModelConfig
 from ..weights.names import CheckpointNames
 from .decoder import Decoder
+from .layered import UNCHANGED_NAMES
 
 
 def transposed(weight: torch.Tensor, config: ModelConfig) -> torch.Tensor:
@@ -42,5 +43,6 @@ class Gpt2(Decoder):
         },
         fused={},
         changed=dict.fromkeys(("qkv", "o", "up", "down"), transposed),
+        unchanged=UNCHANGED_NAMES,
         ignored=(".attn.bias", ".attn.masked_bias"),
     )

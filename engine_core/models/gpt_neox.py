@@ -11,7 +11,7 @@ from ..weights.model_config import ModelConfig
 from ..weights.names import CheckpointNames
 from .cohere2 import ParallelLayer
 from .decoder import Layer
-from .layered import LayeredModel
+from .layered import UNCHANGED_NAMES, LayeredModel
 from .parts import Parts
 
 
@@ -49,6 +49,7 @@ class GptNeoX(LayeredModel):
         },
         fused={},
         changed={"qkv": by_part, "qkv_bias": by_part},
+        unchanged=UNCHANGED_NAMES,
         ignored=(".attention.bias", ".attention.masked_bias", ".inv_freq"),
     )
 

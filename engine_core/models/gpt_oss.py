@@ -11,17 +11,12 @@ from headwater.kernels.quant.mxfp4 import Mxfp4Weight, reordered
 
 from ..weights.model_config import ModelConfig
 from .decoder import Decoder
-from .mixture import DOWN, DOWN_BIAS, GATE_UP, GATE_UP_BIAS
+from .mixture import DOWN, DOWN_BIAS, GATE_UP, GATE_UP_BIAS, outputs_first
 
 
 def _gates_first(weight: torch.Tensor, config: ModelConfig) -> torch.Tensor:
     """[experts, inputs, outputs] → [experts * outputs, inputs], of each expert gates before ups."""
-    return _outputs_first(weight, config)[_gates_then_ups(config)]
-
-
-def _outputs_first(weight: torch.Tensor, config: ModelConfig) -> torch.Tensor:
-    """[experts, inputs, outputs] → [experts * outputs, inputs]"""
-    return weight.transpose(1, 2).flatten(0, 1)
+    return outputs_first(weight, config)[_gates_then_ups(config)]
 
 
 def _packed_gates_first(weight: Mxfp4Weight, config: ModelConfig) -> Mxfp4Weight:
@@ -50,7 +45,7 @@ class GptOss(Decoder):
         changed={
             GATE_UP: _gates_first,
             GATE_UP_BIAS: _biases_of_gates_first,
-            DOWN: _outputs_first,
+            DOWN: outputs_first,
             DOWN_BIAS: lambda biases, config: biases.flatten(),
         },
         changed_packed={

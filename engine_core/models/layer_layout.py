@@ -18,8 +18,8 @@ from ..weights.layout import (
     width_norm,
 )
 from ..weights.model_config import ModelConfig
-from .delta_parts import delta_of
 from .mixture import mixture_of
+from .states.state_parts import state_weights_of
 
 
 def _attention_of(config: ModelConfig) -> dict[str, WeightSpec]:
@@ -82,14 +82,19 @@ def layout_of(config: ModelConfig, layer_norms: Iterable[str]) -> Layout:
     if config.labels:
         layout["score"] = replace(table(len(config.labels), config.hidden_size), is_wide=True)
     for i in range(config.num_layers):
-        mixer = _attention_of(config.at(i)) if not config.has_state(i) else delta_of(config)
-        own = norms | mixer | _inner_of(config, i)
+        own = norms | _mixer_of(config, i) | _inner_of(config, i)
         layout |= {f"layers.{i}.{name}": spec for name, spec in own.items()}
     return layout
 
 
+def _mixer_of(config: ModelConfig, i: int) -> dict[str, WeightSpec]:
+    """Weights of what reads earlier tokens in layer i."""
+    return state_weights_of(config) if config.has_state(i) else _attention_of(config.at(i))
+
+
 def _inner_of(config: ModelConfig, i: int) -> dict[str, WeightSpec]:
-    """Weights of the MLP of layer i, or of its experts."""
+    """Weights of the MLP of layer i, of its experts, or of both."""
     if config.experts is None or not config.has_experts(i):
         return _mlp_of(config.at(i))
-    return mixture_of(config.experts, config.hidden_size)
+    mixture = mixture_of(config.experts, config.hidden_size)
+    return _mlp_of(config.at(i)) | mixture if config.experts.are_beside_mlp else mixture

@@ -45,6 +45,16 @@ JOINED_NAMES = {
     "mlp.gate_up_proj.weight": "gate_up",
     "mlp.gate_up_proj.bias": "gate_up_bias",
 }
+UNCHANGED_NAMES = {
+    f"{theirs}.{kind}": ours + suffix
+    for theirs, ours in (
+        ("self_attn.qkv_proj", "qkv"),
+        ("self_attn.o_proj", "o"),
+        ("mlp.up_proj", "up"),
+        ("mlp.down_proj", "down"),
+    )
+    for kind, suffix in (("weight", ""), ("bias", "_bias"))
+}
 FUSED_NAMES = {
     "self_attn.q_proj.weight": ("qkv", 0),
     "self_attn.k_proj.weight": ("qkv", 1),
@@ -67,6 +77,11 @@ class Layer(ABC):
     input_norm: Norm
     attention: Mixer
     mlp: Mlp | PlainMlp | Experts
+
+    @property
+    def experts(self) -> Experts | None:
+        """None: the layer has none."""
+        return self.mlp if isinstance(self.mlp, Experts) else None
 
     @abstractmethod
     def behind_attention(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
@@ -94,12 +109,19 @@ class LayeredModel(ABC):
         self._adapters = weights.adapters
         self._positions = parts.positions()
         self._vectors = parts.layer_vectors
+        self.expert_counts = None if config.experts is None else parts.expert_counts
         self.embedding = parts.embedding()
         self.dtype = self.embedding.dtype
         self.layers = [self._layer(parts, i) for i in range(config.num_layers)]
         self.final_norm = self._final_norm(parts)
         self.lm_head = parts.lm_head()
         self.score_head = weights.tensors.get("score")
+
+    @property
+    def expert_bytes(self) -> list[int]:
+        """By layer: bytes of the weights of one expert; 0: it has none."""
+        found = [layer.experts for layer in self.layers]
+        return [0 if experts is None else experts.expert_bytes for experts in found]
 
     @abstractmethod
     def _layer(self, parts: Parts, i: int) -> Layer:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
 from ..weights.experts_config import ExpertsConfig
 from ..weights.layout import (
     Split,
@@ -19,8 +21,11 @@ from ..weights.layout import (
     joined_experts,
     joined_linear,
     linear,
+    norm,
     table,
+    whole_experts,
 )
+from ..weights.model_config import ModelConfig
 
 GATE_UP = "experts_gate_up"
 DOWN = "experts_down"
@@ -32,6 +37,11 @@ CORRECTION = "router_correction"
 SHARED_GATE_UP = "shared_gate_up"
 SHARED_DOWN = "shared_down"
 SHARED_GATE = "shared_gate"
+ROUTER_NORM = "router_norm"
+EXPERT_SCALES = "expert_scales"
+DENSE_NORM = "dense_norm"
+EXPERTS_INPUT_NORM = "experts_input_norm"
+EXPERTS_NORM = "experts_norm"
 
 _PLACES = ("mlp", "block_sparse_moe")
 _SHARED = ("mlp.shared_expert", "mlp.shared_experts", "mlp.shared_mlp")
@@ -72,6 +82,11 @@ EXPERT_NAMES = {
 """As `CheckpointNames.experts`."""
 
 
+def outputs_first(weight: torch.Tensor, config: ModelConfig) -> torch.Tensor:
+    """[experts, inputs, outputs] → [experts * outputs, inputs]; see `CheckpointNames.changed`."""
+    return weight.transpose(1, 2).flatten(0, 1)
+
+
 def mixture_of(config: ExpertsConfig, hidden_size: int) -> dict[str, WeightSpec]:
     """Weights of one layer's experts, and of what routes to them."""
     inner = config.intermediate_size
@@ -84,6 +99,13 @@ def mixture_of(config: ExpertsConfig, hidden_size: int) -> dict[str, WeightSpec]
         weights[ROUTER_BIAS] = replace(bias(config.num_experts), is_routing=True)
         weights[GATE_UP_BIAS] = joined_expert_biases(config.num_experts, (inner, inner))
         weights[DOWN_BIAS] = expert_biases(config.num_experts, hidden_size)
+    if config.are_beside_mlp:
+        names = (ROUTER_NORM, DENSE_NORM, EXPERTS_INPUT_NORM, EXPERTS_NORM)
+        weights |= dict.fromkeys(names, norm(hidden_size))
+        weights[EXPERT_SCALES] = replace(table(config.num_experts), is_routing=True)
+    if config.are_whole:
+        of_experts = {GATE_UP, DOWN, GATE_UP_BIAS, DOWN_BIAS} & weights.keys()
+        weights |= {name: whole_experts(weights[name]) for name in of_experts}
     if config.has_correction:
         correction = table(config.num_experts)
         weights[CORRECTION] = replace(correction, is_routing=True, is_wide=True)

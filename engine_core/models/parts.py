@@ -11,23 +11,24 @@ from headwater.kernels.attention.rotary_pairs import RotaryPairs
 
 from ..layers.biased import BiasedLinear, LogitLinear
 from ..layers.embedding import Embedding
-from ..layers.experts import Experts
+from ..layers.experts import Experts, ExpertsBesideMlp
 from ..layers.layer_vectors import LayerVector, LayerVectors, NoVectors
 from ..layers.linear.kinds import Weights
 from ..layers.linear.linear import Linear
 from ..layers.lm_head import LMHead
 from ..layers.mixers.attention import Attention
-from ..layers.mixers.delta_net import DeltaNet
 from ..layers.mixers.gated_attention import GatedAttention
+from ..layers.mixers.mixer import Mixer
 from ..layers.mlp import Mlp, PlainMlp
-from ..layers.norm import InputNorm, LayerNorm, Norm, RMSNorm, WidthNorm
+from ..layers.norm import InputNorm, LayerNorm, Norm, RMSNorm
 from ..layers.platform import Platform
 from ..layers.positions import Positions
-from ..layers.projection_norms import ValueNorms, WidthNorms
+from ..layers.projection_norms import projection_norms
 from ..layers.rope import cos_sin_table, query_scales, unrotated_table
 from ..weights.model_config import ModelConfig
-from .delta_parts import DeltaParts
+from . import mixture
 from .expert_parts import ExpertParts, check_unrounded
+from .states.state_parts import state_mixer
 
 
 class Parts:
@@ -79,6 +80,11 @@ class Parts:
         rounds them."""
         check_unrounded(self._weights.linears[name], self._config)
 
+    def unrounded(self, name: str) -> Linear:
+        """A linear layer that reads tokens in the model's dtype. Raises `ConfigError`."""
+        self.check_unrounded(name)
+        return self._weights.linears[name]
+
     def factors(self, name: str) -> torch.Tensor:
         """The factors of a norm. A sum with an offset is one that only float32 holds."""
         offset = self._config.norm_offset
@@ -98,8 +104,11 @@ class Parts:
             return plain
         return GatedAttention(self._platform, plain, config.num_heads, config.head_dim)
 
-    def delta_net(self, i: int) -> DeltaNet:
-        return DeltaParts(self._config, self._weights, self._platform, i).delta_net()
+    def mixer(self, i: int) -> Mixer:
+        """Attention of layer i, or the mixer that keeps a state in its place."""
+        if not self._config.has_state(i):
+            return self.attention(i)
+        return state_mixer(self._config, self._weights, self._platform, i)
 
     def _attention(self, i: int) -> Attention:
         config = self._config.at(i)
@@ -107,7 +116,9 @@ class Parts:
         tensors = self._weights.tensors
         q_norm = self.factors(prefix + "q_norm") if config.qk_norm else None
         k_norm = q_norm
-        if config.qk_norm and config.num_kv_projections:
+        if config.plain_qk_norm and config.is_rotary[i]:
+            q_norm = k_norm = self._no_factors
+        elif config.qk_norm and config.num_kv_projections:
             k_norm = self.factors(prefix + "k_norm")
         return Attention(
             self._platform,
@@ -122,11 +133,17 @@ class Parts:
             window=config.window_of(i),
             softcap=config.attention_softcap,
             pairs=self._pairs,
-            norms=self._projection_norms(config, prefix),
+            norms=projection_norms(config, self._weights, self._platform, prefix),
             writes=config.num_kv_projections > 0,
-            query_scales=self._query_scales,
+            query_scales=self._query_scales_of(i),
             sinks=tensors[prefix + "sinks"].float() if config.has_sinks else None,
         )
+
+    def norm_of_mixer(self, name: str, i: int) -> Norm:
+        """The norm that the mixer of layer i reads."""
+        if self._config.has_state(i):
+            return self.norm(name)
+        return self.input_norm(name, f"layers.{i}.qkv")
 
     def norm_of_mlp(self, name: str, i: int) -> Norm:
         """The norm that the MLP of layer i reads, or its experts."""
@@ -137,9 +154,8 @@ class Parts:
 
     def mlp(self, i: int) -> Mlp | PlainMlp | Experts:
         config = self._config.at(i)
-        if config.has_experts(i):
-            weights = self._weights
-            return ExpertParts(config, weights, self._platform, f"layers.{i}.").experts()
+        if config.has_experts(i) and not self._has_experts_beside:
+            return self._experts(i)
         prefix = f"layers.{i}."
         down = self.linear(prefix + "down")
         if config.is_gated:
@@ -147,6 +163,36 @@ class Parts:
             return Mlp(self._platform, gate_up, down, config.activation)
         self.check_unrounded(prefix + "down")
         return PlainMlp(self._platform, self.linear(prefix + "up"), down, config.activation)
+
+    def experts_beside_mlp(self, i: int) -> ExpertsBesideMlp | None:
+        """None: layer i has an MLP alone."""
+        if not (self._has_experts_beside and self._config.has_experts(i)):
+            return None
+        prefix = f"layers.{i}."
+        config = self._config
+        factors = self.factors(prefix + mixture.ROUTER_NORM) * config.hidden_size**-0.5
+        return ExpertsBesideMlp(
+            self._experts(i),
+            RMSNorm(self._platform, factors, config.rms_norm_eps),
+            self.norm(prefix + mixture.DENSE_NORM),
+            self.norm(prefix + mixture.EXPERTS_INPUT_NORM),
+            self.norm(prefix + mixture.EXPERTS_NORM),
+        )
+
+    def _experts(self, i: int) -> Experts:
+        own = self._weights, self._platform, f"layers.{i}.", self.expert_counts[i]
+        return ExpertParts(self._config.at(i), *own).experts()
+
+    @property
+    def _has_experts_beside(self) -> bool:
+        return self._config.experts is not None and self._config.experts.are_beside_mlp
+
+    @cached_property
+    def expert_counts(self) -> torch.Tensor:
+        """int64 [layers, experts]: rows of each expert so far."""
+        assert self._config.experts is not None
+        shape = self._config.num_layers, self._config.experts.num_experts
+        return torch.zeros(shape, dtype=torch.int64, device=self._platform.device)
 
     @cached_property
     def layer_vectors(self) -> LayerVectors | NoVectors:
@@ -186,21 +232,6 @@ class Parts:
         """[1], a factor of the residual stream."""
         return self._weights.tensors[name]
 
-    def _projection_norms(self, config: ModelConfig, prefix: str) -> WidthNorms | ValueNorms | None:
-        if config.value_norm and config.num_kv_projections:
-            q_size, kv_size, *_ = config.qkv_sizes
-            eps = config.rms_norm_eps
-            return ValueNorms(self._platform, (q_size, kv_size), config.head_dim, eps)
-        if not config.width_norms:
-            return None
-        tensors = self._weights.tensors
-        eps = config.rms_norm_eps
-        group = self._weights.group
-        return WidthNorms(
-            WidthNorm(tensors[prefix + "q_norm"], eps, group),
-            WidthNorm(tensors[prefix + "k_norm"], eps, group),
-        )
-
     def _table_of(self, i: int) -> torch.Tensor:
         config = self._config
         if config.is_rotary and not config.is_rotary[i]:
@@ -223,13 +254,32 @@ class Parts:
         return unrotated_table(self._config, self._max_model_len).to(self._platform.device)
 
     @cached_property
-    def _query_scales(self) -> torch.Tensor | None:
-        beta = self._config.query_scale_beta
-        if not beta:
-            return None
-        assert self._config.rope_scaling is not None
-        original = self._config.rope_scaling["original_max_position_embeddings"]
-        return query_scales(beta, original, self._max_model_len).to(self._platform.device)
+    def _no_factors(self) -> torch.Tensor:
+        """float32 [head size]: factors of norms without any."""
+        return torch.ones(self._config.head_dim, device=self._platform.device)
+
+    def _query_scales_of(self, i: int) -> torch.Tensor | None:
+        """By position; None: queries of layer i do not grow."""
+        config = self._config
+        if config.query_scale_beta:
+            return self._query_scales
+        is_unrotated = bool(config.is_rotary) and not config.is_rotary[i]
+        return self._unrotated_scales if is_unrotated and config.unrotated_scale_beta else None
+
+    @cached_property
+    def _query_scales(self) -> torch.Tensor:
+        config = self._config
+        assert config.rope_scaling is not None
+        original = config.rope_scaling["original_max_position_embeddings"]
+        scales = query_scales(config.query_scale_beta, original, self._max_model_len)
+        return scales.to(self._platform.device)
+
+    @cached_property
+    def _unrotated_scales(self) -> torch.Tensor:
+        """Positions count from 1."""
+        config = self._config
+        growth = config.unrotated_scale_beta, config.unrotated_scale_length
+        return query_scales(*growth, self._max_model_len + 1)[1:].to(self._platform.device)
 
     @property
     def _pairs(self) -> RotaryPairs | None:

@@ -1,5 +1,5 @@
 """A group of tensor-parallel ranks that exchange tensors through memory that they share. See
-`layers.group.Group`.
+`layers.process_group.Group`.
 
 Every rank has a slot of the memory, twice: what it writes for one exchange stays there while others
 read it, and the next exchange uses the other slot. A byte in a pipe says that a slot is written, so
@@ -44,7 +44,7 @@ class GroupEnd(NamedTuple):
 
 
 def create_group(size: int, slot_bytes: int = SLOT_BYTES) -> list[GroupEnd]:
-    """The end of each rank. None of the descriptors is inherited unless it is asked for."""
+    """The ends of a new group, one for each rank. Descriptors are inherited only where asked."""
     memory = anonymous_memory("headwater-group", 2 * size * slot_bytes)
     pipes = {(i, j): os.pipe() for i in range(size) for j in range(size) if i != j}
     ends = [
@@ -64,7 +64,7 @@ class MemoryGroup:
     """See `Group`. Owns its descriptors."""
 
     def __init__(self, index: int, end: GroupEnd, waits: RankWaits | None = None) -> None:
-        """`waits`: those of this rank, to which it adds its own."""
+        """`waits`: counters of this rank, to which the group adds its waits."""
         self.index = index
         self.size = len(end.to_peers) + 1
         self._waits = waits or RankWaits()

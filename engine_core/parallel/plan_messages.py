@@ -9,7 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from ..executor import AdmittedRow, DrawPlan, Int32Array, StepPlan, SwapPlan
+from ..executor import (
+    AdapterCopy,
+    AdapterPlace,
+    AdmittedRow,
+    DrawPlan,
+    Int32Array,
+    StepPlan,
+    SwapPlan,
+)
 from ..ragged import places
 from ..sampling.verification import positions_of
 from ..sampling_params import SamplingParams
@@ -32,7 +40,7 @@ STEP_COLUMNS: dict[str, type] = {
     "copied_blocks": np.int32,
 }
 LISTS = ("released", "prompt_logprob_rows", "pooled_rows")
-STEP_TYPES = (*STEP_COLUMNS.values(), *(np.int32 for _ in LISTS), np.int32, np.uint8)
+STEP_TYPES = (*STEP_COLUMNS.values(), *(np.int32 for _ in LISTS), np.int64, np.int32, np.uint8)
 SWAP_COLUMNS = ("out_blocks", "out_slots", "in_slots", "in_blocks")
 DRAW_COLUMNS = ("rows", "positions", "output_indices", "num_drafts")
 _DEFAULTS = SamplingParams()
@@ -45,14 +53,27 @@ def encode_step(plan: StepPlan) -> bytes:
     token_ids = np.empty(0, np.int32)
     if plan.admitted:
         told = [
-            [a.row, len(a.token_ids), a.num_prompt_tokens, a.choice_index, _asked(a.sampling)]
+            [
+                *(a.row, len(a.token_ids), a.num_prompt_tokens, a.choice_index, a.adapter),
+                _asked(a.sampling),
+            ]
             for a in plan.admitted
         ]
         facts = json.dumps(told).encode()
         token_ids = np.concatenate([admitted.token_ids for admitted in plan.admitted])
     return pack(
-        [STEP, plan.step, int(plan.shares)], [*columns, token_ids, np.frombuffer(facts, np.uint8)]
+        [STEP, plan.step, int(plan.shares)],
+        [*columns, _copies(plan), token_ids, np.frombuffer(facts, np.uint8)],
     )
+
+
+def _copies(plan: StepPlan) -> Array:
+    """int64 [copies of adapters, slot and place]; ranks do not know an adapter by its hash."""
+    rows = []
+    for slot, _, place in plan.copied_adapters:
+        assert place is not None
+        rows.append((slot, *place))
+    return np.array(rows, np.int64)
 
 
 def encode_draw(plan: DrawPlan) -> bytes:
@@ -93,11 +114,19 @@ def _decode_step(message: bytes) -> StepPlan:
     for name, values in zip(LISTS, arrays[count : count + len(LISTS)], strict=True):
         assert values is not None
         columns[name] = values.tolist()
-    token_ids, facts = arrays[-2:]
+    copies, token_ids, facts = arrays[-3:]
+    assert copies is not None
     assert token_ids is not None
     assert facts is not None
     return StepPlan(
-        step=step, shares=bool(shares), admitted=_admitted(token_ids, facts.tobytes()), **columns
+        step=step,
+        shares=bool(shares),
+        admitted=_admitted(token_ids, facts.tobytes()),
+        copied_adapters=[
+            AdapterCopy(slot, b"", AdapterPlace(*place))
+            for slot, *place in copies.reshape(-1, 1 + len(AdapterPlace._fields)).tolist()
+        ],
+        **columns,
     )
 
 
@@ -146,7 +175,8 @@ def _tuples(values: Sequence[Any]) -> tuple[Any, ...]:
 def _admitted(token_ids: Int32Array, facts: bytes) -> list[AdmittedRow]:
     found = []
     at = 0
-    for row, length, num_prompt_tokens, choice_index, asked in json.loads(facts) if facts else ():
+    told = json.loads(facts) if facts else ()
+    for row, length, num_prompt_tokens, choice_index, adapter, asked in told:
         found.append(
             AdmittedRow(
                 row=row,
@@ -154,6 +184,7 @@ def _admitted(token_ids: Int32Array, facts: bytes) -> list[AdmittedRow]:
                 num_prompt_tokens=num_prompt_tokens,
                 sampling=_sampling(asked),
                 choice_index=choice_index,
+                adapter=adapter,
             )
         )
         at += length

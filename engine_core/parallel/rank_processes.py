@@ -120,7 +120,7 @@ class RankProcesses:
 
 
 def _groups(options: ExecutorOptions, ranks: list[int]) -> list[GroupEnd]:
-    """The end of each rank: those of one stage are one group."""
+    """The group end of each rank: ranks of one stage form a group."""
     layout = options.layout
     of_stages = {
         stage: create_group(layout.tensor)

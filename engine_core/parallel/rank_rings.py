@@ -10,7 +10,7 @@ from .stage_rings import StageRings
 
 @dataclass(slots=True)
 class RankRings:
-    """One end of each ring: those that the rank has, or those opposite to them."""
+    """Ring ends of one rank, or the opposite ends."""
 
     plans: RingEnd
     reports: RingEnd

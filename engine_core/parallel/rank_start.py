@@ -27,12 +27,15 @@ class SharedMemory(NamedTuple):
     exchange: int
     """Memory through which ranks exchange tensors where GPUs do not reach one another's; empty
     where they do."""
+    adapters: int
+    """Memory for adapters; the executor writes them, and ranks read their parts."""
 
     @classmethod
     def create(cls, num_ranks: int) -> SharedMemory:
-        """None of it is inherited unless it is asked for. Ranks that use the last two set their
+        """None of it is inherited unless it is asked for. What uses the last three sets their
         sizes."""
-        empty = [anonymous_memory(f"headwater-{name}", 0) for name in ("slots", "exchange")]
+        names = ("slots", "exchange", "adapters")
+        empty = [anonymous_memory(f"headwater-{name}", 0) for name in names]
         return cls(create_board(num_ranks), *empty)
 
 

@@ -62,6 +62,8 @@ class Ranks:
         self._wake_read, self._wake_write = os.pipe()
         memory = SharedMemory.create(self.size)
         self.slots = memory.slots
+        self.adapters = memory.adapters
+        """Memory for adapters."""
         self.board = Board(memory.board)
         writers, rings, reports = _create_rings(options)
         self._plans = BroadcastWriter(writers, self._await_room)
@@ -186,7 +188,7 @@ class Ranks:
         self._processes.forget()
         for reader in self._reports:
             reader.close()
-        for fd in (self._wake_read, self._wake_write, self.slots):
+        for fd in (self._wake_read, self._wake_write, self.slots, self.adapters):
             os.close(fd)
 
     def _loss(self) -> RankLost:

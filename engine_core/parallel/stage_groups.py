@@ -35,7 +35,7 @@ LOSS_SECONDS = 2.0
 """Within which the engine knows that a rank is gone."""
 MOST_SENT = 16
 """Tensors that a sender keeps until the other side has received them. More than plans are in
-flight, so that none of them waits for one that comes behind it."""
+flight, so that none of them waits for one that comes after it."""
 
 
 class Group(Protocol):

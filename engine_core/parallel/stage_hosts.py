@@ -173,7 +173,7 @@ class StageHosts:
         try:
             connection, address = self._listening.accept()
         except OSError:
-            # It has gone again, or there is no descriptor left for it.
+            # The host has left again, or no descriptor is free for it.
             return
         with contextlib.suppress(OSError):
             tune(connection)

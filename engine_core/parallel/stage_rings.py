@@ -16,11 +16,11 @@ class StageRings:
     stream_in: RingEnd | None = None
     """From the same shard of the stage before."""
     stream_out: RingEnd | None = None
-    """To that of the next stage."""
+    """Ring to the next stage."""
     tokens_in: RingEnd | None = None
-    """From that of the last stage."""
+    """Ring from the last stage."""
     tokens_out: list[RingEnd] = field(default_factory=list)
-    """From the last stage to that of each stage before, in their order."""
+    """Rings from the last stage to each earlier stage, in their order."""
 
     @property
     def ends(self) -> list[RingEnd]:

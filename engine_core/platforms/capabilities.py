@@ -37,8 +37,14 @@ class Capabilities:
     """Mixtures of experts (`ExpertPlatform`)."""
     expert_biases: bool = False
     """Experts with biases and a clamped gate, and biases of routers."""
+    expert_parallel: bool = False
+    """Routes leave out experts of other ranks (`Router.own`; `--expert-parallel`)."""
     states: bool = False
     """Gated delta nets, which keep states (`StatePlatform`)."""
+    short_convs: bool = False
+    """Short convolutions, which keep states too (`ConvPlatform`)."""
+    mamba: bool = False
+    """Layers of Mamba-2, which keep states too (`MambaPlatform`)."""
     state_block_sizes: tuple[int, ...] = BLOCK_SIZES
     """Tokens a KV block of models with states, some of `block_sizes`."""
     solved_states: bool = False
@@ -67,6 +73,8 @@ class Capabilities:
     """A smaller model drafts tokens (`--draft-model`)."""
     draft_heads: bool = False
     """Heads over the served model's hidden states draft tokens (`--draft-heads`)."""
+    mtp: bool = False
+    """The layer for multi-token prediction of a checkpoint drafts tokens (`--speculation mtp`)."""
     parallel: bool = False
     """Several ranks compute one model (`--tensor-parallel-size`); needs `max_ranks` and
     `rank_variables`."""
@@ -79,6 +87,8 @@ class Capabilities:
     rank_drafts: bool = False
     """Models and heads draft where ranks divide layers: `--draft-model` and `--draft-heads` need it
     there."""
+    rank_adapters: bool = False
+    """Adapters beside several ranks, which divide them: `--adapter-memory` needs it there."""
     rank_draft_slots: bool = False
     """Ranks that draft keep blocks in host memory too: needed for `rank_slots` and `rank_drafts`
     together."""

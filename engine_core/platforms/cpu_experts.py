@@ -19,11 +19,14 @@ from headwater.kernels.cpu.experts.expert_product import kernel_of as kernel_of_
 from headwater.kernels.cpu.experts.expert_rows import (
     ADD_BIASES,
     COMBINE,
+    COUNT,
     GATHER,
     SORT,
     RowsByExpert,
     add_biases,
     combine,
+    combine_in_tree,
+    count_rows,
     rows_of_tokens,
     sort_by_expert,
 )
@@ -33,19 +36,19 @@ from ..layers.linear.blocks import BlockLinear
 from ..layers.linear.fp8_tiles import Fp8TileLinear
 from ..layers.linear.group_tiles import TileLinear
 from ..layers.linear.linear import Linear, Product
-from ..layers.routing import ExpertStack, Router, Routes, Scoring
+from ..layers.routing import ELSEWHERE, ExpertStack, Router, Routes, Scoring
 
 MakeProduct = Callable[[Linear], Product]
 Gate = Callable[[torch.Tensor], torch.Tensor]
 StackProduct = Callable[[torch.Tensor, RowsByExpert], torch.Tensor]
 """Rows [P, K] by place, times the weights of their experts: [P, N]."""
-KERNELS = (route_kernel.KERNEL, SORT, GATHER, ADD_BIASES, COMBINE)
+KERNELS = (route_kernel.KERNEL, COUNT, SORT, GATHER, ADD_BIASES, COMBINE)
 """Kernels that every model with experts needs."""
 
 
 def route(logits: torch.Tensor, router: Router) -> Routes:
     """See `ExpertPlatform.route`."""
-    experts, weights = route_kernel.route(
+    found, weights = route_kernel.route(
         logits,
         router.num_chosen,
         is_sigmoid=router.scoring is Scoring.SIGMOID,
@@ -56,7 +59,15 @@ def route(logits: torch.Tensor, router: Router) -> Routes:
         num_groups=router.num_groups,
         num_chosen_groups=router.num_chosen_groups,
     )
-    return Routes(experts, weights)
+    if router.counts is not None:
+        count_rows(found, router.counts)
+    return Routes(found if router.own is None else _own_of(found, router.own), weights)
+
+
+def _own_of(experts: torch.Tensor, own: range) -> torch.Tensor:
+    """Numbers of this rank's experts, of those of all ranks."""
+    is_own = (experts >= own.start) & (experts < own.stop)
+    return torch.where(is_own, experts - own.start, ELSEWHERE)
 
 
 class CpuExperts:
@@ -71,15 +82,30 @@ class CpuExperts:
         self._gate_up = _product_of(gate_up, product)
         self._down = _product_of(down, product)
         self._biases = gate_up.bias, down.bias
+        self._is_share = down.is_share
+        self._num_leaves = down.num_leaves
 
     def __call__(self, x: torch.Tensor, routes: Routes) -> torch.Tensor:
         """x [T, H] → [T, H]"""
         rows = sort_by_expert(routes.experts, self._num_experts)
+        if self._is_share:
+            rows = rows.of_experts_here()
+        return self._sum(self._outs(x, routes, rows), routes, rows)
+
+    def _outs(self, x: torch.Tensor, routes: Routes, rows: RowsByExpert) -> torch.Tensor:
+        """Rows [P, H] by place."""
+        if not len(rows.tokens):
+            return x[:0]
         inner = self._gate_up(rows_of_tokens(x, rows), rows)
         _add_biases(inner, rows, routes, self._biases[0])
         outs = self._down(self._gate(inner), rows)
         _add_biases(outs, rows, routes, self._biases[1])
-        return combine(outs, rows, routes.weights)
+        return outs
+
+    def _sum(self, outs: torch.Tensor, routes: Routes, rows: RowsByExpert) -> torch.Tensor:
+        if not self._num_leaves:
+            return combine(outs, rows, routes.weights)
+        return combine_in_tree(outs, rows, routes.experts, routes.weights, self._num_leaves)
 
 
 def _add_biases(

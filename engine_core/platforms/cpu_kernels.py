@@ -16,6 +16,8 @@ from headwater.kernels.cpu.compiler.compiled import DTYPES, Kernel
 from headwater.kernels.cpu.compiler.replay import walker
 from headwater.kernels.cpu.delta import delta_net as delta_kernel
 from headwater.kernels.cpu.sampling import draw_candidates as draw_kernel
+from headwater.kernels.cpu.states import mamba as mamba_kernel
+from headwater.kernels.cpu.states import short_conv as conv_kernel
 from headwater.kernels.quant.block_formats import FORMATS
 from headwater.kernels.quant.fp8_tiles import FP8_FORMATS
 from headwater.kernels.quant.group_tiles import GROUP_FORMATS
@@ -24,11 +26,12 @@ from ..layers.linear.blocks import BlockLinear
 from ..layers.linear.fp8_tiles import Fp8TileLinear
 from ..layers.linear.group_tiles import TileLinear
 from ..layers.linear.kinds import Weights
+from ..weights.model_config import ModelConfig
 from . import cpu_experts
 
 
-def packed_kernels(weights: Weights, *, has_states: bool = False) -> list[Kernel]:
-    """Kernels that multiply and look up these packed weights, and that of gated delta nets."""
+def packed_kernels(weights: Weights, of_states: Sequence[Kernel] = ()) -> list[Kernel]:
+    """Kernels that multiply and look up these packed weights, and those of state layers."""
     joined = (stack.linear for stack in weights.experts.values())
     linears = [*weights.linears.values(), *joined]
     tables = weights.tables.values()
@@ -55,9 +58,17 @@ def packed_kernels(weights: Weights, *, has_states: bool = False) -> list[Kernel
         used.append(block_activations.KERNEL)
     if any(each.rounds_tokens for each in in_groups):
         used.append(block_activations.TOKEN_KERNEL)
-    if has_states:
-        used.append(delta_kernel.KERNEL)
-    return list(dict.fromkeys(used))
+    return list(dict.fromkeys([*used, *of_states]))
+
+
+def state_kernels(model: ModelConfig) -> list[Kernel]:
+    """Kernels of a model's state layers."""
+    kernels = (
+        (model.delta, delta_kernel.KERNEL),
+        (model.conv, conv_kernel.KERNEL),
+        (model.mamba, mamba_kernel.KERNEL),
+    )
+    return [kernel for sizes, kernel in kernels if sizes is not None]
 
 
 def _every_packed_kernel() -> list[Kernel]:

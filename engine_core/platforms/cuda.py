@@ -111,6 +111,11 @@ class CudaPlatform(RowAdditions, CudaTexts, CudaStates):
     def experts(self, gate_up: ExpertStack, down: ExpertStack, activation: str) -> ExpertProduct:
         return self.products.experts.product(gate_up, down, activation)
 
+    def gated_sum(
+        self, out: torch.Tensor, shared: torch.Tensor, x: torch.Tensor, gate: torch.Tensor
+    ) -> torch.Tensor:
+        return self.products.experts.gated_sum(out, shared, x, gate)
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return rms_norm(x, weight, eps, dependent=_is_early(x), early=self.products.are_early)
 

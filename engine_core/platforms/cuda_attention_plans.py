@@ -40,7 +40,7 @@ class AttentionPlan:
     """int32 [rows, blocks]"""
     decode: DecodePlan
     windowed: DecodePlan
-    """As `decode`, of layers with a sliding window."""
+    """Like `decode`, for layers with a sliding window."""
     shares: bool
     chunk_lens: torch.Tensor
     """int32 [chunks]: keys that the last token of each reads."""
@@ -108,7 +108,7 @@ class AttentionPlans:
         return plan if folds else plan.without_folds()
 
     def windowed(self, num_rows: int) -> DecodePlan:
-        """As `decode`, for layers with a sliding window."""
+        """Like `decode`, for layers with a sliding window."""
         return next(plan for plan in self._windowed_plans if num_rows <= plan.max_rows)
 
     def of_batch(self, batch: ForwardBatch, *, of_ends: bool = False) -> AttentionPlan:

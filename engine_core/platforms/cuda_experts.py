@@ -11,6 +11,8 @@ from headwater.kernels.attention.hopper_attention import is_hopper
 from headwater.kernels.experts import expert_product as dense
 from headwater.kernels.experts import packed_product as packed
 from headwater.kernels.experts.clamped_gate import ExpertBiases
+from headwater.kernels.experts.expert_sum import ExpertPart
+from headwater.kernels.experts.gated_sum import gated_sum
 from headwater.kernels.experts.route import Choice, route
 from headwater.kernels.gemm.packed_words import PackedWords
 
@@ -38,6 +40,7 @@ class _DenseLayer:
     down: torch.Tensor
     is_gelu: bool
     biases: ExpertBiases | None
+    part: ExpertPart
 
     def product(self, x: torch.Tensor, routes: Routes, *, is_early: bool) -> torch.Tensor:
         return dense.expert_product(
@@ -48,6 +51,7 @@ class _DenseLayer:
             self.down,
             is_gelu=self.is_gelu,
             biases=self.biases,
+            part=self.part,
             dependent=is_early,
         )
 
@@ -58,19 +62,21 @@ class _DenseLayer:
             num_chosen,
             is_gelu=self.is_gelu,
             biases=self.biases,
+            part=self.part,
             early_tokens=early_rows,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class _PackedLayer:
-    """As `_DenseLayer`, of weights of four or eight bits."""
+    """Like `_DenseLayer`, for weights of four or eight bits."""
 
     gate_up: PackedWords
     down: PackedWords
     num_experts: int
     is_gelu: bool
     biases: ExpertBiases | None
+    part: ExpertPart
 
     def product(self, x: torch.Tensor, routes: Routes, *, is_early: bool) -> torch.Tensor:
         return packed.packed_expert_product(
@@ -82,6 +88,7 @@ class _PackedLayer:
             self.num_experts,
             is_gelu=self.is_gelu,
             biases=self.biases,
+            part=self.part,
             dependent=is_early,
         )
 
@@ -93,6 +100,7 @@ class _PackedLayer:
             num_chosen,
             is_gelu=self.is_gelu,
             biases=self.biases,
+            part=self.part,
             early_tokens=early_rows,
         )
 
@@ -118,10 +126,17 @@ class CudaExperts:
             scale=router.scale,
             num_groups=router.num_groups,
             num_chosen_groups=router.num_chosen_groups,
+            own=router.own,
         )
         is_early = self._is_early(logits)
-        added = router.correction, router.bias
+        added = router.correction, router.bias, router.counts
         return Routes(*route(logits, choice, *added, dependent=is_early))
+
+    def gated_sum(
+        self, out: torch.Tensor, shared: torch.Tensor, x: torch.Tensor, gate: torch.Tensor
+    ) -> torch.Tensor:
+        """See `SharingPlatform`."""
+        return gated_sum(out, shared, x, gate, dependent=self._is_early(x))
 
     def product(self, gate_up: ExpertStack, down: ExpertStack, activation: str) -> ExpertProduct:
         """See `Platform.experts`. Raises `ConfigError` for weights of a kind without kernels."""
@@ -148,7 +163,7 @@ def _layer_of(gate_up: ExpertStack, down: ExpertStack, activation: str) -> _Laye
         biases = ExpertBiases(gate_up.bias, down.bias)
     # Kernels have one of two gates without biases, and another one with them.
     assert (biases is not None) == (activation == CLAMPED_SWIGLU)
-    gate = activation == GELU, biases
+    gate = activation == GELU, biases, ExpertPart(down.is_share, down.num_leaves)
     if gate_up.kind == down.kind == DenseLinear.kind:
         return _DenseLayer(gate_up.weight, down.weight, *gate)
     return _PackedLayer(_words_of(gate_up), _words_of(down), gate_up.num_experts, *gate)

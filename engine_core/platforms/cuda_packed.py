@@ -62,7 +62,7 @@ def expanded_product(linear: PackedLinear) -> ProbedProduct:
 
 
 def rounded_product(linear: Linear, *, early_rows: int) -> Product:
-    """As `packed_product`, of tokens that are rounded."""
+    """Like `packed_product`, for tokens that are rounded."""
     assert isinstance(linear, RoundedLinear)
     weight = linear.weight
 

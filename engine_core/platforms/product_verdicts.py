@@ -1,9 +1,6 @@
-"""Products that the library makes with our kernels' bits, as it was found on this machine before:
-one file a product.
-
-A file is written whole or not at all, and what cannot be read counts as unknown; so any number of
-engines may use a folder at once.
-"""
+"""Verdicts of earlier starts on this machine: whether the library computes a product with the bits
+of our kernels. One file a product. Files are written atomically and unreadable ones count as
+missing, so several engines may share a folder."""
 
 from __future__ import annotations
 
@@ -74,8 +71,8 @@ class ProductVerdicts:
 def own_products(
     row_counts: RowCounts, verdicts: ProductVerdicts, probe: Callable[[RowCounts], set[Product]]
 ) -> frozenset[Product]:
-    """Products that the library makes with other bits, probed where it is not known; logs what came
-    of it."""
+    """Products that the library computes with other bits. Probes products without a verdict, and
+    logs the results."""
     begin = time.perf_counter()
     known = {product: verdicts.find(product, counts) for product, counts in row_counts.items()}
     unknown = {

@@ -24,7 +24,7 @@ class SamplingOperations(Protocol):
         temperature + noise; under masks int32 [R, words] where they are given."""
 
     def draw_filtered(self, logits: torch.Tensor, draws: Draws, filters: Filters) -> torch.Tensor:
-        """As `draw` under top-k, top-p and min-p; logits are float32, every temperature is above
+        """Like `draw` under top-k, top-p and min-p; logits are float32, every temperature is above
         0."""
 
     def mask_tokens(self, logits: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:

@@ -42,7 +42,7 @@ class Sampler:
         device: torch.device,
         whole: Whole | None = None,
     ) -> None:
-        """`whole` is there where logits are those of some tokens alone."""
+        """`whole` is given where logits are those of a part of the vocabulary."""
         self._operations = operations
         self._device = device
         self._whole = whole
@@ -101,7 +101,7 @@ class Sampler:
         known: Known,
         masks: Int32Array | None = None,
     ) -> Int32Array:
-        """As `sample`, for the tokens alone."""
+        """Like `sample`, for the tokens alone."""
         if self._is_edited[rows].any():
             logits = logits if self._whole is None else self._whole(logits)
             edited = torch.empty_like(

@@ -42,8 +42,7 @@ class StepsInFlight:
 
     @property
     def is_computing(self) -> bool:
-        """Whether there is a step that the device has not come to the end of, as far as the oldest
-        plan tells."""
+        """Whether the device is still computing a submitted step, as far as the oldest plan shows."""
         return self._num_steps > 0 and not self.is_oldest_ready
 
     @property

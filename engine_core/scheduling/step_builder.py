@@ -260,8 +260,8 @@ class StepBuilder:
         )
 
     def _following(self, table: RequestTable) -> BoolArray | None:
-        """Whether each row of the plan goes on behind tokens of which only the executor knows how
-        many they are."""
+        """Whether each row of the plan follows a step with drafts in flight, so that only the
+        executor knows its position."""
         is_uncertain = table.drafts.are_uncertain(self.decode_rows)
         if is_uncertain is None:
             return None

@@ -223,7 +223,7 @@ class ResultHandler:
             self._end(rows[i], stop_token_id, output)
 
     def _report_drawn(self, output: StepOutput, ended: list[int]) -> None:
-        """Reports the tokens of the output, but not those of its rows that end with them."""
+        """Reports the sampled tokens, except of rows that end with them."""
         keys = output.keys
         num_tokens = output.num_tokens
         token_ids = output.token_ids

@@ -14,7 +14,7 @@ LARGEST_SCORES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsConfig:
-    """Experts that stand in the place of a layer's MLP, of which a router chooses some for each
+    """Experts that stand in the place of a layer's MLP, or beside it, of which a router chooses some for each
     token. `layers.routing.Router` says what the fields of routing mean."""
 
     num_experts: int
@@ -25,6 +25,9 @@ class ExpertsConfig:
     """Whether scores are sigmoids of the router's logits, else their softmax."""
     is_normalized: bool = False
     scale: float = 1.0
+    scales_inputs: bool = False
+    """Whether the weight of a token's only expert multiplies what that expert reads, not what it
+    makes."""
     has_correction: bool = False
     num_groups: int = 1
     num_chosen_groups: int = 1
@@ -36,8 +39,16 @@ class ExpertsConfig:
     """Whether the shared expert is multiplied by the sigmoid of a product with the token."""
     has_biases: bool = False
     """Whether the router has a bias, and each product of an expert."""
+    are_beside_mlp: bool = False
+    """Whether a layer has an MLP too, which the experts are added to; the router reads a norm of
+    its own there, and each expert has a factor."""
     is_sparse: tuple[bool, ...] = ()
     """By layer, whether it has experts, else an MLP; empty: all layers have experts."""
+    are_whole: bool = False
+    """Whether each rank has an equal share of the experts, each of them whole; else it has a share
+    of every expert."""
+    own: range | None = None
+    """Experts of this rank, by index; None: it has all of them, or a share of each."""
 
     def __post_init__(self) -> None:
         """Raises `ConfigError` for sizes that do not fit together."""
@@ -63,8 +74,15 @@ class ExpertsConfig:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Intermediate sizes that ranks divide."""
+        """Intermediate sizes of an expert and of the shared one."""
         return tuple(size for size in (self.intermediate_size, self.shared_size) if size)
+
+    @property
+    def divided_widths(self) -> tuple[int, ...]:
+        """Sizes of `widths` that ranks divide."""
+        return (
+            tuple(size for size in (self.shared_size,) if size) if self.are_whole else self.widths
+        )
 
     @property
     def active_size(self) -> int:
@@ -75,13 +93,13 @@ class ExpertsConfig:
         """The experts of a model of layers first … stop − 1 alone."""
         return replace(self, is_sparse=self.is_sparse[first:stop])
 
-    def divided(self, num_ranks: int) -> ExpertsConfig:
-        """The experts of one rank, which has a share of each."""
-        return replace(
-            self,
-            intermediate_size=self.intermediate_size // num_ranks,
-            shared_size=self.shared_size // num_ranks,
-        )
+    def divided(self, rank: int, num_ranks: int) -> ExpertsConfig:
+        """The experts of one rank."""
+        rest = replace(self, shared_size=self.shared_size // num_ranks)
+        if not self.are_whole:
+            return replace(rest, intermediate_size=self.intermediate_size // num_ranks)
+        count = self.num_experts // num_ranks
+        return replace(rest, own=range(rank * count, (rank + 1) * count))
 
 
 def _check(name: str, size: int, least: int, most: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -51,12 +51,14 @@ class HuggingFaceFolder:
         config = read_object(self._path / "config.json")
         return config if self._sentence is None else config | {KEY: self._sentence}
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """(name, tensor) of everything in the files."""
+    def tensors(
+        self, is_wanted: Callable[[str], bool] = lambda name: True
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, tensor) of everything in the files whose name is wanted."""
         for name, keys in self._keys_of.items():
             with _opened(self._path / name) as file:
                 prefix = self._prefixes.get(name, "")
-                for key in keys:
+                for key in filter(is_wanted, keys):
                     yield key, _read(file, key.removeprefix(prefix))
 
     def names(self) -> set[str]:

@@ -15,6 +15,7 @@ class Split(Enum):
     OUTPUTS = "each rank has an equal share of the outputs of every part"
     INPUTS = "each rank has an equal share of the inputs, and the ranks' products are added"
     VOCABULARY = "each rank has the rows of some tokens"
+    EXPERTS = "each rank has an equal share of the experts, each of them whole"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,11 @@ def experts(num_experts: int, out_features: int, in_features: int) -> WeightSpec
     """A linear layer of every expert, one behind the other, whose inputs ranks divide."""
     whole = linear(num_experts * out_features, in_features, split=Split.INPUTS)
     return replace(whole, num_experts=num_experts)
+
+
+def whole_experts(spec: WeightSpec) -> WeightSpec:
+    """A weight of all experts, or their biases, of which each rank has those of its experts."""
+    return replace(spec, split=Split.EXPERTS, parts=())
 
 
 def norm(size: int) -> WeightSpec:

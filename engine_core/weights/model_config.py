@@ -17,7 +17,7 @@ from .formats.packing import Quantization
 from .formats.quantization import read_quantization
 from .mixed_layers import MixedLayers
 from .rope.config import DEFAULT_THETA, positive_of, rope_of, rotary_dim_of, scaling_of
-from .state_layers import DeltaConfig, StateLayers
+from .state_layers import DeltaConfig, MambaConfig, ShortConvConfig, StateLayers
 
 MAX_SIZES = {
     "num_hidden_layers": 1024,
@@ -35,9 +35,12 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
+    "gelu_python": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
     "relu": "relu",
 }
 """Activations by their names in a config; ours are those of `Platform`."""
@@ -95,6 +98,12 @@ class ModelConfig:
     """By layer, whether positions rotate anything; empty: in all layers."""
     local_rope_theta: float = 0.0
     """Base of rotary positions in layers with a window, which are not scaled; 0: as in others."""
+    plain_qk_norm: bool = False
+    """Whether each head of queries and keys has a norm without factors, in layers that rotate."""
+    unrotated_scale_beta: float = 0.0
+    unrotated_scale_length: int = 0
+    """Growth of queries in layers that do not rotate, each time that so many positions are
+    reached; 0: none."""
     query_scale_beta: float = 0.0
     """Growth of queries behind the original length of scaled positions; 0: none."""
     num_learned_positions: int = 0
@@ -134,6 +143,10 @@ class ModelConfig:
     """Whether attention is multiplied by the sigmoid of gates that lie beside each query."""
     delta: DeltaConfig | None = None
     """Sizes of the gated delta nets that state layers are; None: there are none."""
+    conv: ShortConvConfig | None = None
+    """Sizes of the short convolutions that state layers are; None: there are none."""
+    mamba: MambaConfig | None = None
+    """Sizes of the Mamba-2 layers that state layers are; None: there are none."""
     unpadded_head_dim: int = 0
     """Numbers of a head in the checkpoint, where zeros pad heads to `head_dim`; 0: none do."""
     foreign: Mapping[str, Any] | None = None
@@ -212,11 +225,25 @@ class ModelConfig:
     def inner_sizes(self) -> tuple[int, ...]:
         """Intermediate sizes of all MLPs and experts."""
         if self.mixed is not None:
-            return tuple(sorted({self.at(i).intermediate_size for i in range(self.num_layers)}))
+            widths = () if self.experts is None else self.experts.widths
+            sizes = (self.at(i).intermediate_size for i in range(self.num_layers))
+            return tuple(sorted({*sizes, *widths}))
         if self.experts is None:
             return (self.intermediate_size,)
-        has_mlps = not all(self.has_experts(i) for i in range(self.num_layers))
-        return (*((self.intermediate_size,) if has_mlps else ()), *self.experts.widths)
+        return (*self._sizes_of_mlps, *self.experts.widths)
+
+    @property
+    def divided_sizes(self) -> tuple[int, ...]:
+        """Sizes of `inner_sizes` that ranks divide."""
+        if self.experts is None or not self.experts.are_whole:
+            return self.inner_sizes
+        return (*self._sizes_of_mlps, *self.experts.divided_widths)
+
+    @property
+    def _sizes_of_mlps(self) -> tuple[int, ...]:
+        """Intermediate size of layers without experts; empty: there are none."""
+        is_sparse = all(self.has_experts(i) for i in range(self.num_layers))
+        return () if is_sparse else (self.intermediate_size,)
 
     @property
     def depends_on_length(self) -> bool:
@@ -251,17 +278,25 @@ class ModelConfig:
             "encoders": ("architectures", self.architecture if self.encoder else ""),
             "experts": ("num_experts", 0 if self.experts is None else self.experts.num_experts),
             "expert_biases": ("biases of experts", has_biases),
-            "states": ("layers with states", self.states is not None),
+            "states": ("layers with states", self.states is not None and not self._has_scans),
+            "short_convs": ("layers with convolutions", self.conv is not None),
+            "mamba": ("layers of Mamba-2", self.mamba is not None),
         }
         if self.logit_softcap:
             wanted.setdefault("activations", ("final_logit_softcapping", self.logit_softcap))
         return {flag: (field, value) for flag, (field, value) in wanted.items() if value}
 
+    @property
+    def _has_scans(self) -> bool:
+        """Whether state layers are no gated delta nets."""
+        return self.conv is not None or self.mamba is not None
+
     def with_padded_heads(self) -> ModelConfig:
         """The model with heads padded by zeros to a power of two. It is unchanged where heads have
         such a size, or norms that zeros would change."""
         size = self.head_dim
-        if self.encoder is not None or size.bit_count() == 1 or self.qk_norm or self.width_norms:
+        has_norms = self.qk_norm or self.width_norms or self.plain_qk_norm
+        if self.encoder is not None or size.bit_count() == 1 or has_norms:
             return self
         return replace(
             self,
@@ -317,7 +352,7 @@ class ModelConfig:
         return len(self.caching_layers)
 
     def has_experts(self, layer: int) -> bool:
-        """Whether a layer has experts in place of an MLP."""
+        """Whether a layer has experts, in place of an MLP or beside it."""
         return self.experts is not None and self.experts.has_experts(layer)
 
     def of_layers(self, first: int, stop: int) -> ModelConfig:
@@ -335,7 +370,8 @@ class ModelConfig:
         """Intermediate size of what a token goes through in a layer."""
         if self.experts is None or not self.experts.has_experts(layer):
             return self.intermediate_size
-        return self.experts.active_size
+        is_beside = self.experts.are_beside_mlp
+        return self.experts.active_size + (self.intermediate_size if is_beside else 0)
 
     def check_dtype(self, dtype: str) -> None:
         """Raises `ConfigError` for a dtype that does not hold the model's hidden states."""

@@ -28,8 +28,9 @@ def load(
     *,
     keeps_packed: bool = False,
     keeps: Keeps = keeps_none,
+    name: str = WEIGHTS_NAME,
 ) -> Tensors:
-    """Tensors of a converted folder. On the CPU they are the file's own pages, mapped read-only and
+    """Tensors of a file of a converted folder. On the CPU they are the file's own pages, mapped read-only and
     shared by all processes that map it; on a GPU they are streamed there. Progress is reported in
     bytes.
 
@@ -37,10 +38,10 @@ def load(
     unless `keeps_packed` or `keeps`. Raises `ConfigError` for one that cannot be."""
     tensors: Tensors = {}
     done = 0
-    total = (folder / WEIGHTS_NAME).stat().st_size
-    with opened(folder / WEIGHTS_NAME, str(device)) as file:
-        for name in file.keys():  # noqa: SIM118 (not a dict)
-            tensors[name] = tensor = file.get_tensor(name)
+    total = (folder / name).stat().st_size
+    with opened(folder / name, str(device)) as file:
+        for key in file.keys():  # noqa: SIM118 (not a dict)
+            tensors[key] = tensor = file.get_tensor(key)
             done += tensor.nbytes
             progress(done, total)
     progress(total, total)
@@ -57,8 +58,8 @@ def expand_all(tensors: Tensors, dtype: torch.dtype, keeps: Keeps = keeps_none) 
     byte_weights.expand_all(tensors, dtype, keeps)
 
 
-def save(tensors: Tensors, folder: Path) -> None:
-    save_file(tensors, folder / WEIGHTS_NAME)
+def save(tensors: Tensors, folder: Path, name: str = WEIGHTS_NAME) -> None:
+    save_file(tensors, folder / name)
 
 
 def stored_dtype(folder: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -33,6 +34,8 @@ _ROOT = re.compile(
     r"|transformer|gpt_neox|decoder|model|bert|nomic_bert|roberta|mpnet)\."
 )
 """Prefixes of a model's tensors in checkpoints of various tools; some have none."""
+LISTED = 8
+"""Kinds of tensors that a line lists."""
 _BLOCK = re.compile(r"^(?:h|blocks|encoder\.layers?)\.(?=\d+\.)")
 _EXPERT = re.compile(r".+\.experts\.(\d{1,6})\.(.+)")
 _UNUSED = re.compile(
@@ -53,6 +56,14 @@ def canonical(name: str) -> str:
 def is_flat(name: str) -> bool:
     """Whether a checkpoint of a model without its head has such a name."""
     return _ROOT.match(name) is None and not name.startswith("lm_head.")
+
+
+def in_one_line(names: list[str]) -> str:
+    """The tensors that are not used, by the first parts of their names."""
+    counts = Counter(re.sub(r"\.\d+\..*", "", name) for name in names)
+    listed = ", ".join(f"{name} ({count})" for name, count in counts.most_common(LISTED))
+    others = len(counts) - LISTED
+    return listed + (f" and {others} more kinds" if others > 0 else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +91,9 @@ class CheckpointNames:
     """By our name, what makes a tensor ours where the checkpoint's lies otherwise."""
     changed_packed: Mapping[str, PackedChange] = field(default_factory=dict)
     """As `changed`, of weights in MXFP4."""
+    unchanged: Mapping[str, str] = field(default_factory=dict)
+    """As `layer`, of tensors that lie as ours in other files, where those of `layer` are
+    `changed`."""
 
     def collect(
         self,
@@ -112,7 +126,7 @@ class CheckpointNames:
                         if left_out is not None:
                             left_out.append(name)
                         continue
-                if ours in self.changed:
+                if ours in self.changed and not self._is_unchanged(name):
                     assert config is not None
                     tensor = self._changed(name, ours, tensor, config)
                 waiting = parts.setdefault(prefix + ours, {})
@@ -168,9 +182,17 @@ class CheckpointNames:
         name = canonical(name)
         match = _LAYER.fullmatch(name)
         is_known = name in self.model or (
-            match is not None and match[2] in {**self.layer, **self.fused, **self.joined}
+            match is not None
+            and match[2] in {**self.layer, **self.fused, **self.joined, **self.unchanged}
         )
         return not is_known and not bool(tensor.any())
+
+    def _is_unchanged(self, name: str) -> bool:
+        """Whether a tensor lies as ours: one of `unchanged`, or that of one expert."""
+        match = _LAYER.fullmatch(canonical(name))
+        if match is None:
+            return False
+        return match[2] in self.unchanged or _EXPERT.fullmatch(match[2]) is not None
 
     def _changed(self, name: str, ours: str, weight: Weight, config: ModelConfig) -> Weight:
         """Raises `ConfigError` for a packed weight, whose rows or inputs share scales."""
@@ -190,8 +212,9 @@ class CheckpointNames:
         if match is not None:
             prefix = f"layers.{match[1]}."
             rest = match[2]
-            if rest in self.layer or rest in self.joined:
-                return prefix, {**self.layer, **self.joined}[rest], 0, 1
+            whole = {**self.layer, **self.joined, **self.unchanged}
+            if rest in whole:
+                return prefix, whole[rest], 0, 1
             if rest in self.fused:
                 ours, place = self.fused[rest]
                 return prefix, ours, place, _num_parts(ours, self.fused)

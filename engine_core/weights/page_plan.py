@@ -30,8 +30,8 @@ class PagePlan:
     """Page group of each layer, and the first of its places in the page. Of a state layer:
     `STATES`, and its first unit among those of all state layers."""
     place_width: int = 0
-    """Numbers of a token's keys in one place, where layers take one or more of them; 0: each layer
-    takes one."""
+    """Numbers of a token's keys in one place, where keys of layers have several shapes; 0: they
+    have one, and each layer takes one place."""
 
     @property
     def num_groups(self) -> int:
@@ -115,10 +115,12 @@ def _with_states(
 
 
 def _places_of(model: ModelConfig) -> tuple[int, list[int]]:
-    """The width of a place, 0 where all layers take one, and the places that each layer takes."""
-    widths = [model.at(i).kv_width for i in range(model.num_layers)]
-    if len({*widths}) == 1:
+    """The width of a place, 0 where keys of all layers have one shape, and the places that each
+    layer takes."""
+    shaped = [model.at(i) for i in range(model.num_layers)]
+    if len({(each.num_kv_heads, each.head_dim) for each in shaped}) == 1:
         return 0, [1] * model.num_layers
+    widths = [each.kv_width for each in shaped]
     width = math.gcd(*widths)
     return width, [each // width for each in widths]
 

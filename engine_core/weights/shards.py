@@ -125,11 +125,7 @@ def check_layout(layout: ParallelLayout, model: ModelConfig, *, size_multiple: i
     """Raises `ConfigError` naming the sizes that divide the model, where this layout does not."""
     if not _divides(layout.tensor, model, size_multiple):
         sizes = [n for n in range(1, model.num_kv_heads + 1) if _divides(n, model, size_multiple)]
-        divided = (
-            f"{model.num_heads} query heads, {model.num_kv_heads} KV heads and "
-            f"{' and '.join(map(str, model.inner_sizes))} of an MLP"
-        )
-        allowed = f"{_either(sizes)}, which divide {divided}"
+        allowed = f"{_either(sizes)}, which divide {_divided(model)}"
         raise ConfigError("tensor_parallel_size", layout.tensor, allowed)
     most = min(MAX_STAGES, model.num_layers)
     if not 1 <= layout.pipeline <= most:
@@ -146,7 +142,7 @@ def local_config(model: ModelConfig, shard: Shard) -> ModelConfig:
         num_heads=model.num_heads // shard.size,
         num_kv_heads=model.num_kv_heads // shard.size,
         intermediate_size=model.intermediate_size // shard.size,
-        experts=None if model.experts is None else model.experts.divided(shard.size),
+        experts=None if model.experts is None else model.experts.divided(shard.index, shard.size),
     )
 
 
@@ -155,13 +151,30 @@ def _aligned(num_tokens: int) -> int:
 
 
 def _divides(size: int, model: ModelConfig, size_multiple: int) -> bool:
-    inner = (each // size_multiple for each in model.inner_sizes)
-    divided = (model.num_heads, model.num_kv_heads, *inner)
+    inner = (each // size_multiple for each in model.divided_sizes)
+    divided = (model.num_heads, model.num_kv_heads, *inner, *_whole_experts(model))
     return (
         size >= 1
         and all(each % size == 0 for each in divided)
         and _has_tokens(size, model.vocab_size)
     )
+
+
+def _whole_experts(model: ModelConfig) -> tuple[int, ...]:
+    """Number of the experts of which each rank has some; empty: there are none such."""
+    experts = model.experts
+    return (experts.num_experts,) if experts is not None and experts.are_whole else ()
+
+
+def _divided(model: ModelConfig) -> str:
+    """Query heads, KV heads, MLPs and experts that ranks divide, in words."""
+    *parts, last = (
+        f"{model.num_heads} query heads",
+        f"{model.num_kv_heads} KV heads",
+        *([f"{' and '.join(map(str, sizes))} of an MLP"] if (sizes := model.divided_sizes) else []),
+        *(f"{count} experts" for count in _whole_experts(model)),
+    )
+    return f"{', '.join(parts)} and {last}"
 
 
 def _has_tokens(size: int, vocab_size: int) -> bool:

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from math import gcd
 
 from headwater.kernels.delta.delta_unit import NUM_BEFORE, DeltaUnit
+from headwater.kernels.mamba.mamba_unit import MambaUnit
 
 from ..config import require
 
 HEAD_SIZES = (32, 64, 128, 256)
 """Sizes of the heads of gated delta nets."""
 MAX_HEADS = 1024
+MAX_CONV_WIDTH = 16
+MAMBA_SIZES = (16, 32, 64, 128, 256)
+"""Sizes of heads and of states of Mamba-2."""
+HEADS_OF_UNIT = 8
+"""Heads of a unit, at most."""
+LEAST_CHANNELS = 16
+MOST_CHANNELS = 256
+"""Channels of a unit of a short convolution: CPUs compute sixteen at once."""
 UNIT_ALIGNMENT = 128
 """Bytes: units begin at multiples of it, which kernels ask for."""
 
@@ -136,4 +146,91 @@ class DeltaConfig:
             token_floats=2 * unit.num_values + (row if self.keeps_solved else 0),
             token_values=unit.num_channels + (0 if self.keeps_solved else row),
             pair_floats=0 if self.keeps_solved else unit.num_values,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortConvConfig:
+    """Sizes of a layer. Some of its channels are a unit of its state."""
+
+    width: int
+    """Tokens that the convolution sees, its own included."""
+    hidden_size: int
+
+    def __post_init__(self) -> None:
+        """Raises `ConfigError` for sizes that are not served."""
+        is_width = type(self.width) is int and 2 <= self.width <= MAX_CONV_WIDTH
+        require(is_width, "conv_L_cache", self.width, f"a whole number, 2…{MAX_CONV_WIDTH}")
+        is_multiple = self.hidden_size % LEAST_CHANNELS == 0
+        require(is_multiple, "hidden_size", self.hidden_size, f"multiples of {LEAST_CHANNELS}")
+
+    @property
+    def num_channels(self) -> int:
+        """Channels of a unit."""
+        return gcd(self.hidden_size, MOST_CHANNELS)
+
+    def states(self, is_state: tuple[bool, ...]) -> StateLayers:
+        """State layers of these sizes; is_state by layer of the model. Raises `ConfigError`."""
+        return StateLayers(
+            is_state=is_state,
+            num_units=self.hidden_size // self.num_channels,
+            border_floats=0,
+            border_values=(self.width - 1) * self.num_channels,
+            token_values=self.num_channels,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MambaConfig:
+    """Sizes of a Mamba-2 layer, whose heads all have the same keys and queries. Some of its heads
+    are a unit of its state."""
+
+    num_heads: int
+    head_dim: int
+    state_dim: int
+    """Size of a key or a query."""
+    width: int
+    """Tokens that the convolution sees, its own included."""
+
+    def __post_init__(self) -> None:
+        """Raises `ConfigError` for sizes that are not served."""
+        is_count = type(self.num_heads) is int and 1 <= self.num_heads <= MAX_HEADS
+        require(is_count, "mamba_n_heads", self.num_heads, f"a whole number, 1…{MAX_HEADS}")
+        for name, size in (("mamba_d_head", self.head_dim), ("mamba_d_state", self.state_dim)):
+            is_size = type(size) is int and size in MAMBA_SIZES
+            require(is_size, name, size, " or ".join(map(str, MAMBA_SIZES)))
+        is_width = type(self.width) is int and 2 <= self.width <= MAX_CONV_WIDTH
+        require(is_width, "mamba_d_conv", self.width, f"a whole number, 2…{MAX_CONV_WIDTH}")
+
+    @property
+    def values_size(self) -> int:
+        """Numbers of all heads of a token."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def num_channels(self) -> int:
+        """Channels of the convolution: values, a key and a query."""
+        return self.values_size + 2 * self.state_dim
+
+    def unit(self, block_size: int, element_size: int) -> MambaUnit:
+        """The layout of a unit for elements of so many bytes."""
+        return MambaUnit(
+            num_heads=gcd(self.num_heads, HEADS_OF_UNIT),
+            head_dim=self.head_dim,
+            state_dim=self.state_dim,
+            width=self.width,
+            block_size=block_size,
+            element_size=element_size,
+        )
+
+    def states(self, is_state: tuple[bool, ...]) -> StateLayers:
+        """State layers of these sizes; is_state by layer of the model. Raises `ConfigError`."""
+        unit = self.unit(1, 1)
+        return StateLayers(
+            is_state=is_state,
+            num_units=self.num_heads // unit.num_heads,
+            border_floats=unit.state_size,
+            border_values=(self.width - 1) * unit.num_channels,
+            token_floats=unit.num_heads + unit.state_dim + unit.values_size,
+            token_values=unit.num_channels,
         )

@@ -24,8 +24,8 @@ MAX_CONFIG_BYTES = 256 << 10
 MAX_MEMBERS = 1000
 PIECE_BYTES = 1 << 20
 OVERHEAD_BYTES = 64 << 20
-"""Bytes of a decompressed archive besides the two files: a tokenizer and a page about the adapter
-may lie beside them."""
+"""Bytes that a decompressed archive may have besides the two files, such as a tokenizer and a page
+about the adapter."""
 MAX_HEADER_BYTES = 1 << 20
 """Bytes that describe members and are read in one piece: a zip's directory, and long names and
 attributes of a tar's member."""
@@ -43,7 +43,7 @@ Member = tuple[str, bool, Callable[[], IO[bytes]]]
 
 @contextlib.contextmanager
 def files_of(uploads: Sequence[IO[bytes]], max_bytes: int) -> Iterator[AdapterFiles]:
-    """The two files, for the length of a scope. Raises `BadRequest` for what holds no adapter, and
+    """The two files, inside the `with` block. Raises `BadRequest` for what holds no adapter, and
     for more than `max_bytes` of it."""
     with tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES) as copy:
         tensors: Any = copy
@@ -113,8 +113,8 @@ class _Gathered:
 
 
 def _members(upload: IO[bytes], max_bytes: int) -> Iterator[Member]:
-    """Members of an archive. Raises `BadRequest` for what is none, for more members than are
-    allowed, and for a tar of more bytes."""
+    """Members of an archive. Raises `BadRequest` for data that is no archive, for too many members,
+    and for a tar of too many bytes."""
     upload.seek(0)
     head = upload.read(4)
     upload.seek(0)

@@ -67,8 +67,7 @@ class AdapterCatalogue:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[AdapterCatalogue]:
-        """Follows the bucket for the length of a scope, which begins with the records that are
-        there."""
+        """Follows the bucket inside the `with` block, which begins with the records that are there."""
         if not self.is_durable:
             yield self
             return
@@ -144,7 +143,7 @@ class AdapterCatalogue:
         return record
 
     async def read(self) -> bool:
-        """Reads the records. False where they cannot be read: those that are known stay."""
+        """Reads the records. Returns False if they cannot be read; the known records stay then."""
         try:
             bucket = await self._open()
             found = [_records.decode(value) async for _, value in bucket.all(">")]

@@ -25,7 +25,8 @@ from ..hashed_file import HashedFile
 CONTENTS = "headwater_adapter_contents"
 PART_BYTES = 128 << 10
 IN_MEMORY_BYTES = 1 << 20
-"""Bytes of an adapter on its way that are kept in memory; more goes to disk."""
+"""Bytes of an adapter that are kept in memory while it is sent; larger adapters are written to
+disk."""
 _LENGTH_BYTES = 8
 """Bytes of the length of the config, with which content begins."""
 

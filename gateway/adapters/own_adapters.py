@@ -24,7 +24,8 @@ OwnLimits = Callable[[str], tuple[int | None, int | None]]
 
 @dataclass(frozen=True, slots=True)
 class AdapterLimits:
-    """By `Tenant.key`: a tenant's own limits, as they are now, or those of all."""
+    """Storage limits of adapters by `Tenant.key`: the tenant's own limits, or the defaults of all
+    tenants."""
 
     count: int
     num_bytes: int
@@ -117,7 +118,7 @@ class OwnAdapters:
     async def _unpacked(
         self, tenant: Tenant, name: str, uploads: Sequence[IO[bytes]], num_bytes: int
     ) -> AsyncIterator[AdapterFiles]:
-        """The files of uploads, for the length of a scope. They are unpacked in the thread that
+        """The files of uploads, inside the `with` block. They are unpacked in the thread that
         tenants share."""
         kept = sum(each.num_bytes for each in self.of(tenant) if each.name != name)
         _, most = self._limits.of(tenant.key)

@@ -175,8 +175,8 @@ class AdapterPlacement:
                 await self._drop(engines, digest)
 
     async def _drop(self, engines: Sequence[Member], digest: bytes) -> None:
-        """Has engines drop content when its requests have ended; one that does not answer is asked
-        again."""
+        """Has engines drop adapter content when no request uses it any more. An engine that does
+        not answer is asked again."""
         await engine_calls.of_each(engines, lambda each: engine_calls.forget(each, digest))
 
     # Engines in step with the catalogue.
@@ -198,7 +198,7 @@ class AdapterPlacement:
             if (
                 record.base != engine.model.name
                 or engine.draining
-                or has(engine, record.digest)
+                or knows(engine, record.digest)
                 or now - refused_at < RETRY_SECONDS
             ):
                 continue
@@ -246,5 +246,11 @@ def incarnation_of(engine: Member) -> Incarnation:
 
 
 def has(engine: Member, digest: bytes) -> bool:
-    """Whether requests of an engine may have the content."""
+    """Whether requests of an engine may have the content now."""
+    return any(each.digest == digest and not each.is_evicted for each in engine.adapters)
+
+
+def knows(engine: Member, digest: bytes) -> bool:
+    """Whether requests of an engine may have the content, or it has left the engine's host memory
+    and is read again for the next request."""
     return any(each.digest == digest for each in engine.adapters)

@@ -118,7 +118,7 @@ class ModelAdmin:
         supervisors = await self._supervisors()
         cards: list[Any] = []
         async with self._administration.recorded(caller, "unload-model", {"model": name}):
-            # A model that failed is in no catalogue: any supervisor is asked.
+            # A model that failed to load is in no catalogue, so any supervisor is asked.
             for supervisor in self._catalogues.owners(name) or supervisors[:1]:
                 cards += await self._ask(supervisor, {"do": "unload", "model": name})
         await exchange.reply_json(cards[0], 202)

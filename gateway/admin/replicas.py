@@ -32,8 +32,8 @@ class Draining(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     limit_seconds: Annotated[
         float, msgspec.Meta(gt=0, le=3600, description="seconds, above 0 up to 3600")
     ] = 30.0
-    """Seconds that its requests have. Those that are not done then go on elsewhere, where that is
-    possible."""
+    """Seconds in which the replica's requests may end. Unfinished requests then go on at another
+    replica, where possible."""
 
 
 class Role(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -126,6 +126,7 @@ def _shown(member: Member) -> dict[str, Any]:
                 "name": each.name,
                 "digest": each.digest.hex(),
                 "is_resident": each.digest in load.resident_adapters,
+                "is_evicted": each.is_evicted,
             }
             for each in member.adapters
         ],

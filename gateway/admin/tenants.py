@@ -184,7 +184,8 @@ class TenantAdmin:
         await exchange.reply_json(told)
 
     async def add_key(self, exchange: Exchange) -> None:
-        """Another key; with `expire_others_after` those that there are run out."""
+        """Adds a key to a tenant. `expire_others_after` makes its earlier keys expire after so many
+        seconds."""
         admin, asked = (
             self.admin_of(exchange),
             decode(await exchange.body(MAX_BODY_BYTES) or b"{}", Rotation),
@@ -293,8 +294,8 @@ class TenantAdmin:
     async def _changing(
         self, admin: str, action: str, tenant: str, change: dict[str, Any], *, must_be: bool = True
     ) -> AsyncIterator[None]:
-        """As `recorded`. What was changed holds at this gateway before it is answered; others hear
-        of it by the bus."""
+        """Like `recorded`. This gateway applies the change before it answers; the bus tells the
+        other gateways."""
         async with self.recorded(admin, action, tenant, change, must_be=must_be):
             yield
         await self._directory.read()

@@ -23,7 +23,7 @@ from .schema import Block, CountTokensRequest, Message, TextBlock
 
 ROLES = ("user", "assistant", "system")
 REMINDER = "<system-reminder>\n{}\n</system-reminder>"
-"""Form of a system message behind the first turn, as coding agents themselves have it in the turns
+"""Form of a system message after the first turn, as coding agents themselves have it in the turns
 of users."""
 OF_USERS = "text or tool_result (only text is served)"
 OF_ASSISTANTS = "text, thinking, redacted_thinking or tool_use"

@@ -51,8 +51,8 @@ def decode(body: bytes, kind: type[RequestT]) -> RequestT:
 
 
 def _is_without_effect(field: wire.UnknownField) -> bool:
-    """Whether the field is one of these, with an empty value. Raises `UnsupportedField` for another
-    value."""
+    """Whether the field has an empty value and so changes nothing. Raises `UnsupportedField` for
+    another value."""
     if field.name not in NOT_SERVED:
         return False
     if field.value:

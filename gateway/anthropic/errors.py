@@ -22,7 +22,7 @@ TYPES: dict[type[errors.HeadwaterError], str] = {
     errors.Unavailable: "overloaded_error",
     errors.DeadlineExceeded: "timeout_error",
 }
-"""Types of errors that have one of their own."""
+"""Error classes for which Anthropic's API has a type name."""
 _TOO_LONG = re.compile(
     r"the prompt has (?P<prompt>\d+) tokens( and max_tokens (?P<answer>\d+))?; allowed: "
     r"(1…)?(?P<allowed>\d+)"

@@ -43,8 +43,7 @@ class MessageAnswer:
         return {"stop_reason": reason, "stop_sequence": sequence}
 
     def usage(self) -> dict[str, Any]:
-        """Numbers of tokens. Those of a prompt are divided by whether they were found in a
-        cache."""
+        """Token counts of a request. Prompt tokens are divided into cached and uncached ones."""
         generation = self.generation
         cached = generation.cached_tokens
         return {

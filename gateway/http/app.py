@@ -192,7 +192,7 @@ class _Endpoint:
         await exchange.refuse(error)
 
     def _starter(self, exchange: Exchange) -> str:
-        """Key of the request's tenant; where it has none, the address of its client."""
+        """Key of the request's tenant, or the client's address for a request without a tenant."""
         identity = exchange.tenants or self._cluster.tenants
         headers = exchange.headers
         try:
@@ -436,7 +436,7 @@ class RestSurface:
             raise models.TokenizerNotShown(exchange.path)
         await self._callers.counted(exchange)
         model = self._model(exchange.query.get("model"))
-        # Raises for a model that is not there, also where no processor is asked.
+        # Raises for an unknown model, also if no processor is asked.
         self._cluster.processors.model(model)
         exchange.end_head()
         known = await self._cluster.processors.tokenizer_info(model)

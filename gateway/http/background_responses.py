@@ -118,7 +118,7 @@ class BackgroundResponses:
                     raise BadRequest(
                         "id", "the response has no background; allowed: one that has"
                     ) from None
-                # It was over first.
+                # The response ended before it could be cancelled.
                 await exchange.reply_json(response)
                 return
             if record.is_streamed and record.response["status"] == "cancelled":
@@ -171,8 +171,8 @@ class BackgroundResponses:
     async def _tell(
         self, tenant: str, response_id: str, *events: dict[str, Any], in_place_of_all: bool = False
     ) -> None:
-        """Adds events behind those that were told, also while other writers add some; the response
-        may be deleted."""
+        """Appends events to the response's stream while other writers may append too. The response
+        may have been deleted."""
         while True:
             writer = EventWriter(self._durable, tenant, response_id)
             await writer.catch_up()

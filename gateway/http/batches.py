@@ -224,7 +224,7 @@ class BatchSurface:
         await exchange.reply_json(kept.batch)
 
     async def cancel_batch(self, exchange: Exchange) -> None:
-        """Its runner, or the next one, ends it with the results that there are."""
+        """The gateway that runs the batch ends it with the results that exist."""
         tenant = self._callers.identify(exchange).tenant
         with or_unavailable():
             kept = await self._ledger.change(tenant.key, exchange.path_params["id"], _cancel)

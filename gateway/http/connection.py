@@ -119,13 +119,13 @@ class Connection(HttpToolsProtocol):
         oldest, since = min(found, key=lambda each: each[1], default=(None, 0.0))
         if oldest is not None and self.loop.time() - since > IDLE_SECONDS:
             oldest.transport.close()
-            # It is lost a moment later.
+            # The connection is lost a moment later.
             oldest._leave()
 
     @property
     def _num_surplus(self) -> int:
-        """Number of connections past the client's limit; below zero, of those that it still
-        allows."""
+        """Number of connections past the client's limit; a negative number counts the connections
+        that are left."""
         return self.config.places.num_surplus(self._peer)
 
     def _note_idle(self) -> None:
@@ -274,7 +274,7 @@ class Connection(HttpToolsProtocol):
                 self.url,
                 self.parser.get_http_version().encode(),
             )
-            # The same parser takes nothing more where the head says `Connection: close`, or
+            # A parser takes no further request after a head with `Connection: close`, or of
             # HTTP/1.0.
             self.parser = httptools.HttpRequestParser(self)
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)

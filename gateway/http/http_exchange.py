@@ -266,8 +266,8 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _encoded(self, body: bytes) -> tuple[bytes, list[tuple[bytes, bytes]]]:
-        """The body as its client may have it, and the headers that say so. Answers under /admin,
-        where keys stand, stay as they are: see docs/security.md."""
+        """The body, compressed if the client accepts that, and the headers that say so. Answers
+        under /admin contain keys and are never compressed: see docs/costly_requests.md."""
         if len(body) <= MIN_BYTES or self.path.startswith("/admin"):
             return body, []
         vary = (b"vary", b"accept-encoding")

@@ -16,7 +16,8 @@ from ..openai.errors import envelope
 from ..wire.http_errors import headers_of, status_of
 
 H2_PREFACE = b"PRI * HTTP/2.0\r\n"
-"""How a client begins that knows by itself that a server speaks HTTP/2. This one does not."""
+"""Bytes with which a client begins that uses HTTP/2 without asking. This server does not speak it.
+"""
 _TOLD = "HTTP/2 is not spoken at this port; allowed: HTTP/1.1, or gRPC at the port for it"
 
 
@@ -37,7 +38,7 @@ def raw_refusal(status: HTTPStatus, message: str) -> bytes:
 
 
 def raw_error(error: errors.HeadwaterError) -> bytes:
-    """As `raw_refusal`, where no request is read."""
+    """Like `raw_refusal`, for a connection on which no request was read."""
     return _raw(
         HTTPStatus(status_of(error)),
         envelope(error),
@@ -82,7 +83,7 @@ def end_with_connection(cycle: RequestResponseCycle) -> None:
             if has_no_length:
                 cycle.chunked_encoding = False
         elif has_no_length:
-            # Each piece is as long as it was said to be.
+            # Each chunk has the length that its header announced.
             cycle.expected_content_length = len(message.get("body", b""))
         await framed(message)
 

@@ -48,8 +48,7 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._patience = patience
         self._unsent: dict[Any, tuple[int, int]] = {}
-        """Number of unsent bytes of connections that have some, and the number of looks that found
-        as many."""
+        """Unsent bytes of connections, and how many checks in turn found the same number."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

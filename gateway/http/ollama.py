@@ -115,7 +115,7 @@ class OllamaSurface:
         asked_name = given("model", asked.model or asked.name, "a served model's name")
         name = served_name(self._cluster, asked_name)
         await self._callers.count(caller, name)
-        # Raises for a model that is not there, before a processor is asked.
+        # Raises for an unknown model, before a processor is asked.
         self._cluster.processors.model(name)
         model, since = self._cluster.processors.models()[name]
         known = await self._cluster.processors.tokenizer_info(name)

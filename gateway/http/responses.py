@@ -65,8 +65,8 @@ class Responses:
             await self._answer(exchange, caller, asked)
 
     async def check(self, caller: Caller, asked: ResponsesRequest) -> ResponseAnswer:
-        """One that is to be answered later, as it is told until then. Raises what creating it would
-        raise at once."""
+        """A response that is computed in the background, as it is reported until then. Raises the
+        errors that computing it at once would raise."""
         check(asked)
         before = await self._before(caller, asked)
         items = [*stored_items(before), *items_of(asked)]
@@ -181,7 +181,7 @@ class Responses:
                 await self._store.find(caller.tenant.key, asked.previous_response_id)
             ).conversation
         except errors.NotFound:
-            # It may be there, in the background, and have no answer yet or none at all.
+            # The response may exist in the background without an answer yet.
             told = (
                 f"previous_response_id is {asked.previous_response_id!r}; allowed: one that "
                 "was answered and is kept"

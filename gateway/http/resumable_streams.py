@@ -85,7 +85,7 @@ class ResumableStreams:
                 found,
             )
         else:
-            # It was asked for over gRPC, where Resume goes on with it.
+            # The stream was requested over gRPC, where `Resume` continues it.
             raise StreamNotKept(found.request_id)
 
     async def forget(self, exchange: Exchange, caller: Caller) -> None:

@@ -126,8 +126,8 @@ async def set_bounds(js: JetStreamContext, num_bytes: int) -> int:
 
 
 async def _set_bound(js: JetStreamContext, stream: str, num_bytes: int) -> None:
-    """Sets the bound of a stream. A stream that is not there, as that of tenants where none are
-    kept, gets none."""
+    """Sets the bound of a stream. A missing stream, such as the tenants' where no tenants are kept,
+    gets none."""
     try:
         config = (await js.stream_info(stream)).config
     except nats.js.errors.NotFoundError:

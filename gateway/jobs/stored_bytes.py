@@ -67,8 +67,8 @@ class StoredBytes:
     async def claim_more(
         self, tenant: str, key: str, num_bytes: int, *, seconds: float, limit: int
     ) -> int | None:
-        """As `claim`, for a value that grows by `num_bytes`, or shrinks, which is always
-        granted."""
+        """Like `claim`, for a stored value that grows by `num_bytes`. A negative number shrinks it
+        and is always granted."""
         return await self._claim(tenant, key, num_bytes, "more", seconds, limit)
 
     async def release(self, tenant: str, key: str) -> None:

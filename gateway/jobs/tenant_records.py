@@ -31,7 +31,7 @@ class TenantRecords(Generic[RecordT]):
         decode: Callable[[bytes], RecordT],
         encode: Callable[[RecordT], bytes],
     ) -> None:
-        """`room` is the bucket's name in `Rooms`, `kind` that of a record in errors."""
+        """`room` is the bucket's name in `Rooms`, `kind` the name of a record in errors."""
         self._durable = durable
         self._kind = kind
         self._decode = decode

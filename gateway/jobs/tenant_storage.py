@@ -82,8 +82,8 @@ class TenantStorage:
     async def room_in_background(
         self, tenant: str, num_bytes: int, *, num_event_bytes: int
     ) -> AsyncIterator[None]:
-        """As `room`, for a background response and its first events. Raises `LimitExceeded` where
-        there are too many."""
+        """Like `room`, for a background response and its first events. Raises `LimitExceeded` if
+        the tenant has too many responses."""
         rooms = await self.durable.rooms()
         if len(await rooms.background.sizes(f"{subjects.key_of(tenant)}.>")) >= MAX_BACKGROUND:
             raise LimitExceeded(

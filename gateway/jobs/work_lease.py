@@ -33,7 +33,7 @@ class WorkLease:
 
     @contextlib.asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
-        """Keeps other processes from taking the work for the length of a scope."""
+        """Keeps other processes from taking the work inside the `with` block."""
         async with owned_task(self._hold()):
             yield
 

@@ -50,9 +50,9 @@ class Workers(Generic[WorkT]):
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Takes work for the length of a scope; leaving it cancels unfinished work."""
+        """Takes work inside the `with` block; leaving it cancels unfinished work."""
         try:
-            # It ends first: it may take work once more on its way out.
+            # The worker ends first, since it may take one more piece of work while it ends.
             async with owned_task(self._run()):
                 yield
         finally:

@@ -18,7 +18,7 @@ from .prefix_tree import prefix_tree
 
 TREE_SECONDS = 2.0
 MAX_ASKED = 1024
-"""Blocks whose holders other gateways are asked for."""
+"""Number of blocks whose holders other gateways are asked for."""
 PrefixSurvey = GatewaySurvey[list[Block], GatewayPrefixes]
 
 

@@ -21,7 +21,7 @@ NUM_LOOKED_THROUGH = 400
 
 
 Counts = tuple[int, int]
-"""Requests that wait or run, and those of them that wait because no replica is there."""
+"""Number of requests that wait or run, and how many of them wait for a first replica."""
 
 
 class TenantFigures(msgspec.Struct):
@@ -118,8 +118,8 @@ def _num_output_tokens(prompts: Iterable[Generation]) -> int:
 def _tenants(
     cluster: Cluster, prompts: Iterable[Generation], tenant: str | None
 ) -> dict[str, TenantFigures]:
-    """Tenants whose requests run or have ended here; one that is meant alone has an entry in any
-    case."""
+    """Tenants with requests that run or have ended here. A watcher of one tenant gets an entry of
+    that tenant in any case."""
     uses = cluster.metrics.tenant_use
     queues = cluster.admission.by_tenant()
     names = {each.request.caller.tenant.key: each.request.caller.tenant.id for each in prompts}

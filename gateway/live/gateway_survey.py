@@ -89,7 +89,7 @@ class GatewaySurvey(Generic[Q, A]):
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[GatewaySurvey[Q, A]]:
-        """Answers the other gateways, and takes their answers, for the length of a scope."""
+        """Answers the other gateways, and takes their answers, inside the `with` block."""
         async with (
             self._bus.subscribe(subjects.live_survey(self._name)) as questions,
             self._bus.subscribe(subjects.live_answers(self._name, self._gateway_id)) as answers,

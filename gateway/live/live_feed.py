@@ -39,7 +39,8 @@ class LiveFeed:
         self._view = view
         self._patience = patience
         self._watchers: Counter[str | None] = Counter()
-        """Number of watchers by key of their tenant; None: of those who see everything."""
+        """Number of watchers by key of their tenant. The key None counts watchers who may see all
+        tenants."""
 
     async def watch(self, exchange: Exchange) -> None:
         """Raises `LimitExceeded` for one watcher too many."""

@@ -1,4 +1,4 @@
-"""Figures of several gateways as those of one."""
+"""Merges figures of several gateways into the figures of one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def merge(told: Sequence[GatewayFigures]) -> GatewayFigures:
 def _joined(
     found: Iterable[Mapping[str, ValueT]], join: Callable[[ValueT, ValueT], ValueT]
 ) -> dict[str, ValueT]:
-    """Values by name; those that several gateways have under one name are joined."""
+    """Values by name; values that several gateways have under one name are joined."""
     joined: dict[str, ValueT] = {}
     for each in found:
         for name, value in each.items():
@@ -45,7 +45,7 @@ def _sums(one: tuple[Any, ...], other: tuple[Any, ...]) -> Any:
 
 
 def _added(one: TenantFigures, other: TenantFigures) -> TenantFigures:
-    """The name is that of the one that has any."""
+    """The merged row has the name that any of the rows has."""
     _, *counts = TenantFigures.__struct_fields__
     return TenantFigures(
         one.id or other.id, *(getattr(one, name) + getattr(other, name) for name in counts)

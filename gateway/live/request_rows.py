@@ -40,12 +40,12 @@ _prompts = msgspec.json.Decoder(_Prompt)
 
 
 def running_rows(prompts: Iterable[Generation], gateway_id: str) -> list[dict[str, Any]]:
-    """Prompts that wait or run: the first of those that are given, which are the oldest."""
+    """Rows of the oldest prompts that wait or run."""
     return [_running(each, gateway_id) for each in itertools.islice(prompts, MAX_RUNNING)]
 
 
 def recent_rows(explanations: Iterable[Explanation]) -> list[dict[str, Any]]:
-    """Requests that have ended: the first of those that are given, which ended last."""
+    """Rows of the requests that ended last."""
     return [_ended(each) for each in itertools.islice(explanations, MAX_RECENT)]
 
 

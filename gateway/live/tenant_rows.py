@@ -37,7 +37,7 @@ def tenant_rows(
 def _row(
     name: str, key: str, figures: TenantFigures | None, record: TenantRecord | None
 ) -> dict[str, Any]:
-    # The key tells tenants apart that have the same name: one of the key file, and one that was
+    # The key separates tenants of the same name: one of the key file, and one that an administrator
     # added.
     row: dict[str, Any] = msgspec.to_builtins(figures or TenantFigures(name)) | {
         "id": name,

@@ -16,7 +16,8 @@ from ..request.cluster import Cluster
 from .lines import written_time
 
 API_VERSION = "0.13.5"
-"""Version of Ollama whose API is served. Clients refuse servers before the one that they need."""
+"""Version of Ollama whose API is served. Clients refuse servers that are older than the version
+they need."""
 LATEST = ":latest"
 NEVER = "9999-12-31T23:59:59Z"
 """End of a model's stay in memory: the operator unloads models."""

@@ -52,7 +52,7 @@ HARMLESS: Mapping[str, Any] = {
     "options.tfs_z": 1,
     "options.penalize_newline": True,
 }
-"""Values of these fields that ask for nothing, besides those that are empty or false."""
+"""Values of unsupported fields that change nothing, besides empty values and false."""
 
 NO_DOWNLOADS = "the operator pulls models: `headwater pull` and `headwater up --model`"
 NO_CHANGES = "the operator adds and removes models: `headwater models load` and `unload`"

@@ -140,7 +140,7 @@ class GenerateRequest(Answering, kw_only=True):
     """Text behind the gap that the answer fills; empty: there is none."""
     system: str | None = None
     raw: Flag | None = None
-    """Whether the prompt is given to the model as it is, without its template."""
+    """Whether the prompt is given to the model without its chat template."""
 
 
 class Embedding(Body, kw_only=True):

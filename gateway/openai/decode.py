@@ -24,8 +24,8 @@ def decode(body: bytes, kind: type[RequestT]) -> RequestT:
 
 
 def _is_without_effect(field: wire.UnknownField) -> bool:
-    """Whether it is known that the field has no effect. Raises `UnsupportedField` where it would
-    have one."""
+    """Whether the field has no effect with this value. Raises `UnsupportedField` for a value that
+    would have an effect."""
     is_known = check_served(field.name, field.path, field.value)
     return is_known or _is_of_other(field.path, field.value, field.kind)
 

@@ -46,7 +46,10 @@ class EmbeddingRequest(Body, kw_only=True):
     """A conversation in place of `input`."""
     add_generation_prompt: Flag | None = None
     continue_final_message: Flag | None = None
-    chat_template: Annotated[str, Meta(description="a Jinja template")] | None = None
+    chat_template: (
+        Annotated[str, Meta(description="a Jinja template, or the name of one of the model's")]
+        | None
+    ) = None
     """Template in place of the model's, where the operator trusts those of clients."""
     chat_template_kwargs: Annotated[dict[str, Any], Meta(description="an object")] | None = None
     encoding_format: (

@@ -16,7 +16,7 @@ TYPES: dict[type[errors.HeadwaterError], str] = {
     errors.PermissionDenied: "permission_error",
     errors.LimitExceeded: "rate_limit_error",
 }
-"""Types of errors that have one of their own."""
+"""Error classes for which OpenAI's API has a type name."""
 
 
 def envelope(error: errors.HeadwaterError) -> dict[str, Any]:

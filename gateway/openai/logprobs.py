@@ -32,7 +32,7 @@ class TextCounter:
         return [self._add(b"" if token.hidden else token.chosen.token_bytes) for token in tokens]
 
     def prompt_offsets(self, tokens: Sequence[TokenLogprob], text: str) -> list[int]:
-        """As `offsets`, of all tokens of a prompt, counted from the end of its text: what a
+        """Like `offsets`, for all tokens of a prompt, counted from the end of its text: what a
         tokenizer puts before it, a token or a space, is not in it."""
         spelled = text.encode()
         behind = accumulate(

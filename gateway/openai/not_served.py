@@ -65,7 +65,7 @@ HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "separate_reasoning": (True,),
     "stream_reasoning": (True,),
 }
-"""Values of these fields that have no effect, besides those that are empty or false."""
+"""Values of unsupported fields that have no effect, besides empty values and false."""
 MATTERS_ELSEWHERE = {
     "parallel_tool_calls": True,
     "include_reasoning": True,

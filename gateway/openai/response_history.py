@@ -105,7 +105,7 @@ def without_oldest(items: Sequence[InputItem]) -> list[InputItem]:
 
 
 def add_item(messages: list[ChatMessage], item: InputItem, at: str, tools: ResponseTools) -> None:
-    """Adds an item to the messages; `tools` are those of the request. Reasoning, text and calls of
+    """Adds an item to the messages; `tools` are the request's tools. Reasoning, text and calls of
     the assistant without other messages in between become one message. Raises `BadRequest`."""
     match item.type:
         case "message":

@@ -398,7 +398,10 @@ class ChatCompletionRequest(Answering, kw_only=True):
     add_generation_prompt: Flag | None = None
     continue_final_message: Flag | None = None
     add_special_tokens: Flag | None = None
-    chat_template: Annotated[str, Meta(description="a Jinja template")] | None = None
+    chat_template: (
+        Annotated[str, Meta(description="a Jinja template, or the name of one of the model's")]
+        | None
+    ) = None
     """Template in place of the model's, where the operator trusts those of clients."""
     chat_template_kwargs: Annotated[dict[str, Any], Meta(description="an object")] | None = None
     tool_choice: (
@@ -457,7 +460,10 @@ class TokenizeRequest(Body, kw_only=True):
     add_generation_prompt: Flag | None = None
     continue_final_message: Flag | None = None
     add_special_tokens: Flag | None = None
-    chat_template: Annotated[str, Meta(description="a Jinja template")] | None = None
+    chat_template: (
+        Annotated[str, Meta(description="a Jinja template, or the name of one of the model's")]
+        | None
+    ) = None
     """Template in place of the model's, where the operator trusts those of clients."""
     chat_template_kwargs: Annotated[dict[str, Any], Meta(description="an object")] | None = None
     return_token_strs: Flag | None = None

@@ -67,8 +67,8 @@ def put_structured_output(asked: Answering, sampling: Sampling) -> dict[str, str
 
 
 def only_constraint(found: Sequence[Asked]) -> Asked:
-    """The one constraint among those that were found: clients of old and new servers write it in
-    two fields. Raises `BadRequest` for two that differ."""
+    """The constraint of a request. Clients of old and new servers may write the same one in two
+    fields; raises `BadRequest` for two that differ."""
     (name, output), *others = found
     for other_name, other in others:
         if other.strict:

@@ -172,8 +172,8 @@ def _name_of(tool: Tool | NamedTool | ToolChoice, at: str) -> str:
 
 
 def tool_choice_word(choice: str | None) -> str | None:
-    """Word of a tool choice. The contract takes words and names, so a word must be one of its
-    own."""
+    """Maps a tool choice to the contract's word. The contract takes words and names of tools, so an
+    unknown word is refused."""
     if choice is not None and choice not in TOOL_CHOICES:
         raise BadRequest.of(
             "tool_choice", choice, "auto, none, required, or an object that names functions"

@@ -21,8 +21,8 @@ class OpenCalls:
         self._without_key = Admission(max_calls, 0)
 
     def count(self, tenant: str) -> None:
-        """Counts the call of the current task, to the task's end; also one whose message never
-        comes. Raises `LimitExceeded`."""
+        """Counts the call of the current task until the task ends, also if the call's message never
+        arrives. Raises `LimitExceeded`."""
         self._count(self._of_tenants, tenant)
 
     def count_without_key(self, peer: str) -> None:

@@ -54,7 +54,7 @@ def check_fields(data: bytes, descriptor: Any) -> None:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A whole number of at most ten bytes, and the position behind it; 0 at the end of the data."""
+    """A whole number of at most ten bytes, and the position after it; 0 at the end of the data."""
     value = 0
     for shift, byte in enumerate(data[at : at + _MAX_VARINT_BYTES]):
         value |= (byte & 0x7F) << 7 * shift

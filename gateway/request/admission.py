@@ -45,8 +45,8 @@ class Replicas(Protocol):
         ...
 
     def prompt_seconds(self, model_key: str, num_tokens: int) -> float:
-        """Time in which so many prompt tokens are computed behind those that were sent; 0 where it
-        is not known."""
+        """Seconds until this many prompt tokens are computed, after the prompts that were sent
+        before; 0 while unknown."""
         ...
 
     def has_blocks(self, model_key: str, num_blocks: int) -> bool:
@@ -106,7 +106,7 @@ class Turn:
         self.release()
 
     def sent(self) -> None:
-        """Notes that the prompt is on its way to a replica, or will never be."""
+        """Notes that the prompt was sent to a replica, or never will be."""
         self._model_queue.num_released_tokens -= self._num_tokens
         self._model_queue.num_released_blocks -= self._num_blocks
         self._num_tokens = 0
@@ -425,7 +425,8 @@ class Admission:
         if self._has_turns(first[1].tenant, first[1].num_choices):
             return first
         if first[1].tenant != (has_most := self._has_most()):
-            # It waits for more turns than are left, and no other one passes it meanwhile.
+            # The request waits for more turns than are left, and no other request passes it
+            # meanwhile.
             return None
         second = model_queue.first_of_others(has_most)
         return (

@@ -64,8 +64,8 @@ class Choice:
     """Set before its stream opens."""
 
     def __init__(self, number: int, index: int, prompt: PreparedPrompt) -> None:
-        """`number` is the position among the choices of the prompt, `index` that among those of the
-        whole request."""
+        """`number` is the position among the choices of the prompt, `index` the position among all
+        choices of the request."""
         self.number = number
         self.index = index
         self.prompt = prompt
@@ -155,7 +155,7 @@ class Choice:
     def taken(self, num_tokens: int) -> None:
         """Notes that the client's side has room again; credit goes back in batches."""
         self._num_taken += num_tokens
-        # Where limits gave it little to begin with, more is asked for sooner.
+        # A choice that was granted few tokens at its start asks for more sooner.
         is_batch = self._num_taken >= min(CREDIT_BATCH, self.grant.first_credit)
         if is_batch and self.stream is not None and not self.is_held_back:
             taken = self._num_taken

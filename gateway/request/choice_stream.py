@@ -24,7 +24,7 @@ FINISH_REASONS = {
 
 
 class StreamEvents(Protocol):
-    """Events of a stream that the attempt that it belongs to handles."""
+    """Callbacks of a stream, which the stream's attempt implements."""
 
     def started(self, start: engine_pb2.Start) -> None:
         """The prompt is being computed."""

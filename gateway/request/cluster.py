@@ -187,7 +187,7 @@ class Cluster:
         return [run for runs in self._running.values() for run in runs]
 
     def demand_by_model(self) -> dict[str, tuple[int, int]]:
-        """By model: the number of requests that wait or run, and of those without a replica."""
+        """Number of requests by model: those that wait or run, and those without a replica."""
         without = self.cold_starts.waiting
         here = Counter(each.target.model for run in self._runs() for each in run)
         names = {*self.processors.models(), *without, *here}
@@ -303,8 +303,8 @@ class Cluster:
         return [beginning] if beginning in found else sorted(found)
 
     def _explained_here(self, request_id: str, tenant: str) -> Explanation | None:
-        """The timeline of a request on this gateway, of the tenant with this key; None where there
-        is none, or several begin so."""
+        """The timeline of a request on this gateway, of the tenant with this key; None if no id, or
+        more than one, begins with these characters."""
         [request_id, *others] = self._ids(request_id, tenant) or [request_id]
         if others:
             return None

@@ -69,7 +69,7 @@ class ColdStartQueue:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[ColdStartQueue]:
-        """Publishes to the bus for the length of a scope."""
+        """Publishes to the bus inside the `with` block."""
         async with owned_task(self._publish()):
             yield self
 
@@ -95,12 +95,10 @@ class ColdStartQueue:
                 await self._turn(TEXT, model, tenant, tier, 0.0)
 
     async def replica(self, model: str, *, tenant: str, tier: int, virtual_time: float) -> None:
-        """Returns when an engine for the model is there, or at once where no supervisor would start
-        one. Those that wait go on in the order of tier, virtual time and arrival.
-
-        Raises `Unavailable` when none came in time or none can start, `LimitExceeded` when too many
-        wait already and no other tenant has more of them, or when this request has to make room.
-        """
+        """Returns when the model has an engine, or at once if no supervisor would start one.
+        Waiting requests continue in the order of tier, virtual time and arrival. Raises
+        `Unavailable` if no engine came in time or none can start, and `LimitExceeded` if too many
+        requests wait and no other tenant has more of them, or if this request has to make room."""
         if self.is_cold(model):
             async with self._waits(model, self.patience):
                 await self._turn(REPLICA, model, tenant, tier, virtual_time)
@@ -153,8 +151,8 @@ class ColdStartQueue:
             turn.release()
             if self._is_there(what, model):
                 return
-            # It has left again, or what kept it from starting is over. The others whose turns came
-            # see that first.
+            # The engine has left again, or the obstacle that kept this request from starting is
+            # gone. The other requests with a turn see this first.
             await asyncio.sleep(0)
 
     def _is_there(self, what: str, model: str) -> bool:

@@ -167,7 +167,7 @@ class Dispatcher:
     # One attempt.
 
     def _begin(self) -> asyncio.Future[None]:
-        """Prepares for an attempt, before streams are opened. The future is done when every choice
+        """Prepares an attempt before its streams are opened. The future is done when every choice
         has ended, or one of them is lost."""
         self._ended = asyncio.get_running_loop().create_future()
         return self._ended
@@ -279,8 +279,7 @@ class Dispatcher:
         return decision
 
     def _computed(self) -> tuple[Sequence[int], bytes]:
-        """Tokens that are to be computed anew, those of the longest choice, and their block
-        hashes."""
+        """Token ids of the prompt and of the longest unfinished choice, and their block hashes."""
         prepared = self._generation.prepared
         longest = max(
             (choice.output_ids for choice in self._generation.unfinished), key=len, default=[]
@@ -368,8 +367,8 @@ class Dispatcher:
             stream.opened(session, stream_id)
 
     def _openings(self, decision: Decision) -> Iterator[tuple[Open, list[Choice]]]:
-        """Choices grouped by stream opening. Choices without tokens share a prompt; each other
-        choice goes on by itself. One of them scores the prompt."""
+        """Groups choices by the stream opening that carries them. Choices without tokens share a
+        prompt; a choice with tokens has an opening of its own. One choice scores the prompt."""
         generation = self._generation
         sampling = self._generation.prepared.sampling
         unfinished = [choice for choice in generation.unfinished if self._turns.has(choice)]

@@ -27,12 +27,13 @@ EXPIRY_SECONDS = 3.0
 DEAD_SECONDS = 5.0
 """Seconds for which a gateway tells of an engine that died: others may notice its death later."""
 STAGGER_SECONDS = 0.1
-"""Most by which a trial is put off where there are other gateways, by another time at each: of
-those that saw the same death, one begins, and the others see that."""
+"""Most seconds by which a gateway puts off the trial of a doubted request; each gateway draws its
+own delay. So one gateway begins after a death that all of them saw, and the others see its result.
+"""
 LOOK_SECONDS = 0.5
 """Seconds after which a gateway that fell silent may be forgotten."""
 PATIENCE_SECONDS = 10.0
-"""Longest time for which a suspect waits for those of other gateways."""
+"""Longest time for which a suspect waits while other gateways try theirs."""
 
 
 @dataclass(slots=True)
@@ -66,7 +67,7 @@ class Doubts:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Doubts]:
-        """Tells and listens for the length of a scope."""
+        """Tells and listens inside the `with` block."""
         async with (
             self._bus.subscribe(subjects.EVERY_DOUBT) as messages,
             owned_task(self._read(messages)),

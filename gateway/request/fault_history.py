@@ -86,8 +86,8 @@ class FaultHistory:
             "replica": attempt.decision.replica_id,
         }
         if cause is Cause.ENGINE_GONE:
-            # It stays counted as doubted there, for the others that were there when the engine
-            # died.
+            # The request stays counted as doubted, for the other requests that were there when the
+            # engine died.
             if self._doubted_on is not None:
                 self._cluster.migrations.died(generation.model.key, self._doubted_on)
             self._doubted_on = None
@@ -125,8 +125,8 @@ class FaultHistory:
             )
 
     def _suspect(self, attempt: Attempt) -> None:
-        # A generation that had tokens goes on at once, those of an engine before this one included,
-        # unless that went wrong already.
+        # A generation that has tokens, also of an earlier engine, goes on at once, unless that
+        # failed before.
         self._is_suspect = self.is_doubted or not (
             attempt.start is not None or self._generation.has_begun
         )

@@ -114,8 +114,8 @@ class Generation:
 
     @property
     def answered(self) -> list[Choice]:
-        """Choices that the client gets. If more were computed than it asked for, those with the
-        likeliest tokens on average."""
+        """Choices that the client gets. If more choices were computed than requested, these are the
+        ones with the highest mean log probability."""
         num_wanted = self.prepared.sampling.n
         if len(self.choices) <= num_wanted:
             return self.choices
@@ -142,8 +142,8 @@ class Generation:
 
     @property
     def num_tokens_at_first(self) -> int:
-        """Number of output tokens that are reserved before more is asked for. Beams are not
-        followed one by one: it is all that they may need."""
+        """Number of output tokens that are reserved at the start. Beams reserve all that they may
+        need, since they are not followed one by one."""
         sampling = self.prepared.sampling
         each = (
             sampling.max_tokens

@@ -20,7 +20,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling: common_pb2.Sampling
     stream: bool
     endpoint: str
-    """Kind of requests whose answers have lengths of their own: the API that it came by."""
+    """API of the request. Each API has a distribution of answer lengths, by which lengths are
+    predicted."""
     cache_salt: str = ""
     first_index: int = 0
     """Index of its first choice among those of the whole request."""

@@ -63,7 +63,8 @@ OTHER_TENANTS = "others"
 MAX_ADAPTERS = 200
 """Names of adapters with counters of their own."""
 OTHER_ADAPTERS = "others"
-"""Label of adapters beyond these, and of those whose name not every tenant may know."""
+"""Metric label of adapters past the label limit, and of adapters whose name other tenants must not
+learn."""
 
 
 class TenantUse(msgspec.Struct):

@@ -41,7 +41,7 @@ class Terms:
     num_blocks: int = 0
     """KV blocks that it will need."""
     cost: float = 0.0
-    """Its cost in its tenant's virtual time."""
+    """Cost of the request in its tenant's virtual time."""
     first_token_by: float = math.inf
     """When its first token is due."""
 
@@ -63,7 +63,7 @@ class Waiting:
     terms: Terms
     turn: asyncio.Future[None]
     place: Arrival
-    """Its place in order of arrival."""
+    """Place of the request in order of arrival."""
     fcfs_seconds: float = 0.0
     """How long it would have waited in order of arrival; set when it leaves the queue."""
 
@@ -154,7 +154,7 @@ class ModelQueue:
         return min(self._heads(), key=self.turn, default=None)
 
     def first_of_others(self, tenant: str) -> Entry | None:
-        """The entry whose turn is next among those of other tenants."""
+        """The entry of another tenant that is next in the queue."""
         others = (each for each in self.entries() if each[1].tenant != tenant)
         return min(others, key=self.turn, default=None)
 

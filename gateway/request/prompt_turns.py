@@ -131,7 +131,7 @@ class PromptTurns(Generic[ChoiceT]):
         return await self._begin(len(self._waiting), num_choices)
 
     def sent(self) -> None:
-        """Notes that the prompt is on its way to a replica."""
+        """Notes that the prompt was sent to a replica."""
         for held in self._held.values():
             held.turn.sent()
 
@@ -207,7 +207,7 @@ class PromptTurns(Generic[ChoiceT]):
     def _give(self, choices: list[ChoiceT], num_choices: int, turn: Turn, share: Share) -> None:
         held = _Held(choices, len(choices), not self._has_first, num_choices, turn, share)
         if self._has_first:
-            # It waits for a seat, not for its prompt.
+            # The choice waits for a seat, not for its prompt.
             turn.started()
         if self._is_started:
             share.started()

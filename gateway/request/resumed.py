@@ -114,7 +114,7 @@ class ResumedDispatcher(Dispatcher):
         except StreamLost:
             if self._attached is None:
                 raise
-            # Its last token is known now, so it can go on elsewhere from there.
+            # The last token is known now, so the choice can go on at another replica.
             await self._attempt_until_done()
 
     async def _go_on(self, found: Found) -> None:

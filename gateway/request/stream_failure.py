@@ -43,7 +43,8 @@ class Cause(Enum):
 
     @property
     def is_suspicion(self) -> bool:
-        """Whether no stage has died. Too many of these at once would be the gateway's doing."""
+        """Whether the attempt failed although no stage died. Many such failures at once point to
+        this gateway."""
         return self in (Cause.MISSING, Cause.FAULT)
 
 

@@ -80,8 +80,8 @@ class Timeline(msgspec.Struct, gc=False):
 
     @property
     def is_exact(self) -> bool:
-        """Whether every attempt computed with the same bits, so that the answer is that of an
-        undisturbed one."""
+        """Whether all attempts computed with the same numerics, so that the answer has the tokens
+        of a single attempt."""
         return len({attempt.decision.member.numerics_id for attempt in self.attempts}) <= 1
 
     @property
@@ -99,8 +99,8 @@ class Timeline(msgspec.Struct, gc=False):
         return _between(self.queued_at, self.admitted_at)
 
     def waits(self) -> dict[str, Any]:
-        """Its waits for a turn and for a seat, and what they would have been in order of arrival:
-        seconds, None where it has not come so far."""
+        """Seconds that the request waited for a turn and for a seat, and would have waited in order
+        of arrival; None for a wait that has not begun."""
         start = next((each.start for each in self.attempts if each.start is not None), None)
         return {
             "policy": self.policy or None,

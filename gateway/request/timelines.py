@@ -97,7 +97,7 @@ class Timelines:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Timelines]:
-        """Answers the other gateways for the length of a scope."""
+        """Answers the other gateways inside the `with` block."""
         async with (
             self._bus.subscribe(subjects.EXPLAIN) as questions,
             owned_task(self._answer(questions)),

@@ -31,7 +31,7 @@ class Fleet:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Fleet]:
-        """Follows membership and load for the length of a scope."""
+        """Follows membership and load inside the `with` block."""
         async with self._bus.subscribe(subjects.EVERY_LOAD) as loads, owned_task(self._read(loads)):
             self._members.on_change(self._on_change)
             try:
@@ -83,7 +83,7 @@ class Fleet:
         return {each.member.replica_id: each.trust.value for each in self.all()}
 
     def rates(self, model_key: str, now: float) -> Mapping[str, Rates]:
-        """How fast replicas are, by numerics id; not computed anew for each request."""
+        """Speeds of replicas by numerics id, cached between requests."""
         until, rates = self._rates.get(model_key, (0.0, {}))
         if now >= until:
             groups: dict[str, list[ReplicaLoad]] = {}

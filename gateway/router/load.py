@@ -19,7 +19,7 @@ _SETTLED_SECONDS = 1.0
 
 
 class InFlight(msgspec.Struct, eq=False):
-    """A request that this gateway, or another one that told of it, sent to a replica."""
+    """A request that this gateway, or another gateway, sent to a replica."""
 
     num_tokens: int
     """Tokens of its prompt that are to be computed, as far as known."""
@@ -64,7 +64,8 @@ class Load:
         return request
 
     def started(self, request: InFlight, now: float) -> None:
-        """Its prompt is computed; from now on the replica's own reports hold its blocks."""
+        """Notes that the request's prompt is computed; from now on the replica's own reports count
+        its blocks."""
         if request in self._unstarted:
             del self._unstarted[request]
             self._own_tokens -= request.num_tokens
@@ -83,8 +84,8 @@ class Load:
             self._sent_adapters[digest] = now
 
     def has_on_device(self, digest: bytes, now: float) -> bool:
-        """Whether the adapter with this hash is on the device, or will be for a request on its way;
-        true for none."""
+        """Whether the adapter with this hash is on the device, or will be for a request that was
+        sent there; true without an adapter."""
         sent_at = self._sent_adapters.get(digest, -math.inf)
         is_sent = now - sent_at < _SETTLED_SECONDS
         return not digest or is_sent or digest in self.reported.resident_adapters
@@ -115,8 +116,8 @@ class Load:
         return self._own_pending(now, tps) + max(0.0, self._others_tokens - tps * age)
 
     def sent_tokens(self, now: float, tps: float) -> float:
-        """As `drain_tokens`, of this gateway's requests alone. Progress counts for each gateway by
-        its part."""
+        """Like `drain_tokens`, for requests of this gateway alone. The replica's progress is
+        divided among gateways by their share of the tokens."""
         return (
             self._own_pending(now, tps) * self._sent_tokens / self._own_tokens
             if self._sent_tokens

@@ -77,7 +77,7 @@ class Peers:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Peers]:
-        """Tells and listens for the length of a scope."""
+        """Tells and listens inside the `with` block."""
         self._bus.on_connected(self._reconnected.set)
         async with (
             self._bus.subscribe(subjects.EVERY_IN_FLIGHT) as updates,

@@ -3,7 +3,7 @@ the lowest value wins."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from .cost import Parts
 
@@ -33,3 +33,16 @@ def seconds(parts: Parts) -> float:
 def load_only(parts: Parts) -> float:
     """The cost as `seconds` has it, for a request whose prefill costs the same everywhere."""
     return parts.drain + parts.pressure + LAMBDA * parts.slow + parts.hand_over + parts.adapter
+
+
+def fewest_requests(parts: Parts) -> float:
+    return float(parts.num_requests)
+
+
+POLICIES: Mapping[str, Policy] = {
+    "seconds": seconds,
+    "load": load_only,
+    "requests": fewest_requests,
+}
+"""Policies by the names that `--routing-policy` takes (`ROUTING_POLICIES` of the settings). Their
+values are at least 0: candidates within `SPREAD` of the best are equal."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 _HOME_BLOCKS = 2
-"""Their hash names the prefix: enough to tell conversations apart, few enough that their turns stay
-together."""
+"""Number of leading blocks whose hash names the prefix: enough to distinguish conversations, and
+few enough that all turns of a conversation hash alike."""
 
 
 def prefix_of(hashes: Sequence[bytes]) -> bytes:

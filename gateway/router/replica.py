@@ -120,7 +120,9 @@ class Replica:
 
     def has_adapter(self, digest: bytes) -> bool:
         """Whether its requests may have the adapter; all may have none."""
-        return not digest or any(each.digest == digest for each in self.member.adapters)
+        return not digest or any(
+            each.digest == digest and not each.is_evicted for each in self.member.adapters
+        )
 
     @property
     def can_pull(self) -> bool:

@@ -28,6 +28,7 @@ from headwater.services.runtime.queue_policy import DEFAULT, Policies, PolicyErr
 
 from . import policy, rendezvous
 from .decision import Candidate, Decision, shown
+from .disaggregation import MISPLACED, Disaggregation
 from .fleet import Fleet
 from .holders import find_holder, num_lent_tokens, replica_of
 from .lag import EventLag
@@ -38,7 +39,6 @@ from .policy import Policy
 from .rates import Rates
 from .recent_prompts import RecentPrompt, RecentPrompts
 from .replica import EXPECTED_OUTPUT, Incarnation, Replica
-from .splitting import MISPLACED, Splitting
 
 HASH_LEN = 16
 EXPECT_SECONDS = 2.0
@@ -48,7 +48,7 @@ _MAX_PREFIXES = 20_000
 NO_ADAPTER = "no adapter"
 """Guard of a replica that does not hold the request's adapter; it never gives way."""
 _LAST_RESORT = (MISPLACED, "full", "inexact", "failing")
-"""Guards that give way, in this order, when every replica has one."""
+"""Guards that are overruled, in this order, when every replica has a guard."""
 
 
 class Dispatch(msgspec.Struct):
@@ -118,7 +118,7 @@ class Router:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Router]:
-        """Follows membership and load for the length of a scope."""
+        """Follows membership and load inside the `with` block."""
         async with self._fleet.running(), self.peers.running():
             yield self
 
@@ -140,7 +140,7 @@ class Router:
         return self._fleet.model_keys
 
     async def wait_for(self, model_key: str, exclude: Collection[Incarnation]) -> None:
-        """Returns when an engine serves the model that is none of these."""
+        """Returns when a replica that is not in `exclude` serves the model."""
 
         def is_there(_: Members) -> bool:
             replicas = self._fleet.of(model_key).values()
@@ -203,7 +203,8 @@ class Router:
                 )
             if room > 0 and num_prompts < num_seats:
                 return True
-        # Where no replica takes requests, one that is sent finds out why.
+        # If no replica accepts requests, the request is sent to one anyway, whose answer names the
+        # reason.
         return not is_served
 
     def policies(self, model_key: str) -> Policies:
@@ -217,8 +218,8 @@ class Router:
         return Policies.of(DEFAULT)
 
     def prompt_seconds(self, model_key: str, num_tokens: int) -> float:
-        """Time in which replicas compute so many prompt tokens behind those that were sent to them;
-        0 where none has said how fast it is."""
+        """Seconds until replicas have computed this many prompt tokens after their waiting prompts;
+        0 while no replica has reported its speed."""
         now = self._clock()
         rates = self._fleet.rates(model_key, now)
         speed = 0.0
@@ -231,8 +232,8 @@ class Router:
         return (num_sent + num_tokens) / speed if speed else 0.0
 
     def has_blocks(self, model_key: str, num_blocks: int) -> bool:
-        """Whether a replica has room for so many KV blocks beside those of requests that run there
-        or were sent. One that has no requests takes any."""
+        """Whether a replica has room for this many KV blocks beside its running and sent requests.
+        A replica without requests takes any number."""
         is_known = False
         for replica in self._fleet.of(model_key).values():
             if replica.is_draining or not replica.load.reported.num_total_blocks:
@@ -288,12 +289,12 @@ class Router:
         replicas = self._fleet.of(model_key)
         rates = self._fleet.rates(model_key, now)
         owner = replica_of(replicas, lender)
-        splitting = Splitting(replicas.values(), is_lent=bool(numerics_id) and owner is not None)
+        roles = Disaggregation(replicas.values(), is_lent=bool(numerics_id) and owner is not None)
         num_answer_tokens = min(max_tokens, expected_tokens)
         asked = _Asked(
             hashes, num_prompt_tokens, num_answer_tokens, exclude, numerics_id, owner, adapter
         )
-        seen = self._look(model_key, replicas, asked, splitting, rates, now)
+        seen = self._look(model_key, replicas, asked, roles, rates, now)
         able = _able(seen)
         if not able:
             raise _none_left(seen)
@@ -305,7 +306,7 @@ class Router:
         decision.holder = find_holder(replicas, owner, decision, chosen, seen)
         if may_hand_over:
             of_kind = rates[decision.member.numerics_id]
-            decision.successor = splitting.successor(
+            decision.successor = roles.successor(
                 replicas[chosen.replica_id], seen, num_prompt_tokens, of_kind
             )
         self._metrics.decisions.add(reason)
@@ -386,7 +387,7 @@ class Router:
         model_key: str,
         replicas: Mapping[str, Replica],
         asked: _Asked,
-        splitting: Splitting,
+        roles: Disaggregation,
         rates: Mapping[str, Rates],
         now: float,
     ) -> list[Candidate]:
@@ -403,7 +404,7 @@ class Router:
         for replica_id, replica in replicas.items():
             matched_tokens = matched.get(replica_id, 0) * replica.block_size
             if replica is asked.owner:
-                # Its events may still be on their way.
+                # Events of these blocks may not have arrived yet.
                 matched_tokens = num_tokens
             of_kind = rates[replica.member.numerics_id]
             parts = replica.parts(
@@ -415,12 +416,12 @@ class Router:
                 num_lent,
                 asked.adapter,
             )
-            parts = splitting.with_costs(replica, parts, num_tokens, of_kind)
+            parts = roles.with_costs(replica, parts, num_tokens, of_kind)
             guard = "failed" if replica.incarnation in asked.exclude else replica.guard(parts, now)
             guard = guard if replica.has_adapter(asked.adapter) else NO_ADAPTER
             if not guard and asked.numerics_id and replica.member.numerics_id != asked.numerics_id:
                 guard = "inexact"
-            guard = guard or splitting.guard(replica)
+            guard = guard or roles.guard(replica)
             is_synced, cached = replica.standing(index.column(replica_id))
             age = replica.load_age(now)
             seen.append(
@@ -478,7 +479,8 @@ def _split(block_hashes: bytes) -> tuple[bytes, ...]:
 
 
 def _able(seen: list[Candidate]) -> list[Candidate]:
-    """The candidates without a guard; where there are none, those whose guard gives way."""
+    """Candidates that no guard excludes. If there are none, those of the first guard that may be
+    overruled."""
     for allowed in ("", *_LAST_RESORT):
         able = [each for each in seen if each.guard == allowed]
         if able:

@@ -43,7 +43,7 @@ class Catalogues:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Catalogues]:
-        """Listens for the length of a scope."""
+        """Listens inside the `with` block."""
         async with (
             self._bus.subscribe(subjects.EVERY_CATALOGUE) as words,
             owned_task(self._read(words)),

@@ -22,7 +22,7 @@ from headwater.services.runtime.tasks import owned_task
 BEAT_SECONDS = 0.5
 EXPIRY_SECONDS = 3.0
 Counts = tuple[int, int]
-"""Number of requests that wait or run, and of those that wait because no replica is there."""
+"""Number of requests that wait or run, and how many of them wait for a first replica."""
 ReadDemand = Callable[[], Mapping[str, Counts]]
 
 
@@ -63,7 +63,7 @@ class ClusterDemand:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[ClusterDemand]:
-        """Publishes to and follows the other gateways for the length of a scope."""
+        """Publishes to and follows the other gateways inside the `with` block."""
         async with (
             self._bus.subscribe(subjects.GATEWAY_DEMAND) as words,
             owned_task(self._publish()),

@@ -53,7 +53,7 @@ class Receiver(Protocol):
 
     @property
     def heard_at(self) -> float:
-        """When the stream said something last, on `time.perf_counter`."""
+        """Time of the last message on the stream, on `time.perf_counter`."""
 
     def receive(
         self,
@@ -88,7 +88,7 @@ class OutputSession:
         self._gateway = gateway
         self.connected = asyncio.Event()
         self.models: set[str] = set()
-        """Models whose tokenizers it has; empty while it has not said."""
+        """Models whose tokenizers the output processor has; empty until it reports them."""
         self._on_connected = on_connected
         self.leaving = False
         """The output processor ends the session with its last stream; no new streams come."""

@@ -111,8 +111,8 @@ class OutputSessions:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all known output processors are within reach: a stream that none of them has is
-        not kept."""
+        """Whether all known output processors can be reached, so that a stream that none of them
+        has does not exist."""
         return bool(self._sessions) and all(
             session.connected.is_set() for session in self._sessions.values()
         )

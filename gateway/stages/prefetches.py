@@ -29,7 +29,7 @@ class Prefetches:
 
     @contextlib.contextmanager
     def running(self, address: str, request: PrefetchRequest) -> Iterator[None]:
-        """A prefetch for the length of a scope."""
+        """A prefetch inside the `with` block."""
         task = start_in(self._tasks, self._call(address, request))
         try:
             yield

@@ -28,8 +28,8 @@ from headwater.services.runtime.session.calling import CallingEnd, Cause, Ending
 from headwater.services.runtime.session.joined import num_joined
 
 MAX_CALL_BYTES = 64 * 1024
-"""Longer requests go by themselves: what a call costs is little beside them, and others need not
-wait for them."""
+"""Requests larger than this have a call of their own, whose overhead is small beside them, so that
+other requests need not wait for them."""
 MAX_FRAME_BYTES = 192 * 1024
 Waiting = asyncio.Future[PreparedCall]
 SessionCall = grpc.aio.StreamStreamCall[PrepareFrame, PreparedFrame]

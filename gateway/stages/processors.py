@@ -184,14 +184,14 @@ class Processors:
                 for processor in self._by_load(model):
                     was_there = processor.session.is_open
                     if processor.channel.asks_for_proof and not was_there:
-                        # Its session proves the identity of the process; a call by itself would
-                        # show the prompt first.
+                        # A session proves the identity of the process before a prompt is sent; a
+                        # single call would send the prompt first.
                         continue
                     try:
                         return await _called(processor, send)
                     except errors.Unavailable as error:
                         if error.code == STAGE_BUSY:
-                            # It has waited for long enough.
+                            # The request has waited long enough.
                             raise
                         num_lost += was_there
                         if error.code not in GONE:
@@ -210,8 +210,8 @@ class Processors:
         return iter(sorted(serving, key=lambda processor: processor.num_running))
 
     async def _follow_models(self, processor: Processor, opened: asyncio.Event) -> None:
-        """Asks for the models, and again behind each session: a process that was restarted may
-        serve other ones."""
+        """Asks the processor for its models, and again after each new session, since a restarted
+        process may serve other models."""
         while True:
             await _ask_models(processor)
             self._emit()

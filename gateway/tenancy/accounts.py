@@ -160,7 +160,7 @@ class Accounts:
         except errors.LimitExceeded as exhausted:
             return exhausted
         except errors.Unavailable:
-            # It is refused in any case.
+            # The request is refused in any case.
             pass
         return error
 
@@ -274,7 +274,7 @@ class Accounts:
     async def _request_or_cancel(
         self, grant: Grant, *, most: int, least: int, choices: Choices, used: int = 0
     ) -> Verdict:
-        """As `_request`. A request that is cancelled before the answer holds nothing."""
+        """Like `_request`. A request that is cancelled before Redis answers holds no reservation."""
         asking = asyncio.create_task(
             self._request(grant, most=most, least=least, choices=choices, used=used)
         )
@@ -376,7 +376,7 @@ class Accounts:
             await asyncio.sleep(LEASE_MS / 4e3)
             for grant in list(self._grants):
                 if grant not in self._grants:
-                    # It has ended meanwhile.
+                    # The request has ended meanwhile.
                     continue
                 try:
                     await self._hold(grant, used=grant.used)
@@ -394,7 +394,8 @@ class Accounts:
                     left.tenant, left.request_id, used=left.used, seq=left.seq
                 )
             except STORE_FAILURES as failure:
-                # It expires by itself, with the last reported number of used tokens.
+                # The reservation expires in Redis, and the last reported number of used tokens
+                # stays counted.
                 structlog.get_logger().info(
                     "a reservation is left to its lease", reason=str(failure)
                 )

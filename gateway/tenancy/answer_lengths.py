@@ -13,7 +13,8 @@ FIRST_PREDICTION = 128
 """Tokens of an answer where no answer has been seen."""
 QUANTILE = 0.5
 LEAST_SEEN = 4
-"""Answers from which a tenant's own count; before, those of all tenants at the endpoint do."""
+"""Number of answers from which on a tenant's own lengths are used; before, the lengths of all
+tenants at the endpoint are."""
 FADING = 1.02
 """Weight of an answer, relative to the one before it: the last fifty or so decide."""
 MAX_KEYS = 4096

@@ -88,8 +88,8 @@ class TenantDirectory:
 
     @contextlib.asynccontextmanager
     async def running(self, bus: Bus) -> AsyncIterator[TenantDirectory]:
-        """Follows the tenant store for the length of a scope; the scope begins with the tenants
-        that are there, if they can be read."""
+        """Follows the tenant store inside the `with` block; the scope begins with the tenants that
+        are there, if they can be read."""
         changed = asyncio.Event()
         bus.on_connected(changed.set)
         async with bus.subscribe(subjects.TENANTS_CHANGED) as words:
@@ -112,8 +112,7 @@ class TenantDirectory:
             removed = await self.tenant_store.removed()
             records = await self.tenant_store.all()
         except (errors.Unavailable, msgspec.MsgspecError) as failure:
-            # A later version's record is none to this one: better to know the old records than to
-            # stop reading.
+            # A record of a later version cannot be read here: the old records stay in use.
             structlog.get_logger().warning(
                 "tenants cannot be read", error=str(failure), known=len(self._records)
             )

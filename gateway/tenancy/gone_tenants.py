@@ -22,7 +22,7 @@ class Directory(Protocol):
 
 @contextlib.asynccontextmanager
 async def gone_tenants_told(bus: Bus, directory: Directory) -> AsyncIterator[None]:
-    """Answers questions for the length of a scope."""
+    """Answers questions inside the `with` block."""
     async with (
         bus.subscribe(subjects.GONE_TENANTS) as questions,
         owned_task(_answer(bus, questions, directory)),

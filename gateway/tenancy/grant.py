@@ -64,7 +64,7 @@ class Standing:
     requests: Left | None = None
     tokens: Left | None = None
     is_counted: bool = False
-    """Whether the request was counted among those of its tenant's minute."""
+    """Whether the request was counted against its tenant's requests a minute."""
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         found = []
@@ -99,7 +99,7 @@ class Grant:
     first_credit: int = LEASE_TOKENS
     """Credit that each choice begins with, in tokens."""
     used_before: int = 0
-    """Number of tokens of prompts, less those of answers that were charged before."""
+    """Number of prompt tokens, less the tokens of answers that were charged before."""
     num_output_tokens: int = 0
     charged_prompt_tokens: int = 0
     """Number of prompt tokens that earlier gateways have charged."""
@@ -123,8 +123,8 @@ class Grant:
         return self.used_before + self.num_output_tokens
 
     def received(self, choice: Credited, num_tokens: int) -> None:
-        """Counts a step's tokens of a choice; the last ones that were granted end it, unless it
-        ends by itself."""
+        """Counts a step's tokens of a choice. The last granted token ends the choice, unless it
+        ends by a stop."""
         self.num_output_tokens += num_tokens
         choice.credit_left -= num_tokens
         if choice.credit_left <= 0 and self.refusal is not None:
@@ -147,7 +147,7 @@ class Grant:
             task.cancel()
         for each in self._ends:
             each.cancel()
-        # They hold the choices.
+        # The leases hold these choices.
         self._ends.clear()
 
     async def _extend(self, choice: Credited, wanted: int) -> None:

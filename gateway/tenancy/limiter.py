@@ -82,8 +82,8 @@ class Verdict:
 
 
 class Limiter:
-    """Client of the limits in one Redis; any number of gateways have one each. Raises
-    `StoreUnavailable` where Redis does not answer."""
+    """Client of the limits in one Redis, one for each gateway. Raises `StoreUnavailable` when Redis
+    does not answer."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -138,7 +138,8 @@ class Limiter:
     async def settle(
         self, tenant: str, id: str, scopes: Sequence[Scope], *, used: int, seq: int
     ) -> None:
-        """Ends a reservation. `seq` is the number of its usage record, 0 while there is none."""
+        """Ends a reservation. `seq` is the sequence number of its usage record, 0 before it is
+        stored."""
         await self._change("settle", tenant, id, scopes, used=used, seq=seq)
 
     async def lapse(self, tenant: str, id: str, *, used: int, seq: int) -> None:

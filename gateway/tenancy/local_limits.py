@@ -48,7 +48,7 @@ class _Counts:
         counts[TOKENS] += tokens
 
     def give_back(self, tokens: int) -> None:
-        """Gives tokens back to the youngest slots, most likely those that they were taken from."""
+        """Gives tokens back to the youngest slots, from which they were most likely taken."""
         for counts in reversed(self.slots.values()):
             part = min(tokens, counts[TOKENS])
             counts[TOKENS] -= part

@@ -1,4 +1,4 @@
-"""Addresses of clients, by which those are told apart whose tenants are not known yet."""
+"""Groups of client addresses: they take the place of tenants for callers whose key is not read yet."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class SharedPlaces:
             del self._taken[peer]
 
     def num_surplus(self, peer: str) -> int:
-        """Number of places that are taken past what the client may use; below zero, of those that
-        it still may."""
+        """Number of places past the client's limit; a negative number counts the places that are
+        left."""
         num_past = self._num_taken - self.num_places
         if num_past < -self._num_kept or not self._has_most(peer):
             return num_past

@@ -69,7 +69,7 @@ class TenantRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     tpot_goal_ms: int = 0
     """Goal for the time of each later token."""
     shared_cache: bool = False
-    """Whether its prompts hit, and are hit by, those of every other tenant that shares."""
+    """Whether the tenant shares cached prefixes with every other tenant that has this set."""
     escape_special_tokens: bool = False
     """Whether special tokens in its conversations are text, also where the model's processors read
     them as tokens."""

@@ -69,7 +69,8 @@ class BodyStream:
             async with asyncio.timeout(self._patience):
                 while self.blocked:
                     assert self._resumer is not None
-                    # It goes on where this wait ends: the client may still take what is left.
+                    # The stream continues when this wait ends: the client may still read what is
+                    # left.
                     await asyncio.shield(self._resumer)
         except TimeoutError:
             raise errors.SlowReader(self._patience) from None

@@ -11,8 +11,8 @@ NO_OBJECT = "arguments"
 
 
 def arguments_as_object(arguments: str) -> dict[str, Any]:
-    """Arguments of a call as an object. What is none, as of a call that was cut, stands in one as
-    text."""
+    """Arguments of a call as an object. Arguments that are no object, as of a cut call, become the
+    text of one field."""
     try:
         decoded = msgspec.json.decode(arguments or "{}")
     except (msgspec.MsgspecError, RecursionError):

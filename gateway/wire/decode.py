@@ -47,8 +47,8 @@ class UnknownField(NamedTuple):
 
 
 IsWithoutEffect = Callable[[UnknownField], bool]
-"""Whether it is known that an unknown field has no effect. Raises `UnsupportedField` for a field
-that would have one."""
+"""Function that returns whether an unknown field has no effect. It raises `UnsupportedField` for a
+field that would have one."""
 
 
 def decode(body: bytes, kind: type[RequestT], is_without_effect: IsWithoutEffect) -> RequestT:

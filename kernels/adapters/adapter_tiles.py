@@ -82,7 +82,7 @@ def _of_many(slots: torch.Tensor, num_ranks: torch.Tensor) -> AdapterTiles:
     has_adapter = ordered >= 0
     leads = has_adapter & (place % MANY_TILE == 0)
     tile = torch.cumsum(leads, 0) - 1
-    # Rows without an adapter are written behind the last tile.
+    # Rows without an adapter are written after the last tile.
     target = torch.where(has_adapter, tile, most)
     rows = slots.new_full((most + 1, MANY_TILE), NO_ROW)
     rows.view(-1).scatter_(0, target * MANY_TILE + place % MANY_TILE, order.int())

@@ -141,7 +141,7 @@ def add_adapters(
 
 
 def _programs(device: torch.device, num_items: int) -> int:
-    """Programs that take turns with items, of which there are at most so many."""
+    """Number of programs that share the items, of which there are at most so many."""
     if device.type != "cuda":
         return min(num_items, _INTERPRETED_PROGRAMS)
     return min(num_items, 8 * num_multiprocessors(device))

@@ -15,9 +15,6 @@ from .slab import Slab, SlabLayer
 class RowAdditions:
     """Operations of a platform for adapters."""
 
-    def adapter_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        return dtype
-
     def plan_adapters(self, slots: torch.Tensor, slab: Slab) -> AdapterTiles:
         return adapter_tiles(slots, slab.num_ranks)
 
@@ -37,7 +34,7 @@ class Branch:
         self._stream = torch.cuda.Stream()
 
     def begin(self) -> torch.cuda.Stream | None:
-        """The stream of the branch, which begins behind what is launched so far; None: there is
+        """The stream of the branch, which begins after what is launched so far; None: there is
         none."""
         if not torch.cuda.is_current_stream_capturing():
             return None

@@ -26,7 +26,7 @@ class SlabLayer:
     first: int
     """Numbers before it."""
     column: int
-    """Factor of its first projection among those of an adapter."""
+    """Index of the layer's first projection among the factors of an adapter."""
 
     @property
     def num_outputs(self) -> int:

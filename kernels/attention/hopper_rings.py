@@ -108,8 +108,8 @@ def make_pair_buffers(k):
 
 @gluon.jit
 def widen_tiles(k, v, p_row, end, i_kv, rings, pairs, shape: gl.constexpr):
-    """As `copy_tiles`, for an fp8 cache from its first position on, by four warps: the copied bytes
-    go through their registers into the rings, as float16."""
+    """Like `copy_tiles`, for an fp8 cache from its first position on, by four warps: the copied
+    bytes go through their registers into the rings, as float16."""
     BLOCK_ROWS: gl.constexpr = shape[0]
     PAGE: gl.constexpr = shape[1]
     HALF: gl.constexpr = shape[2]

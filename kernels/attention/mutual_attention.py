@@ -143,7 +143,7 @@ def mutual_attention_twin(
 ) -> torch.Tensor:
     """qkv [T, 3 Hq D] of texts of counts[i] tokens → [T, Hq D]. Scores are scaled by 1 / sqrt(D).
     distance_bias float32 [Hq, 2 L − 1] is added to them: column L − 1 + d is that of a key d
-    positions behind its query."""
+    positions after its query."""
     outs = []
     for text in torch.split(qkv.double(), list(counts)):
         q, k, v = text.unflatten(1, (3, -1, head_dim)).permute(1, 2, 0, 3)

@@ -60,7 +60,7 @@ def head_bytes(q: torch.Tensor, cache: torch.Tensor) -> int:
 
 
 def attention_constants(q: torch.Tensor, cache: torch.Tensor) -> dict[str, int | bool]:
-    """As `head_constants`, of a kernel for any GPU."""
+    """Like `head_constants`, for a kernel for any GPU."""
     assert SPLIT % cache.shape[2] == 0
     by = narrowing(head_bytes(q, cache))
     more = {"TILE": TILE // by, "HALF": HALF // by, "FP8": is_paired(cache), "ON_GPU": q.is_cuda}

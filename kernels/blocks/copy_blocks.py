@@ -34,7 +34,7 @@ def pull_blocks(
     target_blocks: torch.Tensor,
     num_programs: int = PULL_PROGRAMS,
 ) -> None:
-    """As `copy_blocks`, from an address: that of int32 [num_blocks, words], contiguous."""
+    """Like `copy_blocks`, from an address: that of int32 [num_blocks, words], contiguous."""
     assert target.is_contiguous()
     num_words = target.shape[1]
     num_tiles = len(source_blocks) * triton.cdiv(num_words, BLOCK)

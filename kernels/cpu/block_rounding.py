@@ -84,7 +84,7 @@ def _put_block(p_block: int, first: Any, second: Any, scale: Any, flag: int) -> 
 
 @njit
 def quantize_blocks(p_x: int, p_out: int, num_rows: int, num_blocks: int, element: Any) -> None:
-    """Rounds rows of blocks that follow one another, of elements of one type; rests stand behind a
+    """Rounds rows of blocks that follow one another, of elements of one type; rests stand after a
     row's blocks."""
     size = BLOCK * size_of(element)
     rest_bytes = num_blocks * ROW_BYTES

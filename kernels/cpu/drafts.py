@@ -276,7 +276,7 @@ def _note_shares(
             continue
         row = rows[i]
         has_found = num_drafts[i] > 0
-        # One token behind those that stand was wrong, unless all of them stand.
+        # One token after those that stand was wrong, unless all of them stand.
         num_tried = num_accepted[i] + (num_accepted[i] < num_drafts[i])
         shares[0, row] = memory * shares[0, row] + has_found
         shares[1, row] = memory * shares[1, row] + 1.0

@@ -33,7 +33,7 @@ def add_tile(
     row_bytes: Any,
     rests: Any,
 ) -> None:
-    """As `block_tiles.add_tile`."""
+    """Like `block_tiles.add_tile`."""
     b = code.builder
     num_groups = b.and_(units, ir.Constant(LONG, (1 << BLOCKS_BITS) - 1))
     blocks = b.lshr(units, ir.Constant(LONG, BLOCKS_BITS))

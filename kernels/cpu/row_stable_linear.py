@@ -32,7 +32,7 @@ MAX_OUTPUTS = 2048
 FIXED_ROWS = 32
 """Rows of every piece where no two numbers of rows agree."""
 LARGER_ROWS = (128, 160, 200, 256, 300, 384, 400, 500)
-"""As `PROBED_ROWS`, of rules that allow larger products."""
+"""Like `PROBED_ROWS`, for rules that allow larger products."""
 
 
 class Library(NamedTuple):

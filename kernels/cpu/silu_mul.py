@@ -29,12 +29,12 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """As `silu_mul`, with GELU in its approximation by tanh."""
+    """Like `silu_mul`, with GELU in its approximation by tanh."""
     return _run(GELU_KERNEL, gate_up)
 
 
 def clamped_swiglu(gate_up: torch.Tensor) -> torch.Tensor:
-    """As `silu_mul`, with a gate that is at most 7 and a steeper sigmoid, of an up between -7 and
+    """Like `silu_mul`, with a gate that is at most 7 and a steeper sigmoid, of an up between -7 and
     7, to which one is added."""
     return _run(CLAMPED_KERNEL, gate_up)
 

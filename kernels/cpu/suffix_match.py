@@ -93,7 +93,7 @@ def _places_of_key(
     key_len: int,
     places: Any,
 ) -> Any:
-    """As `_places`, for matches of key_len tokens or more."""
+    """Like `_places`, for matches of key_len tokens or more."""
     num_places = 0
     longest = key_len
     last = len(known) - 1

@@ -29,6 +29,7 @@ def block_states(
     advances: bool = False,
     columns: int = COLUMNS,
     num_warps: int = 4,
+    num_stages: int = 1,
 ) -> torch.Tensor:
     """Mixed inputs and rows of T tokens → outputs of the value heads [T, value heads · value_dim];
     of tokens of no row zeros. Reads the states of the rows' first blocks, and writes those of
@@ -37,7 +38,8 @@ def block_states(
     unit = layer.unit
     is_wide = mixed.rows.dtype == torch.float32
     # Padding must stay a number: what is drawn of it is a token of the next step's padding.
-    made = mixed.rows.new_empty if advances else mixed.rows.new_zeros
+    are_written = advances or memory.has_tokens
+    made = mixed.rows.new_empty if are_written else mixed.rows.new_zeros
     out = made(len(mixed.rows), layer.values_size)
     parts = triton.cdiv(unit.value_dim, columns)
     _block_states[(len(memory.starts), layer.num_heads * unit.num_values * parts)](
@@ -74,10 +76,11 @@ def block_states(
         BLOCK=unit.block_size,
         NEIGHBOURS=are_neighbours,
         ADVANCES=advances,
+        CLEARS=memory.has_tokens and not advances,
         PRECISION="ieee" if is_wide else "tf32",
         ROUNDS=not is_wide,
         num_warps=num_warps,
-        num_stages=1,
+        num_stages=num_stages,
     )
     return out
 
@@ -129,6 +132,14 @@ def _advanced(
     b_late = b_key.to(tl.float32) * tl.exp(b_total - b_sum)[:, None]
     b_change = dot(tl.trans(b_late), b_solved, PRECISION, ROUNDS)
     return b_state * tl.exp(b_total) + b_change
+
+
+@triton.jit
+def _clear(p_out, size, is_cleared, COLUMNS: tl.constexpr):
+    """Zeros in the place of a program's outputs, where they are cleared."""
+    o_v = tl.arange(0, COLUMNS)
+    b_zero = tl.zeros([COLUMNS], tl.float32).to(p_out.dtype.element_ty)
+    tl.store(p_out + o_v, b_zero, mask=(o_v < size) & is_cleared)
 
 
 @triton.jit
@@ -201,6 +212,7 @@ def _block_states(
     BLOCK: tl.constexpr,
     NEIGHBOURS: tl.constexpr,
     ADVANCES: tl.constexpr,
+    CLEARS: tl.constexpr,
     PRECISION: tl.constexpr,
     ROUNDS: tl.constexpr,
 ):
@@ -215,6 +227,12 @@ def _block_states(
     token = tl.load(p_tokens + i_row)
     before = start // BLOCK * BLOCK
     last = end // BLOCK * BLOCK
+    _clear(
+        p_out + token.to(tl.int64) * stride_out + i_value * VALUE_DIM + column,
+        VALUE_DIM - column,
+        (end <= start) & CLEARS,
+        COLUMNS,
+    )
     if (end <= start) | (ADVANCES & ((last == before) | (end > start + 1))):
         return
     read = first_read(p_first, p_starts, p_ends, stride_table, i_row, start, end, BLOCK, NEIGHBOURS)
@@ -303,9 +321,8 @@ def _block_states(
         b_fresh = (b_share * b_fresh).to(p_rows.dtype.element_ty)
         # Corrected values of tokens before the pass are in the tail of its first block.
         o_kept = o_t[:, None] * VALUE_DIM + o_v[None, :]
-        is_kept = (o_position < read)[:, None] & is_column
-        b_corrected = tl.load(p_kept + o_kept, mask=is_kept, other=0.0)
-        b_corrected = tl.where(is_read, b_fresh, b_corrected)
+        is_early = (o_position < read)[:, None] & is_column
+        b_corrected = tl.where(is_read, b_fresh, tl.load(p_kept + o_kept, mask=is_early, other=0.0))
         is_kept = is_own & is_column
         tl.store(p_kept + o_kept, b_fresh, mask=is_kept & (border == before))
         tl.store(p_next_kept + o_kept, b_fresh, mask=is_kept & (border == last) & (last > before))

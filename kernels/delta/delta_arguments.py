@@ -109,6 +109,9 @@ class StateMemory:
     units_per_page: int
     first_unit: int
     """Number of the layer's first unit: unit n lies in page n // units_per_page of a row's P."""
+    has_tokens: bool = False
+    """Whether each row has one token in the batch, which has no others; also a row that computes
+    nothing."""
 
 
 def conv_by_unit(conv: torch.Tensor, num_heads: int, unit: DeltaUnit) -> torch.Tensor:

@@ -36,8 +36,8 @@ def clamped_gate(
 ) -> None:
     """Writes `clamped_swiglu_twin` of products [rows, 2 I], gates first, with the biases [E, 2 I]
     of their experts int32 [T, k], to out [rows, I]. `places` int32 [T k]: the row of each pair;
-    None: rows are in the order of pairs. With `dependent`, the previous kernel may still be writing
-    products, and nothing else that is read here."""
+    None: rows are in the order of pairs. Rows of expert −1 are not written. With `dependent`, the
+    previous kernel may still be writing products, and nothing else that is read here."""
     num_pairs = experts.numel()
     width = out.shape[1]
     assert products.is_contiguous()
@@ -78,8 +78,9 @@ def _clamped_gate(
 ):
     i_pair = tl.program_id(0).to(tl.int64)
     o_i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = o_i < width
-    p_bias = p_biases + tl.load(p_experts + i_pair).to(tl.int64) * 2 * width + o_i
+    expert = tl.load(p_experts + i_pair).to(tl.int64)
+    inside = (o_i < width) & (expert >= 0)
+    p_bias = p_biases + expert * 2 * width + o_i
     b_gate_bias = tl.load(p_bias, mask=inside, other=0.0).to(tl.float32)
     b_up_bias = tl.load(p_bias + width, mask=inside, other=0.0).to(tl.float32)
     i_row = i_pair if p_places is None else tl.load(p_places + i_pair).to(tl.int64)

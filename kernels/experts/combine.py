@@ -23,9 +23,10 @@ def combine(
     dependent: bool = False,
 ) -> None:
     """Writes the sums to out [T, H]: outputs y [rows, H], weights float32 [T, k]. `places`
-    int32 [T k]: the row of each pair; None: rows are in the order of pairs. Biases [E, H] of the
-    pairs' experts int32 [T, k] are added to the outputs in float32."""
-    assert (biases is None) == (experts is None)
+    int32 [T k]: the row of each pair; None: rows are in the order of pairs. With experts
+    int32 [T, k], pairs of expert −1 count for nothing, and biases [E, H] of the pairs' experts are
+    added to the outputs in float32."""
+    assert biases is None or experts is not None
     assert y.is_contiguous()
     assert out.is_contiguous()
     num_tokens, width = out.shape
@@ -55,7 +56,8 @@ def combine_twin(y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 def copy_tokens(
     x: torch.Tensor, out: torch.Tensor, places: torch.Tensor, *, dependent: bool = False
 ) -> None:
-    """Copies x [T, H] to the rows of out [rows, H] that `places` int32 [T k] names."""
+    """Copies x [T, H] to the rows of out [rows, H] that `places` int32 [T k] names; −1: to
+    none."""
     assert x.stride(1) == 1
     assert out.is_contiguous()
     num_tokens, width = x.shape
@@ -81,6 +83,20 @@ def add_weighted(b_sum, weight, b_y):
 
 
 @triton.jit
+def load_outputs(p_y, p_places, p_experts, p_biases, i_pair, o_i, inside, width):
+    """Outputs of a pair with the bias of its expert; zeros of expert −1."""
+    i_row = i_pair if p_places is None else tl.load(p_places + i_pair).to(tl.int64)
+    if p_experts is not None:
+        expert = tl.load(p_experts + i_pair).to(tl.int64)
+        inside = inside & (expert >= 0)
+    b_y = tl.load(p_y + i_row * width + o_i, mask=inside, other=0.0)
+    if p_biases is not None:
+        b_bias = tl.load(p_biases + expert * width + o_i, mask=inside, other=0.0)
+        b_y = b_y.to(tl.float32) + b_bias.to(tl.float32)
+    return b_y
+
+
+@triton.jit
 def _combine(
     p_y,
     p_weights,
@@ -101,12 +117,7 @@ def _combine(
     b_sum = tl.zeros([BLOCK], tl.float32)
     for i in tl.static_range(CHOSEN):
         i_pair = i_token * CHOSEN + i
-        i_row = i_pair if p_places is None else tl.load(p_places + i_pair).to(tl.int64)
-        b_y = tl.load(p_y + i_row * width + o_i, mask=inside, other=0.0)
-        if p_biases is not None:
-            p_bias = p_biases + tl.load(p_experts + i_pair).to(tl.int64) * width + o_i
-            b_bias = tl.load(p_bias, mask=inside, other=0.0)
-            b_y = b_y.to(tl.float32) + b_bias.to(tl.float32)
+        b_y = load_outputs(p_y, p_places, p_experts, p_biases, i_pair, o_i, inside, width)
         b_sum = add_weighted(b_sum, tl.load(p_weights + i_pair), b_y)
     tl.store(p_out + i_token * width + o_i, b_sum.to(p_out.dtype.element_ty), mask=inside)
 
@@ -130,4 +141,4 @@ def _copy_tokens(
     b_x = tl.load(p_x + i_token * stride + o_i, mask=inside)
     for i in tl.static_range(CHOSEN):
         i_row = tl.load(p_places + i_token * CHOSEN + i).to(tl.int64)
-        tl.store(p_out + i_row * width + o_i, b_x, mask=inside)
+        tl.store(p_out + i_row * width + o_i, b_x, mask=inside & (i_row >= 0))

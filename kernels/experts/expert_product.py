@@ -3,6 +3,8 @@ is a matter of speed alone and decided here; a token's bits are the same with al
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ..attention import hopper_attention
@@ -10,8 +12,9 @@ from ..gemm.hopper_wide_gemm import BLOCK_K
 from ..launch.device import num_multiprocessors
 from ..norm.silu_mul import clamped_swiglu_twin, gelu_tanh_mul_twin, silu_mul_twin
 from .clamped_gate import ExpertBiases, clamped_gate
-from .combine import combine, combine_twin, copy_tokens
+from .combine import combine_twin, copy_tokens
 from .expert_rows import PAIRS, RowTiles, gated_rows, plain_rows
+from .expert_sum import ALL, ExpertPart, sum_of_experts
 from .hopper_grouped_gemm import TEAM_ROWS, grouped_gemm
 from .hopper_grouped_gemm import TILES as GROUPED_TILES
 from .work_list import MOST_AT_ONCE, SMALL_BLOCK, list_tiles
@@ -30,7 +33,7 @@ ROW_TILES = {
     32: (RowTiles(32, 128, 64, 4, 5, wide=True), RowTiles(32, 128, 64, 4, 5, wide=True)),
     64: (RowTiles(64, 64, 64, 4, 4, wide=True), RowTiles(64, 128, 64, 8, 4, wide=True)),
 }
-"""Tiles of gated products and of those behind them, by the number of rows in a tile. Measured on an
+"""Tiles of gated products and of those after them, by the number of rows in a tile. Measured on an
 H200 with 128 experts of 768 and 2,048 (2026-11-29): all read weights at 3.5 to 4.4 TB/s."""
 FLOAT32_TILES = RowTiles(16, 64, 32, 4, 3)
 """Tiles of float32, which no matrix unit multiplies."""
@@ -45,33 +48,48 @@ def expert_product(
     *,
     is_gelu: bool = False,
     biases: ExpertBiases | None = None,
+    part: ExpertPart = ALL,
     dependent: bool = False,
 ) -> torch.Tensor:
     """Returns the sums [T, H] of tokens x [T, H], with experts int32 [T, k] and their weights
     float32 [T, k] in routing order, for matrices gate_up [E, 2 I, H], gates first, which SiLU or
     GELU by tanh activates, and down [E, H, I]. With biases, the gate is the clamped SwiGLU. Each
-    product is rounded as one that is stored, and the sum once."""
-    num_tokens, num_chosen = experts.shape
+    product is rounded as one that is stored, and the sum once, or with leaves not at all."""
     num_experts, width, _ = down.shape
-    inner = down.shape[2]
-    num_pairs = num_tokens * num_chosen
-    out = x.new_empty(num_tokens, width)
-    if num_tokens == 0:
-        return out
+    num_pairs = experts.numel()
+    how: dict[str, Any] = {"is_gelu": is_gelu, "biases": biases, "dependent": dependent}
+    if num_pairs == 0:
+        return x.new_empty(0, width, dtype=torch.float32 if part.num_leaves else None)
     if is_grouped(num_pairs, gate_up):
-        _grouped(
-            x,
-            experts,
-            weights,
-            gate_up,
-            down,
-            out,
-            is_gelu=is_gelu,
-            biases=biases,
-            gathers=biases is None and is_gathered(x, num_pairs, num_experts),
-            dependent=dependent,
-        )
-        return out
+        gathers = biases is None and is_gathered(x, num_pairs, num_experts)
+        y, places = _grouped(x, experts, gate_up, down, gathers=gathers, **how)
+    else:
+        y, places = _by_rows(x, experts, gate_up, down, **how), None
+    return sum_of_experts(
+        y,
+        places,
+        experts,
+        weights,
+        num_experts,
+        part,
+        biases=None if biases is None else biases.down,
+        dependent=dependent,
+    )
+
+
+def _by_rows(
+    x: torch.Tensor,
+    experts: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    *,
+    is_gelu: bool,
+    biases: ExpertBiases | None,
+    dependent: bool,
+) -> torch.Tensor:
+    """Returns outputs [T k, H] in the order of pairs."""
+    num_experts, width, inner = down.shape
+    num_pairs = experts.numel()
     gated = x.new_empty(num_pairs, inner)
     tiles, tiles_down = (FLOAT32_TILES, FLOAT32_TILES)
     if x.dtype != torch.float32:
@@ -91,17 +109,11 @@ def expert_product(
         )
         clamped_gate(products, experts, biases.gate_up, gated, dependent=dependent)
     plain_rows(gated, down, experts, y, tiles_down, work, dependent=dependent)
-    combine(y, weights, out, **of_biases(experts, biases), dependent=dependent)
-    return out
-
-
-def of_biases(experts: torch.Tensor, biases: ExpertBiases | None) -> dict[str, torch.Tensor | None]:
-    """Options of `combine`."""
-    return {} if biases is None else {"experts": experts, "biases": biases.down}
+    return y
 
 
 def choose(num_pairs: int, num_experts: int) -> tuple[RowTiles, RowTiles]:
-    """Tiles of gated products and of those behind them: `FEW_TILES` of few pairs, else the smallest
+    """Tiles of gated products and of those after them: `FEW_TILES` of few pairs, else the smallest
     that have twice the rows of an expert on average, or the largest."""
     if num_pairs <= PAIRS[0]:
         return FEW_TILES
@@ -116,6 +128,7 @@ def launch_all_tiles(
     *,
     is_gelu: bool,
     biases: ExpertBiases | None = None,
+    part: ExpertPart = ALL,
     early_tokens: int,
 ) -> None:
     """Launches every kernel that products with these experts may take; of up to `early_tokens`
@@ -131,23 +144,14 @@ def launch_all_tiles(
             down,
             is_gelu=is_gelu,
             biases=biases,
+            part=part,
             dependent=num_tokens <= early_tokens,
         )
-    x, experts, weights = _zeros(gate_up, 1, num_chosen)
+    x, experts, _ = _zeros(gate_up, 1, num_chosen)
     is_gathering = biases is None and can_gather(x)
     if is_gathering and is_grouped(GROUPED_ROWS * num_experts, gate_up):
-        _grouped(
-            x,
-            experts,
-            weights,
-            gate_up,
-            down,
-            torch.empty_like(x),
-            is_gelu=is_gelu,
-            biases=None,
-            gathers=True,
-            dependent=False,
-        )
+        how: dict[str, Any] = {"is_gelu": is_gelu, "biases": None, "dependent": False}
+        _grouped(x, experts, gate_up, down, gathers=True, **how)
 
 
 def _zeros(
@@ -182,16 +186,15 @@ def can_gather(x: torch.Tensor) -> bool:
 def _grouped(
     x: torch.Tensor,
     experts: torch.Tensor,
-    weights: torch.Tensor,
     gate_up: torch.Tensor,
     down: torch.Tensor,
-    out: torch.Tensor,
     *,
     is_gelu: bool,
     biases: ExpertBiases | None,
     gathers: bool,
     dependent: bool,
-) -> None:
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns outputs [rows, H], and the row of each pair."""
     programs = num_multiprocessors(x.device)
     work = list_tiles(
         experts, len(down), block_m=GROUPED_TILES.block_m, align=TEAM_ROWS, dependent=dependent
@@ -219,7 +222,7 @@ def _grouped(
     # Copies of tokens have been read.
     y = rows
     grouped_gemm(gated, down, y, work, num_programs=programs, gates=False)
-    combine(y, weights, out, work.places, **of_biases(experts, biases), dependent=dependent)
+    return y, work.places
 
 
 def expert_product_twin(

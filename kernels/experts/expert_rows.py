@@ -160,7 +160,7 @@ def constants(
 def _find_rows(p_experts, num_pairs, i_slot, PAIRS: tl.constexpr, BY_PAIR: tl.constexpr):
     """The expert of a slot, the rank of each pair [PAIRS] among its pairs, and their number. With
     BY_PAIR a slot is a pair and has the rows of its expert if none before it has; otherwise it is
-    an expert."""
+    an expert. Pairs of expert −1 are no slot's."""
     o_pair = tl.arange(0, PAIRS)
     b_expert = tl.load(p_experts + o_pair, mask=o_pair < num_pairs, other=-1)
     expert = tl.load(p_experts + i_slot) if BY_PAIR else i_slot
@@ -169,7 +169,7 @@ def _find_rows(p_experts, num_pairs, i_slot, PAIRS: tl.constexpr, BY_PAIR: tl.co
     count = tl.sum(is_mine.to(tl.int32), 0)
     if BY_PAIR:
         first = tl.min(tl.where(is_mine, o_pair, PAIRS), 0)
-        count = tl.where(first == i_slot, count, 0)
+        count = tl.where((first == i_slot) & (expert >= 0), count, 0)
     return expert, b_rank, count
 
 
@@ -263,12 +263,13 @@ def _expert_rows(
     STAGES: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """A row of x is that of SHARED_BY pairs."""
+    """A row of x serves SHARED_BY pairs."""
     i_slot = tl.program_id(0)
     o_n = tl.program_id(1) * BLOCK_N
     o_m = tl.arange(0, BLOCK_M)
     if LINES:
-        # The kernel before this one started behind the one that chose the experts.
+        # The preceding kernel started after the kernel that chose the experts, so the choice is
+        # complete.
         asked, _, count = _find_rows(p_experts, num_pairs, i_slot, PAIRS, BY_PAIR)
         if count > 0:
             _ask_for_weights(p_weight, asked * n + o_n, k, BLOCK_N, LINES, LINES_BLOCK, DEPENDENT)

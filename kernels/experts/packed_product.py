@@ -18,8 +18,9 @@ from ..norm.silu_mul import gelu_tanh_mul, silu_mul
 from ..quant.int4_layout import Int4Weight
 from ..quant.mxfp4 import Mxfp4Weight
 from .clamped_gate import ExpertBiases, clamped_gate
-from .combine import combine, copy_tokens
-from .expert_product import expert_product, of_biases
+from .combine import copy_tokens
+from .expert_product import expert_product
+from .expert_sum import ALL, ExpertPart, sum_of_experts
 from .work_list import list_tiles
 
 MOST_ROWS = 128
@@ -52,6 +53,7 @@ def packed_expert_product(
     *,
     is_gelu: bool = False,
     biases: ExpertBiases | None = None,
+    part: ExpertPart = ALL,
     dependent: bool = False,
 ) -> torch.Tensor:
     """Arguments as of `expert_product`, with packed gate_up [E 2 I, H] and down [E H, I]."""
@@ -65,14 +67,15 @@ def packed_expert_product(
             expanded(down, num_experts, x.dtype),
             is_gelu=is_gelu,
             biases=biases,
+            part=part,
             dependent=dependent,
         )
     tiles = choose(num_pairs, num_experts, gate_up)
     tiles_down = choose(num_pairs, num_experts, down)
     assert tiles.block_m == tiles_down.block_m
-    out = x.new_empty(len(x), down.shape[0] // num_experts)
+    width = down.shape[0] // num_experts
     if not num_pairs:
-        return out
+        return x.new_empty(0, width, dtype=torch.float32 if part.num_leaves else None)
     if len(x) == 1:
         # Each of a token's experts has that token's row: there is nothing to sort.
         rows, places, of_experts = x, None, RowsOfExperts(num_experts, experts, None)
@@ -90,11 +93,19 @@ def packed_expert_product(
     else:
         gated = x.new_empty(num_pairs, down.num_inputs)
         clamped_gate(products, experts, biases.gate_up, gated, places, dependent=dependent)
-    y = x.new_empty(num_pairs, out.shape[1])
+    y = x.new_empty(num_pairs, width)
     known = replace(of_experts, is_known=True)
     multiply(gated, down, y, tiles_down, known, dependent=dependent)
-    combine(y, weights, out, places, **of_biases(experts, biases), dependent=dependent)
-    return out
+    return sum_of_experts(
+        y,
+        places,
+        experts,
+        weights,
+        num_experts,
+        part,
+        biases=None if biases is None else biases.down,
+        dependent=dependent,
+    )
 
 
 def choose(num_pairs: int, num_experts: int, weight: PackedWords) -> RingTiles:
@@ -121,9 +132,10 @@ def launch_all_tiles(
     *,
     is_gelu: bool,
     biases: ExpertBiases | None = None,
+    part: ExpertPart = ALL,
     early_tokens: int,
 ) -> None:
-    """As `expert_product.launch_all_tiles`; matrices are expanded once more for the kernels that
+    """Like `expert_product.launch_all_tiles`; matrices are expanded once more for the kernels that
     multiply by them."""
     device = gate_up.words.device
     bounds = [rows * num_experts // 2 for each, rows in TILES if each == gate_up.bits]
@@ -139,6 +151,7 @@ def launch_all_tiles(
             num_experts,
             is_gelu=is_gelu,
             biases=biases,
+            part=part,
             dependent=num_tokens <= early_tokens,
         )
 

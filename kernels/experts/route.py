@@ -28,6 +28,8 @@ class Choice:
     """Factor of the weights, after the division."""
     num_groups: int = 1
     num_chosen_groups: int = 1
+    own: range | None = None
+    """Experts that are numbered from 0; each other one is −1. None: all have their index."""
 
 
 def route(
@@ -35,11 +37,13 @@ def route(
     choice: Choice,
     correction: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
+    counts: torch.Tensor | None = None,
     *,
     dependent: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns experts int32 [T, k] and weights float32 [T, k] in routing order, for logits [T, E]
-    a correction float32 [E], and a bias [E] that is added to logits in float32."""
+    a correction float32 [E], and a bias [E] that is added to logits in float32. The number of
+    tokens of each expert is added to counts int64 [E]."""
     num_tokens, num_experts = logits.shape
     assert logits.stride(1) == 1
     assert num_experts % choice.num_groups == 0
@@ -51,12 +55,15 @@ def route(
         bias,
         experts,
         weights,
+        counts,
         logits.stride(0),
         choice.scale,
         NUM_EXPERTS=num_experts,
         CHOSEN=choice.num_chosen,
         GROUPS=choice.num_groups,
         CHOSEN_GROUPS=choice.num_chosen_groups,
+        FIRST_OWN=-1 if choice.own is None else choice.own.start,
+        NUM_OWN=0 if choice.own is None else len(choice.own),
         GROUP_BLOCK=triton.next_power_of_2(choice.num_groups),
         MEMBER_BLOCK=triton.next_power_of_2(num_experts // choice.num_groups),
         CHOSEN_BLOCK=triton.next_power_of_2(choice.num_chosen),
@@ -90,6 +97,9 @@ def route_twin(
     weights = scores.gather(1, experts)
     if choice.is_normalized:
         weights = weights / weights.sum(-1, keepdim=True)
+    if choice.own is not None:
+        is_own = (experts >= choice.own.start) & (experts < choice.own.stop)
+        experts = (experts - choice.own.start).masked_fill(~is_own, -1)
     return experts.int(), weights * choice.scale
 
 
@@ -105,12 +115,15 @@ def _route(
     p_bias,
     p_experts,
     p_weights,
+    p_counts,
     stride,
     scale,
     NUM_EXPERTS: tl.constexpr,
     CHOSEN: tl.constexpr,
     GROUPS: tl.constexpr,
     CHOSEN_GROUPS: tl.constexpr,
+    FIRST_OWN: tl.constexpr,
+    NUM_OWN: tl.constexpr,
     GROUP_BLOCK: tl.constexpr,
     MEMBER_BLOCK: tl.constexpr,
     CHOSEN_BLOCK: tl.constexpr,
@@ -160,6 +173,13 @@ def _route(
         b_left = tl.where(is_chosen, -float("inf"), b_left)
     if NORMALIZED:
         b_weights = b_weights / tl.where(total == 0.0, 1.0, total)
+    if p_counts is not None:
+        is_choice = o_chosen < CHOSEN
+        b_one = tl.zeros_like(b_experts).to(tl.int64) + 1
+        tl.atomic_add(p_counts + b_experts, b_one, mask=is_choice, sem="relaxed")
+    if FIRST_OWN >= 0:
+        b_own = b_experts - FIRST_OWN
+        b_experts = tl.where((b_own >= 0) & (b_own < NUM_OWN), b_own, -1)
     o_out = i_token * CHOSEN + o_chosen
     tl.store(p_experts + o_out, b_experts, mask=o_chosen < CHOSEN)
     tl.store(p_weights + o_out, b_weights * scale, mask=o_chosen < CHOSEN)

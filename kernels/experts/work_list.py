@@ -38,7 +38,7 @@ class WorkList:
     order of their tokens; rows between the last one of an expert and the next expert's first have
     any number."""
     places: torch.Tensor
-    """int32 [T k]: the sorted row of each pair."""
+    """int32 [T k]: the sorted row of each pair; −1 of a pair whose expert is −1."""
     tiles: torch.Tensor
     """int32 [3, max_tiles]: expert, first sorted row and number of rows of each tile; tiles of an
     expert follow one another."""
@@ -54,8 +54,8 @@ def list_tiles(
     align: int = 1,
     dependent: bool = False,
 ) -> WorkList:
-    """Tiles of up to block_m rows for experts int32 [T, k]. An expert's rows begin at a multiple of
-    `align`."""
+    """Tiles of up to block_m rows for experts int32 [T, k]; of expert −1 there are none. An
+    expert's rows begin at a multiple of `align`."""
     num_pairs = experts.numel()
     assert block_m % align == 0
     assert experts.is_contiguous()
@@ -159,10 +159,12 @@ def _list_tiles(
     release_dependents(DEPENDENT)
     is_pair = o_pair < num_pairs
     b_expert = tl.load(p_experts + o_pair, mask=is_pair, other=-1)
-    b_count = tl.histogram(tl.maximum(b_expert, 0), EXPERTS, mask=is_pair)
+    b_count = tl.histogram(tl.maximum(b_expert, 0), EXPERTS, mask=is_pair & (b_expert >= 0))
     row = _store_tiles(
         p_tiles, p_num_tiles, b_count, i_expert, max_tiles, NUM_EXPERTS, BLOCK_M, ALIGN
     )
+    if i_expert == 0:
+        tl.store(p_places + o_pair, b_expert, mask=is_pair & (b_expert < 0))
     o_own = i_expert + tl.arange(0, 1)
     _place(p_pairs, p_places, o_pair, b_expert, o_own, row + tl.zeros_like(o_own))
 
@@ -223,8 +225,8 @@ def _count_pairs(
     o_expert = tl.arange(0, EXPERTS)
     wait_for_inputs(DEPENDENT)
     release_dependents(DEPENDENT)
-    b_expert = tl.load(p_experts + o_pair, mask=o_pair < num_pairs, other=0)
-    b_count = tl.histogram(b_expert, EXPERTS, mask=o_pair < num_pairs)
+    b_expert = tl.load(p_experts + o_pair, mask=o_pair < num_pairs, other=-1)
+    b_count = tl.histogram(tl.maximum(b_expert, 0), EXPERTS, mask=b_expert >= 0)
     tl.store(p_counts + i_segment * NUM_EXPERTS + o_expert, b_count, mask=o_expert < NUM_EXPERTS)
 
 
@@ -283,7 +285,10 @@ def _place_pairs(
     o_pair = i_segment * SEGMENT + tl.arange(0, SEGMENT)
     wait_for_inputs(DEPENDENT)
     release_dependents(DEPENDENT)
-    b_expert = tl.load(p_experts + o_pair, mask=o_pair < num_pairs, other=-1)
+    is_pair = o_pair < num_pairs
+    b_expert = tl.load(p_experts + o_pair, mask=is_pair, other=-1)
+    if tl.program_id(1) == 0:
+        tl.store(p_places + o_pair, b_expert, mask=is_pair & (b_expert < 0))
     o_expert = tl.program_id(1) * EXPERTS_AT_ONCE + tl.arange(0, EXPERTS_AT_ONCE)
     p_first = p_first_rows + i_segment * NUM_EXPERTS + o_expert
     b_first = tl.load(p_first, mask=o_expert < NUM_EXPERTS, other=0)

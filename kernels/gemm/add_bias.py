@@ -1,4 +1,4 @@
-"""Adds a bias to a product, in place, and GELU behind it where it is wanted."""
+"""Adds a bias to a product, in place, and GELU after it where it is wanted."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def expanded(weight: PackedWords, dtype: torch.dtype) -> torch.Tensor:
 
 
 def expanded_twin(weight: PackedWords, dtype: torch.dtype) -> torch.Tensor:
-    """As `expanded`, in plain torch."""
+    """Like `expanded`, in plain torch."""
     if weight.zeros is None:
         values = byte_layout.restored(weight.words, torch.float8_e4m3fn)
         return byte_weights.expand(Fp8Weight(values=values, scales=weight.scales), dtype)

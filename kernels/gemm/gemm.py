@@ -54,9 +54,9 @@ TILES = {
 }
 HALF_TILES = Tiles(16, 64, 64, 4, 10, wide=True)
 FEWEST = 64
-"""Tiles for up to 16 rows of weights between, or with the fewest outputs, whose inputs are whole in
-tiles of 64 and not of 128. On an H200 16 rows of [5120, 2880] take 10.5 us with them, 11.6 us with
-six stages of 64 inputs (2026-11-29)."""
+"""Tiles for 2 to 16 rows whose weights have few outputs and inputs that divide by 64 and not by
+128. On an H200 16 rows of [5120, 2880] take 10.5 us with them, 11.6 us with six stages of 64 inputs
+(2026-11-29)."""
 GATED = Tiles(16, 32, 128, 2, 4, wide=False)
 """Tiles of gates and of as many columns that they gate."""
 GATED_ROWS = 16
@@ -127,7 +127,7 @@ def choose_rows(x: torch.Tensor, weight: torch.Tensor, *, gates: bool = False) -
 def choose_few_rows(
     x: torch.Tensor, weight: torch.Tensor, *, gates: bool = False
 ) -> FewRowTiles | None:
-    """As `choose_rows`, of `hopper_few_rows_gemm`."""
+    """Like `choose_rows`, for `hopper_few_rows_gemm`."""
     n, k = weight.shape
     is_short = n <= SHORT and not gates
     if _num_bytes(weight) > FEW_ROW_BYTES or (is_short and k > MAX_SHORT):

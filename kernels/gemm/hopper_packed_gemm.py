@@ -183,9 +183,11 @@ def _tile_of_expert(p_tiles, p_num_tiles, max_tiles, k):
     i_tile = gl.program_id(1)
     if p_num_tiles is None:
         expert = gl.load(p_tiles + i_tile)
+        is_tile = expert >= 0
         first = i_tile
-        last = i_tile + 1
-        own_k = k
+        last = first + is_tile.to(gl.int32)
+        own_k = gl.where(is_tile, k, 0)
+        expert = gl.maximum(expert, 0)
     else:
         is_tile = i_tile < gl.load(p_num_tiles)
         expert = gl.load(p_tiles + i_tile, mask=is_tile, other=0)

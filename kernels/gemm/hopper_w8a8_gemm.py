@@ -187,7 +187,7 @@ def _store(
         if out_rest is None:
             which = store_tile(b_out_rest, out, staged, which, o_m, o_n)
         else:
-            # Its one place has been read: other chunks have been copied since.
+            # The single buffer has been read: other chunks have been copied since.
             store_tile(b_out_rest, out_rest, staged_rest, TEAM, o_m, o_n)
     return which
 

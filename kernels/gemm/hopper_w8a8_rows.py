@@ -253,7 +253,7 @@ def _scale_of(factors, b_like):
 
 @gluon.jit
 def _first_factors(blocks, DEPENDENT: gl.constexpr):
-    """As `_two_factors`. All scales of weights are asked for from memory while the kernel before
+    """Like `_two_factors`. All scales of weights are asked for from memory while the kernel before
     works."""
     o_line = gl.arange(0, 32, layout=gl.BlockedLayout([1], [32], [4], [0])) * 32
     ask_early(blocks[1] + gl.minimum(o_line, blocks[2] - 1), True)

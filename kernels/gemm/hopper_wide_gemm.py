@@ -230,7 +230,7 @@ def _multiply(rings, stored, size, TEAM: gl.constexpr, shape: gl.constexpr):
             if out_rest is None:
                 which = store_tile(b_rest, out, staged, which, o_m + TEAM * ROWS, o_n + BLOCK_N)
             else:
-                # Its one place has been read: other chunks have been copied since.
+                # The single buffer has been read: other chunks have been copied since.
                 store_tile(b_rest, out_rest, staged_rest, TEAM, o_m + TEAM * ROWS, o_n + BLOCK_N)
     hopper.tma.store_wait(0)
 

@@ -60,7 +60,8 @@ class RowsOfExperts:
     num_experts: int
     tiles: torch.Tensor
     """int32 [3, tiles]: expert, first row and number of rows of each. Or int32 [1, k]: the experts
-    of one token, each with a row of its own; x has these rows, or the token's alone."""
+    of one token, each with a row of its own; x has these rows, or the token's alone. The row of
+    expert −1 is not written."""
     num_tiles: torch.Tensor | None
     """int32 [1], of those that have rows; None: tiles are those of one token."""
     is_known: bool = False

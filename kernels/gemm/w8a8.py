@@ -140,8 +140,8 @@ def w8a8_linear(x: Tokens, weight: W8A8Weight, *, dependent: bool = False) -> to
 
 
 def w8a8_twin(x: Tokens, weight: W8A8Weight) -> torch.Tensor:
-    """As `w8a8_linear`, in plain torch, its sums in float64: of e4m3 products, more exact than the
-    matrix unit's."""
+    """Like `w8a8_linear`, in plain torch, its sums in float64: of e4m3 products, more exact than
+    the matrix unit's."""
     rounded = x if isinstance(x, RoundedTokens) else round_tokens_twin(x, weight.rounding)
     if weight.scales.ndim == 2:
         return _twin_of_blocks(rounded, weight)

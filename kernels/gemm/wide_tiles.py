@@ -29,8 +29,8 @@ class Tiles:
         return depth * self.block_m * self.block_n / self.rate
 
     def start(self, num_rounds: int) -> int:
-        """Number of steps along K in the time that programs of all rounds take to fill their stages
-        and to store their tiles, as far as nothing is multiplied meanwhile."""
+        """Time in which programs of all rounds fill their stages and store their tiles without
+        multiplying, in steps along K."""
         raise NotImplementedError
 
     def count(self, m: int, n: int) -> int:
@@ -85,7 +85,7 @@ class TeamTiles(Tiles):
         )
 
     def start(self, num_rounds: int) -> int:
-        # All tiles but the first run beside the products of others.
+        # All tiles but a program's first overlap with products of other programs.
         return 620
 
     def shared_bytes(self) -> int:

@@ -61,7 +61,7 @@ def rounded_rms_norm(
     *,
     dependent: bool = False,
 ) -> RoundedTokens:
-    """As `rms_norm`, its result rounded once more, as by `round_tokens`."""
+    """Like `rms_norm`, its result rounded once more, as by `round_tokens`."""
     out = RoundedTokens.empty(x.shape[0], x.shape[1], rounds_to, x.device)
     _launch(x, x, weight, eps, out, has_residual=False, dependent=dependent, early=True)
     return out
@@ -76,7 +76,7 @@ def rounded_add_rms_norm(
     *,
     dependent: bool = False,
 ) -> RoundedTokens:
-    """As `add_rms_norm`, its result rounded once more, as by `round_tokens`."""
+    """Like `add_rms_norm`, its result rounded once more, as by `round_tokens`."""
     out = RoundedTokens.empty(x.shape[0], x.shape[1], rounds_to, x.device)
     _launch(x, residual, weight, eps, out, has_residual=True, dependent=dependent, early=True)
     return out

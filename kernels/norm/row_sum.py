@@ -24,7 +24,7 @@ def row_sum(x: torch.Tensor) -> torch.Tensor:
 
 
 def row_sum_twin(x: torch.Tensor) -> torch.Tensor:
-    """As `row_sum`, in plain torch."""
+    """Like `row_sum`, in plain torch."""
     return x.sum(-1, dtype=torch.promote_types(x.dtype, torch.float32)).to(x.dtype)
 
 

@@ -75,7 +75,7 @@ def _launch(
 def rounded_mul(
     gate_up: torch.Tensor, rounds_to: Rounding, *, is_gelu: bool, dependent: bool = False
 ) -> RoundedTokens:
-    """As `silu_mul` or `gelu_tanh_mul`, its result rounded once more, as by `round_tokens`."""
+    """Like `silu_mul` or `gelu_tanh_mul`, its result rounded once more, as by `round_tokens`."""
     num_tokens = gate_up.shape[0]
     width = gate_up.shape[1] // 2
     assert gate_up.stride(1) == 1

@@ -32,7 +32,7 @@ def keep_epoch(p_number, i_block, epoch, SIZE: tl.constexpr):
 
 @triton.jit
 def put_number(x, place, peers, epoch, DTYPE: tl.constexpr, SIZE: tl.constexpr):
-    """Writes a number to this rank's slot on every rank, `place` times 8 bytes behind its
+    """Writes a number to this rank's slot on every rank, `place` times 8 bytes after its
     beginning."""
     p_bases, index, i_block, slot_bytes, _, HOST = peers
     step: tl.constexpr = 64 // DTYPE.primitive_bitwidth

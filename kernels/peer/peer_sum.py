@@ -1,5 +1,5 @@
 """Sums of tensors of which each rank has one, over peer memory, with or without the residual add
-and RMSNorm behind them.
+and RMSNorm after them.
 
 A row is one block's item: its ranks' parts are added in float32, in the order of the ranks or in a
 tree, and rounded once, so a row's bits depend neither on the batch nor on its place in it, nor on
@@ -78,7 +78,7 @@ def peer_sum(memory: PeerMemory, x: torch.Tensor, *, way: Way | None = None) -> 
 def peer_tree_sum(
     memory: PeerMemory, x: torch.Tensor, dtype: torch.dtype, *, way: Way | None = None
 ) -> torch.Tensor:
-    """As `peer_sum`, of float32 x [T, H] of 2, 4 or 8 ranks, which are added as `tree_sum` adds
+    """Like `peer_sum`, for float32 x [T, H] of 2, 4 or 8 ranks, which are added as `tree_sum` adds
     them; in the dtype, to which the sum is rounded once."""
     assert x.dtype == torch.float32
     assert memory.size in TREE_RANKS
@@ -97,7 +97,7 @@ def peer_sum_add_rms_norm(
     way: Way | None = None,
     dependent: bool = False,
 ) -> torch.Tensor:
-    """As `rms_norm.add_rms_norm` of the rounded sum of the ranks' x, with its bits."""
+    """Like `rms_norm.add_rms_norm` of the rounded sum of the ranks' x, with its bits."""
     out = torch.empty_like(x)
     _launch(memory, x, residual, weight, eps, out, has_norm=True, way=way, dependent=dependent)
     return out

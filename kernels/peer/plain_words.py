@@ -84,7 +84,7 @@ def await_words(
 
 @triton.jit
 def await_number(p_word, number, max_polls, ON_GPU: tl.constexpr):
-    """As `await_words`, of one word that has to be this number."""
+    """Like `await_words`, for one word that has to be this number."""
     if ON_GPU:
         look: tl.constexpr = """
         { .reg .pred %p; .reg .b32 %t, %v, %n;

@@ -32,7 +32,7 @@ OUTLIER_RATIO = 5
 """A block has a rest if its largest magnitude is more than so many times the root of its mean
 square."""
 LEAST_SQUARES = -(-BLOCK * MOST**2 // OUTLIER_RATIO**2)
-"""Sum of the squares of a block's numbers from which on it has none."""
+"""Sum of squares of a block's numbers from which on the block has no rest."""
 NUM_PARTS = 2
 NUM_PARTS_OF_TOKENS = 1
 """Blocks that a row has room for, for each 32 inputs: one and its rest; and one where all blocks

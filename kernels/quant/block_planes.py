@@ -31,7 +31,8 @@ OUTPUTS = 64
 _TILES = 64
 """Number of tiles that are reordered or expanded at a time: whole blocks."""
 _HIGH = {128: torch.int32, 64: torch.int16, 32: torch.uint8}
-"""Type of an element with a bit for each weight that a thread reads of a tile of so many inputs."""
+"""Integer type that holds one bit for each weight that a thread reads, by the number of inputs of a
+tile."""
 PlaneShape = tuple[tuple[int, ...], torch.dtype]
 
 

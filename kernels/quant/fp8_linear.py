@@ -22,7 +22,7 @@ def fp8_linear(x: torch.Tensor, weight: Fp8Tiles) -> torch.Tensor:
 
 
 def expanded_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """As `fp8_linear`, of a weight [N, K] in x's dtype."""
+    """Like `fp8_linear`, for a weight [N, K] in x's dtype."""
     inputs = x.double().numpy()
     numbers = weight.double().numpy()
     total = np.zeros((len(inputs), len(numbers)), np.float32)

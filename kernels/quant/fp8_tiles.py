@@ -89,7 +89,7 @@ def pack(weight: Fp8Weight, format: Fp8Format) -> torch.Tensor:
 
 
 def pack_float4(weight: Mxfp4Weight) -> torch.Tensor:
-    """As `pack`, of a weight of MXFP4."""
+    """Like `pack`, for a weight of MXFP4."""
     n, k = weight.shape
     padding = -n % TILE_ROWS
     numbers = mxfp4.unpack(weight.words, k)

@@ -111,8 +111,8 @@ def of_eight_words(ASSEMBLY: gl.constexpr, operands, HALF: gl.constexpr):
 
 @gluon.jit
 def unpack_int8(b_words, group, HALF: gl.constexpr):
-    """As `unpack_int4`, of integers of eight bits: weights of 16 inputs, [N, 16]. The difference is
-    exact in float32, and its product with the scale is rounded to float32 first, as in
+    """Like `unpack_int4`, for integers of eight bits: weights of 16 inputs, [N, 16]. The difference
+    is exact in float32, and its product with the scale is rounded to float32 first, as in
     `byte_weights`."""
     b_scale, b_zero = group
     w0, w1, w2, w3 = gl.inline_asm_elementwise(
@@ -128,7 +128,7 @@ def unpack_int8(b_words, group, HALF: gl.constexpr):
 
 @gluon.jit
 def unpack_fp8(b_words, group, HALF: gl.constexpr):
-    """As `unpack_int8`, of e4m3 numbers, which have no zero point."""
+    """Like `unpack_int8`, for e4m3 numbers, which have no zero point."""
     b_scale, _ = group
     w0, w1, w2, w3 = gl.inline_asm_elementwise(
         _FP8,
@@ -143,9 +143,9 @@ def unpack_fp8(b_words, group, HALF: gl.constexpr):
 
 @gluon.jit
 def unpack_float4(b_words, group, HALF: gl.constexpr):
-    """As `unpack_int4`, of words of `mxfp4` with scales in e8m0, [N, 1]; nothing is divided. The
-    bits of a number are a bfloat16 number as they stand, 2**126 times too small; the product with
-    a scale, at most 2, that is as much larger is exact."""
+    """Like `unpack_int4`, for words of `mxfp4` with scales in e8m0, [N, 1]; nothing is divided. The
+    bits of a number are a bfloat16 number as they stand, 2**126 times too small; the product with a
+    scale, at most 2, that is as much larger is exact."""
     b_scale, _ = group
     b_power = ((b_scale.to(gl.int32) + 126) << 7) * 0x10001
     return of_eight_words(_FLOAT4, (b_words, b_power), HALF)

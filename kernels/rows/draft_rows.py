@@ -144,7 +144,7 @@ def store_drafted(
 
 
 def draft_twin(known_ids: list[int], most: int) -> list[int]:
-    """Tokens that are drafted behind known tokens."""
+    """Tokens that are drafted after known tokens."""
     last = len(known_ids) - 1
     best = (0, 0)
     for place in range(last):

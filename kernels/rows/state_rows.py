@@ -19,8 +19,9 @@ class SetColumns(NamedTuple):
 
 
 class StateTensors(NamedTuple):
-    """Tensors of `StateRows`."""
+    """Tensors of `StateRows`, and the requests' rows of the table, int32 [D + C]."""
 
+    rows: torch.Tensor
     first: torch.Tensor
     last: torch.Tensor
     starts: torch.Tensor
@@ -34,11 +35,11 @@ class StepRequests(NamedTuple):
     decode_rows: torch.Tensor
     """[D] of the request table."""
     decode_ends: torch.Tensor
-    """[D] position behind the token."""
+    """[D] position after the token."""
     chunk_rows: torch.Tensor
     """[C] of the request table."""
     chunk_ends: torch.Tensor
-    """[C] position behind the last token."""
+    """[C] position after the last token."""
     query_starts: torch.Tensor
     """[C + 1] into the tokens."""
 
@@ -49,10 +50,9 @@ def load_state_rows(
     """block_table int32 [rows, columns]. Padding reads page 0, from 0 to 0."""
     num_decodes = len(requests.decode_rows)
     num_rows = num_decodes + len(requests.chunk_rows)
-    made = StateTensors(
-        *block_table.new_empty(2, num_rows, columns.state_pages),
-        *block_table.new_empty(3, num_rows),
-    )
+    rows, starts, ends, tokens = block_table.new_empty(4, num_rows)
+    first, last = block_table.new_empty(2, num_rows, columns.state_pages)
+    made = StateTensors(rows, first, last, starts, ends, tokens)
     _load_state_rows[(num_rows,)](
         *requests,
         block_table,
@@ -84,7 +84,7 @@ def load_state_rows_twin(
         of_set = first[:, None] + torch.arange(columns.state_pages, device=first.device)
         return torch.where(is_row[:, None], block_table[rows[:, None], of_set], 0)
 
-    return StateTensors(pages_of(starts), pages_of(ends), starts, ends, tokens)
+    return StateTensors(rows, pages_of(starts), pages_of(ends), starts, ends, tokens)
 
 
 @triton.jit(do_not_specialize=["num_decodes", "first_place", "first_page", "num_pages"])
@@ -95,6 +95,7 @@ def _load_state_rows(
     p_chunk_end,
     p_query,
     p_table,
+    p_table_row,
     p_first,
     p_last,
     p_start,
@@ -121,6 +122,7 @@ def _load_state_rows(
         token = tl.load(p_query + i_chunk)
         count = tl.load(p_query + i_chunk + 1) - token
         start = tl.where(end > 0, end - count, 0)
+    tl.store(p_table_row + i_r, row)
     tl.store(p_start + i_r, start)
     tl.store(p_end + i_r, end)
     tl.store(p_token + i_r, token)

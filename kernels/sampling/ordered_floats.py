@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 SIGN = 0x7FFFFFFF
-"""All bits but that of the sign."""
+"""All bits except the sign."""
 
 
 def ordered(x: torch.Tensor) -> torch.Tensor:

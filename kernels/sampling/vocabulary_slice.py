@@ -63,7 +63,7 @@ class SliceArguments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedSlice:
-    """As `VocabularySlice`, of ranks on a CPU, which join small tensors."""
+    """Like `VocabularySlice`, for ranks on a CPU, which join small tensors."""
 
     first_token: int
     vocab_size: int

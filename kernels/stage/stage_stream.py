@@ -73,7 +73,7 @@ def send_tokens(
     positions: torch.Tensor,
     token_ids: torch.Tensor,
 ) -> None:
-    """Tells all other stages message `number`: the token int32 [S] that stands behind each position
+    """Tells all other stages message `number`: the token int32 [S] that stands after each position
     int32 [S] of rows int32 [S] of the table, negative for padding."""
     most = memory.sizes.most_positions
     _launch_message(
@@ -366,7 +366,7 @@ def say_count(p_count, number, HOST: tl.constexpr, ON_GPU: tl.constexpr):
 
 @triton.jit
 def say_number(p_message, number, HOST: tl.constexpr, ON_GPU: tl.constexpr):
-    """As `say_count`, of the number of a message."""
+    """Like `say_count`, for the number of a message."""
     if HOST:
         settle(ON_GPU)
         put_word(p_message, number, ON_GPU)

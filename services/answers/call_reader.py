@@ -97,11 +97,11 @@ class CallReader:
 
     @property
     def has_whole_arguments(self) -> bool:
-        """Whether the arguments have ended; text behind them changes nothing."""
+        """Whether the arguments are complete; text after them changes nothing."""
         return self.is_done or (self._has_arguments and not self._streams)
 
     def push(self, text: str) -> str:
-        """Takes the characters of the object; returns the text behind it, or behind the character
+        """Takes the characters of the object; returns the text after it, or behind the character
         that shows that it is no call."""
         for i, char in enumerate(text):
             if self.is_done or self.is_no_call:

@@ -95,7 +95,7 @@ class GemmaArguments:
         self.is_done = False
 
     def push(self, text: str) -> str:
-        """Takes text; returns the text behind the last bracket."""
+        """Takes text; returns the text after the last bracket."""
         text = self._held + text
         self._held = ""
         while text and not self.is_done:

@@ -100,7 +100,7 @@ class HarmonyParser(PartsParser):
         return text
 
     def _behind_message(self, text: str, parts: Parts) -> str:
-        """Skips text behind a message, which is part of none, up to the next header."""
+        """Skips text after a message, which is part of none, up to the next header."""
         _, marker, rest = split_at(text, (START, CHANNEL))
         if not marker:
             return self._wait(rest)

@@ -16,7 +16,7 @@ class ArgumentsReader:
         self.is_done = False
 
     def push(self, text: str) -> tuple[str, str]:
-        """Takes text; returns the part of it that is JSON, and the text behind the object."""
+        """Takes text; returns the part of it that is JSON, and the text after the object."""
         if self._value is not None:
             return self._inside(self._value, text, 0)
         text = text.lstrip()

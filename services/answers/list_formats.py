@@ -27,7 +27,7 @@ class ListFormat:
     """Key of the name; empty: the name is the key of the arguments."""
     arguments_key: str = "arguments"
     has_named_calls: bool = False
-    """Whether a name and its arguments may also stand behind the mark, without a list."""
+    """Whether a name and its arguments may also stand after the mark, without a list."""
 
     @property
     def markers(self) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ class ListParser(PartsParser):
         self._margin = Margin()
         self._arguments = ArgumentsReader()
         self._opened = ""
-        """The last mark before a list, and white space behind it."""
+        """The last mark before a list, and white space after it."""
 
     @property
     def num_done(self) -> int:

@@ -52,7 +52,7 @@ class MarkedFormat:
     section: tuple[str, str] = ("", "")
     """Texts around all calls, or around each call."""
     has_section_each: bool = False
-    """Whether each call has a section of its own."""
+    """Whether each call has its own section marks."""
     is_name_bare: bool = False
     """Whether nothing but white space, an argument or the end of the call marks the end of a
     name."""

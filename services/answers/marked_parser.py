@@ -108,7 +108,7 @@ class MarkedParser(PartsParser):
         return text
 
     def _in_head(self, text: str, parts: Parts) -> str:
-        """Reads the name, and what stands behind it."""
+        """Reads the name, and what stands after it."""
         body = text.lstrip()
         if not self._form.is_name_bare:
             end = body.find(self._name_end)
@@ -202,7 +202,7 @@ class _ParameterReader:
         self.is_done = False
 
     def push(self, text: str) -> str:
-        """Takes text; returns the text behind the end of the call."""
+        """Takes text; returns the text after the end of the call."""
         text = self._held + text
         self._held = ""
         while text and not self.is_done:

@@ -62,7 +62,7 @@ class Parts:
 
 class PartsParser(ABC):
     """Reads a stream of text in states. The state is a method, `_read`: it takes text, adds to the
-    parts what is certain, and returns the text behind what it took."""
+    parts what is certain, and returns the text after what it took."""
 
     @property
     def is_reasoning(self) -> bool:
@@ -99,7 +99,7 @@ class PartsParser(ABC):
 
 class Margin:
     """Passes text on without the white space beside removed parts, but for one stretch of it
-    between two texts: that before the part, or that behind it where there is none before."""
+    between two texts: that before the part, or that after it where there is none before."""
 
     __slots__ = ("_gap", "_has_text", "_held", "_is_beside")
 
@@ -136,7 +136,7 @@ class Margin:
 
 
 def split_at(text: str, markers: Sequence[str]) -> tuple[str, str, str]:
-    """The text before the first marker, the marker, the text behind it.
+    """The text before the first marker, the marker, the text after it.
 
     Without a marker: the text that is certainly no part of one, nothing, and the end that may yet
     become one.

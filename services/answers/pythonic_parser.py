@@ -43,7 +43,7 @@ class PythonicParser(PartsParser):
         return self._num_begun > self.num_done
 
     def flush(self) -> Parts:
-        # The rest of an unfinished call has no form in JSON, and text behind the list is no answer.
+        # The rest of an unfinished call has no form in JSON, and text after the list is no answer.
         return Parts("" if self._num_begun else self._held)
 
     def _before_list(self, text: str, parts: Parts) -> str:
@@ -128,7 +128,7 @@ class PythonicParser(PartsParser):
 
 
 def _has_arguments(text: str) -> bool | None:
-    """Whether a call's text behind its opening bracket is empty up to the closing one, or begins
+    """Whether a call's text after its opening bracket is empty up to the closing one, or begins
     with an argument by name; None where more text decides."""
     if _END.match(text) is not None or _ARGUMENT.match(text) is not None:
         return True

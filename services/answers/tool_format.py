@@ -13,8 +13,8 @@ class ToolFormat:
     """Format in which one family writes calls."""
 
     signs: tuple[tuple[str, ...], ...]
-    """Sets of texts; all texts of at least one of them occur in the chat templates of the
-    family."""
+    """Sets of texts that identify a format: a chat template belongs to it if it contains all texts
+    of one set."""
     calls: Callable[[Sequence[OfferedTool], bool], Form]
     """Grammar of an answer of nothing but calls; of exactly one call where the second argument says
     so."""

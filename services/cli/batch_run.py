@@ -79,8 +79,8 @@ class BatchRun:
 
 
 async def _answer(client: httpx.AsyncClient, line: Line, body: dict[str, Any]) -> httpx.Response:
-    """Reply to a request; one that meets a busy deployment, or a limit, waits as long as the reply
-    says."""
+    """Sends a request and returns its reply. If the deployment is busy or a limit is reached, waits
+    for the reply's `retry-after` and sends again."""
     for pause in _pauses():
         reply = await client.post(line.url, json=body)
         if reply.status_code not in BUSY or not reply.headers.get("retry-after"):
@@ -91,7 +91,7 @@ async def _answer(client: httpx.AsyncClient, line: Line, body: dict[str, Any]) -
 
 
 def _pauses() -> Iterator[float]:
-    """Least seconds behind each attempt."""
+    """Shortest pauses, in seconds, after each failed attempt."""
     for attempt in range(MAX_ATTEMPTS):
         yield 0.25 * 2**attempt
 

@@ -48,7 +48,7 @@ class Chat:
         self._client = client
         self._options = dict(options)
         self._is_resumable = True
-        """As far as the server has not said otherwise."""
+        """Whether streams can be resumed; true until the server refuses."""
         self.start_over(system)
 
     def models(self) -> list[str]:
@@ -255,7 +255,7 @@ def _speed(chat: Chat) -> str:
 
 
 def _steps(engine: dict[str, Any]) -> str:
-    """How many tokens a step of the engine brought, and how many of them were drafted."""
+    """Tokens of the answer for each step of the engine, and how many of them were drafted."""
     if not engine:
         return ""
     drafted = engine["draft_tokens"]

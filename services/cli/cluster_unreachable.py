@@ -1,4 +1,5 @@
-"""Errors of a cluster whose gateway or bus does not answer, or on whose bus nothing is said."""
+"""Errors of a cluster whose gateway or bus does not answer, or on whose bus no process announces
+itself."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ Name = Annotated[str, typer.Argument(help="Model name that clients send.")]
 
 
 class ModelError(Exception):
-    """A model was not loaded, or was not asked for; the message says why, in a sentence."""
+    """A model was not loaded, or its name is missing. The message is a sentence for the user."""
 
 
 class ModelClient:
@@ -192,8 +192,7 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
 
 
 def _bounds(fixed: int | None, least: int | None, most: int | None) -> dict[str, int]:
-    """Bounds of a model's replicas, of those that are given. Raises `ModelError`,
-    `SettingError`."""
+    """Replica bounds from the options that were given. Raises `ModelError`, `SettingError`."""
     if fixed is not None:
         if least is not None or most is not None:
             raise ModelError("--replicas goes without --min-replicas and --max-replicas")

@@ -47,11 +47,11 @@ NOT_ALONE = (
     "tokenizer_info",
     "trust_forwarded_prefix",
 )
-"""Settings of `headwater up` for clients other than the file: a deployment that serves it alone has
-none of them."""
+"""Settings of `headwater up` that `headwater run` does not take, since its deployment serves no
+other clients."""
 ADMIN_KEY = "HEADWATER_ADMIN_KEY"
 ALONE: dict[str, Any] = {"port": 0, "grpc_port": 0}
-"""It listens on free ports."""
+"""Settings of a deployment without clients of its own: it listens on free ports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ def _run_alone(
     run: BatchRun, options: RunOptions, settings: StackSettings, console: Console
 ) -> None:
     """Starts a deployment with a state folder of its own, and ends it when all is answered."""
-    # It would ask for keys, and nobody has added a tenant to it.
+    # The deployment would ask for keys, and has no tenants.
     os.environ.pop(ADMIN_KEY, None)
     with tempfile.TemporaryDirectory(prefix="headwater-run-") as folder:
         settings = replace(settings, state_dir=Path(folder), **ALONE).resolved()

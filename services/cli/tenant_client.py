@@ -122,7 +122,7 @@ def _key(key: Mapping[str, Any]) -> str:
 
 
 def _all_limits(tenant: Mapping[str, Any]) -> str:
-    """The tenant's own limits, then those of each model on a line of its own."""
+    """Rows of limits: the tenant's own limits, then one row for each model with limits."""
     models = [
         f"{shown(model)}: {_limits(limits)}" for model, limits in sorted(tenant["models"].items())
     ]

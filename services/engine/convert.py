@@ -6,9 +6,7 @@ Says where it stands on standard output, one JSON object a line: {"what", "done"
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,8 +19,6 @@ from headwater.engine_core.models import conversion, registry
 from headwater.engine_core.models.conversion import Converted
 from headwater.engine_core.models.packed_folder import pack_folder
 from headwater.engine_core.platforms.cpu_kernels import compile_kernels, packed_kernels
-from headwater.engine_core.weights.json_object import read_object
-from headwater.engine_core.weights.model_config import MAX_SIZES
 from headwater.engine_core.weights.model_file import DTYPES
 
 from ..models.gguf_check import GgufFileError, check_gguf
@@ -30,13 +26,12 @@ from ..models.manifest import LAYOUT, ModelManifest
 from ..runtime.progress import report_line
 from ..runtime.settings import read_settings, require, setting
 from ..text.gguf_tokenizer import GgufTokenizerError, write_tokenizer
-from ..text.model import SPECIAL_TOKENS
-from ..text.tokenizer import Tokenizer, TokenizerFilesError
-from ..text.vocabulary_files import write_from_vocabulary
+from ..text.tokenizer import Tokenizer
+from ..text.tokenizer_files_error import TokenizerFilesError
 from .judging_tokens import judging_tokens
 from .kernel_cache import with_kernel_cache
+from .tokenizer_files import copy_tokenizer, read_json
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 READ_ONLY = 0o444
 """Mode of a model's files: every stage may read them, and none writes them again."""
 
@@ -67,7 +62,7 @@ class ConvertSettings:
 
 def convert(settings: ConvertSettings) -> None:
     if settings.source.is_dir():
-        _copy_tokenizer(settings.source, settings.folder)
+        copy_tokenizer(settings.source, settings.folder)
     else:
         check_gguf(settings.source)
         write_tokenizer(settings.source, settings.folder)
@@ -95,39 +90,9 @@ def convert(settings: ConvertSettings) -> None:
         path.chmod(READ_ONLY)
 
 
-def _copy_tokenizer(source: Path, folder: Path) -> None:
-    """A chat template, and special tokens that are named in a file of their own, join
-    `tokenizer_config.json`, so that stages look in one place."""
-    is_fast = (source / "tokenizer.json").is_file()
-    if not is_fast:
-        write_from_vocabulary(source, folder)
-    # They are read again when weights have been converted, which takes minutes.
-    largest = Tokenizer.from_folder(source if is_fast else folder, vocab_size=0).largest_id
-    most = MAX_SIZES["vocab_size"]
-    if not 0 <= largest < most:
-        # Stages make lists of as many items.
-        raise ConfigError("largest token id of tokenizer.json", largest, f"0…{most - 1}")
-    _read_json(source / "generation_config.json")
-    for name in TOKENIZER_FILES:
-        # One that was made of a vocabulary has the source's fields too.
-        if (source / name).is_file() and not (folder / name).is_file():
-            shutil.copyfile(source / name, folder / name)
-    config = _read_json(folder / "tokenizer_config.json")
-    if "added_tokens_decoder" not in config:
-        # Older tools name special tokens in a file of their own, which counts until they write this
-        # list.
-        named = _read_json(source / "special_tokens_map.json")
-        config |= {name: named[name] for name in SPECIAL_TOKENS if name in named}
-    if (source / "chat_template.jinja").is_file():
-        config["chat_template"] = _read_text(source / "chat_template.jinja")
-    elif (template := _read_json(source / "chat_template.json").get("chat_template")) is not None:
-        config["chat_template"] = template
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, ensure_ascii=False, indent=2))
-
-
 def _manifest(settings: ConvertSettings, converted: Converted) -> ModelManifest:
-    config = _read_json(settings.folder / "config.json")
-    generation = _read_json(settings.folder / "generation_config.json")
+    config = read_json(settings.folder / "config.json")
+    generation = read_json(settings.folder / "generation_config.json")
     model = registry.read_config(settings.folder)
     sentence = registry.sentence_of(config)
     eos = _ends_of_answers(settings.folder, generation, config, model.vocab_size)
@@ -172,25 +137,13 @@ def _ends_of_answers(
 
 
 def _token_ids(name: str, given: object, vocab_size: int) -> tuple[int, ...]:
-    """Token ids of a config's field, of those that the model has. Raises `ConfigError`."""
+    """Token ids of a config's field that are in the model's vocabulary. Raises `ConfigError`."""
     ids: list[Any] = given if isinstance(given, list) else [] if given is None else [given]
     if not all(type(each) is int for each in ids):
         raise ConfigError(name, given, "a token id, a list of these, or none")
     # Some configs have -1 for none, or tokens that were never added: an engine refuses a request
     # that names such.
     return tuple(each for each in ids if 0 <= each < vocab_size)
-
-
-def _read_text(path: Path) -> str:
-    """Raises `ConfigError` for a file that is no text."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(path.name, f"byte {error.start} of it", "text in UTF-8") from None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    return read_object(path) if path.is_file() else {}
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import assert_never
 import msgspec
 import structlog
 
+from headwater.engine_core.expert_figures import ExpertFigures
 from headwater.engine_core.parallel.rank_facts import RankFigures
 from headwater.engine_core.step_output import EngineLoad
 from headwater.engine_core.system.ring import PeerGone
@@ -27,9 +28,11 @@ from .core_memory import CoreMemory
 from .core_watch import CoreWatch
 from .messages import (
     Command,
+    Experts,
     Failed,
     Idle,
     OfAdapterReports,
+    OfFigures,
     Prepared,
     Progress,
     Ranks,
@@ -75,6 +78,8 @@ class CoreClient:
         self.gone = asyncio.Event()
         """The core has ended by itself."""
         self.rank_figures: list[RankFigures] = []
+        self.expert_figures: ExpertFigures | None = None
+        """None: the model has no experts, or none has computed."""
         """Figures of each rank of the core; empty where it has none."""
         self.load = EngineLoad()
         """Load that the core reported last. Kept before `connect` too: a core that has just started
@@ -85,7 +90,7 @@ class CoreClient:
     @classmethod
     @contextlib.asynccontextmanager
     async def running(cls, settings: EngineSettings) -> AsyncIterator[CoreClient]:
-        """A core for the length of a scope."""
+        """A core inside the `with` block."""
         # Not the same for all: engines that stand still by one cause are not killed at once, and
         # the first may end it.
         link = cls(settings.hang_limit * random.uniform(1, MAX_JITTER))
@@ -171,7 +176,7 @@ class CoreClient:
         return self._watch.may_be_in_step
 
     async def _kill_when_hung(self) -> None:
-        """Its end is then what any other death of a core is."""
+        """Kills a hung core. The rest is as after any other death of a core."""
         await self._watch.until_hung()
         assert self._process is not None
         structlog.get_logger().error(
@@ -213,8 +218,7 @@ class CoreClient:
             try:
                 self._take(decode_report(message))
             except Exception as fault:
-                # Reports behind it have tokens and ends of other requests, which nothing says
-                # again.
+                # Later reports hold tokens and ends of other requests, and no report is repeated.
                 structlog.get_logger().error("a report of the engine core failed", exc_info=fault)
 
     def _take(self, report: Report) -> None:
@@ -257,12 +261,18 @@ class CoreClient:
             case Prepared():
                 self.is_prepared = True
                 structlog.get_logger().info("prepared")
-            case Ranks():
-                self.rank_figures = report.figures
+            case Ranks() | Experts():
+                self._note_figures(report)
             case Failed():
                 self._settle(CoreFailed(report.reason))
             case _:
                 assert_never(report)
+
+    def _note_figures(self, report: OfFigures) -> None:
+        if isinstance(report, Ranks):
+            self.rank_figures = report.figures
+        else:
+            self.expert_figures = report.figures
 
     def _settle(self, start: Ready | CoreFailed) -> None:
         self._start_result = self._start_result or start

@@ -12,8 +12,8 @@ from .kernel_cache import with_kernel_cache
 
 
 def core_environment(threads: int, env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment of a core: so many threads compute, those that wait spin from one operation
-    of the model to the next but not longer, and kernels are kept."""
+    """Environment of a core: the number of computing threads, how long idle threads spin (from one
+    operation of the model to the next), and where kernels are kept."""
     environment = {
         name: value
         for name, value in env.items()

@@ -56,7 +56,7 @@ class CoreMemory:
         return self._mask_reports.pop()
 
     def close(self) -> None:
-        """Closes the server's ends but those of commands and reports."""
+        """Closes all ends of the server except those of commands and reports."""
         for reader in self._mask_reports:
             reader.close()
         os.close(self._masks)

@@ -37,6 +37,7 @@ from ..runtime.settings import read_settings
 from .block_keys import read_block_seal
 from .core_adapters import CoreAdapters, host_adapters_of
 from .core_peers import open_peer_link
+from .figure_reports import FigureReports
 from .kept_costs import KeptCosts
 from .mask_table import map_masks
 from .messages import (
@@ -67,7 +68,6 @@ from .messages import (
     decode_command,
     encode,
 )
-from .rank_reports import RankReports, rank_reports_of
 from .rates import MeasuredExecutor
 from .settings import EngineSettings
 from .speculation import build_speculator, drafters_of
@@ -81,7 +81,10 @@ WAITING_SECONDS = 1.0
 REPEAT_SECONDS = 10.0
 """Between two words about a start that has come no further."""
 FACTS = ("dtype", "kv_format", "vocab_size", "numerics_id", "refused_fields")
-SIZES = ("block_size", "max_model_len", "max_num_seqs", "num_rows", "max_draft_tokens")
+SIZES = (
+    *("block_size", "max_model_len", "max_num_seqs", "num_rows", "max_draft_tokens"),
+    "blocks_seen",
+)
 """Facts of the model and limits of the engine that the server is told as they are."""
 QUIET_SECONDS = 0.05
 """Without a command after which an engine that has worked prepares later steps: who asks one thing
@@ -93,7 +96,7 @@ def run(
     executor: MeasuredExecutor,
     commands: RingReader,
     reports: RingWriter,
-    rank_reports: RankReports | None = None,
+    figures: FigureReports | None = None,
     host_adapters: HostAdapters | None = None,
 ) -> None:
     """Steps until the server closes the command ring. What a step says is written once the next one
@@ -110,8 +113,8 @@ def run(
     with contextlib.suppress(PeerGone), contextlib.closing(adapters):
         while True:
             has_work = waits_for not in (WaitsFor.WORK, WaitsFor.TIME)
-            if rank_reports is not None:
-                rank_reports.send_when_due(is_idle=not has_work)
+            if figures is not None:
+                figures.send_when_due(is_idle=not has_work)
             if has_work:
                 is_idle = False
                 if waits_for is not WaitsFor.NOTHING:
@@ -159,8 +162,8 @@ class LateReport:
 
 
 class WaitReports:
-    """Reports of a core that waits for blocks: from one that says nothing, its server concludes
-    that it hangs."""
+    """Sends reports while the core waits for blocks. Without reports the server would take the core
+    for hung."""
 
     def __init__(self, reports: RingWriter) -> None:
         self._reports = reports
@@ -296,14 +299,16 @@ def main() -> None:
         with contextlib.closing(engine):
             collector.leave_out_what_exists()
             reports.write(
-                encode(_ready(engine, config, facts, longest_step, drafters_of(settings), link))
+                encode(
+                    _ready(engine, config, facts, longest_step, drafters_of(settings, facts), link)
+                )
             )
             run(
                 engine,
                 measured,
                 commands,
                 reports,
-                rank_reports_of(executor, reports),
+                FigureReports(executor, reports),
                 host_adapters_of(executor),
             )
 

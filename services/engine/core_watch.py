@@ -15,9 +15,9 @@ TICK_SECONDS = 1.0
 
 
 class CoreWatch:
-    """The core owes a word from what it is told until it says that it is idle. Silence counts in
-    ticks of this process, so that one that stood still with the core, or has to wait for the
-    machine as long, suspects nobody."""
+    """Detects a hung core: after each command the core must report until it reports that it is
+    idle. Silence is counted in ticks of this process, so a machine that stalls both does not make
+    the core suspect."""
 
     def __init__(self, limit: float) -> None:
         """`limit` in seconds; 0: none."""

@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
+from headwater.engine_core.expert_figures import ExpertFigures
 from headwater.engine_core.parallel.rank_facts import RankFigures
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.step_output import EngineLoad
@@ -92,7 +93,7 @@ class EngineServer:
         self._is_open = True
 
     def session(self) -> AbstractContextManager[EngineSession]:
-        """A session for the length of a scope; leaving it cancels its streams."""
+        """A session inside the `with` block; leaving it cancels its streams."""
         return self._sessions.session(self)
 
     def check_open(self) -> None:
@@ -107,6 +108,7 @@ class EngineServer:
 
     def enter(self, request: NewRequest, grammar: bytes) -> None:
         self.num_prompt_tokens += len(request.prompt_ids)
+        self.adapters.note_use(request.adapter)
         if grammar:
             self.grammars.enter(request, grammar)
         else:
@@ -121,6 +123,10 @@ class EngineServer:
 
     def session_changed(self) -> None:
         self._sessions.note_changed()
+
+    @property
+    def expert_figures(self) -> ExpertFigures | None:
+        return self._core.expert_figures
 
     @property
     def rank_figures(self) -> list[RankFigures]:

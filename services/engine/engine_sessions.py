@@ -21,7 +21,7 @@ class EngineSessions:
 
     @contextlib.contextmanager
     def session(self, host: Host) -> Iterator[EngineSession]:
-        """A session for the length of a scope; leaving it cancels its streams."""
+        """A session inside the `with` block; leaving it cancels its streams."""
         session = EngineSession(host)
         self._sessions.add(session)
         try:
@@ -43,7 +43,8 @@ class EngineSessions:
             try:
                 session.deliver(output)
             except Exception as fault:
-                # Its streams lack what this step said of them; those of other sessions go on.
+                # Streams of this session lack this step's output; streams of other sessions
+                # continue.
                 structlog.get_logger().error("a step was not delivered", exc_info=fault)
                 session.end(
                     Unavailable(

@@ -73,8 +73,8 @@ class Rows:
         return chosen
 
     def within(self, limit: int) -> Iterator[Rows]:
-        """The same rows in parts whose encoding stays within `limit` bytes; a single row is not
-        split."""
+        """The same rows in several frames whose encoding is at most `limit` bytes each; a single
+        row is not split."""
         if len(self.stream_ids) <= 1 or self._most_bytes() <= limit:
             yield self
             return

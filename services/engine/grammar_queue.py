@@ -102,7 +102,7 @@ class GrammarQueue:
         del self._waiting[request.key]
 
     def _entered(self, request: NewRequest, task: asyncio.Task[None]) -> None:
-        """Whatever a grammar makes of those who compile it, its stream does not wait for ever."""
+        """If compiling fails for any reason, the request still gets an answer."""
         log_failure(task)
         fault = None if task.cancelled() else task.exception()
         if fault is not None and self._waiting.pop(request.key, None) is not None:

@@ -105,7 +105,7 @@ class GrammarCompiler:
         try:
             await asyncio.shield(compiled.first)
         except (LimitExceeded, Unavailable):
-            # It was not tried: the next request tries it.
+            # The grammar was not tried, so the next request tries it.
             self._kept.drop(key)
             raise
         family = await self._roomiest(compiled)
@@ -156,7 +156,7 @@ class GrammarCompiler:
 
     def _compiling(self, grammar: bytes, asker: Asker) -> asyncio.Task[Family]:
         compiling = asyncio.create_task(self._compile(grammar, asker))
-        # All that wait for it may have gone.
+        # All requests that wait for the grammar may have ended.
         compiling.add_done_callback(lambda done: done.cancelled() or done.exception())
         return compiling
 

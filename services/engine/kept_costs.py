@@ -103,6 +103,6 @@ def _key(settings: EngineSettings, config: EngineConfig, facts: ModelFacts) -> s
     of_plans = (config.async_depth, config.num_groups, config.max_draft_tokens)
     sizes = settings.tensor_parallel_size, settings.pipeline_parallel_size, settings.stage_hosts
     ranks = *sizes, settings.peer_access
-    drafts = str(settings.draft_model), str(settings.draft_heads)
+    drafts = str(settings.draft_model), str(settings.draft_heads), facts.has_mtp
     what = facts.numerics_id, of_steps, of_plans, ranks, drafts, settings.threads, usable_cores()
     return hashlib.blake2b(repr(what).encode(), digest_size=DIGEST_BYTES).hexdigest()

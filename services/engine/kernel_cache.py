@@ -46,8 +46,8 @@ def with_kernel_cache(env: Mapping[str, str], *, installed: Path = INSTALLED) ->
 
 
 def _copy_missing(installed: Path, folder: Path) -> None:
-    """Copies entries that the folder lacks; each appears whole, also to engines that start beside.
-    Raises `OSError`."""
+    """Copies entries that the folder lacks. Each entry appears complete, also to engines that start
+    at the same time. Raises `OSError`."""
     if not installed.is_dir() or (folder.is_dir() and installed.samefile(folder)):
         return
     folder.mkdir(parents=True, exist_ok=True)

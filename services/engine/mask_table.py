@@ -18,7 +18,7 @@ def create_mask_memory() -> int:
 
 def map_masks(memory: int, num_positions: int, num_rows: int, vocab_size: int) -> Int32Array:
     """int32 [num_positions, num_rows, words], a mask for each position of a row: its next output,
-    and the one behind each of its drafts. Bit i of word w stands for token 32 w + i. What is not
+    and the one after each of its drafts. Bit i of word w stands for token 32 w + i. What is not
     written costs nothing, unless a GPU reads the table: it is pinned as a whole then."""
     num_words = -(-vocab_size // 32)
     num_bytes = 4 * num_positions * num_rows * num_words

@@ -50,7 +50,7 @@ def num_mask_threads() -> int:
 
 @dataclass(slots=True, eq=False)
 class Family:
-    """Copies of one compiled grammar: only one of them can be advanced at a time."""
+    """Copies of one compiled grammar. They share a lock, so one copy advances at a time."""
 
     root: LLMatcher
     seconds: float
@@ -59,8 +59,8 @@ class Family:
     """Memory that compiling it took."""
     num_members: int = 0
     is_spent: bool = False
-    """Whether one of its copies has failed. What copies find out, they share, the limits on it
-    too: another copy would fail earlier."""
+    """Whether a copy has failed. Copies share their caches and limits, so another copy would fail
+    earlier."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -125,7 +125,7 @@ class MaskWriter:
         self._table = table
         self._send = send
         self._observe = observe
-        # Drafts of the next step, and where that step is in flight, of the step behind it.
+        # Drafts of the next step, and where that step is in flight, of the step after it.
         self._most_forced = 2 * len(table) - 1 if len(table) > 1 else 0
         self._followers: dict[int, Follower] = {}
         self._holders: dict[int, Follower] = {}
@@ -293,7 +293,7 @@ class MaskWriter:
                 each.family.is_spent |= each.matcher.is_error()
 
     def _fill_behind_drafts(self, followers: list[Follower]) -> None:
-        """Writes a mask behind each draft, position by position. Behind a draft that the mask
+        """Writes a mask after each draft, position by position. Behind a draft that the mask
         before it does not allow everything is: that draft is never drawn, and something has to be
         allowed. So it is behind a draft after which the grammar cannot be followed; the answer ends
         when that draft is read as a token."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from headwater.engine_core.expert_figures import ExpertFigures
 from headwater.engine_core.kv.peer_link import (
     HolderLeft,
     LeaseCopied,
@@ -148,7 +149,7 @@ class Progress(msgspec.Struct, tag="progress", array_like=True):
     done: int
     total: int
     at: float
-    """When the core said so, as time.time() tells it: the server may hear it later."""
+    """Time of the report on `time.time()`; the server may read it later."""
 
 
 class Ready(msgspec.Struct, tag="ready", array_like=True):
@@ -178,6 +179,8 @@ class Ready(msgspec.Struct, tag="ready", array_like=True):
     num_peer_rows: int = 0
     """Rows of the memory through which blocks go from and to other engines; 0: none do."""
     peer_row_bytes: int = 0
+    blocks_seen: tuple[int, ...] = ()
+    """See `EngineConfig.blocks_seen`."""
 
 
 class Failed(msgspec.Struct, tag="failed", array_like=True):
@@ -221,6 +224,12 @@ class Ranks(msgspec.Struct, tag="ranks", array_like=True):
     figures: list[RankFigures]
 
 
+class Experts(msgspec.Struct, tag="experts", array_like=True):
+    """Figures of the model's experts so far."""
+
+    figures: ExpertFigures
+
+
 class AdapterRead(msgspec.Struct, tag="adapter_read", array_like=True):
     """An adapter was read, or is refused."""
 
@@ -259,7 +268,8 @@ class BlocksLent(msgspec.Struct, tag="lent", array_like=True):
 ToPeers = PullBlocks | EndPull | CopiedPull | BlocksLent
 OfAdapterReports = AdapterRead | AdapterDropped
 OfSteps = Step | Idle | Waiting
-Report = Progress | Ready | Failed | OfSteps | Prepared | Ranks | OfAdapterReports | ToPeers
+OfFigures = Ranks | Experts
+Report = Progress | Ready | Failed | OfSteps | Prepared | OfFigures | OfAdapterReports | ToPeers
 
 
 class Ends(msgspec.Struct):

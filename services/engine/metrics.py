@@ -11,8 +11,11 @@ from prometheus_client import REGISTRY, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from headwater.engine_core.expert_figures import ExpertFigures
 from headwater.engine_core.parallel.rank_facts import RankFigures
 from headwater.engine_core.step_output import EngineLoad
+
+from .adapters import EngineAdapters
 
 _SECONDS = (
     0.0003,
@@ -81,7 +84,11 @@ class Measured(Protocol):
     @property
     def rank_figures(self) -> Sequence[RankFigures]: ...
     @property
+    def expert_figures(self) -> ExpertFigures | None: ...
+    @property
     def cache_config(self) -> Mapping[str, str]: ...
+    @property
+    def adapters(self) -> EngineAdapters: ...
 
 
 class EngineCollector(Collector):
@@ -150,6 +157,8 @@ class EngineCollector(Collector):
         yield from self._tiers(load)
         yield from self._speculation(load)
         yield from self._ranks(self._server.rank_figures)
+        yield from self._adapters(self._server.adapters)
+        yield from self._experts(self._server.expert_figures)
         yield self._counter(
             "num_preemptions", "Requests that gave up their blocks", load.num_preemptions
         )
@@ -203,6 +212,38 @@ class EngineCollector(Collector):
         for name, (text, field) in families.items() if figures else ():
             values = {str(rank): getattr(each, field) for rank, each in enumerate(figures)}
             yield self._labelled(name, text, "rank", values)
+
+    def _adapters(self, adapters: EngineAdapters) -> Iterator[Metric]:
+        yield self._gauge(
+            "adapter_host_bytes", "Host memory that adapters take, in bytes", adapters.num_bytes
+        )
+        yield self._counter(
+            "adapter_evictions", "Adapters that left host memory for others", adapters.num_evicted
+        )
+
+    def _experts(self, figures: ExpertFigures | None) -> Iterator[Metric]:
+        """Metrics of experts; none of a model without experts."""
+        if figures is None:
+            return
+        yield self._labelled(
+            "expert_rows",
+            "Tokens that chose an expert, by its index, over all layers",
+            "expert",
+            {str(expert): count for expert, count in enumerate(figures.num_rows)},
+        )
+        yield self._labelled_gauge(
+            "expert_largest_share",
+            "Share of a layer's rows that its most chosen expert has, 0 to 1, by number among the "
+            "layers with experts",
+            "layer",
+            {str(layer): share for layer, share in enumerate(figures.largest_shares)},
+        )
+        yield self._gauge(
+            "step_experts", "Experts that a recent step read, over all layers", figures.num_read
+        )
+        yield self._gauge(
+            "step_expert_bytes", "Bytes of their weights, as stored", figures.num_bytes_read
+        )
 
     def _tiers(self, load: EngineLoad) -> Iterator[Metric]:
         hits = load.hits_by_tier
@@ -274,7 +315,7 @@ class EngineCollector(Collector):
         return family
 
     def _labelled_gauge(
-        self, name: str, text: str, label: str, values: Mapping[str, int]
+        self, name: str, text: str, label: str, values: Mapping[str, float]
     ) -> Metric:
         family = GaugeMetricFamily(f"headwater_{name}", text, labels=["model_name", label])
         for value, count in values.items():
@@ -289,7 +330,7 @@ class EngineCollector(Collector):
 
 @contextlib.contextmanager
 def collected(server: Measured, model_name: str) -> Iterator[None]:
-    """Shows the server to whoever scrapes this process, for the length of a scope."""
+    """Shows the server to whoever scrapes this process, inside the `with` block."""
     collector = EngineCollector(server, model_name)
     REGISTRY.register(collector)
     try:

@@ -41,7 +41,7 @@ seconds on CPUs."""
 
 @dataclass(slots=True, eq=False)
 class _Sending:
-    """A pull whose answer is on its way."""
+    """A pull whose answer is being sent."""
 
     pull_id: int
     lent: Lent
@@ -172,7 +172,7 @@ class PeerLeases:
 
     @contextlib.contextmanager
     def session(self) -> Iterator[LeaseSession]:
-        """A session for the length of a scope; leaving it ends its leases."""
+        """A session inside the `with` block; leaving it ends its leases."""
         session = LeaseSession(self)
         self._sessions.add(session)
         try:
@@ -222,7 +222,7 @@ class PeerLeases:
         return len(lent.rows) * int(self._records.shape[1])
 
     def read(self, lent: Lent, start: int) -> bytes:
-        """The next bytes of the records from `start` on, within one of them."""
+        """The next bytes of the records after `start`, up to the end of one record."""
         if start >= self.num_bytes(lent):
             return b""
         number, at = divmod(start, self._records.shape[1])

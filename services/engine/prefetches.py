@@ -50,7 +50,7 @@ class OpenPrefetches:
             self._send(EndPrefetch(new.number))
 
     def end(self) -> None:
-        """Ends all of them, those that come later included: the engine leaves."""
+        """Ends all prefetches, and refuses later ones, since the engine shuts down."""
         self._is_over.set()
 
 

@@ -48,7 +48,8 @@ class Limits:
     drafters: tuple[str, ...] = DRAFTERS
     """Drafters that the engine has."""
     has_adapter: Callable[[bytes], bool] = operator.not_
-    """Whether requests may have the adapter with this hash; all may have none."""
+    """Function that returns whether the engine has the adapter with this hash; true for the empty
+    hash."""
 
 
 class PendingAdd:

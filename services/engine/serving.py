@@ -55,6 +55,7 @@ async def _serve_ready(
             core, ready, events, replica.model.name, compiler, tracing, settings.role
         )
         await compiler.read()
+        server.adapters.max_bytes = settings.adapter_host_memory
         await load_modules(server.adapters, settings.lora_modules)
         async with _peers_joined(core, ready, replica) as peers:
             await _serve_clients(settings, core, server, replica, peers, life)

@@ -144,7 +144,7 @@ class EngineSession:
             self.cancel(stream_id, PREFILLED)
 
     def cancel(self, stream_id: int, reason: str) -> bool:
-        """Ends a stream within a step; False when there is none of that id."""
+        """Ends a stream within a step. Returns False if no stream has the id."""
         if (first_stream := self._first_of_pending(stream_id)) is not None:
             pending = self._pending[first_stream]
             pending.cancelled[stream_id] = reason
@@ -337,7 +337,7 @@ class EngineSession:
             # Credit for a stream that just ended is late, not wrong.
             if (stream := self._streams.get(credit.stream_id)) is not None:
                 stream.granted += credit.tokens
-                # Its reader takes tokens, however soon these are used up.
+                # The reader of this stream takes tokens, however soon they are used up.
                 stream.starved_since = None
                 stream.is_stalled = False
                 granted.append((stream.key, credit.tokens))
@@ -345,7 +345,8 @@ class EngineSession:
             self._host.send(Credit([key for key, _ in granted], [tokens for _, tokens in granted]))
 
     def _probe(self, asked: Iterable[int]) -> None:
-        """Ends those that are not here; whether the core still has the others is its to say."""
+        """Reports the end of requests that this engine does not have. The core answers for the
+        others."""
         known = []
         missing = []
         for stream_id in asked:
@@ -357,7 +358,7 @@ class EngineSession:
             self._host.send(Probe(known))
         if missing:
             self._say_missing(missing)
-        # Without it an engine that is busy and one that is none look the same.
+        # Without this report a busy engine and a dead one look the same to the gateway.
         self._outbox.put([pb.EngineFrame(answered=True)])
 
     def _say_missing(self, stream_ids: Sequence[int]) -> None:

@@ -21,7 +21,7 @@ from ..runtime.settings import (
     require,
     setting,
 )
-from ..runtime.speculation import DRAFTERS, MAX_DRAFT_TOKENS, MODES
+from ..runtime.speculation import DRAFTERS, MAX_DRAFT_TOKENS, OFF, SPECULATIONS
 
 LOAD_FORMATS = ("auto", "dummy", "dummy-uniform")
 KV_CACHE_DTYPES = ("auto", "fp8")
@@ -34,14 +34,17 @@ CHOICES = {
     "kv_cache_dtype": KV_CACHE_DTYPES,
     "activation_dtype": ACTIVATION_DTYPES,
     "quantization": QUANTIZATIONS,
-    "speculation": MODES,
+    "speculation": SPECULATIONS,
     "role": ROLES,
     "numerics": NUMERICS,
     "kv_peer_direct": ("auto", "off"),
     "peer_access": ("auto", "off"),
 }
 _NUMBERS = ("num_blocks", "max_model_len", "long_prefill_chunk", "threads")
-_BYTES = ("kv_cache_memory", "kv_swap_memory", "kv_peer_memory", "adapter_memory")
+_BYTES = (
+    *("kv_cache_memory", "kv_swap_memory", "kv_peer_memory"),
+    *("adapter_memory", "adapter_host_memory"),
+)
 _SECONDS = ("drain_limit", "hang_limit", "simulated_step_seconds", "simulated_prefill_seconds")
 NEVER_NEGATIVE = dict.fromkeys(_NUMBERS, "0 or more") | dict.fromkeys(_BYTES, "0 or more bytes")
 NEVER_NEGATIVE |= dict.fromkeys(_SECONDS, "0 or more seconds")
@@ -124,6 +127,11 @@ class EngineSettings(StageSecuritySettings):
     adapter_memory: int = setting(
         0, "bytes of device memory for adapters (LoRA); others wait in host memory; 0: none"
     )
+    adapter_host_memory: int = setting(
+        8 << 30,
+        "bytes of host memory for adapters; the least recently used leave it, and are read again for "
+        "the next request",
+    )
     lora_modules: tuple[str, ...] = setting((), "adapters to serve, each NAME=FOLDER")
     kv_cache_dtype: str = setting(
         "auto", "auto (the weights' dtype) or fp8 (half the memory, faster, less exact; GPU)"
@@ -149,7 +157,9 @@ class EngineSettings(StageSecuritySettings):
     )
     async_depth: int = setting(2, "steps in flight at once, 1…4")
     speculation: str = setting(
-        "auto", "auto (drafts tokens where that is faster, with the same answers) or off"
+        "auto",
+        "auto (drafts tokens where that is faster, with the same answers), mtp (as auto, and the "
+        "layer for multi-token prediction of the model's checkpoint has to draft) or off",
     )
     drafters: tuple[str, ...] = setting(
         DRAFTERS, f"what drafts: {' and '.join(DRAFTERS)}, or one of them"
@@ -176,6 +186,10 @@ class EngineSettings(StageSecuritySettings):
         1,
         "ranks (processes) that divide every layer; on a CPU at most one for each core, or for "
         "each of --threads",
+    )
+    expert_parallel: bool = setting(
+        False,
+        "each of these ranks has some of the experts whole, rather than a share of every expert",
     )
     pipeline_parallel_size: int = setting(
         1, "pipeline stages, each a process with some of the layers, 1…4"
@@ -265,7 +279,7 @@ class EngineSettings(StageSecuritySettings):
 
     @property
     def speculates(self) -> bool:
-        return self.speculation == "auto"
+        return self.speculation != OFF
 
     def _check_adapters(self) -> None:
         for module in self.lora_modules:

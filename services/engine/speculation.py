@@ -22,7 +22,7 @@ from headwater.engine_core.scheduling.speculation.grammar_drafts import GrammarD
 from headwater.engine_core.scheduling.speculation.model_speculator import ModelSpeculator
 from headwater.engine_core.scheduling.speculation.speculator import Speculator
 
-from ..runtime.speculation import DRAFT_HEADS, DRAFT_MODEL
+from ..runtime.speculation import DRAFT_HEADS, DRAFT_MODEL, MTP
 from .kept_costs import KeptCosts
 from .settings import EngineSettings
 
@@ -32,16 +32,19 @@ WORTHWHILE_GAP = 0.05
 NOTHING_KEPT = KeptCosts(None)
 
 
-def drafters_of(settings: EngineSettings) -> tuple[str, ...]:
+def drafters_of(settings: EngineSettings, facts: ModelFacts) -> tuple[str, ...]:
     """Names of the drafters that a request may ask for; none where the engine does not
     speculate."""
     if not settings.speculates:
         return ()
-    return (*settings.drafters, name) if (name := _model_of(settings)) else settings.drafters
+    name = _model_of(settings, facts)
+    return (*settings.drafters, name) if name else settings.drafters
 
 
-def _model_of(settings: EngineSettings) -> str:
+def _model_of(settings: EngineSettings, facts: ModelFacts) -> str:
     """The drafter that computes its drafts; empty: there is none."""
+    if facts.has_mtp:
+        return MTP
     if settings.draft_heads is not None:
         return DRAFT_HEADS
     return (
@@ -58,7 +61,7 @@ def build_speculator(
     facts: ModelFacts,
     kept: KeptCosts = NOTHING_KEPT,
 ) -> Speculator | None:
-    """Builds the scheduler's speculator: `drafters_of(settings)`, up to config.max_draft_tokens a
+    """Builds the scheduler's speculator: `drafters_of` the settings, up to config.max_draft_tokens a
     row and step. None: nothing is drafted. Measures steps of the executor, with nothing in flight,
     unless their costs are kept."""
     if not settings.speculates:
@@ -74,7 +77,7 @@ def build_speculator(
         "vocab_size": vocab_size,
     }
     speculator: Speculator
-    if name := _model_of(settings):
+    if name := _model_of(settings, facts):
         most = facts.most_device_drafts
         passes = kept.get("passes", lambda: measured_passes(executor, config, most_drafts=most))
         logger.info("a pass of %s: %.2f ms for one row", name, 1000 * float(passes.of(1)))

@@ -43,7 +43,7 @@ class TenantSweep:
     @classmethod
     @contextlib.asynccontextmanager
     async def running(cls, bus: Bus, root: Path | None) -> AsyncIterator[None]:
-        """Sweeps for the length of a scope; without a folder there is nothing to sweep."""
+        """Sweeps inside the `with` block; without a folder there is nothing to sweep."""
         if root is None:
             yield
             return

@@ -39,7 +39,7 @@ class WaitingCredits:
 
     @contextlib.asynccontextmanager
     async def running(self, bus: Bus, model_key: str) -> AsyncIterator[WaitingCredits]:
-        """Listens to the gateways for the length of a scope."""
+        """Listens to the gateways inside the `with` block."""
         async with (
             bus.subscribe(subjects.every_backlog(model_key)) as backlogs,
             owned_task(self._read(backlogs)),

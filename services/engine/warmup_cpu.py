@@ -30,7 +30,7 @@ SMALLEST_MODEL = {
     "torch_dtype": "bfloat16",
     "vocab_size": 256,
 }
-"""Its weights are random; it is computed for the kernels that this takes."""
+"""Config of a model with random weights, run once so that its kernels are compiled."""
 
 
 def main() -> None:

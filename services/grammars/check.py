@@ -127,8 +127,8 @@ def _answer(writer: int, work: Callable[[], str | None]) -> NoReturn:
 
 
 class Checks:
-    """Forks that run, beside each other. What this process has read stays ready for the next one,
-    whatever becomes of a fork."""
+    """Forks that run at the same time. What this process has read stays loaded for later checks,
+    however a fork ends."""
 
     def __init__(self, questions: int) -> None:
         """`questions` is the descriptor from which lines are read."""

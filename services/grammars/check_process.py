@@ -37,8 +37,8 @@ class CheckDied(Exception):
 
     @property
     def is_of_memory(self) -> bool:
-        """Whether the signal is the one of native code that is refused memory or has used up its
-        stack. Another process may have sent it, though."""
+        """Whether the signal is one that native code gets when it is refused memory or overflows
+        its stack. Another process may also have sent it."""
         return -self.returncode in (signal.SIGABRT, signal.SIGSEGV)
 
 
@@ -100,7 +100,7 @@ class CheckProcess:
 
     def _send(self, message: Question | dict[str, int]) -> None:
         assert self._process.stdin is not None
-        # Where the process is gone, the end of its output answers what was asked.
+        # If the process is gone, the end of its output ends the wait for the answer.
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
             self._process.stdin.flush()

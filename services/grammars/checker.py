@@ -27,7 +27,7 @@ from .check_process import CheckDied, CheckProcess, Question, Verdict
 from .grammars import GrammarError
 
 MAX_CHECKS = 4
-"""Checks at once. One of them is for a tenant that has none."""
+"""Number of checks at once. One place is reserved for tenants that have no check running."""
 LIMITS = QueueLimits(num_waiting=256, num_bytes=16 << 20, wait_seconds=10.0)
 MAX_REMEMBERED_BYTES = 2 << 20
 VERDICT_BYTES = 256
@@ -100,7 +100,7 @@ class GrammarChecker:
 
 
 class _Process:
-    """The process that checks grammars: started when there is none."""
+    """The process that checks grammars, started on first use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -71,7 +71,7 @@ class _Walk:
         return self._alone.get(id(schema), False)
 
     def is_closed(self, schema: Schema) -> bool:
-        """Whether nothing but `properties` says what the object has."""
+        """Whether `properties` alone determines the properties of the object."""
         if (
             "properties" not in schema
             or not OPENING.isdisjoint(schema)

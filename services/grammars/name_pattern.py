@@ -84,14 +84,15 @@ class _Automaton:
 
 
 _Build = Callable[[_Automaton, int], int]
-"""Adds an expression behind a state, and returns the state behind it."""
+"""Adds an expression behind a state, and returns the state after it."""
 
 
 class Names:
     """Names that begin alike."""
 
     def __init__(self, names: Collection[str], length: int = 0) -> None:
-        """`length` is the number of characters that they have in common, as far as was looked."""
+        """`length` is the number of leading characters that all names of these states share, as far
+        as they were compared."""
         self._names = names
         self.length = length
 
@@ -129,7 +130,7 @@ class NamePattern:
         return self._is_end(states, name)
 
     def only_names(self, names: Names) -> list[str] | None:
-        """Names of the given ones that it matches; None where it matches any other name."""
+        """The given names that the pattern matches; None if it also matches other names."""
         matched = list[str]()
         # Names that begin alike, with the states behind what they have in common.
         waiting: list[tuple[Names, Collection[int]]] = [(names, {self._start})]

@@ -7,8 +7,8 @@ from ..runtime.errors import BadRequest
 
 
 def check_spelling(param: str, text: str, missing: frozenset[int]) -> None:
-    """Raises `BadRequest` naming the first character of the text that has one of the missing
-    bytes in UTF-8."""
+    """Raises `BadRequest` that names the first character of the text whose UTF-8 needs a byte
+    outside of the vocabulary."""
     spelled = text.encode()
     if len(spelled.translate(None, bytes(missing))) == len(spelled):
         return

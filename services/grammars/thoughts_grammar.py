@@ -42,7 +42,7 @@ def behind_thoughts(
     if grammars:
         grammars[0]["name"] = grammars[0].get("name", ANSWER)
         answer = f"@{grammars[0]['name']}"
-    # Larger counts than those of any context are none that llguidance reads.
+    # llguidance does not read counts that are larger than any context.
     budget = (
         min(sampling.thinking_token_budget, model.limits.max_model_len)
         if has_budget

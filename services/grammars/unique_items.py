@@ -28,8 +28,8 @@ _OF_DOCUMENTS = {"$defs", "definitions", "$schema"}
 
 
 def list_unique_arrays(root: Schema, part: Schema) -> None:
-    """Writes `uniqueItems` of a subschema in place as an enumeration of all arrays, or removes it
-    where an array has one item at most. Leaves all others as they are."""
+    """Replaces `uniqueItems` of a subschema, in place, by an enumeration of all arrays; removes it
+    where an array has at most one item. Other arrays are unchanged."""
     if part.get("uniqueItems") is not True:
         return
     most = part.get("maxItems")
@@ -77,6 +77,6 @@ def _once(values: list[Any]) -> list[Any]:
 
 
 def _has_type(value: object, declared: object) -> bool:
-    """Whether a constant has the declared type, or one of those in a list."""
+    """Whether a constant has the declared type, or one of the declared types."""
     names = declared if isinstance(declared, list) else [declared]
     return declared is None or any(_TYPES.get(name) is type(value) for name in names)

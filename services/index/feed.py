@@ -72,7 +72,7 @@ class IndexFeed:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[IndexFeed]:
-        """Follows every engine that is a member, for the length of a scope."""
+        """Follows every engine that is a member, inside the `with` block."""
         async with (
             self._bus.subscribe(subjects.EVERY_KV_EVENT) as batches,
             owned_task(self._read(batches)),
@@ -142,7 +142,7 @@ class IndexFeed:
         on. For a replica that is not followed this is all that is known."""
         index = self.index(member.model_key)
         if index.column(member.replica_id) is None:
-            column = index.open(member.replica_id, member.epoch)
+            column = index.open(member.replica_id, member.epoch, member.blocks_seen)
             column.is_synced = False
             index.publish(column, 0)
         index.expect(member.replica_id, hashes, seconds, start)

@@ -183,7 +183,9 @@ class Follower:
 
     async def _copy(self, engine: Any) -> None:
         """Fills a new column from a snapshot and swaps it in."""
-        column = self._index.open(self._member.replica_id, self._member.epoch)
+        column = self._index.open(
+            self._member.replica_id, self._member.epoch, self._member.blocks_seen
+        )
         is_published = False
         try:
             async for part in engine.KvSnapshot(

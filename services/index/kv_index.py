@@ -17,6 +17,8 @@ from heapq import heapify, heappop, heappush
 
 from headwater.proto import events_pb2
 
+from .continuation import ALL_BLOCKS, last_continued, name_of
+
 MAX_BLOCKS = 1_000_000
 """Largest number of entries, about 0.2 kB each with their share of the columns; the least recently
 used are evicted first."""
@@ -55,6 +57,8 @@ class Column:
     """Whether no batch is missing."""
     is_whole: bool = True
     """Whether no block was evicted here, so that count and checksum can be compared."""
+    blocks_seen: tuple[int, ...] = ()
+    """See `ServedModel.blocks_seen`."""
 
     @property
     def blocks(self) -> KeysView[bytes]:
@@ -131,10 +135,12 @@ class KvIndex:
         column = self._columns.get(replica_id)
         return column is not None and column.epoch == epoch and column.is_synced
 
-    def open(self, replica_id: str, epoch: int) -> Column:
-        """Opens an empty column that does not count until it is published."""
+    def open(self, replica_id: str, epoch: int, blocks_seen: tuple[int, ...] = ()) -> Column:
+        """Opens an empty column that does not count until it is published. `blocks_seen`: see
+        `ServedModel`."""
         number = next(number for number in itertools.count() if number not in self._by_number)
-        column = self._by_number[number] = Column(number, replica_id, epoch)
+        column = Column(number, replica_id, epoch, blocks_seen=blocks_seen)
+        self._by_number[number] = column
         return column
 
     def fill(self, column: Column, blocks: Iterable[bytes]) -> None:
@@ -191,8 +197,8 @@ class KvIndex:
         return Verdict.APPLIED
 
     def lookup(self, hashes: Sequence[bytes]) -> dict[str, int]:
-        """Number of the chain's blocks, from the first on, by replica; replicas that hold none are
-        left out."""
+        """Number of the chain's blocks, from the first on, behind which each replica can continue
+        it; replicas that can continue it nowhere are left out."""
         self._expire()
         matched: dict[str, int] = {}
         known = self._bitmaps.get
@@ -210,6 +216,9 @@ class KvIndex:
             length = len(hashes)
             if length:
                 self._note(matched, bits, length)
+        for column in self._columns.values():
+            if column.blocks_seen:
+                self._note_continued(matched, column, hashes)
         if self._expectations:
             self._add_expected(hashes, matched)
         self._touch(hashes[:length])
@@ -273,7 +282,7 @@ class KvIndex:
                 _clear_bit(self._bitmaps, block, bit)
 
     def _add_expected(self, chain: Sequence[bytes], matched: dict[str, int]) -> None:
-        """Extends the held blocks of replicas by the expected blocks behind them."""
+        """Extends the held blocks of replicas by the expected blocks after them."""
         known = self._bitmaps.get
         at = 0
         reach = max(matched.values(), default=0)
@@ -282,8 +291,13 @@ class KvIndex:
                 column = expected.column
                 held = matched.get(column.replica_id, 0)
                 if self._columns.get(column.replica_id) is column and held >= at:
+                    if column.blocks_seen and expected.chain[-1] in column.stored:
+                        # What was expected is there: marks say where it can be continued.
+                        continue
                     end = max(held, expected.reach(chain, at))
-                    while end < len(chain) and known(chain[end], 0) & column.bit:
+                    while not column.blocks_seen and (
+                        end < len(chain) and known(chain[end], 0) & column.bit
+                    ):
                         end += 1
                     matched[column.replica_id] = end
                     reach = max(reach, end)
@@ -324,6 +338,21 @@ class KvIndex:
     def _note(self, matched: dict[str, int], bits: int, length: int) -> None:
         for number in _set_bits(bits):
             matched[self._by_number[number].replica_id] = length
+
+    def _note_continued(
+        self, matched: dict[str, int], column: Column, hashes: Sequence[bytes]
+    ) -> None:
+        """Notes how far a replica with several kinds of pages can continue a chain, of which it
+        holds the blocks that `matched` says."""
+        has_first = column.blocks_seen[0] == ALL_BLOCKS
+        end = matched.pop(column.replica_id, 0) if has_first else len(hashes)
+        matched.pop(column.replica_id, None)
+
+        def has(kind: int, idx: int) -> bool:
+            return name_of(kind, hashes[idx]) in column.stored
+
+        if end := last_continued(column.blocks_seen, has, 0, end):
+            matched[column.replica_id] = end
 
     def _touch(self, hashes: Sequence[bytes]) -> None:
         if len(self._bitmaps) > self._max_blocks * 7 // 8:

@@ -29,8 +29,8 @@ from .prompts import (
 from .sampling_params import SamplingParams
 
 SEATS_AHEAD = 2
-"""Number of requests that are open at once, in multiples of those that the engine computes at
-once: while some are computed, others wait ready."""
+"""Number of open requests as a multiple of the requests that the engine runs at once, so that
+prepared requests are waiting when one ends."""
 ResultT = TypeVar("ResultT")
 ManyParams = SamplingParams | Sequence[SamplingParams]
 

@@ -42,7 +42,7 @@ class LocalEngine:
     @classmethod
     @contextlib.asynccontextmanager
     async def running(cls, settings: EngineSettings) -> AsyncIterator[LocalEngine]:
-        """An engine for the length of a scope. Raises `CoreFailed`."""
+        """An engine inside the `with` block. Raises `CoreFailed`."""
         assert settings.model_folder is not None
         async with CoreClient.running(settings) as core:
             with contextlib.closing(GrammarCompiler(settings.model_folder)) as compiler:

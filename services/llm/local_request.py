@@ -68,7 +68,7 @@ class LocalRequest:
 
     @contextlib.contextmanager
     def running(self, engine: LocalEngine) -> Iterator[None]:
-        """Runs at the engine for the length of a scope. Raises `Unavailable`."""
+        """Runs at the engine inside the `with` block. Raises `Unavailable`."""
         opening = self._opening()
         form = self._reply.answer_format if self._reply.HasField("answer_format") else None
         plan = TextPlan.of(opening.add, self._model.tokenizer.table, form)

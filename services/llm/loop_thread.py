@@ -1,5 +1,5 @@
-"""An event loop in a thread of its own, for programs that have none and for those whose own loop
-is busy, as a notebook's is."""
+"""An event loop in its own thread, for programs without a loop, and for notebooks, whose loop is
+busy."""
 
 from __future__ import annotations
 

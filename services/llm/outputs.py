@@ -37,12 +37,12 @@ class CompletionOutput:
     text: str
     """Content: the answer without thoughts and calls."""
     token_ids: list[int]
-    """All tokens, those of thoughts and calls and the one that ends the answer among them."""
+    """All tokens of the answer, with thoughts, calls and the token that ends it."""
     reasoning: str = ""
     """Thoughts before the answer."""
     tool_calls: list[ToolCall]
     logprobs: list[TokenLogprobs] | None = None
-    """One entry a token; None where none were asked for."""
+    """One entry a token; None if the request did not ask for log probabilities."""
     cumulative_logprob: float | None = None
     finish_reason: str | None = None
     """`stop`, `length` or `tool_calls`; None while the answer goes on."""
@@ -59,7 +59,7 @@ class RequestOutput:
     """The prompt as it was given; None for token ids and conversations."""
     prompt_token_ids: list[int]
     prompt_logprobs: list[TokenLogprobs | None] | None = None
-    """One entry a token of the prompt, None for the first; None where none were asked for."""
+    """One entry a prompt token, None for the first; None if the request did not ask for them."""
     outputs: list[CompletionOutput]
     finished: bool
     num_cached_tokens: int = 0

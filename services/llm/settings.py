@@ -38,6 +38,7 @@ OF_ENGINE = (
     "draft_model",
     "drafters",
     "executor",
+    "expert_parallel",
     "gpu_memory_utilization",
     "hang_limit",
     "kv_cache_dtype",

@@ -28,7 +28,7 @@ LINES = ".jsonl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """A calibration that was asked for."""
+    """A calibration that the user asked for: the text file, and how weights are rounded by it."""
 
     file: Path
     kind: str

@@ -17,6 +17,7 @@ SERVING_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.*",
+    "additional_chat_templates/*.jinja",
     "special_tokens_map.json",
     "modules.json",
     "sentence_bert_config.json",
@@ -28,9 +29,9 @@ TORCH_FILES = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
 VOCABULARIES = ("tokenizer.model", "tekken.json", "added_tokens.json")
 """Files of tokenizers in repositories that have no `tokenizer.json`."""
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-OTHER_FORMS = ("consolidated*.safetensors", "[!0-9]*/*", "*/*/*")
-"""Files of these forms that serving does not read: the same weights in another layout, and files in
-folders but those of sentence-transformers' modules, which begin with a number."""
+OTHER_FORMS = ("consolidated*.safetensors", "[!0-9]*/*.safetensors*", "*/*/*")
+"""Files of these forms that serving does not read: the same weights in another layout, and weights
+in folders but those of sentence-transformers' modules, which begin with a number."""
 
 
 class HubError(Exception):
@@ -43,7 +44,7 @@ def has_weights(folder: Path) -> bool:
 
 
 def config_folder(repo: str, *, revision: str | None, cache_dir: Path, progress: Report) -> Path:
-    """As `snapshot`, of the config alone; it has weights where they were downloaded before."""
+    """Like `snapshot`, for the config alone; it has weights where they were downloaded before."""
     return snapshot(
         repo, revision=revision, cache_dir=cache_dir, progress=progress, files=("config.json",)
     )
@@ -73,8 +74,8 @@ def _serving_files(names: Iterable[str], forms: Sequence[str]) -> list[str]:
 
 
 def weights_folder(repo: str, *, revision: str | None, cache_dir: Path, progress: Report) -> Path:
-    """As `snapshot`; of a repository without safetensors with torch's own files, and of one without
-    `tokenizer.json` with vocabularies of other libraries."""
+    """Like `snapshot`; of a repository without safetensors with torch's own files, and of one
+    without `tokenizer.json` with vocabularies of other libraries."""
     where: dict[str, Any] = {"revision": revision, "cache_dir": cache_dir, "progress": progress}
     folder = snapshot(repo, **where)
     missing: tuple[str, ...] = () if (folder / "tokenizer.json").is_file() else VOCABULARIES

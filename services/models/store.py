@@ -25,7 +25,7 @@ from .named_models import NAMED_MODELS
 
 SOURCE_FILES = (
     *("*.json", "*.safetensors", "pytorch_model*.bin", "chat_template.jinja", "tokenizer.model"),
-    *("[0-9]_*/*.json", "[0-9]_*/*.safetensors"),
+    *("[0-9]_*/*.json", "[0-9]_*/*.safetensors", "additional_chat_templates/*.jinja"),
 )
 """Files of a folder in Hugging Face's layout that a conversion reads."""
 _WHOLE_FILE_BYTES = 64 << 20
@@ -34,7 +34,7 @@ _SAMPLE_BYTES = 64 << 10
 
 
 class ModelNotFound(Exception):
-    """The name is none of a model that can be served."""
+    """No model has this name."""
 
     def __init__(self, model: str) -> None:
         allowed = ", ".join(
@@ -220,7 +220,7 @@ def _kind_of(quantization: str, calibration: Calibration | None) -> str:
 
 
 def _check_revision(model: str, revision: str | None) -> None:
-    """Raises `SettingError` for a revision of a model that has none to choose from."""
+    """Raises `SettingError` for a revision of a model without revisions."""
     if revision is None:
         return
     path = _path_of(model)
@@ -379,7 +379,7 @@ def _calibrate(
         flags = [f"--source={path}", f"--name={source.name}", f"--device={device}"]
         flags += [f"--kind={calibration.kind}", f"--calibration={calibration.file.resolve()}"]
         space = home / f".partial-{folder.name}" / "space"
-        # Nothing is asked of the Hub, whose files are here.
+        # All files are present, so the Hub is not asked.
         env = os.environ | {"HF_HUB_OFFLINE": "1", "AR_WORK_SPACE": str(space)}
         try:
             fill_folder(

@@ -30,7 +30,8 @@ from ..runtime.unread_variables import warn_of_unread_variables
 from ..text.model import load_tokenizer, names_of
 from ..text.stage import TextStageSettings, serve_stage
 from ..text.token_table import UnknownDecoder
-from ..text.tokenizer import Tokenizer, TokenizerFilesError
+from ..text.tokenizer import Tokenizer
+from ..text.tokenizer_files_error import TokenizerFilesError
 from .engines import EngineLinks
 from .pending_usage import PendingUsage
 from .session import GatewaySession

@@ -48,7 +48,7 @@ class EngineCall:
 
 
 Connect = Callable[[str], AbstractAsyncContextManager[EngineCall]]
-"""Calls the engine at an address for the length of a scope."""
+"""Calls the engine at an address inside the `with` block."""
 
 
 @contextlib.asynccontextmanager

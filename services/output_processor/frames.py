@@ -64,7 +64,7 @@ _COLUMNS = tuple(each.name for each in fields(_Columns) if each.name != "num_byt
 
 
 class Outbox:
-    """Collects without waiting, hands out frames in order."""
+    """Collects rows without waiting and returns frames in order."""
 
     def __init__(self) -> None:
         self.on_filled: Callable[[], None] = lambda: None
@@ -95,14 +95,14 @@ class Outbox:
         columns.num_bytes += _ROW_BYTES + _TOKEN_BYTES * len(token_ids) + num_bytes
 
     def add_logprobs(self, tokens: Iterable[TokenLogprob]) -> None:
-        """They belong to the row that was added last."""
+        """Adds log probabilities to the row that was added last."""
         columns = self._frames[-1]
         row = RowLogprobs(row=len(columns.stream_ids) - 1, tokens=tokens)
         columns.logprobs.append(row)
         columns.num_bytes += row.ByteSize() + _ROW_BYTES
 
     def add_parts(self, parts: RowParts) -> None:
-        """They belong to the row that was added last."""
+        """Adds parts to the row that was added last."""
         columns = self._frames[-1]
         parts.row = len(columns.stream_ids) - 1
         columns.parts.append(parts)

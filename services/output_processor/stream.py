@@ -144,7 +144,7 @@ class OutputStream:
     ) -> None:
         """Takes tokens from output index `first` on; `entries` has their log probabilities from
         `position` on."""
-        # As `_contained`, without the call of a decorator for every row.
+        # Like `_contained`, inlined to save a call for every row.
         try:
             if first != self._next_index:
                 error = f"tokens from {first} on came where {self._next_index} was next"

@@ -186,7 +186,7 @@ class StreamLog:
             part.stream_id = self.stream_ids[part.stream_id]
             self.reader.outbox.add_prompt_part(part)
 
-    # Its readers.
+    # Readers of this log.
 
     def begin(self, reader: Reader, opening: Open, context: bytes) -> None:
         """Begins to compute choices anew, from the output that `reader` has."""

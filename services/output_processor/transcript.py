@@ -163,5 +163,5 @@ def emit_finish(outbox: Outbox, stream_id: int, finish: OutputFinish) -> None:
     emitted.CopyFrom(finish)
     emitted.stream_id = stream_id
     outbox.add_finish(emitted)
-    # Output of other choices from now on comes behind the finish, as it does in the transcript.
+    # Output of other choices from now on comes after the finish, as it does in the transcript.
     outbox.seal()

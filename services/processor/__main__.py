@@ -42,7 +42,7 @@ from ..runtime.unread_variables import warn_of_unread_variables
 from ..text.chat_template import ChatTemplateError
 from ..text.model import ServingChoices, TextModel, load_text_model, names_of
 from ..text.stage import TextStageSettings, serve_stage
-from ..text.tokenizer import TokenizerFilesError
+from ..text.tokenizer_files_error import TokenizerFilesError
 from ..text.tokenizer_info import tokenizer_info
 from .parameters import check_defaults, check_vocabulary
 from .prepare import prepare, prompt_ids

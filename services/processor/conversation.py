@@ -224,7 +224,7 @@ def _tool(tool: common_pb2.Tool, i: int) -> dict[str, Any]:
 
 
 def _allows_objects(schema: dict[str, Any]) -> bool:
-    """Whether the keywords of a schema itself let objects match; those that it refers to are not
+    """Whether a schema's own keywords let objects match; subschemas that it references are not
     read."""
     types = schema.get("type", "object")
     values = [schema["const"]] if "const" in schema else schema.get("enum", [{}])

@@ -69,7 +69,7 @@ def with_prompt(
 def fit_text(
     checked: common_pb2.Sampling, token_ids: list[int], model: TextModel, *, prompt_name: str
 ) -> list[int]:
-    """As `fit_context`, of a model that reads texts whole. A text that is cut keeps the special
+    """Like `fit_context`, for a model that reads texts whole. A text that is cut keeps the special
     tokens around it, and its beginning unless the client says otherwise."""
     if not checked.HasField("truncate_prompt_tokens"):
         return fit_context(checked, token_ids, model.limits, prompt_name=prompt_name)

@@ -22,7 +22,7 @@ from .embedded_text import (
 )
 from .pairs import pair_ids
 from .parameters import bad_word_sequences, check_sampling, check_vocabulary, fit_context
-from .request_template import with_own_template
+from .request_template import with_template_of
 
 
 def prepare(model: TextModel, request: processor_pb2.PrepareRequest) -> processor_pb2.PrepareReply:
@@ -30,7 +30,7 @@ def prepare(model: TextModel, request: processor_pb2.PrepareRequest) -> processo
     if len(request.cache_namespace) != HASH_LEN:
         raise BadRequest.of("cache_namespace", request.cache_namespace.hex(), f"{HASH_LEN} bytes")
     is_chat = request.prompt.WhichOneof("kind") == "conversation"
-    model = with_own_template(model, request.prompt.conversation)
+    model = with_template_of(model, request.prompt.conversation)
     sampling = check_sampling(
         request.sampling, model.limits, stream=request.stream, is_chat=is_chat
     )
@@ -54,7 +54,7 @@ def prepare(model: TextModel, request: processor_pb2.PrepareRequest) -> processo
     bad_words = _bad_words(model, sampling)
     end_ids = _end_ids(model, request.prompt)
     check_allowed_tokens(sampling, end_ids, bad_words)
-    # Its structured output goes on as a grammar.
+    # Structured output is passed on as a grammar.
     sampling.ClearField("structured_output")
     block_size = model.served.block_size
     return processor_pb2.PrepareReply(
@@ -94,7 +94,7 @@ def prompt_name(prompt: processor_pb2.Prompt) -> str:
 
 def prompt_ids(model: TextModel, request: processor_pb2.ProcessorTokenizeRequest) -> list[int]:
     """Token ids of a prompt, as `prepare` makes them."""
-    model = with_own_template(model, request.prompt.conversation)
+    model = with_template_of(model, request.prompt.conversation)
     return _ids(model, request.prompt, escapes=_escapes(model, request))
 
 

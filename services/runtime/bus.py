@@ -270,7 +270,7 @@ class Bus:
 
     @contextlib.asynccontextmanager
     async def subscribe(self, subject: str) -> AsyncIterator[Subscription]:
-        """Messages that match `subject`, for the length of a scope. When entered while connected,
+        """Messages that match `subject`, inside the `with` block. When entered while connected,
         none is missed."""
         subscription = Subscription(subject, self._seal_reader())
         self._subscriptions.append(subscription)
@@ -345,7 +345,7 @@ class Bus:
         that follows it, not from its sending."""
         try:
             await self._flush()
-            # More may be opened while these are asked for.
+            # More subscriptions may be opened while these are checked.
             while missing := [each for each in self._subscriptions if each._server_side is None]:
                 for subscription in missing:
                     await self._ask_for(subscription)
@@ -403,8 +403,8 @@ class Bus:
 
 
 def servers_of(urls: str) -> list[str]:
-    """Addresses in a setting. Raises `SettingError` for what is none: the client would end for
-    good."""
+    """Server addresses of a setting. Raises `SettingError` for a value that is no address, with
+    which the client would fail for good."""
     for url in urls.split(","):
         try:
             at = urlsplit(url if "://" in url else f"nats://{url}")

@@ -57,8 +57,8 @@ def server_options() -> Options:
 
 
 def _keepalive() -> Options:
-    """Options for pings. NOTE: a ping's own timeout is a minute unless it is set, whatever the one
-    of keepalive says."""
+    """Options for pings. NOTE: a ping times out after a minute unless its own timeout is set,
+    whatever keepalive's timeout is."""
     ping = int(PING_SECONDS * 1000)
     pong = int(PONG_SECONDS * 1000)
     return (

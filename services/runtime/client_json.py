@@ -32,7 +32,7 @@ def read_json(text: str | bytes, param: str | None = None, *, max_values: int = 
 
 
 def read_in_pieces(text: bytes, piece_bytes: int = PIECE_BYTES) -> Any:
-    """As `msgspec.json.decode`; other threads may run after each piece."""
+    """Like `msgspec.json.decode`, in pieces; other threads may run after each piece."""
     # This pass makes no values and takes 3 ms for 4 MB. The reader relies on valid JSON.
     msgspec.json.decode(text, type=msgspec.Raw)
     return _PieceReader(text, piece_bytes).read()
@@ -47,7 +47,8 @@ class _Open:
     begin: int
     """Offset from which on its text is not decoded yet."""
     comma: int
-    """Offset of its last comma; that of its bracket, where it has none yet."""
+    """Offset of the last comma of the open object or list, or of its bracket before the first
+    comma."""
     values: Any
     """The decoded part of it: a list, or a dict."""
     is_cut: bool = False
@@ -87,7 +88,7 @@ class _PieceReader:
                     if self._close(at):
                         return self._value
             run = at
-        # It is a string, or a number.
+        # The value is a string or a number.
         return msgspec.json.decode(text)
 
     def _pass_commas(self, inner: _Open, run: int, end: int) -> None:
@@ -109,7 +110,7 @@ class _PieceReader:
         text, whose value is then `_value`."""
         closed = self._open.pop()
         if self._open and not closed.is_cut and end - closed.start <= self._piece_bytes:
-            # It is decoded with what stands around it.
+            # The value is decoded together with its surroundings.
             return False
         self._decode(closed, end - 1)
         self._value = closed.values

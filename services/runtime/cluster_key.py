@@ -69,8 +69,7 @@ class ClusterKey:
         return False
 
     def is_of_first(self, mac: bytes, purpose: Purpose, message: bytes) -> bool:
-        """Whether the first token, which signs now, made the code, and not one that only
-        verifies."""
+        """Whether the first token made the code. It signs new messages; later tokens only verify."""
         return hmac.compare_digest(mac, self.sign(purpose, message))
 
 

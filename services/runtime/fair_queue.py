@@ -16,7 +16,7 @@ from .errors import LimitExceeded
 MAX_SHARED_PLACES = 2
 """Places of a tenant while another one waits."""
 MAX_AWAY = 4096
-"""Tenants without work whose times are remembered, before those that no longer matter are
+"""Number of idle tenants whose virtual times are kept. Beyond it, times that no longer matter are
 dropped."""
 LEARNING = 0.3
 EntryT = TypeVar("EntryT", bound=Hashable)
@@ -39,7 +39,7 @@ class _Tenant(Generic[EntryT]):
     """A tenant with entries that wait or work."""
 
     time: float
-    """Its virtual time: seconds of work that it has been given."""
+    """Virtual time of the tenant: seconds of work that it was given."""
     waiting: OrderedDict[EntryT, int] = field(default_factory=OrderedDict)
     """Number of bytes by entry, in the order of arrival."""
     num_bytes: int = 0
@@ -105,7 +105,7 @@ class FairQueue(Generic[EntryT]):
         return entry
 
     def end(self, key: str, seconds: float) -> None:
-        """Takes back the place of an entry whose work took so long."""
+        """Frees the place of an entry and charges its tenant for the seconds that it took."""
         tenant = self._active[key]
         tenant.num_working -= 1
         self._num_free += 1

@@ -146,7 +146,8 @@ class ForkServer:
         return None
 
     def _suits(self, environment: Mapping[str, str]) -> bool:
-        """Whether modules that are imported with these variables are as those that are here."""
+        """Whether modules that were imported with these variables equal the modules of this
+        process."""
         return all(
             environment.get(name) == self._imported_with.get(name)
             for name in environment.keys() | self._imported_with.keys()

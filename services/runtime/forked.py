@@ -135,7 +135,7 @@ class ForkClient:
 def fork_server(
     modules: Sequence[str], *, environment: Mapping[str, str], free_variables: Sequence[str] = ()
 ) -> Iterator[ForkClient | None]:
-    """A server of forks that imports the modules with this environment, for the length of a scope;
+    """A server of forks that imports the modules with this environment, inside the `with` block;
     processes outlive it. Programs may have other values of `free_variables` and of HEADWATER_'s.
     None where the system has no pidfds."""
     if not _has_pidfds():

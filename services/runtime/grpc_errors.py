@@ -99,7 +99,7 @@ def from_rpc_error(failure: grpc.aio.AioRpcError) -> errors.HeadwaterError:
 
 
 def from_status(status: status_pb2.Status) -> errors.HeadwaterError:
-    """As `from_rpc_error`, for the status that a session carries."""
+    """Like `from_rpc_error`, for a status inside of a session's frame."""
     return _named(_CODES[status.code], status.message, status.details)
 
 
@@ -215,8 +215,7 @@ def _guard_unary(behavior: Any, method: str, reported: Scope) -> Any:
 
 
 async def reply_or_refusal(work: Awaitable[ReplyT], method: str) -> ReplyT | status_pb2.Status:
-    """Reply to one of a session's requests, or the status with which a call of its own would
-    end."""
+    """Reply to one request of a session, or the status that ends it, as a separate call would end."""
     try:
         return await work
     except errors.HeadwaterError as error:

@@ -79,8 +79,7 @@ def least_gpu_memory(load: Callable[[str], Any] = ctypes.CDLL) -> int:
 
 
 def _listed_gpus(load: Callable[[str], Any]) -> Iterator[tuple[Any, ctypes.c_void_p]]:
-    """The driver's library and the handle of each GPU, which both serve until the next one is asked
-    for."""
+    """Driver library and handles of all GPUs. Both stay valid until the generator advances."""
     try:
         nvml = load("libnvidia-ml.so.1")
     except OSError:

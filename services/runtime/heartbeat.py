@@ -32,7 +32,7 @@ class Heartbeat:
     @classmethod
     @contextlib.asynccontextmanager
     async def running(cls, bus: Bus, describe: Callable[[], Member]) -> AsyncIterator[Heartbeat]:
-        """Beats for the length of a scope; leaving the scope leaves the membership."""
+        """Beats inside the `with` block; leaving the scope leaves the membership."""
         heartbeat = cls(bus, describe)
         reconnected = asyncio.Event()
         bus.on_connected(reconnected.set)

@@ -39,7 +39,7 @@ class KeptChild:
 def kept_child(
     command: Sequence[str], *, env: Mapping[str, str] = os.environ
 ) -> Iterator[KeptChild]:
-    """Runs `command` for the length of a scope; whatever ends the scope, or this process, ends the
+    """Runs `command` inside the `with` block; whatever ends the scope, or this process, ends the
     child."""
     watched, held = os.pipe()
     process = subprocess.Popen(

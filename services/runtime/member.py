@@ -91,6 +91,7 @@ class ServedAdapter:
     digest: bytes
     rank: int
     published_at: float = 0.0
+    is_evicted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +123,11 @@ class Member:
     @property
     def model_key(self) -> str:
         return self.model.key if self.model is not None else ""
+
+    @property
+    def blocks_seen(self) -> tuple[int, ...]:
+        """See `ServedModel`."""
+        return self.model.blocks_seen if self.model is not None else ()
 
     def to_pb(self) -> events_pb2.Member:
         return events_pb2.Member(
@@ -160,6 +166,7 @@ class Member:
                     digest=each.digest,
                     rank=each.rank,
                     published_at=each.published_at,
+                    is_evicted=each.is_evicted,
                 )
                 for each in message.adapters
             ),

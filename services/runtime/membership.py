@@ -61,8 +61,8 @@ class _Entry:
     from_bus: bool
     num_failures: int = 0
     other_address: str = ""
-    """Second address of the process: the one that it advertises, or that of a seed. Empty where it
-    has one."""
+    """Second address of the process: the advertised address, or the address of a seed. Empty if it
+    has one address."""
     is_seen_there: bool = False
     """Whether the process was heard of by its other address since the member's failed to answer."""
 
@@ -101,8 +101,8 @@ class Members:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Members]:
-        """Follows the membership for the length of a scope; members on the bus are known
-        milliseconds later."""
+        """Follows the membership inside the `with` block; members on the bus are known milliseconds
+        later."""
         async with (
             self._bus.subscribe(subjects.EVERY_MEMBER) as heartbeats,
             self._seeds.running(),
@@ -178,8 +178,8 @@ class Members:
         self._drop_seed_of(member)
 
     def _go_on(self, entry: _Entry, known: _Entry) -> None:
-        """Takes over what was known of a process. The member keeps its address, to which there are
-        connections; a report by another one says nothing about that."""
+        """Keeps what was known of a process. The member keeps its address, since connections to it
+        are open; a report from another address does not change it."""
         is_elsewhere = entry.member.address != known.member.address
         is_answer_there = not (entry.from_bus or is_elsewhere)
         entry.from_bus = entry.from_bus or known.from_bus
@@ -276,7 +276,7 @@ class Members:
         """Takes the answer of a probe. A member that is silent on the bus is gone where another
         process has its address: an engine says which it is, any other stage by its heartbeats."""
         if answer is not None and (answer.epoch or not self._at(*target)):
-            # What the bus or an earlier life told of a process is more than an address shows.
+            # Facts that the bus or an earlier epoch reported are better than a bare address.
             for each in [answer] if answer.epoch else self._saved.get(target, [answer]):
                 self.on_member(each, from_bus=False)
         entries = self._at(*target)
@@ -319,8 +319,7 @@ class Members:
         return self._bus.connected and entry.from_bus
 
     def _is_settled(self, entry: _Entry) -> bool:
-        """Whether it need not be probed: its heartbeats tell that it lives, and they name the only
-        address it has."""
+        """Whether the member needs no probe: it sends heartbeats, and they name its only address."""
         return self._is_heard(entry) and not entry.other_address
 
     def _count_failure(self, entry: _Entry) -> None:
@@ -335,7 +334,7 @@ class Members:
             return
         self._remove((entry.member.kind, entry.member.replica_id))
         if entry.is_seen_there:
-            # It joins anew: connections to the other address are gone.
+            # The process joins as a new member, since connections to its other address are closed.
             self.on_member(
                 dataclasses.replace(entry.member, address=entry.other_address),
                 from_bus=entry.from_bus,

@@ -20,7 +20,7 @@ COLLECT_SECONDS = 10.0
 
 @contextlib.contextmanager
 def metrics_served(host: str, port: int) -> Iterator[dict[str, str]]:
-    """Serves /metrics for the length of a scope; yields its address by name, nothing where port is
+    """Serves /metrics inside the `with` block; yields its address by name, nothing where port is
     -1. To be entered on the event loop, which collects."""
     if port < 0:
         yield {}
@@ -36,8 +36,8 @@ def metrics_served(host: str, port: int) -> Iterator[dict[str, str]]:
 
 
 class _OnLoop(Collector):
-    """A registry whose collectors run on the event loop. A scrape has a thread of its own: there
-    they would read what the loop changes meanwhile, and fail."""
+    """A registry whose collectors run on the event loop. A scrape runs in its own thread, where
+    collectors would read state while the loop changes it."""
 
     def __init__(self, registry: Collector, loop: asyncio.AbstractEventLoop) -> None:
         self._registry = registry
@@ -49,7 +49,7 @@ class _OnLoop(Collector):
         return collected.result(COLLECT_SECONDS)
 
     def restricted_registry(self, names: Iterable[str]) -> Collector:
-        """As that of `CollectorRegistry`: for a scrape that names what it wants."""
+        """Like `CollectorRegistry.restricted_registry`, for a scrape that asks for some names only."""
         assert isinstance(self._registry, CollectorRegistry)
         return _OnLoop(self._registry.restricted_registry(names), self._loop)
 

@@ -22,8 +22,8 @@ class RareLog:
         """Number of lines since the last one, by kind."""
 
     def add(self, event: str, *kind: str, **about: object) -> None:
-        """Logs a line, unless one of its kind was logged within a minute. The next one says how
-        many were left out."""
+        """Logs a line at most once a minute for each kind. The next line says how many were left
+        out."""
         key = (event, *kind)
         now = self._clock()
         if now - self._logged_at.get(key, -SECONDS) < SECONDS:

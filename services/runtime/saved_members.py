@@ -47,8 +47,7 @@ class SavedMembers:
 
     @contextlib.asynccontextmanager
     async def keeping(self, bus: Bus, members: Members) -> AsyncIterator[None]:
-        """Keeps the list up to date for the length of a scope, as far as the bus reports
-        members."""
+        """Keeps the list up to date inside the `with` block, as far as the bus reports members."""
         if self._path is None:
             yield
             return

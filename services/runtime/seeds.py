@@ -54,7 +54,7 @@ class Seeds:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Seeds]:
-        """Resolves for the length of a scope; a resolver that hangs delays nothing else."""
+        """Resolves inside the `with` block; a resolver that hangs delays nothing else."""
         names = [target for target in self._known if _is_taken_apart(target[1])]
         async with contextlib.AsyncExitStack() as tasks:
             for target in names:

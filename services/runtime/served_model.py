@@ -43,6 +43,10 @@ class ServedModel:
     task: str = dataclasses.field(default="", compare=False)
     """Task of the model: generate, embed or classify; empty: not known. Replicas need not agree."""
 
+    blocks_seen: tuple[int, ...] = dataclasses.field(default=(), compare=False)
+    """By kind of pages, blocks before a position whose pages it needs to continue a prompt there;
+    0: all. Empty: all blocks before it, of one kind. Replicas need not agree."""
+
     @property
     def key(self) -> str:
         """Key in hex, for NATS subjects and Redis keys, since names contain `.` and `/`."""
@@ -71,9 +75,9 @@ class ServedModel:
 
     @classmethod
     def from_pb(cls, message: events_pb2.ServedModel) -> ServedModel:
-        return cls(
-            **{field.name: getattr(message, field.name) for field in dataclasses.fields(cls)}
-        )
+        values = {field.name: getattr(message, field.name) for field in dataclasses.fields(cls)}
+        values["blocks_seen"] = tuple(message.blocks_seen)
+        return cls(**values)
 
 
 def shared_fields() -> list[dataclasses.Field[Any]]:

@@ -42,7 +42,8 @@ _CONNECT_SECONDS = 1.0
 """Seconds that a new connection may take."""
 _MAX_CONNECTIONS = 64
 _BREAK_SECONDS = 0.5
-"""Seconds for which callers with a deadline do not use the store after it failed one of them."""
+"""Seconds during which callers with a deadline do not use the store, after one of their calls
+failed."""
 _CANNOT_SERVE = (ClusterDownError, MasterDownError, OutOfMemoryError, ReadOnlyError, TryAgainError)
 """Errors of a server that is reachable and cannot serve."""
 _CANNOT_SERVE_WORDS = ("BUSY ", "MISCONF ", "NOREPLICAS ")

@@ -154,8 +154,8 @@ async def in_succession(calls: Iterable[Startable]) -> None:
 
 
 async def _end_in_parts(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """As `end`, a few tasks at a time: a thousand at once hold up all other work for half a second
-    or more."""
+    """Like `end`, a few tasks at a time. A thousand at once would block the event loop for half a
+    second."""
     interruption = None
     for first in range(0, len(tasks), ENDED_AT_ONCE):
         try:

@@ -187,7 +187,7 @@ class UsageLog:
                     await asyncio.sleep(RETRY_SECONDS)
                     continue
                 except Exception as fault:
-                    # It would fail again, and all records wait behind it.
+                    # The record would fail again, and all later records would wait for it.
                     facts = msgspec.structs.asdict(waiting.record)
                     structlog.get_logger().error("usage record lost", record=facts, exc_info=fault)
                 # The oldest may have been dropped meanwhile.

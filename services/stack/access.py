@@ -53,7 +53,8 @@ class Passwords:
         return passwords
 
     def url(self, role: Role, url: str) -> str:
-        """The server's address for a role; without a user where that role has none there."""
+        """The server's address with the role's user and password; without a user if the role has
+        none."""
         if url.startswith("redis") and role not in VALKEY_RIGHTS:
             return ""
         at = urlsplit(url)

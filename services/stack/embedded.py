@@ -176,7 +176,7 @@ async def _start(
     log = _log_in(folder, name)
     for _ in range(_PORT_TRIES):
         at = port or _free_port()
-        # What it says of its start is looked for in a log of its own.
+        # The ready line is searched for in a log file of this start.
         put_aside(log)
         with open_log(log, append=True) as output:
             # A session of its own: Ctrl-C in a terminal reaches the supervisor, which stops its
@@ -197,8 +197,8 @@ async def _start(
 
 
 async def _says(server: EmbeddedServer, log: Path, ready: str) -> bool:
-    """Whether the server's log came to say `ready`; False when the server ended first. Past the
-    limit it is stopped: raises `EmbeddedServerError`."""
+    """Waits until the server's log says `ready`. Returns False if the server ended first. Past the
+    time limit, stops it and raises `EmbeddedServerError`."""
     try:
         async with asyncio.timeout(START_SECONDS):
             while server.process.returncode is None:
@@ -238,8 +238,8 @@ def _text(log: Path) -> str:
 
 
 def _free_port() -> int:
-    """None of those that the system hands out to whoever asks for any and to its own ends of
-    connections: who starts the server again on its port shall find it free."""
+    """Draws a port outside of the system's range of ephemeral ports, so that the port is still free
+    when the server is started again on it."""
     while True:
         port = random.choice(_PORTS)
         with socket.socket() as probe, contextlib.suppress(OSError):

@@ -22,7 +22,7 @@ from ..engine.settings import (
 from ..models.manifest import MODEL_CODES
 from ..runtime.hardware import DTYPES
 from ..runtime.settings import SettingError, check_writable_folder, require
-from ..runtime.speculation import MODES
+from ..runtime.speculation import SPECULATIONS
 
 GATEWAY = "gateway"
 PROCESSOR = "processor"
@@ -36,20 +36,20 @@ CHOICES = {
     "activation_dtype": ACTIVATION_DTYPES,
     "quantization": QUANTIZATIONS,
     "model_code": MODEL_CODES,
-    "speculation": MODES,
+    "speculation": SPECULATIONS,
     "numerics": NUMERICS,
     "kv_peer_direct": ("auto", "off"),
 }
 
 
 def check_words(given: Mapping[str, str]) -> None:
-    """Raises `SettingError` for the first setting whose word is none of its choices."""
+    """Raises `SettingError` for the first setting whose value is not among its choices."""
     for name, word in given.items():
         require(word in CHOICES[name], name, word, ", ".join(CHOICES[name]))
 
 
 def check_choices(settings: object) -> None:
-    """As `check_words`, of all settings that have choices."""
+    """Like `check_words`, for all settings that have choices."""
     check_words({name: getattr(settings, name) for name in CHOICES})
 
 
@@ -99,7 +99,7 @@ def flag(
 
 
 def engine_flag(name: str, help_text: str, *stages: str) -> Any:
-    """As `flag`, with the default that the engine's setting of this name has."""
+    """Like `flag`, with the default of the engine setting of this name."""
     [known] = [each for each in dataclasses.fields(EngineSettings) if each.name == name]
     return flag(known.default, help_text, ENGINE, *stages)
 

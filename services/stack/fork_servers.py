@@ -113,11 +113,11 @@ NO_FORKS = ForkServers(None, None)
 
 @contextlib.contextmanager
 def fork_servers(settings: StackSettings) -> Iterator[ForkServers]:
-    """The servers of forks of a cluster, for the length of a scope."""
+    """The servers of forks of a cluster, inside the `with` block."""
     own = {name: value for name, value in os.environ.items() if name not in STACK_VARIABLES}
     with contextlib.ExitStack() as stack:
         cores = None
-        # It takes longest.
+        # This server takes longest to start.
         if modules := _modules_of_cores(settings):
             environment = core_environment(settings.threads, own)
             cores = stack.enter_context(

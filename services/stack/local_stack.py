@@ -148,7 +148,7 @@ class LocalStack:
                     await self._manager.run(bus, tasks)
 
     async def stop(self) -> None:
-        """Gateways drain first, then what stands behind them ends, all at once, the servers
+        """Gateways drain first, then what stands after them ends, all at once, the servers
         last."""
         remove_cluster(self.settings.state_dir)
         await self._end(self._gateways, SERVER_STOP_LIMIT + self.settings.drain_limit)
@@ -309,7 +309,7 @@ class LocalStack:
             for kind, group in self._groups.items()
         }
         if len(self._manager.models()) > 1:
-            # An address does not say whose tokenizer an output processor has: heartbeats do.
+            # An address does not name the model of an output processor; its heartbeats do.
             del known["output-processor"]
         return plan.gateway(idx, known)
 
@@ -352,7 +352,8 @@ class LocalStack:
             try:
                 self._write_record()
             except OSError as fault:
-                # A full disk, say: no reason to give up what runs, or to leave what died as it is.
+                # An error such as a full disk must not end running processes, or leave dead ones
+                # unrestarted.
                 self._report(f"the cluster's record is out of date: {fault}")
 
     def _write_record(self) -> None:

@@ -108,7 +108,7 @@ class ModelManager:
         return {each.plan.prefix for each in self.models() if each.plan is not None}
 
     def serve(self, model: ModelStages) -> None:
-        """Its first stages are ready."""
+        """Serves the model from when its first stages are ready."""
         model.state = State.SERVING
         model.progress = None
         model.scaler = Scaler(model.rules, self._now())
@@ -157,7 +157,7 @@ class ModelManager:
 
     async def _scale(self, bus: Bus, members: Members, tasks: asyncio.TaskGroup) -> None:
         while True:
-            # Without the bus nothing is seen: what is there stays.
+            # Without the bus no heartbeats arrive, so the known members stay.
             for model in self.models() if bus.connected else ():
                 if model.state is State.SERVING:
                     self._scale_one(model, members, tasks)
@@ -417,8 +417,8 @@ class ModelManager:
             self._report(f"{stage.name} has left")
 
     async def _end(self, model: ModelStages) -> None:
-        """The replicas first, those that are leaving included: until they are gone their requests
-        need text."""
+        """Ends replicas first, also those that are draining: until they end, their requests need
+        the text stages."""
         await asyncio.gather(
             *(self._retire(model, number) for number in [*model.engines, *model.leaving])
         )

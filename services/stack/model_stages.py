@@ -161,7 +161,7 @@ class ModelStages:
             return None
         self.leaving[number] = stage
         if (starting := self._starting.get(number)) is not None:
-            # Its death, or that it is ready after all, is no news any more.
+            # The death of this process, or its late readiness, no longer matters.
             if not starting.cancelling():
                 starting.cancel()
             await asyncio.wait((starting,))

@@ -96,7 +96,7 @@ class StackPlan:
         flags = [*self._behind(), f"--replica-id={self.replica_id('engine', idx)}"]
         flags += [f"--device={self.device}", *settings.flags_for(ENGINE)]
         flags += _role_flags(settings, idx)
-        # A variable that engines read by themselves says it for all of them.
+        # A variable that all engines read sets this for each of them.
         flags += [] if "HEADWATER_THREADS" in os.environ else [f"--threads={self.threads}"]
         profile = Profile.read(settings.profile) if settings.profile else Profile()
         if self.device == "cuda":
@@ -139,7 +139,7 @@ class StackPlan:
         return self._id(self.prefix + stage, idx)
 
     def _id(self, stage: str, idx: int) -> str:
-        """Where NATS or Redis are shared with other lines, names tell the lines apart."""
+        """Name of the deployment. It separates deployments that share NATS or Redis."""
         alone = self.settings.nats_url is None and self.settings.redis_url is None
         return f"{stage}-{idx}" if alone else f"{socket.gethostname()}-{os.getpid()}-{stage}-{idx}"
 
@@ -148,7 +148,8 @@ class StackPlan:
         return [f"--host={BEHIND_HOST}", "--port=0", *model, *self._facts()]
 
     def _block_size(self) -> list[str]:
-        """The same for those who hash prompts and those who cache them."""
+        """Tokens of a KV block, the same for processors, which hash prompts, and engines, which
+        cache blocks."""
         return (
             gpu_flags(os.environ, {"block-size": GPU_BLOCK_SIZE}) if self.device == "cuda" else []
         )
@@ -158,7 +159,7 @@ class StackPlan:
 
 
 def gpu_defaults(env: Mapping[str, str], budget: int | None = None) -> dict[str, int]:
-    """As `GPU_DEFAULTS`, with more requests at once where all GPUs are large, but no more than a
+    """Like `GPU_DEFAULTS`, with more requests at once where all GPUs are large, but no more than a
     step has tokens: the variable's number, which engines take in place of all others, or `budget`.
     An engine refuses more."""
     said = env.get("HEADWATER_MAX_NUM_BATCHED_TOKENS", "")
@@ -170,7 +171,7 @@ def gpu_defaults(env: Mapping[str, str], budget: int | None = None) -> dict[str,
 
 
 def gpu_flags(env: Mapping[str, str], flags: Mapping[str, int]) -> list[str]:
-    """Without those that a variable sets, which stages read by themselves."""
+    """GPU flags without those whose environment variable is set, which stages read themselves."""
     return [
         f"--{name}={value}"
         for name, value in flags.items()

@@ -71,7 +71,8 @@ async def _silent(servers: Mapping[str, str]) -> list[str]:
 
 
 async def _answers(urls: str) -> bool:
-    """Whether one of the servers does; what has no host, a socket's file say, is not asked."""
+    """Whether one of the servers answers. A server without a host, such as a socket file, is not
+    asked."""
     for at in _split(urls):
         if at.hostname is None:
             return True

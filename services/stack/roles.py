@@ -66,7 +66,7 @@ NATS_RIGHTS = {
         ),
     ),
     Role.PROCESSOR: NatsRights(publish=("member.processor.>",), subscribe=(subjects.HELLO,)),
-    # It writes what a gateway that died has left.
+    # An output processor writes the usage records that a dead gateway left.
     Role.OUTPUT_PROCESSOR: NatsRights(
         publish=(
             "member.output_processor.>",

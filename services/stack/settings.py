@@ -107,12 +107,14 @@ class StackSettings:
         "auto", "auto, headwater or transformers: whose modelling code computes the model."
     )
     speculation: str = engine_flag(
-        "speculation", "auto: draft tokens where that is faster, same answers; or off."
+        "speculation",
+        "auto: draft tokens where that is faster, same answers; mtp: by the model's own layer for "
+        "it; or off.",
     )
     draft_model: str | None = engine_flag(
         "draft_model", "Smaller model with the same tokenizer that drafts tokens."
     )
-    """As `model`; a stack is given its folder."""
+    """Like `model`. The processes of a deployment get its folder."""
     draft_heads: Path | None = engine_flag(
         "draft_heads", "Folder of Medusa, EAGLE or EAGLE-3 heads that draft tokens."
     )
@@ -121,6 +123,9 @@ class StackSettings:
     )
     tensor_parallel_size: int = engine_flag(
         "tensor_parallel_size", "Ranks (processes or GPUs) that divide every layer of an engine."
+    )
+    expert_parallel: bool = engine_flag(
+        "expert_parallel", "Each of these ranks has some experts whole, not a share of every one."
     )
     pipeline_parallel_size: int = engine_flag(
         "pipeline_parallel_size", "Pipeline stages of each engine; each has some of the layers."
@@ -142,6 +147,9 @@ class StackSettings:
     )
     adapter_memory: int = engine_flag(
         "adapter_memory", "Bytes of each engine's device for adapters (LoRA); 0: none."
+    )
+    adapter_host_memory: int = engine_flag(
+        "adapter_host_memory", "Bytes of host memory of each engine for adapters (LoRA)."
     )
     lora_modules: tuple[str, ...] = engine_flag(
         "lora_modules", "Adapter that engines serve, NAME=FOLDER; may be repeated."

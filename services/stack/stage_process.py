@@ -135,7 +135,7 @@ class StageProcess:
         return addresses
 
     async def ended(self) -> int:
-        """Its exit status; negative: the signal that ended it."""
+        """Exit status of the process; a negative number is the signal that ended it."""
         return await self._process.wait()
 
     async def stop(self, limit: float, hurry: asyncio.Event) -> None:
@@ -211,8 +211,8 @@ class KeptStage:
 
     PAUSES = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
     LONG_LIFE = 10.0
-    """Seconds from ready on. Starts on CPUs take one to three, that of 8B on an H100 some six
-    (2026-11-27): a death after so long is no crash at start."""
+    """Seconds from ready on after which a death no longer counts as a crash at start. Starts on
+    CPUs take one to three, a start of 8B on an H100 some six (2026-11-27)."""
 
     def __init__(
         self, name: str, start: Callable[[], Awaitable[Child]], changed: Callable[[str], None]

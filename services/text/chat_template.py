@@ -146,7 +146,7 @@ def _collect(pieces: Iterable[str], steps: Steps) -> str:
 
 
 def _with_end_marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with a mark behind the last one: its text may occur again in what the template
+    """The messages with a mark after the last one: its text may occur again in what the template
     writes behind it."""
     *others, final = messages
     return [*others, final | {"content": f"{final.get('content', '')}{END_MARK} "}]
@@ -160,5 +160,5 @@ def _cut_at_mark(rendered: str) -> str:
             "continue_final_message",
             "continue_final_message: the chat template does not show the last message",
         )
-    # A template that trims messages has taken the space behind the mark.
+    # A template that trims messages has taken the space after the mark.
     return (text if behind.startswith(" ") else text.rstrip()).replace(END_MARK, "")

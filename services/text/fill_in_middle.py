@@ -15,7 +15,7 @@ class GapMarks:
     second: str
     last: str = ""
     suffix_first: bool = False
-    """Whether the text behind the gap is written before the other one."""
+    """Whether the text after the gap is written before the other one."""
     ends: tuple[str, ...] = ()
     """Tokens besides the model's end of sequence that end the filling."""
 

@@ -22,6 +22,8 @@ from tokenizers import (
 )
 from tokenizers.models import BPE
 
+from .named_templates import DEFAULT, listed
+
 
 class GgufTokenizerError(Exception):
     """A tokenizer in GGUF metadata that is not supported here; names the key and its value."""
@@ -55,7 +57,7 @@ class PreTokenizer:
     ignore_merges: bool = False
     """Whether a word that is a token is taken whole."""
     add_bos: bool = False
-    """Whether a text begins with the BOS token, where the file does not say."""
+    """Whether a text begins with the BOS token if the file does not say."""
 
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -63,6 +65,9 @@ _TAIL = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_TAIL}"
 _QWEN2 = (
     rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_TAIL}"
+)
+_SEED = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_TAIL}"
 )
 _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -94,10 +99,21 @@ PRE_TOKENIZERS = {
     "dbrx": PreTokenizer(_LLAMA3),
     "smaug-bpe": PreTokenizer(_LLAMA3),
     "gpt-4o": PreTokenizer(_GPT4O),
+    "chatglm-bpe": PreTokenizer(_LLAMA3),
+    "glm4": PreTokenizer(_LLAMA3, ignore_merges=True),
+    "exaone": PreTokenizer(single_digits=True),
+    "exaone4": PreTokenizer(),
+    "hunyuan": PreTokenizer(_QWEN2),
+    "minimax-m2": PreTokenizer(_GPT4O),
+    "olmo": PreTokenizer(nfc=True),
+    "pixtral": PreTokenizer(_LLAMA3, ignore_merges=True, add_bos=True),
+    "seed-coder": PreTokenizer(_SEED),
     "tekken": PreTokenizer(_TEKKEN, ignore_merges=True, add_bos=True),
 }
 
-# Control tokens that end an answer although a file's `eos_token_id` names only one of them.
+TEMPLATE = "tokenizer.chat_template"
+"""Key of the template for chats; the keys of other templates add a dot and a name."""
+# Control tokens that end an answer, although the file's `eos_token_id` names only one of them.
 END_OF_ANSWER = (
     "<|im_end|>",
     "<|eot_id|>",
@@ -106,6 +122,9 @@ END_OF_ANSWER = (
     "<|end_of_text|>",
     "<end_of_turn>",
     "<|end|>",
+    "<|observation|>",
+    "<|return|>",
+    "<|call|>",
 )
 
 
@@ -195,8 +214,17 @@ class Metadata:
         return token_id
 
     @property
-    def chat_template(self) -> str | None:
-        return self._values.get("tokenizer.chat_template")
+    def chat_template(self) -> Any:
+        """As in `tokenizer_config.json`; None: the file has none."""
+        own = self._values.get(TEMPLATE)
+        others = {
+            key.removeprefix(f"{TEMPLATE}."): source
+            for key, source in self._values.items()
+            if key.startswith(f"{TEMPLATE}.")
+        }
+        if not others:
+            return own
+        return listed({**({} if own is None else {DEFAULT: own}), **others})
 
     @property
     def is_sentencepiece(self) -> bool:
@@ -296,7 +324,7 @@ def _sentencepiece(metadata: Metadata) -> Tokenizer:
     prefix = bool(metadata.get("add_space_prefix", True))
     spaces = normalizers.Replace(" ", "▁")
     if prefix and metadata.get("only_first_prefix", False):
-        # Files of GGUF have no such key: text behind a special token has a prefix too.
+        # Files of GGUF have no such key: text after a special token has a prefix too.
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     elif prefix:
         tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces])

@@ -19,8 +19,9 @@ from ..runtime.settings import SettingError, require
 from .chat_template import ChatTemplate
 from .fill_in_middle import GapMarks, marks_of
 from .model_limits import ModelLimits, model_defaults
+from .named_templates import DEFAULT, templates_of
 from .pair_template import PairTemplate, pair_template
-from .tokenizer import Tokenizer, TokenizerFilesError, read_json
+from .tokenizer import Tokenizer, read_json
 
 BLOCK_SIZES = (16, 32, 64, 128)
 SPECIAL_TOKENS = (
@@ -60,6 +61,7 @@ class TextModel:
     folder: Path
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
+    """None: it has no template for chats without tools."""
     eos_token_ids: tuple[int, ...]
     limits: ModelLimits
     choices: ServingChoices = ServingChoices()
@@ -82,8 +84,9 @@ class TextModel:
     escapes_special_tokens: bool = False
     """Whether special tokens in the text of clients are text."""
     closes_schemas: bool = True
-    """Whether objects of constrained answers have no properties but those that their schema
-    names."""
+    """Whether objects of constrained answers have only the properties that their schema names."""
+    by_template: Mapping[str, TextModel] = field(default_factory=dict)
+    """The model with each of its other templates, by the template's name."""
 
     @property
     def name(self) -> str:
@@ -147,11 +150,11 @@ def load_text_model(folder: Path, name: str, choices: ServingChoices) -> TextMod
         task=manifest.task,
     )
     defaults = model_defaults(_generation_config(folder, choices.generation_config))
-    template = _chat_template(tokenizer, choices.chat_template, folder)
-    tool_format, reasoning_format = _formats(
-        choices, template.source if template is not None else None
-    )
-    return TextModel(
+    templates = _templates(tokenizer, choices.chat_template, folder)
+    source = templates.get(DEFAULT)
+    template = None if source is None else _compiled(tokenizer, source)
+    tool_format, reasoning_format = _formats(choices, source)
+    model = TextModel(
         served=served,
         folder=folder,
         tokenizer=tokenizer,
@@ -178,6 +181,9 @@ def load_text_model(folder: Path, name: str, choices: ServingChoices) -> TextMod
         escapes_special_tokens=choices.escape_special_tokens,
         closes_schemas=choices.close_schemas,
     )
+    others = {name: source for name, source in templates.items() if name != DEFAULT}
+    named = {name: model.with_template(source) for name, source in others.items()}
+    return replace(model, by_template=named)
 
 
 def _formats(choices: ServingChoices, source: str | None) -> tuple[str, str]:
@@ -229,14 +235,12 @@ def _generation_config(folder: Path, choice: str) -> dict[str, object]:
     return read_json(path)
 
 
-def _chat_template(tokenizer: Tokenizer, path: str, folder: Path) -> ChatTemplate | None:
+def _templates(tokenizer: Tokenizer, path: str, folder: Path) -> Mapping[str, str]:
+    """Sources of chat templates by name: the operator's file, else those of the model."""
     require(not path or Path(path).is_file(), "chat_template", path, "a readable file")
-    source = (
-        Path(path).read_text()
-        if path
-        else _own_template(tokenizer.config.get("chat_template"), folder)
-    )
-    return None if source is None else _compiled(tokenizer, source)
+    if path:
+        return {DEFAULT: Path(path).read_text()}
+    return templates_of(tokenizer.config.get("chat_template"), folder)
 
 
 def _compiled(tokenizer: Tokenizer, source: str) -> ChatTemplate:
@@ -247,17 +251,3 @@ def _compiled(tokenizer: Tokenizer, source: str) -> ChatTemplate:
         if (token := tokenizer.special_token(name)) is not None
     }
     return ChatTemplate(source, named)
-
-
-def _own_template(template: object, folder: Path) -> str | None:
-    """Template in the configuration of a model's folder. Some models have several by name;
-    `default` is the one for chats. Raises `TokenizerFilesError` for a list of anything else."""
-    if isinstance(template, list):
-        try:
-            template = {entry["name"]: entry["template"] for entry in template}.get("default")
-        except (TypeError, KeyError):
-            reason = (
-                "its chat_template is a list of other things than objects of a name and a template"
-            )
-            raise TokenizerFilesError(folder / "tokenizer_config.json", reason) from None
-    return template if isinstance(template, str) else None

@@ -22,7 +22,7 @@ OLDEST_SPECIAL_TOKENS = (
 )
 """Special tokens of files that list none."""
 UNNAMED = "<SPECIAL_{}>"
-"""Special tokens behind those that have a name."""
+"""Special tokens after those that have a name."""
 IDS = {"unknown": "<unk>", "bos": "<s>", "eos": "</s>", "padding": "<pad>"}
 MAX_TOKENS = 1 << 22
 _BYTES = [*range(33, 127), *range(161, 173), *range(174, 256)]

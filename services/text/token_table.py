@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 
 class UnknownDecoder(Exception):
-    """A tokenizer whose tokens do not each spell bytes of their own."""
+    """The tokenizer has tokens that do not spell fixed bytes."""
 
     def __init__(self, decoder: str) -> None:
         super().__init__(

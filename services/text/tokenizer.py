@@ -17,6 +17,7 @@ from headwater.engine_core.system.usable_cores import usable_cores
 
 from .gguf_tokenizer import PRE_TOKENIZERS
 from .token_table import TokenTable
+from .tokenizer_files_error import TokenizerFilesError
 from .windows import matches
 
 PIECE_LEN = 4096
@@ -31,15 +32,6 @@ and no text may have it."""
 _BETWEEN_WORDS = re.compile(r"(?<=[A-Za-z]) (?=[A-Za-z])")
 _PUBLISHED_PATTERNS = {pre.pattern for pre in PRE_TOKENIZERS.values() if pre.pattern is not None}
 _QUOTED = re.compile(r"""["`'].*["`']""", re.DOTALL)
-
-
-class TokenizerFilesError(Exception):
-    """A model folder whose tokenizer cannot be used, with the reason."""
-
-    def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"{path} cannot be used: {reason}")
-        self.path = path
-        self.reason = reason
 
 
 class Tokenizer:
@@ -193,7 +185,7 @@ class Tokenizer:
 
     @functools.cached_property
     def types_pairs(self) -> bool:
-        """Whether tokens of a pair's second text are of another type than those of its first."""
+        """Whether tokens of a pair's second text have a token type of their own."""
         return 1 in self._backend.encode("a", "a").type_ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:

@@ -16,7 +16,8 @@ from .gguf_tokenizer import (
     build_tokenizer,
     tokenizer_config,
 )
-from .tokenizer import TokenizerFilesError, read_json
+from .tokenizer import read_json
+from .tokenizer_files_error import TokenizerFilesError
 
 FILES = (sentencepiece_file.FILE_NAME, tekken_file.FILE_NAME)
 """Vocabularies that are read, in the order in which they are looked for."""

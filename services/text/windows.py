@@ -13,8 +13,8 @@ WINDOW_CHARS = 32 * 1024
 def matches(
     pattern: re.Pattern[str], text: str, *, longest: int, start: int = 0
 ) -> Iterator[re.Match[str]]:
-    """As `pattern.finditer`, for an expression that matches 1 to `longest` characters and looks no
-    further ahead."""
+    """Like `pattern.finditer`, for an expression that matches 1 to `longest` characters and looks
+    no further ahead."""
     while start < len(text):
         end = start + WINDOW_CHARS
         found = pattern.search(text, start, end + longest - 1)

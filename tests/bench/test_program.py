@@ -24,6 +24,20 @@ def test_the_help_of_a_benchmark_calls_it_what_people_do() -> None:
         )
 
 
+OFFLINE = (
+    *(sys.executable, "-m", "headwater.bench", "offline"),
+    *("--workload=O4", "--device=cpu", "--dry-run"),
+)
+
+
+@pytest.mark.long
+def test_a_workload_runs_by_the_code_that_is_asked_for() -> None:
+    command = [*OFFLINE, "--model-code=transformers", "--runs=1", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert "modelling code of transformers" in done.stderr + done.stdout
+    assert '"workload": "O4"' in done.stdout
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("flag", "said"),
@@ -33,17 +47,8 @@ def test_the_help_of_a_benchmark_calls_it_what_people_do() -> None:
     ],
 )
 def test_a_setting_that_cannot_be_used_is_one_line(flag: str, said: str) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "headwater.bench",
-        "offline",
-        "--workload=O4",
-        "--device=cpu",
-        "--dry-run",
-    ]
     done = subprocess.run(
-        [*command, flag], stderr=subprocess.PIPE, text=True, check=False, timeout=120
+        [*OFFLINE, flag], stderr=subprocess.PIPE, text=True, check=False, timeout=120
     )
     assert done.returncode == 1
     assert done.stderr == f"headwater bench offline: {said}\n"

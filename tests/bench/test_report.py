@@ -127,7 +127,11 @@ def test_a_row_that_is_none_is_named_by_file_and_line(
 
 def test_the_newest_row_of_a_series_is_on_its_page(tmp_path: Path) -> None:
     newest = row(
-        date="2026-11-23", value=[5.0, 6.0], target=5.5, peers={"other": 11}, note="cold | warm"
+        date="2026-11-23",
+        value=[5.0, 6.0],
+        target=5.5,
+        peers={"other": 11, "d14ad46": 6},
+        note="cold | warm",
     )
     rows = read_rows(rows_in(tmp_path, newest, row(), row(what="ready", value=1234.5)))
     assert [[each.median for each in series] for series in by_series(rows).values()] == [
@@ -135,13 +139,27 @@ def test_the_newest_row_of_a_series_is_on_its_page(tmp_path: Path) -> None:
         [1234.5],
     ]
     page = topic_page("cpu", "# On a CPU", rows)
-    assert (
-        "5–6 s | ≤ 5.5 s | in part | other 11 (0.50 ×) | A | d14ad46, 2026-11-23 | cold "
-        "&#124; warm |" in page
-    )
-    assert "| ready | seconds | 1,234 s |" in page
-    # That of the other series, not the older one of the first.
-    assert page.count("d14ad46, 2026-11-21") == 1
+    assert "`headwater bench start`, seconds, A, d14ad46, s:\n" in page
+    assert "| first token | 5–6 | ≤ 5.5 | 0.50 × other |" in page
+    assert "| ready | 1,234 |  |  |" in page
+    assert page.count("| first token |") == 1
+    assert "cold" not in page, "notes stay in the rows"
+
+
+def test_what_rows_of_a_command_share_is_written_once_above_their_table(tmp_path: Path) -> None:
+    rows = read_rows(rows_in(tmp_path, row(), row(what="a | b", machine="B", commit="c45458e")))
+    page = topic_page("cpu", "# On a CPU", rows)
+    assert "`headwater bench start`, seconds, s:\n" in page
+    assert "|  | machine | commit | figure |" in page
+    assert "| a &#124; b | B | c45458e | 5.5 |" in page
+
+
+def test_a_figure_that_no_command_repeats_is_in_the_rows_alone(tmp_path: Path) -> None:
+    lost = row(date="2026-11-23", command="headwater bench offline --gemv")
+    rows = read_rows(rows_in(tmp_path, row(), lost, row(section="Ready", what="ready")))
+    page = topic_page("cpu", "# On a CPU", rows)
+    assert "## Ready" in page
+    assert "## Start" not in page, "its newest row has no command"
 
 
 @pytest.mark.parametrize(

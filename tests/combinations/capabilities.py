@@ -102,7 +102,10 @@ PREEMPTION = Capability(
     beside={
         "beams": Aside(
             because="a search asks for one token at a time, whose blocks are free a step later"
-        )
+        ),
+        "window layers": Aside(
+            because="pages behind a window go back, so that both answers find theirs"
+        ),
     },
 )
 HOST_MEMORY = Capability(
@@ -387,6 +390,7 @@ TREE_NUMERICS = Capability(
     },
 )
 
+ONE_ARCHITECTURE = Aside(because="a model has one architecture")
 EXPERTS = Capability(
     name="experts",
     promise=Promise.OWN,
@@ -401,10 +405,9 @@ EXPERTS = Capability(
     is_simulated=False,
     took_place=lambda answer: answer.num_experts > 0,
     beside={
-        "tree numerics": Refused(
-            field="numerics", says="allowed: default with a model with 8 experts"
-        ),
-        "MXFP4 experts": Aside(because="a model has one architecture"),
+        "MXFP4 experts": ONE_ARCHITECTURE,
+        "state layers": ONE_ARCHITECTURE,
+        "window layers": ONE_ARCHITECTURE,
     },
 )
 
@@ -423,9 +426,6 @@ MXFP4_EXPERTS = Capability(
     is_simulated=False,
     took_place=lambda answer: answer.num_experts > 0 and answer.weights == MXFP4,
     beside={
-        "tree numerics": Refused(
-            field="numerics", says="allowed: default with a model with 8 experts"
-        ),
         **refused_beside(
             MXFP4,
             {
@@ -435,6 +435,93 @@ MXFP4_EXPERTS = Capability(
                 "FP8 block": "fp8",
                 "W8A8": "compressed-tensors",
             },
+        ),
+    },
+)
+
+WITH_STATES = "with a model with 3 state layers"
+
+ADAPTERS = Capability(
+    name="adapters",
+    promise=Promise.OWN,
+    options={"adapter_memory": 16 << 20},
+    asks={"adapter": True},
+    took_place=lambda answer: bool(answer.adapter),
+    beside={
+        W8A8_WEIGHTS.name: Refused(
+            field="adapter_memory",
+            says="allowed: 0 with weights whose tokens are rounded to int8, each with one scale",
+        ),
+        FP8_BLOCK_WEIGHTS.name: Refused(
+            field="activation_dtype", says="allowed: model beside adapter_memory", is_on_gpu=True
+        ),
+        FP8_WEIGHTS.name: Refused(
+            field="activation_dtype", says="allowed: model beside adapter_memory", is_on_gpu=True
+        ),
+        "tensor parallel": Refused(
+            field="adapter_memory", says="with tensor_parallel_size 2", is_on_gpu=True
+        ),
+        "pipeline parallel": Refused(
+            field="adapter_memory", says="with pipeline_parallel_size 2", is_on_gpu=True
+        ),
+        "tree numerics": Refused(field="adapter_memory", says="allowed: 0 with numerics tree"),
+        "state layers": Refused(field="adapter_memory", says=f"allowed: 0 {WITH_STATES}"),
+    },
+)
+
+STATE_LAYERS = Capability(
+    name="state layers",
+    promise=Promise.OWN,
+    model={
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5_text",
+        "num_hidden_layers": 4,
+        "layer_types": ["linear_attention"] * 2 + ["full_attention", "linear_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+        "linear_conv_kernel_dim": 4,
+    },
+    is_simulated=False,
+    took_place=lambda answer: answer.num_state_layers > 0,
+    beside={
+        "pull": Refused(field="kv_peer_memory", says=f"allowed: 0 {WITH_STATES}"),
+        "hand-over": Refused(field="kv_peer_memory", says=f"allowed: 0 {WITH_STATES}"),
+        "fp8 KV": Refused(field="kv_cache_dtype", says=f"allowed: auto {WITH_STATES}"),
+        "draft model": Refused(field="draft_model", says=f"allowed: none {WITH_STATES}"),
+        "draft heads": Refused(field="draft_heads", says=f"allowed: none {WITH_STATES}"),
+        "tensor parallel": Refused(field="tensor_parallel_size", says=f"allowed: 1 {WITH_STATES}"),
+        "pipeline parallel": Refused(
+            field="pipeline_parallel_size", says=f"allowed: 1 {WITH_STATES}"
+        ),
+        "tree numerics": Refused(field="numerics", says=f"allowed: default {WITH_STATES}"),
+        "window layers": ONE_ARCHITECTURE,
+        "MXFP4 experts": Refused(
+            field="quantization",
+            says="allowed: auto: the weights of the model folder are not packed",
+        ),
+    },
+)
+
+WINDOW_LAYERS = Capability(
+    name="window layers",
+    promise=Promise.OWN,
+    model={
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+        "sliding_window": 24,
+        "query_pre_attn_scalar": 32,
+        "rope_local_base_freq": 10_000.0,
+    },
+    is_simulated=False,
+    took_place=lambda answer: answer.num_window_layers > 0,
+    beside={
+        "MXFP4 experts": Refused(
+            field="quantization",
+            says="allowed: auto: the weights of the model folder are not packed",
         ),
     },
 )
@@ -471,4 +558,7 @@ CAPABILITIES = (
     TREE_NUMERICS,
     EXPERTS,
     MXFP4_EXPERTS,
+    ADAPTERS,
+    STATE_LAYERS,
+    WINDOW_LAYERS,
 )

@@ -25,7 +25,7 @@ class Move(Enum):
     """What happens around a request in order that a capability takes place."""
 
     REPEAT = "the same request was answered before"
-    WARM = "a prompt that begins as this one was answered before"
+    WARM = "a prompt that begins as this one was answered before; with state layers two"
     FLOOD = "other prompts took the device's blocks since"
     CROWD = "a longer answer of a higher rank wants the same blocks"
     COMPANY = "a longer plain answer runs beside it"
@@ -80,6 +80,12 @@ class Answer:
     """Kind of the weights in the folder that the engine serves."""
     num_experts: int = 0
     """Of a layer of the model in that folder; 0: it has none."""
+    adapter: str = ""
+    """Hash of the adapter that the request had; empty: none."""
+    num_state_layers: int = 0
+    """Layers of that model that keep a state."""
+    num_window_layers: int = 0
+    """Layers of that model that see a window."""
     numerics: str = ""
     """What the engine was told of its sums; one that cannot make them so does not start."""
 

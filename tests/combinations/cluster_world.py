@@ -18,8 +18,16 @@ from tests.combinations.asked import BLOCK_SIZE, COMPANY, MAX_MODEL_LEN, NUM_BLO
 from tests.combinations.capabilities import TIGHT_BLOCKS
 from tests.combinations.capability import Answer, Capability, Fields, Move
 from tests.combinations.engine_world import Refusal
+from tests.combinations.fitted_options import adapter_of
 from tests.combinations.loss_relay import LossRelays
-from tests.combinations.weights_folder import engine_options, kind_of, num_experts_of
+from tests.combinations.weights_folder import (
+    STATE_LAYER,
+    WINDOW_LAYER,
+    engine_options,
+    kind_of,
+    num_experts_of,
+    num_layers_of,
+)
 from tests.gateway.processes import Gateway, Stage, gateway_stage, started
 from tests.polling import holds_within
 
@@ -156,14 +164,14 @@ class Cluster:
         replicas: Mapping[str, list[Replica]],
         relays: LossRelays,
         weights: Mapping[str, str],
-        num_experts: Mapping[str, int],
+        options: Mapping[str, dict[str, Any]],
     ) -> None:
-        """`weights`: kind of those of each engine's model; `num_experts`: of the model."""
+        """`weights`: kind of those of each engine's model; `options`: of the engines of a kind."""
         self.gateway = gateway
         self.replicas = replicas
         self.relays = relays
         self.weights = weights
-        self.num_experts = num_experts
+        self.options = options
         self.runs = itertools.count()
 
 
@@ -176,13 +184,14 @@ def running_cluster(
         kind.name: kind.all_options(folder, common[kind.name.split("-")[0]]) for kind in kinds
     }
     weights = {name: kind_of(options) for name, options in wanted.items()}
-    num_experts = {name: num_experts_of(options) for name, options in wanted.items()}
     stages: dict[str, list[Stage]] = {}
     for kind in kinds:
         flags = [f"--served-model-name={kind.name}"]
-        flags += [
-            f"--{name.replace('_', '-')}={value}" for name, value in wanted[kind.name].items()
-        ]
+        options = wanted[kind.name]
+        flags += [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+        if "adapter_memory" in options:
+            folder_of_adapter = adapter_of(options["model_folder"])
+            flags.append(f"--lora-modules={_adapter_name(kind)}={folder_of_adapter}")
         stages[kind.name] = [
             Stage(
                 "headwater.services.engine",
@@ -221,7 +230,7 @@ def running_cluster(
             for name, of_kind in stages.items()
         }
         gateway.wait_until(gateway.is_ready)
-        yield Cluster(gateway, replicas, relays, weights, num_experts)
+        yield Cluster(gateway, replicas, relays, weights, wanted)
 
 
 class ClusterWorld:
@@ -284,17 +293,21 @@ class ClusterWorld:
         ]
         answer = self._answer(whole, grown, replicas)
         answer.weights = self._cluster.weights[kind.name]
-        answer.num_experts = self._cluster.num_experts[kind.name]
+        served = self._cluster.options[kind.name]
+        answer.num_experts = num_experts_of(served)
+        answer.num_state_layers = num_layers_of(served, STATE_LAYER)
+        answer.num_window_layers = num_layers_of(served, WINDOW_LAYER)
         answer.numerics = str(kind.options.get("numerics", ""))
         return answer
 
     def _prepare(self, kind: EngineKind, asked: Asked, salt: str) -> None:
         if Move.REPEAT in asked.moves:
             self._chat(kind, QUESTION, {**asked.fields, "cache_salt": salt})
+        short = {**SHORT, "adapter": asked.fields.get("adapter")}
         if Move.WARM in asked.moves:
-            self._chat(kind, OTHER_QUESTION, {**SHORT, "cache_salt": salt})
+            self._chat(kind, OTHER_QUESTION, {**short, "cache_salt": salt})
         for i, flood in enumerate(FLOODS if Move.FLOOD in asked.moves else ()):
-            self._chat(kind, flood, {**SHORT, "cache_salt": f"{salt}-{i}"})
+            self._chat(kind, flood, {**short, "cache_salt": f"{salt}-{i}"})
 
     @contextlib.contextmanager
     def _busy(self, kind: EngineKind) -> Iterator[None]:
@@ -409,6 +422,7 @@ class ClusterWorld:
                 if name.startswith(PLANS_OF_A_RANK)
             ),
             kv_format=replicas[0].kv_format(),
+            adapter=explained["adapter"] or "",
         )
 
     def _text(self, model: str, token_ids: list[int]) -> str:
@@ -419,9 +433,16 @@ class ClusterWorld:
         )
 
 
+def _adapter_name(kind: EngineKind) -> str:
+    return f"{kind.name}-adapter"
+
+
 def _body(kind: EngineKind, question: str, fields: Fields) -> dict[str, Any]:
+    has_adapter = fields.get("adapter")
+    fields = {name: value for name, value in fields.items() if name != "adapter"}
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
-    return {"model": kind.name, "messages": messages, "return_token_ids": True, **fields}
+    model = _adapter_name(kind) if has_adapter else kind.name
+    return {"model": model, "messages": messages, "return_token_ids": True, **fields}
 
 
 def _scores(choice: dict[str, Any]) -> list[tuple[float, ...]]:

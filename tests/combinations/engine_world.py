@@ -15,6 +15,7 @@ from headwater.engine_core.drafting.ngram import NGramProposer
 from headwater.engine_core.drafting.step_costs import StepCosts
 from headwater.engine_core.drafting.suffix import SuffixProposer
 from headwater.engine_core.engine import Engine
+from headwater.engine_core.executor import TakesAdapters
 from headwater.engine_core.executors.build.registry import build_executor
 from headwater.engine_core.kv.block_record import BlockSeal
 from headwater.engine_core.kv.tiers import key_of, open_disk
@@ -37,7 +38,15 @@ from tests.combinations.asked import (
     Asked,
 )
 from tests.combinations.capability import Answer, Fields, Move
-from tests.combinations.weights_folder import engine_options, kind_of, num_experts_of
+from tests.combinations.fitted_options import adapter_of
+from tests.combinations.weights_folder import (
+    STATE_LAYER,
+    WINDOW_LAYER,
+    engine_options,
+    kind_of,
+    num_experts_of,
+    num_layers_of,
+)
 from tests.engine_core.direct_link import DirectLink
 
 PROMPT_LEN = 100
@@ -47,6 +56,9 @@ LENT_LEN = 68
 """Tokens that the request's prompt and one that was answered at another engine begin with."""
 COMPANY_LEN = 238
 """It wants another block before an answer of a few steps beside it ends."""
+STATES_COMPANY_LEN = 243
+"""With state layers: it enters a block in the steps in which the other answer does, so that both
+hold two state sets."""
 REPEAT_FLOOD_LEN = 320
 STORING_SECONDS = 0.001
 """Between two looks of an idle engine at blocks that are being stored."""
@@ -109,6 +121,9 @@ class Replica:
         for it. `weights`: kind of those that it serves."""
         self.weights = weights
         self.num_experts = num_experts_of({"model_folder": options.model_folder})
+        served = {"model_folder": options.model_folder}
+        self.num_state_layers = num_layers_of(served, STATE_LAYER)
+        self.num_window_layers = num_layers_of(served, WINDOW_LAYER)
         self._executor, config, self.facts = build_executor(
             options, lambda phase, done, total: None
         )
@@ -139,6 +154,11 @@ class Replica:
             disk_files=disk_files,
             peer_link=peer_link,
         )
+        self.adapter = b""
+        """Hash of the adapter that requests may have."""
+        if options.adapter_memory:
+            assert options.model_folder is not None
+            self.adapter = self._load(adapter_of(options.model_folder))
         self.address = address
         if self._link is not None:
             link.join(address, self.engine)
@@ -146,6 +166,13 @@ class Replica:
         self._keys = itertools.count()
         self.prefills: list[int] = []
         """Prompt tokens left after each step, while there were any."""
+
+    def _load(self, folder: Path) -> bytes:
+        assert isinstance(self._executor, TakesAdapters)
+        assert self._executor.host_adapters is not None
+        facts = self._executor.host_adapters.read(folder)
+        self.engine.add_adapter(facts.digest, facts.num_ranks)
+        return facts.digest
 
     def add(
         self,
@@ -157,6 +184,9 @@ class Replica:
     ) -> tuple[int, Heard]:
         key = next(self._keys)
         self.heard[key] = Heard(len(prompt_ids))
+        adapter = self.adapter if fields.get("adapter") else b""
+        if adapter:
+            namespace = bytes(one ^ other for one, other in zip(namespace, adapter, strict=True))
         new = NewRequest(
             key=key,
             prompt_ids=prompt_ids,
@@ -165,6 +195,7 @@ class Replica:
             namespace=namespace,
             speculation=speculation_of(fields),
             holder=holder,
+            adapter=adapter,
         )
         self.engine.add(new)
         return key, self.heard[key]
@@ -255,6 +286,11 @@ class Run:
         self.num_pulled_tokens += heard.cached_by_tier.get("peer", 0)
 
 
+def _short(asked: Asked) -> Fields:
+    """Fields of a request that leaves blocks behind for the asked one."""
+    return {**PLAIN, "max_tokens": 1, "adapter": asked.fields.get("adapter")}
+
+
 class EngineWorld:
     """Engines by their options, kept for all cells; two of each where one is lost, or lends blocks
     to the other."""
@@ -297,7 +333,7 @@ class EngineWorld:
         """Has another engine compute the beginning of the prompt."""
         number = 0 if Move.HAND_OVER in run.asked.moves else 1
         replica = self._replica(run.asked, number)
-        replica.add([*prompt(0, LENT_LEN), *prompt(4)], {**PLAIN, "max_tokens": 1}, run.namespace)
+        replica.add([*prompt(0, LENT_LEN), *prompt(4)], _short(run.asked), run.namespace)
         replica.finish()
         return replica.holds(LENT_LEN)
 
@@ -320,7 +356,8 @@ class EngineWorld:
         if asked.moves & {Move.CROWD, Move.COMPANY}:
             # Answers that were begun elsewhere go first, and so does their company then.
             begun = run.token_ids[:1]
-            replica.add(prompt(1, COMPANY_LEN), COMPANY, run.namespace, begun)
+            length = STATES_COMPANY_LEN if replica.num_state_layers else COMPANY_LEN
+            replica.add(prompt(1, length), COMPANY, run.namespace, begun)
         replica.prefills.clear()
         _, heard = replica.add(prompt(0), asked.fields, run.namespace, run.token_ids, holder)
         replica.run(heard)
@@ -348,11 +385,14 @@ class EngineWorld:
             kv_format=replica.facts.kv_format,
             weights=replica.weights,
             num_experts=replica.num_experts,
+            adapter=replica.adapter.hex() if replica.adapter in after.resident_adapters else "",
+            num_state_layers=replica.num_state_layers,
+            num_window_layers=replica.num_window_layers,
             numerics=asked.options.get("numerics", ""),
         )
 
     def _prepare(self, replica: Replica, asked: Asked, namespace: bytes) -> None:
-        short = {**PLAIN, "max_tokens": 1}
+        short = _short(asked)
         if Move.REPEAT in asked.moves:
             replica.add(prompt(0), asked.fields, namespace)
             replica.finish()
@@ -361,8 +401,9 @@ class EngineWorld:
                 replica.add(prompt(6 + number, REPEAT_FLOOD_LEN), short, namespace)
                 replica.finish()
         if Move.WARM in asked.moves:
-            replica.add([*prompt(0, SHARED_LEN), *prompt(4)], short, namespace)
-            replica.finish()
+            for number in (4, 6) if replica.num_state_layers else (4,):
+                replica.add([*prompt(0, SHARED_LEN), *prompt(number)], short, namespace)
+                replica.finish()
         if Move.FLOOD in asked.moves:
             for number in (2, 3, 5):
                 replica.add(prompt(number, 200), short, namespace)

@@ -4,20 +4,30 @@ heads of random weights that fit it, and the number of ranks that divide its lay
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from headwater.engine_core.executors.model.block_bytes import state_shape
+from headwater.engine_core.executors.model.kv_blocks import KvLayout
 from headwater.engine_core.models import registry
+from headwater.engine_core.options import ExecutorOptions
 from tests.combinations.capability import Fields
 from tests.engine_core.published_heads import LAYER, publish, random_eagle
+from tests.engine_core.small_adapters import tensors_of, write_adapter
 
 OWN_MODEL = "the served model"
 RANDOM_HEADS = "random heads for the served model"
 """Values of `draft_model` and `draft_heads` in the options of a capability."""
 FEWEST_RANKS = "the fewest ranks that divide the served model"
 """Value of `tensor_parallel_size`."""
+
+
+ADAPTER_RANK = 8
+ADAPTER_SPREAD = 1.0
+"""Its numbers change tokens, and leave some of them as they are."""
 
 
 def fitted(options: Fields, folder: Path) -> dict[str, Any]:
@@ -28,9 +38,37 @@ def fitted(options: Fields, folder: Path) -> dict[str, Any]:
         found["draft_model"] = folder
     if found.get("draft_heads") == RANDOM_HEADS:
         found["draft_heads"] = _heads(folder)
+    if "num_blocks" in found:
+        found["num_blocks"] += _blocks_of_states(folder)
     if found.get("tensor_parallel_size") == FEWEST_RANKS:
         found["tensor_parallel_size"] = _fewest_ranks(folder)
     return found
+
+
+def adapter_of(folder: Path) -> Path:
+    """A random adapter of a model's attention, made once, beside the model's folder."""
+    made = folder.with_name(f"{folder.name}-adapter")
+    if made.exists():
+        return made
+    model = registry.read_config(folder)
+    q_size, kv_size, _ = model.qkv_sizes
+    sizes = {
+        "self_attn.q_proj": (q_size, model.hidden_size),
+        "self_attn.v_proj": (kv_size, model.hidden_size),
+        "self_attn.o_proj": (model.hidden_size, q_size),
+    }
+    spread = ADAPTER_SPREAD / math.sqrt(model.hidden_size)
+    tensors = tensors_of(1, ADAPTER_RANK, tuple(sizes), sizes, model.num_layers, spread)
+    return write_adapter(made, tensors, r=ADAPTER_RANK, lora_alpha=ADAPTER_RANK)
+
+
+def _blocks_of_states(folder: Path) -> int:
+    """Pages of the state sets of a context, in float32; 0: the model has no state layers."""
+    model = registry.read_config(folder)
+    options = ExecutorOptions(model_folder=folder)
+    kv_bytes = KvLayout.of(model, torch.float32).block_bytes(options.block_size)
+    states = state_shape(model, kv_bytes, options.block_size, torch.float32)
+    return 0 if states is None else states.num_pages * (options.async_depth + 2)
 
 
 def _fewest_ranks(folder: Path) -> int:

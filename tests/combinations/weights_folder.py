@@ -84,6 +84,19 @@ def num_experts_of(options: dict[str, Any]) -> int:
     return found
 
 
+STATE_LAYER = "linear_attention"
+WINDOW_LAYER = "sliding_attention"
+"""Types of layers, as `config.json` calls them."""
+
+
+def num_layers_of(options: dict[str, Any], layer_type: str) -> int:
+    """Layers of a type, as `config.json` calls it, of the model that an engine serves."""
+    folder = options["model_folder"]
+    config = {} if folder is None else json.loads((folder / "config.json").read_text())
+    kinds: list[str] = config.get("layer_types") or []
+    return kinds.count(layer_type)
+
+
 def kind_of(options: dict[str, Any]) -> str:
     """The kind of weights that the folder of an engine's options has, as its file and `config.json`
     say."""
@@ -197,7 +210,7 @@ def _in_blocks(folder: Path, kind: str, dtype: str) -> Path:
         format = LAYER_FORMATS[turn % len(LAYER_FORMATS)] if is_of_layer else Q8_0
         tensors |= (
             blocks.named([_quantized(tensor, format)], name)
-            if tensor.dim() == 2 and not layout[name].is_routing
+            if tensor.dim() == 2 and tensor.shape[1] % 32 == 0 and not layout[name].is_routing
             else {name: tensor}
         )
     model_file.save(tensors, copy)

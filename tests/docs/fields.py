@@ -11,6 +11,7 @@ import msgspec
 from msgspec import inspect
 
 from headwater.gateway.http.document import BODIES
+from headwater.gateway.wire.body import Body
 
 PAGE = Path(__file__).parents[2] / "docs" / "fields.md"
 HEAD = """# Fields of the API
@@ -34,8 +35,9 @@ _WORDS = {
 def page() -> str:
     objects: dict[str, type[msgspec.Struct]] = {}
     parts = [HEAD]
-    for path, (kind, summary) in BODIES.items():
-        parts.append(f"## POST {path}\n\n{summary}.\n\n{_table(kind, objects)}")
+    for kind, endpoints in _by_kind().items():
+        paths = ", ".join(f"POST {path}" for path, _ in endpoints)
+        parts.append(f"## {paths}\n\n{endpoints[0][1]}.\n\n{_table(kind, objects)}")
     parts.append("## Objects in bodies\n")
     shown: set[str] = set()
     while waiting := sorted(objects.keys() - shown):
@@ -45,16 +47,41 @@ def page() -> str:
     return "\n".join(parts)
 
 
+def _by_kind() -> dict[type[msgspec.Struct], list[tuple[str, str]]]:
+    """Path and summary of the endpoints of each body."""
+    found: dict[type[msgspec.Struct], list[tuple[str, str]]] = {}
+    for path, (kind, summary) in BODIES.items():
+        found.setdefault(kind, []).append((path, summary))
+    return found
+
+
+def _shared_base(kind: type[Any]) -> type[Any] | None:
+    """The nearest base that other bodies have too, whose fields are shown once."""
+    for base in kind.__mro__[1:]:
+        heirs = [other for other in _by_kind() if issubclass(other, base)]
+        if issubclass(base, Body) and base.__struct_fields__ and len(heirs) > 1:
+            return base
+    return None
+
+
+def _fields(kind: type[Any]) -> dict[str, inspect.Field]:
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    return {field.encode_name: field for field in info.fields}
+
+
 def _table(kind: type[Any], objects: dict[str, type[msgspec.Struct]]) -> str:
-    """Table of a body's fields. Objects in them are added to `objects`."""
-    told = inspect.type_info(kind)
-    assert isinstance(told, inspect.StructType)
+    """Table of the fields that a body does not share with others. Objects in them, and what it
+    shares, are added to `objects`."""
+    base = _shared_base(kind)
+    inherited = {} if base is None else _fields(base)
     rows = [
-        f"| `{field.encode_name}` | {'yes' if field.required else ''} | "
-        f"{_allowed(field.type, objects)} |"
-        for field in told.fields
+        f"| `{name}`{' (required)' if field.required else ''} | {_allowed(field.type, objects)} |"
+        for name, field in _fields(kind).items()
+        if inherited.get(name) != field
     ]
-    return "\n".join(["| field | required | allowed |", "|---|---|---|", *rows]) + "\n"
+    more = "" if base is None else f"\nAlso the fields of {_anchor(base, objects)}.\n"
+    return "\n".join(["| field | allowed |", "|---|---|", *rows]) + "\n" + more
 
 
 def _allowed(kind: inspect.Type, objects: dict[str, type[msgspec.Struct]]) -> str:

@@ -137,6 +137,6 @@ def test_every_flag_of_a_platform_is_in_the_documentation() -> None:
 def test_every_variable_of_compose_is_in_the_documentation() -> None:
     variables = set(re.findall(r"\$\{([A-Z_]+)", (ROOT / "compose.yaml").read_text()))
     assert "HEADWATER_KEY" in variables
-    text = (DOCS / "compose.md").read_text() + (DOCS / "security.md").read_text()
+    text = (DOCS / "compose.md").read_text() + (DOCS / "secrets.md").read_text()
     absent = {name for name in variables if not re.search(rf"`{name}[`=]", text)}
     assert not absent, "add the variable to the table of variables in docs/compose.md"

@@ -34,7 +34,7 @@ from tests.engine_core.make_public_files import DOCS, TOOLS, compress, round_by_
 from tests.engine_core.plain_reading import plain_model
 
 DEMO = Path.home() / ".cache" / "headwater" / "downloads" / "smollm2-135m-instruct-0.1.2.gguf"
-TEXT = DOCS / "running.md"
+TEXT = DOCS / "api.md"
 READ = DOCS / "architecture.md"
 """What formats are compared on, and what tools read that round by a text."""
 NUM_TOKENS = 2048

@@ -92,6 +92,14 @@ QWEN35_VISION = {
     "intermediate_size": 32,
 }
 HEADS_OF_32 = SHAPE | {"head_dim": 32}
+LLAMA4 = HEADS_OF_32 | {
+    "intermediate_size_mlp": 96,
+    "num_local_experts": 8,
+    "interleave_moe_layer_step": 2,
+    "no_rope_layer_interval": 3,
+    "floor_scale": 16,
+    "attn_scale": 0.5,
+}
 EXPERTS = {
     "num_experts": 8,
     "num_experts_per_tok": 3,
@@ -106,6 +114,20 @@ STATES = SHAPE | {
     "linear_key_head_dim": 32,
     "linear_value_head_dim": 32,
     "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+}
+GRANITE4 = SHAPE | {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+    "mamba_d_state": 32,
+    "shared_intermediate_size": 96,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "embedding_multiplier": 12.0,
+    "logits_scaling": 8.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.05,
 }
 WINDOWS = {"sliding_window": 40, "layer_types": ["full_attention"] + ["sliding_attention"] * 2}
 
@@ -143,6 +165,18 @@ def _vision_models() -> dict[str, Any]:
         ),
         "qwen3.5-moe with a tower": lambda: transformers.Qwen3_5MoeConfig(
             text_config=STATES | SHARED_EXPERTS, vision_config=QWEN35_VISION
+        ),
+        "llama4 with a tower": lambda: transformers.Llama4Config(
+            text_config=LLAMA4,
+            vision_config=VISION
+            | {
+                "intermediate_size": 128,
+                "image_size": 28,
+                "patch_size": 14,
+                "vision_output_dim": 32,
+                "projector_input_dim": 32,
+                "projector_output_dim": 32,
+            },
         ),
         "mistral3 with a tower": lambda: transformers.Mistral3Config(
             text_config=transformers.MistralConfig(**HEADS_OF_32, sliding_window=None),
@@ -201,6 +235,13 @@ FAMILIES: dict[str, Any] = {
         | {"num_hidden_layers": 3, "sliding_window_pattern": 2, "query_pre_attn_scalar": 168}
     ),
     "gemma4": lambda: transformers.Gemma4TextConfig(**GEMMA4),
+    "gemma4 with experts": lambda: transformers.Gemma4TextConfig(
+        **GEMMA4,
+        enable_moe_block=True,
+        num_experts=8,
+        top_k_experts=3,
+        moe_intermediate_size=32,
+    ),
     "gemma4 whose keys are values": lambda: transformers.Gemma4TextConfig(
         **GEMMA4
         | {
@@ -286,6 +327,7 @@ FAMILIES: dict[str, Any] = {
         layer_types=WINDOWS["layer_types"],
         rope_parameters=YARN_ROPE | {"truncate": False},
     ),
+    "llama4": lambda: transformers.Llama4TextConfig(**LLAMA4),
     "granite-moe": lambda: transformers.GraniteMoeConfig(
         **SHAPE,
         num_local_experts=8,
@@ -328,10 +370,23 @@ FAMILIES: dict[str, Any] = {
     "qwen3-next": lambda: transformers.Qwen3NextConfig(**STATES, **SHARED_EXPERTS),
     "qwen3.5": lambda: transformers.Qwen3_5TextConfig(**STATES),
     "qwen3.5-moe": lambda: transformers.Qwen3_5MoeTextConfig(**STATES, **SHARED_EXPERTS),
+    "granite4-hybrid": lambda: transformers.GraniteMoeHybridConfig(**GRANITE4),
+    "granite4-hybrid without experts": lambda: transformers.GraniteMoeHybridConfig(
+        **GRANITE4 | {"num_local_experts": 0, "position_embedding_type": "rope"}
+    ),
+    "lfm2": lambda: transformers.Lfm2Config(
+        **SHAPE
+        | {"tie_word_embeddings": True, "num_hidden_layers": 4, "block_multiple_of": 32}
+        | {"layer_types": ["conv", "conv", "full_attention", "conv"]}
+    ),
     **_vision_models(),
 }
 
-WITH_STATES = tuple(family for family in FAMILIES if family.startswith(("qwen3-next", "qwen3.5")))
+WITH_STATES = tuple(
+    family
+    for family in FAMILIES
+    if family.startswith(("qwen3-next", "qwen3.5", "lfm2", "granite4"))
+)
 """Families whose layers keep states, which neither ranks nor stages divide."""
 
 

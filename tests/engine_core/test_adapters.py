@@ -21,12 +21,14 @@ from tests.engine_core.fp8_block_models import WIDE
 from tests.engine_core.oracle_speculator import OracleSpeculator
 from tests.engine_core.small_adapters import (
     CONFIG,
+    HIDDEN,
     answer,
     load_adapter,
     tensors_of,
     write_adapter,
 )
 from tests.engine_core.small_models import (
+    SHAPE,
     Answer,
     SmallEngine,
     convert,
@@ -230,39 +232,50 @@ def test_requests_wait_for_a_slot_where_adapters_are_too_many(folders: Path, dev
     tight.close()
 
 
-@pytest.mark.parametrize("num_loads", long_but((40, 10_000), 40))
+LOADS = [(40, 4, 2), pytest.param(10_000, 1_000, 64, marks=pytest.mark.long)]
+"""Loads, adapters in host memory at a time, and slots of the device."""
+
+
+@pytest.mark.parametrize(("num_loads", "num_kept", "num_slots"), LOADS)
 def test_loads_and_unloads_leave_no_memory_behind(
-    folders: Path, tmp_path: Path, num_loads: int
+    folders: Path, tmp_path: Path, num_loads: int, num_kept: int, num_slots: int
 ) -> None:
-    """Each version has another hash: its config differs."""
-    engine = engine_of(folders, "cpu", "model16", adapter_memory=_bytes_of_slots(folders, 2, "cpu"))
+    """Each version has another hash: its config differs. Requests have versions that were read
+    some time ago, so that adapters leave the device and come back."""
+    num_bytes = _bytes_of_slots(folders, num_slots, "cpu")
+    engine = engine_of(folders, "cpu", "model16", adapter_memory=num_bytes)
     host = engine.executor.host_adapters  # type: ignore[attr-defined]
     slots = engine.engine._scheduler.adapters
     one = write_adapter(tmp_path / "one", tensors_of(1))
     config = one / "adapter_config.json"
+    random = np.random.default_rng(1)
     kept: list[bytes] = []
     used = []
     for i in range(num_loads):
         config.write_text(json.dumps(CONFIG | {"lora_alpha": 1 + i}))
-        digest = load_adapter(engine, one)
-        kept.append(digest)
-        if i % 10 == 0:
-            [found] = answer(engine, [PROMPTS[2]], [digest], greedy(2))
-            assert len(found.token_ids) == 2
-            gc.collect()
-            used.append(_resident_bytes())
-        if len(kept) > 4:
+        kept.append(load_adapter(engine, one))
+        if len(kept) > num_kept:
             dropped = kept.pop(0)
             assert engine.engine.remove_adapter(dropped)
             host.drop(dropped)
+        if i % 10 == 0:
+            chosen = [kept[each] for each in random.integers(len(kept), size=4)]
+            found = answer(engine, [PROMPTS[2]] * 4, chosen, greedy(2))
+            assert [len(each.token_ids) for each in found] == [2] * 4
+            assert host.num_kept == len(kept)
+            assert len(slots.resident) <= host.num_ranks // 8
+        if i % 10 == 0 and len(kept) == num_kept:
+            gc.collect()
+            used.append(_resident_bytes())
     for digest in kept:
         assert engine.engine.remove_adapter(digest)
         host.drop(digest)
     assert host.num_kept == 0
     assert slots.resident == []
     assert not any(slots.knows(digest) for digest in kept)
-    # Ten adapters take 300 kB; so may the allocator's own growth.
     grown = used[-1] - used[len(used) // 2]
+    print(f"{slots.num_copied} copies to the device, {grown} bytes more after half of the loads")
+    # Ten adapters take 300 kB; so may the allocator's own growth.
     assert grown < 32 << 20, f"{grown} bytes more after half of the loads"
     engine.close()
 
@@ -301,6 +314,33 @@ def test_an_adapter_larger_than_the_memory_is_refused(folders: Path, tmp_path: P
     with pytest.raises(ConfigError, match="rank of the adapter is 20; allowed: at most 16"):
         load_adapter(engine, tmp_path / "wide")
     engine.close()
+
+
+def test_layers_beside_experts_have_adapters_and_experts_are_refused_by_name(
+    tmp_path: Path,
+) -> None:
+    base = random_checkpoint("qwen3-moe", tmp_path / "hf")
+    convert(tmp_path / "hf", tmp_path / "model")
+    # Heads have a fourth of the hidden size here.
+    kv_size = HIDDEN * SHAPE["num_key_value_heads"] // SHAPE["num_attention_heads"]
+    sizes = {f"self_attn.{name}_proj": (HIDDEN, HIDDEN) for name in "qo"}
+    sizes |= {f"self_attn.{name}_proj": (kv_size, HIDDEN) for name in "kv"}
+    tensors = tensors_of(4, layers=tuple(sizes), sizes=sizes)
+    write_adapter(tmp_path / "one", tensors)
+    engine = engine_of(tmp_path, "cpu")
+    digest = load_adapter(engine, tmp_path / "one")
+    found = answer(engine, PROMPTS[:2], [digest, digest], greedy(8))
+    of_expert = "base_model.model.model.layers.0.mlp.experts.1.gate_proj.lora_A.weight"
+    write_adapter(tmp_path / "experts", tensors | {of_expert: torch.zeros(4, 64)})
+    with pytest.raises(ConfigError, match=r"gate_proj.*adapters of experts are not served"):
+        load_adapter(engine, tmp_path / "experts")
+    engine.close()
+    for name, factors in _by_layer(tensors).items():
+        with torch.no_grad():
+            base.get_submodule(name).weight += 2.0 * factors["B"] @ factors["A"]
+    assert [each.token_ids for each in found] == [
+        reference_greedy(base, prompt, 8) for prompt in PROMPTS[:2]
+    ]
 
 
 @pytest.mark.parametrize("kind", long_but(("fp8", "int4"), "fp8"))

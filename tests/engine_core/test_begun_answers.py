@@ -4,7 +4,6 @@ prompts."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -117,9 +116,8 @@ def waits() -> list[float]:
 
 
 @pytest.fixture(autouse=True)
-def _copies_at_once() -> object:
-    with patch.object(block_leases, "ThreadLane", AtOnce):
-        yield
+def _copies_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_leases, "ThreadLane", AtOnce)
 
 
 @pytest.mark.long

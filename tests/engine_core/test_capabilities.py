@@ -47,6 +47,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     table.SPECULATION: {"max_draft_tokens": 3},
     table.DRAFT_MODEL: {"draft_model": PATH},
     table.DRAFT_HEADS: {"draft_heads": PATH},
+    table.MTP: {"speculation": "mtp"},
     table.ADAPTERS: {"adapter_memory": 65536},
 }
 """Options that ask for each capability that is asked for by options."""
@@ -91,7 +92,6 @@ REFUSED_OF_ENGINE = {
     (table.W8A8, table.TENSOR_PARALLEL): "tensor_parallel_size 2: 1 with weights of W8A8",
     (table.INT8_ACTIVATIONS, table.TREE): "numerics tree: default with activations in int8",
     (table.ROUNDED_ACTIVATIONS, table.TREE): "numerics tree: default with activations in fp8",
-    (table.EXPERTS, table.TREE): "numerics tree: default with a model with 8 experts",
     (table.W8A8, table.FOREIGN): "model_code transformers: headwater with weights of W8A8",
     (table.ROUNDED_ACTIVATIONS, table.FOREIGN): (
         "model_code transformers: headwater with activations in fp8"
@@ -113,8 +113,6 @@ REFUSED_OF_ENGINE = {
             (table.STAGE_HOSTS, "stage_hosts 1: 0"),
             (table.TREE, "numerics tree: default"),
             (table.FP8_KV, "kv_cache_dtype fp8: auto"),
-            (table.HOST_MEMORY, "kv_swap_memory 4096: 0"),
-            (table.DISK, "kv_disk_dir /folder: none"),
             (table.PULL, "kv_peer_memory 8192: 0"),
             (table.DRAFT_MODEL, "draft_model /folder: none"),
             (table.DRAFT_HEADS, "draft_heads /folder: none"),
@@ -127,7 +125,6 @@ REFUSED_OF_ENGINE = {
         for other, shown in (
             (table.W8A8, "weights of W8A8"),
             (table.ROUNDED_ACTIVATIONS, "activations in fp8"),
-            (table.EXPERTS, "a model with 8 experts"),
             (table.STATES, "a model with 3 state layers"),
         )
     },
@@ -151,18 +148,32 @@ REFUSED_OF_ENGINE = {
     ),
     (table.DRAFT_MODEL, table.DRAFT_HEADS): "draft_heads /folder: none with draft_model",
     **{
-        (other, table.ADAPTERS): f"adapter_memory 65536: 0 with {shown}"
+        (other, table.MTP): f"speculation mtp: auto or off with {shown}"
         for other, shown in (
-            (table.W8A8, "weights of W8A8"),
-            (table.ROUNDED_ACTIVATIONS, "activations in fp8"),
-            (table.EXPERTS, "a model with 8 experts"),
+            (table.SIMULATED, SIMULATED),
+            (table.MIXED, "layers of several shapes"),
             (table.FOREIGN, FOREIGN),
+            (table.ENCODER, "the encoder"),
             (table.TENSOR_PARALLEL, "tensor_parallel_size 2"),
             (table.PIPELINE_PARALLEL, "pipeline_parallel_size 3"),
             (table.STAGE_HOSTS, "stage_hosts 1"),
             (table.TREE, "numerics tree"),
+            (table.HOST_MEMORY, "kv_swap_memory 4096"),
+            (table.DISK, "kv_disk_dir"),
+            (table.PULL, "kv_peer_memory 8192"),
+            (table.FP8_KV, "kv_cache_dtype fp8"),
             (table.DRAFT_MODEL, "draft_model"),
             (table.DRAFT_HEADS, "draft_heads"),
+        )
+    },
+    **{
+        (other, table.ADAPTERS): f"adapter_memory 65536: 0 with {shown}"
+        for other, shown in (
+            (table.W8A8, "weights of W8A8"),
+            (table.ROUNDED_ACTIVATIONS, "activations in fp8"),
+            (table.FOREIGN, FOREIGN),
+            (table.STAGE_HOSTS, "stage_hosts 1"),
+            (table.TREE, "numerics tree"),
         )
     },
 }

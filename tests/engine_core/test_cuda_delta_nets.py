@@ -82,6 +82,11 @@ def test_chunks_company_hits_and_preemption_change_no_bit(
         again = one.answer(asked, *seeded)
         assert exact(again) == together
         assert again[7].cached_tokens >= 640
+    with closing(engine(folder)) as one:
+        # Bytes of states may be no numbers in the dtype of keys and values.
+        memory = one.executor.kv_caches[0].untyped_storage()
+        torch.tensor([], dtype=torch.uint8, device="cuda").set_(memory).fill_(0xFF)
+        assert exact(one.answer(asked, *seeded)) == together
     with closing(engine(folder, max_num_batched_tokens=200, async_depth=4)) as one:
         assert exact(one.answer(asked, *seeded)) == together
     with closing(engine(folder, num_blocks=300)) as one:

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from headwater.engine_core.config import ConfigError, EngineConfig
 from headwater.engine_core.devices import cpu
 from headwater.engine_core.executors.build.request import checked
-from headwater.engine_core.models.configs.qwen3_next import read_qwen3_5, read_qwen3_next
+from headwater.engine_core.models.configs.states.qwen3_next import read_qwen3_5, read_qwen3_next
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
@@ -63,6 +64,14 @@ def exact(given: list[Answer]) -> list[tuple[list[int], list[float]]]:
 @pytest.mark.parametrize("chunk", long_but([1, 7, 15, 16, 17, 33], 7))
 def test_chunks_and_company_change_no_bit(chunk: int, folder: Path, alone: list[Answer]) -> None:
     assert exact(answers(folder, PROMPTS, long_prefill_chunk=chunk)) == exact(alone)
+
+
+def test_what_pages_held_before_changes_no_bit(folder: Path, alone: list[Answer]) -> None:
+    with closing(SmallEngine(folder, max_model_len=256)) as engine:
+        # Bytes of states may be no numbers in the dtype of keys and values.
+        memory = engine.executor.kv_caches[0].untyped_storage()
+        torch.tensor([], dtype=torch.uint8).set_(memory).fill_(0xFF)
+        assert exact(engine.answer(PROMPTS, SCORED)) == exact(alone)
 
 
 @pytest.mark.long

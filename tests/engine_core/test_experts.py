@@ -407,7 +407,10 @@ def test_a_platform_without_experts_refuses_them_by_their_number(published: Fold
 @pytest.mark.parametrize(
     ("options", "refused"),
     [
-        ({"numerics": "tree"}, "numerics is 'tree'; allowed: default with a model with 8 experts"),
+        (
+            {"numerics": "tree", "tensor_parallel_size": 2},
+            "numerics is 'tree'; allowed: default for experts of 2 ranks, or --expert-parallel",
+        ),
         (
             {"tensor_parallel_size": 4},
             "tensor_parallel_size is 4; allowed: 1 or 2, which divide 4 query heads, 2 KV heads "
@@ -438,6 +441,8 @@ def test_experts_are_not_calibrated(published: Folder) -> None:
         ("qwen3-moe", {"use_sliding_window": True}, "use_sliding_window is True; allowed: false"),
         ("qwen3-moe", {"hidden_act": "relu"}, "hidden_act is 'relu'; allowed: silu or gelu_tanh"),
         ("qwen3-moe", {"moe_intermediate_size": 24}, "intermediate_size is 24; allowed: multiples"),
+        ("llama4", {"num_experts_per_tok": 2}, "num_experts_per_tok is 2; allowed: 1: it scales"),
+        ("llama4", {"moe_layers": "all"}, "moe_layers is 'all'; allowed: a list of layers"),
         ("olmoe", {"clip_qkv": 8.0}, "clip_qkv is 8.0; allowed: none"),
         ("glm4-moe", {"n_group": 3}, "n_group is 3; allowed: equal groups of 8 experts"),
         ("glm4-moe", {"topk_group": 5}, "topk_group is 5; allowed: a whole number, 1…4"),
@@ -457,9 +462,18 @@ def test_what_a_config_says_of_experts_and_is_not_served_is_refused_by_its_field
         checked(options, "cpu", cpu.capabilities)
 
 
+def test_llama_4_serves_sequences_of_one_chunk(published: Folder, tmp_path: Path) -> None:
+    config = json.loads((published("llama4") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"attention_chunk_size": 96}))
+    options = ExecutorOptions(model_folder=tmp_path, load_format="dummy", max_model_len=96)
+    checked(options, "cpu", cpu.capabilities)
+    with pytest.raises(ConfigError, match="max_model_len is 97; allowed: at most 96"):
+        checked(replace(options, max_model_len=97), "cpu", cpu.capabilities)
+
+
 @pytest.mark.parametrize(
     "name",
-    ["Llama4ForCausalLM", "MiMoV2FlashForCausalLM", "DeepseekV3ForCausalLM"],
+    ["MiMoV2FlashForCausalLM", "DeepseekV3ForCausalLM"],
 )
 def test_families_that_need_other_caches_are_refused_by_name(name: str) -> None:
     with pytest.raises(ConfigError, match=f"architectures is '{name}'; allowed: "):

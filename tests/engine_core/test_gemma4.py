@@ -119,6 +119,18 @@ def test_caches_of_layers_are_apart_in_their_pages(max_model_len: int) -> None:
     assert caches[33].data_ptr() == caches[13].data_ptr()
 
 
+@pytest.mark.parametrize("max_model_len", [512, 4096])
+def test_layers_whose_keys_are_equally_wide_keep_their_own_heads(max_model_len: int) -> None:
+    equal = {"num_key_value_heads": 8, "num_global_key_value_heads": 4}
+    model = registry.config_of(LARGE | {"text_config": LARGE["text_config"] | equal})
+    assert {model.at(i).kv_width for i in range(model.num_layers)} == {2048}
+    plan = plan_pages(model, max_model_len)
+    layout = KvLayout.of(model, torch.float32, plan)
+    blocks = KvBlocks.allocated([layout], 2, 16, torch.device("cpu"))
+    for i, cache in enumerate(layer_caches(blocks, plan, model)):
+        assert cache.shape[2:] == ((8, 16, 256) if model.window_of(i) else (4, 16, 512))
+
+
 def test_newer_files_have_the_shapes_of_each_layer_that_sees_all_keys() -> None:
     text = dict(LARGE["text_config"])
     del text["global_head_dim"], text["num_global_key_value_heads"]
@@ -133,7 +145,7 @@ def test_newer_files_have_the_shapes_of_each_layer_that_sees_all_keys() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "refused"),
     [
-        ("enable_moe_block", True, "enable_moe_block is True; allowed: false"),
+        ("enable_moe_block", True, "num_experts is None; allowed: a whole number, 1…"),
         ("use_bidirectional_attention", "all", "use_bidirectional_attention is 'all'; allowed"),
         ("num_kv_shared_layers", 35, "num_kv_shared_layers is 35; allowed: 0…34"),
         ("num_kv_shared_layers", 32, "num_kv_shared_layers is 32; allowed: fewer: a layer of each"),

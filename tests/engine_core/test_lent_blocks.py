@@ -3,9 +3,6 @@ computes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from unittest.mock import patch
-
 import numpy as np
 import pytest
 
@@ -89,9 +86,8 @@ def refuse_to_wait(seconds: float) -> None:
 
 
 @pytest.fixture(autouse=True)
-def lanes() -> Iterator[None]:
-    with patch.object(block_leases, "ThreadLane", AtOnce):
-        yield
+def lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_leases, "ThreadLane", AtOnce)
 
 
 @pytest.mark.parametrize("is_direct", [False, True])

@@ -29,6 +29,7 @@ from tests.engine_core.block_models import write_blocks
 from tests.engine_core.small_models import SHAPE
 from tests.engine_core.test_block_weights import write
 from tests.engine_core.test_int4_on_gpu import answers
+from tests.long_values import long_but
 
 pytestmark = pytest.mark.gpu
 
@@ -55,7 +56,7 @@ def loaded(folder: Path) -> Weights:
     return load_weights(request, device, lambda *_: None, cuda.stored_forms(request))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", long_but(["bfloat16", "float16"], "bfloat16"))
 @pytest.mark.parametrize("formats", SETS.values(), ids=SETS)
 def test_a_model_in_blocks_answers_as_its_weights_expanded_to_the_bit(
     formats: tuple[BlockFormat, ...], dtype: str, tmp_path: Path

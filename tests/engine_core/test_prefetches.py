@@ -3,9 +3,6 @@ executor."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from unittest.mock import patch
-
 import numpy as np
 import pytest
 
@@ -30,13 +27,9 @@ from tests.engine_core.pulling_pair import (
 
 
 @pytest.fixture(autouse=True)
-def lanes() -> Iterator[None]:
-    with (
-        patch.object(peer_blocks, "ThreadLane", AtOnce),
-        patch.object(block_leases, "ThreadLane", AtOnce),
-        patch.object(shared_kv, "ThreadLane", AtOnce),
-    ):
-        yield
+def lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (peer_blocks, block_leases, shared_kv):
+        monkeypatch.setattr(module, "ThreadLane", AtOnce)
 
 
 def test_blocks_come_while_the_holder_computes_later_ones() -> None:
@@ -172,7 +165,9 @@ def test_an_ended_prefetch_asks_no_more_and_holds_nothing(ended_at: int) -> None
     )
 
 
-def test_a_holder_that_has_nothing_is_asked_less_and_less_often_and_then_no_more() -> None:
+def test_a_holder_that_has_nothing_is_asked_less_and_less_often_and_then_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pair = Pair()
     asked_at = list[float]()
     send = pair.link.send
@@ -182,13 +177,13 @@ def test_a_holder_that_has_nothing_is_asked_less_and_less_often_and_then_no_more
             asked_at.append(pair.now)
         send(sender, message)
 
-    with patch.object(pair.link, "send", side_effect=note):
-        pair.prefetch(seconds=20.0)
-        while len(pair.prefetches):
-            sleep = pair.b.pause_seconds
-            assert sleep is not None
-            assert pair.b.waits_for in (WaitsFor.TIME, WaitsFor.NOTHING)
-            pair.turn(max(sleep, 0.001))
+    monkeypatch.setattr(pair.link, "send", note)
+    pair.prefetch(seconds=20.0)
+    while len(pair.prefetches):
+        sleep = pair.b.pause_seconds
+        assert sleep is not None
+        assert pair.b.waits_for in (WaitsFor.TIME, WaitsFor.NOTHING)
+        pair.turn(max(sleep, 0.001))
     assert pair.now <= 21.0
     assert pair.b.waits_for is WaitsFor.WORK
     pauses = np.diff(np.unique(asked_at))
@@ -218,7 +213,9 @@ def test_a_prompt_whose_turn_comes_late_is_pulled_while_it_is_computed(is_direct
     assert pair.num_cached > PROMPT_BLOCKS / 2
 
 
-def test_blocks_that_are_not_computed_yet_are_not_asked_for_as_records() -> None:
+def test_blocks_that_are_not_computed_yet_are_not_asked_for_as_records(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pair = Pair(is_direct=True)
     asked = list[PullRequest]()
     send = pair.link.send
@@ -227,11 +224,11 @@ def test_blocks_that_are_not_computed_yet_are_not_asked_for_as_records() -> None
         asked.extend([message] if isinstance(message, PullRequest) else [])
         send(sender, message)
 
-    with patch.object(pair.link, "send", side_effect=note):
-        pair.prefetch()
-        pair.turn()
-        pair.add(pair.a, 1)
-        pair.until(lambda: pair.num_cached == PROMPT_BLOCKS)
+    monkeypatch.setattr(pair.link, "send", note)
+    pair.prefetch()
+    pair.turn()
+    pair.add(pair.a, 1)
+    pair.until(lambda: pair.num_cached == PROMPT_BLOCKS)
     assert len(asked) > PROMPT_BLOCKS / CHUNK_BLOCKS
     assert all(each.is_direct for each in asked)
     load = pair.b.load()

@@ -4,7 +4,6 @@ computed them."""
 from __future__ import annotations
 
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -113,13 +112,13 @@ def test_an_engine_of_another_layout_lends_nothing(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("num_keys", [0, 1], ids=["no secret", "another secret"])
-def test_records_of_an_engine_without_the_clusters_secret_are_not_used(num_keys: int) -> None:
+def test_records_of_an_engine_without_the_clusters_secret_are_not_used(
+    monkeypatch: pytest.MonkeyPatch, num_keys: int
+) -> None:
     rogue = BlockSeal([b"r" * 32] * num_keys)
-    with (
-        patch.object(peer_blocks, "ThreadLane", AtOnce),
-        patch.object(block_leases, "ThreadLane", AtOnce),
-    ):
-        pair = Pair(seals=(rogue, SEAL))
+    monkeypatch.setattr(peer_blocks, "ThreadLane", AtOnce)
+    monkeypatch.setattr(block_leases, "ThreadLane", AtOnce)
+    pair = Pair(seals=(rogue, SEAL))
     pair.add(pair.a, 1)
     pair.until(lambda: 1 in pair.ended)
     pair.add(pair.b, 2, holder="a")

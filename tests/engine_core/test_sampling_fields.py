@@ -20,10 +20,13 @@ CORE = Path(__file__).parents[2] / "engine_core"
 OF_ENCODERS = {"second_start"}
 """Fields that only encoders read, which draw nothing: `test_encoders.py`."""
 FIELDS = {field.name for field in dataclasses.fields(SamplingParams)} - OF_ENCODERS
-ABOVE_EXECUTORS = [
-    "engine.py",
-    *(path.relative_to(CORE).as_posix() for path in sorted((CORE / "scheduling").rglob("*.py"))),
-]
+
+
+def files_of(folder: str) -> list[str]:
+    return [path.relative_to(CORE).as_posix() for path in sorted((CORE / folder).rglob("*.py"))]
+
+
+ABOVE_EXECUTORS = ["engine.py", *files_of("scheduling")]
 """They end answers, and plan what is scored and pooled."""
 EXECUTORS = {
     "cpu": ["sampling/sampler.py", "sampling/edits.py", *ABOVE_EXECUTORS],
@@ -32,6 +35,11 @@ EXECUTORS = {
         "executors/exit/device_sampler.py",
         "executors/table/row_settings.py",
         "sampling/edits.py",
+        *ABOVE_EXECUTORS,
+    ],
+    "simulated": [
+        "executors/simulated/edits.py",
+        *files_of("executors/simulated"),
         *ABOVE_EXECUTORS,
     ],
 }
@@ -53,7 +61,7 @@ def read_in(file: str) -> set[str]:
         node.attr
         for node in ast.walk(ast.parse((CORE / file).read_text()))
         if isinstance(node, ast.Attribute)
-        and ast.unparse(node.value).rpartition(".")[2] in ("params", "sampling")
+        and ast.unparse(node.value).rpartition(".")[2].lstrip("_") in ("params", "sampling")
     }
 
 

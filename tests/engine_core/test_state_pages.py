@@ -11,9 +11,9 @@ import torch
 
 from headwater.engine_core.config import ConfigError, EngineConfig
 from headwater.engine_core.executor import StepPlan
+from headwater.engine_core.executors.entry.eager_states import state_rows
 from headwater.engine_core.executors.model.block_bytes import state_shape
 from headwater.engine_core.executors.model.kv_blocks import KvBlocks, KvLayout, layer_caches
-from headwater.engine_core.executors.table.state_rows import state_rows
 from headwater.engine_core.layers.state_rows import StateShape
 from headwater.engine_core.models import registry
 from headwater.engine_core.weights.model_config import ModelConfig

@@ -4,17 +4,20 @@ touched."""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.layers.linear.kinds import load_weights
 from headwater.engine_core.models import registry
 from headwater.engine_core.weights import model_file
+from headwater.engine_core.weights.formats.gguf_families import JOINED, MODEL_NAMES
 from tests.engine_core import toy_model
 from tests.engine_core.small_models import SHAPE, SmallEngine, convert, greedy
 from tests.engine_core.toy_model import SignLinear, Toy
@@ -66,6 +69,34 @@ def test_an_architecture_from_an_entry_point_is_converted_and_served(
         for name, tensor in model_file.load(folder, torch.device("cpu")).items()
     }
     assert answers(folder) == [_reference(tensors, prompt) for prompt in PROMPTS]
+
+
+def test_a_gguf_file_of_an_architecture_from_an_entry_point_is_read(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    names = {theirs: f"{ours}.weight" for ours, theirs in JOINED.items()}
+    names |= {theirs.removesuffix(".weight"): ours for ours, theirs in MODEL_NAMES.items()}
+    writer = gguf.GGUFWriter(tmp_path / "toy.gguf", "toy")
+    writer.add_block_count(CONFIG["num_hidden_layers"])
+    writer.add_context_length(CONFIG["max_position_embeddings"])
+    writer.add_embedding_length(CONFIG["hidden_size"])
+    writer.add_feed_forward_length(CONFIG["intermediate_size"])
+    writer.add_head_count(CONFIG["num_attention_heads"])
+    writer.add_head_count_kv(CONFIG["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(CONFIG["rms_norm_eps"])
+    for name, tensor in load_file(checkpoint / "model.safetensors").items():
+        layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.weight", name)
+        stem = names[name.removesuffix(".weight") if layer is None else layer[2]]
+        writer.add_tensor(stem if layer is None else f"blk.{layer[1]}.{stem}", tensor.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    of_file = convert(tmp_path / "toy.gguf", tmp_path / "of file")
+    of_folder = convert(checkpoint, tmp_path / "of folder")
+    assert registry.read_config(of_file).architecture == toy_model.NAME
+    weights = "weights.safetensors"
+    assert (of_file / weights).read_bytes() == (of_folder / weights).read_bytes()
 
 
 def test_layers_take_the_kind_that_their_tensors_belong_to(

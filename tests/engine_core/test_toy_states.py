@@ -129,7 +129,6 @@ def test_a_cache_too_small_for_the_states_of_the_longest_sequence_is_refused(fol
     ("named", "options"),
     [
         ("tensor_parallel_size is 2; allowed: 1", {"tensor_parallel_size": 2}),
-        ("kv_disk_dir is '/kv'; allowed: none", {"kv_disk_dir": Path("/kv")}),
         ("kv_peer_memory is 1073741824; allowed: 0", {"kv_peer_memory": 1 << 30}),
     ],
 )
@@ -152,8 +151,8 @@ def test_the_simulated_executor_of_such_a_model_keeps_states(folder: Path) -> No
         found += output.token_ids if output is not None else []
     model = simulated_model(512, config)
     assert found == expected_tokens(model, range(40), greedy(20))
-    swapping = replace(options, kv_swap_memory=1 << 20)
+    pulling = replace(options, kv_peer_memory=1 << 20)
     with pytest.raises(
-        ConfigError, match="kv_swap_memory is 1048576; allowed: 0 with a model with"
+        ConfigError, match="kv_peer_memory is 1048576; allowed: 0 with a model with"
     ):
-        build_executor(swapping, lambda phase, done, total: None)
+        build_executor(pulling, lambda phase, done, total: None)

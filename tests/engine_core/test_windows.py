@@ -4,7 +4,6 @@ prefix is continued where those that are seen are cached."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 
 from headwater.engine_core.config import ConfigError, EngineConfig
-from headwater.engine_core.devices import cpu
 from headwater.engine_core.executors.build import engine_limits
 from headwater.engine_core.kv.block_pool import BlockPool
 from headwater.engine_core.kv.prefix_cache import HashChain, HeldPages, Hits, PrefixCache
@@ -22,7 +20,6 @@ from headwater.engine_core.page_groups import kinds_of
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling.blocks.blocks import Blocks
-from headwater.engine_core.step_output import EngineLoad
 from headwater.engine_core.weights.page_plan import one_group
 from tests.engine_core.checked_engine import Driver
 from tests.engine_core.checked_executor import BLOCK_SIZE, MAX_MODEL_LEN
@@ -256,46 +253,6 @@ def test_answers_are_those_of_transformers_around_the_window(checkpoint: Checkpo
         assert again.token_ids == answer[30:50]
         assert again.cached_tokens == (len(prompt) + 29) // 16 * 16
     engine.close()
-
-
-def check_pages_from_host_memory(folder: Path, **options: Any) -> tuple[int, EngineLoad]:
-    """Compares the answer to a prompt of which others have taken all pages on the device. Returns
-    its number of cached tokens, and the load."""
-    prompts = [np.random.default_rng(n).integers(3, 512, 150).tolist() for n in range(5)]
-    sampling = greedy(40, num_logprobs=1)
-    with closing(SmallEngine(folder, max_model_len=200, **options)) as plain:
-        (expected,) = plain.answer([prompts[0]], sampling)
-    small = {"max_model_len": 200, "num_blocks": 14, "kv_swap_memory": 8 << 20} | options
-    with closing(SmallEngine(folder, **small)) as engine:
-        assert engine.config.page_windows == (0, WINDOW, WINDOW)
-        for prompt in prompts:
-            engine.answer([prompt], greedy(1))
-        (again,) = engine.answer([prompts[0]], sampling)
-        load = engine.engine.load()
-    assert (again.token_ids, again.logprobs) == (expected.token_ids, expected.logprobs)
-    assert again.cached_tokens is not None
-    return again.cached_tokens, load
-
-
-def test_pages_of_a_mixed_model_come_back_from_host_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a CPU, where host memory is refused otherwise, since the cache lies there itself."""
-    monkeypatch.setattr(cpu, "copy_blocks", None, raising=False)
-    monkeypatch.setattr(cpu, "capabilities", replace(cpu.capabilities, host_blocks=True))
-    random_checkpoint("gemma3 whose last layer has a window", tmp_path / "hf")
-    cached, load = check_pages_from_host_memory(convert(tmp_path / "hf", tmp_path / "ours"))
-    assert (cached, load.hits_by_tier) == (144, {"host": 144})
-
-
-@pytest.mark.gpu
-def test_pages_of_a_mixed_model_come_back_to_a_gpu(tmp_path: Path) -> None:
-    random_checkpoint("gemma3 whose last layer has a window", tmp_path / "hf")
-    folder = convert(tmp_path / "hf", tmp_path / "ours", "bfloat16")
-    # To compute so small a model may take less time than its pages.
-    cached, load = check_pages_from_host_memory(folder, device="cuda")
-    assert cached in (0, 144)
-    assert load.num_swapped_out > 0
 
 
 @pytest.mark.gpu

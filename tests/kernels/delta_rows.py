@@ -121,25 +121,44 @@ class DeltaRows:
         """Computes the first tokens of row 0, with others behind them that are of no row."""
         return self._run([inputs], [(0, 0, count)], num_padding)
 
+    def run_beside_idle_rows(
+        self, inputs: tuple[torch.Tensor, torch.Tensor], num_idle: int
+    ) -> torch.Tensor:
+        """Computes the next token of row 0, before rows that have a token and compute nothing."""
+        first = self.positions[0]
+        self.positions[0] += 1
+        return self._run([inputs], [(0, first, first + 1)], num_idle, are_idle_rows=True)
+
     def _run(
         self,
         inputs: Sequence[tuple[torch.Tensor, torch.Tensor]],
         spans: Sequence[tuple[int, int, int]],
         num_padding: int = 0,
+        *,
+        are_idle_rows: bool = False,
     ) -> torch.Tensor:
-        """Spans: the row of a sequence, its first position, and the position behind the last."""
+        """Spans: the row of a sequence, its first position, and the position behind the last.
+        `are_idle_rows`: whether padding belongs to rows that compute nothing, one token each."""
         block_size = self._layer.given.unit.block_size
         counts = torch.tensor([end - start for _, start, end in spans])
+        tokens = (counts.cumsum(0) - counts).tolist()
+        idle = num_padding if are_idle_rows else 0
+        nowhere = [[0] * self._num_pages] * idle
         memory = StateMemory(
             pages=self.pages,
-            first=self._ints([self._sets[row][start // block_size] for row, start, _ in spans]),
-            last=self._ints([self._sets[row][end // block_size] for row, _, end in spans]),
-            starts=self._ints([start for _, start, _ in spans]),
-            ends=self._ints([end for _, _, end in spans]),
-            tokens=self._ints((counts.cumsum(0) - counts).tolist()),
+            first=self._ints(
+                [self._sets[row][start // block_size] for row, start, _ in spans] + nowhere
+            ),
+            last=self._ints(
+                [self._sets[row][end // block_size] for row, _, end in spans] + nowhere
+            ),
+            starts=self._ints([start for _, start, _ in spans] + [0] * idle),
+            ends=self._ints([end for _, _, end in spans] + [0] * idle),
+            tokens=self._ints([*tokens, *range(len(spans), len(spans) + idle)]),
             unit_bytes=_unit_bytes(self._layer.given.unit),
             units_per_page=UNITS_PER_PAGE,
             first_unit=FIRST_UNIT,
+            has_tokens=are_idle_rows,
         )
         wide, narrow = (
             torch.cat([inputs[row][kind][start : end + num_padding] for row, start, end in spans])

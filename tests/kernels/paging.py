@@ -40,18 +40,15 @@ def formats(*block_sizes: int) -> list[Any]:
     ]
 
 
-def shapes_and_types(shapes: list[tuple[int, int]], in_half: set[tuple[int, int]]) -> list[Any]:
-    """Parameters `n`, `k` and `dtype`: each shape in bfloat16; those of `in_half` in float16 too,
-    and the others only in `make test-long`, since the types share all but the last step."""
+def shapes_by_type(shapes: list[tuple[int, int]], in_half: set[tuple[int, int]]) -> list[Any]:
+    """Parameters `shapes` and `dtype`: all shapes in bfloat16; those of `in_half` in float16 too,
+    and the others only in `make test-long`, since the types share all but the last step. A test
+    goes over all shapes of a type, since they share what is compiled."""
+    others = [shape for shape in shapes if shape not in in_half]
     return [
-        pytest.param(
-            *shape,
-            dtype,
-            id=f"{shape[0]}-{shape[1]}-{dtype}",
-            marks=() if dtype == torch.bfloat16 or shape in in_half else LONG,
-        )
-        for shape in shapes
-        for dtype in (torch.bfloat16, torch.float16)
+        pytest.param(shapes, torch.bfloat16, id="bfloat16"),
+        pytest.param(sorted(in_half), torch.float16, id="float16"),
+        pytest.param(others, torch.float16, id="float16, other shapes", marks=LONG),
     ]
 
 

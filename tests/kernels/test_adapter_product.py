@@ -15,7 +15,8 @@ from headwater.kernels.adapters.adapter_tiles import (
 )
 from headwater.kernels.adapters.add_adapters import add_adapters
 from headwater.kernels.adapters.slab import RANK_UNIT, Slab, SlabLayer
-from headwater.kernels.cpu.adapter_product import AdapterAddition
+from headwater.kernels.cpu.adapter_product import AdapterAddition, RowAdditions
+from headwater.kernels.cpu.adapter_tiles import adapter_tiles as cpu_tiles
 from tests.kernels.paging import LONG_INTERPRETED, same_bits
 
 LAYERS = {
@@ -58,23 +59,42 @@ def add(
     add_adapters(x, y, adapter_tiles(slots, slab.num_ranks), slab, layer)
 
 
+def add_on_cpu(
+    x: torch.Tensor, y: torch.Tensor, slots: torch.Tensor, slab: Slab, layer: SlabLayer
+) -> None:
+    rows = RowAdditions().plan_adapters(slots, slab)
+    AdapterAddition(slab, layer).finish(x, y, None, rows)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
 def test_a_cpu_adds_what_the_twin_adds(layer: SlabLayer, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(1)
-    slab = slab_of(layer, torch.float32, generator)
-    x, y = rows_of(6, layer, dtype, generator)
-    slots = slots_of(0, -1, 1, 4, 1, -1, device=x.device)
+    slab = slab_of(layer, dtype, generator)
+    x, y = rows_of(11, layer, dtype, generator)
+    # A full tile of slot 1, and a row in its next one.
+    slots = slots_of(0, -1, 1, 4, 1, -1, 1, 1, 0, 1, 4, device=x.device)
     expected = y.clone()
     add_adapters_twin(x, expected, slots, slab, layer)
     found = y.clone()
-    AdapterAddition(slab, layer).finish(x, found, None, slots)
+    add_on_cpu(x, found, slots, slab, layer)
     # bfloat16 has 8 bits; sums are made in another order.
     torch.testing.assert_close(found, expected, rtol=0.008, atol=1e-5)
     assert torch.equal(found[slots < 0], y[slots < 0])
-    alone = y[2:3].clone()
-    AdapterAddition(slab, layer).finish(x[2:3].contiguous(), alone, None, slots[2:3].contiguous())
-    assert torch.equal(alone, found[2:3])
+    for row in range(len(y)):
+        alone = y[row : row + 1].clone()
+        add_on_cpu(x[row : row + 1].clone(), alone, slots[row : row + 1].clone(), slab, layer)
+        assert same_bits(alone, found[row : row + 1])
+
+
+def test_a_cpu_finds_rows_of_each_adapter_in_tiles() -> None:
+    slots = slots_of(2, -1, 0, 2, 2, 2, 0, 2, -1, device=torch.device("cpu"))
+    assert cpu_tiles(slots, 3)[:4].tolist() == [
+        [0, 3, 4, 5],
+        [2, 6, -1, -1],
+        [7, -1, -1, -1],
+        [-1, -1, -1, -1],
+    ]
 
 
 @pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)

@@ -33,7 +33,7 @@ from tests.kernels.paging import (
     LONG_INTERPRETED,
     POISON,
     relative_error,
-    shapes_and_types,
+    shapes_by_type,
 )
 from tests.kernels.random_blocks import random_rows
 from tests.kernels.test_int4_gemm import rows
@@ -165,23 +165,25 @@ def test_a_fault_of_one_plane_shows(fault: str, generator: torch.Generator) -> N
 
 
 @GPU
-@pytest.mark.parametrize(("n", "k", "dtype"), shapes_and_types(SHAPES, {(6144, 4096), (1003, 768)}))
+@pytest.mark.parametrize(("shapes", "dtype"), shapes_by_type(SHAPES, {(6144, 4096), (1003, 768)}))
 @pytest.mark.parametrize("format", EVERY, ids=lambda format: format.name)
 def test_every_number_of_rows_has_the_bits_of_the_expanded_matrix(
-    n: int, k: int, format: BlockFormat, dtype: torch.dtype, generator: torch.Generator
+    shapes: list[tuple[int, int]],
+    format: BlockFormat,
+    dtype: torch.dtype,
+    generator: torch.Generator,
 ) -> None:
     configure_blas()
-    weight = made(format, n, k, generator)
-    x = rows(max(ROWS), k, generator, dtype)
-    whole = expand(weight, dtype)
-    assert torch.equal(expanded([weight], dtype), whole)
-    for m in ROWS:
-        expected = linear(x[:m], whole, is_own=True)
-        for dependent in (False, True):
-            assert torch.equal(block_linear(x[:m], [weight], dependent=dependent), expected), (
-                m,
-                dependent,
-            )
+    for n, k in shapes:
+        weight = made(format, n, k, generator)
+        x = rows(max(ROWS), k, generator, dtype)
+        whole = expand(weight, dtype)
+        assert torch.equal(expanded([weight], dtype), whole), (n, k)
+        for m in ROWS:
+            expected = linear(x[:m], whole, is_own=True)
+            for dependent in (False, True):
+                found = block_linear(x[:m], [weight], dependent=dependent)
+                assert torch.equal(found, expected), (n, k, m, dependent)
 
 
 @GPU

@@ -86,6 +86,33 @@ def test_tokens_of_no_row_come_out_as_zeros(
     layer = random_layer(generator, torch.bfloat16, num_heads=1, keeps_solved=False)
     inputs = layer.inputs(LENGTH, generator)
     rows = DeltaRows(layer, [LENGTH], delta_net)
+    fill_with_nan(monkeypatch)
+    out = rows.run_padded(inputs, LENGTH - 2, 2)
+
+    assert out[: LENGTH - 2].isfinite().all()
+    assert not out[LENGTH - 2 :].any()
+
+
+@pytest.mark.parametrize("are_neighbours", [False, True])
+def test_tokens_of_rows_that_compute_nothing_come_out_as_zeros(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, are_neighbours: bool
+) -> None:
+    layer = random_layer(generator, torch.bfloat16, num_heads=1, keeps_solved=False)
+    inputs = layer.inputs(LENGTH, generator)
+    rows = DeltaRows(layer, [LENGTH], partial(delta_net, are_neighbours=are_neighbours))
+    rows.run([inputs], [15])
+    whole = in_steps(layer, inputs, [LENGTH], delta_net)
+    fill_with_nan(monkeypatch)
+
+    for position in (15, 16):
+        out = rows.run_beside_idle_rows(inputs, 3)
+
+        assert torch.equal(out[0], whole[position])
+        assert not out[1:].any()
+
+
+def fill_with_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What kernels do not write of their outputs is no number."""
     new_empty = torch.Tensor.new_empty
 
     def of_nan(own: torch.Tensor, *size: Any, **options: Any) -> torch.Tensor:
@@ -93,7 +120,3 @@ def test_tokens_of_no_row_come_out_as_zeros(
         return made.fill_(torch.nan) if made.is_floating_point() else made
 
     monkeypatch.setattr(torch.Tensor, "new_empty", of_nan)
-    out = rows.run_padded(inputs, LENGTH - 2, 2)
-
-    assert out[: LENGTH - 2].isfinite().all()
-    assert not out[LENGTH - 2 :].any()

@@ -87,3 +87,14 @@ def test_a_choice_has_the_same_bits_in_every_batch(name: str, generator: torch.G
         alone = route(logits[first : first + count], CHOICES[name])
         for a, b in zip(alone, together, strict=True):
             assert torch.equal(a, b[first : first + count])
+
+
+def test_tokens_of_each_expert_are_added_to_counts(generator: torch.Generator) -> None:
+    logits = torch.randn(37, 24, generator=generator, device=generator.device)
+    counts = torch.full((24,), 1 << 33, dtype=torch.int64, device=logits.device)
+    # Those of other ranks count too.
+    for own in (None, range(6, 12)):
+        route(logits, Choice(num_chosen=5, own=own), counts=counts)
+    experts, _ = route(logits, Choice(num_chosen=5))
+    expected = 2 * experts.flatten().bincount(minlength=24)
+    assert torch.equal(counts - (1 << 33), expected)

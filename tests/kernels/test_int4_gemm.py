@@ -26,7 +26,7 @@ from tests.kernels.paging import (
     LONG_INTERPRETED,
     POISON,
     relative_error,
-    shapes_and_types,
+    shapes_by_type,
 )
 from tests.kernels.test_int4_layout import random_weight
 
@@ -182,7 +182,7 @@ def test_a_fault_of_one_group_shows(fault: str, generator: torch.Generator) -> N
 
 
 @GPU
-@pytest.mark.parametrize(("n", "k", "dtype"), shapes_and_types(SHAPES, {(6144, 4096), (1152, 896)}))
+@pytest.mark.parametrize(("shapes", "dtype"), shapes_by_type(SHAPES, {(6144, 4096), (1152, 896)}))
 @pytest.mark.parametrize(
     ("group_size", "in_order", "symmetric"),
     [
@@ -192,8 +192,7 @@ def test_a_fault_of_one_group_shows(fault: str, generator: torch.Generator) -> N
     ],
 )
 def test_every_number_of_rows_has_the_bits_of_the_expanded_matrix(
-    n: int,
-    k: int,
+    shapes: list[tuple[int, int]],
     group_size: int,
     in_order: bool,
     symmetric: bool,
@@ -201,17 +200,16 @@ def test_every_number_of_rows_has_the_bits_of_the_expanded_matrix(
     generator: torch.Generator,
 ) -> None:
     configure_blas()
-    weight = made(n, k, group_size, generator, in_order=in_order, symmetric=symmetric)
-    x = rows(max(ROWS), k, generator, dtype)
-    matrix = expand(weight, dtype)
-    assert torch.equal(expanded(weight, dtype), matrix)
-    for m in ROWS:
-        expected = linear(x[:m], matrix, is_own=True)
-        for dependent in (False, True):
-            assert torch.equal(int4_linear(x[:m], weight, dependent=dependent), expected), (
-                m,
-                dependent,
-            )
+    for n, k in shapes:
+        weight = made(n, k, group_size, generator, in_order=in_order, symmetric=symmetric)
+        x = rows(max(ROWS), k, generator, dtype)
+        matrix = expand(weight, dtype)
+        assert torch.equal(expanded(weight, dtype), matrix), (n, k)
+        for m in ROWS:
+            expected = linear(x[:m], matrix, is_own=True)
+            for dependent in (False, True):
+                found = int4_linear(x[:m], weight, dependent=dependent)
+                assert torch.equal(found, expected), (n, k, m, dependent)
 
 
 @GPU

@@ -3,7 +3,6 @@ delays copies, or brings stale or foreign ones."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import random
 from collections import Counter
@@ -11,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
-from unittest.mock import patch
 
 import numpy as np
+import pytest
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
@@ -144,7 +143,8 @@ class Replica:
             FaultyLane(rng, in_order=each == "writes")
             for each in ("direct", "pulls", "lends", "writes", "reads")
         ]
-        with patch.object(shared_kv, "ThreadLane", in_place_of_threads(self.lanes[0])):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(shared_kv, "ThreadLane", in_place_of_threads(self.lanes[0]))
             self.executor = SimulatedExecutor(self.config, MODEL, timing, verify_every=1)
         self.records: UInt8Array = np.zeros(
             (self.config.num_peer_blocks, HEADER_LEN + BLOCK_BYTES), np.uint8
@@ -156,14 +156,12 @@ class Replica:
             records=self.records,
             send=lambda message: link.send(self, message),
         )
-        with (
-            patch.object(peer_blocks, "ThreadLane", in_place_of_threads(self.lanes[1])),
-            patch.object(block_leases, "ThreadLane", in_place_of_threads(self.lanes[2])),
-            patch.object(disk_blocks, "ThreadLane", in_place_of_threads(*self.lanes[3:])),
-            contextlib.nullcontext()
-            if publishes
-            else patch.object(PublishedBlocks, "of", lambda *_: None),
-        ):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(peer_blocks, "ThreadLane", in_place_of_threads(self.lanes[1]))
+            patch.setattr(block_leases, "ThreadLane", in_place_of_threads(self.lanes[2]))
+            patch.setattr(disk_blocks, "ThreadLane", in_place_of_threads(*self.lanes[3:]))
+            if not publishes:
+                patch.setattr(PublishedBlocks, "of", lambda *_: None)
             self.engine = Engine(
                 self.config,
                 self.executor,

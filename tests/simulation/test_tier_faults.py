@@ -12,16 +12,23 @@ from headwater.engine_core.kv.block_loads import BlockLoads, SettledLoad
 from headwater.engine_core.kv.block_pool import BlockPool
 from headwater.engine_core.kv.block_record import BlockSeal, Buffer
 from headwater.engine_core.kv.block_source import LoadEnd, Outcome, Ticket
+from headwater.engine_core.kv.page_keys import PageKeys
+from headwater.engine_core.kv.snapshots import Snapshots
+from headwater.engine_core.page_groups import page_key
 from headwater.engine_core.scheduling.blocks.forks import Forks
+from headwater.engine_core.scheduling.blocks.state_blocks import StateBlocks
 from headwater.engine_core.scheduling.seating.waiting_queue import WaitingQueue
 from headwater.engine_core.scheduling.table.request_state import RequestState
+from tests.long_values import long_but
 from tests.simulation.late_saves import LateSaves
 from tests.simulation.seeds import breaks
-from tests.simulation.tier_faults import MOST_ROUNDS, run_seed
+from tests.simulation.tier_faults import MOST_ROUNDS, PAGES, run_seed
 
 FEW_ROUNDS = 2
 """Number of rounds of requests in seeds of `make test`, with which 500 seeds still meet every
 fault. Seeds with planted faults are whole, and so are the seeds of `make test-long`."""
+MANY_ROUNDS = 9
+"""With several pages a block and with states, so that prompts come again often."""
 MOST_SEEDS = 600
 """Within which a planted fault has to show."""
 
@@ -32,14 +39,15 @@ def _silent(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
 
 
-def check_seeds(seeds: range, num_rounds: int = MOST_ROUNDS) -> Counter[str]:
-    """What the seeds met with, added up."""
+def check_seeds(seeds: range, num_rounds: int = MOST_ROUNDS, pages: str = "") -> Counter[str]:
+    """What the seeds met with, added up. `pages`: a name of `PAGES`."""
     seen = Counter[str]()
     for seed in seeds:
         try:
-            outcome = run_seed(seed, num_rounds)
+            outcome = run_seed(seed, num_rounds, PAGES.get(pages))
         except AssertionError as broken:
             command = f"python -m tests.simulation.tier_faults --first {seed} --rounds {num_rounds}"
+            command += f" --pages {pages}" if pages else ""
             pytest.fail(f"`{command}` repeats it: {broken}")
         seen.update(outcome.num_hits)
         seen["damaged"] += outcome.num_damaged
@@ -50,7 +58,7 @@ def check_seeds(seeds: range, num_rounds: int = MOST_ROUNDS) -> Counter[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 2000, 500))
+@pytest.mark.parametrize("first", long_but(range(0, 2000, 500), 0))
 def test_after_any_fault_answers_are_exact_blocks_are_conserved_and_nobody_starves(
     first: int,
 ) -> None:
@@ -64,10 +72,24 @@ def test_after_any_fault_answers_are_exact_blocks_are_conserved_and_nobody_starv
     )
 
 
+@pytest.mark.parametrize("pages", PAGES)
+def test_so_it_is_where_blocks_have_several_pages_and_sequences_states(pages: str) -> None:
+    seen = check_seeds(range(50), MANY_ROUNDS, pages)
+    names = ("host", "disk", "elsewhere", "damaged", "given up", "copied")
+    assert min(seen[name] for name in names) > 0
+
+
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_nor_in_fifty_thousand_seeds() -> None:
     check_seeds(range(52_000))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("pages", PAGES)
+def test_nor_in_ten_thousand_seeds_of_several_pages_and_states(pages: str) -> None:
+    check_seeds(range(5_000), MANY_ROUNDS, pages)
 
 
 def test_a_seed_takes_the_same_steps_every_time() -> None:
@@ -207,6 +229,36 @@ def early_write(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LateSaves, "protect", lambda saves, blocks: None)
 
 
+def early_save(patch: pytest.MonkeyPatch) -> None:
+    """A state set is copied out before the step that writes its state."""
+    offer = StateBlocks._offer
+
+    def at_once(blocks: StateBlocks, request: RequestState, block: int) -> None:
+        offer(blocks, request, block)
+        pages = blocks._pages_at(request, block)[blocks._pool.num_groups :]
+        keys = blocks._pool.keys.of_set(request.chain.hashes[block - 1])
+        for source in blocks._loads._keepers:
+            source.save(keys, pages, [b""] * len(keys), request.chain.owner)
+        blocks._loads._is_asked = True
+
+    patch.setattr(StateBlocks, "_offer", at_once)
+
+
+def lost_part(patch: pytest.MonkeyPatch) -> None:
+    """A snapshot of which only the first page is there is taken for a whole one."""
+    patch.setattr(
+        PageKeys, "of_set", lambda keys, block_hash: [page_key(block_hash, keys._set_groups[0])]
+    )
+    real = Snapshots.find
+
+    def first(snapshots: Snapshots, block_hash: bytes) -> list[int]:
+        found = snapshots._pool.find(page_key(block_hash, snapshots._groups[0]))
+        whole = real(snapshots, block_hash)
+        return whole or ([] if found is None else [found] * len(snapshots._groups))
+
+    patch.setattr(Snapshots, "find", first)
+
+
 PLANTED = [
     leak,
     double_free,
@@ -229,6 +281,15 @@ SHOWN_BY: dict[Callable[[pytest.MonkeyPatch], None], int] = {
 }
 """Seeds that are tried first: those that showed a fault when it was planted last. Another one may
 by now."""
+
+
+@pytest.mark.parametrize("plant", [early_save, lost_part])
+def test_a_fault_that_is_planted_beside_states_is_caught(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    run = partial(run_seed, num_rounds=MANY_ROUNDS, pages=PAGES["states"])
+    assert any(map(partial(breaks, run), range(MOST_SEEDS)))
 
 
 @pytest.mark.parametrize("plant", PLANTED)

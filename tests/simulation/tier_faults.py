@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Annotated
-from unittest.mock import patch
+from typing import Annotated, NamedTuple
 
+import pytest
 import typer
 
 from headwater.bench.program import run_program
@@ -25,6 +25,7 @@ from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.simulated.executor import SimulatedTiming
 from headwater.engine_core.executors.simulated.hashes import UInt64Array
 from headwater.engine_core.executors.simulated.model import SimulatedModel, expected_tokens
+from headwater.engine_core.executors.simulated.states import num_units
 from headwater.engine_core.kv.disk import disk_blocks
 from headwater.engine_core.kv.disk.disk_blocks import DiskBlocks
 from headwater.engine_core.request import NewRequest
@@ -46,6 +47,26 @@ MOST_ROUNDS = 3
 """Number of rounds of requests in a seed."""
 MOST_STEPS = 400
 """A seed takes some 25."""
+
+
+class Pages(NamedTuple):
+    """Pages of a block, and of a state set."""
+
+    windows: tuple[int, ...]
+    state_pages: int = 0
+
+    @property
+    def pages_a_block(self) -> int:
+        return len(self.windows) + self.state_pages
+
+
+PAGES = {
+    "windows": Pages((0, 20, 20)),
+    "states": Pages((0,), 4),
+    "window-and-states": Pages((0, 40), 2),
+}
+MOST_SETS = 6
+"""State sets of a sequence at the largest depth."""
 
 
 class FaultyLane:
@@ -94,11 +115,11 @@ class Outcome:
 
 @lru_cache(maxsize=4096)
 def expected(
-    lead: int, length: int, seed: int, choice_index: int, max_tokens: int, window: int = 0
+    model: SimulatedModel, lead: int, length: int, seed: int, choice_index: int, max_tokens: int
 ) -> list[int]:
     sampling = SamplingParams(seed=seed, max_tokens=max_tokens)
     return expected_tokens(
-        replace(MODEL, windows=(window,)),
+        model,
         LEADS[lead][:length],
         sampling,
         choice_index=choice_index,
@@ -109,34 +130,42 @@ def expected(
 class Run:
     """One seed: an engine with all tiers, its requests, and what befalls them."""
 
-    def __init__(self, seed: int, num_rounds: int) -> None:
+    def __init__(self, seed: int, num_rounds: int, pages: Pages | None = None) -> None:
         self.rng = rng = random.Random(seed)
         self.num_rounds = num_rounds
+        given = pages or Pages(((0, 0, 0, 20, 40)[seed % 5],))
+        pages_of_block = len(given.windows)
+        num_blocks = 1 + MAX_MODEL_LEN // BLOCK_SIZE + rng.choice([0, 0, 0, 3])
         self.config = EngineConfig(
             block_size=BLOCK_SIZE,
-            page_windows=((0, 0, 0, 20, 40)[seed % 5],),
-            num_blocks=1 + MAX_MODEL_LEN // BLOCK_SIZE + rng.choice([0, 0, 0, 3]),
-            num_host_blocks=rng.choice([0, 0, 0, 12]),
-            num_staged_blocks=rng.choice([2, 5, 12]),
+            page_windows=given.windows,
+            state_pages=given.state_pages,
+            num_blocks=num_blocks * pages_of_block + MOST_SETS * given.state_pages,
+            num_host_blocks=rng.choice([0, 0, 0, 12]) * given.pages_a_block,
+            num_staged_blocks=rng.choice([2, 5, 12]) * given.pages_a_block,
             max_model_len=MAX_MODEL_LEN,
             max_num_seqs=rng.choice([1, 3, 6]),
             spare_rows=rng.choice([0, 2]),
             max_num_batched_tokens=rng.choice([20, 60, 200]),
             async_depth=rng.randint(1, 4),
         )
-        model = replace(MODEL, windows=self.config.page_windows)
+        units = num_units(given.state_pages)
+        self.model = replace(MODEL, windows=given.windows, num_state_units=units)
         timing = SimulatedTiming(late_polls=rng.choice([0, 2]))
         # Drawn apart, so that seeds go on as they did without it.
         num_looks = random.Random(f"saves of {seed}").choice([0, 0, 3])
-        self.executor = LateSavesExecutor(self.config, model, timing, num_looks=num_looks)
+        self.executor = LateSavesExecutor(self.config, self.model, timing, num_looks=num_looks)
         self.files = FilesTwin(
-            rng.choice([0, 5, 40, 40, 40]), rng, fault_chance=rng.choice([0.0, 0.3, 0.6])
+            rng.choice([0, 5, 40, 40, 40]) * given.pages_a_block,
+            rng,
+            fault_chance=rng.choice([0.0, 0.3, 0.6]),
         )
         self.num_steps = 0
         self.peer = self._peer(self.executor._cache.blocks) if rng.random() < 0.5 else None
         self.writes = FaultyLane(rng, in_order=True)
         self.reads = FaultyLane(rng, in_order=False)
-        with patch.object(disk_blocks, "ThreadLane", in_place_of_threads(self.writes, self.reads)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(disk_blocks, "ThreadLane", in_place_of_threads(self.writes, self.reads))
             self.engine = Engine(
                 self.config,
                 self.executor,
@@ -262,7 +291,7 @@ class Run:
         held = Counter(blocks._forks.held_pages)
         for row, request in enumerate(scheduler.rows.table.requests):
             if request is not None:
-                held.update(blocks._table.pages_of(row))
+                held.update(blocks.pages_of(row))
         for load in blocks._loads._open.values():
             held.update(load.held.pages + load.blocks)
         counts = blocks._pool.ref_counts
@@ -279,7 +308,7 @@ class Run:
             seed = new.sampling.seed
             most = new.sampling.max_tokens
             asked = lead, len(new.prompt_ids), seed, new.choice_index, most
-            known = expected(*asked, *self.config.page_windows)
+            known = expected(self.model, *asked)
             assert answer.has_ended, f"request {key} has no end"
             assert answer.tokens == (
                 known[: len(answer.tokens)] if answer.is_cancelled else known
@@ -297,19 +326,21 @@ class Run:
         return [key for key, answer in self.answers.items() if not answer.has_ended]
 
 
-def run_seed(seed: int, num_rounds: int = MOST_ROUNDS) -> Outcome:
-    """Raises `AssertionError`. With fewer rounds the steps are the same up to the last of them."""
-    return Run(seed, num_rounds).run()
+def run_seed(seed: int, num_rounds: int = MOST_ROUNDS, pages: Pages | None = None) -> Outcome:
+    """Raises `AssertionError`. With fewer rounds the steps are the same up to the last of them.
+    `pages`: None: of one group, whose window the seed draws."""
+    return Run(seed, num_rounds, pages).run()
 
 
 def main(
     seeds: Seeds = 2000,
     first: First = 0,
     rounds: Annotated[int, typer.Option(help="of requests")] = MOST_ROUNDS,
+    pages: Annotated[str, typer.Option(help="a name of PAGES")] = "",
 ) -> None:
     """Run seeds one after another; the first that breaks ends it."""
     logging.disable(logging.ERROR)
-    run_seeds(lambda seed: run_seed(seed, rounds), first, seeds)
+    run_seeds(lambda seed: run_seed(seed, rounds, PAGES[pages] if pages else None), first, seeds)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ class LoadedModel:
     weights: Weights
     kv_dtype: torch.dtype
     is_tree: bool
-    """Whether bits are those of `numerics` tree."""
+    """Whether the model computes with `numerics` tree."""
 
     def platform(self, config: EngineConfig) -> CudaPlatform:
         return (TreePlatform if self.is_tree else CudaPlatform).of(self.config, config)
@@ -112,8 +112,8 @@ class LoadedModel:
         return number
 
     def begin(self) -> None:
-        """Returns when every rank has compiled what it launches: from now on launches of one wait
-        for those of others."""
+        """Returns when every rank has compiled its kernels: from now on launches of ranks wait for
+        each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class LoadedHeads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedEngine:
-    """The served model, and what drafts beside it, on one rank of an engine."""
+    """The served model and its drafter on one rank of an engine."""
 
     served: LoadedModel
     draft: LoadedModel | None

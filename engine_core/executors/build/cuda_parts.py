@@ -34,6 +34,7 @@ from ..model.adapter_memory import AdapterMemory, NoAdapterMemory
 from ..model.cuda_caches import CudaCaches
 from ..model.device_model import DeviceModel
 from ..model.device_states import DeviceStates
+from ..model.expert_counts import expert_counts_of
 from ..model.kv_blocks import KvBlocks, layer_caches
 from ..model.shown import NotShown
 from ..ranks.host_stages import HostStages
@@ -148,6 +149,7 @@ class CudaParts:
         )
         self.tiers = NoTiers() if swapper is None else swapper
         self._can_draft = config.max_draft_tokens > 0
+        self._expert_counts = expert_counts_of(decoder)
 
     def executor(self, adapters: AdapterMemory | None) -> StepExecutor[SentStep, StepShape]:
         """The executor of these parts; `adapters`: those behind the model's layers."""
@@ -163,13 +165,14 @@ class CudaParts:
             adapters=adapters or NoAdapterMemory(),
             host_adapters=adapters,
             swapper=self.swapper,
+            expert_counts=self._expert_counts,
             preparations=self._preparations(),
         )
 
     @torch.inference_mode()
     def rehearse(self) -> None:
-        """Launches all kernels of likely steps, where nothing is really launched: one layer of each
-        shape that has some of its own, and each way to draw."""
+        """Runs all kernels of likely steps without launching them: one layer of each shape, and
+        each way to sample."""
         for shape in self.shapes.for_each_kernel():
             self.layers.rehearse(shape)
         if self._can_draft:

@@ -11,7 +11,7 @@ from headwater.kernels.stage.stage_memory import StageMemory
 from ...config import ConfigError, EngineConfig
 from ...executor import UInt8Array
 from ...heads.served import Served, ServedPart
-from ...layers.group import Group
+from ...layers.process_group import Group
 from ...layers.sharded import over_group
 from ...models.model import Model, model_class
 from ...options import BuildRequest, Progress
@@ -59,7 +59,7 @@ class LoadedRank(LoadedModel):
         return self.rank.stage.is_last
 
     def platform(self, config: EngineConfig) -> CudaPlatform:
-        # The norm behind a tree is a launch of its own, with the bits of one GPU's.
+        # The norm after a tree is a launch of its own, with the bits of one GPU's.
         adds_products = model_class(self.config).adds_products(self.config)
         if self.group is not None and adds_products and not self.is_tree:
             return SummingPlatform.over(self.group, self.config, config)
@@ -122,7 +122,7 @@ class LoadedRank(LoadedModel):
         return CudaSwapper(blocks, config.num_swap_slots, self._locked(slots))
 
     def _locked(self, slots: UInt8Array) -> RankSlots:
-        """Raises `ConfigError` on all ranks where one of them cannot lock the slots, so that none
+        """Locks the slots. Raises `ConfigError` on all ranks if one of them fails, so that no rank
         waits for it."""
         try:
             locked = RankSlots(slots, block_slice(self.request, self.rank))

@@ -22,19 +22,23 @@ from ...options import BuildRequest, Progress
 from ...platforms.device import Device
 from ...sampling.operations import PartSampling
 from ...sampling.sampler import Sampler
+from ...weights.model_file import DTYPES
 from ...weights.page_plan import PagePlan
 from ..device.eager import EagerDevice
 from ..drafter.eager_drafter import Drafts
 from ..entry.eager_entry import EagerEntry, EagerStep, StepBatch
+from ..entry.eager_states import EagerStates
 from ..exit.eager_sample import EagerSample
 from ..exit.eager_send import EagerSend
 from ..model.adapter_memory import AdapterMemory, NoAdapterMemory, adapter_memory
 from ..model.block_bytes import block_bytes_of, kv_layouts, states_of
 from ..model.eager_caches import EagerCaches
 from ..model.eager_layers import EagerLayers, Forward
+from ..model.expert_counts import expert_counts_of
 from ..model.kv_blocks import KvBlocks, layer_caches
 from ..model.shared_kv import SharedCopies, SharedMemory
 from ..ranks.rank import Rank, block_slice, map_slots
+from ..ranks.rank_adapters import RankAdapters, rank_adapters
 from ..step_executor import StepExecutor
 from ..table.eager_table import EagerTable
 from ..tiers.memory_swapper import MemorySwapper
@@ -59,7 +63,7 @@ def build_eager(
         log.info("kv cache: %d pages%s", config.num_blocks, pages.described)
     loader = Loader(device, rank, config, progress)
     platform, weights = loader.served(request)
-    weights, adapters = _with_adapters(request, platform, weights)
+    weights, adapters = _with_adapters(request, rank, platform, weights)
     if adapters is not None:
         config = replace(config, num_adapter_ranks=adapters.num_ranks)
     if rank.is_whole:
@@ -75,20 +79,24 @@ def build_eager(
 
 
 def _with_adapters(
-    request: BuildRequest, platform: Platform, weights: Weights
-) -> tuple[Weights, AdapterMemory | None]:
+    request: BuildRequest, rank: Rank, platform: Platform, weights: Weights
+) -> tuple[Weights, AdapterMemory | RankAdapters | None]:
     """The weights with adapters behind them, and the adapters' memory, if the engine takes
     any."""
     num_bytes = request.options.adapter_memory
     if not num_bytes:
         return weights, None
-    found = model_class(request.model)
     adapting = cast(AdapterPlatform, platform)
-    dtype = adapting.adapter_dtype(weights.table("embed").dtype)
-    model_layout = found.layout(request.model)
-    memory, slab, layout = adapter_memory(
-        num_bytes, model_layout, found.names, dtype, platform.device
-    )
+    dtype = DTYPES[request.dtype]
+    memory: AdapterMemory | RankAdapters
+    if rank.is_whole:
+        found = model_class(request.model)
+        model_layout = found.layout(request.model)
+        memory, slab, layout = adapter_memory(
+            num_bytes, model_layout, found.names, dtype, platform.device
+        )
+    else:
+        memory, slab, layout = rank_adapters(request, rank, platform.device)
     rows = RowAdapters(adapting, slab)
     return with_adapters(weights, layout, rows), memory
 
@@ -102,7 +110,7 @@ def _executor(
     served: Model,
     forward: Forward,
     loader: Loader,
-    adapters: AdapterMemory | None,
+    adapters: AdapterMemory | RankAdapters | None,
 ) -> StepExecutor[EagerStep, StepBatch]:
     device = platform.device
     table = EagerTable(config)
@@ -117,6 +125,7 @@ def _executor(
         kv_caches=own_caches,
     )
     drafter = new_drafter(request, config, loader, drafted)
+    shape = states_of(request, pages)
     return StepExecutor(
         device=EagerDevice(config, served.config.vocab_size),
         caches=EagerCaches(blocks),
@@ -130,16 +139,18 @@ def _executor(
             most_drafts=drafter.most,
             inputs=drafter.layers,
             group_of_layer=pages.group_of_layer,
-            state_shape=states_of(request, pages),
+            states=None if shape is None else EagerStates(table, config, shape, blocks.memory),
         ),
         layers=EagerLayers(forward, layer_caches(blocks, pages, served.config)),
         exit=_exit(served, config, table, sampler, device, rank),
         drafter=drafter,
-        # Copies are made between steps, where they are asked for.
+        # Copies run between steps.
         tiers=NoTiers(),
         adapters=adapters or NoAdapterMemory(),
-        host_adapters=adapters,
+        # Those of several ranks are their executor's.
+        host_adapters=adapters if isinstance(adapters, AdapterMemory) else None,
         swapper=_swapper(request, rank, config, blocks, copies),
+        expert_counts=expert_counts_of(served),
     )
 
 

@@ -40,6 +40,8 @@ class Loader:
         forms = self._hooks.stored_forms(request)
         weights = load_rank_weights(request, rank, platform.device, self._progress, forms)
         part = f"{rank.part}, in leaves" if request.is_tree else rank.part
+        if request.model.experts is not None and request.model.experts.are_whole:
+            part += ", whole experts"
         return self._with_kernels(platform, self._prepared(request, weights, part))
 
     def draft(self, request: BuildRequest) -> Loaded:

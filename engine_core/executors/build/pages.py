@@ -44,7 +44,7 @@ def asked_of_layers(model: ModelConfig) -> dict[str, Asked]:
 
 
 def _whole_beside(options: ExecutorOptions, plan: PagePlan) -> str:
-    """The option beside which every layer keeps all blocks; empty: there is none."""
+    """Name of the option that needs whole blocks, so that layers keep them; empty if none does."""
     # What drafts computes positions that it has skipped later, so that it may see others than the
     # served model.
     given: dict[str, object] = {
@@ -52,12 +52,13 @@ def _whole_beside(options: ExecutorOptions, plan: PagePlan) -> str:
         "draft_heads": options.draft_heads,
     }
     if plan.num_groups > 1:
-        # Blocks of these move as a whole; stages divide layers, and with them their groups. Ranks
-        # copy their parts of whole blocks to host memory.
+        # Blocks that engines lend move as a whole; stages divide layers, and with them their
+        # groups. Ranks copy their parts of whole blocks to host memory, and through it to a disk.
         given |= {
             "kv_swap_memory of several ranks": options.kv_swap_memory
             and options.tensor_parallel_size > 1,
-            "kv_disk_dir": options.kv_disk_dir,
+            "kv_disk_dir of several ranks": options.kv_disk_dir is not None
+            and options.tensor_parallel_size > 1,
             "kv_peer_memory": options.kv_peer_memory,
             "pipeline_parallel_size": options.pipeline_parallel_size > 1,
         }

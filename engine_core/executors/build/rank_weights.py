@@ -46,7 +46,7 @@ def load_rank_weights(
     progress: Progress,
     forms: StoredForms,
 ) -> Weights:
-    """As `weights.load_weights`, of this rank alone. Nothing else is read of a folder's tensors,
+    """Like `weights.load_weights`, for this rank alone. Nothing else is read of a folder's tensors,
     which are mapped. Weights in block formats become planes where the parts of all ranks are whole
     in blocks; others are expanded, and so are those of eight bits, unless the forms keep the parts
     of all ranks. Raises `ConfigError`."""
@@ -129,7 +129,7 @@ def load_draft_weights(
     progress: Progress,
     forms: StoredForms,
 ) -> Weights:
-    """As `load_rank_weights`, of a draft model with this rank's rows of its vocabulary head.
+    """Like `load_rank_weights`, for a draft model with this rank's rows of its vocabulary head.
     Raises `ConfigError`."""
     # Tensors of a file are mapped; random ones are made where they are used.
     source = torch.device("cpu") if request.options.load_format == "auto" else device

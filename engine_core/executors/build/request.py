@@ -3,6 +3,7 @@ the platform's flags."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from ...capabilities import (
@@ -13,6 +14,7 @@ from ...capabilities import (
     ROUNDED_ACTIVATIONS,
     W8A8,
     Asked,
+    Refusal,
     asked_of_options,
     refusals_of_engine,
 )
@@ -20,11 +22,14 @@ from ...config import ConfigError, require
 from ...heads.heads_config import HeadsConfig
 from ...heads.registry import read_heads
 from ...models import registry as models
+from ...models.mtp import MTP_NAMES
 from ...options import (
     ACTIVATION_DTYPES,
     INT8,
     MODEL,
+    MTP,
     NUMERICS,
+    OFF,
     PEER_ACCESS,
     TREE,
     BuildRequest,
@@ -36,6 +41,8 @@ from ...weights.formats.quantization import GGUF, NONE, check_quantization
 from ...weights.model_config import ModelConfig
 from ...weights.model_file import has_blocks, has_integers, stored_dtype
 from ...weights.shards import NUM_LEAVES, check_layout
+from .draft_layer import decided
+from .expert_layout import with_expert_layout
 from .pages import asked_of_layers
 
 KV_CACHE_DTYPES = ("auto", "fp8")
@@ -51,6 +58,8 @@ WITHOUT = {
     "experts": "no experts",
     "expert_biases": "experts without biases",
     "states": "no gated delta nets",
+    "short_convs": "no short convolutions",
+    "mamba": "no layers of Mamba-2",
 }
 """Values that a platform serves which lacks a flag of `ModelConfig.needs`, by flag."""
 
@@ -78,13 +87,20 @@ def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> Build
     _check_sizes(options, model, flags, where)
     kv_format = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
     activations = INT8 if _has_int8_activations(options, model, flags, where) else dtype
-    asked = asked_of(options, model, activations, flags)
-    for refused in refusals_of_engine(asked, flags, device):
+
+    def refusals(given: ExecutorOptions) -> Iterator[Refusal]:
+        return refusals_of_engine(asked_of(given, model, activations, flags), flags, device)
+
+    options = decided(options, refusals)
+    for refused in refusals(options):
         raise ConfigError(*refused)
+    model = with_expert_layout(options, model, flags, where)
     check_layout(options.layout, model, size_multiple=flags.size_multiple)
     _check_sizes_of_ranks(options)
     draft = None if options.draft_model is None else _checked_draft(options, model, device, flags)
     heads = None if options.draft_heads is None else _checked_heads(options, model, device, flags)
+    if options.speculation == MTP:
+        heads = _draft_layer(model)
     return BuildRequest(
         options=options,
         model=model,
@@ -101,7 +117,7 @@ def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> Build
 def _checked_draft(
     options: ExecutorOptions, model: ModelConfig, device: str, flags: Capabilities
 ) -> BuildRequest:
-    """The model that drafts, beside the one whose tokens it drafts. Raises `ConfigError` naming
+    """Build request of the draft model, checked against the served model. Raises `ConfigError` naming
     `draft_model`."""
     folder = options.draft_model
     require(options.max_draft_tokens, "draft_model", str(folder), "none where nothing is drafted")
@@ -112,14 +128,16 @@ def _checked_draft(
         model_folder=folder,
         draft_model=None,
         draft_heads=None,
+        speculation=OFF,
         dtype=dtype,
         kv_cache_dtype="auto",
         quantization="auto",
-        # It only drafts: what it drafts may have other bits where there are other ranks.
+        # The model only drafts, so its bits may depend on the number of ranks.
         numerics="default",
-        # Ranks divide its vocabulary alone, which is that of the served model.
+        # Ranks divide only its vocabulary, which is the served model's.
         tensor_parallel_size=1,
         pipeline_parallel_size=1,
+        expert_parallel=False,
         stage_hosts=0,
         # Weights that are not packed leave nothing else to choose.
         activation_dtype="auto" if options.activation_dtype == INT8 else options.activation_dtype,
@@ -168,6 +186,14 @@ def _checked_heads(
     return heads
 
 
+def _draft_layer(model: ModelConfig) -> HeadsConfig:
+    """The layer of the served model's checkpoint that drafts. Raises `ConfigError` naming
+    `speculation` for a model of an architecture that has none."""
+    allowed = f"auto or off with {model.architecture}, whose checkpoints have no such layer"
+    require(model.architecture in MTP_NAMES, "speculation", MTP, allowed)
+    return HeadsConfig.of_checkpoint(model)
+
+
 def _check_block_size(options: ExecutorOptions, served: tuple[int, ...], where: str) -> None:
     if options.block_size not in served:
         allowed = f"{' or '.join(map(str, served))} {where}"
@@ -204,7 +230,7 @@ def _check_sizes_of_ranks(options: ExecutorOptions) -> None:
 def asked_of(
     options: ExecutorOptions, model: ModelConfig, activations: str, flags: Capabilities
 ) -> dict[str, Asked]:
-    """Capabilities that the options ask for, and those that the model has."""
+    """Capabilities that the options ask for, and capabilities that the model needs."""
     asked = asked_of_options(options)
     if model.quantization is not None and model.quantization.rounds_whole_tokens:
         shown = "weights whose tokens are rounded to int8, each with one scale"
@@ -301,7 +327,8 @@ def _method(options: ExecutorOptions, model: ModelConfig) -> str:
 def _has_int8_activations(
     options: ExecutorOptions, model: ModelConfig, flags: Capabilities, where: str
 ) -> bool:
-    """Raises `ConfigError` where they are asked for and mean nothing."""
+    """Whether tokens are rounded to int8. Raises `ConfigError` if that is asked for and has no
+    effect."""
     chosen = options.activation_dtype
     folder = options.model_folder
     assert folder is not None

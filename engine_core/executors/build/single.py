@@ -15,6 +15,7 @@ from ...models.foreign.version import transformers_version
 from ...options import (
     INT8,
     MODEL,
+    MTP,
     TREE,
     BuildRequest,
     ExecutorOptions,
@@ -52,8 +53,9 @@ def build_executor(
         vocab_size=request.model.vocab_size,
         numerics_id=_numerics_id(request, loaded),
         refused_fields=refused_fields(
-            asked_of(options, request.model, request.activations, flags), flags
+            asked_of(request.options, request.model, request.activations, flags), flags
         ),
+        has_mtp=request.options.speculation == MTP,
         most_device_drafts=0 if request.heads is None else request.heads.most,
     )
     if options.layout.num_ranks == 1:

@@ -7,14 +7,17 @@ from functools import partial
 
 import torch
 
+from ...heads.heads_config import MTP, HeadsConfig
 from ...heads.registry import load_heads
 from ...layers.linear import kinds
 from ...layers.linear.kinds import Weights
 from ...models.model import model_class
+from ...models.mtp import mtp_layout
 from ...options import BuildRequest, Progress
 from ...platforms.stored_weights import StoredForms
 from ...weights import model_file
 from ...weights.byte_weights import Keeps, Kept, keeps_none
+from ...weights.draft_layer import DRAFT_WEIGHTS_NAME
 from ...weights.dummy import DUMMIES, dummy
 from ...weights.layout import Layout
 from ...weights.model_file import DTYPES, Tensors
@@ -106,7 +109,23 @@ def load_heads_weights(
 ) -> Weights:
     """Weights of the heads that draft; on a rank with its part of their vocabulary. Raises
     `ConfigError`."""
+    assert request.heads is not None
+    if request.heads.kind == MTP:
+        return _load_draft_layer(request, request.heads, device)
     folder = request.options.draft_heads
     assert folder is not None
-    assert request.heads is not None
     return load_heads(folder, request.heads, request.model, DTYPES[request.dtype], device, shard)
+
+
+def _load_draft_layer(request: BuildRequest, heads: HeadsConfig, device: torch.device) -> Weights:
+    """Weights of the layer with which the served model's checkpoint drafts, expanded to the model's
+    dtype."""
+    assert heads.layer is not None
+    folder = request.options.model_folder
+    assert folder is not None
+    layout = mtp_layout(heads.layer)
+    if request.options.load_format == "auto":
+        tensors = model_file.load(folder, device, name=DRAFT_WEIGHTS_NAME)
+    else:
+        tensors = random_tensors(request, layout, device, keeps_packed=False)
+    return kinds.load_weights(layout, tensors, DTYPES[request.dtype])

@@ -30,7 +30,7 @@ class CudaDevice:
         self._graphs: list[Graphs] = []
 
     def new_graphs(self) -> Graphs:
-        """Makes graphs of a model. Those that are due are captured at the end of a step."""
+        """Makes the graphs of a model. Graphs that are due are captured at the end of a step."""
         self._graphs.append(Graphs())
         return self._graphs[-1]
 

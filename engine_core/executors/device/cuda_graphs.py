@@ -53,7 +53,7 @@ class Graphs:
             self._captured[key] = self._capture(launch)
 
     def replay(self, key: Hashable, launch: Callable[[], T], trial: Callable[[], object]) -> T:
-        """As `run`, captured by now at the latest, see `prepare`."""
+        """Like `run`, and captures the graph if `prepare` has not."""
         result = self.prepare(key, launch, trial)
         self._captured[key].graph.replay()
         return result

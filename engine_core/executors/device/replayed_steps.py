@@ -63,7 +63,7 @@ class ReplayedSteps:
         ends: LastTokens | None = None,
         inputs: LayerInputs | None = None,
     ) -> torch.Tensor:
-        """As `Model.forward`."""
+        """Like `Model.forward`."""
         if (
             self._is_recordable
             and ends is None

@@ -35,7 +35,8 @@ class StepShape:
 
     num_tokens: int
     num_decodes: int
-    """Tokens at the front that decode; those of them that do not are tokens of chunks."""
+    """Number of leading tokens that are padded for decodes; tokens of chunks fill the places that
+    decodes leave."""
     num_chunks: int = 0
     num_tiles: int = 0
     num_ends: int = 0
@@ -76,7 +77,7 @@ class StepShape:
         return sum(map(aligned, self.sizes))
 
     def last_states(self, plan: StepPlan) -> Int32Array:
-        """[R] Which of the hidden states that come out are those of each row's last token."""
+        """[R] Index of each row's last token among the hidden states that leave the last layer."""
         return (
             np.arange(len(plan.rows), dtype=np.int32)
             if self.num_ends

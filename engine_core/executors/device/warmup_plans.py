@@ -22,7 +22,7 @@ SAMPLINGS = (
         temperature=0.8, seed=3, repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1
     ),
     SamplingParams(temperature=0.8, seed=4, num_logprobs=2),
-    # Its token is drawn apart, under a mask.
+    # The token of this row is drawn in a separate plan, under a mask.
     SamplingParams(temperature=0.8, seed=5),
 )
 

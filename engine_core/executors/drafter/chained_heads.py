@@ -1,7 +1,7 @@
 """EAGLE's layer over rows of a request table. It reads pairs, the hidden state of a position and
-the token behind it, at the place of the former.
+the token after it, at the place of the former.
 
-Keys and values of pairs lie in the same KV blocks behind those of the served model, so a cached
+Keys and values of pairs lie in the same KV blocks after those of the served model, so a cached
 prefix has them but for its last pair, whose token differs from request to request. Where they are
 missing drafts are worse; verification sees to the rest.
 """
@@ -90,13 +90,13 @@ class ChainedHeads:
             at = at[goes_on] + 1
             num_left = num_left[goes_on] - 1
             if rows.size:
-                # The token drafted last stands behind the position before it.
+                # The token drafted last stands after the position before it.
                 ones = np.ones_like(rows)
                 hidden = self._read(rows, at - 2, ones, hidden, ones)
 
     def see(self, sent: EagerStep, hidden: torch.Tensor) -> None:
         """Reads the pairs of prompt chunks at once, so that they are cached with the blocks; a
-        chunk's last pair, and those of decode rows, wait until the token behind them is known."""
+        chunk's last pair, and those of decode rows, wait until the token after them is known."""
         rows = sent.plan.rows
         starts = sent.plan.starts
         counts = sent.plan.counts

@@ -29,7 +29,7 @@ class CatchUp:
     starts: Int32Array
     counts: Int32Array
     is_drafted: BoolArray
-    """[N] whether a token is drafted behind them."""
+    """[N] whether a token is drafted after them."""
 
 
 class ComputedPositions:
@@ -51,7 +51,7 @@ class ComputedPositions:
         follows: BoolArray | None = None,
     ) -> CatchUp | None:
         """Before the served model computes positions starts[i] … ends[i] − 1 of rows[i], each of
-        which holds a known token, and num_drafts[i] tokens are drafted behind them. None: nothing
+        which holds a known token, and num_drafts[i] tokens are drafted after them. None: nothing
         is to be computed.
 
         A row that `follows` is somewhere before these positions, as far as it was in the step

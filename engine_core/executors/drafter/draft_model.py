@@ -1,6 +1,6 @@
 """A smaller model that drafts what follows the known tokens of rows of a request table.
 
-Its keys and values lie in the same KV blocks behind those of the served model, so a cached prefix
+Its keys and values lie in the same KV blocks after those of the served model, so a cached prefix
 has them as well. Where they are missing, as for the last positions before a request left its row,
 drafts are worse; verification sees to the rest.
 """

@@ -24,8 +24,8 @@ class EagerDrafter(Drafter[EagerStep], Protocol):
 
     @property
     def looks_at_all(self) -> bool:
-        """Whether it reads the normed hidden states of all tokens, not only of those after which
-        one is sampled."""
+        """Whether the drafter reads the normed hidden states of all tokens, not only of the sampled
+        positions."""
 
 
 class Drafts:

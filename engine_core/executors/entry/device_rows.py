@@ -80,7 +80,7 @@ class DeviceRows:
         columns[[0, 4]] = -1
         count = len(plan.rows)
         most = positions_of(plan.num_drafts, len(plan.rows)) - 1
-        # Tokens stand row by row: one of a row that decodes, those of a chunk, and drafts.
+        # Tokens are ordered by row: one token of a decoding row, the tokens of a chunk, and drafts.
         num_sampled = (most + 1) * plan.samples
         columns[0, :count] = plan.rows
         columns[2, :count] = most
@@ -110,7 +110,7 @@ class DeviceRows:
         )
 
     def store(self, token_ids: torch.Tensor, num_rows: int) -> None:
-        """Launches what comes behind its draws."""
+        """Launches what comes after its draws."""
         store_drafted(
             self._buffers.steps[:, :num_rows],
             self._table.known,

@@ -11,13 +11,12 @@ import torch
 from ...config import EngineConfig
 from ...executor import Int32Array, StepPlan
 from ...layers.batch import ForwardBatch
-from ...layers.state_rows import StateRows, StateShape
 from ...models.model import LastTokens, LayerInputs, Model
 from ...ragged import last_elements
 from ..table.batch import make_batch, num_sampled
 from ..table.eager_table import EagerTable
 from ..table.known_positions import at_known_positions, with_at_most
-from ..table.state_rows import state_rows
+from .eager_states import EagerStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +28,7 @@ class EagerStep:
     num_sampled: Int32Array
     """[R] positions of each row, the last ones, after which a token is sampled."""
     has_ends: bool
-    """Whether hidden states of these positions alone leave the layers."""
+    """Whether only the hidden states of some positions leave the last layer."""
     inputs: LayerInputs | None
     """Inputs of layers for what drafts; None: it reads none."""
 
@@ -45,11 +44,12 @@ class EagerStep:
 
     @property
     def ends(self) -> Int32Array:
-        """[R] position behind the last known token of each row."""
+        """[R] position after the last known token of each row."""
         return self.plan.starts + self.plan.counts - self.num_drafts
 
     def final(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden states [P, H] after which tokens are sampled, of those that left the layers."""
+        """Picks the hidden states [P, H] of the sampled positions from those that left the last
+        layer."""
         counts = self.plan.counts
         if self.has_ends or int(self.num_sampled.sum()) == len(hidden):
             return hidden
@@ -63,7 +63,7 @@ class StepBatch:
 
     batch: ForwardBatch
     ends: LastTokens | None
-    """Tokens whose hidden states leave the layers; None: those of all."""
+    """Tokens whose hidden states leave the last layer; None: all tokens."""
     inputs: LayerInputs | None
 
 
@@ -81,12 +81,11 @@ class EagerEntry:
         most_drafts: int,
         inputs: tuple[int, ...],
         group_of_layer: tuple[int, ...],
-        state_shape: StateShape | None,
+        states: EagerStates | None,
     ) -> None:
         """`looks_at_all`: hidden states of all tokens are read in any step. `inputs`: layers of
         which what drafts reads the inputs, in steps with up to `most_drafts` drafts of a row.
-        `group_of_layer`: see `ForwardBatch`. `state_shape`: None: the model has no state
-        layers."""
+        `group_of_layer`: see `ForwardBatch`. `states`: None: the model has no state layers."""
         self._table = table
         self._decoder = decoder
         self._block_size = config.block_size
@@ -95,14 +94,15 @@ class EagerEntry:
         self._most_drafts = most_drafts
         self._inputs = inputs
         self._group_of_layer = group_of_layer
-        self._state_shape = state_shape
-        self._columns = config.columns
+        self._states = states
         self._block_ids = table.block_ids[:, : config.columns.first_place]
 
     def send(self, plan: StepPlan) -> EagerStep:
         plan = at_known_positions(plan, self._table.num_known)
         self._table.apply(plan)
         plan = with_at_most(plan, self._most_drafts)
+        if self._states is not None:
+            self._states.clear(plan)
         count = num_sampled(plan)
         has_ends = not (self._looks_at_all or plan.looks_at_all)
         inputs = LayerInputs(self._inputs) if self._inputs else None
@@ -113,16 +113,12 @@ class EagerEntry:
         tables = table.token_ids, self._block_ids
         batch = make_batch(sent.plan, *tables, self._block_size, self._group_of_layer)
         batch = replace(
-            batch, adapter_of_row=table.adapters_of(sent.plan), states=self._states(sent.plan)
+            batch,
+            adapter_of_row=table.adapters_of(sent.plan),
+            states=None if self._states is None else self._states.of_step(sent.plan),
         ).to(self._device)
         ends = self._decoder.ends(batch, sent.num_sampled) if sent.has_ends else None
         return StepBatch(batch, ends, sent.inputs)
-
-    def _states(self, plan: StepPlan) -> StateRows | None:
-        if self._state_shape is None:
-            return None
-        table = self._table.block_ids.numpy()
-        return state_rows(plan, table, self._columns, self._block_size, self._state_shape)
 
 
 def _drafts_of(plan: StepPlan) -> Int32Array:

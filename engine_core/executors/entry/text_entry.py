@@ -1,4 +1,4 @@
-"""The words of a step of an encoder: whole texts, which need no request table behind their step."""
+"""The words of a step of an encoder: whole texts, which need no request table after their step."""
 
 from __future__ import annotations
 
@@ -61,6 +61,6 @@ class TextEntry:
 
 
 def _lengths(plan: StepPlan) -> list[tuple[int, int]]:
-    """(row, tokens) of each text. Texts are computed whole: tokens see those behind them."""
+    """(row, tokens) of each text. Texts are computed whole: tokens see those after them."""
     assert not plan.starts.any()
     return list(zip(plan.rows.tolist(), plan.counts.tolist(), strict=True))

@@ -107,7 +107,7 @@ class CudaSend:
         return max(needed, default=0)
 
     def _num_left_over(self) -> int:
-        """Number of messages beyond those of plans that may be in flight."""
+        """Number of message buffers beyond the plans that may be in flight."""
         return max(len(self._awaited) - self._most_awaited, 0)
 
     def _receive(self, awaited: AwaitedTokens) -> None:

@@ -28,7 +28,7 @@ from ...weights.shards import Shard
 
 
 class Logits(Protocol):
-    """Draws from logits [R, N] of all tokens, or of those of one rank."""
+    """Samples from logits [R, N] of the whole vocabulary, or of one rank's part of it."""
 
     @property
     def masks_first(self) -> bool:
@@ -76,14 +76,14 @@ class DeviceHead(Protocol):
         """How logits [R, V], or [R, N] of the tokens that this rank has, are drawn from."""
 
     def whole(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits [R, V] of all tokens, the same on each rank, from those of its own or of all."""
+        """Logits [R, V] of the whole vocabulary, gathered from all ranks where each has a part."""
 
     def scored(self, hidden: torch.Tensor, num_top: int) -> tuple[torch.Tensor, Logits]:
         """Logits of hidden [R, H] from which so many of the likeliest tokens can be found."""
 
 
 class WholeLogits:
-    """See `Logits`: those of all tokens."""
+    """See `Logits`: logits of the whole vocabulary."""
 
     masks_first = False
     tokens = None

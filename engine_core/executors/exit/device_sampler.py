@@ -33,7 +33,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Whether some row of a draw needs more than a token of its logits as they are."""
+    """Which steps beyond plain sampling the rows of a draw need: edits, filters, log probabilities."""
 
     edits: bool = False
     filters: bool = False
@@ -42,7 +42,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The positions of a draw on the device, int32 [S] each; those of padding are of row -1."""
+    """Positions of a draw on the device, int32 [S] each; padding has row -1."""
 
     rows: torch.Tensor
     positions: torch.Tensor
@@ -137,7 +137,7 @@ class DeviceSampler:
         needs: Needs,
         masks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """As `draw`, under masks int32 [S, words] if given, with what the rows need. token_table:
+        """Like `draw`, under masks int32 [S, words] if given, with what the rows need. token_table:
         int32 [rows, …]."""
         raw = self.head.lm_head(hidden) if needs.edits else self.head.product(hidden)
         return self.draw_from(raw, table_params, token_table, places, needs, masks)
@@ -151,7 +151,7 @@ class DeviceSampler:
         needs: Needs,
         masks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """As `draw_special`, from logits [S, V], or [S, N] of the tokens that this rank has."""
+        """Like `draw_special`, from logits [S, V], or [S, N] of the tokens that this rank has."""
         draws, filters = self._load(table_params, places.rows, places.output_indices)
         tokens = self.tokens[: len(places.rows)]
         if needs.edits:

@@ -14,7 +14,8 @@ from ..table.by_position import DrawPositions
 
 _NUM_COLUMNS = 5
 _HEAD = 4
-"""Words before the rows; the first says where results go."""
+"""Number of header words before the words of rows. The first header word is the place of the
+results."""
 _MOST_GAPS = 4
 """Rows of the table that are copied for one that is drawn: one copy of a stretch takes less than
 one of each row."""
@@ -132,6 +133,6 @@ class DrawBuffers:
 
 
 def held_at(rows: Int32Array, place: Int32Array, num_rows: int) -> Int32Array:
-    """Where the state of each row's place lies among those that are held, by place and row."""
+    """Index of each row's state among the held states, by place and row."""
     at: Int32Array = place * num_rows + rows
     return at

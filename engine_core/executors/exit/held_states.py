@@ -1,4 +1,4 @@
-"""Hidden states of a GPU that wait for masks, and the drafts that stand behind them."""
+"""Hidden states of a GPU that wait for masks, and the drafts that stand after them."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from ...sampling_params import MOST_LOGPROBS
 _IDS = 1
 _LOGPROBS = 1 + MOST_LOGPROBS
 _NUM_WORDS = 1 + 2 * MOST_LOGPROBS
-"""Where a position's words begin: that of its own token, ids of the likeliest, and theirs."""
+"""Words of a position: the token's own value, ids of the likeliest tokens, and their values."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ class Sender(Protocol):
     """Sends tensors to another rank, in their order."""
 
     def send(self, tensor: torch.Tensor) -> None:
-        """Takes a contiguous tensor. It is not written any more, unless by later launches on a GPU.
-        Raises `PeerGone`."""
+        """Sends a contiguous tensor. The caller must not write to it afterwards, except by later
+        launches on a GPU. Raises `PeerGone`."""
 
 
 class Receiver(Protocol):

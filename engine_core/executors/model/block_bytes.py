@@ -24,8 +24,8 @@ def kv_layouts(
 
 
 def block_bytes_of(request: BuildRequest, pages: PagePlan | None = None) -> int:
-    """The bytes of one page: those of the served model, and those of what drafts; a page has room
-    for a unit of a state layer."""
+    """Bytes of one page: of the served model, and of the drafter. A page has room for a unit of a
+    state layer."""
     states = states_of(request, pages)
     kv_bytes = _bytes_of(request, kv_layouts(request, pages))
     return kv_bytes if states is None else max(kv_bytes, states.unit_bytes)
@@ -49,8 +49,8 @@ def state_shape(
 
 
 def cache_bytes_of(request: BuildRequest, pages: PagePlan) -> int:
-    """The bytes that a page takes in the memory of all ranks: each has a part of the served model's
-    keys and values, and all of those of what drafts."""
+    """Bytes of a page in the memory of all ranks. Each rank has a part of the served model's keys
+    and values, and all keys and values of the drafter."""
     num_others = request.options.tensor_parallel_size - 1
     drafted = _bytes_of(request, _draft_layouts(request))
     return block_bytes_of(request, pages) + num_others * drafted

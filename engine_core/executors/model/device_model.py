@@ -85,7 +85,7 @@ class DeviceModel:
         states: DeviceStates | None = None,
         streams: StageStreams | None = None,
     ) -> None:
-        """`is_paired`: the token of a position is the one behind it. `group_of_layer`: see
+        """`is_paired`: the token of a position is the one after it. `group_of_layer`: see
         `ForwardBatch`. `states`: None: the model has no state layers. `streams`: of a pipeline
         stage."""
         self.decoder = decoder
@@ -137,7 +137,7 @@ class DeviceModel:
             self.forward(replace(shape, num_ends=0), num_layers=2)
 
     def forward(self, shape: StepShape, num_layers: int | None = None) -> torch.Tensor:
-        """As `hidden`, without a graph."""
+        """Like `hidden`, without a CUDA graph."""
         words = self.buffers.words(shape)
         table = self._table
         device = self.platform.device

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Self
 
+from headwater.kernels.blocks.clear_begun import clear_begun
 from headwater.kernels.rows.state_rows import SetColumns, StepRequests, load_state_rows
 
 from ...config import EngineConfig
@@ -16,12 +17,17 @@ from .kv_blocks import KvBlocks
 
 
 class DeviceStates:
-    """Makes the `StateRows` of a step from its words and the request table."""
+    """Makes the `StateRows` of a step from its words and the request table, and KV blocks of pages
+    that may have held states."""
 
-    def __init__(self, config: EngineConfig, table: DeviceTable, shape: StateShape) -> None:
+    def __init__(
+        self, config: EngineConfig, table: DeviceTable, shape: StateShape, blocks: KvBlocks
+    ) -> None:
         columns = config.columns
         self._columns = SetColumns(columns.first_place, columns.first_page, columns.state_pages)
         self._block_size = config.block_size
+        self._max_blocks = columns.max_blocks
+        self._blocks = blocks
         self._table = table
         self._shape = shape
 
@@ -31,10 +37,10 @@ class DeviceStates:
     ) -> Self | None:
         """None: the model has no state layers."""
         shape = state_shape(decoder.config, sum(blocks.sizes), config.block_size, decoder.dtype)
-        return None if shape is None else cls(config, table, shape)
+        return None if shape is None else cls(config, table, shape, blocks)
 
     def of_step(self, words: Words) -> StateRows:
-        """State sets of the step that the words hold."""
+        """State sets of the step that the words hold. Clears KV blocks that the step begins."""
         requests = StepRequests(
             words.table_rows,
             words.seq_lens,
@@ -43,6 +49,15 @@ class DeviceStates:
             words.query_starts,
         )
         made = load_state_rows(requests, self._table.block_ids, self._columns, self._block_size)
+        clear_begun(
+            self._blocks.words,
+            made.rows,
+            made.starts,
+            made.ends,
+            self._table.kv_pages,
+            self._max_blocks,
+            self._block_size,
+        )
         return StateRows(
             first=made.first,
             last=made.last,

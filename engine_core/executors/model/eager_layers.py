@@ -10,7 +10,7 @@ from ...layers.batch import LayerCaches
 from ..entry.eager_entry import StepBatch
 
 Forward = Callable[..., torch.Tensor]
-"""As `Model.forward`, with a batch, the KV cache, ends and inputs."""
+"""Type of `Model.forward`, called with a batch, the KV cache, ends and inputs."""
 
 
 class EagerLayers:

@@ -68,7 +68,7 @@ def first_kv_cache(caches: LayerCaches) -> torch.Tensor:
 
 
 def _placed(cache: torch.Tensor, place: int, layer: ModelConfig) -> torch.Tensor:
-    """The KV cache of a layer which takes the places from one on, that lie one behind the other."""
+    """The KV cache of a layer which takes the places from one on, that lie one after the other."""
     _, _, num_pages, _, block_size, _ = cache.shape
     head = block_size * layer.head_dim
     side = layer.num_kv_heads * head
@@ -80,8 +80,8 @@ def _placed(cache: torch.Tensor, place: int, layer: ModelConfig) -> torch.Tensor
 
 
 class KvBlocks:
-    """KV blocks of one process. A block has keys and values of the served model, then those of what
-    drafts."""
+    """KV blocks of one process. A block has keys and values of the served model, then those of the
+    drafter."""
 
     def __init__(self, layouts: Sequence[KvLayout], block_size: int, memory: torch.Tensor) -> None:
         """memory uint8 [num_blocks, bytes of a block], contiguous, of zeros. A block may be larger

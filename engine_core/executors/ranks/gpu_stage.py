@@ -13,7 +13,7 @@ from headwater.kernels.stage.stage_stream import receive_stream, send_stream
 
 from ...config import EngineConfig
 from ...layers.embedding import Embedding
-from ...layers.group import Group
+from ...layers.process_group import Group
 from ...models.model import LastNorm
 
 
@@ -113,7 +113,7 @@ def sizes_of(config: EngineConfig, hidden_size: int, dtype: torch.dtype) -> Stag
 def open_stage_memory(
     index: int, sizes: StageSizes, of_all_stages: Callable[[bytes], list[bytes]]
 ) -> StageMemory:
-    """Allocates this stage's piece and maps those of the others. Raises `PeerError`."""
+    """Allocates this stage's memory and maps the memory of the other stages. Raises `PeerError`."""
     own = allocate_piece(sizes.num_bytes)
     handle, _ = handle_of(own)
     return beside(own, index, of_all_stages(handle), sizes)

@@ -54,7 +54,7 @@ class ExchangeSizes:
 
     @property
     def peer_bytes(self) -> int:
-        """Bytes of the piece of a rank that divides layers; 0: there is none."""
+        """Bytes of shared host memory of a rank that divides layers; 0 without such ranks."""
         divides = self.layout.tensor > 1
         return _aligned(memory_bytes(self.layout.tensor, self.slot_bytes)) if divides else 0
 
@@ -128,9 +128,8 @@ def open_exchange(memory: int, sizes: ExchangeSizes, rank: int) -> HostExchange 
 
 
 def first_unreached(options: ExecutorOptions, own: int) -> int | None:
-    """The first rank whose GPU's memory this rank's GPU does not reach; None: it reaches all of
-    them. Where stages are on other hosts, the ranks of this rank's stage alone have to be
-    reached."""
+    """The first rank whose GPU memory this rank's GPU cannot reach; None if it reaches all. With
+    stages on other hosts, only ranks of the same stage count."""
     here = options.ranks_beside(own)
     stage = options.layout.ranks_of(options.layout.stage_index(own))
     devices = local_devices(os.environ, own - here.start, len(here))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from ...executor import DrawPlan, StepPlan, StepResult, UInt8Array
 from ...parallel.plan_messages import encode_draw, encode_prepare, encode_step, encode_warm_up
@@ -22,6 +23,7 @@ from ...parallel.result_messages import (
     decode_result,
 )
 from ..tiers.rank_swapper import RankSwapper
+from .rank_adapters import RankHostAdapters
 
 LEAST_SILENCE = 2.0
 """Seconds in which ranks may compute no plan; more where a step is expected to take longer."""
@@ -46,12 +48,15 @@ class MultiExecutor:
         attention_work: float,
         launches: bool = False,
         slots: UInt8Array | None = None,
+        adapters: RankHostAdapters | None = None,
     ) -> None:
         """`attention_work`: see `ModelConfig`. `launches`: ranks launch work on devices and prepare
-        launches ahead of time. `slots`: the host memory where ranks keep blocks, if they do."""
+        launches ahead of time. `slots`: the host memory where ranks keep blocks, if they do.
+        `adapters`: those in host memory; None: devices have no slots."""
         self.ranks = ranks
         self._speaker = ranks.layout.speaker
         self.swapper = None if slots is None else RankSwapper(ranks, slots, hello.seconds_per_block)
+        self.host_adapters = adapters
         self.can_draft = hello.can_draft
         self.prefill_seconds = hello.prefill_seconds
         self.copies_blocks = hello.copies_blocks
@@ -71,6 +76,9 @@ class MultiExecutor:
         num_drafts = 0
         if plan.num_drafts is not None and plan.draft_ids is None:
             num_drafts = int(plan.num_drafts.max(initial=0))
+        if plan.copied_adapters:
+            assert self.host_adapters is not None
+            plan = replace(plan, copied_adapters=self.host_adapters.placed(plan.copied_adapters))
         # Over a long prefix most of a step's time is attention.
         self._launch(
             encode_step(plan),

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...config import EngineConfig
 from ...executor import UInt8Array
-from ...layers.group import Alone, Group
+from ...layers.process_group import Alone, Group
 from ...layers.staged import is_of_first_stage, layer_of
 from ...models.model import model_class
 from ...options import BuildRequest
@@ -39,6 +39,8 @@ class Rank:
     exchange: int
     """A descriptor of the memory through which ranks exchange tensors where their GPUs do not reach
     one another's."""
+    adapters: int
+    """A descriptor of the memory from where all ranks copy adapters, each its part of them."""
     warn: Callable[[str], None]
     """Writes a line to the engine's log, once for all ranks."""
 
@@ -58,11 +60,11 @@ class Rank:
         )
 
     def number(self, layout: ParallelLayout) -> int:
-        """Its number among all ranks of the engine."""
+        """Number of the rank among all ranks of the engine."""
         return self.stage_index * layout.tensor + self.shard.index
 
     def over(self, group: Group) -> Rank:
-        """The same rank, which exchanges tensors over another memory."""
+        """The same rank with another transport for tensors."""
         return replace(self, group=group)
 
     def local_config(self, model: ModelConfig) -> ModelConfig:
@@ -81,6 +83,7 @@ def whole_rank(model: ModelConfig) -> Rank:
         links=StageLinks(),
         slots=-1,
         exchange=-1,
+        adapters=-1,
         warn=log.warning,
     )
 

@@ -29,8 +29,8 @@ class RankReports:
         self.ring = RingWriter(start.rings.reports)
         self._is_speaker = start.rank == layout.speaker
         self._is_first_of_stage = layout.shard(start.rank).index == 0
-        # A ring has one writer at a time: a thread reports results, all else the one that runs
-        # plans.
+        # A ring has one writer at a time: one thread reports results, the thread that runs plans
+        # everything else.
         self._is_reporting = threading.Lock()
 
     def loading(self, phase: str, done: int, total: int) -> None:

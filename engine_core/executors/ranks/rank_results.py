@@ -26,8 +26,8 @@ class ResultsAtOnce:
 
 
 class ResultThread:
-    """Waits for plans in their order. What it cannot retire ends the process: the device is of no
-    use any more."""
+    """Retires plans in their order, on its own thread. An error ends the process, since the device
+    cannot be used any more."""
 
     def __init__(self, executor: Executor, take: Take) -> None:
         """`take` is given each result and the seconds that the device had for its plan alone."""

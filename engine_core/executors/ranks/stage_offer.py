@@ -78,8 +78,8 @@ def accepted_options(
 
 
 def _check_environment(theirs: dict[str, Any], environment: Environment) -> None:
-    """Other libraries or another processor compute other bits, and an engine says that it has one
-    kind of them."""
+    """Refuses other libraries and another processor, which compute other bits: an engine has one
+    numerics id."""
     own: dict[str, Any] = json.loads(json.dumps(asdict(environment)))
     libraries = dict(own.pop("libraries"))
     for name, version in theirs.pop("libraries"):

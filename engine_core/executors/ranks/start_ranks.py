@@ -27,6 +27,7 @@ from ...platforms.loading import LoadedDevice
 from ..model.block_bytes import block_bytes_of
 from .multi import MultiExecutor
 from .rank import map_slots
+from .rank_adapters import RankHostAdapters, RankLayouts
 from .stage_offer import make_offer
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ def build_ranks(
     parallel = cast("ParallelDevice", device)
     variables = [parallel.rank_variables(options, rank) for rank in range(num_local_ranks(options))]
     copies = options.copies_ranks and device.capabilities.copied_ranks
+    adapters = RankLayouts(request) if options.adapter_memory else None
     hosts = _stage_hosts(options, loaded) if options.stage_hosts else None
     ranks = Ranks(
         options,
@@ -87,9 +89,15 @@ def build_ranks(
         raise
     work = request.model.attention_work
     launches = device.capabilities.graphs
-    return MultiExecutor(
-        ranks, hellos[0], attention_work=work, launches=launches, slots=slots
-    ), config
+    executor = MultiExecutor(
+        ranks,
+        hellos[0],
+        attention_work=work,
+        launches=launches,
+        slots=slots,
+        adapters=None if adapters is None else RankHostAdapters(adapters, ranks.adapters),
+    )
+    return executor, config
 
 
 def _stage_hosts(options: ExecutorOptions, loaded: LoadedDevice) -> StageHosts:
@@ -108,8 +116,8 @@ def _stage_hosts(options: ExecutorOptions, loaded: LoadedDevice) -> StageHosts:
 
 
 def _await_hosts(ranks: Ranks, options: ExecutorOptions, progress: Progress) -> None:
-    """Returns when every stage has its host, or a rank is lost, which says why itself. Meanwhile
-    progress names those that are missing."""
+    """Returns when every stage has its host, or when a rank is lost, which reports the reason.
+    Progress names the missing stages meanwhile."""
     while missing := ranks.missing_stages:
         which = " and ".join(map(str, missing))
         stages = f"stage {which} is" if len(missing) == 1 else f"stages {which} are"

@@ -36,7 +36,7 @@ class SimulatedAdapters:
         """A rank takes a byte."""
         self.num_ranks = num_bytes // RANK_UNIT * RANK_UNIT
         self._salts: UInt64Array = np.zeros(self.num_ranks // RANK_UNIT + 1, np.uint64)
-        """By slot; that of rows without an adapter is the last one."""
+        """Salts by slot. Rows without an adapter use the last one."""
         self._known: set[bytes] = set()
 
     def read(self, folder: Path) -> AdapterFacts:
@@ -54,7 +54,7 @@ class SimulatedAdapters:
         self._known.discard(digest)
 
     def precede(self, plan: StepPlan) -> None:
-        for slot, digest in plan.copied_adapters:
+        for slot, digest, _ in plan.copied_adapters:
             assert digest in self._known
             self._salts[slot] = salt_of(digest)
 

@@ -94,7 +94,7 @@ class SimulatedModel:
         output_indices: Int32Array,
         masks: Int32Array,
     ) -> Int32Array:
-        """As `tokens`, of those that masks [S, words] allow: one of the first few, which in most
+        """Like `tokens`, for those that masks [S, words] allow: one of the first few, which in most
         vocabularies are single characters, so that what is matched comes to its end."""
         draws = mix(entries + noise + output_indices.astype(np.uint64) * POSITION_SALT).tolist()
         first = [_first_allowed(row) for row in np.ascontiguousarray(masks)]
@@ -185,7 +185,8 @@ def expected_tokens(
 
 
 def salt_of_group(group: int) -> int:
-    """Difference of a page group's entries from those of the first one."""
+    """Number that is added to the cache entries of a page group, so that groups differ; 0 for the
+    first group."""
     return group * GROUP_SALT % 2**64
 
 

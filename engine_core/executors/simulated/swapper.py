@@ -14,7 +14,7 @@ UInt64Array = npt.NDArray[np.uint64]
 
 
 class SimulatedSwapper:
-    """See `Swapper`. Blocks are those of a KV cache [num_blocks, block_size]."""
+    """See `Swapper`. Copies blocks of a KV cache [num_blocks, block_size]."""
 
     def __init__(
         self,

@@ -42,7 +42,7 @@ class SimulatedTable:
             self._admit(admitted)
 
     def noise(self, rows: Int32Array) -> UInt64Array:
-        """Noise of rows, that of the adapters in their slots included."""
+        """Noise of rows, with the salt of their adapters."""
         noise: UInt64Array = self._noise[rows] + self._adapters.noise_of(self._slots[rows])
         return noise
 

@@ -37,7 +37,7 @@ class DeviceTable:
         """Block tables [rows, max blocks] of each page group."""
         self.params = params.view(rows, -1)
         self._adapters: Int32Array = np.full(rows, NO_ADAPTER, np.int32)
-        # How many tokens of a row are known, while only the device can say: see `draft_rows`.
+        # Number of known tokens of each row, where only the device knows it: see `draft_rows`.
         self.known = torch.zeros(rows, dtype=torch.int32, device=device)
         # Changes nothing, so that no step compiles it.
         self.apply(torch.zeros(2, 1, dtype=torch.int32, device=device))
@@ -73,7 +73,7 @@ class DeviceTable:
         return changes
 
     def has_adapters(self, plan: StepPlan) -> bool:
-        """Whether a row of the plan, whose changes were asked for, has an adapter."""
+        """Whether a row of the plan has an adapter."""
         return bool((self._adapters[plan.rows] != NO_ADAPTER).any())
 
     def apply(self, changes: torch.Tensor) -> None:

@@ -36,7 +36,7 @@ class EagerTable:
             self.token_ids.numpy()[rows, at] = plan.draft_ids
 
     def outputs(self, row: int, length: int) -> Int32Array:
-        """Outputs of a row among its first tokens, of which there are so many."""
+        """Output tokens of a row among its first `length` tokens."""
         token_ids: Int32Array = self.token_ids[row, self.num_prompt[row] : length].numpy()
         return token_ids
 

@@ -24,7 +24,7 @@ class RowSettings:
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._device = device
-        # The last row is that of padding, whose index is -1.
+        # The last row is for padding, whose index is -1.
         self._words = torch.tensor(
             [_NO_SETTINGS] * (num_rows + 1), dtype=torch.int32, device=device
         )
@@ -69,5 +69,5 @@ class RowSettings:
         edit_logits(logits, rows, positions, output_indices, token_table, addresses, out)
 
     def num_logprobs_of(self, rows: torch.Tensor) -> torch.Tensor:
-        """As `num_logprobs` has them, of rows int32 [S] on the device. Launches only."""
+        """Number of log probabilities of rows int32 [S] on the device. Launches only."""
         return self._words[:, 2][rows]

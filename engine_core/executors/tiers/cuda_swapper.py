@@ -130,7 +130,7 @@ class CudaSwapper:
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    """A stream whose launches follow those of the stream that is current here."""
+    """A stream whose launches wait for the launches of the current stream."""
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch ships it so
     stream.wait_stream(torch.cuda.current_stream(device))
     return stream

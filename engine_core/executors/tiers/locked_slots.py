@@ -49,7 +49,7 @@ class LockedSlots(Protocol):
 
 
 class ProcessSlots:
-    """See `LockedSlots`: those of one process, which has whole blocks."""
+    """See `LockedSlots`: slots of one process, which has whole blocks."""
 
     def __init__(self, shape: tuple[int, int]) -> None:
         """`shape`: slots, words of a block. Raises `ConfigError` where there is no such memory."""

@@ -30,7 +30,7 @@ class SavePart:
     blocks: Int32Array
     slots: Int32Array
     launch: Callable[[], torch.cuda.Event]
-    """Returns the event behind the copies: blocks have been read, and slots are whole."""
+    """Returns the event that follows the copies: blocks have been read, and slots are written."""
 
 
 class SaveQueue:
@@ -69,12 +69,12 @@ class SaveQueue:
             stream.wait_event(launched)
 
     def let_wait_for_writes(self, stream: torch.cuda.Stream, slots: Int32Array) -> None:
-        """As `let_wait_for_reads`, until these slots are whole."""
+        """Like `let_wait_for_reads`, until these slots are completely written."""
         if (launched := self._launched(self._filled_by, slots)) is not None:
             stream.wait_event(launched)
 
     def close(self) -> None:
-        """Drops what is held, and waits for what is on its way."""
+        """Drops held parts, and waits for copies in flight."""
         with self._changed:
             self._is_closed = True
             self._held.clear()
@@ -84,7 +84,7 @@ class SaveQueue:
     def _launched(
         self, part_of: npt.NDArray[np.int64], places: Int32Array
     ) -> torch.cuda.Event | None:
-        """The last part that copies one of these places; None where all of them have ended."""
+        """The last part that copies one of these blocks or slots; None if all of them have ended."""
         number = int(part_of[places].max(initial=0))
         # Without the lock, which is held while a part is launched: this number only grows.
         if number <= self._num_ended:

@@ -214,7 +214,7 @@ class BlockFiles:
         return blocks
 
     def _look(self, folder: Path, path: Path) -> tuple[float, BlockId] | None:
-        """Goes by the header: the bytes behind it are checked when they are read."""
+        """Looks at the header only: the bytes after it are checked when they are read."""
         with _opened(path, os.O_RDONLY) as file:
             found = self._seal.read_header(file.read(HEADER_LEN))
             stat = os.fstat(file.fileno())
@@ -249,7 +249,7 @@ def _opened(path: Path, how: int) -> FileIO:
 
 
 def _read_whole(file: FileIO, into: memoryview) -> bool:
-    """Fills `into`; one call may bring less than was asked for."""
+    """Fills `into`; one read may return fewer bytes than requested."""
     at = 0
     while at < len(into):
         if not (num_bytes := file.readinto(into[at:])):

@@ -229,13 +229,13 @@ class DiskBlocks:
         self._loads.note_read(part, num_read)
         if num_read < len(part.slots) and not self._jobs.failure:
             self._use.num_damaged += 1
-            # The blocks behind it may be as good as those before it: they wait for a sequence that
+            # The blocks after it may be as good as those before it: they wait for a sequence that
             # gets there.
             if (damaged := part.hashes[num_read]) in self._held:
                 self._lose(damaged)
 
     def _on_failed(self) -> None:
-        """Nothing is held or on its way any more."""
+        """Marks the disk as failed: no block is held or being loaded any more."""
         log.error(
             "kv blocks on disk: %s; the disk is not used until the engine starts again",
             self._jobs.failure,

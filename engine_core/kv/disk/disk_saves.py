@@ -13,7 +13,7 @@ from ..block_source import Owner
 
 @dataclass(slots=True, eq=False)
 class DiskSave:
-    """A block on its way to the disk."""
+    """A block that is being written to the disk."""
 
     owner: Owner
     block_hash: bytes

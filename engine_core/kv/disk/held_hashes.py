@@ -16,7 +16,7 @@ class HeldHashes:
         self.namespace_of: OrderedDict[bytes, bytes] = OrderedDict()
         """By hash, the least recently used first."""
         self._used: dict[bytes, None] = {}
-        """Hashes whose files have yet to say that they were used, in order of use."""
+        """Hashes whose files have not been marked as used yet, in order of use."""
         self._touch_at = 0.0
         self._reading = Counter[bytes]()
         """Loads and leases that read a hash, whose file stays."""

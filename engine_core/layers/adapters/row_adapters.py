@@ -23,7 +23,7 @@ class Addition(Protocol):
     platform's."""
 
     def begin(self, x: torch.Tensor, plan: Any) -> Any:
-        """Begins before the layer's product, and may go on beside it."""
+        """Starts before the layer's product, and may run beside it."""
 
     def finish(self, x: torch.Tensor, y: torch.Tensor, begun: Any, plan: Any) -> None:
         """Adds to the layer's product, in place."""
@@ -31,9 +31,6 @@ class Addition(Protocol):
 
 class AdapterPlatform(Platform, Protocol):
     """A platform with the flag `adapters`."""
-
-    def adapter_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Type of the factors behind a model that computes in this one."""
 
     def plan_adapters(self, slots: torch.Tensor, slab: Slab) -> Any:
         """Plan of rows for the additions of all layers; slots int32 [T], −1: no adapter."""

@@ -30,7 +30,7 @@ class PackedAdapter:
 
     @property
     def num_ranks(self) -> int:
-        """Its padded rank."""
+        """Rank of the adapter, padded."""
         return len(self.numbers)
 
 

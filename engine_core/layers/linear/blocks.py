@@ -26,7 +26,7 @@ from ...weights.blocks import (
 from .linear import Cut, Parameter, StoredLinear
 
 LookUp = Callable[[BlockWeight, torch.Tensor, torch.dtype], torch.Tensor]
-"""As `kernels.quant.block_rows.block_rows`."""
+"""Like `kernels.quant.block_rows.block_rows`."""
 
 
 def parameters_of_parts(

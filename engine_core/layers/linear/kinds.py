@@ -20,8 +20,8 @@ from ...weights.grouped import named, weight_of
 from ...weights.layout import Layout, Split, WeightSpec
 from ...weights.planes import PLANES, stored_planes
 from ...weights.shards import WHOLE, Shard
-from ..group import Alone, Group
 from ..pass_adapters import NoAdapters, PassAdapters
+from ..process_group import Alone, Group
 from ..routing import ExpertStack
 from .blocks import BlockLinear, BlockTable
 from .dense import DenseLinear
@@ -82,7 +82,7 @@ class Weights:
 
 
 def register(kind: type[StoredLinear]) -> None:
-    """Adds a kind. Its suffixes must differ from those of every other kind."""
+    """Adds a kind. Its suffixes must differ from the suffixes of every other kind."""
     assert all(set(kind.suffixes) != set(known.suffixes) for known in KINDS.values())
     KINDS[kind.kind] = kind
 
@@ -123,7 +123,10 @@ def load_weights(
         there = _on(device, _cut(kind, own, source, spec, dtype, shard), ready)
         if spec.num_experts:
             joined = _kind_of("", there).load(there, dtype)
-            experts[name] = ExpertStack(joined, spec.num_experts)
+            num_ranks = shard.size if spec.split is Split.EXPERTS else 1
+            count = spec.num_experts // num_ranks
+            num_bytes = sum(tensor.nbytes for tensor in there.values())
+            experts[name] = ExpertStack(joined, count, expert_bytes=num_bytes // count)
         elif spec.is_linear:
             linears[name] = _kind_of("", there).load(there, dtype)
         else:
@@ -159,6 +162,8 @@ def outputs_of(spec: WeightSpec, shard: Shard) -> tuple[range, ...]:
         return (range(num_rows),)
     if spec.split is Split.VOCABULARY:
         return (shard.vocabulary(num_rows),)
+    if spec.split is Split.EXPERTS:
+        return (shard.part(num_rows),)
     found = []
     first = 0
     for size in spec.parts:
@@ -228,7 +233,12 @@ def _cut(
     try:
         return kind.cut(own, (num_outputs, num_inputs), dtype, cut)
     except ConfigError as error:
-        raise error.of(source) from None
+        raise (_of_experts(error) if spec.num_experts else error).of(source) from None
+
+
+def _of_experts(error: ConfigError) -> ConfigError:
+    """An error about the share of every expert that a rank has."""
+    return ConfigError(error.name, error.value, f"{error.allowed}; or --expert-parallel")
 
 
 def _cut_rows(tensor: torch.Tensor, spec: WeightSpec, shard: Shard) -> torch.Tensor:

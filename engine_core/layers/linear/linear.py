@@ -58,7 +58,7 @@ class Parameter:
     out_axis: int | None
     """Axis along which devices divide the outputs; None: each device has the whole tensor."""
     in_axis: int | None
-    """As `out_axis`, for the inputs."""
+    """Like `out_axis`, for the inputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

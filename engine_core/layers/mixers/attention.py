@@ -81,7 +81,7 @@ class Attention:
     def stored(
         self, qkv: torch.Tensor, batch: ForwardBatch, kv_cache: torch.Tensor
     ) -> torch.Tensor:
-        """As `queries`, of qkv [T, (Hq + 2 Hk) D]."""
+        """Like `queries`, for qkv [T, (Hq + 2 Hk) D]."""
         queries = self._platform.qk_norm_rope_store_kv(
             qkv if self._norms is None else self._norms(qkv),
             batch,

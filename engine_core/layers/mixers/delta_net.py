@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
-from headwater.kernels.delta.delta_arguments import DeltaLayer, StateMemory
+from headwater.kernels.delta.delta_arguments import DeltaLayer
 
 from ..batch import ForwardBatch
 from ..linear.linear import Linear
 from ..platform import StatePlatform
+from ..state_rows import state_memory
 
 
 class DeltaNet:
@@ -40,19 +41,8 @@ class DeltaNet:
     def queries(self, x: torch.Tensor, batch: ForwardBatch, pages: torch.Tensor) -> torch.Tensor:
         """x [T, H] → gated and normed heads [T, value heads · value_dim]; states go to the pages,
         uint8 [num_pages, page_bytes]."""
-        rows = batch.states
-        assert rows is not None
-        memory = StateMemory(
-            pages=pages,
-            first=rows.first,
-            last=rows.last,
-            starts=rows.starts,
-            ends=rows.ends,
-            tokens=rows.tokens,
-            unit_bytes=rows.shape.unit_bytes,
-            units_per_page=rows.shape.units_per_page,
-            first_unit=self._first_unit,
-        )
+        assert batch.states is not None
+        memory = state_memory(batch.states, pages, self._first_unit)
         return self._platform.delta_net(self._wide(x), self._narrow(x), self._layer, memory)
 
     def attend(self, heads: torch.Tensor, pages: torch.Tensor, attention_plan: Any) -> torch.Tensor:

@@ -5,10 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from ...config import ConfigError, require
+from ...weights.experts_config import ExpertsConfig
 from ...weights.mixed_layers import MixedLayers
 from ...weights.model_config import MAX_SIZES, ModelConfig, size_of
 from ...weights.rope.config import mapping_of, positive_of
-from .fields import FULL, SLIDING, Config, count_of, every, kinds_of_layers, windows
+from .fields import (
+    FULL,
+    SLIDING,
+    Config,
+    count_of,
+    every,
+    kinds_of_layers,
+    windows,
+    with_experts,
+)
 from .gemma3 import ACTIVATION, LOCAL_THETA, PATTERN, rope_of_kinds
 
 ROPE = {
@@ -33,7 +43,7 @@ def read_gemma4(config: Config) -> ModelConfig:
     flat = {"tie_word_embeddings": True, "head_dim": HEAD_DIM, **own, "rope_parameters": rope}
     if not config.get("num_key_value_heads"):
         flat["num_key_value_heads"] = config.get("num_attention_heads")
-    return ModelConfig.from_hf(
+    model = ModelConfig.from_hf(
         flat,
         activation="gelu_tanh",
         qk_norm=True,
@@ -46,6 +56,17 @@ def read_gemma4(config: Config) -> ModelConfig:
         mixed=_mixed(config, read.get("is_windowed", (False,) * len(kinds))),
         **read,
     )
+    return with_experts(model, _experts(config)) if config.get("enable_moe_block") else model
+
+
+def _experts(config: Config) -> ExpertsConfig:
+    return ExpertsConfig(
+        num_experts=count_of(config, "num_experts"),
+        num_chosen=count_of(config, "top_k_experts"),
+        intermediate_size=count_of(config, "moe_intermediate_size"),
+        is_normalized=True,
+        are_beside_mlp=True,
+    )
 
 
 def _check(config: Config) -> None:
@@ -54,8 +75,8 @@ def _check(config: Config) -> None:
     # Tokens of images see each other both ways; these are no part of a text.
     both_ways = config.get("use_bidirectional_attention")
     require(both_ways in (None, False, "vision"), "use_bidirectional_attention", both_ways, "none")
-    for name in ("attention_bias", "enable_moe_block"):
-        require(not config.get(name), name, config.get(name), "false")
+    bias = config.get("attention_bias")
+    require(not bias, "attention_bias", bias, "false")
 
 
 def _cap(config: Config) -> float:

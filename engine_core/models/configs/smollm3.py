@@ -8,7 +8,7 @@ from .fields import Config, every, kinds_of_layers, windows
 
 
 def read_smollm3(config: Config) -> ModelConfig:
-    is_rotary = _rotary_layers(config)
+    is_rotary = rotary_layers(config)
     bias = bool(config.get("attention_bias", False))
     kinds = kinds_of_layers(config, lambda i: not is_rotary[i])
     return ModelConfig.from_hf(
@@ -22,10 +22,12 @@ def read_smollm3(config: Config) -> ModelConfig:
     )
 
 
-def _rotary_layers(config: Config) -> tuple[bool, ...]:
+def rotary_layers(config: Config) -> tuple[bool, ...]:
+    """By layer, whether positions rotate anything: all but each fourth, unless a config says
+    otherwise. Raises `ConfigError`."""
     num_layers = size_of(config, "num_hidden_layers")
     given = config.get("no_rope_layers")
-    if given is None:
+    if not given:
         rotates = every(config, "no_rope_layer_interval", 4)
         return tuple(rotates(i) for i in range(num_layers))
     if not isinstance(given, list) or len(given) != num_layers or not {*given} <= {0, 1}:

@@ -76,7 +76,7 @@ class BlockTable:
         return self._write(row, added)
 
     def take_filled(self, rows: RowIndices) -> tuple[list[list[int]], Int32Array]:
-        """Pages of the blocks that rows have filled, by page group, and the positions behind their
+        """Pages of the blocks that rows have filled, by page group, and the positions after their
         last tokens; the next one is due a block later."""
         ends = self.hash_due[rows]
         self.hash_due[rows] = ends + self._block_size
@@ -84,12 +84,12 @@ class BlockTable:
         return [self._flat[last + column].tolist() for column in self._columns.tolist()], ends
 
     def has_spare(self, rows: RowIndices, num_computed: Int32Array) -> BoolArray:
-        """Whether rows have blocks behind the one of the last of these positions."""
+        """Whether rows have blocks after the one of the last of these positions."""
         has_spare: BoolArray = self.capacity[rows] - num_computed >= self._block_size
         return has_spare
 
     def take_spare(self, row: int, num_computed: int) -> list[int]:
-        """Takes a row's pages of blocks behind the one of its last position."""
+        """Takes a row's pages of blocks after the one of its last position."""
         num_kept = -(-num_computed // self._block_size)
         spare = [
             page

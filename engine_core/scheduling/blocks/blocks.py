@@ -70,7 +70,7 @@ class Blocks:
         )
         self._loads.num_decoding = num_decoding
         self._table = BlockTable(config)
-        # Pages by page group, and those of a block's state set behind them.
+        # Pages by page group, and those of a block's state set after them.
         num_pages = config.num_page_groups + config.state_pages
         prefetched = PrefetchedBlocks(self._pool, config.block_size)
         self._hits = PrefixHits(self._cache, prefetched, clock)
@@ -161,7 +161,7 @@ class Blocks:
         return self._forks.wait_of(request, prefilling)
 
     def load(self, request: RequestState, wanted: Wanted) -> Ticket | None:
-        """Asks a source for the blocks behind the hits, if one saves time by it."""
+        """Asks a source for the blocks after the hits, if one saves time by it."""
         if not self._kinds:
             return None
         start = wanted.hits.num_blocks
@@ -192,7 +192,7 @@ class Blocks:
     def reserve_partial(
         self, request: RequestState, wanted: Wanted, num_others: int, step: int
     ) -> PartialBlock:
-        """The block that `step` copies for the tokens behind the hits, beside `num_others` pages
+        """The block that `step` copies for the tokens after the hits, beside `num_others` pages
         that are taken; see `Forks.take`."""
         return self._forks.take(request, wanted.hits.num_blocks, num_others, step)
 
@@ -361,7 +361,7 @@ class Blocks:
         self._table.vacate(row)
 
     def num_wasted_slots(self, num_known: Int32Array, is_alive: BoolArray) -> int:
-        """KV slots of rows' blocks behind their last known tokens."""
+        """KV slots of rows' blocks after their last known tokens."""
         return int(np.dot(self._table.capacity - num_known, is_alive))
 
     # Blocks from and to elsewhere.
@@ -440,7 +440,9 @@ class Blocks:
         return self._pool.num_shared > 0
 
     def cached_hashes(self) -> Iterator[bytes]:
-        return iter(self._pool.cached_hashes())
+        """Hashes of cached blocks, and marks of their pages that were announced."""
+        yield from self._pool.cached_hashes()
+        yield from self._cache.marks
 
     def describe(self, load: EngineLoad) -> None:
         # Of all layers.

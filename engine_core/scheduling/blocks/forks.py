@@ -27,7 +27,7 @@ class PartialBlock(NamedTuple):
     """A block whose first tokens a fork has as well."""
 
     pages: list[int]
-    """Its pages by page group."""
+    """Pages of the block by page group."""
     num_tokens: int
 
 
@@ -96,7 +96,7 @@ class Forks:
     def take(
         self, request: RequestState, num_hits: int, num_other_pages: int, step: int
     ) -> PartialBlock:
-        """The block that `step` copies for the tokens behind so many hit blocks, held from now on.
+        """The block that `step` copies for the tokens after so many hit blocks, held from now on.
         One token is left to compute. `NO_PARTIAL` where there is none, or no room to hold free
         pages beside `num_other_pages`."""
         num_tokens = request.num_tokens - num_hits * self._block_size

@@ -126,8 +126,8 @@ class Prefetches:
             )
 
     def end(self, number: int) -> None:
-        """Asks for nothing more; a prefetch that is not here has ended already. What is on its way
-        still comes: the request may be on its way too."""
+        """Ends a prefetch; an ended one is ignored. Blocks that are being sent still arrive, since
+        the request may follow."""
         if (prefetch := self._open.get(number)) is not None:
             self._end(number, prefetch)
 

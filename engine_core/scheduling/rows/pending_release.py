@@ -28,7 +28,7 @@ class PendingRelease:
         self._queue.append((last_step, request))
 
     def pop_until(self, step: int) -> Iterator[RequestState]:
-        """Takes those that no step after `step` lists."""
+        """Removes and returns the entries that no step after `step` uses."""
         while self._queue and self._queue[0][0] <= step:
             yield self._queue.popleft()[1]
 

@@ -32,7 +32,7 @@ class AdapterSlots:
         self._known: dict[bytes, int] = {}
         """Slots that each adapter takes."""
         self._resident: OrderedDict[bytes, _Resident] = OrderedDict()
-        """By hash; those that were used last come last."""
+        """Resident adapters by hash, the most recently used last."""
         self._copies: list[AdapterCopy] = []
         self.shares = SlotShares()
         self.num_copied = 0

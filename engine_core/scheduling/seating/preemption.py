@@ -26,7 +26,7 @@ class Preemption:
         self._stalled[request.key] = request
 
     def remove_stalled(self, request: RequestState) -> None:
-        """Its reader takes more, or it runs no longer."""
+        """Removes a request whose reader takes tokens again, or that no longer runs."""
         self._stalled.pop(request.key, None)
 
     def first_stalled(self) -> RequestState | None:

@@ -11,8 +11,8 @@ from ..table.request_state import BEGUN_ELSEWHERE, RequestState
 from .tenant_shares import TenantShares, split
 
 MIN_TOKENS = 256
-"""A bounded step has at least so many: with fewer, prompts lose more than what decodes beside them
-gains."""
+"""Fewest prompt tokens of a bounded step: with fewer, prompts lose more time than decoding rows
+gain."""
 BESIDE_BEGUN_SECONDS = 0.05
 """A step computes others for so long at most while it computes again what is known of an answer
 that has begun: its client waits in the middle of a sentence. Of several such answers the first is
@@ -45,8 +45,8 @@ class PrefillBudget:
         self._max_chunk = max_chunk
         self._prefill_seconds = prefill_seconds
         self.max_seconds = math.inf
-        """About so long a step computes prompts at most, so that what decodes beside them does not
-        wait for long."""
+        """Most seconds of a step that prompts are computed in, so that decoding rows do not wait
+        long."""
 
     def of_step(self, budget: int, token_seconds: float = math.inf) -> int:
         """Prompt tokens that a step with so many tokens left may compute; `token_seconds`: time

@@ -70,7 +70,7 @@ class Yielding:
             ):
                 yield victim
         elif self.too_large is None or not self._rows.num_free_seats:
-            # Also while a seat is free: those behind the ones who take it come with them, not a
+            # Also while a seat is free: those after the ones who take it come with them, not a
             # step later.
             for behind in self._waiting.heads()[self._rows.num_left_seats :]:
                 if (victim := self._preemption.take_for(behind, held)) is None:

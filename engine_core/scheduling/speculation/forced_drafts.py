@@ -54,7 +54,7 @@ class ForcedDrafts:
     def note(
         self, table: RequestTable, rows: RowIndices, token_ids: Sequence[Sequence[int]]
     ) -> None:
-        """Replaces the runs of rows by these tokens behind their known ones. As many count as fit,
+        """Replaces the runs of rows by these tokens after their known ones. As many count as fit,
         and none from the first on that is no token."""
         longest = self._tokens.shape[1]
         most = np.where(self._most[rows] > 0, longest, 0).tolist()
@@ -89,7 +89,7 @@ class ForcedDrafts:
         return are_due
 
     def propose(self, rows: RowIndices, most: Int32Array) -> Proposal:
-        """Forced tokens behind the known ones of each row, up to most[i]."""
+        """Forced tokens after the known ones of each row, up to most[i]."""
         num_left = self._num_tokens[rows] - self._num_right[rows]
         num_drafts = np.minimum(np.minimum(num_left, most), self._most[rows])
         places = self._num_right[rows, None] + np.arange(self._max_drafts)

@@ -154,7 +154,7 @@ class LookUp:
         self._acceptance.note_rows(rows[drafted], num_accepted[drafted], is_over)
 
     def num_left(self, table: RequestTable, rows: RowIndices) -> Int32Array:
-        """Drafted tokens of rows that lie behind the known ones."""
+        """Drafted tokens of rows that lie after the known ones."""
         num_left: Int32Array = self.num_tokens[rows] - (table.num_known[rows] - self._from[rows])
         return num_left
 

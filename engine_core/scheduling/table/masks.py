@@ -31,7 +31,7 @@ class HeldRows:
         self.num_held: Int32Array = np.zeros(num_rows, np.int32)
         """Positions; until they are drawn the row does not decode."""
         self.tickets: Int64Array = np.zeros(num_rows, np.int64)
-        """Names each seating: masks that were asked for by another one do not count."""
+        """Number of each seating: masks that an earlier seating requested are ignored."""
         self.first_held: Int32Array = np.zeros(num_rows, np.int32)
         """Output index of the first position that is held."""
         self._held_since: Int64Array = np.zeros(num_rows, np.int64)
@@ -58,7 +58,7 @@ class HeldRows:
     def hold(
         self, rows: RowIndices, first_outputs: Int32Array, num_drafts: Int32Array | int
     ) -> None:
-        """Holds a position of each row, and one for each draft behind it."""
+        """Holds a position of each row, and one for each draft after it."""
         self._num_holds += 1
         self._held_since[rows] = self._num_holds
         self.num_held[rows] = num_drafts + 1

@@ -88,7 +88,7 @@ class RequestState:
     blocked_at: float | None = None
     """When it first found too few blocks since it last held a row."""
     in_order_of_arrival: Arrival | None = None
-    """Its place in the order of arrival, until it first holds a row."""
+    """Place of the request in the order of arrival, until it first has a row."""
     fcfs_queue_seconds: float = 0.0
     """How long it would have waited in order of arrival."""
     num_scored_tokens: int = 0

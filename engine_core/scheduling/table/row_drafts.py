@@ -61,8 +61,8 @@ class RowDrafts:
         return is_uncertain
 
     def have_to_wait(self) -> BoolArray:
-        """[rows of the table] whether the row is planned only with nothing of it in flight. One
-        that needs no result any more may still have drafts in flight."""
+        """[table rows] Whether a row may be planned only when nothing of it is in flight. A row
+        that needs no more results may still have drafts in flight."""
         return self.needs_result | self._awaits | ((self._num_uncertain > 0) & ~self.runs_ahead)
 
     def count(self, request: RequestState) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Self
 
 from ...config import ConfigError, require
 
@@ -12,6 +13,7 @@ CONFIG_NAME = "adapter_config.json"
 TENSORS_NAME = "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 256 << 10
 DIGEST_BYTES = 16
+MOST_THREADS = 8
 PIECE_BYTES = 4 << 20
 """Bytes that are hashed together; pieces are hashed in parallel."""
 
@@ -34,18 +36,37 @@ def read_file(path: Path, max_bytes: int) -> bytes:
 
 def digest_of(*files: bytes) -> bytes:
     """Hash of files, whose pieces are hashed on several threads."""
-    pieces = [
-        memoryview(data)[at : at + PIECE_BYTES]
-        for data in files
-        for at in range(0, len(data), PIECE_BYTES)
-    ]
-    whole = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    for data in files:
-        whole.update(len(data).to_bytes(8, "little"))
-    with ThreadPoolExecutor() as threads:
-        for piece in threads.map(_hashed, pieces):
+    with Hashing(*files) as hashing:
+        return hashing.digest()
+
+
+class Hashing:
+    """Hashes files on threads of its own, within its scope."""
+
+    def __init__(self, *files: bytes) -> None:
+        self._sizes = [len(data) for data in files]
+        self._pieces = [
+            memoryview(data)[at : at + PIECE_BYTES]
+            for data in files
+            for at in range(0, len(data), PIECE_BYTES)
+        ]
+        self._threads = ThreadPoolExecutor(min(len(self._pieces), MOST_THREADS), "hash")
+
+    def __enter__(self) -> Self:
+        self._hashes = self._threads.map(_hashed, self._pieces)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.shutdown(cancel_futures=True)
+
+    def digest(self) -> bytes:
+        """Waits for the hash of all files."""
+        whole = hashlib.blake2b(digest_size=DIGEST_BYTES)
+        for size in self._sizes:
+            whole.update(size.to_bytes(8, "little"))
+        for piece in self._hashes:
             whole.update(piece)
-    return whole.digest()
+        return whole.digest()
 
 
 def _hashed(piece: memoryview) -> bytes:

@@ -7,37 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
-from ...config import require
+from . import gguf_experts, gguf_fields
+from .gguf_fields import Config, GgufFields
 
-FULL = "full_attention"
-SLIDING = "sliding_attention"
-GEMMA_ACTIVATION = "gelu_pytorch_tanh"
-ROPE_FACTORS = "rope_freqs.weight"
-LONG_FACTORS = "rope_factors_long.weight"
-SHORT_FACTORS = "rope_factors_short.weight"
-UNROTATED = 1e29
-"""Factors of frequencies above which a pair of numbers does not rotate."""
-
-
-class GgufFields(Protocol):
-    """Metadata of a file, and its tensors."""
-
-    def meta(self, key: str, default: Any = ...) -> Any:
-        """The value of `<architecture>.<key>`. Raises `ConfigError` where there is neither a value
-        nor a default."""
-
-    def shape_of(self, name: str) -> tuple[int, ...] | None:
-        """Outputs and inputs of a tensor; None: the file has none of that name."""
-
-    def numbers_of(self, name: str) -> list[float]:
-        """The numbers of a small tensor."""
-
-
-Config = dict[str, Any]
 Names = Mapping[str, str]
 EMBEDDING = "token_embd.weight"
+RMS_EPS = "rms_norm_eps"
+"""Field of families whose norms are RMS norms; layer norms have others."""
 MODEL_NAMES = {
     EMBEDDING: "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -56,6 +33,8 @@ LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
     "ffn_gate_inp": "mlp.gate",
+    "exp_probs_b": "mlp.gate.e_score_correction_bias",
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
@@ -67,11 +46,43 @@ NORMS_BEHIND = LAYER_NAMES | {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 JOINED = LAYER_NAMES | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+GLM4_NAMES = JOINED | {
+    "post_attention_norm": "post_self_attn_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+}
+GPT_OSS_NAMES = LAYER_NAMES | {
+    "attn_sinks.weight": "self_attn.sinks",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_gate_inp": "mlp.router",
+}
+STARCODER2_NAMES = LAYER_NAMES | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
+STARCODER2_MODEL_NAMES = MODEL_NAMES | {"output_norm.bias": "model.norm.bias"}
+GPT_NEOX_NAMES = LAYER_NAMES | {"attn_qkv": "self_attn.qkv_proj"}
+GPT_NEOX_MODEL_NAMES = {
+    EMBEDDING: "model.embed_in.weight",
+    "output_norm.weight": "model.final_layer_norm.weight",
+    "output_norm.bias": "model.final_layer_norm.bias",
+    "output.weight": "model.embed_out.weight",
+}
+GPT2_NAMES = GPT_NEOX_NAMES | {"attn_norm": "ln_1", "ffn_norm": "ln_2"}
+GPT2_MODEL_NAMES = {
+    EMBEDDING: "model.wte.weight",
+    "position_embd.weight": "model.wpe.weight",
+    "output_norm.weight": "model.ln_f.weight",
+    "output_norm.bias": "model.ln_f.bias",
+    "output.weight": "lm_head.weight",
+}
 GEMMA4_NAMES = NORMS_BEHIND | {
     "layer_output_scale": "layer_scalar",
     "inp_gate": "per_layer_input_gate",
     "proj": "per_layer_projection",
     "post_norm": "post_per_layer_input_norm",
+    "ffn_gate_inp": "router.proj",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
 }
 GEMMA4_MODEL_NAMES = MODEL_NAMES | {
     "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
@@ -87,10 +98,13 @@ class GgufFamily:
     also: tuple[str, ...] = ()
     """Further architectures whose files have the same name."""
     layer_names: Names = field(default_factory=lambda: LAYER_NAMES)
-    """Names behind `model.layers.N.`, by those behind `blk.N.`"""
+    """Names behind `model.layers.N.`, by those behind `blk.N.`, without `.weight` and `.bias`, or
+    by a whole one that has another ending there."""
     model_names: Names = field(default_factory=lambda: MODEL_NAMES)
     is_permuted: bool = False
     """Whether rows of queries and keys are interleaved; ours rotate halves."""
+    norm_eps: str = RMS_EPS
+    """Field of a config with the constant that norms add to variances."""
     norm_offset: float = 0.0
     """Added to the factors of norms by the converter."""
     rotates_parts: bool = False
@@ -101,206 +115,100 @@ class GgufFamily:
     """Fields of a Hugging Face config beside those that all families have."""
 
 
-def _gemma(file: GgufFields, config: Config) -> Config:
-    return {"hidden_activation": GEMMA_ACTIVATION}
-
-
-def _gemma2(file: GgufFields, config: Config) -> Config:
-    return {
-        "hidden_activation": GEMMA_ACTIVATION,
-        "query_pre_attn_scalar": _scalar_of(config, GEMMA2_27B_LAYERS),
-        "sliding_window": file.meta("attention.sliding_window", 4096),
-        "attn_logit_softcapping": file.meta("attn_logit_softcapping", 50.0),
-        "final_logit_softcapping": file.meta("final_logit_softcapping", 30.0),
-    }
-
-
-GEMMA2_27B_LAYERS = 46
-GEMMA3_27B_LAYERS = 62
-"""Layers of the models of Gemma whose scores are scaled by hidden size and heads; a file does not
-state it."""
-
-
-def _gemma3(file: GgufFields, config: Config) -> Config:
-    return {
-        "hidden_activation": GEMMA_ACTIVATION,
-        "query_pre_attn_scalar": _scalar_of(config, GEMMA3_27B_LAYERS),
-        "sliding_window": file.meta("attention.sliding_window"),
-        "sliding_window_pattern": file.meta("attention.sliding_window_pattern", 6),
-        "rope_theta": file.meta("rope.freq_base", 1_000_000.0),
-        "rope_local_base_freq": file.meta("rope.freq_base_swa", 10_000.0),
-        "attn_logit_softcapping": file.meta("attn_logit_softcapping", None),
-        "final_logit_softcapping": file.meta("final_logit_softcapping", None),
-    }
-
-
-def _scalar_of(config: Config, layers_of_27b: int) -> Any:
-    hidden, heads = config["hidden_size"], config["num_attention_heads"]
-    is_known = isinstance(hidden, int) and isinstance(heads, int) and heads > 0
-    if config["num_hidden_layers"] != layers_of_27b or not is_known:
-        return config["head_dim"]
-    return hidden // heads
-
-
-def _gemma4(file: GgufFields, config: Config) -> Config:
-    experts = file.meta("expert_count", 0)
-    require(not experts, "gemma4.expert_count", experts, "none")
-    num_layers = config["num_hidden_layers"]
-    pattern = file.meta("attention.sliding_window_pattern")
-    is_list = isinstance(pattern, list) and len(pattern) == num_layers
-    allowed = f"{num_layers} of true and false"
-    require(is_list, "attention.sliding_window_pattern", pattern, allowed)
-    kinds = [SLIDING if windowed else FULL for windowed in pattern]
-    kinds[-1] = FULL
-    shared = file.meta("attention.shared_kv_layers", 0)
-    global_dim = file.meta("attention.key_length")
-    head_dim = file.meta("attention.key_length_swa", global_dim)
-    widths = file.meta("feed_forward_length")
-    inner = widths if isinstance(widths, list) else [widths]
-    table = file.shape_of("per_layer_token_embd.weight")
-    full, local = kinds.index(FULL), kinds.index(SLIDING) if SLIDING in kinds else None
-    heads = _kv_heads(file, full, global_dim)
-    return {
-        "hidden_activation": GEMMA_ACTIVATION,
-        "layer_types": kinds,
-        "head_dim": head_dim,
-        "global_head_dim": global_dim,
-        "num_key_value_heads": heads if local is None else _kv_heads(file, local, head_dim),
-        "num_global_key_value_heads": heads,
-        "attention_k_eq_v": file.shape_of(f"blk.{full}.attn_v.weight") is None,
-        "per_layer_config": {
-            str(i): {"head_dim": global_dim, "num_key_value_heads": heads}
-            for i, kind in enumerate(kinds)
-            if kind == FULL
-        },
-        "num_kv_shared_layers": shared,
-        "intermediate_size": inner[0],
-        "use_double_wide_mlp": inner[-1] != inner[0],
-        "hidden_size_per_layer_input": file.meta("embedding_length_per_layer_input", 0),
-        "vocab_size_per_layer_input": config["vocab_size"] if table is None else table[0],
-        "sliding_window": file.meta("attention.sliding_window"),
-        "final_logit_softcapping": file.meta("final_logit_softcapping", None),
-        "rope_scaling": None,
-        "rope_parameters": {
-            FULL: _proportional(file),
-            SLIDING: {
-                "rope_type": "default",
-                "rope_theta": file.meta("rope.freq_base_swa", 10_000.0),
-            },
-        },
-    }
-
-
-def _kv_heads(file: GgufFields, layer: int, head_dim: int) -> int:
-    """Key heads of a layer, by the outputs of its projection."""
-    name = f"blk.{layer}.attn_k.weight"
-    shape = file.shape_of(name)
-    is_whole = shape is not None and isinstance(head_dim, int) and head_dim > 0
-    is_whole = is_whole and shape is not None and shape[0] % head_dim == 0
-    require(is_whole, f"tensor {name}", shape, f"whole heads of {head_dim}")
-    assert shape is not None
-    return shape[0] // head_dim
-
-
-def _proportional(file: GgufFields) -> Config:
-    """Rotary positions of layers that see all keys, of which the file has factors."""
-    theta = file.meta("rope.freq_base", 1_000_000.0)
-    factors = file.numbers_of(ROPE_FACTORS)
-    num_rotated = sum(factor < UNROTATED for factor in factors)
-    expected = [1.0] * num_rotated
-    allowed = "1 for pairs that rotate, before those that do not"
-    require(factors[:num_rotated] == expected, f"tensor {ROPE_FACTORS}", factors[:8], allowed)
-    share = num_rotated / len(factors)
-    return {"rope_type": "proportional", "partial_rotary_factor": share, "rope_theta": theta}
-
-
-def _phi3(file: GgufFields, config: Config) -> Config:
-    fields: Config = {"sliding_window": file.meta("attention.sliding_window", 0) or None}
-    rotated = file.meta("rope.dimension_count", config["head_dim"])
-    if rotated != config["head_dim"]:
-        fields["partial_rotary_factor"] = rotated / config["head_dim"]
-    original = file.meta("rope.scaling.original_context_length", None)
-    if file.shape_of(LONG_FACTORS) is None:
-        return fields
-    scaling = {
-        "rope_type": "longrope",
-        "long_factor": file.numbers_of(LONG_FACTORS),
-        "short_factor": file.numbers_of(SHORT_FACTORS),
-    }
-    if (factor := file.meta("rope.scaling.attn_factor", None)) is not None:
-        scaling["attention_factor"] = factor
-    fields["rope_scaling"] = scaling
-    if original is not None:
-        fields["original_max_position_embeddings"] = original
-    return fields
-
-
-def _olmo2(file: GgufFields, config: Config) -> Config:
-    """OLMo 3 where layers have a window."""
-    window = file.meta("attention.sliding_window", None)
-    if window is None:
-        return {}
-    return {"architectures": ["Olmo3ForCausalLM"], "sliding_window": window, **_kinds(file, config)}
-
-
-def _exaone4(file: GgufFields, config: Config) -> Config:
-    window = file.meta("attention.sliding_window", None)
-    return {"sliding_window": window, **({} if window is None else _kinds(file, config))}
-
-
-def _kinds(file: GgufFields, config: Config) -> Config:
-    """Which layers have a window."""
-    pattern = file.meta("attention.sliding_window_pattern", None)
-    if isinstance(pattern, list):
-        return {"layer_types": [SLIDING if windowed else FULL for windowed in pattern]}
-    return {} if pattern is None else {"sliding_window_pattern": pattern}
-
-
-def _granite(file: GgufFields, config: Config) -> Config:
-    keys = {
-        "attention.scale": "attention_multiplier",
-        "embedding_scale": "embedding_multiplier",
-        "residual_scale": "residual_multiplier",
-        "logit_scale": "logits_scaling",
-    }
-    return {field: file.meta(key, 1.0) for key, field in keys.items()}
-
-
 FAMILIES = {
-    "ernie4_5": GgufFamily(architecture="Ernie4_5ForCausalLM"),
-    "exaone4": GgufFamily(
-        architecture="Exaone4ForCausalLM", layer_names=NORMS_BEHIND, fields=_exaone4
+    "cohere2": GgufFamily(
+        architecture="Cohere2ForCausalLM", norm_eps="layer_norm_eps", fields=gguf_fields.cohere2
     ),
-    "gemma": GgufFamily(architecture="GemmaForCausalLM", norm_offset=1.0, fields=_gemma),
+    "ernie4_5": GgufFamily(architecture="Ernie4_5ForCausalLM"),
+    "ernie4_5-moe": GgufFamily(
+        architecture="Ernie4_5_MoeForCausalLM", fields=gguf_experts.ernie45_moe
+    ),
+    "exaone4": GgufFamily(
+        architecture="Exaone4ForCausalLM", layer_names=NORMS_BEHIND, fields=gguf_fields.exaone4
+    ),
+    "gemma": GgufFamily(architecture="GemmaForCausalLM", norm_offset=1.0, fields=gguf_fields.gemma),
     "gemma2": GgufFamily(
         architecture="Gemma2ForCausalLM",
         layer_names=NORMS_BEHIND,
         norm_offset=1.0,
-        fields=_gemma2,
+        fields=gguf_fields.gemma2,
     ),
     "gemma3": GgufFamily(
         architecture="Gemma3ForCausalLM",
+        also=("Gemma3ForConditionalGeneration",),
         layer_names=NORMS_BEHIND,
         norm_offset=1.0,
-        fields=_gemma3,
+        fields=gguf_fields.gemma3,
     ),
     "gemma4": GgufFamily(
         architecture="Gemma4ForCausalLM",
+        also=("Gemma4ForConditionalGeneration",),
         layer_names=GEMMA4_NAMES,
         model_names=GEMMA4_MODEL_NAMES,
         fields_read_factors=True,
-        fields=_gemma4,
+        fields=gguf_fields.gemma4,
     ),
-    "granite": GgufFamily(architecture="GraniteForCausalLM", is_permuted=True, fields=_granite),
+    "glm4": GgufFamily(
+        architecture="Glm4ForCausalLM",
+        layer_names=GLM4_NAMES,
+        rotates_parts=True,
+        fields=gguf_fields.glm4,
+    ),
+    "glm4moe": GgufFamily(
+        architecture="Glm4MoeForCausalLM",
+        layer_names=LAYER_NAMES | {"post_attention_norm": "post_attention_layernorm"},
+        rotates_parts=True,
+        fields=gguf_experts.glm4_moe,
+    ),
+    "gpt-oss": GgufFamily(
+        architecture="GptOssForCausalLM",
+        layer_names=GPT_OSS_NAMES,
+        fields=gguf_experts.gpt_oss,
+    ),
+    "gpt2": GgufFamily(
+        architecture="GPT2LMHeadModel",
+        layer_names=GPT2_NAMES,
+        model_names=GPT2_MODEL_NAMES,
+        norm_eps="layer_norm_epsilon",
+        fields=gguf_fields.gpt2,
+    ),
+    "gptneox": GgufFamily(
+        architecture="GPTNeoXForCausalLM",
+        layer_names=GPT_NEOX_NAMES,
+        model_names=GPT_NEOX_MODEL_NAMES,
+        norm_eps="layer_norm_eps",
+        rotates_parts=True,
+        fields=gguf_fields.gpt_neox,
+    ),
+    "granite": GgufFamily(
+        architecture="GraniteForCausalLM", is_permuted=True, fields=gguf_fields.granite
+    ),
+    "granitemoe": GgufFamily(
+        architecture="GraniteMoeForCausalLM", is_permuted=True, fields=gguf_fields.granite
+    ),
+    "hy_v3": GgufFamily(architecture="HYV3ForCausalLM", fields=gguf_experts.hy3),
     "llama": GgufFamily(
-        architecture="LlamaForCausalLM", also=("MixtralForCausalLM",), is_permuted=True
+        architecture="LlamaForCausalLM",
+        also=("InternLM3ForCausalLM", "MixtralForCausalLM"),
+        is_permuted=True,
+    ),
+    "minimax-m2": GgufFamily(
+        architecture="MiniMaxM2ForCausalLM",
+        rotates_parts=True,
+        fields=gguf_experts.minimax_m2,
     ),
     "mistral": GgufFamily(architecture="MistralForCausalLM", is_permuted=True),
+    "mistral3": GgufFamily(
+        architecture="Ministral3ForCausalLM",
+        also=("Mistral3ForConditionalGeneration",),
+        is_permuted=True,
+        fields=gguf_fields.mistral3,
+    ),
     "olmo2": GgufFamily(
         architecture="Olmo2ForCausalLM",
         also=("Olmo3ForCausalLM",),
         layer_names=NORMS_BEHIND,
-        fields=_olmo2,
+        fields=gguf_fields.olmo2,
     ),
     "olmoe": GgufFamily(architecture="OlmoeForCausalLM"),
     "phi3": GgufFamily(
@@ -308,17 +216,26 @@ FAMILIES = {
         layer_names=JOINED,
         rotates_parts=True,
         fields_read_factors=True,
-        fields=_phi3,
+        fields=gguf_fields.phi3,
     ),
     "qwen2": GgufFamily(architecture="Qwen2ForCausalLM"),
     "qwen2moe": GgufFamily(architecture="Qwen2MoeForCausalLM"),
+    "qwen2vl": GgufFamily(architecture="Qwen2_5_VLForConditionalGeneration"),
     "qwen3": GgufFamily(architecture="Qwen3ForCausalLM"),
     "qwen3moe": GgufFamily(architecture="Qwen3MoeForCausalLM"),
+    "qwen3vl": GgufFamily(architecture="Qwen3VLForConditionalGeneration"),
     "seed_oss": GgufFamily(
         architecture="SeedOssForCausalLM",
         layer_names=LAYER_NAMES | {"post_attention_norm": "post_attention_layernorm"},
     ),
     "smollm3": GgufFamily(architecture="SmolLM3ForCausalLM", is_permuted=True),
+    "starcoder2": GgufFamily(
+        architecture="Starcoder2ForCausalLM",
+        layer_names=STARCODER2_NAMES,
+        model_names=STARCODER2_MODEL_NAMES,
+        norm_eps="norm_epsilon",
+        fields=gguf_fields.starcoder2,
+    ),
 }
 """By `general.architecture`."""
 

@@ -4,7 +4,7 @@ formats stay packed."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +13,28 @@ import numpy as np
 import torch
 
 from headwater.kernels.quant.block_formats import FORMATS, BlockFormat, BlockWeight, pack
+from headwater.kernels.quant.mxfp4 import Mxfp4Weight
 
 from ...config import ConfigError, require
 from ..rope.scaling import scaled
-from .gguf_families import EMBEDDING, FAMILIES, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
+from .gguf_families import EMBEDDING, FAMILIES, RMS_EPS, GgufFamily
+from .gguf_fields import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
+from .gguf_stacked import in_turns, weights_of
 
 LLAMA_WITH_EXPERTS = "MixtralForCausalLM"
 """Architecture of a file of `llama` that has experts."""
 
-_EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
-"""Tensors of all experts of a layer."""
+_EXPERTS = {
+    "ffn_gate_exps": ("gate_proj",),
+    "ffn_up_exps": ("up_proj",),
+    "ffn_down_exps": ("down_proj",),
+    "ffn_gate_up_exps": ("gate_proj", "up_proj"),
+}
+"""Tensors of all experts of a layer, each with the parts of an expert that it has."""
 _FACTORS = {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS}
 """Tensors of rotary positions, which a config has as numbers."""
-_LAYER_TENSOR = re.compile(r"blk\.(?P<layer>\d+)\.(?P<stem>\w+)\.(?P<kind>weight|bias)")
+_EXPERT_TENSOR = re.compile(r"blk\.(\d+)\.(ffn_\w+_exps)\.(weight|bias)")
+_OF_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 LLAMA3_ROPE = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
@@ -39,13 +48,17 @@ YARN_FIELDS = {
 }
 """Keys behind `rope.scaling.` that a file may have."""
 MAX_FACTORS = 4096
+MAX_DRAFTING = 16
+"""Several times as many layers that draft as any model has."""
 PLAIN_TYPES = ("F32", "F16", "BF16")
+MXFP4 = gguf.GGMLQuantizationType.MXFP4
 
 
 class GgufFile:
     """Reads lazily: the file is mapped, a tensor is made when it is asked for."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, others: Callable[[], Mapping[str, GgufFamily]] = dict) -> None:
+        """`others` are families beside `FAMILIES`. Raises `ConfigError` for a file of no family."""
         try:
             self._reader = gguf.GGUFReader(path)
         except (ValueError, LookupError) as error:
@@ -54,14 +67,20 @@ class GgufFile:
             ) from None
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
         self._arch = self._field("general.architecture")
-        is_served = isinstance(self._arch, str) and self._arch in FAMILIES
-        require(is_served, "general.architecture", self._arch, ", ".join(FAMILIES))
-        self._family = FAMILIES[self._arch]
+        is_known = isinstance(self._arch, str)
+        families = FAMILIES if is_known and self._arch in FAMILIES else {**others(), **FAMILIES}
+        require(
+            is_known and self._arch in families,
+            "general.architecture",
+            self._arch,
+            ", ".join(families),
+        )
+        self._family = families[self._arch]
         if (num_files := self._field("split.count", 1)) not in (0, 1):
             raise ConfigError(
                 "split.count", num_files, "1: parts have to be joined (`llama-gguf-split --merge`)"
             )
-        served = {*PLAIN_TYPES, *(format.name.upper() for format in FORMATS.values())}
+        served = {*PLAIN_TYPES, MXFP4.name, *(format.name.upper() for format in FORMATS.values())}
         for tensor in self._reader.tensors:
             if tensor.tensor_type.name not in served:
                 raise ConfigError(
@@ -96,12 +115,13 @@ class GgufFile:
             "vocab_size": int(embedding.shape[1]),
             "hidden_size": hidden_size,
             "intermediate_size": self.meta("feed_forward_length"),
-            "num_hidden_layers": self.meta("block_count"),
+            "num_hidden_layers": self._num_layers,
+            "num_nextn_predict_layers": self._num_drafting,
             "num_attention_heads": num_heads,
             "num_key_value_heads": self.meta("attention.head_count_kv", num_heads),
             "head_dim": head_dim,
             "max_position_embeddings": self.meta("context_length"),
-            "rms_norm_eps": self.meta("attention.layer_norm_rms_epsilon"),
+            self._family.norm_eps: self._norm_eps(),
             "rope_theta": self.meta("rope.freq_base", 10_000.0),
             "tie_word_embeddings": "output.weight" not in self._tensors,
             "attention_bias": "blk.0.attn_q.bias" in self._tensors,
@@ -109,6 +129,8 @@ class GgufFile:
             "hidden_act": "silu",
         }
         config["rope_scaling"] = self._rope_scaling()
+        if self._family.rotates_parts:
+            config["partial_rotary_factor"] = _share(rotated, head_dim)
         config |= self._family.fields(self, config)
         if self.meta("expert_count", 0):
             config |= self._experts_config()
@@ -116,16 +138,18 @@ class GgufFile:
             config[name] = self._field(f"tokenizer.ggml.{key}", None)
         return config
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor | BlockWeight]]:
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor | BlockWeight | Mxfp4Weight]]:
         """(Hugging Face name, weight) of everything a decoder needs; what is not packed is
         float32."""
         for name, tensor in self._tensors.items():
+            layer = _OF_LAYER.fullmatch(name)
             if name in _FACTORS:
                 self._check_factors(name)
-            elif (match := _LAYER_TENSOR.fullmatch(name)) and match["stem"] in _EXPERTS:
-                layer = f"model.layers.{match['layer']}.mlp.experts"
-                for index, weight in enumerate(self._experts(name)):
-                    yield f"{layer}.{index}.{_EXPERTS[match['stem']]}.weight", weight
+            elif layer is not None and int(layer[1]) >= self._num_layers:
+                # Nothing reads a layer that drafts.
+                yield f"model.layers.{layer[1]}.{layer[2]}", torch.empty(0)
+            elif (match := _EXPERT_TENSOR.fullmatch(name)) and match[2] in _EXPERTS:
+                yield from self._of_experts(name, match[1], _EXPERTS[match[2]], match[3])
             else:
                 format = FORMATS.get(tensor.tensor_type) if len(tensor.shape) == 2 else None
                 yield (
@@ -137,7 +161,7 @@ class GgufFile:
     def is_packed(self) -> bool:
         """Whether some matrices are in block formats."""
         return any(
-            len(tensor.shape) > 1 and tensor.tensor_type in FORMATS
+            len(tensor.shape) > 1 and (tensor.tensor_type in FORMATS or tensor.tensor_type == MXFP4)
             for tensor in self._tensors.values()
         )
 
@@ -148,19 +172,23 @@ class GgufFile:
             for tensor in self._tensors.values()
         )
 
-    def _experts(self, name: str) -> Iterator[torch.Tensor | BlockWeight]:
-        """The weight [N, K] of each expert. Raises `ConfigError` for a tensor of other
-        dimensions."""
-        tensor = self._tensors[name]
-        sizes = [int(size) for size in tensor.shape]
-        require(len(sizes) == 3, f"checkpoint tensor {name}", sizes, "[inputs, outputs, experts]")
-        format = FORMATS.get(tensor.tensor_type)
-        for data in tensor.data:
-            if format is None:
-                values = gguf.quants.dequantize(data, tensor.tensor_type)
-                yield torch.from_numpy(np.array(values, dtype=np.float32))
-            else:
-                yield pack(torch.from_numpy(np.array(data, dtype=np.uint8)), format)
+    def _of_experts(
+        self, name: str, layer: str, parts: tuple[str, ...], kind: str
+    ) -> Iterator[tuple[str, torch.Tensor | BlockWeight | Mxfp4Weight]]:
+        """A tensor of all experts of a layer, under Hugging Face's names. Raises `ConfigError`."""
+        experts = f"model.layers.{layer}.mlp.experts"
+        if kind == "weight":
+            for i, weight in enumerate(weights_of(self._tensors[name], len(parts))):
+                yield f"{experts}.{i // len(parts)}.{parts[i % len(parts)]}.weight", weight
+        elif parts == ("down_proj",):
+            yield f"{experts}.down_proj_bias", self._dequantize(name)
+        elif parts == ("gate_proj",):
+            ups = name.replace("gate", "up")
+            require(ups in self._tensors, "checkpoint", f"without {ups}", f"{name} and {ups}")
+            both = in_turns(self._dequantize(name), self._dequantize(ups))
+            yield f"{experts}.gate_up_proj_bias", both
+        else:
+            require(parts == ("up_proj",), "tensor", name, "biases of gates and ups in two tensors")
 
     def _dequantize(self, name: str) -> torch.Tensor:
         tensor = self._tensors[name]
@@ -191,10 +219,33 @@ class GgufFile:
         if name in family.model_names:
             return family.model_names[name]
         names = family.layer_names
-        match = _LAYER_TENSOR.fullmatch(name)
-        if match is None or match["stem"] not in names:
+        match = _OF_LAYER.fullmatch(name)
+        rest = "" if match is None else match[2]
+        stem, _, kind = rest.rpartition(".")
+        is_known = rest in names or (stem in names and kind in ("weight", "bias"))
+        if match is None or not is_known:
             raise ConfigError("tensor", name, "tensors of a Llama-like decoder")
-        return f"model.layers.{match['layer']}.{names[match['stem']]}.{match['kind']}"
+        whole = names[rest] if rest in names else f"{names[stem]}.{kind}"
+        return f"model.layers.{match[1]}.{whole}"
+
+    @property
+    def _num_drafting(self) -> int:
+        """Layers for multi-token prediction, behind the others. Raises `ConfigError`."""
+        count = self.meta("nextn_predict_layers", 0)
+        is_count = type(count) is int and 0 <= count <= MAX_DRAFTING
+        require(is_count, "nextn_predict_layers", count, f"0…{MAX_DRAFTING}")
+        return int(count)
+
+    @property
+    def _num_layers(self) -> Any:
+        """Layers but for those that draft."""
+        blocks = self.meta("block_count")
+        # What is no number is refused later, by name.
+        return blocks - self._num_drafting if type(blocks) is int else blocks
+
+    def _norm_eps(self) -> Any:
+        kind = "rms_epsilon" if self._family.norm_eps == RMS_EPS else "epsilon"
+        return self.meta(f"attention.layer_norm_{kind}")
 
     def _experts_config(self) -> dict[str, Any]:
         """Beside what all have."""
@@ -205,8 +256,8 @@ class GgufFile:
             "num_local_experts": count,
             "num_experts_per_tok": self.meta("expert_used_count"),
             "moe_intermediate_size": inner,
-            # A file of these architectures does not state it.
-            "norm_topk_prob": self._arch == "qwen3moe",
+            # Files of Qwen do not state it.
+            "norm_topk_prob": self.meta("expert_weights_norm", self._arch == "qwen3moe"),
         }
         if self._arch == "qwen2moe":
             fields["shared_expert_intermediate_size"] = self.meta(
@@ -235,7 +286,7 @@ class GgufFile:
     def _yarn(self) -> dict[str, Any]:
         is_absent = ROPE_FACTORS not in self._tensors
         require(is_absent, "tensor", ROPE_FACTORS, "none beside yarn")
-        scaling = {
+        scaling: dict[str, Any] = {
             "rope_type": "yarn",
             "factor": self.meta("rope.scaling.factor"),
             "original_max_position_embeddings": self.meta("rope.scaling.original_context_length"),
@@ -243,6 +294,9 @@ class GgufFile:
         for key, field in YARN_FIELDS.items():
             if (value := self.meta(f"rope.scaling.{key}", None)) is not None:
                 scaling[field] = value
+        if (mscale := self.meta("rope.scaling.yarn_log_multiplier", None)) is not None:
+            # llama.cpp takes `mscale` for 1, and the converter does not write it.
+            scaling |= {"mscale": 1.0, "mscale_all_dim": mscale}
         return scaling
 
     def _llama3(self) -> dict[str, Any] | None:
@@ -293,6 +347,16 @@ class GgufFile:
                 raise ConfigError(key, error.object, "text in UTF-8") from None
         require(default is not ..., key, None, "a GGUF file that states it")
         return default
+
+
+def _share(rotated: Any, head_dim: Any) -> float:
+    """Share of a head that rotates. Raises `ConfigError`."""
+    if type(head_dim) is not int or head_dim < 1:
+        # It is refused later, by name.
+        return 1.0
+    is_part = type(rotated) is int and 1 <= rotated <= head_dim
+    require(is_part, "rope.dimension_count", rotated, f"1…{head_dim}")
+    return float(rotated / head_dim)
 
 
 def _ratio(size: Any, count: Any) -> int | None:

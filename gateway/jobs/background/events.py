@@ -106,7 +106,7 @@ class EventWriter:
 
 
 def log_of(durable: Durable, tenant: str, response_id: str) -> EventLog:
-    """Log of a response's events, or of those of all responses (`>`)."""
+    """Log of a response's events, or of the events of all responses (`>`)."""
     return EventLog(durable, BACKGROUND_LOG, subjects.background_events(tenant, response_id))
 
 

@@ -135,7 +135,7 @@ class Run:
             message = f"the response failed {MAX_ERRORS} times by an internal fault; the log has it"
             await self._fail(record, InternalError.code, message)
         except (NotFound, Stopped):
-            # It was deleted or cancelled.
+            # The response was deleted or cancelled.
             pass
         return True
 
@@ -195,7 +195,7 @@ class Run:
         if record.is_streamed:
             await self._write_end(response)
         if response.get("store") and response["status"] != "failed":
-            # It is found among those that are kept.
+            # A kept response is found by its id.
             await retry(lambda: self._ledger.conclude(self._tenant, self._id, self._check_mine))
         else:
             await self._end(response)
@@ -267,8 +267,8 @@ class Run:
         )
 
     def _read(self, piece: bytes) -> None:
-        """Reads the events in a piece of the stream, without comments, up to the one that says that
-        another reader has it."""
+        """Reads the events in a piece of the stream, without comments, up to an event that says
+        that another reader took the stream over."""
         *whole, self._unread = (self._unread + piece).split(b"\n\n")
         for text in whole:
             _, found, data = text.partition(b"data: ")
@@ -294,7 +294,7 @@ class Run:
                 if not self._is_answered:
                     raise
             if not self._is_answered:
-                # Only events for which there is room are written.
+                # Only events that the tenant has room for are written.
                 await retry(functools.partial(self._events.flush, num_events))
 
     async def _check_room(self) -> None:

@@ -52,8 +52,8 @@ class BackgroundRunner:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[BackgroundRunner]:
-        """Takes responses for the length of a scope; leaving it gives back those that are not
-        done."""
+        """Runs responses inside this context. At its end, unfinished responses are given back to
+        the queue."""
         async with self._workers.running():
             yield self
 
@@ -86,7 +86,8 @@ class BackgroundRunner:
             await held.give_back()
             raise
         except (NotFound, Stopped):
-            # It was deleted or cancelled, or done by a run that died before it reported that.
+            # The response was deleted or cancelled, or completed by a run that died before it
+            # reported so.
             with contextlib.suppress(*FAILURES):
                 await held.done()
             await run.forget()

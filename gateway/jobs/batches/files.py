@@ -81,7 +81,7 @@ class Files:
 
     @contextlib.asynccontextmanager
     async def opened(self, tenant: str, file_id: str) -> AsyncIterator[IO[bytes]]:
-        """Copies the content to this machine for the length of a scope. Content that does not match
+        """Copies the content to this machine inside the `with` block. Content that does not match
         the record counts as missing."""
         rooms = await self._durable.rooms()
         kept = _kept.decode((await self._records.value(tenant, file_id))[0])

@@ -52,7 +52,7 @@ class OpenBatches:
 
     @contextlib.asynccontextmanager
     async def used(self, tenant: str, batch_id: str) -> AsyncIterator[OpenBatch]:
-        """Opens a batch for the length of a scope. Raises `NotFound`, and what storage raises."""
+        """Opens a batch inside the `with` block. Raises `NotFound`, and what storage raises."""
         opening = self._opening.get(batch_id)
         if opening is None:
             opening = self._opening[batch_id] = asyncio.get_running_loop().create_future()

@@ -49,7 +49,8 @@ class RangeRunner:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[RangeRunner]:
-        """Takes ranges for the length of a scope; leaving it gives back those that are not done."""
+        """Runs ranges inside this context. At its end, unfinished ranges are given back to the
+        queue."""
         async with self._open.running(), self._workers.running():
             yield self
 
@@ -59,7 +60,7 @@ class RangeRunner:
         try:
             async with held.held(), self._open.used(tenant, batch_id) as batch:
                 is_done = await self._answer(held, batch)
-            # Lines of other batches must not wait behind those that cannot be served now.
+            # Lines of other batches must not wait for lines that cannot be served now.
             await (held.done() if is_done else held.give_back(rest_seconds(held.num_deliveries)))
         except asyncio.CancelledError:
             await held.give_back()

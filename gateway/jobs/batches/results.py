@@ -117,7 +117,7 @@ class Follower:
         while (message := await self._reader.next(seconds)) is not None:
             key = message.subject.removeprefix(f"{_SUBJECT}.")
             headers = message.headers or {}
-            # A line that has none but a forged one is still in the queue, with its range.
+            # A line whose only result is forged is still in the queue, with its range.
             if (
                 seals.open_beside(
                     _headers_of(key), headers.get(SEAL, "").encode(), _sealed_bytes(headers)

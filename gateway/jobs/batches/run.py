@@ -24,7 +24,7 @@ from .files import Files
 from .hand_out import HandOut
 from .ledger import Ledger
 from .lines import check_lines
-from .outcome import Outcome, gathered
+from .output_files import Outcome, gathered
 from .ranges import Ranges, cut
 from .records import Batch, Counts, Fault, Faults, Kept
 from .results import Follower, Results
@@ -112,8 +112,7 @@ class Run:
         kept.owner = self._name
 
     async def _validate(self, kept: Kept, content: IO[bytes]) -> Kept:
-        """Refuses the whole file if one of its lines is invalid or could not be told from
-        another."""
+        """Refuses the whole file if a line is invalid, or has the `custom_id` of another line."""
         if kept.batch.in_progress_at is not None:
             return kept
         total, faults = await asyncio.to_thread(

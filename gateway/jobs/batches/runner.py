@@ -46,8 +46,8 @@ class Runner:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Runner]:
-        """Takes batches for the length of a scope; leaving it gives back those that are not
-        done."""
+        """Runs batches inside this context. At its end, unfinished batches are given back to the
+        queue."""
         async with self._ranges.running(), self._workers.running():
             yield self
 
@@ -73,7 +73,7 @@ class Runner:
             await job.give_back()
             raise
         except NotFound:
-            # It is written behind its job, a moment later if at all.
+            # The record is written after the job ends, and may be missing.
             is_lost = job.num_deliveries >= MAX_UNKNOWN
             await (job.done() if is_lost else job.give_back(0.02 * 2**job.num_deliveries))
         except NotMine:

@@ -3,12 +3,13 @@ the sum of each token's experts."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from numba import njit
 
+from ...gemm.tree_sum import tree_sum
 from ..compiler.compiled import Kernel, argument, items
 from ..compiler.scalars import float32_at, int32_at, int64_at, put_int64, size_of
 from ..compiler.simd import add, load, mul, splat, store
@@ -24,17 +25,22 @@ class RowsByExpert:
     """The k rows of each of T tokens, sorted by expert; those of one expert in order of tokens."""
 
     starts: torch.Tensor
-    """int64 [E + 1]: places of an expert's first row and of the one behind its last."""
+    """int64 [E + 1]: places of an expert's first row and of the one after its last."""
     chosen: torch.Tensor
     """int64 [min(E, T k)]: experts that have rows, then −1."""
     tokens: torch.Tensor
     """int64 [T k]: the token of a place."""
     places: torch.Tensor
-    """int64 [T k]: the place of a token's rows in routing order."""
+    """int64 [T k]: the place of a token's rows in routing order; −1 of a row that has no expert
+    here."""
+
+    def of_experts_here(self) -> RowsByExpert:
+        """Without places behind the rows of the last expert. Reads their number."""
+        return replace(self, tokens=self.tokens[: int(self.starts[-1])])
 
 
 def sort_by_expert(experts: torch.Tensor, num_experts: int) -> RowsByExpert:
-    """experts int32 [T, k], contiguous, each below `num_experts`."""
+    """experts int32 [T, k], contiguous, each below `num_experts`, or −1: it is not here."""
     assert experts.is_contiguous()
     num_rows = experts.numel()
     starts = torch.empty(num_experts + 1, dtype=torch.int64)
@@ -48,6 +54,15 @@ def sort_by_expert(experts: torch.Tensor, num_experts: int) -> RowsByExpert:
         *(num_rows, experts.shape[1], num_experts, chosen.data_ptr(), len(chosen)),
     )
     return RowsByExpert(starts, chosen, tokens, places)
+
+
+def count_rows(experts: torch.Tensor, counts: torch.Tensor) -> None:
+    """Adds the number of rows of each expert to counts int64 [E]: experts int32 [T, k],
+    contiguous."""
+    assert experts.is_contiguous()
+    assert counts.is_contiguous()
+    num_rows = experts.numel()
+    COUNT(torch.float32, 1, num_rows, experts.data_ptr(), counts.data_ptr(), num_rows)
 
 
 def rows_of_tokens(x: torch.Tensor, rows: RowsByExpert) -> torch.Tensor:
@@ -74,7 +89,7 @@ def add_biases(
     assert biases.dtype == outs.dtype
     ADD_BIASES(
         outs.dtype,
-        len(outs),
+        len(rows.places),
         outs.numel(),
         *(outs.data_ptr(), rows.places.data_ptr(), experts.data_ptr(), biases.data_ptr()),
         outs.shape[1],
@@ -84,11 +99,39 @@ def add_biases(
 def combine(outs: torch.Tensor, rows: RowsByExpert, weights: torch.Tensor) -> torch.Tensor:
     """outs [T k, H] by place, weights float32 [T, k] → [T, H]: a token's rows times their weights,
     added in float32 in routing order and rounded once."""
+    return _combined(COMBINE, outs, rows, weights, outs.dtype)
+
+
+def combine_in_tree(
+    outs: torch.Tensor,
+    rows: RowsByExpert,
+    experts: torch.Tensor,
+    weights: torch.Tensor,
+    num_leaves: int,
+) -> torch.Tensor:
+    """As `combine`, → float32 [T, H]: experts of equal groups are added, and the groups in a tree.
+    experts int32 [T, k], −1: its row counts for nothing."""
+    num_experts = len(rows.starts) - 1
+    leaves = experts.flatten() * num_leaves // num_experts
+    sums = []
+    for leaf in range(num_leaves):
+        own = replace(rows, places=rows.places.masked_fill(leaves != leaf, -1))
+        sums.append(_combined(COMBINE_WIDE, outs, own, weights, torch.float32))
+    return tree_sum(sums)
+
+
+def _combined(
+    kernel: Kernel,
+    outs: torch.Tensor,
+    rows: RowsByExpert,
+    weights: torch.Tensor,
+    dtype: torch.dtype,
+) -> torch.Tensor:
     num_tokens, num_chosen = weights.shape
     assert outs.is_contiguous()
     assert weights.is_contiguous()
-    out = outs.new_empty(num_tokens, outs.shape[1])
-    COMBINE(
+    out = torch.empty(num_tokens, outs.shape[1], dtype=dtype)
+    kernel(
         outs.dtype,
         num_tokens,
         outs.numel(),
@@ -110,17 +153,22 @@ def _sort(arguments: int) -> None:
     for expert in range(num_experts + 1):
         put_int64(p_starts + expert * _LONG, 0)
     for row in range(num_rows):
-        p_count = p_starts + (int32_at(p_experts + row * _INT) + 1) * _LONG
-        put_int64(p_count, int64_at(p_count) + 1)
+        expert = int32_at(p_experts + row * _INT)
+        if expert >= 0:
+            p_count = p_starts + (expert + 1) * _LONG
+            put_int64(p_count, int64_at(p_count) + 1)
     for expert in range(num_experts):
         p_start = p_starts + expert * _LONG
         put_int64(p_start + _LONG, int64_at(p_start + _LONG) + int64_at(p_start))
     # The start of an expert is its next place until all rows have theirs.
     for row in range(num_rows):
-        p_next = p_starts + int32_at(p_experts + row * _INT) * _LONG
-        place = int64_at(p_next)
-        put_int64(p_next, place + 1)
-        put_int64(p_tokens + place * _LONG, row // num_chosen)
+        expert = int32_at(p_experts + row * _INT)
+        place = -1
+        if expert >= 0:
+            p_next = p_starts + expert * _LONG
+            place = int64_at(p_next)
+            put_int64(p_next, place + 1)
+            put_int64(p_tokens + place * _LONG, row // num_chosen)
         put_int64(p_places + row * _LONG, place)
     for expert in range(num_experts, 0, -1):
         put_int64(p_starts + expert * _LONG, int64_at(p_starts + (expert - 1) * _LONG))
@@ -142,6 +190,20 @@ def _list_chosen(arguments: int) -> None:
         put_int64(p_chosen + i * _LONG, -1)
 
 
+@njit
+def _count(arguments: int) -> None:
+    p_experts = argument(arguments, 0)
+    p_counts = argument(arguments, 1)
+    for row in range(argument(arguments, 2)):
+        p_count = p_counts + int32_at(p_experts + row * _INT) * _LONG
+        put_int64(p_count, int64_at(p_count) + 1)
+
+
+def _counting(arguments: int) -> None:
+    for _ in items(arguments):
+        _count(arguments)
+
+
 def _sorting(arguments: int) -> None:
     for _ in items(arguments):
         _sort(arguments)
@@ -159,27 +221,32 @@ def _gather_row(arguments: int, row: int, element: Any) -> None:
 @njit
 def _add_bias(arguments: int, pair: int, element: Any) -> None:
     size = argument(arguments, 4) * size_of(element)
-    p_out = argument(arguments, 0) + int64_at(argument(arguments, 1) + pair * _LONG) * size
+    place = int64_at(argument(arguments, 1) + pair * _LONG)
+    if place < 0:
+        return
+    p_out = argument(arguments, 0) + place * size
     p_bias = argument(arguments, 3) + int32_at(argument(arguments, 2) + pair * _INT) * size
     for at in range(0, size, NUM_LANES * size_of(element)):
         store(p_out + at, add(load(p_out + at, element), load(p_bias + at, element)), element)
 
 
 @njit
-def _combine_row(arguments: int, row: int, element: Any) -> None:
-    size = argument(arguments, 4) * size_of(element)
+def _combine_row(arguments: int, row: int, element: Any, sum_element: Any) -> None:
+    width = argument(arguments, 4)
     num_chosen = argument(arguments, 5)
     p_outs = argument(arguments, 0)
     p_places = argument(arguments, 1) + row * num_chosen * _LONG
     p_weights = argument(arguments, 2) + row * num_chosen * _INT
-    p_out = argument(arguments, 3) + row * size
-    for at in range(0, size, NUM_LANES * size_of(element)):
+    p_out = argument(arguments, 3) + row * width * size_of(sum_element)
+    for at in range(0, width, NUM_LANES):
         total = splat(F32(0))
         for i in range(num_chosen):
-            p_row = p_outs + int64_at(p_places + i * _LONG) * size
-            weight = splat(float32_at(p_weights + i * _INT))
-            total = add(total, mul(load(p_row + at, element), weight))
-        store(p_out + at, total, element)
+            place = int64_at(p_places + i * _LONG)
+            if place >= 0:
+                p_row = p_outs + (place * width + at) * size_of(element)
+                weight = splat(float32_at(p_weights + i * _INT))
+                total = add(total, mul(load(p_row, element), weight))
+        store(p_out + at * size_of(sum_element), total, sum_element)
 
 
 def _gathering(element: Any) -> Any:
@@ -198,15 +265,18 @@ def _adding(element: Any) -> Any:
     return work
 
 
-def _combining(element: Any) -> Any:
+def _combining(element: Any, sum_element: Any) -> Any:
     def work(arguments: int) -> None:
         for row in items(arguments):
-            _combine_row(arguments, row, element)
+            _combine_row(arguments, row, element, sum_element)
 
     return work
 
 
 SORT = Kernel(_sorting, _sorting)
+COUNT = Kernel(_counting, _counting)
 GATHER = Kernel(_gathering(F32_ELEMENT), _gathering(BF16_ELEMENT))
 ADD_BIASES = Kernel(_adding(F32_ELEMENT), _adding(BF16_ELEMENT))
-COMBINE = Kernel(_combining(F32_ELEMENT), _combining(BF16_ELEMENT))
+COMBINE = Kernel(_combining(F32_ELEMENT, F32_ELEMENT), _combining(BF16_ELEMENT, BF16_ELEMENT))
+COMBINE_WIDE = Kernel(_combining(F32_ELEMENT, F32_ELEMENT), _combining(BF16_ELEMENT, F32_ELEMENT))
+"""Sums are float32."""

@@ -57,7 +57,7 @@ def route(
 
 @njit
 def _softmax(p_scores: int, width: int) -> None:
-    """Scores in the place of logits; those behind the last are minus infinity."""
+    """Scores in the place of logits; those after the last are minus infinity."""
     highest = splat(_LEAST)
     for at in range(0, width, NUM_LANES):
         highest = maximum(highest, load(p_scores + at * _SIZE, F32_ELEMENT))

@@ -101,7 +101,7 @@ def _cuts(
         bounds = torch.minimum(low[:, None] + step[:, None] * at, high[:, None])
         below = torch.searchsorted(own, float_of(bounds), out_int32=True)
         reached = part.total(logits.shape[1] - below) >= top_ks[:, None]
-        # Bounds ascend: those that k logits reach come first.
+        # Bounds ascend: bounds that k logits reach come first.
         count = reached.sum(1)
         beyond = torch.cat((bounds, high[:, None] + 1), dim=1).gather(1, count[:, None])[:, 0]
         low = torch.where(

@@ -46,7 +46,7 @@ _SMALL = 2.0**-7
 
 @njit
 def _mixed(x: int) -> int:
-    """As `gumbel._mix`, of a word 0 … 2³² − 1."""
+    """Like `gumbel._mix`, for a word 0 … 2³² − 1."""
     x = ((x ^ (x >> 16)) * _MULTIPLIER_1) & _WORD
     x = ((x ^ (x >> 15)) * _MULTIPLIER_2) & _WORD
     return x ^ (x >> 15)

@@ -34,7 +34,7 @@ class Outgoing(Generic[SentT]):
     async def frames(self) -> AsyncIterator[SentT]:
         """Yields frames until `close`."""
         while True:
-            # Cleared first: what comes while a frame is on its way wakes again.
+            # Cleared first, so that a frame that is added during the send wakes the loop again.
             self._changed.clear()
             while (frame := self._next_frame()) is not None:
                 yield frame

@@ -11,7 +11,6 @@ from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import cast
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -52,7 +51,8 @@ def two_ranks(run: Callable[[RankStart], None]) -> Iterator[Ranks]:
     def started(start: RankStart, variables: Mapping[str, str]) -> CopiedProcess:
         return CopiedProcess(partial(run, start), start.descriptors)
 
-    with mock.patch.object(rank_processes, "_started", started):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rank_processes, "_started", started)
         ranks = Ranks(ExecutorOptions(model_folder=None, tensor_parallel_size=2), 2, [{}, {}])
     try:
         yield ranks
@@ -118,7 +118,9 @@ def close_all_as_the_second(start: RankStart) -> None:
     threading.Event().wait()
 
 
-def test_a_rank_that_ends_slowly_is_named() -> None:
+def test_a_rank_that_ends_slowly_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Forks of tests have longer: see `forked_ranks`.
+    monkeypatch.setattr(rank_processes, "EXIT_SECONDS", 0.5)
     with (
         two_ranks(close_all_as_the_second) as ranks,
         pytest.raises(RankLost, match="rank 1 has closed its pipes;"),

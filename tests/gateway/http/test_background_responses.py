@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, MutableMapping
+from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
@@ -38,7 +38,9 @@ async def test_events_are_not_read_for_a_client_that_takes_none(
     exchange = Exchange(
         scope, wait_for_ever, wait_for_ever, slow_reader_limit=0.1, slow_body_limit=1.0
     )
-    responses = BackgroundResponses(Mock(), Mock(), Mock(), keep_alive=60.0)
+    nothing_stored: Any = SimpleNamespace(durable=None)
+    unused: Any = None
+    responses = BackgroundResponses(nothing_stored, unused, unused, keep_alive=60.0)
     async with asyncio.timeout(60):
         with pytest.raises(SlowReader) as slow:
             await responses._stream(exchange, Caller(tenant=Tenant(id="ada")), "resp_1", after=-1)

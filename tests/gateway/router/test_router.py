@@ -15,7 +15,9 @@ from prometheus_client import CollectorRegistry
 from headwater.bench.receipt_replay import Receipt, accuracy, judge, receipts
 from headwater.gateway.router.cost import Parts
 from headwater.gateway.router.decision import Decision
+from headwater.gateway.router.policy import POLICIES
 from headwater.gateway.router.router import Dispatch, Router
+from headwater.gateway.settings import ROUTING_POLICIES
 from headwater.services.index.feed import IndexFeed
 from headwater.services.runtime import subjects
 from headwater.services.runtime.bus import Bus
@@ -48,7 +50,7 @@ def chain(name: str, length: int) -> list[bytes]:
 class Cluster:
     """A router over replicas that exist as members, columns and load messages."""
 
-    def __init__(self, model: ServedModel, names: str) -> None:
+    def __init__(self, model: ServedModel, names: str, policy: str = "seconds") -> None:
         self.now = 100.0
         self.model = model
         self.members = Members(Bus(None), (Kind.ENGINE,))
@@ -60,6 +62,7 @@ class Cluster:
             self.feed,
             registry=self.registry,
             clock=lambda: self.now,
+            score=POLICIES[policy],
             logged_share=0.5,
         )
         self.replicas = {
@@ -119,6 +122,29 @@ async def test_the_holder_of_a_prefix_gets_its_continuation(cluster: Cluster) ->
     assert (decision.replica_id, decision.address, decision.reason) == ("b", "b:1", "prefix")
     assert decision.predicted_cached_tokens == 20 * BLOCK
     assert cluster.choose(chain("x", 20), extra_tokens=0).predicted_cached_tokens == 19 * BLOCK
+
+
+def test_every_policy_has_a_name_that_the_setting_takes() -> None:
+    assert tuple(POLICIES) == ROUTING_POLICIES
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen"), [("seconds", "b"), ("load", "c"), ("requests", "a")], ids=ROUTING_POLICIES
+)
+async def test_a_policy_by_name_weighs_its_own_parts(
+    served_model: ServedModel, name: str, chosen: str
+) -> None:
+    """b holds the prompt behind a short queue, c is idle but runs a request, a has none running and
+    a queue."""
+    cluster = Cluster(served_model, "abc", name)
+    async with cluster.router.running():
+        cluster.reports("a", replace(IDLE, num_prefill_tokens=900))
+        cluster.reports("b", replace(IDLE, num_waiting=1, num_prefill_tokens=300))
+        cluster.reports("c", replace(IDLE, num_running=2))
+        for each in "ac":
+            cluster.caches(each, [])
+        cluster.caches("b", chain("x", 24))
+        assert cluster.choose(chain("x", 24)).replica_id == chosen
 
 
 async def test_a_holder_with_a_long_line_loses_to_an_idle_replica(cluster: Cluster) -> None:
@@ -330,8 +356,8 @@ async def test_a_logged_receipt_says_how_it_turned_out_and_can_be_scored_again(
     assert {line["request_id"] for line in lines} < {"r1", "r2"}
     assert [(each.replica_id, each.actual_prefill_seconds) for each in found] == [("b", 0.25)] * 4
     assert judge(found, "seconds").same == 1.0
-    assert judge(found, "load only").same < 1.0
-    assert judge(found, "overlap only").matched_tokens >= 320
+    assert judge(found, "load").same < 1.0
+    assert judge(found, "overlap").matched_tokens >= 320
     assert accuracy(found)["cached"] <= 1.0
 
 

@@ -51,8 +51,10 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
         *("speculation", "draft_model", "draft_heads"),
         # A model that is larger than one GPU, or answers that want more than one GPU's bandwidth.
         *("tensor_parallel_size", "pipeline_parallel_size"),
+        # Experts whose shares would cut what has one scale.
+        "expert_parallel",
         # What an operator of vLLM looks for first: adapters by name.
-        *("adapter_memory", "lora_modules"),
+        *("adapter_memory", "adapter_host_memory", "lora_modules"),
         # Answers that move between engines of different sizes to the bit.
         "numerics",
         *(

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
+import httpx
 import pytest
 
 from headwater.engine_core.executors.simulated.model import expected_tokens
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.proto import common_pb2
 from headwater.proto import engine_pb2 as pb
+from headwater.services.engine.adapters import EVICT_SECONDS
 from tests.engine_core.small_adapters import tensors_of, write_adapter
 from tests.services.engine.engine_process import (
     MODEL,
@@ -94,6 +99,70 @@ async def test_an_adapter_that_is_sent_is_the_one_that_lies_in_a_folder(
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await client.stub.SendAdapter(iter(parts))
             assert words in (refused.value.details() or "")
+
+
+async def test_the_least_recently_used_leave_host_memory_and_are_read_again(
+    folder: Path, tmp_path: Path
+) -> None:
+    size = (folder / "poet" / "adapter_model.safetensors").stat().st_size
+    places = [write_adapter(tmp_path / str(i), tensors_of(10 + i, num_layers=1)) for i in range(4)]
+    room = f"--adapter-host-memory={3 * size}"
+    modules = f"--lora-modules=clerk={folder / 'clerk'}"
+    with engine_process("--threads=1", "--adapter-memory=16", room, modules) as engine:
+        async with client_of(engine) as client:
+            checked: list[pb.CheckAdapterReply] = []
+
+            async def evicted() -> list[int]:
+                info = await client.stub.Info(pb.InfoRequest())
+                leaving = {each.digest for each in info.adapters if each.is_evicted}
+                return [i for i, each in enumerate(checked) if each.digest in leaving]
+
+            async def read(i: int) -> pb.CheckAdapterReply:
+                digest = checked[i].digest if i < len(checked) else b""
+                request = pb.CheckAdapterRequest(folder=str(places[i]), digest=digest)
+                return await client.stub.CheckAdapter(request)
+
+            async def answers(stream_id: int, i: int) -> None:
+                await client.send(add(stream_id, prompt(1), 9, adapter=checked[i].digest))
+                await client.read_until_finished(stream_id)
+
+            # The adapter with a name of the engine stays: there is room for two others.
+            for i in (0, 1):
+                checked.append(await read(i))
+            await answers(1, 0)
+            checked.append(await read(2))
+            assert await evicted() == [1]
+            # Gateways may not know yet: the request keeps its adapter, and another one leaves.
+            await answers(2, 1)
+            assert client.finishes[2].reason != ERROR
+            assert await evicted() == [0]
+            assert await read(0) == checked[0]
+            assert await evicted() == [2]
+            await answers(3, 0)
+            greedy = SamplingParams(temperature=0.0, max_tokens=9)
+            expected = expected_tokens(MODEL, prompt(1), greedy, adapter=checked[0].digest)
+            assert client.tokens[3] == expected
+            await asyncio.sleep(1.2 * EVICT_SECONDS)
+            # One that has left is refused, for the gateway to have it read again.
+            await answers(4, 2)
+            assert client.finishes[4].retriable
+            # The next readings: one goes beyond the bound, one waits until the memory is within it.
+            assert await read(2) == checked[2]
+            begin = time.monotonic()
+            checked.append(await read(3))
+            assert time.monotonic() - begin > EVICT_SECONDS / 2
+            address = f"http://{engine.addresses['metrics']}/metrics"
+            metrics = (await asyncio.to_thread(httpx.get, address)).text
+            shown = dict(re.findall(r"^headwater_(adapter_\w+){.*} (.+)$", metrics, re.MULTILINE))
+            assert shown["adapter_evictions_total"] == "2.0"
+            assert shown["adapter_host_bytes"] == f"{4.0 * size}"
+            # One that does not fit beside the engine's own is refused.
+            big = write_adapter(tmp_path / "big", tensors_of(20, num_layers=3))
+            with pytest.raises(grpc.aio.AioRpcError, match="allowed: adapter_host_memory"):
+                await client.stub.CheckAdapter(pb.CheckAdapterRequest(folder=str(big)))
+            await client.send(add(5, prompt(1), 4))
+            await client.read_until_finished(5)
+            assert len(client.tokens[5]) == 4
 
 
 async def test_what_is_no_adapter_is_refused_and_the_engine_goes_on(

@@ -20,7 +20,9 @@ from headwater.services.engine.convert import ConvertSettings, convert
 from headwater.services.models.manifest import ModelManifest
 from headwater.services.models.store import ConversionFailed, OtherQuantization, pull
 from headwater.services.runtime.progress import silent
-from headwater.services.text.tokenizer import Tokenizer, TokenizerFilesError
+from headwater.services.text.named_templates import listed
+from headwater.services.text.tokenizer import Tokenizer
+from headwater.services.text.tokenizer_files_error import TokenizerFilesError
 from tests.engine_core.small_models import random_checkpoint
 from tests.services.text.test_vocabulary_files import VOCABULARIES
 
@@ -208,6 +210,26 @@ def test_a_template_of_another_file_counts_where_it_has_one(
             ConvertSettings(source=source, folder=folder, name="tiny", revision="1", device="cuda")
         )
         assert json.loads((folder / "tokenizer_config.json").read_text())["chat_template"] == found
+
+
+def test_templates_in_files_of_their_own_join_the_one_for_chats(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    """As transformers saves and reads them."""
+    from transformers import AutoTokenizer  # noqa: PLC0415 (slow to import)
+
+    source = tmp_path / "source"
+    folder = tmp_path / "folder"
+    shutil.copytree(checkpoint, source)
+    several = {"default": "chat", "tool_use": "calls"}
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    tokenizer.chat_template = several
+    tokenizer.save_pretrained(source)
+    assert (source / "additional_chat_templates" / "tool_use.jinja").is_file()
+    folder.mkdir()
+    convert(ConvertSettings(source=source, folder=folder, name="tiny", revision="1", device="cuda"))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    assert config["chat_template"] == listed(several)
 
 
 @pytest.mark.parametrize("has_list", [False, True])

@@ -4,8 +4,10 @@ from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from headwater.engine_core.expert_figures import ExpertFigures
 from headwater.engine_core.parallel.rank_facts import RankFigures
 from headwater.engine_core.step_output import DiskUse, EngineLoad
+from headwater.services.engine.adapters import EngineAdapters
 from headwater.services.engine.metrics import EngineCollector
 
 
@@ -16,11 +18,14 @@ class EngineServer:
     num_finished: Mapping[str, int] = {}
     is_prepared = True
     rank_figures: Sequence[RankFigures] = ()
+    adapters = EngineAdapters(send=lambda command: None)
     cache_config: Mapping[str, str] = {
         "cache_dtype": "fp8",
         "block_size": "64",
         "num_blocks": "100",
     }
+
+    expert_figures: ExpertFigures | None = None
 
     def __init__(self, load: EngineLoad) -> None:
         self.totals = load
@@ -85,6 +90,27 @@ def test_the_ranks_of_an_engine_are_counted_one_by_one_and_an_engine_without_ran
         'headwater_rank_wait_seconds_total{model_name="m",rank="1"} 0.5',
     ]
     assert shown(EngineLoad(), "headwater_rank") == []
+
+
+def test_experts_are_counted_and_a_model_without_experts_has_none() -> None:
+    server = EngineServer(EngineLoad())
+    server.expert_figures = ExpertFigures([5, 1], [0.75, 1.0], 3, 3 << 20)
+    registry = CollectorRegistry()
+    registry.register(EngineCollector(server, "m"))
+    lines = [
+        line
+        for line in generate_latest(registry).decode().splitlines()
+        if line.startswith(("headwater_expert", "headwater_step_expert"))
+    ]
+    assert lines == [
+        'headwater_expert_rows_total{expert="0",model_name="m"} 5.0',
+        'headwater_expert_rows_total{expert="1",model_name="m"} 1.0',
+        'headwater_expert_largest_share{layer="0",model_name="m"} 0.75',
+        'headwater_expert_largest_share{layer="1",model_name="m"} 1.0',
+        'headwater_step_experts{model_name="m"} 3.0',
+        'headwater_step_expert_bytes{model_name="m"} 3.145728e+06',
+    ]
+    assert shown(EngineLoad(), "headwater_expert") == []
 
 
 def test_metrics_say_how_much_of_the_used_blocks_stands_for_tokens() -> None:

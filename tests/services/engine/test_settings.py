@@ -16,11 +16,11 @@ def test_a_new_knob_is_a_decision() -> None:
         "model_folder", "served_model_name", "replica_id", "host", "port", "advertise", "nats_url", "redis_url",
         "metrics_port", "otlp_endpoint", "log_level", "executor", "device", "dtype", "load_format", "block_size",
         "num_blocks", "kv_cache_memory", "kv_swap_memory", "kv_disk_dir", "kv_disk_memory", "kv_peer_memory",
-        "kv_peer_direct", "adapter_memory", "lora_modules", "kv_cache_dtype", "activation_dtype",
+        "kv_peer_direct", "adapter_memory", "adapter_host_memory", "lora_modules", "kv_cache_dtype", "activation_dtype",
         "quantization", "gpu_memory_utilization",
         "max_model_len", "max_num_seqs", "max_num_batched_tokens", "long_prefill_chunk", "async_depth",
         "speculation", "drafters", "max_draft_tokens", "draft_model", "draft_heads",
-        "numerics", "tensor_parallel_size", "pipeline_parallel_size",
+        "numerics", "tensor_parallel_size", "expert_parallel", "pipeline_parallel_size",
         "peer_access", "stage_hosts", "stage_listen", "stage_secret_file",
         "role", "policy", "threads", "simulated_step_seconds", "simulated_prefill_seconds",
         "simulated_draft_acceptance", "index_shards", "hang_limit", "drain_limit",
@@ -84,7 +84,7 @@ def test_the_core_reads_the_doors_settings_from_flags() -> None:
         (["--executor=simulated", "--threads=-1"], "--threads is -1; allowed: 0 or more"),
         (
             ["--executor=simulated", "--speculation=on"],
-            "--speculation is 'on'; allowed: auto or off",
+            "--speculation is 'on'; allowed: auto or mtp or off",
         ),
         (
             ["--executor=simulated", "--drafters=ngram", "--drafters=eagle"],

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,5 +48,7 @@ def test_every_drafter_is_tried_at_random_and_documented() -> None:
 
 
 def test_a_request_may_ask_for_the_drafters_that_its_engine_has() -> None:
-    assert drafters_of(EngineSettings(executor="simulated", drafters=("suffix",))) == ("suffix",)
-    assert drafters_of(EngineSettings(executor="simulated", speculation="off")) == ()
+    only = EngineSettings(executor="simulated", drafters=("suffix",))
+    assert drafters_of(only, FACTS) == ("suffix",)
+    assert drafters_of(only, replace(FACTS, has_mtp=True)) == ("suffix", "mtp")
+    assert drafters_of(EngineSettings(executor="simulated", speculation="off"), FACTS) == ()

@@ -36,13 +36,18 @@ class Hub:
     def _snapshot_download(
         self, repo: str, *, allow_patterns: list[str], ignore_patterns: list[str], **_: Any
     ) -> str:
-        there = [path.name for path in self._files.iterdir()]
+        there = [
+            path.relative_to(self._files).as_posix()
+            for path in self._files.rglob("*")
+            if path.is_file()
+        ]
         wanted = filter_repo_objects(
             there, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
         )
         self._cache.mkdir(exist_ok=True)
         for name in wanted:
             self.downloaded.append(name)
+            (self._cache / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(self._files / name, self._cache / name)
         return str(self._cache)
 
@@ -122,6 +127,18 @@ def test_of_a_repository_without_safetensors_torchs_own_files_are_downloaded(
     assert found.obtain(silent) == tmp_path / "commit"
     assert hub.downloaded == ["config.json", "pytorch_model.bin"]
     assert judge("a/b", cache_dir=tmp_path, progress=silent).endswith("0.03 GB to download")
+
+
+def test_templates_in_a_folder_are_downloaded_and_weights_in_folders_are_not(
+    hub: Hub, tmp_path: Path
+) -> None:
+    names = ["additional_chat_templates/tool_use.jinja", "onnx/model.safetensors", "onnx/a.json"]
+    for name in names:
+        path = tmp_path / "files" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("x")
+    find_source("a/b", revision=None, cache_dir=tmp_path / "cache", progress=silent).obtain(silent)
+    assert {*hub.downloaded} == {"config.json", "model.safetensors", names[0]}
 
 
 def test_a_dry_run_of_a_file_without_a_config_is_refused(tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
-"""A chat template that a request brings, where the operator trusts those of clients."""
+"""The chat template of a request: one of the model's by name, or its own where the operator trusts
+those of clients."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,11 +25,9 @@ def trusting(demo_folder: Path) -> TextModel:
     return load_text_model(demo_folder, "m", ServingChoices(trust_request_chat_template=True))
 
 
-def prepared(model: TextModel, template: str, **more: object) -> PrepareReply:
+def prepared(model: TextModel, chat_template: str | None = None, **more: Any) -> PrepareReply:
     conversation = Conversation(
-        messages=[ChatMessage(role="user", content="Hi")],
-        chat_template=template,
-        **more,  # type: ignore[arg-type]
+        messages=[ChatMessage(role="user", content="Hi")], chat_template=chat_template, **more
     )
     request = PrepareRequest(
         prompt=Prompt(conversation=conversation),
@@ -46,6 +47,53 @@ def test_calls_and_thoughts_are_read_in_the_formats_of_that_template(trusting: T
     tools = [Tool(name="time", parameters_json='{"type": "object"}')]
     form = prepared(trusting, CALLS, tools=tools).answer_format
     assert (form.tool_parser, form.reasoning_parser) == ("minimax_m2", "think")
+
+
+SEVERAL = [
+    {"name": "default", "template": "chat"},
+    {"name": "tool_use", "template": "calls {{ tools or [] }}" + CALLS},
+    {"name": "rag", "template": "sources"},
+]
+TOOLS = [Tool(name="time", parameters_json='{"type": "object"}')]
+
+
+@pytest.fixture(scope="module")
+def several(demo_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> TextModel:
+    """A model with several templates."""
+    folder = tmp_path_factory.mktemp("several")
+    for name in ("model.json", "tokenizer.json"):
+        (folder / name).write_bytes((demo_folder / name).read_bytes())
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": SEVERAL}))
+    return load_text_model(folder, "m", ServingChoices())
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({}, "chat"),
+        ({"tools": TOOLS}, "calls [{"),
+        ({"tools": TOOLS, "tool_choice": "none"}, "chat"),
+        ({"chat_template": "rag"}, "sources"),
+        ({"chat_template": "default", "tools": TOOLS}, "chat"),
+        ({"chat_template": "tool_use"}, "calls []"),
+    ],
+    ids=["chat", "tools", "no calls", "by name", "default by name", "without tools"],
+)
+def test_of_several_templates_the_one_that_is_meant_makes_the_prompt(
+    several: TextModel, asked: dict[str, Any], text: str
+) -> None:
+    reply = prepared(several, **asked)
+    assert several.tokenizer.decode(list(reply.prompt_ids)).startswith(text)
+
+
+def test_calls_are_read_in_the_format_of_the_template_for_tools(several: TextModel) -> None:
+    assert several.tool_format == "hermes"
+    assert prepared(several, tools=TOOLS).answer_format.tool_parser == "minimax_m2"
+
+
+def test_an_unknown_name_of_a_template_is_refused_with_the_known_ones(several: TextModel) -> None:
+    with pytest.raises(BadRequest, match="the model has default, tool_use, rag"):
+        prepared(several, chat_template="poem")
 
 
 def test_a_format_that_the_operator_chose_stays(demo_folder: Path) -> None:

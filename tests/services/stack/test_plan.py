@@ -102,7 +102,7 @@ def test_the_settings_of_a_gpu_reach_its_engine_and_who_hashes_for_it() -> None:
 def test_engines_speculate_unless_the_line_is_told_not_to() -> None:
     assert engine_of(plan()).speculates
     assert not engine_of(plan(speculation="off")).speculates
-    with pytest.raises(SettingError, match="--speculation is 'on'; allowed: auto, off"):
+    with pytest.raises(SettingError, match="--speculation is 'on'; allowed: auto, mtp, off"):
         plan(speculation="on")
 
 

@@ -11,7 +11,7 @@ from headwater.services.runtime.errors import BadRequest
 from headwater.services.text import chat_template
 from headwater.services.text.chat_template import ChatTemplate, ChatTemplateError
 from headwater.services.text.model import ServingChoices, TextModel, load_text_model
-from headwater.services.text.tokenizer import TokenizerFilesError
+from headwater.services.text.tokenizer_files_error import TokenizerFilesError
 
 HELLO = [{"role": "user", "content": "Hello 1 <b>"}]
 TURNS = [*HELLO, {"role": "assistant", "content": "Hi."}, {"role": "user", "content": " bye "}]

@@ -87,12 +87,24 @@ def test_each_family_of_byte_level_models_is_known(pre: str, tokens: list[str]) 
         ("qwen2", ["a", "Ġ", "1", "2", "3", "4", "5", "Ġit", "'s"]),
         ("llama-bpe", ["a", "Ġ", "123", "45", "Ġit", "'s"]),
         ("tekken", ["a", "Ġ", "1", "2", "3", "4", "5", "Ġit", "'s"]),
+        ("glm4", ["a", "Ġ", "123", "45", "Ġit", "'s"]),
+        ("olmo", ["a", "Ġ12345", "Ġit", "'s"]),
+        ("minimax-m2", ["a", "Ġ", "123", "45", "Ġit's"]),
+        ("exaone4", ["a", "Ġ12345", "Ġit", "'s"]),
+        ("seed-coder", ["a", "Ġ", "1", "2", "3", "4", "5", "Ġit", "'s"]),
     ],
 )
 def test_words_are_cut_as_each_family_does(pre: str, words: list[str]) -> None:
     pre_tokenizer = byte_level(pre).pre_tokenizer
     assert pre_tokenizer is not None
     assert [word for word, _ in pre_tokenizer.pre_tokenize_str("a 12345 it's")] == words
+
+
+def test_signs_of_seed_models_end_before_a_new_line() -> None:
+    for pre, words in (("qwen2", ["a", "Ġ=Ċ", "b"]), ("seed-coder", ["a", "Ġ=", "Ċ", "b"])):
+        pre_tokenizer = byte_level(pre).pre_tokenizer
+        assert pre_tokenizer is not None
+        assert [word for word, _ in pre_tokenizer.pre_tokenize_str("a =\nb")] == words
 
 
 def test_sentencepiece_merges_by_score_and_falls_back_to_bytes() -> None:
@@ -206,3 +218,28 @@ def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
         GgufTokenizerError, match=r"checkpoint file is 'model\.gguf'; known: .*GGUF magic"
     ):
         write_tokenizer(path, tmp_path)
+
+
+def test_templates_of_other_names_stand_beside_the_one_for_chats() -> None:
+    values = {f"tokenizer.ggml.{name}": value for name, value in BYTE_LEVEL.items()}
+    values |= {
+        "tokenizer.chat_template": "chat",
+        "tokenizer.chat_templates": ["tool_use"],
+        "tokenizer.chat_template.tool_use": "calls",
+    }
+    assert tokenizer_config(Metadata(values))["chat_template"] == [
+        {"name": "default", "template": "chat"},
+        {"name": "tool_use", "template": "calls"},
+    ]
+
+
+def test_tokens_that_end_a_call_end_an_answer_too() -> None:
+    """gpt-oss and GLM-4: a file names one token that ends answers."""
+    tokens = [*BYTE_LEVEL["tokens"], "<|return|>", "<|call|>", "<|observation|>"]
+    values = BYTE_LEVEL | {
+        "tokens": tokens,
+        "token_type": [*BYTE_LEVEL["token_type"], 3, 3, 3],
+        "eos_token_id": 4,
+    }
+    metadata = Metadata({f"tokenizer.ggml.{name}": value for name, value in values.items()})
+    assert generation_config(metadata)["eos_token_id"] == [4, 5, 6]

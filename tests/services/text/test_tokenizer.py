@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.services.text.tokenizer import PIECE_LEN, Tokenizer, TokenizerFilesError
+from headwater.services.text.tokenizer import PIECE_LEN, Tokenizer
+from headwater.services.text.tokenizer_files_error import TokenizerFilesError
 from tests.services.text.small_tokenizers import byte_level, sentencepiece
 
 FAMILIES = {

@@ -13,7 +13,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from headwater.services.text.gguf_tokenizer import GgufTokenizerError
-from headwater.services.text.tokenizer import TokenizerFilesError
+from headwater.services.text.tokenizer_files_error import TokenizerFilesError
 from headwater.services.text.vocabulary_files import write_from_vocabulary
 
 VOCABULARIES = Path(__file__).parent / "vocabularies"

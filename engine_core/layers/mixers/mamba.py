@@ -1,0 +1,56 @@
+"""A layer of Mamba-2, which keeps a state in the place of keys and values. Source: Dao and Gu,
+"Transformers are SSMs", 2024."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from headwater.kernels.mamba.mamba_layer import MambaLayer
+
+from ..batch import ForwardBatch
+from ..linear.linear import Linear
+from ..norm import RMSNorm
+from ..platform import MambaPlatform
+from ..state_rows import state_memory
+
+
+class Mamba:
+    """In the two parts of `Attention`: outputs of heads, and the product behind them."""
+
+    def __init__(
+        self,
+        platform: MambaPlatform,
+        parts: Linear,
+        o: Linear,
+        norm: RMSNorm,
+        layer: MambaLayer,
+        *,
+        first_unit: int,
+    ) -> None:
+        """parts makes what `layer` reads; norm [heads · head_dim] of gated outputs; o [H, heads ·
+        head_dim]. `first_unit`: number of the layer's first unit among those of all layers."""
+        self._platform = platform
+        self._parts = platform.linear(parts)
+        self._o = platform.linear(o)
+        self._norm = norm
+        self._layer = layer
+        self._first_unit = first_unit
+
+    def queries(self, x: torch.Tensor, batch: ForwardBatch, pages: torch.Tensor) -> torch.Tensor:
+        """x [T, H] → normed outputs [T, heads · head_dim]; states go to the pages, uint8
+        [num_pages, page_bytes]."""
+        assert batch.states is not None
+        memory = state_memory(batch.states, pages, self._first_unit)
+        return self._norm(self._platform.mamba(self._parts(x), self._layer, memory))
+
+    def attend(
+        self, outputs: torch.Tensor, pages: torch.Tensor, attention_plan: Any
+    ) -> torch.Tensor:
+        """outputs [E, heads · head_dim] → [E, H]"""
+        return self._o(outputs)
+
+    def kept(self, outputs: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """The outputs of some tokens alone, integers [E]."""
+        return outputs.index_select(0, tokens)

@@ -1,0 +1,67 @@
+"""Layout of a unit of a Mamba-2 layer's state: some heads, at a border of blocks and behind it.
+
+Knows no pages and no tensors: torch is not imported. Source: Dao and Gu, "Transformers are SSMs",
+2024."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MambaUnit:
+    """Some heads of a layer at a border of blocks and behind it, in this order:
+
+    - the state at the border: float32 [heads, state_dim, head_dim];
+    - the tail, which grows with the tokens of the block: inputs of the convolution, elements of the
+      model [width − 1 + block_size, channels], those of the tokens before the border first;
+    - logarithms of decays: float32 [block_size, heads];
+    - keys: float32 [block_size, state_dim];
+    - values: float32 [block_size, heads · head_dim], times their steps.
+
+    All heads of a layer have the same keys and queries, which every unit has.
+    """
+
+    num_heads: int
+    head_dim: int
+    state_dim: int
+    width: int
+    """Tokens that the convolution sees, its own included."""
+    block_size: int
+    element_size: int
+    """Bytes of an element of the model."""
+
+    @property
+    def values_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def num_channels(self) -> int:
+        """Channels of the convolution: values, a key and a query."""
+        return self.values_size + 2 * self.state_dim
+
+    @property
+    def state_size(self) -> int:
+        """Numbers of the state."""
+        return self.values_size * self.state_dim
+
+    @property
+    def inputs_at(self) -> int:
+        return 4 * self.state_size
+
+    @property
+    def decays_at(self) -> int:
+        num_rows = self.width - 1 + self.block_size
+        return self.inputs_at + num_rows * self.num_channels * self.element_size
+
+    @property
+    def keys_at(self) -> int:
+        return self.decays_at + 4 * self.block_size * self.num_heads
+
+    @property
+    def values_at(self) -> int:
+        return self.keys_at + 4 * self.block_size * self.state_dim
+
+    @property
+    def num_bytes(self) -> int:
+        return self.values_at + 4 * self.block_size * self.values_size

@@ -1,0 +1,293 @@
+"""Small models whose GGUF files llama.cpp's converter has written to `gguf_files`
+(`make_gguf_files.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import transformers
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456"
+SPECIAL = ["<s>", "</s>", "<|endoftext|>", "<|user|>"]
+TOKENS = [*SPECIAL, *LETTERS, "ab"]
+PROMPT = [4 + i * i % 59 for i in range(70)]
+WINDOW = 16
+SHAPE = {
+    "vocab_size": len(TOKENS),
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": None,
+}
+TIED = SHAPE | {"tie_word_embeddings": True}
+HEADS_OF_32 = SHAPE | {"head_dim": 32, "tie_word_embeddings": True}
+WINDOWS = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0 + i / 10 for i in range(4)],
+    "long_factor": [2.0 + i for i in range(4)],
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+GEMMA4 = SHAPE | {
+    "num_hidden_layers": 4,
+    "intermediate_size": 16,
+    "pad_token_id": 0,
+    "layer_types": 2 * ["sliding_attention", "full_attention"],
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": WINDOW,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": len(TOKENS),
+    "final_logit_softcapping": 8.0,
+    "tie_word_embeddings": True,
+}
+VISION = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+FAMILIES: dict[str, Callable[[], Any]] = {
+    "cohere2": lambda: transformers.Cohere2Config(
+        **TIED | {"num_hidden_layers": 4, "sliding_window": WINDOW, "logit_scale": 0.5}
+    ),
+    "ernie4.5": lambda: transformers.Ernie4_5Config(**HEADS_OF_32),
+    "exaone4-with-windows": lambda: transformers.Exaone4Config(**TIED, **WINDOWS),
+    "exaone4": lambda: transformers.Exaone4Config(
+        **TIED, sliding_window=None, layer_types=["full_attention"] * 2
+    ),
+    "gemma": lambda: transformers.GemmaConfig(**HEADS_OF_32),
+    "gemma2": lambda: transformers.Gemma2Config(
+        **HEADS_OF_32,
+        sliding_window=WINDOW,
+        attn_logit_softcapping=5.0,
+        final_logit_softcapping=8.0,
+        query_pre_attn_scalar=32,
+    ),
+    "gemma3-with-a-tower": lambda: transformers.Gemma3Config(
+        text_config=TIED
+        | {
+            **{"num_hidden_layers": 6, "intermediate_size": 16, "head_dim": 16},
+            **{"sliding_window": WINDOW, "query_pre_attn_scalar": 16, "pad_token_id": 0},
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+        vision_config=VISION | {"intermediate_size": 32, "image_size": 28, "patch_size": 14},
+    ),
+    "gemma4": lambda: transformers.Gemma4TextConfig(**GEMMA4),
+    "gemma4-with-experts": lambda: transformers.Gemma4TextConfig(
+        **GEMMA4
+        | {
+            **{"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
+            **{"num_kv_shared_layers": 0, "use_double_wide_mlp": False},
+            **{"hidden_size_per_layer_input": 0, "enable_moe_block": True},
+            **{"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16},
+        }
+    ),
+    "gemma4-with-a-tower": lambda: transformers.Gemma4Config(
+        text_config=GEMMA4
+        | {
+            **{"num_key_value_heads": 2, "num_global_key_value_heads": 1},
+            **{"attention_k_eq_v": True, "num_kv_shared_layers": 0},
+            **{"use_double_wide_mlp": False, "hidden_size_per_layer_input": 0},
+        },
+        vision_config=VISION | {"intermediate_size": 32, "head_dim": 16, "num_key_value_heads": 2},
+    ),
+    "ernie4.5-moe": lambda: transformers.Ernie4_5_MoeConfig(
+        **HEADS_OF_32,
+        **{"moe_intermediate_size": 16, "moe_k": 2, "moe_num_experts": 4},
+        moe_num_shared_experts=2,
+    ),
+    "glm4-moe": lambda: transformers.Glm4MoeConfig(
+        **SHAPE | {"head_dim": 32, "pad_token_id": 0},
+        **{"moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2},
+        **{"n_group": 1, "topk_group": 1, "n_shared_experts": 2, "routed_scaling_factor": 1.5},
+        **{"use_qk_norm": True, "attention_bias": True, "num_nextn_predict_layers": 1},
+    ),
+    "glm4": lambda: transformers.Glm4Config(**SHAPE | {"head_dim": 32, "pad_token_id": 0}),
+    "gpt-neox": lambda: transformers.GPTNeoXConfig(**SHAPE, rotary_pct=0.5),
+    "gpt-neox-one-after-the-other": lambda: transformers.GPTNeoXConfig(
+        **SHAPE, use_parallel_residual=False
+    ),
+    "gpt2": lambda: transformers.GPT2Config(
+        **{"vocab_size": len(TOKENS), "n_embd": 32, "n_layer": 2, "n_head": 2},
+        **{"n_positions": 128, "bos_token_id": 0, "eos_token_id": 1},
+    ),
+    "gpt-oss": lambda: transformers.GptOssConfig(
+        **HEADS_OF_32 | {"pad_token_id": 0, "tie_word_embeddings": False},
+        **{"num_local_experts": 4, "num_experts_per_tok": 2},
+        **WINDOWS,
+        rope_parameters=YARN | {"truncate": False},
+    ),
+    "granite-moe": lambda: transformers.GraniteMoeConfig(
+        **SHAPE | {"intermediate_size": 16},
+        **{"num_local_experts": 4, "num_experts_per_tok": 2},
+        **{"embedding_multiplier": 12.0, "logits_scaling": 8.0},
+        **{"residual_multiplier": 0.22, "attention_multiplier": 0.05},
+    ),
+    "hy3": lambda: transformers.HYV3Config(**HEADS_OF_32, **EXPERTS, num_shared_experts=1),
+    "minimax-m2": lambda: transformers.MiniMaxM2Config(
+        **HEADS_OF_32 | {"tie_word_embeddings": False, "intermediate_size": 16},
+        **{"num_local_experts": 4, "num_experts_per_tok": 2, "rotary_dim": 16},
+        rope_parameters={"rope_theta": 5e6, "rope_type": "default", "partial_rotary_factor": 0.5},
+    ),
+    "granite": lambda: transformers.GraniteConfig(
+        **SHAPE,
+        **{"embedding_multiplier": 12.0, "logits_scaling": 8.0},
+        **{"residual_multiplier": 0.22, "attention_multiplier": 0.05},
+    ),
+    "internlm3": lambda: transformers.LlamaConfig(**SHAPE, head_dim=16),
+    "llama": lambda: transformers.LlamaConfig(**SHAPE, attention_bias=True),
+    "llama-with-linear-rope": lambda: transformers.LlamaConfig(
+        **SHAPE, rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
+    ),
+    "llama3": lambda: transformers.LlamaConfig(**TIED, rope_parameters=LLAMA3),
+    "ministral3": lambda: transformers.Ministral3Config(
+        **HEADS_OF_32,
+        rope_parameters=YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
+    ),
+    "mistral": lambda: transformers.MistralConfig(**HEADS_OF_32, sliding_window=None),
+    "mistral3": lambda: transformers.Mistral3Config(
+        text_config=transformers.MistralConfig(**HEADS_OF_32, sliding_window=None),
+        vision_config=VISION
+        | {"model_type": "pixtral", "intermediate_size": 32, "image_size": 28, "patch_size": 14},
+    ),
+    "mixtral": lambda: transformers.MixtralConfig(
+        **SHAPE | {"intermediate_size": 16}, num_local_experts=4, num_experts_per_tok=2
+    ),
+    "olmo2": lambda: transformers.Olmo2Config(**SHAPE | {"pad_token_id": 0}),
+    "olmo3": lambda: transformers.Olmo3Config(
+        **SHAPE | {"pad_token_id": 0},
+        **WINDOWS,
+        rope_parameters={
+            "full_attention": YARN,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    ),
+    "olmoe": lambda: transformers.OlmoeConfig(
+        **SHAPE | {"pad_token_id": 0, "num_key_value_heads": 2, "intermediate_size": 16},
+        **{"num_experts": 4, "num_experts_per_tok": 2},
+    ),
+    "phi3": lambda: transformers.Phi3Config(**SHAPE | {"pad_token_id": 0}, sliding_window=None),
+    "phi4-mini": lambda: transformers.Phi3Config(
+        **SHAPE | {"pad_token_id": 0, "max_position_embeddings": 512},
+        partial_rotary_factor=0.5,
+        original_max_position_embeddings=64,
+        rope_parameters=LONG,
+    ),
+    "qwen2": lambda: transformers.Qwen2Config(**TIED),
+    "qwen2-moe": lambda: transformers.Qwen2MoeConfig(
+        **SHAPE, **EXPERTS, shared_expert_intermediate_size=32
+    ),
+    "qwen2.5-vl": lambda: transformers.Qwen2_5_VLConfig(
+        text_config=TIED | {"rope_parameters": {"rope_theta": 1e4, "mrope_section": [4, 2, 2]}},
+        vision_config={"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 32},
+    ),
+    "qwen3": lambda: transformers.Qwen3Config(**HEADS_OF_32, rope_parameters=YARN),
+    "qwen3-moe": lambda: transformers.Qwen3MoeConfig(**TIED, **EXPERTS, norm_topk_prob=True),
+    "qwen3-vl": lambda: transformers.Qwen3VLConfig(
+        text_config=HEADS_OF_32
+        | {"rope_parameters": {"rope_theta": 1e4, "mrope_section": [6, 5, 5]}},
+        vision_config={
+            **{"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 32},
+            "deepstack_visual_indexes": [0],
+        },
+    ),
+    "seed-oss": lambda: transformers.SeedOssConfig(**HEADS_OF_32),
+    "smollm3": lambda: transformers.SmolLM3Config(
+        **TIED | {"num_hidden_layers": 4, "pad_token_id": 0, "intermediate_size": 16}
+    ),
+    "starcoder2": lambda: transformers.Starcoder2Config(**TIED, sliding_window=None),
+}
+SEEDS = {"mixtral": 1}
+"""Seeds of models whose routers are not undecided about a token of the prompt with others."""
+PUBLISHED = {
+    "cohere2": {"rotary_pct": 1.0},
+    "gpt-neox": {"rotary_pct": 0.5},
+    "gpt-neox-one-after-the-other": {"rotary_pct": 0.25},
+    "gpt2": {"n_ctx": 128},
+    "internlm3": {"architectures": ["InternLM3ForCausalLM"], "model_type": "internlm3"},
+}
+"""Fields of published configs that the converter reads and transformers no longer writes."""
+OTHERWISE_BY_LLAMA_CPP = {
+    "exaone4-with-windows": "windows count in models of 64 layers alone",
+    "gpt-oss": "yarn's bounds are whole pairs",
+    "minimax-m2": "models of this size are not read",
+    "phi3": "windows do not count",
+}
+"""What llama.cpp does not compute as transformers does."""
+DRAFTING = "model.layers.1."
+"""Layer that stands for the one that drafts, which transformers does not write."""
+
+
+def random_model(family: str) -> Any:
+    """A model whose weights are numbers of float16, few of them different: its file compresses."""
+    config = FAMILIES[family]()
+    written_out: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
+    is_causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    auto = transformers.AutoModelForCausalLM
+    if not is_causal or hasattr(config, "vision_config"):
+        auto = transformers.AutoModelForImageTextToText
+    model = auto.from_config(config, **written_out).eval()
+    torch.manual_seed(SEEDS.get(family, 0))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            sixteenths = torch.randint(-8, 9, parameter.shape) / 16
+            parameter.copy_(sixteenths + (1.0 if parameter.dim() == 1 else 0.0))
+        for name, buffer in model.named_buffers():
+            if name.endswith(("layer_scalar", "correction_bias")):
+                sixteenths = torch.randint(-4, 5, buffer.shape) / 16
+                buffer.copy_(sixteenths + ("scalar" in name))
+    return model
+
+
+def drafting_layer(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A layer for multi-token prediction behind the last one, of a checkpoint of two layers."""
+    spare = "model.layers.2."
+    copied = {
+        name.replace(DRAFTING, spare): tensor.clone()
+        for name, tensor in tensors.items()
+        if name.startswith(DRAFTING)
+    }
+    norm = tensors[DRAFTING + "input_layernorm.weight"]
+    names = ("enorm", "hnorm", "shared_head.norm")
+    copied |= {f"{spare}{name}.weight": norm.clone() for name in names}
+    return copied | {f"{spare}eh_proj.weight": torch.ones(len(norm), 2 * len(norm))}
+
+
+def pack_experts(model: Any) -> dict[str, torch.Tensor]:
+    """Gives experts of gpt-oss numbers of MXFP4, and returns the model's tensors with these packed,
+    as they are published."""
+    tensors = dict(model.state_dict())
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "experts.down_proj"))]:
+        own = tensors.pop(name)
+        num_experts, num_inputs, num_outputs = own.shape
+        shape = num_experts, num_outputs, num_inputs // 32
+        blocks = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8)
+        scales = torch.randint(122, 125, shape, dtype=torch.uint8)
+        own.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    return tensors

@@ -1,0 +1,90 @@
+"""Pages of several kinds of layers that left the device: a prompt is continued behind those that
+host memory or a disk has, with the tokens that were computed."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headwater.engine_core.devices import cpu
+from tests.engine_core.small_models import SmallEngine, convert, greedy, random_checkpoint
+from tests.long_values import long_but
+
+PROMPT, *OTHERS = np.random.default_rng(0).integers(3, 512, (5, 150)).tolist()
+NUM_FULL = 144
+"""Tokens of the prompt's full blocks, with blocks of 16."""
+MIXED_WINDOWS = "gemma3 whose last layer has a window"
+MIXED_SHAPES = "gemma4"
+STATES = "qwen3.5"
+FAMILY_NAMES = (MIXED_WINDOWS, MIXED_SHAPES, STATES)
+FEWEST_BLOCKS = {MIXED_WINDOWS: 14, MIXED_SHAPES: 20, STATES: 45}
+"""Blocks that hold one context of 200 tokens and little more."""
+SAMPLING = greedy(40, num_logprobs=1)
+
+
+def converted(family: str, folder: Path, dtype: str = "float32") -> Path:
+    random_checkpoint(family, folder / "hf")
+    return convert(folder / "hf", folder / "ours", dtype)
+
+
+def engine_of(folder: Path, family: str, **options: Any) -> SmallEngine:
+    given = {"max_model_len": 200, "num_blocks": FEWEST_BLOCKS[family]}
+    engine = SmallEngine(folder, **given | options)
+    assert len(engine.config.page_windows) > 1 or engine.config.state_pages
+    return engine
+
+
+@pytest.mark.parametrize("family", long_but(FAMILY_NAMES, MIXED_SHAPES, STATES))
+def test_a_prompt_is_continued_behind_its_pages_on_a_disk(family: str, tmp_path: Path) -> None:
+    """After a new start of the engine, which has computed nothing."""
+    folder = converted(family, tmp_path)
+    options = {"kv_disk_dir": tmp_path / "kv"}
+    with closing(engine_of(folder, family, **options)) as engine:
+        [computed] = engine.answer([PROMPT], SAMPLING)
+        engine.answer(OTHERS[:2], greedy(1))
+        engine.settle()
+    with closing(engine_of(folder, family, **options)) as engine:
+        engine.settle()
+        [found] = engine.answer([PROMPT], SAMPLING)
+        load = engine.engine.load()
+    assert (found.cached_tokens, load.hits_by_tier) == (NUM_FULL, {"disk": NUM_FULL})
+    assert (found.token_ids, found.logprobs) == (computed.token_ids, computed.logprobs)
+
+
+def hits_in_host_memory(folder: Path, family: str, **options: Any) -> tuple[int, dict[str, int]]:
+    """Compares the answer to a prompt of which others have taken all pages on the device. Returns
+    its number of cached tokens, in all and by tier."""
+    with closing(engine_of(folder, family, num_blocks=100, **options)) as plain:
+        [expected] = plain.answer([PROMPT], SAMPLING)
+    with closing(engine_of(folder, family, kv_swap_memory=64 << 20, **options)) as engine:
+        for prompt in (PROMPT, *OTHERS):
+            engine.answer([prompt], greedy(1))
+        [again] = engine.answer([PROMPT], SAMPLING)
+        load = engine.engine.load()
+    assert (again.token_ids, again.logprobs) == (expected.token_ids, expected.logprobs)
+    assert load.num_swapped_out > 0
+    return again.cached_tokens, load.hits_by_tier
+
+
+@pytest.mark.parametrize("family", long_but(FAMILY_NAMES, MIXED_WINDOWS, STATES))
+def test_pages_come_back_from_host_memory(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU, where host memory is refused otherwise, since the cache lies there itself."""
+    monkeypatch.setattr(cpu, "copy_blocks", None, raising=False)
+    monkeypatch.setattr(cpu, "capabilities", replace(cpu.capabilities, host_blocks=True))
+    found = hits_in_host_memory(converted(family, tmp_path), family)
+    assert found == (NUM_FULL, {"host": NUM_FULL})
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_pages_come_back_to_a_gpu(family: str, tmp_path: Path) -> None:
+    folder = converted(family, tmp_path, "bfloat16")
+    # To compute so small a model may take less time than its pages.
+    assert hits_in_host_memory(folder, family, device="cuda")[0] in (0, NUM_FULL)
