@@ -9,6 +9,13 @@ from typing import Any
 from ..weights.formats.gguf_families import GgufFamily
 from ..weights.model_config import ModelConfig
 
+MODELS = "headwater.engine_core.models."
+BOTH_WAYS = {
+    f"{MODELS}decoder:Decoder": f"{MODELS}encoders.both_ways:BothWaysDecoder",
+    f"{MODELS}gemma3:Gemma3": f"{MODELS}encoders.both_ways:BothWaysGemma3",
+}
+"""By the class of a decoder, that of the model whose tokens see each other."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
@@ -27,6 +34,12 @@ class Architecture:
     gguf: Mapping[str, GgufFamily] = field(default_factory=dict)
     """Its GGUF files, by their `general.architecture`. Those of this room are in `FAMILIES`."""
 
+    @property
+    def both_ways(self) -> str:
+        """`module:Class` of its models whose tokens see each other both ways; empty: there are
+        none."""
+        return BOTH_WAYS.get(self.model, "")
+
 
 def own(
     model: str,
@@ -38,7 +51,7 @@ def own(
 ) -> Architecture:
     """An architecture of this room."""
     return Architecture(
-        model=f"headwater.engine_core.models.{model}",
+        model=MODELS + model,
         read_config=read_config,
         family=family,
         model_types=model_types,

@@ -19,8 +19,6 @@ from ..weights.json_object import read_object
 from ..weights.model_config import ModelConfig
 from .architecture import Architecture, own
 from .configs import (
-    bert,
-    both_ways,
     cohere2,
     gemma,
     gemma3,
@@ -28,21 +26,20 @@ from .configs import (
     gpt2,
     gpt_neox,
     granite,
-    labels,
     llama,
     ministral3,
-    nomic,
     olmo,
     opt,
     phi3,
     smollm3,
     starcoder2,
+    tasks,
 )
+from .encoders.architectures import ENCODER_ARCHITECTURES
 from .experts.architectures import MIXTURES
 from .states.architectures import STATE_ARCHITECTURES
 
 ENTRY_POINTS = "headwater.models"
-MODELS = "headwater.engine_core.models."
 FOREIGN = "headwater.engine_core.models.foreign.model:ForeignModel"
 MODEL_CODE = "headwater_model_code"
 """Field of a converted model's `config.json`: one of `MODEL_CODES`."""
@@ -55,19 +52,11 @@ none."""
 
 _DECODER = "decoder:Decoder"
 _WIDTH_NORMS = ("tensor parallel on CPUs alone, and not with `--numerics tree`",)
-_CHUNKS = ("8,192 positions, those of a chunk",)
-_DENSE = ("weights that are not packed",)
 _PACKED_IN_GGUF = ("weights packed in GGUF, or not at all",)
 _MIXED = ("not with `--numerics tree`", "one process: no ranks, no stages")
 _LLAMA = "Llama 2 and 3, SmolLM2, TinyLlama, Yi, Aquila, XVERSE, R1-Distill-Llama"
 _QWEN2 = "Qwen2, Qwen2.5, QwQ, R1-Distill-Qwen"
 ARCHITECTURES = {
-    "BertForSequenceClassification": own(
-        "encoders.bert:BertClassifier",
-        bert.read_bert_classifier,
-        "BERT as a reranker or a classifier: ms-marco-MiniLM",
-    ),
-    "BertModel": own("encoders.bert:Bert", bert.read_bert, "BERT, MiniLM, BGE, E5", "bert"),
     "Cohere2ForCausalLM": own(
         "cohere2:Cohere2", cohere2.read_cohere2, "Command R7B, Command A", "cohere2"
     ),
@@ -108,7 +97,6 @@ ARCHITECTURES = {
     "GraniteForCausalLM": own(_DECODER, granite.read_granite, "Granite 3 and 4 (dense)", "granite"),
     "InternLM3ForCausalLM": own(_DECODER, llama.read_internlm3, "InternLM 3", "internlm3"),
     "LlamaForCausalLM": own(_DECODER, llama.read_llama, _LLAMA, "llama"),
-    "MPNetModel": own("encoders.mpnet:MPNet", bert.read_mpnet, "MPNet", "mpnet", limits=_DENSE),
     "Ministral3ForCausalLM": own(_DECODER, ministral3.read_ministral3, "Ministral 3", "ministral3"),
     "MinistralForCausalLM": own(_DECODER, llama.read_mistral, "Ministral 8B", "ministral"),
     "Mistral3ForConditionalGeneration": own(
@@ -119,13 +107,6 @@ ARCHITECTURES = {
         is_text_part=True,
     ),
     "MistralForCausalLM": own(_DECODER, llama.read_mistral, "Mistral 7B, Nemo, Small", "mistral"),
-    "NomicBertModel": own(
-        "encoders.nomic:NomicBert",
-        nomic.read_nomic,
-        "nomic-embed-text",
-        "nomic_bert",
-        limits=_DENSE,
-    ),
     "OPTForCausalLM": own("opt:Opt", opt.read_opt, "OPT", "opt"),
     "Olmo2ForCausalLM": own("olmo2:Olmo2", olmo.read_olmo2, "OLMo 2", "olmo2", limits=_WIDTH_NORMS),
     "Olmo3ForCausalLM": own("olmo2:Olmo2", olmo.read_olmo3, "OLMo 3", "olmo3", limits=_WIDTH_NORMS),
@@ -137,36 +118,15 @@ ARCHITECTURES = {
     "Qwen3ForCausalLM": own(
         _DECODER, llama.read_qwen3, "Qwen3 (dense), Qwen3-Embedding, Qwen3-Reranker", "qwen3"
     ),
-    "Qwen3ForSequenceClassification": own(
-        _DECODER,
-        labels.classifier(llama.read_qwen3),
-        "Qwen3 as a reranker or a classifier",
-    ),
     "Qwen3VLForConditionalGeneration": own(
         _DECODER, llama.read_qwen3, "Qwen3-VL (dense)", "qwen3_vl", is_text_part=True
     ),
-    "RobertaForSequenceClassification": own(
-        "encoders.bert:RobertaClassifier",
-        bert.read_roberta_classifier,
-        "RoBERTa as a reranker or a classifier",
-    ),
-    "RobertaModel": own("encoders.bert:Bert", bert.read_roberta, "RoBERTa", "roberta"),
     "SeedOssForCausalLM": own(_DECODER, llama.read_seed_oss, "Seed-OSS", "seed_oss"),
     "SmolLM3ForCausalLM": own(_DECODER, smollm3.read_smollm3, "SmolLM3", "smollm3"),
     "Starcoder2ForCausalLM": own(
         "starcoder2:Starcoder2", starcoder2.read_starcoder2, "StarCoder 2", "starcoder2"
     ),
-    "XLMRobertaForSequenceClassification": own(
-        "encoders.bert:RobertaClassifier",
-        bert.read_roberta_classifier,
-        "XLM-RoBERTa as a reranker or a classifier: bge-reranker-v2-m3",
-    ),
-    "XLMRobertaModel": own(
-        "encoders.bert:Bert",
-        bert.read_roberta,
-        "XLM-RoBERTa, bge-m3 (dense), multilingual E5",
-        "xlm-roberta",
-    ),
+    **ENCODER_ARCHITECTURES,
     **MIXTURES,
     **STATE_ARCHITECTURES,
 }
@@ -207,11 +167,10 @@ def config_of(hf_config: Mapping[str, Any]) -> ModelConfig:
     architecture = find(name)
     text = _text_of(hf_config) if architecture.is_text_part else hf_config
     _check_switches(text)
-    own_config = {**text, "architectures": [name]}
-    if both_ways.sees_both_ways(own_config) and _both_ways(architecture):
-        return both_ways.read_both_ways(architecture.read_config, own_config)
-    model = architecture.read_config(own_config)
-    return labels.with_judgement(model, sentence_of(hf_config))
+    whole = {**text, "architectures": [name]}
+    return tasks.read_task(
+        architecture.read_config, whole, has_both_ways=bool(architecture.both_ways)
+    )
 
 
 def is_foreign(hf_config: Mapping[str, Any]) -> bool:
@@ -242,13 +201,7 @@ def code_of(config: ModelConfig) -> str:
         return FOREIGN
     architecture = find(config.architecture)
     is_decoder = config.encoder is not None and config.encoder.is_decoder
-    return _both_ways(architecture) if is_decoder else architecture.model
-
-
-def _both_ways(architecture: Architecture) -> str:
-    """`module:Class` of its models whose tokens see each other; empty: there are none."""
-    found = both_ways.CLASSES.get(architecture.model.removeprefix(MODELS))
-    return "" if found is None else MODELS + found
+    return architecture.both_ways if is_decoder else architecture.model
 
 
 def architecture_of(hf_config: Mapping[str, Any]) -> str:
@@ -288,7 +241,12 @@ def _text_of(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**text, **whole}
 
 
-_OF_ALL_PARTS = ("tie_word_embeddings", "quantization_config", "compression_config")
+_OF_ALL_PARTS = (
+    "tie_word_embeddings",
+    "quantization_config",
+    "compression_config",
+    SENTENCE_KEY,
+)
 """Fields of the whole config that hold for its `text_config` too."""
 
 

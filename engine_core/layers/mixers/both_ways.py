@@ -37,7 +37,7 @@ class BothWaysAttention:
         """As `Attention`. A token sees those less than `window` positions away; 0: all. max_len:
         tokens of the longest text."""
         self._platform = platform
-        self._heads = (num_heads, num_kv_heads, num_kv_heads)
+        self._heads = [num_heads, num_kv_heads, num_kv_heads]
         self._head_dim = cos_sin.shape[1]
         self._cos_sin = cos_sin
         self._qkv_bias = qkv_bias

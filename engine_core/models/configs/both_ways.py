@@ -13,11 +13,6 @@ from .fields import MAX_WINDOW, Config
 
 FIELDS = {"is_causal": False, "use_bidirectional_attention": True}
 """Fields that say so, with their values."""
-CLASSES = {
-    "decoder:Decoder": "encoders.both_ways:BothWaysDecoder",
-    "gemma3:Gemma3": "encoders.both_ways:BothWaysGemma3",
-}
-"""By the class of a decoder, that of the model whose tokens see each other."""
 
 
 def sees_both_ways(config: Config) -> bool:
