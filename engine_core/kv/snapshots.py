@@ -106,7 +106,7 @@ class SnapshotCache(PrefixCache):
 
     @property
     def num_snapshots(self) -> int:
-        """Those of them of which no chain has a later one."""
+        """Snapshots of which no chain has a later one."""
         return self.num_found - self.snapshots.num_superseded
 
     def match(self, chain: HashChain, max_blocks: int) -> Hits:
