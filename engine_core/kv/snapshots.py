@@ -106,7 +106,7 @@ class SnapshotCache(PrefixCache):
 
     @property
     def num_snapshots(self) -> int:
-        """Found snapshots that are the last one of their chain."""
+        """Snapshots of which no chain has a later one."""
         return self.num_found - self.snapshots.num_superseded
 
     def match(self, chain: HashChain, max_blocks: int) -> Hits:
