@@ -126,6 +126,10 @@ BENCHMARKS = {
         "kv_tiers",
         "Bandwidth of KV blocks to host memory and a disk, beside that of the bus and the disk.",
     ),
+    "snapshot-hits": (
+        "snapshot_hits",
+        "Prefix hits of a model with states: at its snapshots, beside one at each border.",
+    ),
     "kv-overhead": ("kv_overhead", "Cost of a tier behind the KV cache while no memory is short."),
     "hand-over": (
         "hand_over",

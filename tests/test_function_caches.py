@@ -15,7 +15,7 @@ KNOWN = {
     "gateway/wire/decode.py:_hints": "a type of this program",
     "gateway/tenancy/cache_namespace.py:_tenant_secret": "the key of a tenant, 64 characters",
     "services/grammars/counted_text.py:_moves": "the mark of a model's reasoning",
-    "services/grammars/quoted.py:_bytes": "nothing",
+    "services/grammars/json_string_grammar.py:_bytes": "nothing",
     "services/runtime/hardware.py": "nothing",
     "services/text/sentencepiece_file.py:_message_class": "nothing",
     "services/runtime/version.py:commit": "nothing",

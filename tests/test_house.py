@@ -139,7 +139,7 @@ SCHEDULING_ORDER = (
     # Waiting requests, shares of tenants, preemption, the budget of prompts.
     "seating",
     # Drafts of a step.
-    "decode_ahead",
+    "step_drafts",
     # A plan that is being made.
     "step_builder",
     # Running requests: rows that are held, that end, that stages take in turns.
@@ -154,7 +154,8 @@ SCHEDULING_ORDER = (
 """Folders and files of engine_core/scheduling, as of executors."""
 KERNELS_ORDER = (
     # The CPU's kernels; cpu/experts: those of mixtures of experts; cpu/delta: those of gated delta
-    # nets; cpu/compiler: Python to machine code, calls that are recorded and repeated.
+    # nets; cpu/states: those of other state layers; cpu/compiler: Python to machine code, calls that
+    # are recorded and repeated.
     "cpu",
     # The request table on a GPU; drafts and positions of its rows.
     "rows",
@@ -178,11 +179,11 @@ KERNELS_ORDER = (
     "peer",
     # Products with low-rank adapters of rows; memory of adapters.
     "adapters",
-    # Convolutions of a sequence's last inputs.
+    # Short convolutions: the layout of their states, the twin.
     "conv",
     # Gated delta nets: the layout of their states, what kernels are given, the twin.
     "delta",
-    # Layers of Mamba-2, as of gated delta nets.
+    # Mamba-2: the layout of its states, the twin.
     "mamba",
     # Device facts, launches that overlap, graphs, compilation ahead.
     "launch",

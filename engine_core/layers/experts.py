@@ -7,12 +7,12 @@ from typing import cast
 
 import torch
 
-from .group import Group
 from .linear.dense import DenseLinear
 from .linear.linear import Linear, Product
 from .mlp import Mlp
 from .norm import LayerNorm, RMSNorm
 from .platform import ExpertPlatform, Platform, SharingPlatform
+from .process_group import Group
 from .routing import ExpertStack, Router, Routes
 
 PlainNorm = RMSNorm | LayerNorm

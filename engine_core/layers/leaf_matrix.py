@@ -17,10 +17,10 @@ from headwater.kernels.gemm.tree_sum import tree_sum
 from ..config import ConfigError
 from ..weights.layout import Layout, Split
 from ..weights.shards import NUM_LEAVES, Shard
-from .group import Group
 from .linear.dense import DenseLinear
 from .linear.kinds import Weights
 from .linear.linear import ExpandableLinear, Linear, Product
+from .process_group import Group
 from .routing import ExpertStack
 from .staged import AbsentLinear
 

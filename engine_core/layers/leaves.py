@@ -19,7 +19,6 @@ from headwater.kernels.gemm.tree_sum import tree_sum
 from ..config import ConfigError
 from ..weights.layout import Layout, Split, WeightSpec
 from ..weights.shards import NUM_LEAVES, Shard
-from .group import Group
 from .leaf_matrix import (
     LeafLinear,
     SummedLeafLinear,
@@ -31,6 +30,7 @@ from .linear.dense import DenseLinear
 from .linear.kinds import Weights
 from .linear.linear import Linear, Product
 from .platform import Platform
+from .process_group import Group
 from .staged import AbsentLinear
 
 WithLeaves = Callable[[Weights, Layout, Shard], Weights]

@@ -8,9 +8,9 @@ from typing import Protocol, cast
 import torch
 from torch.nn.functional import layer_norm
 
-from .group import Group
 from .linear.linear import Linear, Tokens
 from .platform import Platform, RoundingPlatform
+from .process_group import Group
 
 
 class Norm(Protocol):

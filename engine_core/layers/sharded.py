@@ -14,10 +14,10 @@ from torch.nn.functional import pad
 from ..weights.layout import Layout, Split
 from ..weights.shards import Shard
 from .embedding import Embedding
-from .group import Group
 from .linear.kinds import Weights
 from .linear.linear import Linear
 from .platform import Platform
+from .process_group import Group
 from .staged import AbsentLinear
 
 

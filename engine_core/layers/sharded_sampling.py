@@ -17,7 +17,7 @@ from headwater.kernels.sampling.vocabulary_slice import JoinedSlice
 
 from ..sampling.operations import PartSampling, SamplingOperations
 from ..weights.shards import Shard
-from .group import Group
+from .process_group import Group
 
 
 class ShardedSampling:

@@ -1,4 +1,4 @@
-"""A row of the table of architectures."""
+"""An architecture of models: its class, and how its config is read. Imports no model."""
 
 from __future__ import annotations
 

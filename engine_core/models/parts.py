@@ -20,10 +20,10 @@ from ..layers.mixers.attention import Attention
 from ..layers.mixers.gated_attention import GatedAttention
 from ..layers.mixers.mixer import Mixer
 from ..layers.mlp import Mlp, PlainMlp
-from ..layers.norm import InputNorm, LayerNorm, Norm, RMSNorm, WidthNorm
+from ..layers.norm import InputNorm, LayerNorm, Norm, RMSNorm
 from ..layers.platform import Platform
 from ..layers.positions import Positions
-from ..layers.projection_norms import ValueNorms, WidthNorms
+from ..layers.projection_norms import projection_norms
 from ..layers.rope import cos_sin_table, query_scales, unrotated_table
 from ..weights.model_config import ModelConfig
 from .experts.expert_parts import ExpertParts, check_unrounded
@@ -132,7 +132,7 @@ class Parts:
             window=config.window_of(i),
             softcap=config.attention_softcap,
             pairs=self._pairs,
-            norms=self._projection_norms(config, prefix),
+            norms=projection_norms(config, self._weights, self._platform, prefix),
             writes=config.num_kv_projections > 0,
             query_scales=self._query_scales_of(i),
             sinks=tensors[prefix + "sinks"].float() if config.has_sinks else None,
@@ -220,21 +220,6 @@ class Parts:
     def scalar(self, name: str) -> torch.Tensor:
         """[1], a factor of the residual stream."""
         return self._weights.tensors[name]
-
-    def _projection_norms(self, config: ModelConfig, prefix: str) -> WidthNorms | ValueNorms | None:
-        if config.value_norm and config.num_kv_projections:
-            q_size, kv_size, *_ = config.qkv_sizes
-            eps = config.rms_norm_eps
-            return ValueNorms(self._platform, (q_size, kv_size), config.head_dim, eps)
-        if not config.width_norms:
-            return None
-        tensors = self._weights.tensors
-        eps = config.rms_norm_eps
-        group = self._weights.group
-        return WidthNorms(
-            WidthNorm(tensors[prefix + "q_norm"], eps, group),
-            WidthNorm(tensors[prefix + "k_norm"], eps, group),
-        )
 
     def _table_of(self, i: int) -> torch.Tensor:
         config = self._config

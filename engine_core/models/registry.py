@@ -20,29 +20,29 @@ from ..weights.model_config import ModelConfig
 from .architecture import Architecture, own
 from .configs import (
     bert,
+    both_ways,
     cohere2,
     gemma,
     gemma3,
     gemma4,
-    glm4,
     gpt2,
     gpt_neox,
     granite,
-    granite_hybrid,
     labels,
-    lfm2,
     llama,
     ministral3,
+    nomic,
     olmo,
     opt,
     phi3,
-    qwen3_next,
     smollm3,
     starcoder2,
 )
 from .experts.architectures import MIXTURES
+from .states.architectures import STATE_ARCHITECTURES
 
 ENTRY_POINTS = "headwater.models"
+MODELS = "headwater.engine_core.models."
 FOREIGN = "headwater.engine_core.models.foreign.model:ForeignModel"
 MODEL_CODE = "headwater_model_code"
 """Field of a converted model's `config.json`: one of `MODEL_CODES`."""
@@ -55,11 +55,9 @@ none."""
 
 _DECODER = "decoder:Decoder"
 _WIDTH_NORMS = ("tensor parallel on CPUs alone, and not with `--numerics tree`",)
+_CHUNKS = ("8,192 positions, those of a chunk",)
 _DENSE = ("weights that are not packed",)
 _PACKED_IN_GGUF = ("weights packed in GGUF, or not at all",)
-_STATES = ("not with `--numerics tree`", "one process: no ranks, no stages")
-_CONVS = ("CPUs alone", *_STATES)
-_QWEN35 = "qwen3_next:Qwen35"
 _MIXED = ("not with `--numerics tree`", "one process: no ranks, no stages")
 _LLAMA = "Llama 2 and 3, SmolLM2, TinyLlama, Yi, Aquila, XVERSE, R1-Distill-Llama"
 _QWEN2 = "Qwen2, Qwen2.5, QwQ, R1-Distill-Qwen"
@@ -106,17 +104,9 @@ ARCHITECTURES = {
         limits=_MIXED,
         is_text_part=True,
     ),
-    "Glm4ForCausalLM": own("glm4:Glm4", glm4.read_glm4, "GLM-4 (dense)", "glm4"),
+    "Glm4ForCausalLM": own("glm4:Glm4", llama.read_glm4, "GLM-4 (dense)", "glm4"),
     "GraniteForCausalLM": own(_DECODER, granite.read_granite, "Granite 3 and 4 (dense)", "granite"),
-    "GraniteMoeHybridForCausalLM": own(
-        "granite_hybrid:GraniteHybrid",
-        granite_hybrid.read_granite_hybrid,
-        "Granite 4 with Mamba-2 (H Micro, Tiny, Small)",
-        "granitemoehybrid",
-        limits=_CONVS,
-    ),
     "InternLM3ForCausalLM": own(_DECODER, llama.read_internlm3, "InternLM 3", "internlm3"),
-    "Lfm2ForCausalLM": own("lfm2:Lfm2", lfm2.read_lfm2, "LFM2", "lfm2", limits=_CONVS),
     "LlamaForCausalLM": own(_DECODER, llama.read_llama, _LLAMA, "llama"),
     "MPNetModel": own("encoders.mpnet:MPNet", bert.read_mpnet, "MPNet", "mpnet", limits=_DENSE),
     "Ministral3ForCausalLM": own(_DECODER, ministral3.read_ministral3, "Ministral 3", "ministral3"),
@@ -129,6 +119,13 @@ ARCHITECTURES = {
         is_text_part=True,
     ),
     "MistralForCausalLM": own(_DECODER, llama.read_mistral, "Mistral 7B, Nemo, Small", "mistral"),
+    "NomicBertModel": own(
+        "encoders.nomic:NomicBert",
+        nomic.read_nomic,
+        "nomic-embed-text",
+        "nomic_bert",
+        limits=_DENSE,
+    ),
     "OPTForCausalLM": own("opt:Opt", opt.read_opt, "OPT", "opt"),
     "Olmo2ForCausalLM": own("olmo2:Olmo2", olmo.read_olmo2, "OLMo 2", "olmo2", limits=_WIDTH_NORMS),
     "Olmo3ForCausalLM": own("olmo2:Olmo2", olmo.read_olmo3, "OLMo 3", "olmo3", limits=_WIDTH_NORMS),
@@ -145,41 +142,8 @@ ARCHITECTURES = {
         labels.classifier(llama.read_qwen3),
         "Qwen3 as a reranker or a classifier",
     ),
-    "Qwen3NextForCausalLM": own(
-        "qwen3_next:Qwen3Next",
-        qwen3_next.read_qwen3_next,
-        "Qwen3-Next, Qwen3-Coder-Next",
-        "qwen3_next",
-        limits=_STATES,
-    ),
     "Qwen3VLForConditionalGeneration": own(
         _DECODER, llama.read_qwen3, "Qwen3-VL (dense)", "qwen3_vl", is_text_part=True
-    ),
-    "Qwen3_5ForCausalLM": own(
-        _QWEN35, qwen3_next.read_qwen3_5, "Qwen3.5 (dense)", "qwen3_5_text", limits=_STATES
-    ),
-    "Qwen3_5ForConditionalGeneration": own(
-        _QWEN35,
-        qwen3_next.read_qwen3_5,
-        "Qwen3.5 and Qwen3.6 (dense)",
-        "qwen3_5",
-        limits=_STATES,
-        is_text_part=True,
-    ),
-    "Qwen3_5MoeForCausalLM": own(
-        _QWEN35,
-        qwen3_next.read_qwen3_5_moe,
-        "Qwen3.5 (experts)",
-        "qwen3_5_moe_text",
-        limits=_STATES,
-    ),
-    "Qwen3_5MoeForConditionalGeneration": own(
-        _QWEN35,
-        qwen3_next.read_qwen3_5_moe,
-        "Qwen3.5 and Qwen3.6 (experts): 35B-A3B",
-        "qwen3_5_moe",
-        limits=_STATES,
-        is_text_part=True,
     ),
     "RobertaForSequenceClassification": own(
         "encoders.bert:RobertaClassifier",
@@ -204,6 +168,7 @@ ARCHITECTURES = {
         "xlm-roberta",
     ),
     **MIXTURES,
+    **STATE_ARCHITECTURES,
 }
 OTHER_NAMES = {
     "BertForMaskedLM": "BertModel",
@@ -214,6 +179,7 @@ OTHER_NAMES = {
     "GPT2Model": "GPT2LMHeadModel",
     "AquilaForCausalLM": "LlamaForCausalLM",
     "AquilaModel": "LlamaForCausalLM",
+    "Gemma3TextModel": "Gemma3ForCausalLM",
     "LLaMAForCausalLM": "LlamaForCausalLM",
     "XverseForCausalLM": "LlamaForCausalLM",
     "YiForCausalLM": "LlamaForCausalLM",
@@ -241,7 +207,10 @@ def config_of(hf_config: Mapping[str, Any]) -> ModelConfig:
     architecture = find(name)
     text = _text_of(hf_config) if architecture.is_text_part else hf_config
     _check_switches(text)
-    model = architecture.read_config({**text, "architectures": [name]})
+    own_config = {**text, "architectures": [name]}
+    if both_ways.sees_both_ways(own_config) and _both_ways(architecture):
+        return both_ways.read_both_ways(architecture.read_config, own_config)
+    model = architecture.read_config(own_config)
     return labels.with_judgement(model, sentence_of(hf_config))
 
 
@@ -269,7 +238,17 @@ def sentence_of(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def code_of(config: ModelConfig) -> str:
     """`module:Class` of a config's model, see `Model`. Raises `ConfigError`."""
-    return find(config.architecture).model if config.foreign is None else FOREIGN
+    if config.foreign is not None:
+        return FOREIGN
+    architecture = find(config.architecture)
+    is_decoder = config.encoder is not None and config.encoder.is_decoder
+    return _both_ways(architecture) if is_decoder else architecture.model
+
+
+def _both_ways(architecture: Architecture) -> str:
+    """`module:Class` of its models whose tokens see each other; empty: there are none."""
+    found = both_ways.CLASSES.get(architecture.model.removeprefix(MODELS))
+    return "" if found is None else MODELS + found
 
 
 def architecture_of(hf_config: Mapping[str, Any]) -> str:

@@ -1,5 +1,5 @@
 """A group of tensor-parallel ranks that exchange tensors through memory that they share. See
-`layers.group.Group`.
+`layers.process_group.Group`.
 
 Every rank has a slot of the memory, twice: what it writes for one exchange stays there while others
 read it, and the next exchange uses the other slot. A byte in a pipe says that a slot is written, so

@@ -17,7 +17,7 @@ from headwater.kernels.sampling.peer_best import peer_best
 from headwater.kernels.sampling.sample import Candidates
 from headwater.kernels.sampling.vocabulary_slice import VocabularySlice
 
-from ..layers.group import Group
+from ..layers.process_group import Group
 
 LEAST_SLOT = 16 << 10
 """Bytes that logits are joined by, at least."""

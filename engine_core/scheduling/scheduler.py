@@ -20,12 +20,12 @@ from ..step_output import MAX_RESIDENT, EngineLoad
 from .blocks.blocks import Blocks
 from .blocks.state_blocks import StateBlocks
 from .blocks.wanted import Wanted
-from .decode_ahead import add_drafts
 from .rows.rows import Rows
 from .seating.adapter_slots import AdapterSlots
 from .seating.seating import Seating
 from .speculation.speculator import Speculator
 from .step_builder import Chunk, PlannedStep, StepBuilder, compose_draw
+from .step_drafts import add_drafts
 from .table.masks import RowIndices
 from .table.request_state import NO_ROW, RequestState
 

@@ -28,6 +28,7 @@ from headwater.services.runtime.queue_policy import DEFAULT, Policies, PolicyErr
 
 from . import policy, rendezvous
 from .decision import Candidate, Decision, shown
+from .disaggregation import MISPLACED, Disaggregation
 from .fleet import Fleet
 from .holders import find_holder, num_lent_tokens, replica_of
 from .lag import EventLag
@@ -38,7 +39,6 @@ from .policy import Policy
 from .rates import Rates
 from .recent_prompts import RecentPrompt, RecentPrompts
 from .replica import EXPECTED_OUTPUT, Incarnation, Replica
-from .splitting import MISPLACED, Splitting
 
 HASH_LEN = 16
 EXPECT_SECONDS = 2.0
@@ -289,12 +289,12 @@ class Router:
         replicas = self._fleet.of(model_key)
         rates = self._fleet.rates(model_key, now)
         owner = replica_of(replicas, lender)
-        splitting = Splitting(replicas.values(), is_lent=bool(numerics_id) and owner is not None)
+        roles = Disaggregation(replicas.values(), is_lent=bool(numerics_id) and owner is not None)
         num_answer_tokens = min(max_tokens, expected_tokens)
         asked = _Asked(
             hashes, num_prompt_tokens, num_answer_tokens, exclude, numerics_id, owner, adapter
         )
-        seen = self._look(model_key, replicas, asked, splitting, rates, now)
+        seen = self._look(model_key, replicas, asked, roles, rates, now)
         able = _able(seen)
         if not able:
             raise _none_left(seen)
@@ -306,7 +306,7 @@ class Router:
         decision.holder = find_holder(replicas, owner, decision, chosen, seen)
         if may_hand_over:
             of_kind = rates[decision.member.numerics_id]
-            decision.successor = splitting.successor(
+            decision.successor = roles.successor(
                 replicas[chosen.replica_id], seen, num_prompt_tokens, of_kind
             )
         self._metrics.decisions.add(reason)
@@ -387,7 +387,7 @@ class Router:
         model_key: str,
         replicas: Mapping[str, Replica],
         asked: _Asked,
-        splitting: Splitting,
+        roles: Disaggregation,
         rates: Mapping[str, Rates],
         now: float,
     ) -> list[Candidate]:
@@ -416,12 +416,12 @@ class Router:
                 num_lent,
                 asked.adapter,
             )
-            parts = splitting.with_costs(replica, parts, num_tokens, of_kind)
+            parts = roles.with_costs(replica, parts, num_tokens, of_kind)
             guard = "failed" if replica.incarnation in asked.exclude else replica.guard(parts, now)
             guard = guard if replica.has_adapter(asked.adapter) else NO_ADAPTER
             if not guard and asked.numerics_id and replica.member.numerics_id != asked.numerics_id:
                 guard = "inexact"
-            guard = guard or splitting.guard(replica)
+            guard = guard or roles.guard(replica)
             is_synced, cached = replica.standing(index.column(replica_id))
             age = replica.load_age(now)
             seen.append(

@@ -30,7 +30,7 @@ from ..models.store import (
     OtherQuantization,
 )
 from ..models.wheel_model import WheelModelError
-from ..runtime.lossy_file import LossyFile
+from ..runtime.best_effort_file import BestEffortFile
 from ..runtime.printable import LAYOUT, printable
 from ..runtime.progress import ProgressBars
 from ..runtime.settings import SettingError, require
@@ -178,7 +178,7 @@ def up(settings: StackSettings) -> None:
     Other settings of a stage are environment variables: see `serve engine --help`.
     """
     # Rich ends the program where the reader of a pipe is gone; a cluster goes on.
-    terminal = Console(file=cast(TextIO, LossyFile(sys.stdout)))
+    terminal = Console(file=cast(TextIO, BestEffortFile(sys.stdout)))
     raise typer.Exit(run_line(settings.resolved(), terminal))
 
 

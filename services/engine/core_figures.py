@@ -1,4 +1,4 @@
-"""The newest figures of a core's ranks and of its model's experts."""
+"""Newest figures of a core's ranks and of its model's experts, as the server has them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from .messages import OfFigures, Ranks
 class CoreFigures:
     def __init__(self) -> None:
         self.ranks: list[RankFigures] = []
-        """In the order of the ranks; empty: there are none."""
+        """By rank; empty: the core is one process."""
         self.experts: ExpertFigures | None = None
-        """None: the model has no experts, or none has computed."""
+        """None: the model has no experts, or none was reported so far."""
 
     def note(self, report: OfFigures) -> None:
+        """Takes over a report of the core."""
         if isinstance(report, Ranks):
             self.ranks = report.figures
         else:

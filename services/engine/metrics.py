@@ -113,7 +113,8 @@ class EngineCollector(Collector):
         yield self._labelled_gauge(
             "kv_cache_pages",
             "Pages in block tables of requests, by the window of their layers in tokens, 0: none; "
-            "state: of layers that keep a state",
+            "state: of layers that keep a state; snapshot: of cached states, those of requests "
+            "included",
             "window",
             load.num_pages_by_window,
         )

@@ -14,9 +14,9 @@ from ..runtime.errors import BadRequest
 from .ascii_escapes import ascii_grammar, ascii_regex
 from .closed_schema import closed
 from .json_schema import check_schema, parse_json
+from .json_string_grammar import quoted_grammar, quoted_regex
 from .lark import expression, refuse_endless_rule
 from .prepared_schema import refuse_endless
-from .quoted import quoted_grammar, quoted_regex
 
 
 def is_due_to_call(conversation: Conversation) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, TextIO, cast
 import structlog
 
 from . import collector
-from .lossy_file import LossyFile
+from .best_effort_file import BestEffortFile
 from .settings import check_log_level
 from .version import RELEASE, commit
 
@@ -100,7 +100,7 @@ def configure_logging(stage: str, level: str = "info") -> None:
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.getLevelNamesMapping()[level.upper()]
         ),
-        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, LossyFile(sys.stderr))),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, BestEffortFile(sys.stderr))),
     )
     structlog.contextvars.bind_contextvars(stage=stage)
     structlog.get_logger().info("starting", version=RELEASE, commit=commit())

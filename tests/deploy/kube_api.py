@@ -17,6 +17,7 @@ import yaml
 Object = dict[str, Any]
 KINDS = {
     "v1": {
+        "ConfigMap": "configmaps",
         "Secret": "secrets",
         "Service": "services",
         "PersistentVolumeClaim": "persistentvolumeclaims",
@@ -27,7 +28,7 @@ KINDS = {
     "networking.k8s.io/v1": {"NetworkPolicy": "networkpolicies", "Ingress": "ingresses"},
     "keda.sh/v1alpha1": {"ScaledObject": "scaledobjects"},
     "gateway.networking.k8s.io/v1": {"HTTPRoute": "httproutes", "GRPCRoute": "grpcroutes"},
-    "monitoring.coreos.com/v1": {"PodMonitor": "podmonitors"},
+    "monitoring.coreos.com/v1": {"PodMonitor": "podmonitors", "PrometheusRule": "prometheusrules"},
 }
 VERSION = {"major": "1", "minor": "34", "gitVersion": "v1.34.0"}
 

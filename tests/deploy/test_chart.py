@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from headwater.gateway.settings import GatewaySettings
 from headwater.services.engine.settings import EngineSettings
@@ -33,7 +34,7 @@ SETTINGS: dict[str, Any] = {
     "output-processor": OutputProcessorSettings,
     "engine": EngineSettings,
 }
-OF_OTHERS = {"ScaledObject", "HTTPRoute", "GRPCRoute", "PodMonitor"}
+OF_OTHERS = {"ScaledObject", "HTTPRoute", "GRPCRoute", "PodMonitor", "PrometheusRule"}
 """Kinds that are no part of Kubernetes itself; no schemas of them are at hand."""
 TWO_MODELS = [
     {"name": "small", "model": "smollm2-135m-instruct"},
@@ -88,6 +89,8 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
             "grpcHostnames": ["grpc.llm.example"],
         },
         "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+        "alerts": {"enabled": True, "labels": {"release": "prometheus"}},
+        "dashboards": {"enabled": True},
         "keda": {"scaler": "prometheus", "prometheusAddress": "http://prometheus:9090"},
         "networkPolicy": {"clients": [{"podSelector": {}}]},
         "otlpEndpoint": "http://collector:4317",
@@ -177,11 +180,11 @@ def test_a_variable_of_an_engine_wins_over_what_the_chart_sets_on_gpus(
 
 def test_a_gpu_runs_no_more_requests_than_a_step_has_tokens() -> None:
     env = {"HEADWATER_MAX_NUM_BATCHED_TOKENS": 256}
-    [[objects]] = applied(
-        [[{"engines": [{"name": "demo", "model": "qwen3-8b", "device": "cuda", "env": env}]}]]
-    )
-    (engine,) = [container for stage, container, _ in stages(objects) if stage == "engine"]
-    assert "--max-num-seqs=256" in engine["args"]
+    memory = {"limits": {"memory": "32Gi"}}
+    engine = {"name": "demo", "model": "qwen3-8b", "device": "cuda", "resources": memory}
+    [[objects]] = applied([[{"engines": [engine | {"env": env}]}]])
+    (container,) = [container for stage, container, _ in stages(objects) if stage == "engine"]
+    assert "--max-num-seqs=256" in container["args"]
 
 
 def test_a_model_is_served_from_the_folder_that_its_job_links(objects: list[Object]) -> None:
@@ -343,8 +346,22 @@ def test_metrics_are_scraped_under_the_job_that_alerts_name(
         for each in of_kind(objects, "Deployment").values()
     }
     assert jobs == set(
-        re.findall(r'job="([^"]*)"', (ROOT / "deploy/monitoring/rules.yaml").read_text())
+        re.findall(r'job="([^"]*)"', (ROOT / "deploy/helm/headwater/files/rules.yaml").read_text())
     )
+
+
+def test_alerts_and_the_dashboard_are_those_of_the_files(
+    installs: dict[str, list[Object]],
+) -> None:
+    files = ROOT / "deploy/helm/headwater/files"
+    objects = installs["certificates and routes"]
+    (rule,) = of_kind(objects, "PrometheusRule").values()
+    assert rule["spec"] == yaml.safe_load((files / "rules.yaml").read_text())
+    assert rule["metadata"]["labels"]["release"] == "prometheus"
+    (dashboard,) = of_kind(objects, "ConfigMap").values()
+    assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert dashboard["data"] == {"headwater.json": (files / "dashboard.json").read_text()}
+    assert not of_kind(installs["as it comes"], "PrometheusRule")
 
 
 def test_the_servers_know_the_passwords_that_stages_have(installs: dict[str, list[Object]]) -> None:

@@ -51,6 +51,7 @@ def test_roles_and_parallel_sizes_are_passed_where_they_are_set() -> None:
         "device": "cuda",
         "tensorParallelSize": 2,
         "pipelineParallelSize": 2,
+        "resources": {"limits": {"memory": "32Gi"}},
     }
     divided, prefilling = applied(
         [[{"engines": [engine]}], [{"engines": [engine | {"role": "prefill", "gpus": 8}]}]]

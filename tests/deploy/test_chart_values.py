@@ -38,6 +38,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"httpRoute": {"enabled": True}}, "httpRoute.parentRefs is empty"),
     (
+        {"engines": [{"name": "a", "model": "m", "device": "cuda"}]},
+        "engines[0].resources.limits.memory is 4Gi; allowed with device cuda: 8Gi or more",
+    ),
+    (
+        {"engineDefaults": {"device": "cuda", "resources": {"limits": {"memory": "8000M"}}}},
+        "engines[0].resources.limits.memory is 8000M",
+    ),
+    (
         {"engineDefaults": {"role": "prefil"}},
         "at '/engineDefaults/role': value must be one of 'both', 'prefill', 'decode'",
     ),
@@ -163,3 +171,41 @@ def test_stages_may_call_the_collector_that_they_send_spans_to() -> None:
         assert {"ports": [{"port": 4317}]} in of_kind(objects, "NetworkPolicy")[f"hw-{stage}"][
             "spec"
         ]["egress"]
+
+
+def test_only_the_paths_of_clients_are_published_unless_the_values_name_others() -> None:
+    route = {"enabled": True, "parentRefs": [{"name": "public"}]}
+    published = {"ingress": {"enabled": True, "host": "llm.example"}, "httpRoute": route}
+    whole = {
+        "ingress": published["ingress"] | {"paths": ["/"]},
+        "httpRoute": route | {"paths": ["/"]},
+    }
+    for values, allowed in ((published, VALUES["ingress"]["paths"]), (whole, ["/"])):
+        ((objects,),) = applied([[values]])
+        [rule] = of_kind(objects, "Ingress")["hw"]["spec"]["rules"]
+        assert [each["path"] for each in rule["http"]["paths"]] == allowed
+        [rule] = of_kind(objects, "HTTPRoute")["hw"]["spec"]["rules"]
+        assert [each["path"]["value"] for each in rule["matches"]] == allowed
+    outside = VALUES["ingress"]["paths"]
+    assert {"/v1", "/health"} <= set(outside)
+    assert not {"/", "/admin", "/metrics", "/demand", "/console"} & set(outside)
+
+
+def test_pods_have_the_labels_and_the_account_of_the_values_and_names_begin_as_they_say() -> None:
+    values = {
+        "fullnameOverride": "llm",
+        "podLabels": {"team": "search"},
+        "serviceAccountName": "pulls-images",
+    }
+    ((objects,),) = applied([[values]])
+    templates = [each["spec"]["template"] for each in objects if "template" in each.get("spec", {})]
+    assert len(templates) >= 6
+    for each in templates:
+        assert each["metadata"]["labels"]["team"] == "search"
+        assert each["spec"]["serviceAccountName"] == "pulls-images"
+        assert each["spec"]["automountServiceAccountToken"] is False
+    assert all(each["metadata"]["name"].startswith("llm") for each in objects)
+    selectors = [
+        each["spec"]["selector"]["matchLabels"] for each in objects if each["kind"] == "Deployment"
+    ]
+    assert all("team" not in each for each in selectors), "a label may change, a selector may not"

@@ -24,11 +24,12 @@ from tests.gateway.processes import (
 from tests.polling import holds_within
 
 ROOT = Path(__file__).parents[2]
-MONITORING = ROOT / "deploy/monitoring"
-DASHBOARD: dict[str, Any] = json.loads((MONITORING / "grafana/headwater.json").read_text())
+FILES = ROOT / "deploy/helm/headwater/files"
+"""Files of the chart, which compose.yaml mounts too."""
+DASHBOARD: dict[str, Any] = json.loads((FILES / "dashboard.json").read_text())
 RULES = [
     rule
-    for group in yaml.safe_load((MONITORING / "rules.yaml").read_text())["groups"]
+    for group in yaml.safe_load((FILES / "rules.yaml").read_text())["groups"]
     for rule in group["rules"]
 ]
 SUFFIXES = {
@@ -179,7 +180,9 @@ def test_compose_mounts_files_that_are_there_and_scrapes_the_port_of_its_stages(
     ]
     assert files
     assert all((ROOT / each).is_file() for each in files)
-    (job,) = yaml.safe_load((MONITORING / "prometheus.yaml").read_text())["scrape_configs"]
+    (job,) = yaml.safe_load((ROOT / "deploy/monitoring/prometheus.yaml").read_text())[
+        "scrape_configs"
+    ]
     (scraped,) = job["dns_sd_configs"]
     stages = {
         name

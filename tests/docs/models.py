@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headwater.engine_core.models.registry import ARCHITECTURES, Architecture
+from headwater.engine_core.models.architecture import Architecture
+from headwater.engine_core.models.registry import ARCHITECTURES
 from headwater.engine_core.weights.formats import gguf_families
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"

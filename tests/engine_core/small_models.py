@@ -379,6 +379,12 @@ FAMILIES: dict[str, Any] = {
         | {"tie_word_embeddings": True, "num_hidden_layers": 4, "block_multiple_of": 32}
         | {"layer_types": ["conv", "conv", "full_attention", "conv"]}
     ),
+    "lfm2-moe": lambda: transformers.Lfm2MoeConfig(
+        **SHAPE
+        | {"tie_word_embeddings": True, "num_hidden_layers": 4, "num_dense_layers": 1}
+        | {"layer_types": ["conv", "conv", "full_attention", "conv"]}
+        | EXPERTS
+    ),
     **_vision_models(),
 }
 

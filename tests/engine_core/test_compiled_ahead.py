@@ -33,9 +33,9 @@ from headwater.engine_core.executors.model.kv_blocks import KvBlocks, KvLayout
 from headwater.engine_core.executors.ranks.rank import Rank
 from headwater.engine_core.executors.ranks.stage_link import StageLinks
 from headwater.engine_core.executors.step_executor import StepExecutor
-from headwater.engine_core.layers.group import Alone
 from headwater.engine_core.layers.leaf_matrix import keep_leaves
 from headwater.engine_core.layers.linear.kinds import Weights, load_weights
+from headwater.engine_core.layers.process_group import Alone
 from headwater.engine_core.models.model import model_class
 from headwater.engine_core.options import BuildRequest, ExecutorOptions
 from headwater.engine_core.platforms import cuda as cuda_platform

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ...config import EngineConfig
-from ...layers.group import Alone
 from ...layers.leaves import of_leaves
 from ...layers.linear.kinds import Weights
 from ...layers.platform import Platform
+from ...layers.process_group import Alone
 from ...layers.sharded import ShardedEmbedding, over_group
 from ...layers.staged import local_names
 from ...models.model import Model, model_class

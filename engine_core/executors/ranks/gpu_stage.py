@@ -13,7 +13,7 @@ from headwater.kernels.stage.stage_stream import receive_stream, send_stream
 
 from ...config import EngineConfig
 from ...layers.embedding import Embedding
-from ...layers.group import Group
+from ...layers.process_group import Group
 from ...models.model import LastNorm
 
 

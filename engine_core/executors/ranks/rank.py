@@ -11,7 +11,7 @@ import numpy as np
 
 from ...config import EngineConfig
 from ...executor import UInt8Array
-from ...layers.group import Alone, Group
+from ...layers.process_group import Alone, Group
 from ...layers.staged import is_of_first_stage, layer_of
 from ...models.model import model_class
 from ...options import BuildRequest

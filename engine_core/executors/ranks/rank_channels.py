@@ -11,7 +11,7 @@ from torch.distributed import is_nccl_available
 from headwater.kernels.stage.stage_memory import StageMemory, StageSizes
 
 from ...config import ConfigError, EngineConfig
-from ...layers.group import Group
+from ...layers.process_group import Group
 from ...options import OFF, BuildRequest, ExecutorOptions
 from ...platforms.peer_group import PeerGroup, open_peer_group
 from ...weights.model_file import DTYPES

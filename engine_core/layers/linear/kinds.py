@@ -20,8 +20,8 @@ from ...weights.grouped import named, weight_of
 from ...weights.layout import Layout, Split, WeightSpec
 from ...weights.planes import PLANES, stored_planes
 from ...weights.shards import WHOLE, Shard
-from ..group import Alone, Group
 from ..pass_adapters import NoAdapters, PassAdapters
+from ..process_group import Alone, Group
 from ..routing import ExpertStack
 from .blocks import BlockLinear, BlockTable
 from .dense import DenseLinear

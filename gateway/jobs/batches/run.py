@@ -24,7 +24,7 @@ from .files import Files
 from .hand_out import HandOut
 from .ledger import Ledger
 from .lines import check_lines
-from .outcome import Outcome, gathered
+from .output_files import Outcome, gathered
 from .ranges import Ranges, cut
 from .records import Batch, Counts, Fault, Faults, Kept
 from .results import Follower, Results

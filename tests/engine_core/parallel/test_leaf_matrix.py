@@ -16,13 +16,13 @@ from headwater.engine_core.config import ConfigError
 from headwater.engine_core.devices import cuda
 from headwater.engine_core.executors.build.request import checked
 from headwater.engine_core.executors.ranks.rank import whole_rank
-from headwater.engine_core.layers.group import Alone, Group
 from headwater.engine_core.layers.leaf_matrix import LeafLinear, SummedLeafLinear, keep_leaves
 from headwater.engine_core.layers.leaves import of_leaves
 from headwater.engine_core.layers.linear.dense import DenseLinear
 from headwater.engine_core.layers.linear.int4 import Int4Linear
 from headwater.engine_core.layers.linear.kinds import Weights, load_weights
 from headwater.engine_core.layers.platform import Platform
+from headwater.engine_core.layers.process_group import Alone, Group
 from headwater.engine_core.models import registry
 from headwater.engine_core.models.model import model_class
 from headwater.engine_core.options import ExecutorOptions

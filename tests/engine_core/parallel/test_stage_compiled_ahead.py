@@ -26,7 +26,7 @@ from headwater.engine_core.executors.ranks.host_stages import HostStages
 from headwater.engine_core.executors.ranks.rank import Rank
 from headwater.engine_core.executors.ranks.stage_link import StageLinks
 from headwater.engine_core.executors.step_executor import StepExecutor
-from headwater.engine_core.layers.group import Alone
+from headwater.engine_core.layers.process_group import Alone
 from headwater.engine_core.layers.staged import stage_weights
 from headwater.engine_core.models.decoder import Decoder
 from headwater.engine_core.options import ExecutorOptions

@@ -14,6 +14,10 @@
 {{- if and .gpus (eq .device "cpu") -}}
 {{- fail (printf "%s.gpus is %v; allowed: 0 with device cpu, or another device" $at .gpus) -}}
 {{- end -}}
+{{- $limit := dig "limits" "memory" "" .resources | toString -}}
+{{- if and (ne .device "cpu") $limit (lt (include "headwater.mebibytes" $limit | int) 8192) -}}
+{{- fail (printf "%s.resources.limits.memory is %s; allowed with device %s: 8Gi or more, or no limit" $at $limit .device) -}}
+{{- end -}}
 {{- $served := include "headwater.servedName" . -}}
 {{- $model := printf "%q at revision %q" .model .revision -}}
 {{- if and (hasKey $models $served) (ne $model (get $models $served)) -}}

@@ -1,5 +1,5 @@
 {{- define "headwater.name" -}}
-{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- .Values.fullnameOverride | default .Release.Name | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
 
 {{- /* (dict "root" $ "stage" NAME): labels by which objects find a stage's pods. */ -}}
@@ -7,6 +7,14 @@
 app.kubernetes.io/name: headwater
 app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .stage }}
+{{- end -}}
+
+{{- /* Labels of a stage's pods: those that objects find them by, and those of the values. */ -}}
+{{- define "headwater.podLabels" -}}
+{{ include "headwater.selector" . }}
+{{- with .root.Values.podLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
 
 {{- define "headwater.labels" -}}
@@ -62,6 +70,14 @@ its node: a thread for each would wait for the others most of the time. */ -}}
 {{- with dig "limits" "cpu" "" .resources | toString -}}
 {{- hasSuffix "m" . | ternary (div (add (trimSuffix "m" . | int) 999) 1000) (ceil (float64 .)) -}}
 {{- end -}}
+{{- end -}}
+
+{{- /* Mebibytes of a quantity of memory, rounded down. */ -}}
+{{- define "headwater.mebibytes" -}}
+{{- $number := regexFind "^[0-9.]+" . | float64 -}}
+{{- $unit := regexReplaceAll "^[0-9.]+" . "" -}}
+{{- $bytes := get (dict "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12) $unit | default 1.0 -}}
+{{- divf (mulf $number $bytes) 1048576.0 | floor | printf "%.0f" -}}
 {{- end -}}
 
 {{- define "headwater.servedName" -}}

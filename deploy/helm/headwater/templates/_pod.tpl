@@ -1,6 +1,9 @@
 {{- /* What all pods have in common. (dict "root" $ "stage" NAME "grace" SECONDS "spread" BOOL "of" VALUES) */ -}}
 {{- define "headwater.podSettings" -}}
 automountServiceAccountToken: false
+{{- with .root.Values.serviceAccountName }}
+serviceAccountName: {{ . }}
+{{- end }}
 # Variables that Kubernetes makes of services, such as HEADWATER_PORT, would be taken for settings.
 enableServiceLinks: false
 terminationGracePeriodSeconds: {{ .grace }}

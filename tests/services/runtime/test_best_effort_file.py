@@ -12,10 +12,10 @@ FULL = Path("/dev/full")
 SHOWS = """
 import sys
 from rich.console import Console
-from headwater.services.runtime.lossy_file import LossyFile
+from headwater.services.runtime.best_effort_file import BestEffortFile
 from headwater.services.runtime.progress import ProgressBars
 sys.stdin.read()
-console = Console(file=LossyFile(sys.stdout))
+console = Console(file=BestEffortFile(sys.stdout))
 with ProgressBars(console) as bars:
     for done in range(3):
         bars.report("a file", done, 2)

@@ -31,7 +31,7 @@ UNABLE = ("failed", "failing", "draining", "inexact")
 """Guards of candidates that no answer goes on at."""
 
 
-class Splitting:
+class Disaggregation:
     """The roles of a model's replicas, for one decision."""
 
     def __init__(self, replicas: Iterable[Replica], *, is_lent: bool) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 
-class LossyFile:
+class BestEffortFile:
     """`file`, for loggers and terminals, whose `write` and `flush` raise no `OSError`."""
 
     def __init__(self, file: TextIO) -> None:

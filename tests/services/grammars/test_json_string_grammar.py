@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
-from headwater.services.grammars.quoted import quoted_grammar, quoted_regex
+from headwater.services.grammars.json_string_grammar import quoted_grammar, quoted_regex
 from headwater.services.runtime.errors import BadRequest
 
 BYTES = LLTokenizer("byte")
