@@ -27,11 +27,15 @@ def claims_page(head: str, topics: Mapping[str, Sequence[Row]]) -> str:
 
 
 def topic_page(topic: str, head: str, rows: Sequence[Row]) -> str:
-    """The newest figure of every series that a command repeats, by section, in a table of its
-    command. Notes, older rows and figures of scripts that were not kept are in bench/results
-    alone."""
+    """The newest figure of every series that a command repeats and that is compared with a target
+    or a peer, by section, in a table of its command. Notes and all other figures are in
+    bench/results alone."""
     parts = [f"![Claims beside their targets and peers]({topic}.svg)\n"]
-    newest = [series[-1] for series in by_series(rows).values() if is_repeatable(series[-1])]
+    newest = [
+        series[-1]
+        for series in by_series(rows).values()
+        if is_repeatable(series[-1]) and is_compared(series[-1])
+    ]
     for section in dict.fromkeys(row.section for row in newest):
         parts.append(f"## {section}\n")
         found = [row for row in newest if row.section == section]
@@ -44,6 +48,11 @@ def is_repeatable(row: Row) -> bool:
     """Whether its command is one that a reader can type."""
     is_program = row.command.startswith(RUNNERS) and "script" not in row.command
     return is_program and not any(flag in row.command for flag in RETIRED)
+
+
+def is_compared(row: Row) -> bool:
+    """Whether a reader sees what the figure means: a claim, or one with a target or a peer."""
+    return row.claim or row.target is not None or bool(_beside(row))
 
 
 def claims_of(rows: Iterable[Row]) -> dict[str, list[list[Row]]]:

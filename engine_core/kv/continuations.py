@@ -22,7 +22,7 @@ class Continuations:
         self._marks: dict[bytes, int] = {}
         """By hash of each announced block, a bit for each kind whose mark was announced."""
         self._early: set[bytes] = set()
-        """Hashes of blocks of which pages were cached before the block was announced."""
+        """Hashes of blocks that are not announced, with cached pages of a kind."""
         self.counts = [0] * len(self._kinds)
         """Marks that count, by kind."""
 
@@ -34,8 +34,10 @@ class Continuations:
             return
         for block_hash in list(removed):
             bits = self._marks.pop(block_hash, 0)
-            self._early.discard(block_hash)
             self._count(bits, 0)
+            if bits:
+                # Its pages may outlive it, and it may come back.
+                self._early.add(block_hash)
             removed += self._named(block_hash, bits)
         for chain in stored:
             for block_hash in chain.hashes:
@@ -44,10 +46,12 @@ class Continuations:
                     self._early.remove(block_hash)
                     touched[block_hash] = None
         for block_hash in touched:
-            if (known := self._marks.get(block_hash)) is None:
-                self._early.add(block_hash)
-                continue
             bits = self._bits_of(block_hash)
+            if (known := self._marks.get(block_hash)) is None:
+                self._early.discard(block_hash)
+                if bits:
+                    self._early.add(block_hash)
+                continue
             self._marks[block_hash] = bits
             self._count(known, bits)
             removed += self._named(block_hash, known & ~bits)

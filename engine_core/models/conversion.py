@@ -4,7 +4,7 @@ kernels read."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,17 +20,14 @@ from ..weights.formats.quantization import AUTO, GGUF, NONE, ROUNDED, check_quan
 from ..weights.hugging_face import HuggingFaceFolder
 from ..weights.layout import Layout
 from ..weights.model_config import ModelConfig
-from ..weights.names import Weight, in_one_line, is_flat
+from ..weights.names import in_one_line, is_flat
 from ..weights.rounding import ROUNDINGS, Rounding, round_weights
 from ..weights.unpacking import unpacked
 from . import registry
 from .calibration import Calibrated
 from .model import model_class
 from .mtp import MtpTensors
-from .score_head import with_score_head
-
-Published = Iterator[tuple[str, Weight]]
-"""Tensors of a checkpoint by their names there."""
+from .score_head import Published, with_score_head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,27 +20,23 @@ from ..weights.model_config import ModelConfig
 from .architecture import Architecture, own
 from .configs import (
     cohere2,
-    corrected_moe,
     gemma,
     gemma3,
     gemma4,
     gpt2,
     gpt_neox,
-    gpt_oss,
     granite,
     llama,
-    llama4,
     ministral3,
-    mixtral,
     olmo,
     opt,
     phi3,
-    qwen_moe,
     smollm3,
     starcoder2,
     tasks,
 )
 from .encoders.architectures import ENCODER_ARCHITECTURES
+from .experts.architectures import MIXTURES
 from .states.architectures import STATE_ARCHITECTURES
 
 ENTRY_POINTS = "headwater.models"
@@ -56,8 +52,6 @@ none."""
 
 _DECODER = "decoder:Decoder"
 _WIDTH_NORMS = ("tensor parallel on CPUs alone, and not with `--numerics tree`",)
-_CHUNKS = ("8,192 positions, those of a chunk",)
-_DENSE = ("weights that are not packed",)
 _PACKED_IN_GGUF = ("weights packed in GGUF, or not at all",)
 _MIXED = ("not with `--numerics tree`", "one process: no ranks, no stages")
 _LLAMA = "Llama 2 and 3, SmolLM2, TinyLlama, Yi, Aquila, XVERSE, R1-Distill-Llama"
@@ -67,12 +61,6 @@ ARCHITECTURES = {
         "cohere2:Cohere2", cohere2.read_cohere2, "Command R7B, Command A", "cohere2"
     ),
     "Ernie4_5ForCausalLM": own(_DECODER, llama.read_ernie45, "ERNIE 4.5 (dense)", "ernie4_5"),
-    "Ernie4_5_MoeForCausalLM": own(
-        _DECODER,
-        corrected_moe.read_ernie45_moe,
-        "ERNIE 4.5 (experts)",
-        "ernie4_5_moe",
-    ),
     "Exaone4ForCausalLM": own("olmo2:Olmo2", olmo.read_exaone4, "EXAONE 4", "exaone4"),
     "GPT2LMHeadModel": own("gpt2:Gpt2", gpt2.read_gpt2, "GPT-2", "gpt2", limits=_PACKED_IN_GGUF),
     "GPTNeoXForCausalLM": own(
@@ -106,47 +94,9 @@ ARCHITECTURES = {
         is_text_part=True,
     ),
     "Glm4ForCausalLM": own("glm4:Glm4", llama.read_glm4, "GLM-4 (dense)", "glm4"),
-    "Glm4MoeForCausalLM": own(
-        _DECODER,
-        corrected_moe.read_glm4_moe,
-        "GLM-4.5, 4.6, 4.7",
-        "glm4_moe",
-    ),
-    "GptOssForCausalLM": own(
-        "gpt_oss:GptOss", gpt_oss.read_gpt_oss, "gpt-oss 20B and 120B", "gpt_oss"
-    ),
     "GraniteForCausalLM": own(_DECODER, granite.read_granite, "Granite 3 and 4 (dense)", "granite"),
-    "GraniteMoeForCausalLM": own(
-        _DECODER,
-        mixtral.read_granite_moe,
-        "Granite 3 (experts)",
-        "granitemoe",
-    ),
-    "HYV3ForCausalLM": own(_DECODER, corrected_moe.read_hy3, "Hy3", "hy_v3"),
     "InternLM3ForCausalLM": own(_DECODER, llama.read_internlm3, "InternLM 3", "internlm3"),
-    "Llama4ForCausalLM": own(
-        "llama4:Llama4",
-        llama4.read_llama4,
-        "Llama 4 (text)",
-        "llama4_text",
-        limits=_CHUNKS,
-    ),
-    "Llama4ForConditionalGeneration": own(
-        "llama4:Llama4",
-        llama4.read_llama4,
-        "Llama 4 Scout, Maverick",
-        "llama4",
-        is_text_part=True,
-        limits=_CHUNKS,
-    ),
     "LlamaForCausalLM": own(_DECODER, llama.read_llama, _LLAMA, "llama"),
-    "MiniMaxM2ForCausalLM": own(
-        _DECODER,
-        corrected_moe.read_minimax_m2,
-        "MiniMax M2",
-        "minimax_m2",
-        limits=_WIDTH_NORMS,
-    ),
     "Ministral3ForCausalLM": own(_DECODER, ministral3.read_ministral3, "Ministral 3", "ministral3"),
     "MinistralForCausalLM": own(_DECODER, llama.read_mistral, "Ministral 8B", "ministral"),
     "Mistral3ForConditionalGeneration": own(
@@ -157,30 +107,16 @@ ARCHITECTURES = {
         is_text_part=True,
     ),
     "MistralForCausalLM": own(_DECODER, llama.read_mistral, "Mistral 7B, Nemo, Small", "mistral"),
-    "MixtralForCausalLM": own(_DECODER, mixtral.read_mixtral, "Mixtral", "mixtral"),
     "OPTForCausalLM": own("opt:Opt", opt.read_opt, "OPT", "opt"),
     "Olmo2ForCausalLM": own("olmo2:Olmo2", olmo.read_olmo2, "OLMo 2", "olmo2", limits=_WIDTH_NORMS),
     "Olmo3ForCausalLM": own("olmo2:Olmo2", olmo.read_olmo3, "OLMo 3", "olmo3", limits=_WIDTH_NORMS),
-    "OlmoeForCausalLM": own(_DECODER, mixtral.read_olmoe, "OLMoE", "olmoe", limits=_WIDTH_NORMS),
     "Phi3ForCausalLM": own(_DECODER, phi3.read_phi3, "Phi-3, 3.5, 4, 4-mini", "phi3"),
     "Qwen2ForCausalLM": own(_DECODER, llama.read_qwen2, _QWEN2, "qwen2"),
-    "Qwen2MoeForCausalLM": own(
-        _DECODER,
-        qwen_moe.read_qwen2_moe,
-        "Qwen1.5-MoE, Qwen2 (experts)",
-        "qwen2_moe",
-    ),
     "Qwen2_5_VLForConditionalGeneration": own(
         _DECODER, llama.read_qwen2, "Qwen2.5-VL", "qwen2_5_vl", is_text_part=True
     ),
     "Qwen3ForCausalLM": own(
         _DECODER, llama.read_qwen3, "Qwen3 (dense), Qwen3-Embedding, Qwen3-Reranker", "qwen3"
-    ),
-    "Qwen3MoeForCausalLM": own(
-        _DECODER,
-        qwen_moe.read_qwen3_moe,
-        "Qwen3 (experts): 30B-A3B, 235B-A22B, Coder",
-        "qwen3_moe",
     ),
     "Qwen3VLForConditionalGeneration": own(
         _DECODER, llama.read_qwen3, "Qwen3-VL (dense)", "qwen3_vl", is_text_part=True
@@ -191,6 +127,7 @@ ARCHITECTURES = {
         "starcoder2:Starcoder2", starcoder2.read_starcoder2, "StarCoder 2", "starcoder2"
     ),
     **ENCODER_ARCHITECTURES,
+    **MIXTURES,
     **STATE_ARCHITECTURES,
 }
 OTHER_NAMES = {
@@ -200,9 +137,9 @@ OTHER_NAMES = {
     "RobertaForMaskedLM": "RobertaModel",
     "XLMRobertaForMaskedLM": "XLMRobertaModel",
     "GPT2Model": "GPT2LMHeadModel",
-    "Gemma3TextModel": "Gemma3ForCausalLM",
     "AquilaForCausalLM": "LlamaForCausalLM",
     "AquilaModel": "LlamaForCausalLM",
+    "Gemma3TextModel": "Gemma3ForCausalLM",
     "LLaMAForCausalLM": "LlamaForCausalLM",
     "XverseForCausalLM": "LlamaForCausalLM",
     "YiForCausalLM": "LlamaForCausalLM",

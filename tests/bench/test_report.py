@@ -133,7 +133,8 @@ def test_the_newest_row_of_a_series_is_on_its_page(tmp_path: Path) -> None:
         peers={"other": 11, "d14ad46": 6},
         note="cold | warm",
     )
-    rows = read_rows(rows_in(tmp_path, newest, row(), row(what="ready", value=1234.5)))
+    ready = row(what="ready", value=1234.5, claim=True)
+    rows = read_rows(rows_in(tmp_path, newest, row(), ready))
     assert [[each.median for each in series] for series in by_series(rows).values()] == [
         [5.5, 5.5],
         [1234.5],
@@ -147,7 +148,8 @@ def test_the_newest_row_of_a_series_is_on_its_page(tmp_path: Path) -> None:
 
 
 def test_what_rows_of_a_command_share_is_written_once_above_their_table(tmp_path: Path) -> None:
-    rows = read_rows(rows_in(tmp_path, row(), row(what="a | b", machine="B", commit="c45458e")))
+    claims = row(claim=True), row(what="a | b", machine="B", commit="c45458e", claim=True)
+    rows = read_rows(rows_in(tmp_path, *claims))
     page = topic_page("cpu", "# On a CPU", rows)
     assert "`headwater bench start`, seconds, s:\n" in page
     assert "|  | machine | commit | figure |" in page
@@ -156,10 +158,12 @@ def test_what_rows_of_a_command_share_is_written_once_above_their_table(tmp_path
 
 def test_a_figure_that_no_command_repeats_is_in_the_rows_alone(tmp_path: Path) -> None:
     lost = row(date="2026-11-23", command="headwater bench offline --gemv")
-    rows = read_rows(rows_in(tmp_path, row(), lost, row(section="Ready", what="ready")))
+    ready = row(section="Ready", what="ready", target=6)
+    rows = read_rows(rows_in(tmp_path, row(), lost, ready, row(section="Bare", what="bare")))
     page = topic_page("cpu", "# On a CPU", rows)
     assert "## Ready" in page
     assert "## Start" not in page, "its newest row has no command"
+    assert "## Bare" not in page, "it is compared with nothing"
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ class BothWaysAttention:
         if self._qkv_bias is not None:
             product = product + self._qkv_bias
         heads = product.view(len(product), -1, self._head_dim)
-        parts = torch.split(heads, self._heads, 1)
+        parts = torch.split(heads, list(self._heads), 1)
         queries, keys = (self._rotated(parts[i], positions, self._norms[i]) for i in (0, 1))
         queries = queries * self._query_scale
         num_shared = self._heads[0] // self._heads[1]

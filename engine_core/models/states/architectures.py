@@ -17,6 +17,9 @@ STATE_ARCHITECTURES = {
         limits=_CONVS,
     ),
     "Lfm2ForCausalLM": own("states.lfm2:Lfm2", lfm2.read_lfm2, "LFM2", "lfm2", limits=_CONVS),
+    "Lfm2MoeForCausalLM": own(
+        "states.lfm2:Lfm2", lfm2.read_lfm2_moe, "LFM2 (experts): 8B-A1B", "lfm2_moe", limits=_CONVS
+    ),
     "Qwen3NextForCausalLM": own(
         "states.qwen3_next:Qwen3Next",
         qwen3_next.read_qwen3_next,

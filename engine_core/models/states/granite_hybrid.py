@@ -9,7 +9,7 @@ from ...layers.mlp import Mlp
 from ...weights.layout import Layout
 from ...weights.model_config import ModelConfig
 from ..decoder import Decoder, ScaledLayer
-from ..mixture import SHARED_DOWN, SHARED_GATE_UP
+from ..experts.mixture import SHARED_DOWN, SHARED_GATE_UP
 from ..parts import Parts
 from .delta_parts import conv_of
 from .mamba_parts import MAMBA_NAMES, TAPS

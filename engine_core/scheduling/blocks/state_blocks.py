@@ -387,4 +387,5 @@ class StateBlocks(Blocks):
         load.num_pages_by_window = {
             **{str(window): count for window, count in self._table.num_pages_by_window().items()},
             "state": self._states.num_all_pages,
+            "snapshot": self._snapshots.num_found * self._states.num_pages,
         }

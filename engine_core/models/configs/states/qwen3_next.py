@@ -7,8 +7,8 @@ from typing import Any
 from ....config import ConfigError, require
 from ....weights.model_config import ModelConfig, size_of
 from ....weights.state_layers import DeltaConfig
+from ..experts.qwen_moe import experts_of
 from ..fields import FULL, Config, count_of, every, with_experts
-from ..qwen_moe import experts_of
 
 LINEAR = "linear_attention"
 PARTIAL_ROTARY = 0.25
