@@ -40,7 +40,7 @@ def layer_of(name: str) -> int | None:
 
 def is_of_first_stage(spec: WeightSpec) -> bool:
     """Whether the first stage has a weight outside the layers; others are the last stage's."""
-    return not (spec.is_linear or spec.is_norm or spec.is_bias)
+    return not (spec.is_linear or spec.is_norm or spec.is_bias or spec.follows_layers)
 
 
 def stage_layout(layout: Layout, stage: Stage) -> Layout:

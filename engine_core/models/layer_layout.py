@@ -80,7 +80,8 @@ def layout_of(config: ModelConfig, layer_norms: Iterable[str]) -> Layout:
         config.vocab_size, config.hidden_size, tied_to=tied_to, split=Split.VOCABULARY
     )
     if config.labels:
-        layout["score"] = replace(table(len(config.labels), config.hidden_size), is_wide=True)
+        head = table(len(config.labels), config.hidden_size)
+        layout["score"] = replace(head, is_wide=True, follows_layers=True)
     for i in range(config.num_layers):
         own = norms | _mixer_of(config, i) | _inner_of(config, i)
         layout |= {f"layers.{i}.{name}": spec for name, spec in own.items()}

@@ -34,6 +34,8 @@ class WeightSpec:
     """Experts whose outputs follow one another in it; 0: it is no weight of experts."""
     is_routing: bool = False
     """Whether it decides on experts: such a weight is never rounded to fewer bits."""
+    follows_layers: bool = False
+    """Whether a table is read behind the layers, as a head is."""
     is_wide: bool = False
     """Whether it is in float32, whatever the model computes in."""
 

@@ -19,6 +19,9 @@ from .online_softmax import BASE_2, base_2_scale
 QUERIES = 128
 KEYS = 64
 """Queries of a program, and keys that it reads at once."""
+WIDE_BYTES = 256
+WIDE_KEYS = 32
+"""Keys of heads of more bytes, whose queries leave no room for more in shared memory."""
 
 
 def mutual_attention(
@@ -32,6 +35,7 @@ def mutual_attention(
     D] is added to qkv."""
     num_tokens = qkv.shape[0]
     width = qkv.shape[1] // 3
+    is_wide = head_dim * qkv.element_size() > WIDE_BYTES
     out = qkv.new_empty(num_tokens, width)
     assert qkv.is_contiguous()
     _attend_texts[(len(tiles), width // head_dim)](
@@ -46,12 +50,12 @@ def mutual_attention(
         HEAD_DIM=head_dim,
         BLOCK_D=triton.next_power_of_2(head_dim),
         QUERIES=QUERIES,
-        KEYS=KEYS,
+        KEYS=WIDE_KEYS if is_wide else KEYS,
         HAS_BIAS=distance_bias is not None,
         HAS_QKV_BIAS=qkv_bias is not None,
         PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32",
         num_warps=8,
-        num_stages=3 if head_dim <= 64 else 2,
+        num_stages=1 if is_wide else 3 if head_dim <= 64 else 2,
     )
     return out
 

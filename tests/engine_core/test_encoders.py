@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 import transformers
 
 from headwater.engine_core.config import ConfigError
+from headwater.engine_core.engine import Engine
 from headwater.engine_core.executor import StepPlan
 from headwater.engine_core.models import registry
 from headwater.engine_core.request import NewRequest
@@ -211,3 +213,22 @@ def test_a_decoder_of_other_layers_that_sees_both_ways_is_refused_by_the_field()
     other = transformers.GPTNeoXConfig(architectures=["GPTNeoXForCausalLM"]).to_dict()
     with pytest.raises(ConfigError, match="is_causal is False"):
         registry.config_of(other | {"is_causal": False})
+
+
+def test_the_shortest_text_of_a_tenant_goes_first_and_lower_tiers_wait(tmp_path: Path) -> None:
+    random_encoder("bert", tmp_path / "hf")
+    small = SmallEngine(convert(tmp_path / "hf", tmp_path / "ours"), max_num_seqs=1)
+    engine = Engine(replace(small.config, policy="srpt"), small.executor)
+    sampling = SamplingParams(max_tokens=0, pooling="mean")
+    for key, (count, tier) in enumerate([(300, 0), (20, 1), (30, 0), (10, 0)]):
+        request = NewRequest(
+            key=key, prompt_ids=[5] * count, output_ids=[], sampling=sampling, tier=tier
+        )
+        engine.add(request)
+    order: list[int] = []
+    while engine.has_work():
+        if (output := engine.step()) is not None:
+            order += output.embeddings
+    small.close()
+    assert order.index(3) < order.index(2) < order.index(0)
+    assert order[-1] == 1

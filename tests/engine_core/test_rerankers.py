@@ -65,3 +65,19 @@ def test_tokens_that_the_model_lacks_are_refused(tmp_path: Path) -> None:
     write_logit_score(tmp_path / "hf", 512, None)
     with pytest.raises(ConfigError, match="true_token_id and false_token_id is 512"):
         convert(tmp_path / "hf", tmp_path / "ours")
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"pipeline_parallel_size": 2},
+        pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.long),
+    ],
+)
+def test_ranks_score_as_one_process_does(layout: dict[str, int], tmp_path: Path) -> None:
+    model = random_decoding_classifier("qwen3", tmp_path / "hf")
+    engine = SmallEngine(convert(tmp_path / "hf", tmp_path / "ours"), **layout)
+    found = embed(engine, TEXTS, "last")
+    engine.close()
+    for text, scores in zip(TEXTS, found, strict=True):
+        assert scores == pytest.approx(logits_of(model, text).numpy(), abs=1e-4)

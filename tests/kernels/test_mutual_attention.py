@@ -46,7 +46,9 @@ def test_a_bias_belongs_to_the_distance_from_query_to_key() -> None:
 
 
 @pytest.mark.parametrize("is_biased", [False, True], ids=["plain", "biased"])
-@pytest.mark.parametrize(("dtype", "head_dim"), [(torch.float32, 24), (torch.bfloat16, 32)])
+@pytest.mark.parametrize(
+    ("dtype", "head_dim"), [(torch.float32, 24), (torch.bfloat16, 32), (torch.float32, 256)]
+)
 def test_the_kernel_computes_a_text_as_the_twin_does_and_alone_as_in_company(
     dtype: torch.dtype, head_dim: int, is_biased: bool, device: torch.device
 ) -> None:
