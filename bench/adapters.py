@@ -1,18 +1,19 @@
-"""`headwater bench adapters`: decode tokens a second of rows with adapters, beside rows without, in
-turn on one machine."""
+"""`headwater bench adapters`: tokens a second of rows with adapters, beside rows of an engine that
+takes none, in turn on one machine, and times of loads."""
 
 from __future__ import annotations
 
 import json
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import torch
@@ -31,7 +32,10 @@ from headwater.engine_core.weights.model_config import ModelConfig
 from .figures import AsJson, show_rows
 from .program import run_program
 
+T = TypeVar("T")
 PROMPT_TOKENS = 64
+MOST_BATCHED = 8192
+"""Tokens of a step of prompts."""
 NO_ADAPTER = b""
 FIRST_WORD = 300
 """Token id below which tokenizers keep marks and bytes."""
@@ -52,6 +56,8 @@ class Measurement:
     tokens_per_second: float
     share: float
     """Share of the base's speed, the median of the rounds."""
+    prefill_share: float | None
+    """The same of prompts' tokens a second, one prompt for each adapter; None: not measured."""
     load_to_first_token_ms: float
     """Time from the files of an adapter in the page cache to the first token of a request with it,
     while all other rows decode."""
@@ -86,6 +92,8 @@ class Subject:
         self._engine = Engine(config, self.executor)
         self._keys = count()
         self._finished: set[int] = set()
+        self._beside: list[int] = []
+        """Keys of the rows that decode beside a load."""
         self._random = np.random.default_rng(0)
         assert options.model_folder is not None
         self._vocab_size = registry.read_config(options.model_folder).vocab_size
@@ -96,10 +104,12 @@ class Subject:
         self._engine.add_adapter(facts.digest, facts.num_ranks)
         return facts.digest
 
-    def _request(self, digest: bytes, num_tokens: int) -> NewRequest:
+    def _request(
+        self, digest: bytes, num_tokens: int, prompt_tokens: int = PROMPT_TOKENS
+    ) -> NewRequest:
         return NewRequest(
             key=next(self._keys),
-            prompt_ids=self._random.integers(FIRST_WORD, self._vocab_size, PROMPT_TOKENS).tolist(),
+            prompt_ids=self._random.integers(FIRST_WORD, self._vocab_size, prompt_tokens).tolist(),
             output_ids=[],
             sampling=SamplingParams(temperature=0.0, max_tokens=num_tokens),
             adapter=digest,
@@ -128,6 +138,15 @@ class Subject:
             if not begin and num_started == len(adapters):
                 begin = time.perf_counter()
         return num_counted / (time.perf_counter() - begin)
+
+    def prefill_speed(self, adapters: Sequence[bytes], prompt_tokens: int) -> float:
+        """Tokens a second of prompts, one for each adapter."""
+        for digest in adapters:
+            self._engine.add(self._request(digest, 1, prompt_tokens))
+        begin = time.perf_counter()
+        while self._engine.has_work():
+            self._engine.step()
+        return len(adapters) * prompt_tokens / (time.perf_counter() - begin)
 
     def load_while_decoding(self, folder: Path, num_rows: int) -> Loading:
         """Loads an adapter while rows without one decode, and answers a request with it."""
@@ -159,7 +178,9 @@ class Subject:
     def _begin_rows(self, num_rows: int) -> float:
         """Starts all rows but one. Returns their median step, in seconds."""
         for _ in range(num_rows - 1):
-            self._engine.add(self._request(NO_ADAPTER, BESIDE_TOKENS))
+            request = self._request(NO_ADAPTER, BESIDE_TOKENS)
+            self._beside.append(request.key)
+            self._engine.add(request)
         before = [self._seconds_of_step() for _ in range(STEPS_BEFORE)]
         return median(before[STEPS_BEFORE // 2 :])
 
@@ -172,6 +193,9 @@ class Subject:
         return during
 
     def _end_rows(self) -> None:
+        for key in self._beside:
+            self._engine.cancel(key)
+        self._beside.clear()
         while self._engine.has_work():
             self._seconds_of_step()
 
@@ -215,69 +239,98 @@ def write_adapter(folder: Path, config: ModelConfig, rank: int, seed: int) -> No
 
 
 def main(
-    model_folder: Annotated[Path, typer.Argument(help="Converted model, as engines read it.")],
+    model_folder: Annotated[
+        Path, typer.Argument(help="Converted model, or config.json with --load-format dummy.")
+    ],
     device: str = "cpu",
     rows: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 16,
     adapters: Annotated[int, typer.Option(min=1, help="Adapters that rows take in turn.")] = 4,
     rank: Annotated[int, typer.Option(min=1, max=256)] = 16,
     tokens: Annotated[int, typer.Option(min=8, help="Tokens of each answer.")] = 48,
+    prefill: Annotated[
+        int, typer.Option(min=0, help="Tokens of a prompt for each adapter; 0: not measured.")
+    ] = 0,
     rounds: Annotated[int, typer.Option(min=1)] = 5,
     adapter_memory: int = 1 << 30,
+    kv_cache_memory: Annotated[
+        int, typer.Option(help="Bytes of each of the two engines; 0: as engines choose.")
+    ] = 0,
+    dtype: str = "auto",
+    load_format: Annotated[str, typer.Option(help="auto, or dummy: random weights.")] = "auto",
     threads: Annotated[int, typer.Option(help="Threads of a CPU; 0: one for each core.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Decode tokens a second of rows with adapters, and of rows without at an engine that takes
-    none."""
-    common: dict[str, Any] = {
+    none; likewise of prompts with --prefill; and times of a load while other rows decode."""
+    options: dict[str, Any] = {
         "model_folder": model_folder,
         "device": device,
-        "max_model_len": 512,
+        "dtype": dtype,
+        "load_format": load_format,
+        "kv_cache_memory": kv_cache_memory,
+        "max_model_len": max(512, prefill + PROMPT_TOKENS),
         "num_threads": threads,
-    }
-    sizes: dict[str, Any] = {
         "max_num_seqs": rows,
-        "max_num_batched_tokens": max(rows * PROMPT_TOKENS, 256),
+        "max_num_batched_tokens": max(rows * PROMPT_TOKENS, 256, min(prefill, MOST_BATCHED)),
     }
-    base = Subject(ExecutorOptions(**common, **sizes))
-    subject = Subject(ExecutorOptions(**common, **sizes, adapter_memory=adapter_memory))
-    digests = []
-    with tempfile.TemporaryDirectory() as folder:
-        for i in range(adapters):
-            place = Path(folder) / str(i)
-            write_adapter(place, registry.read_config(model_folder), rank, i)
-            digests.append(subject.load(place))
-    taken = [digests[i % adapters] for i in range(rows)]
-    speeds = []
-    # The first round compiles and records.
-    for _ in range(rounds + 1):
-        plain = base.decode_speed([NO_ADAPTER] * rows, tokens)
-        speeds.append((plain, subject.decode_speed(taken, tokens)))
-    loads = []
-    plain_loads = []
-    with tempfile.TemporaryDirectory() as folder:
-        for i in range(rounds + 1):
-            place = Path(folder) / str(i)
-            write_adapter(place, registry.read_config(model_folder), rank, adapters + i)
-            loads.append(subject.load_while_decoding(place, rows))
-            plain_loads.append(subject.answer_while_decoding(rows))
+    base = Subject(ExecutorOptions(**options))
+    subject = Subject(ExecutorOptions(**options, adapter_memory=adapter_memory))
+    config = registry.read_config(model_folder)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        # The first round compiles and records.
+        for i in range(adapters + rounds + 1):
+            write_adapter(folder / str(i), config, rank, i)
+        digests = [subject.load(folder / str(i)) for i in range(adapters)]
+        taken = [digests[i % adapters] for i in range(rows)]
+        speeds = _in_turn(
+            rounds,
+            lambda: base.decode_speed([NO_ADAPTER] * rows, tokens),
+            lambda: subject.decode_speed(taken, tokens),
+        )
+        prefills = _in_turn(
+            rounds if prefill else 0,
+            lambda: base.prefill_speed([NO_ADAPTER] * adapters, prefill),
+            lambda: subject.prefill_speed(digests, prefill),
+        )
+        loads = _in_turn(
+            rounds,
+            lambda: subject.answer_while_decoding(rows),
+            partial(_next_load, subject, folder, count(adapters), rows),
+        )
     base.close()
     subject.close()
-    measured = speeds[1:]
     found = Measurement(
         rows=rows,
         adapters=adapters,
         rank=rank,
-        base_tokens_per_second=round(median(plain for plain, _ in measured), 1),
-        tokens_per_second=round(median(adapted for _, adapted in measured), 1),
-        share=round(median(adapted / plain for plain, adapted in measured), 3),
-        load_to_first_token_ms=_millis(each.to_first_token for each in loads[1:]),
-        plain_first_token_ms=_millis(each.to_first_token for each in plain_loads[1:]),
-        longest_step_ms=_millis(each.longest_step for each in loads[1:]),
-        plain_longest_step_ms=_millis(each.longest_step for each in plain_loads[1:]),
-        reading_step_ms=_millis(each.longest_while_reading for each in loads[1:]),
-        usual_step_ms=_millis(each.usual_step for each in loads[1:]),
+        base_tokens_per_second=round(median(plain for plain, _ in speeds), 1),
+        tokens_per_second=round(median(adapted for _, adapted in speeds), 1),
+        share=_share(speeds),
+        prefill_share=_share(prefills) if prefills else None,
+        load_to_first_token_ms=_millis(each.to_first_token for _, each in loads),
+        plain_first_token_ms=_millis(each.to_first_token for each, _ in loads),
+        longest_step_ms=_millis(each.longest_step for _, each in loads),
+        plain_longest_step_ms=_millis(each.longest_step for each, _ in loads),
+        reading_step_ms=_millis(each.longest_while_reading for _, each in loads),
+        usual_step_ms=_millis(each.usual_step for _, each in loads),
     )
-    show_rows([found], "decode tokens a second with adapters", as_json=as_json)
+    show_rows([found], "tokens a second with adapters", as_json=as_json)
+
+
+def _next_load(subject: Subject, folder: Path, numbers: Iterator[int], rows: int) -> Loading:
+    return subject.load_while_decoding(folder / str(next(numbers)), rows)
+
+
+def _in_turn(
+    num_rounds: int, plain: Callable[[], T], adapted: Callable[[], T]
+) -> list[tuple[T, T]]:
+    """Both of each round, without that of a first one."""
+    return [(plain(), adapted()) for _ in range(num_rounds + 1 if num_rounds else 0)][1:]
+
+
+def _share(speeds: Sequence[tuple[float, float]]) -> float:
+    return round(median(adapted / plain for plain, adapted in speeds), 3)
 
 
 def _millis(seconds: Iterable[float]) -> float:

@@ -3,9 +3,10 @@ padded batches, in turn on one machine."""
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -62,15 +63,39 @@ class Subject:
         executor, config, _ = build_executor(options, lambda phase, done, total: None)
         self._engine = Engine(config, executor)
 
-    def embed(self, texts: Texts) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
-        """Vectors of texts that come at once."""
+    def embed(
+        self, texts: Texts, pooling: str = "mean", second_starts: Sequence[int] = ()
+    ) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
+        """Vectors of texts that come at once; `second_starts`: of pairs."""
         for key, text in enumerate(texts):
-            self._engine.add(NewRequest(key=key, prompt_ids=text, output_ids=[], sampling=POOLED))
+            start = second_starts[key] if second_starts else 0
+            sampling = replace(POOLED, pooling=pooling, second_start=start)
+            self._engine.add(NewRequest(key=key, prompt_ids=text, output_ids=[], sampling=sampling))
         vectors: dict[int, bytes] = {}
         while self._engine.has_work():
             if (output := self._engine.step()) is not None:
                 vectors |= output.embeddings
         return [np.frombuffer(vectors[key], np.float32) for key in range(len(texts))]
+
+    def latencies(self, texts: Texts, at_once: int) -> list[float]:
+        """Seconds of each text, of which `at_once` are asked for at a time."""
+        waiting = iter(enumerate(texts))
+        started: dict[int, float] = {}
+        seconds: list[float] = []
+
+        def ask(count: int) -> None:
+            for key, text in itertools.islice(waiting, count):
+                started[key] = time.perf_counter()
+                request = NewRequest(key=key, prompt_ids=text, output_ids=[], sampling=POOLED)
+                self._engine.add(request)
+
+        ask(at_once)
+        while self._engine.has_work():
+            if (output := self._engine.step()) is not None:
+                ended = time.perf_counter()
+                seconds += [ended - started[key] for key in output.embeddings]
+                ask(len(output.embeddings))
+        return seconds
 
 
 class Peer:

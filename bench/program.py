@@ -30,6 +30,11 @@ BENCHMARKS = {
     ),
     "adapters": ("adapters", "Decode tokens a second of rows with adapters, beside rows without."),
     "encoders": ("encoders", "Texts a second of an encoder, beside plain torch on a CPU."),
+    "rerank": ("rerank", "Pairs a second of a cross-encoder, beside sentence-transformers."),
+    "served-encoder": (
+        "served_encoder",
+        "Latencies of texts that a deployment embeds, beside those in one process.",
+    ),
     "offline": ("offline", "Run a workload through the engine in this process."),
     "accuracy": (
         "accuracy",
@@ -120,6 +125,10 @@ BENCHMARKS = {
     "kv-tiers": (
         "kv_tiers",
         "Bandwidth of KV blocks to host memory and a disk, beside that of the bus and the disk.",
+    ),
+    "snapshot-hits": (
+        "snapshot_hits",
+        "Prefix hits of a model with states: at its snapshots, beside one at each border.",
     ),
     "kv-overhead": ("kv_overhead", "Cost of a tier behind the KV cache while no memory is short."),
     "hand-over": (

@@ -23,6 +23,7 @@ from headwater.engine_core.drafting.suffix import SuffixProposer
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.simulated.executor import SimulatedExecutor, SimulatedTiming
 from headwater.engine_core.executors.simulated.model import SimulatedModel
+from headwater.engine_core.executors.simulated.states import num_units
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling.speculation.adaptive_speculator import AdaptiveSpeculator
@@ -63,6 +64,8 @@ class Workload:
     executor_drafts: bool = False
     """Whether the executor looks n-grams up itself, as on a GPU: rows run ahead of their
     results."""
+    state_pages: int = 0
+    """Pages of a state set; 0: the model has no state layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +102,7 @@ WORKLOADS = (
     replace(STEADY, name="steady decode, drafts looked for in vain", max_drafts=MAX_DRAFTS),
     DRAFTED,
     replace(DRAFTED, name="steady decode, drafts by the executor", executor_drafts=True),
+    replace(STEADY, name="steady decode, states", state_pages=8),
 )
 
 
@@ -116,7 +120,9 @@ def measure(
     max_model_len = workload.prompt_len + block_size + workload.answer_len
     config = EngineConfig(
         block_size=block_size,
-        num_blocks=(num_running + 16) * (max_model_len // block_size + 2),
+        num_blocks=(num_running + 16)
+        * (max_model_len // block_size + 2 + 6 * workload.state_pages),
+        state_pages=workload.state_pages,
         max_model_len=max_model_len,
         max_num_seqs=num_running,
         max_num_batched_tokens=max(2048, num_running * (1 + workload.max_drafts)),
@@ -124,9 +130,10 @@ def measure(
         async_depth=async_depth,
         policy="fair",
     )
-    executor = TimedExecutor(
-        SimulatedExecutor(config, SimulatedModel(vocab_size=workload.vocab_size), TIMING)
+    model = SimulatedModel(
+        vocab_size=workload.vocab_size, num_state_units=num_units(workload.state_pages)
     )
+    executor = TimedExecutor(SimulatedExecutor(config, model, TIMING))
     engine = Engine(config, executor.as_executor, speculator=_speculator(workload, config))
     requests = workload_requests(workload, num_running, block_size, num_tenants)
     # A few always wait, so that a row which falls free is taken by the next step.

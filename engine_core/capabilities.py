@@ -204,7 +204,7 @@ ENGINE = (
         off="0",
         beside=TIERS
         | {SIMULATED, INT8_ACTIVATIONS, EXPERTS, FP8_KV}
-        | {SPECULATION, DRAFT_MODEL, DRAFT_HEADS},
+        | {SPECULATION, DRAFT_MODEL, DRAFT_HEADS, MTP},
         beside_if={"rank_adapters": RANKS},
         flag="adapters",
     ),

@@ -170,7 +170,8 @@ class EngineLoad:
     """Blocks of the pool, as are used ones: of all layers, with a page of each page group."""
     num_pages_by_window: dict[str, int] = field(default_factory=dict)
     """Pages in block tables of requests, by the window of their layers, 0 for all keys, or `state`;
-    empty with one page group and no state layers."""
+    empty with one page group and no state layers. `snapshot`: pages of snapshots that can be found,
+    those in block tables included. All pages are equally large."""
     num_used_host_blocks: int = 0
     """Blocks in host memory that hold a copy."""
     num_total_host_blocks: int = 0

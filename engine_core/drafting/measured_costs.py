@@ -1,7 +1,7 @@
 """Measures the cost of decode steps on an executor before it serves: steps of several sizes, with
 rows of no request.
 
-Keys and values go to the scratch block, so nothing of them is left.
+Keys and values go to pages that no request has yet, and nothing knows them afterwards.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -30,16 +31,22 @@ MOST_SECONDS = 0.5
 """Seconds after which no other size is measured."""
 SETTLING_SECONDS = 0.3
 """Seconds in which one position and a whole draft are measured again, until both are steady."""
+TOKEN_STRIDE = 7919
+"""Distance of token ids that follow one another, a prime."""
 HOST_SECONDS = 100e-6
 """Seconds from a result to the plan that needs it."""
 
 
 def measured_costs(
-    executor: Executor, config: EngineConfig, clock: Callable[[], float] = time.perf_counter
+    executor: Executor,
+    config: EngineConfig,
+    clock: Callable[[], float] = time.perf_counter,
+    *,
+    vocab_size: int,
 ) -> StepCosts:
     """Costs of decode steps. To be called with nothing in flight. One position and a whole draft
     are measured in any case, which takes a few steps; other sizes in half a second."""
-    trial = _Trial(executor, config.max_num_seqs, clock)
+    trial = _Trial(executor, config, vocab_size, clock)
     most = min(config.max_positions, config.max_num_batched_tokens)
     whole = min(config.max_draft_tokens + 1, most)
     seconds = trial.settled(1, whole)
@@ -59,13 +66,14 @@ def measured_passes(
     config: EngineConfig,
     clock: Callable[[], float] = time.perf_counter,
     *,
+    vocab_size: int,
     most_drafts: int = 0,
 ) -> StepCosts:
     """Seconds in which a draft model of the executor, or one of its heads, drafts one more token
     for each of a number of rows; the gap is the time that a step with any drafts takes longer.
     `most_drafts`: largest number of its drafts for a row; 0: `max_draft_tokens`. No step may be in
     flight."""
-    trial = _Trial(executor, config.max_num_seqs, clock)
+    trial = _Trial(executor, config, vocab_size, clock)
     most = min(config.max_positions, config.max_num_batched_tokens)
     longest = min(most_drafts or config.max_draft_tokens, config.max_draft_tokens, most - 1)
     num_rows = min(most // 2, config.max_num_seqs)
@@ -84,11 +92,17 @@ def measured_passes(
 
 
 class _Trial:
-    def __init__(self, executor: Executor, max_rows: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        config: EngineConfig,
+        vocab_size: int,
+        clock: Callable[[], float],
+    ) -> None:
         self._executor = executor
-        self._max_rows = max_rows
+        self._max_rows = config.max_num_seqs
         self._clock = clock
-        self._plans = _Plans()
+        self._plans = _Plans(config, vocab_size)
         self._began = clock()
         self._behind: dict[int, list[float]] = defaultdict(list)
         """Seconds of steps by their number of positions, each time that one was measured."""
@@ -187,30 +201,58 @@ def _is_steady(seconds: list[float]) -> bool:
 class _Plans:
     """Plans of steps whose rows decode behind a prompt of one token. The keys of that token are
     arbitrary, since they change no time. Where there are fewer rows than positions, rows have
-    drafts."""
+    drafts. Tokens of a step differ, as far as the cache has a page for each row: in a model with
+    experts equal tokens would choose the same ones, and a step of many positions would read no more
+    weights than a step of one. Rows without a page have one token and share page 0."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: EngineConfig, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._num_groups = config.num_page_groups
+        self._max_blocks = config.max_blocks
+        self._num_paged = (config.num_blocks - 1) // max(self._num_groups, 1)
         self._step = self._num_admitted = 0
 
     def next(self, num_drafts: Int32Array, *, by_device: bool = False) -> StepPlan:
         """Plan of the next measured step. num_drafts [R] is part of the plan unless the device
         drafts."""
-        admitted = [_admitted(row) for row in range(self._num_admitted, num_drafts.size)]
+        rows = range(self._num_admitted, num_drafts.size)
+        admitted = [
+            _admitted(row, self._tokens(row if row < self._num_paged else 0, 1)) for row in rows
+        ]
         self._num_admitted = max(self._num_admitted, num_drafts.size)
         self._step += 1
-        return _plan(self._step, num_drafts, admitted, [], by_device=by_device)
+        plan = self._with_pages(_plan(self._step, num_drafts, admitted, []), rows)
+        if by_device or plan.num_drafts is None:
+            return plan
+        return replace(plan, draft_ids=self._tokens(num_drafts.size, int(num_drafts.sum())))
 
     def last(self) -> StepPlan:
         """Plan that gives the rows back."""
         self._step += 1
         return _plan(self._step, np.zeros(1, np.int32), [], list(range(1, self._num_admitted)))
 
+    def _with_pages(self, plan: StepPlan, rows: range) -> StepPlan:
+        """The plan with a page of each group for rows that it admits."""
+        paged = np.arange(rows.start, min(rows.stop, self._num_paged), dtype=np.int32)
+        groups = np.arange(self._num_groups, dtype=np.int32)
+        return replace(
+            plan,
+            block_rows=np.repeat(paged, groups.size),
+            block_indices=np.tile(groups * self._max_blocks, paged.size),
+            block_ids=(1 + paged[:, None] * groups.size + groups).reshape(-1),
+        )
 
-def _admitted(row: int) -> AdmittedRow:
+    def _tokens(self, first: int, count: int) -> Int32Array:
+        """Token ids number `first` and following, spread over the vocabulary."""
+        numbers = np.arange(first, first + count, dtype=np.int64)
+        return ((1 + numbers * TOKEN_STRIDE) % self._vocab_size).astype(np.int32)
+
+
+def _admitted(row: int, token_ids: Int32Array) -> AdmittedRow:
     greedy = SamplingParams(temperature=0.0)
     return AdmittedRow(
         row=row,
-        token_ids=np.ones(1, np.int32),
+        token_ids=token_ids,
         num_prompt_tokens=1,
         sampling=greedy,
         choice_index=0,
@@ -222,9 +264,8 @@ def _plan(
     num_drafts: Int32Array,
     admitted: list[AdmittedRow],
     released: list[int],
-    *,
-    by_device: bool = False,
 ) -> StepPlan:
+    """Unless it has drafts of its own, the device drafts."""
     zeros = np.zeros_like(num_drafts)
     ones = np.ones_like(num_drafts)
     is_drafted = bool(num_drafts.any())
@@ -239,6 +280,5 @@ def _plan(
         output_indices=zeros,
         holds=zeros.astype(np.bool_),
         num_drafts=num_drafts if is_drafted else None,
-        draft_ids=np.ones(num_drafts.sum(), np.int32) if is_drafted and not by_device else None,
         shares=False,
     )

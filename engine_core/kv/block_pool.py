@@ -3,7 +3,7 @@
 Knows nothing about requests or tokens. Block 0 is the *null block*: it is never handed out, so
 executors may let padding write there, and its links are the two ends of the free list. A freed
 block keeps its hash until it is taken for something else; the list is ordered by worth: blocks
-without a hash first, then the least recently used.
+without a hash first, then those that were released early, then the least recently used.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class BlockPool:
         """Hashes that block sources of this engine have: cached as long as either has them."""
         # A ring through the free blocks; NULL_BLOCK's links are its two ends. Lists, because single
         # elements are read several times faster than from numpy arrays.
-        self._next = [*range(1, num_blocks), NULL_BLOCK]
-        self._prev = [num_blocks - 1, *range(num_blocks - 1)]
+        self._next = [*range(1, num_blocks + 1), NULL_BLOCK]
+        self._prev = [num_blocks, *range(num_blocks)]
         self._hash_of: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}
         self._evicted: list[bytes] = []
@@ -51,21 +51,33 @@ class BlockPool:
         self._partial_of: dict[bytes, int] = {}
 
     @property
+    def _border(self) -> int:
+        """Number of no block: it stands behind blocks without a hash in the free list."""
+        return len(self.ref_counts)
+
+    @property
     def num_used(self) -> int:
         return self.num_usable - self.num_free
 
     def allocate(self, count: int) -> list[int]:
         """Takes the `count` least worthy free blocks, each held once; what they cached is gone."""
         assert count <= self.num_free
+        if not count:
+            return []
         ref_counts = self.ref_counts
         following = self._next
         hash_of = self._hash_of
         block_of = self._block_of
         generations = self.generations
+        border = self._border
         blocks = []
         block = NULL_BLOCK
         for _ in range(count):
             block = following[block]
+            if block == border:
+                # It stays the first.
+                self._link(NULL_BLOCK, border)
+                block = following[border]
             blocks.append(block)
             ref_counts[block] = 1
             generations[block] += 1
@@ -76,7 +88,8 @@ class BlockPool:
                     self.note_gone(block_hash)
             if self._partial_key_of:
                 self._forget_partial(block)
-        self._link(NULL_BLOCK, following[block])
+        before = border if following[NULL_BLOCK] == border else NULL_BLOCK
+        self._link(before, following[block])
         self.num_free -= count
         return blocks
 
@@ -90,9 +103,9 @@ class BlockPool:
                 self.num_shared += 1
             self.ref_counts[block] += 1
 
-    def release(self, blocks: Sequence[int]) -> None:
+    def release(self, blocks: Sequence[int], *, is_early: bool = False) -> None:
         """Lets go of a sequence's blocks, given from first to last; of those nobody holds the last
-        is evicted first."""
+        is evicted first. `is_early`: before all other blocks with a hash."""
         ref_counts = self.ref_counts
         hash_of = self._hash_of
         following = self._next
@@ -105,7 +118,9 @@ class BlockPool:
                 self.num_shared -= 1
             elif num_holds == 0:
                 is_worthless = hash_of[block] is None and block not in self._partial_key_of
-                before = NULL_BLOCK if is_worthless else preceding[NULL_BLOCK]
+                before = preceding[NULL_BLOCK]
+                if is_worthless or is_early:
+                    before = NULL_BLOCK if is_worthless else self._border
                 after = following[before]
                 following[before] = preceding[after] = block
                 preceding[block] = before

@@ -21,6 +21,10 @@ class Continuations:
         self._kinds = tuple(kinds)
         self._marks: dict[bytes, int] = {}
         """By hash of each announced block, a bit for each kind whose mark was announced."""
+        self._early: set[bytes] = set()
+        """Hashes of blocks that are not announced, with cached pages of a kind."""
+        self.counts = [0] * len(self._kinds)
+        """Marks that count, by kind."""
 
     def follow(self, stored: list[StoredChain], removed: list[bytes]) -> None:
         """Adds to events of blocks those of their marks. A mark is announced with its block or
@@ -30,16 +34,26 @@ class Continuations:
             return
         for block_hash in list(removed):
             bits = self._marks.pop(block_hash, 0)
+            self._count(bits, 0)
+            if bits:
+                # Its pages may outlive it, and it may come back.
+                self._early.add(block_hash)
             removed += self._named(block_hash, bits)
         for chain in stored:
             for block_hash in chain.hashes:
                 self._marks.setdefault(block_hash, 0)
-                touched[block_hash] = None
+                if block_hash in self._early:
+                    self._early.remove(block_hash)
+                    touched[block_hash] = None
         for block_hash in touched:
-            if (known := self._marks.get(block_hash)) is None:
-                continue
             bits = self._bits_of(block_hash)
+            if (known := self._marks.get(block_hash)) is None:
+                self._early.discard(block_hash)
+                if bits:
+                    self._early.add(block_hash)
+                continue
             self._marks[block_hash] = bits
+            self._count(known, bits)
             removed += self._named(block_hash, known & ~bits)
             if gained := self._named(block_hash, bits & ~known):
                 stored.append(StoredChain(block_hash, gained))
@@ -56,6 +70,11 @@ class Continuations:
             self._pool.has_all([page_key(block_hash, group) for group in groups]) << kind
             for kind, groups in enumerate(self._kinds)
         )
+
+    def _count(self, before: int, after: int) -> None:
+        if before != after:
+            for kind in range(len(self._kinds)):
+                self.counts[kind] += (after >> kind & 1) - (before >> kind & 1)
 
     def _named(self, block_hash: bytes, bits: int) -> list[bytes]:
         """Marks of a block for the kinds of these bits."""

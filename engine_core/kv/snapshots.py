@@ -23,6 +23,8 @@ class Snapshots:
         self._readers: dict[int, tuple[int, int]] = {}
         """By first page of a set: the page's generation, and how many chains are known to go on
         from it."""
+        self._superseded: dict[int, bytes] = {}
+        """By first page, hashes of sets of which a chain has a later one."""
 
     def cache(self, block_hash: bytes, pages: Sequence[int]) -> None:
         """Lets a held set be found, unless another already is."""
@@ -40,15 +42,23 @@ class Snapshots:
         if pages := self.find(block_hash):
             count = self._num_readers(pages[0]) + num_chains
             self._readers[pages[0]] = self._pool.generations[pages[0]], count
+            self._superseded.pop(pages[0], None)
 
     def supersede(self, block_hash: bytes, num_chains: int = 1) -> None:
-        """Gives up a snapshot from which at most so many chains are known to go on, since they have
-        a later one."""
+        """Lets a snapshot be evicted before anything else from which at most so many chains are
+        known to go on, since they have a later one."""
         pages = self.find(block_hash)
         if pages and self._num_readers(pages[0]) <= num_chains:
+            self._superseded[pages[0]] = block_hash
             self._pool.share(pages)
-            self.uncache(pages)
-            self._pool.release(pages)
+            self._pool.release(pages, is_early=True)
+
+    @property
+    def num_superseded(self) -> int:
+        """Snapshots that are evicted before anything else."""
+        return sum(
+            self.find(block_hash)[:1] == [page] for page, block_hash in self._superseded.items()
+        )
 
     def _num_readers(self, page: int) -> int:
         generation, count = self._readers.get(page, (0, 0))
@@ -88,6 +98,16 @@ class SnapshotCache(PrefixCache):
         self.fresh: set[bytes] = set()
         """Hashes of blocks after which the step that is being planned writes snapshots: they are
         not read before the next one."""
+
+    @property
+    def num_found(self) -> int:
+        """Snapshots that can be found."""
+        return self._continuations.counts[-1]
+
+    @property
+    def num_snapshots(self) -> int:
+        """Snapshots of which no chain has a later one."""
+        return self.num_found - self.snapshots.num_superseded
 
     def match(self, chain: HashChain, max_blocks: int) -> Hits:
         found = super().match(chain, max_blocks)

@@ -3,7 +3,6 @@ device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -131,16 +130,21 @@ class EncoderPlatform(Platform, Protocol):
     def plan_texts(self, batch: TextBatch) -> Any:
         """Plan of the texts of a batch for `text_attention`, made once for all layers."""
 
+    def mutual_attention(
+        self,
+        qkv: torch.Tensor,
+        texts: Any,
+        head_dim: int,
+        distance_bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """qkv [T, 3 Hq D] → [T, Hq D], as `text_attention` of what is projected already."""
+
     def text_attention(self, qkv: Linear, bias: torch.Tensor, head_dim: int) -> TextAttention:
         """Attention in which each token attends to all tokens of its text, with scores scaled by
         1 / sqrt(D); qkv [3 Hq D, H] and bias [3 Hq D]. A text has the same bits in any batch."""
 
     def sum_norm(self, linear: Linear, bias: torch.Tensor, norm: LayerNormWeights) -> SumNorm:
         """The norm of product + bias + residual, linear [H, K] and bias [H]."""
-
-    def text_mlp(self, up: Product, down: SumNorm, width: int) -> Callable[[Any], torch.Tensor]:
-        """x [T, H] → down(up(x), x), in as many rows at once as is fastest. width: numbers of a row
-        between the two."""
 
     def biased_linear(self, linear: Linear, bias: torch.Tensor, activation: str) -> Product:
         """x [T, K] → [T, N]: activation(product + bias), bias [N]; activation as in

@@ -7,6 +7,8 @@ from typing import Protocol
 
 import torch
 
+from ..weights.model_config import ModelConfig
+from .linear.kinds import Weights
 from .norm import WidthNorm
 from .platform import Platform
 
@@ -49,3 +51,19 @@ class ValueNorms:
         values = projected[:, -self._kv_width :].contiguous().view(-1, len(self._factors))
         normed = self._platform.rms_norm(values, self._factors, self._eps)
         return torch.cat((projected[:, : self._num_kept], normed.view(len(projected), -1)), dim=1)
+
+
+def projection_norms(
+    config: ModelConfig, weights: Weights, platform: Platform, prefix: str
+) -> ProjectionNorms | None:
+    """Norms of a layer whose weights have names with a prefix; None: it has none."""
+    eps = config.rms_norm_eps
+    if config.value_norm and config.num_kv_projections:
+        q_size, kv_size, *_ = config.qkv_sizes
+        return ValueNorms(platform, (q_size, kv_size), config.head_dim, eps)
+    if not config.width_norms:
+        return None
+    return WidthNorms(
+        WidthNorm(weights.tensors[prefix + "q_norm"], eps, weights.group),
+        WidthNorm(weights.tensors[prefix + "k_norm"], eps, weights.group),
+    )

@@ -4,16 +4,12 @@ kernels read."""
 from __future__ import annotations
 
 import json
-import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-
-from headwater.kernels.quant.block_formats import BlockWeight
 
 from ..config import ConfigError, require
 from ..layers.linear.kinds import load_weights
@@ -24,19 +20,14 @@ from ..weights.formats.quantization import AUTO, GGUF, NONE, ROUNDED, check_quan
 from ..weights.hugging_face import HuggingFaceFolder
 from ..weights.layout import Layout
 from ..weights.model_config import ModelConfig
-from ..weights.names import is_flat
+from ..weights.names import in_one_line, is_flat
 from ..weights.rounding import ROUNDINGS, Rounding, round_weights
 from ..weights.unpacking import unpacked
 from . import registry
 from .calibration import Calibrated
 from .model import model_class
 from .mtp import MtpTensors
-from .score_head import with_score_head
-
-LISTED = 8
-"""Kinds of unused tensors that are listed."""
-Published = Iterator[tuple[str, torch.Tensor | BlockWeight]]
-"""Tensors of a checkpoint by their names there."""
+from .score_head import Published, with_score_head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +115,7 @@ def convert(
         quantization=packed_by,
         rounding=rounding,
         cost=cost,
-        left_out=_in_one_line(left_out),
+        left_out=in_one_line(left_out),
         has_draft_layer=mtp is not None,
     )
 
@@ -142,14 +133,6 @@ def _spare_layers(config: ModelConfig, hf_config: Mapping[str, Any]) -> range:
     is_number = type(number) is int and 0 <= number <= config.num_layers
     require(is_number, "num_nextn_predict_layers", number, f"0…{config.num_layers}")
     return range(config.num_layers, config.num_layers + number)
-
-
-def _in_one_line(names: list[str]) -> str:
-    """The tensors that are not used, by the first parts of their names."""
-    counts = Counter(re.sub(r"\.\d+\..*", "", name) for name in names)
-    listed = ", ".join(f"{name} ({count})" for name, count in counts.most_common(LISTED))
-    others = len(counts) - LISTED
-    return listed + (f" and {others} more kinds" if others > 0 else "")
 
 
 def _collected(

@@ -12,6 +12,7 @@ from ..layers.norm import Norm
 from ..weights.model_config import ModelConfig
 from ..weights.names import CheckpointNames
 from . import layered
+from .experts.mixture import EXPERT_NAMES, MIXTURE_NAMES, SHARED_NAMES
 from .layered import (
     FUSED_BIASES,
     FUSED_NAMES,
@@ -20,7 +21,6 @@ from .layered import (
     MODEL_NAMES,
     LayeredModel,
 )
-from .mixture import EXPERT_NAMES, MIXTURE_NAMES, SHARED_NAMES
 from .parts import Parts
 
 

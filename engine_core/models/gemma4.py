@@ -13,7 +13,8 @@ from ..layers.layer_vectors import LayerVector
 from ..layers.norm import ScaledNorm
 from ..weights.layout import Layout, WeightSpec, linear, norm, table
 from ..weights.model_config import ModelConfig
-from . import gemma3, mixture
+from . import gemma3
+from .experts import mixture
 from .gemma3 import Gemma3
 from .model import LastNorm
 from .parts import Parts
@@ -64,6 +65,7 @@ class Gemma4(Gemma3):
             "pre_feedforward_layernorm_2.weight": mixture.EXPERTS_INPUT_NORM,
             "post_feedforward_layernorm_2.weight": mixture.EXPERTS_NORM,
         },
+        experts=mixture.EXPERT_NAMES,
         # Published files have projections and norms of keys and values that are not made.
         spare=("qkv", "k_norm"),
     )
@@ -94,7 +96,8 @@ class Gemma4(Gemma3):
             # The layer before multiplies the residual stream.
             factor = parts.scalar(f"layers.{i - 1}.scalar")
             of_layer["input_norm"] = ScaledNorm(of_layer["input_norm"], factor)
-        beside_mlp = parts.experts_beside_mlp(i)
+        experts = parts.experts_beside_mlp(i)
+        beside_mlp = None if experts is None else experts.beside_mlp()
         return Layer(**of_layer, vector=parts.layer_vector(i), beside_mlp=beside_mlp)
 
     def _final_norm(self, parts: Parts) -> LastNorm:

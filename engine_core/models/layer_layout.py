@@ -18,7 +18,7 @@ from ..weights.layout import (
     width_norm,
 )
 from ..weights.model_config import ModelConfig
-from .mixture import mixture_of
+from .experts.mixture import mixture_of
 from .states.state_parts import state_weights_of
 
 

@@ -11,7 +11,7 @@ from headwater.kernels.attention.rotary_pairs import RotaryPairs
 
 from ..layers.biased import BiasedLinear, LogitLinear
 from ..layers.embedding import Embedding
-from ..layers.experts import Experts, ExpertsBesideMlp
+from ..layers.experts import Experts
 from ..layers.layer_vectors import LayerVector, LayerVectors, NoVectors
 from ..layers.linear.kinds import Weights
 from ..layers.linear.linear import Linear
@@ -20,14 +20,13 @@ from ..layers.mixers.attention import Attention
 from ..layers.mixers.gated_attention import GatedAttention
 from ..layers.mixers.mixer import Mixer
 from ..layers.mlp import Mlp, PlainMlp
-from ..layers.norm import InputNorm, LayerNorm, Norm, RMSNorm, WidthNorm
+from ..layers.norm import InputNorm, LayerNorm, Norm, RMSNorm
 from ..layers.platform import Platform
 from ..layers.positions import Positions
-from ..layers.projection_norms import ValueNorms, WidthNorms
+from ..layers.projection_norms import projection_norms
 from ..layers.rope import cos_sin_table, query_scales, unrotated_table
 from ..weights.model_config import ModelConfig
-from . import mixture
-from .expert_parts import ExpertParts, check_unrounded
+from .experts.expert_parts import ExpertParts, check_unrounded
 from .states.state_parts import state_mixer
 
 
@@ -133,7 +132,7 @@ class Parts:
             window=config.window_of(i),
             softcap=config.attention_softcap,
             pairs=self._pairs,
-            norms=self._projection_norms(config, prefix),
+            norms=projection_norms(config, self._weights, self._platform, prefix),
             writes=config.num_kv_projections > 0,
             query_scales=self._query_scales_of(i),
             sinks=tensors[prefix + "sinks"].float() if config.has_sinks else None,
@@ -155,7 +154,7 @@ class Parts:
     def mlp(self, i: int) -> Mlp | PlainMlp | Experts:
         config = self._config.at(i)
         if config.has_experts(i) and not self._has_experts_beside:
-            return self._experts(i)
+            return self._expert_parts(i).experts()
         prefix = f"layers.{i}."
         down = self.linear(prefix + "down")
         if config.is_gated:
@@ -164,24 +163,14 @@ class Parts:
         self.check_unrounded(prefix + "down")
         return PlainMlp(self._platform, self.linear(prefix + "up"), down, config.activation)
 
-    def experts_beside_mlp(self, i: int) -> ExpertsBesideMlp | None:
-        """None: layer i has an MLP alone."""
-        if not (self._has_experts_beside and self._config.has_experts(i)):
-            return None
-        prefix = f"layers.{i}."
-        config = self._config
-        factors = self.factors(prefix + mixture.ROUTER_NORM) * config.hidden_size**-0.5
-        return ExpertsBesideMlp(
-            self._experts(i),
-            RMSNorm(self._platform, factors, config.rms_norm_eps),
-            self.norm(prefix + mixture.DENSE_NORM),
-            self.norm(prefix + mixture.EXPERTS_INPUT_NORM),
-            self.norm(prefix + mixture.EXPERTS_NORM),
-        )
+    def experts_beside_mlp(self, i: int) -> ExpertParts | None:
+        """Makes the experts beside the MLP of layer i; None: it has an MLP alone."""
+        has_both = self._has_experts_beside and self._config.has_experts(i)
+        return self._expert_parts(i) if has_both else None
 
-    def _experts(self, i: int) -> Experts:
+    def _expert_parts(self, i: int) -> ExpertParts:
         own = self._weights, self._platform, f"layers.{i}.", self.expert_counts[i]
-        return ExpertParts(self._config.at(i), *own).experts()
+        return ExpertParts(self._config.at(i), *own)
 
     @property
     def _has_experts_beside(self) -> bool:
@@ -231,21 +220,6 @@ class Parts:
     def scalar(self, name: str) -> torch.Tensor:
         """[1], a factor of the residual stream."""
         return self._weights.tensors[name]
-
-    def _projection_norms(self, config: ModelConfig, prefix: str) -> WidthNorms | ValueNorms | None:
-        if config.value_norm and config.num_kv_projections:
-            q_size, kv_size, *_ = config.qkv_sizes
-            eps = config.rms_norm_eps
-            return ValueNorms(self._platform, (q_size, kv_size), config.head_dim, eps)
-        if not config.width_norms:
-            return None
-        tensors = self._weights.tensors
-        eps = config.rms_norm_eps
-        group = self._weights.group
-        return WidthNorms(
-            WidthNorm(tensors[prefix + "q_norm"], eps, group),
-            WidthNorm(tensors[prefix + "k_norm"], eps, group),
-        )
 
     def _table_of(self, i: int) -> torch.Tensor:
         config = self._config

@@ -7,8 +7,7 @@ that a process which needs a config alone starts without torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -18,33 +17,27 @@ from ..weights.encoders.sentence_files import KEY as SENTENCE_KEY
 from ..weights.formats.gguf_families import GgufFamily
 from ..weights.json_object import read_object
 from ..weights.model_config import ModelConfig
+from .architecture import Architecture, own
 from .configs import (
-    bert,
     cohere2,
-    corrected_moe,
     gemma,
     gemma3,
     gemma4,
-    glm4,
     gpt2,
     gpt_neox,
-    gpt_oss,
     granite,
-    granite_hybrid,
-    labels,
-    lfm2,
     llama,
-    llama4,
     ministral3,
-    mixtral,
     olmo,
     opt,
     phi3,
-    qwen3_next,
-    qwen_moe,
     smollm3,
     starcoder2,
+    tasks,
 )
+from .encoders.architectures import ENCODER_ARCHITECTURES
+from .experts.architectures import MIXTURES
+from .states.architectures import STATE_ARCHITECTURES
 
 ENTRY_POINTS = "headwater.models"
 FOREIGN = "headwater.engine_core.models.foreign.model:ForeignModel"
@@ -57,96 +50,42 @@ MODEL_CODES = (AUTO, "headwater", TRANSFORMERS)
 none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Architecture:
-    model: str
-    """`module:Class`, see `Model`."""
-    read_config: Callable[[Mapping[str, Any]], ModelConfig]
-    """From what `config.json` says. Raises `ConfigError`."""
-    family: str = ""
-    """Its models, for people."""
-    model_types: tuple[str, ...] = ()
-    """Values of `model_type` that name the architecture where `architectures` is missing."""
-    limits: tuple[str, ...] = ()
-    """Limits of its models, for people."""
-    is_text_part: bool = False
-    """Whether it is the text part of a model that reads images too."""
-    gguf: Mapping[str, GgufFamily] = field(default_factory=dict)
-    """Its GGUF files, by their `general.architecture`. Those of this room are in `FAMILIES`."""
-
-
-def _own(
-    model: str,
-    read_config: Callable[[Mapping[str, Any]], ModelConfig],
-    family: str,
-    *model_types: str,
-    limits: tuple[str, ...] = (),
-    is_text_part: bool = False,
-) -> Architecture:
-    """An architecture of this room."""
-    return Architecture(
-        model=f"headwater.engine_core.models.{model}",
-        read_config=read_config,
-        family=family,
-        model_types=model_types,
-        limits=limits,
-        is_text_part=is_text_part,
-    )
-
-
 _DECODER = "decoder:Decoder"
 _WIDTH_NORMS = ("tensor parallel on CPUs alone, and not with `--numerics tree`",)
-_CHUNKS = ("8,192 positions, those of a chunk",)
-_DENSE = ("weights that are not packed",)
 _PACKED_IN_GGUF = ("weights packed in GGUF, or not at all",)
-_STATES = ("not with `--numerics tree`", "one process: no ranks, no stages")
-_CONVS = ("CPUs alone", *_STATES)
-_QWEN35 = "qwen3_next:Qwen35"
 _MIXED = ("not with `--numerics tree`", "one process: no ranks, no stages")
 _LLAMA = "Llama 2 and 3, SmolLM2, TinyLlama, Yi, Aquila, XVERSE, R1-Distill-Llama"
 _QWEN2 = "Qwen2, Qwen2.5, QwQ, R1-Distill-Qwen"
 ARCHITECTURES = {
-    "BertForSequenceClassification": _own(
-        "encoders.bert:BertClassifier",
-        bert.read_bert_classifier,
-        "BERT as a reranker or a classifier: ms-marco-MiniLM",
-    ),
-    "BertModel": _own("encoders.bert:Bert", bert.read_bert, "BERT, MiniLM, BGE, E5", "bert"),
-    "Cohere2ForCausalLM": _own(
+    "Cohere2ForCausalLM": own(
         "cohere2:Cohere2", cohere2.read_cohere2, "Command R7B, Command A", "cohere2"
     ),
-    "Ernie4_5ForCausalLM": _own(_DECODER, llama.read_ernie45, "ERNIE 4.5 (dense)", "ernie4_5"),
-    "Ernie4_5_MoeForCausalLM": _own(
-        _DECODER,
-        corrected_moe.read_ernie45_moe,
-        "ERNIE 4.5 (experts)",
-        "ernie4_5_moe",
-    ),
-    "Exaone4ForCausalLM": _own("olmo2:Olmo2", olmo.read_exaone4, "EXAONE 4", "exaone4"),
-    "GPT2LMHeadModel": _own("gpt2:Gpt2", gpt2.read_gpt2, "GPT-2", "gpt2", limits=_PACKED_IN_GGUF),
-    "GPTNeoXForCausalLM": _own(
+    "Ernie4_5ForCausalLM": own(_DECODER, llama.read_ernie45, "ERNIE 4.5 (dense)", "ernie4_5"),
+    "Exaone4ForCausalLM": own("olmo2:Olmo2", olmo.read_exaone4, "EXAONE 4", "exaone4"),
+    "GPT2LMHeadModel": own("gpt2:Gpt2", gpt2.read_gpt2, "GPT-2", "gpt2", limits=_PACKED_IN_GGUF),
+    "GPTNeoXForCausalLM": own(
         "gpt_neox:GptNeoX",
         gpt_neox.read_gpt_neox,
         "GPT-NeoX, Pythia",
         "gpt_neox",
         limits=_PACKED_IN_GGUF,
     ),
-    "GemmaForCausalLM": _own(_DECODER, gemma.read_gemma, "Gemma 1", "gemma"),
-    "Gemma2ForCausalLM": _own("gemma3:Gemma3", gemma.read_gemma2, "Gemma 2", "gemma2"),
-    "Gemma3ForCausalLM": _own(
+    "GemmaForCausalLM": own(_DECODER, gemma.read_gemma, "Gemma 1", "gemma"),
+    "Gemma2ForCausalLM": own("gemma3:Gemma3", gemma.read_gemma2, "Gemma 2", "gemma2"),
+    "Gemma3ForCausalLM": own(
         "gemma3:Gemma3", gemma3.read_gemma3, "Gemma 3 270M and 1B", "gemma3_text"
     ),
-    "Gemma3ForConditionalGeneration": _own(
+    "Gemma3ForConditionalGeneration": own(
         "gemma3:Gemma3", gemma3.read_gemma3, "Gemma 3 4B, 12B, 27B", "gemma3", is_text_part=True
     ),
-    "Gemma4ForCausalLM": _own(
+    "Gemma4ForCausalLM": own(
         "gemma4:Gemma4",
         gemma4.read_gemma4,
         "Gemma 4 (text)",
         "gemma4_text",
         limits=_MIXED,
     ),
-    "Gemma4ForConditionalGeneration": _own(
+    "Gemma4ForConditionalGeneration": own(
         "gemma4:Gemma4",
         gemma4.read_gemma4,
         "Gemma 4 E2B, E4B, 26B-A4B, 31B",
@@ -154,163 +93,42 @@ ARCHITECTURES = {
         limits=_MIXED,
         is_text_part=True,
     ),
-    "Glm4ForCausalLM": _own("glm4:Glm4", glm4.read_glm4, "GLM-4 (dense)", "glm4"),
-    "Glm4MoeForCausalLM": _own(
-        _DECODER,
-        corrected_moe.read_glm4_moe,
-        "GLM-4.5, 4.6, 4.7",
-        "glm4_moe",
-    ),
-    "GptOssForCausalLM": _own(
-        "gpt_oss:GptOss", gpt_oss.read_gpt_oss, "gpt-oss 20B and 120B", "gpt_oss"
-    ),
-    "GraniteForCausalLM": _own(
-        _DECODER, granite.read_granite, "Granite 3 and 4 (dense)", "granite"
-    ),
-    "GraniteMoeHybridForCausalLM": _own(
-        "granite_hybrid:GraniteHybrid",
-        granite_hybrid.read_granite_hybrid,
-        "Granite 4 with Mamba-2 (H Micro, Tiny, Small)",
-        "granitemoehybrid",
-        limits=_CONVS,
-    ),
-    "GraniteMoeForCausalLM": _own(
-        _DECODER,
-        mixtral.read_granite_moe,
-        "Granite 3 (experts)",
-        "granitemoe",
-    ),
-    "HYV3ForCausalLM": _own(_DECODER, corrected_moe.read_hy3, "Hy3", "hy_v3"),
-    "InternLM3ForCausalLM": _own(_DECODER, llama.read_internlm3, "InternLM 3", "internlm3"),
-    "Lfm2ForCausalLM": _own("lfm2:Lfm2", lfm2.read_lfm2, "LFM2", "lfm2", limits=_CONVS),
-    "Llama4ForCausalLM": _own(
-        "llama4:Llama4",
-        llama4.read_llama4,
-        "Llama 4 (text)",
-        "llama4_text",
-        limits=_CHUNKS,
-    ),
-    "Llama4ForConditionalGeneration": _own(
-        "llama4:Llama4",
-        llama4.read_llama4,
-        "Llama 4 Scout, Maverick",
-        "llama4",
-        is_text_part=True,
-        limits=_CHUNKS,
-    ),
-    "LlamaForCausalLM": _own(_DECODER, llama.read_llama, _LLAMA, "llama"),
-    "MPNetModel": _own("encoders.mpnet:MPNet", bert.read_mpnet, "MPNet", "mpnet", limits=_DENSE),
-    "MiniMaxM2ForCausalLM": _own(
-        _DECODER,
-        corrected_moe.read_minimax_m2,
-        "MiniMax M2",
-        "minimax_m2",
-        limits=_WIDTH_NORMS,
-    ),
-    "Ministral3ForCausalLM": _own(
-        _DECODER, ministral3.read_ministral3, "Ministral 3", "ministral3"
-    ),
-    "MinistralForCausalLM": _own(_DECODER, llama.read_mistral, "Ministral 8B", "ministral"),
-    "Mistral3ForConditionalGeneration": _own(
+    "Glm4ForCausalLM": own("glm4:Glm4", llama.read_glm4, "GLM-4 (dense)", "glm4"),
+    "GraniteForCausalLM": own(_DECODER, granite.read_granite, "Granite 3 and 4 (dense)", "granite"),
+    "InternLM3ForCausalLM": own(_DECODER, llama.read_internlm3, "InternLM 3", "internlm3"),
+    "LlamaForCausalLM": own(_DECODER, llama.read_llama, _LLAMA, "llama"),
+    "Ministral3ForCausalLM": own(_DECODER, ministral3.read_ministral3, "Ministral 3", "ministral3"),
+    "MinistralForCausalLM": own(_DECODER, llama.read_mistral, "Ministral 8B", "ministral"),
+    "Mistral3ForConditionalGeneration": own(
         _DECODER,
         ministral3.read_ministral3,
         "Mistral Small 3.1 and later, Ministral 3",
         "mistral3",
         is_text_part=True,
     ),
-    "MistralForCausalLM": _own(_DECODER, llama.read_mistral, "Mistral 7B, Nemo, Small", "mistral"),
-    "MixtralForCausalLM": _own(_DECODER, mixtral.read_mixtral, "Mixtral", "mixtral"),
-    "OPTForCausalLM": _own("opt:Opt", opt.read_opt, "OPT", "opt"),
-    "Olmo2ForCausalLM": _own(
-        "olmo2:Olmo2", olmo.read_olmo2, "OLMo 2", "olmo2", limits=_WIDTH_NORMS
-    ),
-    "Olmo3ForCausalLM": _own(
-        "olmo2:Olmo2", olmo.read_olmo3, "OLMo 3", "olmo3", limits=_WIDTH_NORMS
-    ),
-    "OlmoeForCausalLM": _own(_DECODER, mixtral.read_olmoe, "OLMoE", "olmoe", limits=_WIDTH_NORMS),
-    "Phi3ForCausalLM": _own(_DECODER, phi3.read_phi3, "Phi-3, 3.5, 4, 4-mini", "phi3"),
-    "Qwen2ForCausalLM": _own(_DECODER, llama.read_qwen2, _QWEN2, "qwen2"),
-    "Qwen2MoeForCausalLM": _own(
-        _DECODER,
-        qwen_moe.read_qwen2_moe,
-        "Qwen1.5-MoE, Qwen2 (experts)",
-        "qwen2_moe",
-    ),
-    "Qwen2_5_VLForConditionalGeneration": _own(
+    "MistralForCausalLM": own(_DECODER, llama.read_mistral, "Mistral 7B, Nemo, Small", "mistral"),
+    "OPTForCausalLM": own("opt:Opt", opt.read_opt, "OPT", "opt"),
+    "Olmo2ForCausalLM": own("olmo2:Olmo2", olmo.read_olmo2, "OLMo 2", "olmo2", limits=_WIDTH_NORMS),
+    "Olmo3ForCausalLM": own("olmo2:Olmo2", olmo.read_olmo3, "OLMo 3", "olmo3", limits=_WIDTH_NORMS),
+    "Phi3ForCausalLM": own(_DECODER, phi3.read_phi3, "Phi-3, 3.5, 4, 4-mini", "phi3"),
+    "Qwen2ForCausalLM": own(_DECODER, llama.read_qwen2, _QWEN2, "qwen2"),
+    "Qwen2_5_VLForConditionalGeneration": own(
         _DECODER, llama.read_qwen2, "Qwen2.5-VL", "qwen2_5_vl", is_text_part=True
     ),
-    "Qwen3ForCausalLM": _own(
+    "Qwen3ForCausalLM": own(
         _DECODER, llama.read_qwen3, "Qwen3 (dense), Qwen3-Embedding, Qwen3-Reranker", "qwen3"
     ),
-    "Qwen3ForSequenceClassification": _own(
-        _DECODER,
-        labels.classifier(llama.read_qwen3),
-        "Qwen3 as a reranker or a classifier",
-    ),
-    "Qwen3MoeForCausalLM": _own(
-        _DECODER,
-        qwen_moe.read_qwen3_moe,
-        "Qwen3 (experts): 30B-A3B, 235B-A22B, Coder",
-        "qwen3_moe",
-    ),
-    "Qwen3NextForCausalLM": _own(
-        "qwen3_next:Qwen3Next",
-        qwen3_next.read_qwen3_next,
-        "Qwen3-Next, Qwen3-Coder-Next",
-        "qwen3_next",
-        limits=_STATES,
-    ),
-    "Qwen3VLForConditionalGeneration": _own(
+    "Qwen3VLForConditionalGeneration": own(
         _DECODER, llama.read_qwen3, "Qwen3-VL (dense)", "qwen3_vl", is_text_part=True
     ),
-    "Qwen3_5ForCausalLM": _own(
-        _QWEN35, qwen3_next.read_qwen3_5, "Qwen3.5 (dense)", "qwen3_5_text", limits=_STATES
-    ),
-    "Qwen3_5ForConditionalGeneration": _own(
-        _QWEN35,
-        qwen3_next.read_qwen3_5,
-        "Qwen3.5 and Qwen3.6 (dense)",
-        "qwen3_5",
-        limits=_STATES,
-        is_text_part=True,
-    ),
-    "Qwen3_5MoeForCausalLM": _own(
-        _QWEN35,
-        qwen3_next.read_qwen3_5_moe,
-        "Qwen3.5 (experts)",
-        "qwen3_5_moe_text",
-        limits=_STATES,
-    ),
-    "Qwen3_5MoeForConditionalGeneration": _own(
-        _QWEN35,
-        qwen3_next.read_qwen3_5_moe,
-        "Qwen3.5 and Qwen3.6 (experts): 35B-A3B",
-        "qwen3_5_moe",
-        limits=_STATES,
-        is_text_part=True,
-    ),
-    "RobertaForSequenceClassification": _own(
-        "encoders.bert:RobertaClassifier",
-        bert.read_roberta_classifier,
-        "RoBERTa as a reranker or a classifier",
-    ),
-    "RobertaModel": _own("encoders.bert:Bert", bert.read_roberta, "RoBERTa", "roberta"),
-    "SeedOssForCausalLM": _own(_DECODER, llama.read_seed_oss, "Seed-OSS", "seed_oss"),
-    "SmolLM3ForCausalLM": _own(_DECODER, smollm3.read_smollm3, "SmolLM3", "smollm3"),
-    "Starcoder2ForCausalLM": _own(
+    "SeedOssForCausalLM": own(_DECODER, llama.read_seed_oss, "Seed-OSS", "seed_oss"),
+    "SmolLM3ForCausalLM": own(_DECODER, smollm3.read_smollm3, "SmolLM3", "smollm3"),
+    "Starcoder2ForCausalLM": own(
         "starcoder2:Starcoder2", starcoder2.read_starcoder2, "StarCoder 2", "starcoder2"
     ),
-    "XLMRobertaForSequenceClassification": _own(
-        "encoders.bert:RobertaClassifier",
-        bert.read_roberta_classifier,
-        "XLM-RoBERTa as a reranker or a classifier: bge-reranker-v2-m3",
-    ),
-    "XLMRobertaModel": _own(
-        "encoders.bert:Bert",
-        bert.read_roberta,
-        "XLM-RoBERTa, bge-m3 (dense), multilingual E5",
-        "xlm-roberta",
-    ),
+    **ENCODER_ARCHITECTURES,
+    **MIXTURES,
+    **STATE_ARCHITECTURES,
 }
 OTHER_NAMES = {
     "BertForMaskedLM": "BertModel",
@@ -321,6 +139,7 @@ OTHER_NAMES = {
     "GPT2Model": "GPT2LMHeadModel",
     "AquilaForCausalLM": "LlamaForCausalLM",
     "AquilaModel": "LlamaForCausalLM",
+    "Gemma3TextModel": "Gemma3ForCausalLM",
     "LLaMAForCausalLM": "LlamaForCausalLM",
     "XverseForCausalLM": "LlamaForCausalLM",
     "YiForCausalLM": "LlamaForCausalLM",
@@ -348,8 +167,10 @@ def config_of(hf_config: Mapping[str, Any]) -> ModelConfig:
     architecture = find(name)
     text = _text_of(hf_config) if architecture.is_text_part else hf_config
     _check_switches(text)
-    model = architecture.read_config({**text, "architectures": [name]})
-    return labels.with_judgement(model, sentence_of(hf_config))
+    whole = {**text, "architectures": [name]}
+    return tasks.read_task(
+        architecture.read_config, whole, has_both_ways=bool(architecture.both_ways)
+    )
 
 
 def is_foreign(hf_config: Mapping[str, Any]) -> bool:
@@ -376,7 +197,11 @@ def sentence_of(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def code_of(config: ModelConfig) -> str:
     """`module:Class` of a config's model, see `Model`. Raises `ConfigError`."""
-    return find(config.architecture).model if config.foreign is None else FOREIGN
+    if config.foreign is not None:
+        return FOREIGN
+    architecture = find(config.architecture)
+    is_decoder = config.encoder is not None and config.encoder.is_decoder
+    return architecture.both_ways if is_decoder else architecture.model
 
 
 def architecture_of(hf_config: Mapping[str, Any]) -> str:
@@ -416,7 +241,12 @@ def _text_of(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**text, **whole}
 
 
-_OF_ALL_PARTS = ("tie_word_embeddings", "quantization_config", "compression_config")
+_OF_ALL_PARTS = (
+    "tie_word_embeddings",
+    "quantization_config",
+    "compression_config",
+    SENTENCE_KEY,
+)
 """Fields of the whole config that hold for its `text_config` too."""
 
 

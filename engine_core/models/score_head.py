@@ -8,20 +8,18 @@ from typing import Any
 
 import torch
 
-from headwater.kernels.quant.block_formats import BlockWeight
-
 from ..config import ConfigError
 from ..weights.model_config import ModelConfig
-from ..weights.names import canonical
+from ..weights.names import Weight, canonical
 
-Published = Iterable[tuple[str, torch.Tensor | BlockWeight]]
+Published = Iterable[tuple[str, Weight]]
 """Tensors of a checkpoint by their names there."""
 SCORE = "score.weight"
 
 
 def with_score_head(
     published: Published, config: ModelConfig, sentence: Mapping[str, Any]
-) -> Iterator[tuple[str, torch.Tensor | BlockWeight]]:
+) -> Iterator[tuple[str, Weight]]:
     """The tensors, and the row by which the model scores, made of its head of tokens where
     sentence-transformers' files name two of these. The difference of two logits is the product with
     the difference of their rows. Raises `ConfigError` for a head that is packed."""
@@ -33,9 +31,7 @@ def with_score_head(
             yield SCORE, _row(name, tensor, *token_ids)
 
 
-def _row(
-    name: str, head: torch.Tensor | BlockWeight, true_id: int, false_id: int | None
-) -> torch.Tensor:
+def _row(name: str, head: Weight, true_id: int, false_id: int | None) -> torch.Tensor:
     """float32 [1, H]"""
     if not (isinstance(head, torch.Tensor) and head.is_floating_point()):
         raise ConfigError("checkpoint tensor", name, "a head that is not packed, to score with")

@@ -35,7 +35,6 @@ from .cuda_packed import (
 from .dense_products import (
     ProductChoice,
     biased_product,
-    dense_gelu_product,
     dense_matrices,
     dense_product,
     dense_silu_product,
@@ -76,14 +75,6 @@ class CudaProducts:
         """None: there is no such kernel."""
         make = self._gated.get((linear.kind, activation))
         return None if make is None else make(linear)
-
-    def gelu(self, linear: Linear, bias: torch.Tensor) -> Product | None:
-        """GELU by the error function of product + bias, in one launch where that is faster; None:
-        there is no such kernel."""
-        if linear.kind != DenseLinear.kind:
-            return None
-        weight = matrix_of(linear)
-        return dense_gelu_product(weight, bias, self._choice(ProbedProduct.of(weight)), EARLY_ROWS)
 
     @property
     def own(self) -> frozenset[ProbedProduct]:

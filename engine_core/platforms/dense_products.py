@@ -9,7 +9,6 @@ from functools import partial
 import torch
 
 from headwater.kernels.gemm.add_bias import add_bias
-from headwater.kernels.gemm.gelu_gemm import gelu_linear
 from headwater.kernels.gemm.gemm import linear, linear_silu_mul
 
 from ..layers.biased import BiasedLinear
@@ -48,18 +47,6 @@ def dense_product(weight: torch.Tensor, choice: ProductChoice, early_rows: int) 
 def dense_silu_product(weight: torch.Tensor, choice: ProductChoice, early_rows: int) -> Product:
     """Like `dense_product`, with SiLU of the first half of the outputs times the second behind it."""
     return partial(_linear_silu_mul, weight=weight, choice=choice, early_rows=early_rows)
-
-
-def dense_gelu_product(
-    weight: torch.Tensor, bias: torch.Tensor, choice: ProductChoice, early_rows: int
-) -> Product:
-    """As `dense_product`, with GELU of the product and the bias."""
-
-    def product(x: torch.Tensor) -> torch.Tensor:
-        is_early = x.shape[0] <= early_rows
-        return gelu_linear(x, weight, bias, dependent=is_early, is_own=choice.is_own)
-
-    return product
 
 
 def _linear(

@@ -253,7 +253,7 @@ class ModelConfig:
     @property
     def most_positions(self) -> int:
         """The longest sequence that an engine can be started for."""
-        if self.encoder is not None:
+        if self.encoder is not None and self.num_learned_positions:
             return self.num_learned_positions - self.position_offset
         scaling = self.rope_scaling or {}
         if scaling.get("rope_type") == "dynamic":

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -30,10 +31,12 @@ PackedChange = Callable[[Mxfp4Weight, ModelConfig], Mxfp4Weight]
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _ROOT = re.compile(
     r"(?:model\.language_model|language_model\.model|language_model|model\.text_model|model\.decoder"
-    r"|transformer|gpt_neox|decoder|model|bert|roberta|mpnet)\."
+    r"|transformer|gpt_neox|decoder|model|bert|nomic_bert|roberta|mpnet)\."
 )
 """Prefixes of a model's tensors in checkpoints of various tools; some have none."""
-_BLOCK = re.compile(r"^(?:h|blocks|encoder\.layer)\.(?=\d+\.)")
+LISTED = 8
+"""Kinds of tensors that a line lists."""
+_BLOCK = re.compile(r"^(?:h|blocks|encoder\.layers?)\.(?=\d+\.)")
 _EXPERT = re.compile(r".+\.experts\.(\d{1,6})\.(.+)")
 _UNUSED = re.compile(
     r"(?:model\.)?(?:visual|vision_tower|vision_model|vision_embed_tokens|vision_encoder|audio_tower"
@@ -53,6 +56,14 @@ def canonical(name: str) -> str:
 def is_flat(name: str) -> bool:
     """Whether a checkpoint of a model without its head has such a name."""
     return _ROOT.match(name) is None and not name.startswith("lm_head.")
+
+
+def in_one_line(names: list[str]) -> str:
+    """The tensors that are not used, by the first parts of their names."""
+    counts = Counter(re.sub(r"\.\d+\..*", "", name) for name in names)
+    listed = ", ".join(f"{name} ({count})" for name, count in counts.most_common(LISTED))
+    others = len(counts) - LISTED
+    return listed + (f" and {others} more kinds" if others > 0 else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,8 +188,11 @@ class CheckpointNames:
         return not is_known and not bool(tensor.any())
 
     def _is_unchanged(self, name: str) -> bool:
+        """Whether a tensor lies as ours: one of `unchanged`, or that of one expert."""
         match = _LAYER.fullmatch(canonical(name))
-        return match is not None and match[2] in self.unchanged
+        if match is None:
+            return False
+        return match[2] in self.unchanged or _EXPERT.fullmatch(match[2]) is not None
 
     def _changed(self, name: str, ours: str, weight: Weight, config: ModelConfig) -> Weight:
         """Raises `ConfigError` for a packed weight, whose rows or inputs share scales."""

@@ -8,8 +8,6 @@ from typing import Protocol
 
 import torch
 
-from headwater.kernels.quant.block_formats import BlockWeight
-
 from ..config import ConfigError
 from .formats import awq, fp8, gptq, int_quantized, mxfp4, pack_quantized
 from .formats.packing import Packing, Quantization
@@ -59,7 +57,7 @@ FORMATS: Mapping[str, Format] = {
 
 
 def unpacked(
-    tensors: Iterable[tuple[str, torch.Tensor | BlockWeight]], quantization: Quantization | None
+    tensors: Iterable[tuple[str, Weight]], quantization: Quantization | None
 ) -> Iterator[tuple[str, Weight]]:
     """The tensors of a checkpoint, those of a packed layer as one under the name that it has in
     other checkpoints. Raises `ConfigError` for a layer without one of its tensors."""
@@ -70,7 +68,7 @@ def unpacked(
         if quantization is not None and suffix in (*KV_SCALES, *OF_OUTPUTS):
             continue
         packing = None if quantization is None else quantization.packing_of(layer)
-        if packing is None or isinstance(tensor, BlockWeight):
+        if packing is None or not isinstance(tensor, torch.Tensor):
             yield name, tensor
             continue
         format = FORMATS[packing.format]

@@ -23,12 +23,13 @@ def clear_begun(
     max_blocks: int,
     block_size: int,
 ) -> None:
-    """words int32 [num_blocks, words of a block], contiguous. R requests compute positions
+    """words int32 [num_blocks, words of a block or of a part of it], contiguous in a block. R
+    requests compute positions
     `starts` to `ends` and are rows `table_rows` of the block table, int32 [R] each; padding ends at
     0. block_table int32 [rows, groups · max_blocks]: the blocks of each page group."""
     num_rows = len(table_rows)
     num_groups = block_table.shape[1] // max_blocks
-    assert words.is_contiguous()
+    assert words.stride(1) == 1
     _clear_begun[(num_rows, num_groups, PIECES)](
         words,
         table_rows,
@@ -36,6 +37,7 @@ def clear_begun(
         ends,
         block_table,
         words.shape[1],
+        words.stride(0),
         block_table.stride(0),
         max_blocks,
         PAGE=block_size,
@@ -70,6 +72,7 @@ def _clear_begun(
     p_end,
     p_table,
     num_words,
+    stride_words,
     stride_table,
     max_blocks,
     PAGE: tl.constexpr,
@@ -82,7 +85,7 @@ def _clear_begun(
         return
     row = tl.load(p_row + i_r).to(tl.int64)
     block = tl.load(p_table + row * stride_table + tl.program_id(1) * max_blocks + last)
-    p_block = p_words + block.to(tl.int64) * num_words
+    p_block = p_words + block.to(tl.int64) * stride_words
     for first in range(tl.program_id(2) * BLOCK, num_words, tl.num_programs(2) * BLOCK):
         o_word = first + tl.arange(0, BLOCK)
         tl.store(p_block + o_word, 0, mask=o_word < num_words)

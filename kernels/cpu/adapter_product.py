@@ -16,14 +16,24 @@ from numba import njit
 from ..adapters.slab import MAX_RANK, PIECE, RANK_UNIT, Slab, SlabLayer
 from .adapter_tiles import NO_ROW, TILE, adapter_tiles
 from .compiler.compiled import Kernel, argument, items
-from .compiler.scalars import float32_at, int32_at, int64_at, number_at, put, size_of
+from .compiler.scalars import (
+    ask_for_line,
+    float32_at,
+    int32_at,
+    int64_at,
+    number_at,
+    put,
+    size_of,
+)
 from .compiler.simd import add, fma, load, mul, splat, store, sum_of
 from .compiler.simd_types import BF16_ELEMENT, F32, F32_ELEMENT, NUM_LANES
 
 _TOGETHER = 4
-"""Ranks, or vectors of outputs, that are summed beside one another for one row."""
-_PAIR = 2
-"""Vectors of outputs that are summed beside one another for the rows of a full tile."""
+"""Ranks, or vectors of outputs, that are summed beside one another for a row."""
+
+
+_AHEAD = 2
+"""Rounds of outputs before which they are prefetched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +96,8 @@ def _put_rounded(p_out: int, x: Any, element: Any) -> None:
 
 
 @njit
-def _with_ranks(x: Any, factors: Any, sums: Any) -> Any:
-    """Adds the products of some inputs of a row with these of four ranks."""
+def _with_factors(x: Any, factors: Any, sums: Any) -> Any:
+    """Adds the products of a row's vector with four vectors of factors."""
     return (
         fma(x, factors[0], sums[0]),
         fma(x, factors[1], sums[1]),
@@ -115,13 +125,13 @@ def _put_ranks(p_out: int, totals: Any, element: Any) -> None:
 
 
 @njit
-def _of_ranks(p_a: int, stride: int, element: Any) -> Any:
-    """Some inputs of four ranks, whose rows lie `stride` bytes apart."""
+def _four(p_first: int, stride: int, element: Any) -> Any:
+    """Four vectors of factors that begin `stride` bytes apart."""
     return (
-        load(p_a, element),
-        load(p_a + stride, element),
-        load(p_a + 2 * stride, element),
-        load(p_a + 3 * stride, element),
+        load(p_first, element),
+        load(p_first + stride, element),
+        load(p_first + 2 * stride, element),
+        load(p_first + 3 * stride, element),
     )
 
 
@@ -142,8 +152,8 @@ def _shrink(p_x: int, p_a: int, p_shrunk: int, sizes: Any, element: Any) -> None
         for begin in range(0, num_inputs, PIECE):
             sums = _nothing()
             for k in range(begin, min(begin + PIECE, num_inputs), NUM_LANES):
-                factors = _of_ranks(p_ranks + k * size, stride, element)
-                sums = _with_ranks(load(p_x + k * size, element), factors, sums)
+                factors = _four(p_ranks + k * size, stride, element)
+                sums = _with_factors(load(p_x + k * size, element), factors, sums)
             totals = _added(totals, sums)
         _put_ranks(p_shrunk + 4 * j, totals, element)
 
@@ -160,11 +170,11 @@ def _shrink_tile(p_rows: Any, p_a: int, p_shrunk: Any, sizes: Any, element: Any)
             sum_0 = sum_1 = sum_2 = sum_3 = _nothing()
             for k in range(begin, min(begin + PIECE, num_inputs), NUM_LANES):
                 at = k * size
-                factors = _of_ranks(p_ranks + at, stride, element)
-                sum_0 = _with_ranks(load(p_rows[0] + at, element), factors, sum_0)
-                sum_1 = _with_ranks(load(p_rows[1] + at, element), factors, sum_1)
-                sum_2 = _with_ranks(load(p_rows[2] + at, element), factors, sum_2)
-                sum_3 = _with_ranks(load(p_rows[3] + at, element), factors, sum_3)
+                factors = _four(p_ranks + at, stride, element)
+                sum_0 = _with_factors(load(p_rows[0] + at, element), factors, sum_0)
+                sum_1 = _with_factors(load(p_rows[1] + at, element), factors, sum_1)
+                sum_2 = _with_factors(load(p_rows[2] + at, element), factors, sum_2)
+                sum_3 = _with_factors(load(p_rows[3] + at, element), factors, sum_3)
             total_0 = _added(total_0, sum_0)
             total_1 = _added(total_1, sum_1)
             total_2 = _added(total_2, sum_2)
@@ -181,6 +191,24 @@ def _add(p_y: int, delta: Any, factor: Any, element: Any) -> None:
 
 
 @njit
+def _add_vectors(p_y: int, deltas: Any, factor: Any, element: Any) -> None:
+    step = NUM_LANES * size_of(element)
+    _add(p_y, deltas[0], factor, element)
+    _add(p_y + step, deltas[1], factor, element)
+    _add(p_y + 2 * step, deltas[2], factor, element)
+    _add(p_y + 3 * step, deltas[3], factor, element)
+
+
+@njit
+def _ask_ahead(p_row: int, step: int) -> None:
+    """Prefetches a rank's outputs of a later round: they lie too far from those of the next rank
+    for the processor to guess."""
+    p_later = p_row + _AHEAD * _TOGETHER * step
+    ask_for_line(p_later)
+    ask_for_line(p_later + 2 * step)
+
+
+@njit
 def _expand(
     p_shrunk: int, p_b: int, p_y: int, sizes: Any, begin: int, factor: Any, element: Any
 ) -> None:
@@ -194,12 +222,11 @@ def _expand(
         at = n * size
         sums = _nothing()
         for j in range(rank):
-            factors = _of_ranks(p_b + j * stride + at, step, element)
-            sums = _with_ranks(splat(float32_at(p_shrunk + 4 * j)), factors, sums)
-        _add(p_y + at, sums[0], factor, element)
-        _add(p_y + at + step, sums[1], factor, element)
-        _add(p_y + at + 2 * step, sums[2], factor, element)
-        _add(p_y + at + 3 * step, sums[3], factor, element)
+            p_row = p_b + j * stride + at
+            _ask_ahead(p_row, step)
+            factors = _four(p_row, step, element)
+            sums = _with_factors(splat(float32_at(p_shrunk + 4 * j)), factors, sums)
+        _add_vectors(p_y + at, sums, factor, element)
         n += _TOGETHER * NUM_LANES
     while n < num_outputs:
         total = splat(F32(0))
@@ -218,30 +245,23 @@ def _expand_tile(
     num_outputs, stride, rank = sizes
     size = size_of(element)
     step = NUM_LANES * size
-    zero = splat(F32(0))
     n = 0
-    while n + _PAIR * NUM_LANES <= num_outputs:
+    while n + _TOGETHER * NUM_LANES <= num_outputs:
         at = n * size
-        low = high = zero, zero, zero, zero
+        sum_0 = sum_1 = sum_2 = sum_3 = _nothing()
         for j in range(rank):
             p_row = p_b + j * stride + at
-            shrunk = (
-                splat(float32_at(p_shrunk[0] + 4 * j)),
-                splat(float32_at(p_shrunk[1] + 4 * j)),
-                splat(float32_at(p_shrunk[2] + 4 * j)),
-                splat(float32_at(p_shrunk[3] + 4 * j)),
-            )
-            low = _with_ranks(load(p_row, element), shrunk, low)
-            high = _with_ranks(load(p_row + step, element), shrunk, high)
-        _add(p_rows[0] + at, low[0], factor, element)
-        _add(p_rows[0] + at + step, high[0], factor, element)
-        _add(p_rows[1] + at, low[1], factor, element)
-        _add(p_rows[1] + at + step, high[1], factor, element)
-        _add(p_rows[2] + at, low[2], factor, element)
-        _add(p_rows[2] + at + step, high[2], factor, element)
-        _add(p_rows[3] + at, low[3], factor, element)
-        _add(p_rows[3] + at + step, high[3], factor, element)
-        n += _PAIR * NUM_LANES
+            _ask_ahead(p_row, step)
+            factors = _four(p_row, step, element)
+            sum_0 = _with_factors(splat(float32_at(p_shrunk[0] + 4 * j)), factors, sum_0)
+            sum_1 = _with_factors(splat(float32_at(p_shrunk[1] + 4 * j)), factors, sum_1)
+            sum_2 = _with_factors(splat(float32_at(p_shrunk[2] + 4 * j)), factors, sum_2)
+            sum_3 = _with_factors(splat(float32_at(p_shrunk[3] + 4 * j)), factors, sum_3)
+        _add_vectors(p_rows[0] + at, sum_0, factor, element)
+        _add_vectors(p_rows[1] + at, sum_1, factor, element)
+        _add_vectors(p_rows[2] + at, sum_2, factor, element)
+        _add_vectors(p_rows[3] + at, sum_3, factor, element)
+        n += _TOGETHER * NUM_LANES
     return n
 
 

@@ -56,7 +56,8 @@ def mix_inputs(
     # Where there are as many rows as tokens, each has one.
     programs = min(max(num_tokens // TOKENS, 1), MOST_PROGRAMS)
     programs = 1 if num_rows == num_tokens else programs
-    _mix_inputs[(num_rows, layer.num_heads, programs)](
+    # A query, a key and each value head: a token alone takes as long as its longest chain of loads.
+    _mix_inputs[(num_rows, layer.num_heads * (2 + unit.num_values), programs)](
         wide,
         narrow,
         layer.conv,
@@ -303,8 +304,11 @@ def _mix_inputs(
     TILE: tl.constexpr,
 ):
     CHANNELS: tl.constexpr = 2 * KEY_DIM + NUM_VALUES * VALUE_DIM
+    PARTS: tl.constexpr = 2 + NUM_VALUES
     i_row = tl.program_id(0).to(tl.int64)
-    i_head = tl.program_id(1)
+    i_head = tl.program_id(1) // PARTS
+    i_part = tl.program_id(1) % PARTS
+    num_heads = tl.num_programs(1) // PARTS
     start = tl.load(p_starts + i_row)
     end = tl.load(p_ends + i_row)
     token = tl.load(p_tokens + i_row)
@@ -358,70 +362,72 @@ def _mix_inputs(
         o_position = start + tile * TILE + tl.arange(0, TILE)
         is_own = o_position < end
         o_token = (token + o_position - start).to(tl.int64)
-        p_to = p_rows + (o_token[:, None] * tl.num_programs(1) + i_head) * CHANNELS
+        p_to = p_rows + (o_token[:, None] * num_heads + i_head) * CHANNELS
         for part in tl.static_range(2):
             # Queries are scaled, and of no use to later tokens.
             column = part * KEY_DIM
-            _mix(
-                p_query if part == 0 else p_key,
-                stride_wide,
-                p_taps + column,
-                p_read + column,
-                p_to + column,
-                p_tail + column,
-                p_next_tail + column,
-                p_keys,
-                p_next_keys,
-                o_position,
-                o_k,
-                start,
-                end,
-                first_read,
-                oldest,
-                read_before,
-                scale if part == 0 else 1.0,
-                BLOCK,
-                CHANNELS,
-                True,
-                part == 1,
-            )
+            if i_part == part:
+                _mix(
+                    p_query if part == 0 else p_key,
+                    stride_wide,
+                    p_taps + column,
+                    p_read + column,
+                    p_to + column,
+                    p_tail + column,
+                    p_next_tail + column,
+                    p_keys,
+                    p_next_keys,
+                    o_position,
+                    o_k,
+                    start,
+                    end,
+                    first_read,
+                    oldest,
+                    read_before,
+                    scale if part == 0 else 1.0,
+                    BLOCK,
+                    CHANNELS,
+                    True,
+                    part == 1,
+                )
         for value in tl.static_range(NUM_VALUES):
             column = 2 * KEY_DIM + value * VALUE_DIM
-            _mix(
-                p_value + value * VALUE_DIM,
-                stride_wide,
-                p_taps + column,
-                p_read + column,
-                p_to + column,
-                p_tail + column,
-                p_next_tail + column,
-                p_keys,
-                p_next_keys,
-                o_position,
-                o_v,
-                start,
-                end,
-                first_read,
-                oldest,
-                read_before,
-                1.0,
-                BLOCK,
-                CHANNELS,
-                False,
-                False,
-            )
-            b_decay, b_share = _gates(
-                p_narrow + o_token * stride_narrow,
-                decay_first + i_head * decay_stride + value,
-                share_first + i_head * share_stride + value,
-                tl.load(p_rates + i_head * NUM_VALUES + value),
-                tl.load(p_biases + i_head * NUM_VALUES + value),
-                is_own,
-            )
-            o_gate = (o_token * tl.num_programs(1) + i_head) * NUM_VALUES + value
-            _store_gates(p_gates + 2 * o_gate, b_decay, b_share, is_own)
-            p_gate = p_kept_gates + 2 * ((o_position - before) * NUM_VALUES + value)
-            _store_gates(p_gate, b_decay, b_share, is_own & (o_position < before + BLOCK))
-            p_gate = p_next_gates + 2 * ((o_position - border) * NUM_VALUES + value)
-            is_last = is_own & (o_position >= border) & (border > before)
-            _store_gates(p_gate, b_decay, b_share, is_last)
+            if i_part == 2 + value:
+                _mix(
+                    p_value + value * VALUE_DIM,
+                    stride_wide,
+                    p_taps + column,
+                    p_read + column,
+                    p_to + column,
+                    p_tail + column,
+                    p_next_tail + column,
+                    p_keys,
+                    p_next_keys,
+                    o_position,
+                    o_v,
+                    start,
+                    end,
+                    first_read,
+                    oldest,
+                    read_before,
+                    1.0,
+                    BLOCK,
+                    CHANNELS,
+                    False,
+                    False,
+                )
+                b_decay, b_share = _gates(
+                    p_narrow + o_token * stride_narrow,
+                    decay_first + i_head * decay_stride + value,
+                    share_first + i_head * share_stride + value,
+                    tl.load(p_rates + i_head * NUM_VALUES + value),
+                    tl.load(p_biases + i_head * NUM_VALUES + value),
+                    is_own,
+                )
+                o_gate = (o_token * num_heads + i_head) * NUM_VALUES + value
+                _store_gates(p_gates + 2 * o_gate, b_decay, b_share, is_own)
+                p_gate = p_kept_gates + 2 * ((o_position - before) * NUM_VALUES + value)
+                _store_gates(p_gate, b_decay, b_share, is_own & (o_position < before + BLOCK))
+                p_gate = p_next_gates + 2 * ((o_position - border) * NUM_VALUES + value)
+                is_last = is_own & (o_position >= border) & (border > before)
+                _store_gates(p_gate, b_decay, b_share, is_last)

@@ -23,7 +23,6 @@ place = gluon.jit(wide_tiles.place.fn)
 
 BLOCK_K = 64
 """Number of elements of K in a tile: a row of a tile is a line of shared memory."""
-SQRT_HALF: gl.constexpr = gl.constexpr(0.7071067811865476)
 REGISTERS = 232
 """Registers of a thread of the second of two teams; the first has the rest, and the warp that
 copies has 40."""
@@ -36,11 +35,9 @@ def hopper_wide_gemm(
     tiles: TeamTiles,
     *,
     num_programs: int,
-    gelu_bias: torch.Tensor | None = None,
 ) -> None:
     """Writes the product of x [M, K] and weight [N, K] to out [M, N], all of one dtype of two
-    bytes, in rows that the copy engine reads. With gelu_bias [N], GELU by the error function of the
-    rounded product and the bias."""
+    bytes, in rows that the copy engine reads."""
     m, k = x.shape
     n = weight.shape[0]
     rows = tiles.team_rows
@@ -52,7 +49,6 @@ def hopper_wide_gemm(
         tiled(weight, [rest_n, BLOCK_K]) if rest_n else None,
         tiled(out, [rows, tiles.chunk]),
         tiled(out, [rows, rest_n]) if 0 < rest_n < tiles.chunk else None,
-        gelu_bias,
         m,
         n,
         k,
@@ -80,7 +76,6 @@ def _hopper_wide_gemm(
     weight_rest,
     out,
     out_rest,
-    p_bias,
     m,
     n,
     k,
@@ -99,7 +94,7 @@ def _hopper_wide_gemm(
     release_dependents(True)
     size = (m, n, k)
     shape: gl.constexpr = (TEAMS, ROWS, BLOCK_N, REST_N, BLOCK_K, STAGES, GROUP)
-    stored = (out, out_rest, staged, staged_rest, p_bias)
+    stored = (out, out_rest, staged, staged_rest)
     copied = (x, weight, weight_rest, rings, size, shape)
     if TEAMS == 2:
         gl.warp_specialize(
@@ -185,7 +180,7 @@ def copy_tiles(x, weight, weight_rest, rings, size, shape: gl.constexpr):
 def _multiply(rings, stored, size, TEAM: gl.constexpr, shape: gl.constexpr):
     """Multiplies ROWS rows of every tile of this program."""
     x_ring, w_ring, rest_ring, ready, free = rings
-    out, out_rest, staged, staged_rest, p_bias = stored
+    out, out_rest, staged, staged_rest = stored
     m, n, k = size
     TEAMS: gl.constexpr = shape[0]
     ROWS: gl.constexpr = shape[1]
@@ -230,11 +225,7 @@ def _multiply(rings, stored, size, TEAM: gl.constexpr, shape: gl.constexpr):
         else:
             b_acc = hopper.warpgroup_mma_wait(0, deps=[b_acc])
         hopper.mbarrier.arrive(free.index((turn + STAGES - 1) % STAGES), count=1)
-        if p_bias is not None:
-            gl.static_assert(PARTS == 1)
-            which = _store_gelu(b_acc, out, staged, which, o_m + TEAM * ROWS, o_n, p_bias, n)
-        else:
-            which = store_tile(b_acc, out, staged, which, o_m + TEAM * ROWS, o_n)
+        which = store_tile(b_acc, out, staged, which, o_m + TEAM * ROWS, o_n)
         if PARTS == 2:
             if out_rest is None:
                 which = store_tile(b_rest, out, staged, which, o_m + TEAM * ROWS, o_n + BLOCK_N)
@@ -242,25 +233,6 @@ def _multiply(rings, stored, size, TEAM: gl.constexpr, shape: gl.constexpr):
                 # The single buffer has been read: other chunks have been copied since.
                 store_tile(b_rest, out_rest, staged_rest, TEAM, o_m + TEAM * ROWS, o_n + BLOCK_N)
     hopper.tma.store_wait(0)
-
-
-@gluon.jit
-def _store_gelu(b_acc, out, staged, which, o_m, o_n, p_bias, n):
-    """As `store_tile`, with GELU behind the bias, as `add_bias` has it behind a product that was
-    stored. Chunks alone are in registers twice."""
-    COLUMNS: gl.constexpr = b_acc.shape[1]
-    if out.block_shape[1] < COLUMNS:
-        b_parts = gl.reshape(b_acc, (b_acc.shape[0], 2, COLUMNS // 2))
-        b_left, b_right = gl.split(gl.permute(b_parts, (0, 2, 1)))
-        which = _store_gelu(b_left, out, staged, which, o_m, o_n, p_bias, n)
-        which = _store_gelu(b_right, out, staged, which, o_m, o_n + COLUMNS // 2, p_bias, n)
-    else:
-        columns = o_n + gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, b_acc.type.layout))
-        b_bias = gl.load(p_bias + columns, mask=columns < n, other=0.0).to(gl.float32)
-        b_x = b_acc.to(out.dtype).to(gl.float32) + gl.expand_dims(b_bias, 0)
-        b_x = 0.5 * b_x * (1.0 + gl.erf(b_x * SQRT_HALF))
-        which = store_tile(b_x, out, staged, which, o_m, o_n)
-    return which
 
 
 @gluon.jit

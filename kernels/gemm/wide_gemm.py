@@ -37,7 +37,7 @@ def wide_gemm(
     assert x.dtype == weight.dtype == out.dtype
     assert out.shape == (m, n)
     assert x.stride(1) == weight.stride(1) == out.stride(1) == 1
-    if not all(map(is_aligned, (x, weight, out))):
+    if not all(map(_is_aligned, (x, weight, out))):
         _unaligned_gemm(x, weight, out)
         return
     multiprocessors = num_multiprocessors(x.device)
@@ -108,7 +108,7 @@ def matrices(
     )
 
 
-def is_aligned(matrix: torch.Tensor) -> bool:
+def _is_aligned(matrix: torch.Tensor) -> bool:
     """Whether the copy engine can read it: each row begins at a multiple of 16 bytes."""
     return matrix.data_ptr() % 16 == matrix.stride(0) * matrix.element_size() % 16 == 0
 

@@ -13,8 +13,6 @@ from typing import assert_never
 import msgspec
 import structlog
 
-from headwater.engine_core.expert_figures import ExpertFigures
-from headwater.engine_core.parallel.rank_facts import RankFigures
 from headwater.engine_core.step_output import EngineLoad
 from headwater.engine_core.system.ring import PeerGone
 
@@ -23,19 +21,18 @@ from ..runtime.settings import to_argv
 from ..runtime.tasks import owned_task
 from .command_queue import CommandQueue
 from .core_environment import core_environment
+from .core_figures import CoreFigures
 from .core_launch import start_core
 from .core_memory import CoreMemory
 from .core_watch import CoreWatch
 from .messages import (
     Command,
-    Experts,
     Failed,
     Idle,
     OfAdapterReports,
     OfFigures,
     Prepared,
     Progress,
-    Ranks,
     Ready,
     Report,
     Step,
@@ -77,9 +74,7 @@ class CoreClient:
         """`ready` has an answer."""
         self.gone = asyncio.Event()
         """The core has ended by itself."""
-        self.rank_figures: list[RankFigures] = []
-        self.expert_figures: ExpertFigures | None = None
-        """None: the model has no experts, or none has computed."""
+        self.figures = CoreFigures()
         """Figures of each rank of the core; empty where it has none."""
         self.load = EngineLoad()
         """Load that the core reported last. Kept before `connect` too: a core that has just started
@@ -226,6 +221,9 @@ class CoreClient:
             if self._on_peer_report is not None:
                 self._on_peer_report(report)
             return
+        if isinstance(report, OfFigures):
+            self.figures.note(report)
+            return
         if isinstance(report, OfAdapterReports):
             assert self._on_adapter_report is not None
             self._on_adapter_report(report)
@@ -261,18 +259,10 @@ class CoreClient:
             case Prepared():
                 self.is_prepared = True
                 structlog.get_logger().info("prepared")
-            case Ranks() | Experts():
-                self._note_figures(report)
             case Failed():
                 self._settle(CoreFailed(report.reason))
             case _:
                 assert_never(report)
-
-    def _note_figures(self, report: OfFigures) -> None:
-        if isinstance(report, Ranks):
-            self.rank_figures = report.figures
-        else:
-            self.expert_figures = report.figures
 
     def _settle(self, start: Ready | CoreFailed) -> None:
         self._start_result = self._start_result or start

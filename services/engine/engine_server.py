@@ -11,8 +11,6 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
-from headwater.engine_core.expert_figures import ExpertFigures
-from headwater.engine_core.parallel.rank_facts import RankFigures
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.step_output import EngineLoad
 from headwater.proto.events_pb2 import KvEventBatch
@@ -24,6 +22,7 @@ from ..runtime.session.attempt_fence import AttemptFence
 from ..runtime.tracing import NO_TRACING, Tracing
 from .adapters import EngineAdapters
 from .core_client import CoreClient
+from .core_figures import CoreFigures
 from .engine_role import EngineRole
 from .engine_sessions import EngineSessions
 from .grammar_queue import GrammarQueue
@@ -125,12 +124,8 @@ class EngineServer:
         self._sessions.note_changed()
 
     @property
-    def expert_figures(self) -> ExpertFigures | None:
-        return self._core.expert_figures
-
-    @property
-    def rank_figures(self) -> list[RankFigures]:
-        return self._core.rank_figures
+    def core_figures(self) -> CoreFigures:
+        return self._core.figures
 
     def load(self) -> ReplicaLoad:
         load = self.totals

@@ -16,6 +16,7 @@ from headwater.engine_core.parallel.rank_facts import RankFigures
 from headwater.engine_core.step_output import EngineLoad
 
 from .adapters import EngineAdapters
+from .core_figures import CoreFigures
 
 _SECONDS = (
     0.0003,
@@ -82,9 +83,7 @@ class Measured(Protocol):
     @property
     def is_prepared(self) -> bool: ...
     @property
-    def rank_figures(self) -> Sequence[RankFigures]: ...
-    @property
-    def expert_figures(self) -> ExpertFigures | None: ...
+    def core_figures(self) -> CoreFigures: ...
     @property
     def cache_config(self) -> Mapping[str, str]: ...
     @property
@@ -114,7 +113,8 @@ class EngineCollector(Collector):
         yield self._labelled_gauge(
             "kv_cache_pages",
             "Pages in block tables of requests, by the window of their layers in tokens, 0: none; "
-            "state: of layers that keep a state",
+            "state: of layers that keep a state; snapshot: of cached states, those of requests "
+            "included",
             "window",
             load.num_pages_by_window,
         )
@@ -156,9 +156,9 @@ class EngineCollector(Collector):
         )
         yield from self._tiers(load)
         yield from self._speculation(load)
-        yield from self._ranks(self._server.rank_figures)
+        yield from self._ranks(self._server.core_figures.ranks)
         yield from self._adapters(self._server.adapters)
-        yield from self._experts(self._server.expert_figures)
+        yield from self._experts(self._server.core_figures.experts)
         yield self._counter(
             "num_preemptions", "Requests that gave up their blocks", load.num_preemptions
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.drafting.measured_costs import measured_costs, measured_passes
@@ -66,11 +67,12 @@ def build_speculator(
     unless their costs are kept."""
     if not settings.speculates:
         return None
-    costs = kept.get("steps", lambda: measured_costs(executor, config))
+    vocab_size = facts.vocab_size
+    steps = partial(measured_costs, executor, config, vocab_size=vocab_size)
+    costs = kept.get("steps", steps)
     for size, seconds in zip(costs.sizes.tolist(), costs.seconds.tolist(), strict=True):
         logger.debug("a decode step of %d positions: %.2f ms", size, 1000 * seconds)
     drafters = [_drafter(name, config) for name in settings.drafters]
-    vocab_size = facts.vocab_size
     sizes = {
         "num_rows": config.num_rows,
         "max_drafts": config.max_draft_tokens,
@@ -79,7 +81,8 @@ def build_speculator(
     speculator: Speculator
     if name := _model_of(settings, facts):
         most = facts.most_device_drafts
-        passes = kept.get("passes", lambda: measured_passes(executor, config, most_drafts=most))
+        measure = partial(measured_passes, executor, config, vocab_size=vocab_size)
+        passes = kept.get("passes", partial(measure, most_drafts=most))
         logger.info("a pass of %s: %.2f ms for one row", name, 1000 * float(passes.of(1)))
         is_ahead = executor.can_draft and costs.gap > WORTHWHILE_GAP * float(costs.of(1))
         kind = AheadModelSpeculator if is_ahead else ModelSpeculator

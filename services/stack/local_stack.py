@@ -11,6 +11,7 @@ import shutil
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import httpx
 
@@ -371,6 +372,6 @@ class LocalStack:
         self.record.write(self.settings.state_dir)
 
 
-def _share(shares: Mapping[str, float], model: StartedModel) -> dict[str, float]:
+def _share(shares: Mapping[str, float], model: StartedModel) -> dict[str, Any]:
     """The setting by which a model has its share."""
     return {"gpu_memory_utilization": shares[model.name]} if shares else {}

@@ -4,6 +4,7 @@ first model's own files, and for caches where the model has none."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 from .memory_shares import StartedModel
@@ -27,7 +28,7 @@ _DEFAULTS = {field.name: field.default for field in dataclasses.fields(StackSett
 
 def settings_beside(settings: StackSettings, model: StartedModel) -> StackSettings:
     """Settings of another model than the first."""
-    own = dataclasses.replace(settings, **{name: _DEFAULTS[name] for name in OF_THE_FIRST})
+    own = dataclasses.replace(settings, **_defaults(OF_THE_FIRST))
     return own if model.has_cache else without_caches(own)
 
 
@@ -47,7 +48,7 @@ def plan_beside(
 
 def without_caches(settings: StackSettings) -> StackSettings:
     """Settings of an encoder beside models that have caches."""
-    return dataclasses.replace(settings, **{name: _DEFAULTS[name] for name in OF_CACHES})
+    return dataclasses.replace(settings, **_defaults(OF_CACHES))
 
 
 def left_out(settings: StackSettings, model: StartedModel) -> str:
@@ -57,3 +58,7 @@ def left_out(settings: StackSettings, model: StartedModel) -> str:
         return ""
     flags = ", ".join(f"--{name.replace('_', '-')}" for name in names)
     return f"{model.name}: without {flags}, which encoders do not have"
+
+
+def _defaults(names: Iterable[str]) -> dict[str, Any]:
+    return {name: _DEFAULTS[name] for name in names}

@@ -123,6 +123,8 @@ END_OF_ANSWER = (
     "<end_of_turn>",
     "<|end|>",
     "<|observation|>",
+    "<|return|>",
+    "<|call|>",
 )
 
 

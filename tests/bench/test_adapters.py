@@ -33,6 +33,7 @@ def test_a_load_beside_rows_that_decode_is_timed_and_leaves_nothing(
         )
     )
     assert subject.decode_speed([subject.load(tmp_path / "one")] * 2, 4) > 0
+    assert subject.prefill_speed([subject.load(tmp_path / "one")], 200) > 0
     write_adapter(tmp_path / "two", registry.read_config(model), 4, 1)
     found = subject.load_while_decoding(tmp_path / "two", 3)
     assert 0 < found.usual_step < found.to_first_token

@@ -20,6 +20,8 @@ NO_CAPABILITY_OPTIONS = {
     "block_size", "max_model_len", "max_num_seqs", "spare_rows",
     # Steps in flight: the same engine, see test_engine_at_random.py.
     "async_depth",
+    # Where whole experts are: see tests/engine_core/parallel/test_expert_parallel.py.
+    "expert_parallel",
     # How ranks start.
     "copies_ranks",
     # Where stages are: the ranks and their rings are those of one host, see test_stage_hosts.py.

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headwater.engine_core.models.registry import ARCHITECTURES, Architecture
+from headwater.engine_core.models.architecture import Architecture
+from headwater.engine_core.models.registry import ARCHITECTURES
 from headwater.engine_core.weights.formats import gguf_families
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 BEGIN = "<!-- rendered by `python -m tests.docs.models` -->\n"
 END = "\n<!-- end of the table -->\n"
 HEAD = """
-| models | `architectures` | GGUF | limits |
-|---|---|---|---|
+| models | `architectures` | file | GGUF | limits |
+|---|---|---|---|---|
 """
 
 
@@ -27,9 +28,12 @@ def table() -> str:
 
 
 def _row(name: str, architecture: Architecture, of_gguf: str) -> str:
+    module = architecture.model.partition(":")[0].rpartition(".")[2]
     limits = ["text; images are refused"] if architecture.is_text_part else []
     limits += architecture.limits
-    return f"| {architecture.family} | `{name}` | {of_gguf} | {'; '.join(limits)} |\n"
+    return (
+        f"| {architecture.family} | `{name}` | `{module}.py` | {of_gguf} | {'; '.join(limits)} |\n"
+    )
 
 
 def rendered(page: str) -> str:

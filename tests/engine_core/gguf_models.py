@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import transformers
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456"
 SPECIAL = ["<s>", "</s>", "<|endoftext|>", "<|user|>"]
@@ -97,6 +98,15 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         vision_config=VISION | {"intermediate_size": 32, "image_size": 28, "patch_size": 14},
     ),
     "gemma4": lambda: transformers.Gemma4TextConfig(**GEMMA4),
+    "gemma4-with-experts": lambda: transformers.Gemma4TextConfig(
+        **GEMMA4
+        | {
+            **{"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
+            **{"num_kv_shared_layers": 0, "use_double_wide_mlp": False},
+            **{"hidden_size_per_layer_input": 0, "enable_moe_block": True},
+            **{"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16},
+        }
+    ),
     "gemma4-with-a-tower": lambda: transformers.Gemma4Config(
         text_config=GEMMA4
         | {
@@ -125,6 +135,12 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "gpt2": lambda: transformers.GPT2Config(
         **{"vocab_size": len(TOKENS), "n_embd": 32, "n_layer": 2, "n_head": 2},
         **{"n_positions": 128, "bos_token_id": 0, "eos_token_id": 1},
+    ),
+    "gpt-oss": lambda: transformers.GptOssConfig(
+        **HEADS_OF_32 | {"pad_token_id": 0, "tie_word_embeddings": False},
+        **{"num_local_experts": 4, "num_experts_per_tok": 2},
+        **WINDOWS,
+        rope_parameters=YARN | {"truncate": False},
     ),
     "granite-moe": lambda: transformers.GraniteMoeConfig(
         **SHAPE | {"intermediate_size": 16},
@@ -218,6 +234,7 @@ PUBLISHED = {
 """Fields of published configs that the converter reads and transformers no longer writes."""
 OTHERWISE_BY_LLAMA_CPP = {
     "exaone4-with-windows": "windows count in models of 64 layers alone",
+    "gpt-oss": "yarn's bounds are whole pairs",
     "minimax-m2": "models of this size are not read",
     "phi3": "windows do not count",
 }
@@ -259,3 +276,18 @@ def drafting_layer(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tenso
     names = ("enorm", "hnorm", "shared_head.norm")
     copied |= {f"{spare}{name}.weight": norm.clone() for name in names}
     return copied | {f"{spare}eh_proj.weight": torch.ones(len(norm), 2 * len(norm))}
+
+
+def pack_experts(model: Any) -> dict[str, torch.Tensor]:
+    """Gives experts of gpt-oss numbers of MXFP4, and returns the model's tensors with these packed,
+    as they are published."""
+    tensors = dict(model.state_dict())
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "experts.down_proj"))]:
+        own = tensors.pop(name)
+        num_experts, num_inputs, num_outputs = own.shape
+        shape = num_experts, num_outputs, num_inputs // 32
+        blocks = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8)
+        scales = torch.randint(122, 125, shape, dtype=torch.uint8)
+        own.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    return tensors

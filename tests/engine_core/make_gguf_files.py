@@ -34,6 +34,7 @@ from tests.engine_core.gguf_models import (
     SPECIAL,
     TOKENS,
     drafting_layer,
+    pack_experts,
     random_model,
 )
 
@@ -120,6 +121,10 @@ def make(family: str) -> dict[str, Any]:
         write_vocabulary(folder)
         config = json.loads((folder / "config.json").read_text()) | PUBLISHED.get(family, {})
         (folder / "config.json").write_text(json.dumps(config))
+        if family == "gpt-oss":
+            config["quantization_config"] = {"quant_method": "mxfp4"}
+            (folder / "config.json").write_text(json.dumps(config))
+            save_file(pack_experts(model), folder / "model.safetensors")
         if config.get("num_nextn_predict_layers"):
             tensors = load_file(folder / "model.safetensors")
             save_file(tensors | drafting_layer(tensors), folder / "model.safetensors")

@@ -31,6 +31,7 @@ ENCODERS: dict[str, Callable[[], Any]] = {
         **SHAPE, type_vocab_size=1, architectures=["XLMRobertaModel"]
     ),
     "mpnet": lambda: transformers.MPNetConfig(**SHAPE, architectures=["MPNetModel"]),
+    "nomic": lambda: transformers.NomicBertConfig(**SHAPE, architectures=["NomicBertModel"]),
 }
 
 

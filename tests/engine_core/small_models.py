@@ -379,6 +379,12 @@ FAMILIES: dict[str, Any] = {
         | {"tie_word_embeddings": True, "num_hidden_layers": 4, "block_multiple_of": 32}
         | {"layer_types": ["conv", "conv", "full_attention", "conv"]}
     ),
+    "lfm2-moe": lambda: transformers.Lfm2MoeConfig(
+        **SHAPE
+        | {"tie_word_embeddings": True, "num_hidden_layers": 4, "num_dense_layers": 1}
+        | {"layer_types": ["conv", "conv", "full_attention", "conv"]}
+        | EXPERTS
+    ),
     **_vision_models(),
 }
 
@@ -391,7 +397,7 @@ WITH_STATES = tuple(
 
 
 def random_checkpoint(
-    family: str, folder: Path, *, max_shard_size: str = "5GB", **sizes: int
+    family: str, folder: Path, *, max_shard_size: str = "5GB", **sizes: Any
 ) -> Any:
     """Writes one in Hugging Face's layout; returns the transformers model. Norms and biases are
     random too. `sizes` are fields of its config."""

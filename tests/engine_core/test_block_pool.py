@@ -53,6 +53,19 @@ def test_blocks_that_cache_nothing_go_first() -> None:
     assert pool.allocate(1) == [empty]
 
 
+def test_blocks_that_were_released_early_go_behind_those_and_before_others() -> None:
+    pool = BlockPool(4)
+    older, early, empty = pool.allocate(3)
+    pool.cache(older, b"older")
+    pool.cache(early, b"early")
+    pool.release([older])
+    pool.release([early], is_early=True)
+    pool.release([empty])
+    assert pool.allocate(2) == [empty, early]
+    assert pool.take_evicted() == [b"early"]
+    assert pool.allocate(1) == [older]
+
+
 def test_a_second_block_of_the_same_hash_is_not_cached() -> None:
     pool = BlockPool(4)
     first, second = pool.allocate(2)
@@ -118,14 +131,16 @@ class PoolAgainstModel(RuleBasedStateMachine):
         self.held.append(blocks)
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), is_early=st.booleans())
+    def release(self, data: st.DataObject, is_early: bool) -> None:
         blocks = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
-        self.pool.release(blocks)
+        self.pool.release(blocks, is_early=is_early)
         for block in reversed(blocks):
             self.holds[block] -= 1
             if self.holds[block] == 0:
-                self.free.insert(len(self.free) if block in self.hash_of else 0, block)
+                num_empty = sum(each not in self.hash_of for each in self.free)
+                behind = num_empty if is_early else len(self.free)
+                self.free.insert(behind if block in self.hash_of else 0, block)
 
     @rule()
     def take_evicted(self) -> None:

@@ -174,7 +174,6 @@ REFUSED_OF_ENGINE = {
             (table.FOREIGN, FOREIGN),
             (table.STAGE_HOSTS, "stage_hosts 1"),
             (table.TREE, "numerics tree"),
-            (table.MTP, "speculation mtp"),
         )
     },
 }

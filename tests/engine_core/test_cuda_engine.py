@@ -75,6 +75,7 @@ def behind_the_likeliest(model: Any, prompt: list[int], answer: list[int]) -> to
 FLOAT32 = {
     *("ministral3", "gemma", "phi4-mini", "ernie4.5"),
     *("qwen3-moe", "mixtral", "olmoe", "minimax-m2", "hy3", "ernie4.5-moe", "gpt-oss"),
+    *("llama4", "llama4 with a tower", "gemma4 with experts"),
     *("qwen3.5-moe", "gemma4 with a tower"),
 }
 """Small models of which one rounding to bf16 moves tokens far, as when a router chooses another

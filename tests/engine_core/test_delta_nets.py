@@ -15,7 +15,7 @@ import torch
 from headwater.engine_core.config import ConfigError, EngineConfig
 from headwater.engine_core.devices import cpu
 from headwater.engine_core.executors.build.request import checked
-from headwater.engine_core.models.configs.qwen3_next import read_qwen3_5, read_qwen3_next
+from headwater.engine_core.models.configs.states.qwen3_next import read_qwen3_5, read_qwen3_next
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams

@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.executor import StepPlan
 from headwater.engine_core.models import registry
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
+from tests.engine_core.small_both_ways import BOTH_WAYS, random_both_ways
 from tests.engine_core.small_encoders import (
     CLASSIFIERS,
     ENCODERS,
@@ -162,3 +164,50 @@ def test_labels_of_a_classifier_are_those_of_its_config() -> None:
     assert registry.config_of(named).labels == ("bad", "neutral", "good")
     with pytest.raises(ConfigError, match="id2label"):
         registry.config_of(config | {"id2label": {"5": "bad"}})
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", BOTH_WAYS)
+def test_tokens_of_a_decoder_that_sees_both_ways_see_each_other(
+    family: str, dtype: str, tmp_path: Path
+) -> None:
+    model = random_both_ways(family, tmp_path / "hf")
+    engine = SmallEngine(convert(tmp_path / "hf", tmp_path / "ours", dtype))
+    together = embed(engine, TEXTS)
+    alone = [embed(engine, [text])[0] for text in TEXTS]
+    engine.close()
+    for text, vector, same in zip(TEXTS, together, alone, strict=True):
+        assert vector.tobytes() == same.tobytes()
+        expected = states_of(model, text).mean(0).numpy()
+        assert cosine(vector, expected) >= 1 - (1e-6 if dtype == "float32" else 5e-3)
+
+
+def test_a_config_of_nomic_is_read_by_the_names_that_it_was_published_with() -> None:
+    published = {
+        "architectures": ["NomicBertModel"],
+        "model_type": "nomic_bert",
+        "n_embd": 768,
+        "n_head": 12,
+        "n_inner": 3072,
+        "n_layer": 12,
+        "max_trained_positions": 2048,
+        "rotary_emb_base": 1000,
+        "layer_norm_epsilon": 1e-12,
+        "activation_function": "swiglu",
+        "vocab_size": 30528,
+        "type_vocab_size": 2,
+    }
+    config = registry.config_of(published)
+    assert (config.hidden_size, config.num_heads, config.intermediate_size) == (768, 12, 3072)
+    assert (config.most_positions, config.rope_theta, config.task) == (2048, 1000.0, "embed")
+    with pytest.raises(ConfigError, match="moe_every_n_layers is 2"):
+        registry.config_of(published | {"moe_every_n_layers": 2})
+
+
+def test_a_decoder_of_other_layers_that_sees_both_ways_is_refused_by_the_field() -> None:
+    capped = transformers.Gemma2Config(architectures=["Gemma2ForCausalLM"]).to_dict()
+    with pytest.raises(ConfigError, match="attn_logit_softcapping is 50"):
+        registry.config_of(capped | {"is_causal": False})
+    other = transformers.GPTNeoXConfig(architectures=["GPTNeoXForCausalLM"]).to_dict()
+    with pytest.raises(ConfigError, match="is_causal is False"):
+        registry.config_of(other | {"is_causal": False})

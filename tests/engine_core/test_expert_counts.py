@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from headwater.engine_core.drafting.measured_costs import measured_costs
+from headwater.engine_core.executor import StepPlan
 from headwater.engine_core.executors.model.expert_counts import ExpertCounts, NoExpertCounts
 from headwater.engine_core.executors.step_executor import StepExecutor
 from headwater.engine_core.expert_figures import ExpertExecutor, ExpertFigures
@@ -102,3 +104,24 @@ def test_a_model_without_experts_has_no_figures(tmp_path: Path) -> None:
     engine.answer([[5, 6, 7]], greedy(2))
     assert executor.expert_figures() is None
     engine.close()
+
+
+def test_measured_steps_of_more_positions_read_more_experts(tmp_path: Path) -> None:
+    """Else drafted rows would seem to cost nothing, and too much would be drafted."""
+    random_checkpoint("qwen3-moe", tmp_path / "hf")
+    engine = SmallEngine(convert(tmp_path / "hf", tmp_path / "ours"), max_draft_tokens=15)
+    counts = executor_counts(engine)
+    read = {}
+    submit = engine.executor.submit
+
+    def submitted(plan: StepPlan) -> int:
+        before = counts.clone()
+        handle = submit(plan)
+        read[plan.num_tokens] = int((counts > before).sum())
+        return handle
+
+    engine.executor.submit = submitted  # type: ignore[method-assign]
+    measured_costs(engine.executor, engine.config, vocab_size=512)
+    engine.close()
+    assert read[1] == 3 * 3
+    assert read[16] > 2 * read[1]

@@ -59,16 +59,19 @@ class TimedExecutor(SimulatedExecutor):
         return super().retire(handle)
 
     def measure(self, config: EngineConfig) -> StepCosts:
-        costs = measured_costs(self, config, lambda: self.now)
+        costs = measured_costs(self, config, lambda: self.now, vocab_size=100)
         assert not self._ends, "a step is left in flight"
         return costs
 
 
 def config(
-    max_num_seqs: int = 64, max_draft_tokens: int = 15, max_num_batched_tokens: int = 128
+    max_num_seqs: int = 64,
+    max_draft_tokens: int = 15,
+    max_num_batched_tokens: int = 128,
+    num_blocks: int = 40,
 ) -> EngineConfig:
     return EngineConfig(
-        num_blocks=40,
+        num_blocks=num_blocks,
         max_model_len=256,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
@@ -143,9 +146,30 @@ def test_steps_are_of_rows_that_an_engine_has_and_of_no_request() -> None:
     for plan in executor.plans:
         assert plan.num_tokens <= 24
         assert plan.rows.max() < 20
-        # Of no block but the scratch block.
-        assert not plan.block_ids.size
+    # Each row has a page of its own, which no request has yet.
+    pages = np.concatenate([plan.block_ids for plan in executor.plans]).tolist()
+    assert sorted(pages) == list(range(1, 21))
     seated = {admitted.row for plan in executor.plans for admitted in plan.admitted}
     given_back = {row for plan in executor.plans for row in plan.released}
     # The row that the last plan computes is taken by whoever is admitted to it.
     assert seated - given_back == {0}
+
+
+def test_all_tokens_of_a_measured_step_differ() -> None:
+    limits = config(num_blocks=80)
+    executor = TimedExecutor(limits, step=1e-3, position=1e-5)
+    executor.measure(limits)
+    tokens: dict[int, int] = {}
+    for plan in executor.plans[:-1]:
+        tokens |= {each.row: int(each.token_ids[0]) for each in plan.admitted}
+        drafts = [] if plan.draft_ids is None else plan.draft_ids.tolist()
+        of_step = [*(tokens[row] for row in plan.rows.tolist()), *drafts]
+        assert len(set(of_step)) == len(of_step) == plan.num_tokens
+
+
+def test_rows_without_a_page_share_the_scratch_page_and_a_token() -> None:
+    executor = TimedExecutor(config(), step=1e-3, position=1e-5)
+    executor.measure(config())
+    admitted = [each for plan in executor.plans for each in plan.admitted]
+    assert {int(each.token_ids[0]) for each in admitted[39:]} == {1}
+    assert max(int(plan.block_ids.max(initial=0)) for plan in executor.plans) == 39

@@ -253,7 +253,10 @@ class PassExecutor(SimulatedExecutor):
 def test_a_pass_of_the_draft_model_costs_what_steps_take_longer_with_it() -> None:
     executor = PassExecutor(config(max_num_seqs=64, max_num_batched_tokens=128))
     found = measured_passes(
-        executor, config(max_num_seqs=64, max_num_batched_tokens=128), lambda: executor.now
+        executor,
+        config(max_num_seqs=64, max_num_batched_tokens=128),
+        lambda: executor.now,
+        vocab_size=100,
     )
     np.testing.assert_allclose(found.of([1, 20, 35]), [2.01e-4, 2.2e-4, 2.35e-4], rtol=1e-6)
 
@@ -261,7 +264,10 @@ def test_a_pass_of_the_draft_model_costs_what_steps_take_longer_with_it() -> Non
 def test_passes_of_an_engine_of_one_row_are_measured_at_one_row() -> None:
     executor = PassExecutor(config(max_num_seqs=1, max_num_batched_tokens=4))
     found = measured_passes(
-        executor, config(max_num_seqs=1, max_num_batched_tokens=4), lambda: executor.now
+        executor,
+        config(max_num_seqs=1, max_num_batched_tokens=4),
+        lambda: executor.now,
+        vocab_size=100,
     )
     assert found.sizes.tolist() == [1]
 
@@ -269,7 +275,7 @@ def test_passes_of_an_engine_of_one_row_are_measured_at_one_row() -> None:
 def test_what_a_step_takes_longer_whatever_it_drafts_is_no_part_of_a_pass() -> None:
     limits = config(max_num_seqs=64, max_num_batched_tokens=128)
     executor = PassExecutor(limits, 5e-4)
-    found = measured_passes(executor, limits, lambda: executor.now)
+    found = measured_passes(executor, limits, lambda: executor.now, vocab_size=100)
     assert found.gap == pytest.approx(5e-4)
     np.testing.assert_allclose(found.of([1, 35]), [2.01e-4, 2.35e-4], rtol=1e-6)
     assert choose_depth(stands(0.6), FLAT, passes(0.05), 1, 100).num_drafts.any()

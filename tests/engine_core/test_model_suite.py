@@ -1,6 +1,6 @@
 """Each family of models under everything that an engine does with a request: a batch, chunks, a
 prefix that is there, preemption, a resumed answer, two ranks, two stages. A new row of `FAMILIES`
-runs all of it."""
+runs all of it. Packed GGUF files run what needs one process."""
 
 from __future__ import annotations
 
@@ -51,6 +51,13 @@ IN_PARTS = [family for family in FAMILIES if family not in WITH_STATES]
 IN_STAGES = "gpt2"
 """The family with most weights outside its layers."""
 
+FILES = Path(__file__).parent / "gguf_files"
+PACKED_FILES = ("gemma4-q8_0", "gpt-oss", "llama-q8_0")
+"""GGUF files with packed weights, see `gguf_models.py`."""
+LETTER = 4
+NUM_LETTERS = 59
+"""First token of their vocabulary that is a letter, and number of these."""
+
 Folder = Callable[[str], Path]
 
 
@@ -69,7 +76,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 
 @contextmanager
 def engine_of(folder: Path, **options: Any) -> Iterator[SmallEngine]:
-    engine = SmallEngine(folder, max_model_len=512, **options)
+    engine = SmallEngine(folder, **{"max_model_len": 512, **options})
     try:
         yield engine
     finally:
@@ -81,28 +88,42 @@ def exact(answers: list[Answer]) -> list[tuple[list[int], list[float]]]:
     return [(each.token_ids, [entry.logprob for entry in each.logprobs]) for each in answers]
 
 
+def check_bits(made: Path, prompts: list[list[int]], **options: Any) -> None:
+    """Answers of a folder's model have the same bits in a batch and alone, in chunks, on a prefix
+    that is there, resumed and preempted."""
+    with engine_of(made, **options) as engine:
+        together = exact(engine.answer(prompts, SCORED))
+        again = engine.answer(prompts, SCORED)
+        assert exact(again) == together
+        assert again[1].cached_tokens == 80
+        begun = [tokens[:3] for tokens, _ in together]
+        resumed = engine.answer(prompts, SCORED, begun=begun)
+        assert [each.token_ids for each in resumed] == [tokens[3:] for tokens, _ in together]
+    with engine_of(made, **options, max_num_batched_tokens=65) as engine:
+        assert exact(engine.answer(prompts, SCORED)) == together
+    with engine_of(made, **options) as engine:
+        assert exact([engine.answer([prompt], SCORED)[0] for prompt in prompts]) == together
+        few = 34 + 12 * engine.config.state_pages
+    with engine_of(made, **options, num_blocks=few) as engine:
+        preempting = greedy(48, num_logprobs=1)
+        found = exact(engine.answer([*prompts, *prompts[::-1]], preempting))
+        assert engine.engine.load().num_preemptions > 0
+    assert [(tokens[:8], scores[:8]) for tokens, scores in found[:5]] == together
+
+
 @pytest.mark.parametrize("family", long_but(FAMILIES, *ONE_OF_EACH_MECHANISM))
 def test_an_answer_has_the_same_bits_whatever_happens_around_it(
     family: str, folder: Folder
 ) -> None:
-    with engine_of(folder(family)) as engine:
-        together = exact(engine.answer(PROMPTS, SCORED))
-        again = engine.answer(PROMPTS, SCORED)
-        assert exact(again) == together
-        assert again[1].cached_tokens == 80
-        begun = [tokens[:3] for tokens, _ in together]
-        resumed = engine.answer(PROMPTS, SCORED, begun=begun)
-        assert [each.token_ids for each in resumed] == [tokens[3:] for tokens, _ in together]
-    with engine_of(folder(family), max_num_batched_tokens=65) as engine:
-        assert exact(engine.answer(PROMPTS, SCORED)) == together
-    with engine_of(folder(family)) as engine:
-        assert exact([engine.answer([prompt], SCORED)[0] for prompt in PROMPTS]) == together
-        few = 34 + 12 * engine.config.state_pages
-    with engine_of(folder(family), num_blocks=few) as engine:
-        preempting = greedy(48, num_logprobs=1)
-        found = exact(engine.answer([*PROMPTS, *PROMPTS[::-1]], preempting))
-        assert engine.engine.load().num_preemptions > 0
-    assert [(tokens[:8], scores[:8]) for tokens, scores in found[:5]] == together
+    check_bits(folder(family), PROMPTS)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("file", PACKED_FILES)
+def test_a_packed_gguf_file_answers_with_the_same_bits_too(file: str, tmp_path: Path) -> None:
+    made = convert(FILES / f"{file}.gguf", tmp_path / "ours")
+    prompts = [[LETTER + token % NUM_LETTERS for token in prompt] for prompt in PROMPTS]
+    check_bits(made, prompts, max_model_len=256)
 
 
 @pytest.mark.parametrize("family", long_but(IN_PARTS, *ON_RANKS))

@@ -3,6 +3,7 @@ drafts, and answers stay what they are."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -24,6 +25,7 @@ from headwater.engine_core.weights.draft_layer import DRAFT_WEIGHTS_NAME
 from tests.engine_core.many_requests import check_equality
 from tests.engine_core.mtp_checkpoints import NAMES, OneLayer, add_layer, mtp_checkpoint
 from tests.engine_core.oracle_speculator import SAMPLINGS, answers_of_a_new_engine
+from tests.engine_core.small_adapters import answer, load_adapter, write_adapter
 from tests.engine_core.small_models import SmallEngine, convert, greedy, random_checkpoint
 from tests.engine_core.test_draft_heads import SMALL, Recorder, half_right
 from tests.engine_core.test_draft_model import LENGTHS, MAX_DRAFTS, PROMPTS, WholeDrafts
@@ -66,6 +68,28 @@ def roomy(folder: Path) -> Iterator[SmallEngine]:
         yield engine
 
 
+def test_drafts_without_a_rows_adapter_change_no_token_of_it(glm: Path, tmp_path: Path) -> None:
+    weights = load_file(glm.parent / "hf" / "model.safetensors")
+    generator = torch.Generator().manual_seed(2)
+    tensors = {}
+    for i in range(json.loads((glm / "config.json").read_text())["num_hidden_layers"]):
+        num_outputs, num_inputs = weights[f"model.layers.{i}.self_attn.o_proj.weight"].shape
+        prefix = f"base_model.model.model.layers.{i}.self_attn.o_proj"
+        tensors[f"{prefix}.lora_A.weight"] = torch.randn(4, num_inputs, generator=generator) * 0.3
+        tensors[f"{prefix}.lora_B.weight"] = torch.randn(num_outputs, 4, generator=generator) * 0.3
+    write_adapter(tmp_path / "adapter", tensors)
+    found = []
+    drafting = {**DRAFTING, "speculate": lambda config: WholeDrafts().beside(config)}
+    for options in ({"max_draft_tokens": MAX_DRAFTS}, drafting):
+        with closing(SmallEngine(glm, adapter_memory=4 << 20, **options)) as engine:
+            digest = load_adapter(engine, tmp_path / "adapter")
+            answers = answer(engine, PROMPTS[:3], [digest, b"", digest], greedy(16))
+            found.append([each.token_ids for each in answers])
+            num_drafts = engine.engine.load().num_draft_tokens
+    assert found[0] == found[1]
+    assert num_drafts > 0
+
+
 @pytest.mark.parametrize("family", long_but(NAMES, "qwen3.5", "glm4-moe"))
 def test_drafts_are_those_of_a_twin_in_float64_behind_chunks_drafts_and_cached_prefixes(
     tmp_path: Path, family: str
@@ -78,6 +102,10 @@ def test_drafts_are_those_of_a_twin_in_float64_behind_chunks_drafts_and_cached_p
     forced.expect(dict(enumerate(answers, start=1)))
     with forced.installed():
         small = SmallEngine(convert(tmp_path / "hf", tmp_path / "ours"), **SMALL, **DRAFTING)
+    if small.config.state_pages:
+        # Bytes of states may be no numbers in the dtype of keys and values.
+        memory = small.executor.kv_caches[0].untyped_storage()
+        torch.tensor([], dtype=torch.uint8).set_(memory).fill_(0xFF)
     recorder = Recorder(small.executor)
     samplings = [greedy(length, seed=seed) for seed in (1, 2)]
     told, load = answers_of_a_new_engine(

@@ -12,7 +12,7 @@ import pytest
 from headwater.engine_core.config import ConfigError, EngineConfig
 from headwater.engine_core.devices import cpu, cuda
 from headwater.engine_core.executors.build.request import checked
-from headwater.engine_core.models.configs.lfm2 import read_lfm2
+from headwater.engine_core.models.configs.states.lfm2 import read_lfm2
 from headwater.engine_core.options import ExecutorOptions
 from tests.engine_core.oracle_speculator import OracleSpeculator
 from tests.engine_core.small_models import (

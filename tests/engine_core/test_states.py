@@ -58,6 +58,9 @@ def test_a_long_answer_holds_the_states_of_two_blocks_at_most(depth: int, most: 
         driver.step()
         most_used = max(most_used, driver.engine.load().num_pages_by_window["state"])
     assert most_used == most * STATE_PAGES
+    # That behind the last full block of the answer is found.
+    pages = driver.engine.load().num_pages_by_window
+    assert (pages["state"], pages["snapshot"]) == (0, STATE_PAGES)
     driver.check_ends()
 
 

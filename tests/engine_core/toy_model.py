@@ -24,8 +24,8 @@ from headwater.engine_core.layers.mlp import Mlp
 from headwater.engine_core.layers.norm import RMSNorm
 from headwater.engine_core.layers.platform import Platform
 from headwater.engine_core.layers.rope import cos_sin_table
+from headwater.engine_core.models.architecture import Architecture
 from headwater.engine_core.models.model import LastTokens, LayerInputs
-from headwater.engine_core.models.registry import Architecture
 from headwater.engine_core.weights.formats.gguf_families import JOINED, GgufFamily
 from headwater.engine_core.weights.layout import Layout, linear, norm, table
 from headwater.engine_core.weights.model_config import ModelConfig

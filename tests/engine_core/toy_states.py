@@ -11,8 +11,8 @@ import torch
 
 from headwater.engine_core.layers.batch import ForwardBatch
 from headwater.engine_core.layers.state_rows import StateRows
+from headwater.engine_core.models.architecture import Architecture
 from headwater.engine_core.models.model import LastTokens, LayerInputs
-from headwater.engine_core.models.registry import Architecture
 from headwater.engine_core.weights.model_config import ModelConfig
 from headwater.engine_core.weights.state_layers import StateLayers
 from tests.engine_core.toy_model import Toy

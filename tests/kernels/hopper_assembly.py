@@ -157,11 +157,7 @@ def many_rows(tiles: TeamTiles) -> dict[str, Any]:
     """PTX and bytes of shared memory of a product by teams."""
     values = hopper_wide_gemm.constants(tiles)
     return by_teams(
-        hopper_wide_gemm._hopper_wide_gemm,
-        tiles,
-        partial(described, num_columns=64),
-        {},
-        values | {"p_bias": None},
+        hopper_wide_gemm._hopper_wide_gemm, tiles, partial(described, num_columns=64), {}, values
     )
 
 

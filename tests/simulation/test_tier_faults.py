@@ -27,6 +27,8 @@ from tests.simulation.tier_faults import MOST_ROUNDS, PAGES, run_seed
 FEW_ROUNDS = 2
 """Number of rounds of requests in seeds of `make test`, with which 500 seeds still meet every
 fault. Seeds with planted faults are whole, and so are the seeds of `make test-long`."""
+MANY_ROUNDS = 9
+"""With several pages a block and with states, so that prompts come again often."""
 MOST_SEEDS = 600
 """Within which a planted fault has to show."""
 
@@ -72,8 +74,9 @@ def test_after_any_fault_answers_are_exact_blocks_are_conserved_and_nobody_starv
 
 @pytest.mark.parametrize("pages", PAGES)
 def test_so_it_is_where_blocks_have_several_pages_and_sequences_states(pages: str) -> None:
-    seen = check_seeds(range(120), pages=pages)
-    assert min(seen[name] for name in ("host", "disk", "given up", "copied")) > 0
+    seen = check_seeds(range(50), MANY_ROUNDS, pages)
+    names = ("host", "disk", "elsewhere", "damaged", "given up", "copied")
+    assert min(seen[name] for name in names) > 0
 
 
 @pytest.mark.long
@@ -86,7 +89,7 @@ def test_nor_in_fifty_thousand_seeds() -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("pages", PAGES)
 def test_nor_in_ten_thousand_seeds_of_several_pages_and_states(pages: str) -> None:
-    check_seeds(range(10_000), pages=pages)
+    check_seeds(range(5_000), MANY_ROUNDS, pages)
 
 
 def test_a_seed_takes_the_same_steps_every_time() -> None:
@@ -285,7 +288,7 @@ def test_a_fault_that_is_planted_beside_states_is_caught(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    run = partial(run_seed, pages=PAGES["states"])
+    run = partial(run_seed, num_rounds=MANY_ROUNDS, pages=PAGES["states"])
     assert any(map(partial(breaks, run), range(MOST_SEEDS)))
 
 

@@ -101,6 +101,8 @@ class EagerEntry:
         plan = at_known_positions(plan, self._table.num_known)
         self._table.apply(plan)
         plan = with_at_most(plan, self._most_drafts)
+        if self._states is not None:
+            self._states.clear(plan)
         count = num_sampled(plan)
         has_ends = not (self._looks_at_all or plan.looks_at_all)
         inputs = LayerInputs(self._inputs) if self._inputs else None

@@ -28,19 +28,21 @@ class EagerStates:
         self._memory = memory
 
     def of_step(self, plan: StepPlan) -> StateRows:
-        """State sets of the plan's rows. Clears KV blocks that the step begins."""
+        """State sets of the plan's rows."""
         table = self._block_ids.numpy()
-        made = state_rows(plan, table, self._columns, self._block_size, self._shape)
+        return state_rows(plan, table, self._columns, self._block_size, self._shape)
+
+    def clear(self, plan: StepPlan) -> None:
+        """Clears KV blocks that the step begins, before anything that drafts for it reads them."""
         clear_begun_twin(
             self._memory,
             torch.from_numpy(plan.rows),
-            made.starts,
-            made.ends,
+            torch.from_numpy(plan.starts),
+            torch.from_numpy(plan.starts + plan.counts),
             self._block_ids[:, : self._columns.first_place],
             self._columns.max_blocks,
             self._block_size,
         )
-        return made
 
 
 def state_rows(

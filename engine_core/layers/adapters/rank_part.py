@@ -9,6 +9,7 @@ from ...weights.adapters.adapter import Adapter, LowRank
 from ...weights.layout import Layout, Split, WeightSpec
 from ...weights.shards import Shard, Stage
 from ..staged import local_name, local_names
+from .slab_layout import takes_adapters
 
 
 class RankPart:
@@ -21,7 +22,7 @@ class RankPart:
         self.layout: Layout = {
             name: self._cut_spec(spec)
             for name, spec in local_names(layout, stage).items()
-            if spec.is_linear
+            if takes_adapters(name, spec)
         }
 
     def of(self, adapter: Adapter) -> Adapter:

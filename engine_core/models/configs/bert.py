@@ -17,12 +17,12 @@ MOST_TYPES = 16
 
 
 def read_bert(config: Config) -> ModelConfig:
-    return _read(config, num_types=_num_types(config))
+    return _read(config, num_types=num_types(config))
 
 
 def read_roberta(config: Config) -> ModelConfig:
     """Positions are counted behind the id of the padding token."""
-    return _read(config, offset=_first_position(config), num_types=_num_types(config))
+    return _read(config, offset=_first_position(config), num_types=num_types(config))
 
 
 def read_mpnet(config: Config) -> ModelConfig:
@@ -90,7 +90,7 @@ def _first_position(config: Config) -> int:
     return int(pad) + 1
 
 
-def _num_types(config: Config) -> int:
+def num_types(config: Config) -> int:
     number = config.get("type_vocab_size", 2)
     is_number = type(number) is int and 1 <= number <= MOST_TYPES
     require(is_number, "type_vocab_size", number, f"1…{MOST_TYPES}")

@@ -68,6 +68,15 @@ def read_ernie45(config: Config) -> ModelConfig:
     )
 
 
+def read_glm4(config: Config) -> ModelConfig:
+    return ModelConfig.from_hf(
+        {"head_dim": 128, "partial_rotary_factor": 0.5, **config},
+        rotates_parts=True,
+        is_interleaved=True,
+        qkv_bias=bool(config.get("attention_bias", True)),
+    )
+
+
 def _windows_above(config: Config) -> dict[str, Any]:
     """Windows of layers from `max_window_layers` on, where `use_sliding_window` says so."""
     if not config.get("use_sliding_window", False):

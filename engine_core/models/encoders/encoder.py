@@ -35,17 +35,15 @@ class EncoderLayer:
         ]
         self._attention = platform.text_attention(linears["qkv"], biases["qkv"], config.head_dim)
         self._o = platform.sum_norm(linears["o"], biases["o"], norms[0])
-        self._mlp = platform.text_mlp(
-            platform.biased_linear(linears["up"], biases["up"], config.activation),
-            platform.sum_norm(linears["down"], biases["down"], norms[1]),
-            config.intermediate_size,
-        )
+        self._up = platform.biased_linear(linears["up"], biases["up"], config.activation)
+        self._down = platform.sum_norm(linears["down"], biases["down"], norms[1])
 
     def __call__(
         self, x: torch.Tensor, texts: object, distance_bias: torch.Tensor | None
     ) -> torch.Tensor:
         """x [T, H] → [T, H]; x is overwritten."""
-        return self._mlp(self._o(self._attention(x, texts, distance_bias), x))
+        x = self._o(self._attention(x, texts, distance_bias), x)
+        return self._down(self._up(x), x)
 
 
 class Encoder:
@@ -69,10 +67,7 @@ class Encoder:
         self._distance_bias = None if buckets is None else distance_bias(buckets, max_model_len)
         layers = range(config.num_layers)
         self._layers = [EncoderLayer(parts, weights, encoding, config, i) for i in layers]
-        self._dense = [
-            _dense_layer(weights, encoding, dense, i)
-            for i, dense in enumerate(encoder_of(config).dense)
-        ]
+        self.dense = DenseLayers(config, weights, encoding, self._embedding.dtype)
 
     @staticmethod
     def layout(config: ModelConfig) -> Layout:
@@ -90,11 +85,7 @@ class Encoder:
         layout |= norms_of(config, ("embedding_norm",))
         for i in range(config.num_layers):
             layout |= {f"layers.{i}.{name}": spec for name, spec in _layer_of(config).items()}
-        for i, dense in enumerate(encoder.dense):
-            layout[f"dense.{i}"] = linear(dense.out_features, dense.in_features)
-            if dense.has_bias:
-                layout[f"dense.{i}_bias"] = bias(dense.out_features)
-        return layout
+        return layout | dense_layout(config)
 
     def forward(self, batch: TextBatch) -> torch.Tensor:
         """Hidden states [T, H]."""
@@ -108,12 +99,35 @@ class Encoder:
             x = layer(x, texts, self._distance_bias)
         return x
 
-    def dense(self, pooled: torch.Tensor) -> torch.Tensor:
-        """Vectors float32 [R, H] of texts through the layers behind the pooling: float32 [R, N]."""
+
+class DenseLayers:
+    """Layers behind the pooling, in their order."""
+
+    def __init__(
+        self, config: ModelConfig, weights: Weights, platform: EncoderPlatform, dtype: torch.dtype
+    ) -> None:
+        self._dtype = dtype
+        self._layers = [
+            _dense_layer(weights, platform, dense, i)
+            for i, dense in enumerate(encoder_of(config).dense)
+        ]
+
+    def __call__(self, pooled: torch.Tensor) -> torch.Tensor:
+        """Vectors float32 [R, H] of texts → float32 [R, N]"""
         x = pooled
-        for layer in self._dense:
-            x = layer(x.to(self._embedding.dtype))
+        for layer in self._layers:
+            x = layer(x.to(self._dtype))
         return x.float()
+
+
+def dense_layout(config: ModelConfig) -> dict[str, WeightSpec]:
+    """Weights of the layers behind the pooling."""
+    layout = {}
+    for i, dense in enumerate(encoder_of(config).dense):
+        layout[f"dense.{i}"] = linear(dense.out_features, dense.in_features)
+        if dense.has_bias:
+            layout[f"dense.{i}_bias"] = bias(dense.out_features)
+    return layout
 
 
 def _dense_layer(

@@ -12,7 +12,7 @@ from ...layers.mixers.short_conv import ShortConv
 from ...layers.platform import ConvPlatform, Platform
 from ...weights.layout import Split, WeightSpec, joined_linear, linear, table
 from ...weights.model_config import ModelConfig
-from ..expert_parts import check_unrounded
+from ..experts.expert_parts import check_unrounded
 
 PARTS = "conv_parts"
 TAPS = "conv_taps"

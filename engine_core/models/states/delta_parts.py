@@ -16,7 +16,7 @@ from ...layers.mixers.delta_net import DeltaNet
 from ...layers.platform import Platform, StatePlatform
 from ...weights.layout import Split, WeightSpec, joined_linear, linear, norm, table
 from ...weights.model_config import ModelConfig
-from ..expert_parts import check_unrounded
+from ..experts.expert_parts import check_unrounded
 
 WIDE = "delta_wide"
 NARROW = "delta_narrow"

@@ -14,7 +14,7 @@ from ...layers.norm import RMSNorm
 from ...layers.platform import MambaPlatform, Platform
 from ...weights.layout import Split, WeightSpec, linear, norm, table
 from ...weights.model_config import ModelConfig
-from ..expert_parts import check_unrounded
+from ..experts.expert_parts import check_unrounded
 
 PARTS = "mamba_parts"
 TAPS = "mamba_taps"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from headwater.kernels.cpu.mutual_attention import mutual_attention
@@ -24,6 +22,15 @@ class CpuTexts:
         counts: list[int] = batch.counts.tolist()
         return counts
 
+    def mutual_attention(
+        self,
+        qkv: torch.Tensor,
+        texts: list[int],
+        head_dim: int,
+        distance_bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return mutual_attention(qkv, texts, head_dim, distance_bias)
+
     def text_attention(self, qkv: Linear, bias: torch.Tensor, head_dim: int) -> TextAttention:
         product = self.biased_linear(qkv, bias, "")
 
@@ -41,11 +48,6 @@ class CpuTexts:
             return norm.add(product(x), residual)
 
         return sum_norm
-
-    def text_mlp(
-        self, up: Product, down: SumNorm, width: int
-    ) -> Callable[[torch.Tensor], torch.Tensor]:
-        return lambda x: down(up(x), x)
 
     def biased_linear(self, linear: Linear, bias: torch.Tensor, activation: str) -> Product:
         return self._products.biased(linear, bias, activation)

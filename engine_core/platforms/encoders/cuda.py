@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from headwater.kernels.attention.mutual_attention import mutual_attention, text_tiles
@@ -16,11 +14,6 @@ from ...layers.platform import LayerNormWeights, SumNorm, TextAttention
 from ...layers.text_batch import TextBatch
 from ..cuda_products import CudaProducts
 
-NEAR_BYTES = 32 << 20
-"""Bytes between the two products of an MLP that stay in the second-level cache of an H200, of 50
-MB, until they are read."""
-ROW_TILE = 1024
-
 
 class CudaTexts:
     """See `EncoderPlatform`. Biases are added by what reads a product next."""
@@ -30,6 +23,15 @@ class CudaTexts:
 
     def plan_texts(self, batch: TextBatch) -> torch.Tensor:
         return text_tiles(batch.counts.tolist(), self.device)
+
+    def mutual_attention(
+        self,
+        qkv: torch.Tensor,
+        texts: torch.Tensor,
+        head_dim: int,
+        distance_bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return mutual_attention(qkv, texts, head_dim, distance_bias)
 
     def text_attention(self, qkv: Linear, bias: torch.Tensor, head_dim: int) -> TextAttention:
         product = self.products.of(qkv)
@@ -51,23 +53,8 @@ class CudaTexts:
 
         return sum_norm
 
-    def text_mlp(
-        self, up: Product, down: SumNorm, width: int
-    ) -> Callable[[torch.Tensor], torch.Tensor]:
-        num_rows = max(ROW_TILE, NEAR_BYTES // (2 * width) // ROW_TILE * ROW_TILE)
-
-        def mlp(x: torch.Tensor) -> torch.Tensor:
-            # The norm of a sum lies where its residual did.
-            for part in x.split(num_rows):
-                down(up(part), part)
-            return x
-
-        return mlp
-
     def biased_linear(self, linear: Linear, bias: torch.Tensor, activation: str) -> Product:
         has_gelu = activation == "gelu"
-        if has_gelu and (joined := self.products.gelu(linear, bias)) is not None:
-            return joined
         unbiased = self.products.of(linear)
         after = None if has_gelu or not activation else ACTIVATIONS[activation]
 

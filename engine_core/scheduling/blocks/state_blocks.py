@@ -124,7 +124,7 @@ class StateBlocks(Blocks):
         columns, pages = super().seat(request, wanted, partial)
         row = request.row
         hits = wanted.hits
-        _, set_columns, set_pages = self._states.add(row, hits.num_blocks)
+        set_columns, set_pages = self._states.add(row, hits.num_blocks)
         self._last_kept[row] = self._begun[row] = hits.num_blocks
         if hits.num_blocks:
             self._note_begun(request.chain.hashes[: hits.num_blocks])
@@ -201,6 +201,11 @@ class StateBlocks(Blocks):
         if is_kept:
             written.is_kept = True
             self._last_kept[request.row] = block
+        if request.num_computed == request.num_tokens:
+            begun = int(self._begun[request.row])
+            if 0 < begun < block:
+                # The chain has a later one from here on.
+                self._snapshots.snapshots.supersede(request.chain.hashes[begun - 1])
 
     def full_rows(self, rows: RowIndices, num_computed: Int32Array) -> RowIndices:
         full: RowIndices = rows[num_computed[rows] == self._capacity(rows)]
@@ -243,15 +248,15 @@ class StateBlocks(Blocks):
 
     def grow(self, rows: RowIndices) -> tuple[RowIndices, Int32Array, Int32Array]:
         growth = self._growth(rows)
-        changes = [super().grow(rows[growth.lack_pages])]
-        entering = zip(rows[growth.lack_sets], growth.blocks[growth.lack_sets], strict=True)
-        for row, block in entering:
-            _, columns, pages = self._states.add(int(row), int(block))
-            changes.append((np.full(len(pages), row), columns, np.array(pages, np.int32)))
+        grown, columns, pages = super().grow(rows[growth.lack_pages])
+        entering = rows[growth.lack_sets]
+        if not entering.size:
+            return grown, columns, pages
+        added, values = self._states.add_each(entering, growth.blocks[growth.lack_sets])
         return (
-            np.concatenate([of_rows for of_rows, _, _ in changes]),
-            np.concatenate([columns for _, columns, _ in changes]),
-            np.concatenate([pages for _, _, pages in changes]),
+            np.concatenate((grown, np.repeat(entering, added.shape[1]))),
+            np.concatenate((columns, added.reshape(-1))),
+            np.concatenate((pages, values.reshape(-1))),
         )
 
     def extend(self, request: RequestState, num_tokens: int) -> tuple[Int32Array, list[int]]:
@@ -260,7 +265,7 @@ class StateBlocks(Blocks):
         columns, pages = super().extend(request, num_tokens)
         if num_tokens <= self._states.capacity[row]:
             return columns, pages
-        _, set_columns, set_pages = self._states.add(row, num_tokens // self._block_size)
+        set_columns, set_pages = self._states.add(row, num_tokens // self._block_size)
         return np.concatenate((columns, set_columns)), pages + set_pages
 
     def _reach(self, row: int, num_tokens: int) -> int:
@@ -291,8 +296,7 @@ class StateBlocks(Blocks):
         blocks = num_computed[rows] // self._block_size
         is_spare = self._states.capacity[rows] >= (blocks + 2) * self._block_size - 1
         for row, block in zip(rows[is_spare].tolist(), blocks[is_spare].tolist(), strict=True):
-            for spare in self._states.take_behind(row, block):
-                self._drop_set(spare)
+            self._drop_sets(self._states.take_behind(row, block))
         return has_released or bool(is_spare.any())
 
     def release_unseen(
@@ -303,8 +307,10 @@ class StateBlocks(Blocks):
         blocks = num_computed // self._block_size
         due = blocks > self._states.oldest[rows]
         chains = table.chains_of(rows[due])
+        dropped: list[StateSet] = []
         for row, block, known in zip(rows[due].tolist(), blocks[due].tolist(), chains, strict=True):
-            self._release_sets(known, self._states.take_before(row, block))
+            dropped += self._release_kept(known, self._states.take_before(row, block))
+        self._drop_sets(dropped)
         return has_released or bool(due.any())
 
     def release(self, request: RequestState) -> None:
@@ -318,24 +324,44 @@ class StateBlocks(Blocks):
             block, written = last
             self._snapshots.snapshots.cache(request.chain.hashes[block - 1], written.pages)
             written.is_kept = True
-            begun = int(self._begun[row])
-            if 0 < begun < min(block, request.num_prompt_tokens // self._block_size):
-                self._snapshots.snapshots.supersede(request.chain.hashes[begun - 1])
-        self._release_sets(request.chain, self._states.take_all(row))
+            prompt_end = request.num_prompt_tokens // self._block_size
+            if 0 < prompt_end < block:
+                # The next turn goes on behind the answer.
+                self._snapshots.snapshots.supersede(
+                    request.chain.hashes[prompt_end - 1], num_chains=0
+                )
+        self._drop_sets(self._release_kept(request.chain, self._states.take_all(row)))
         self._stops.pop(row, None)
         super().release(request)
 
-    def _release_sets(self, known: HashChain, released: Iterable[StateSet]) -> None:
-        """Lets go of sets of a chain; those that stay cached may go to block sources."""
-        for each in released:
+    def _release_kept(self, known: HashChain, sets: Iterable[StateSet]) -> list[StateSet]:
+        """Lets go of sets of a chain that stay cached, and may go to block sources. Returns the
+        others."""
+        others = []
+        for each in sets:
             if each.is_kept:
                 self._loads.release_set(known, each.block, each.pages)
             else:
-                self._drop_set(each)
+                others.append(each)
+        return others
 
-    def _drop_set(self, dropped: StateSet) -> None:
-        self._snapshots.snapshots.uncache(dropped.pages)
-        self._pool.release(dropped.pages)
+    def _drop_sets(self, dropped: Iterable[StateSet]) -> None:
+        """Lets go of sets that do not stay cached."""
+        pages = []
+        for each in dropped:
+            self._snapshots.snapshots.uncache(each.pages)
+            pages += each.pages
+        if pages:
+            self._pool.release(pages)
+
+    @property
+    def num_snapshot_pages(self) -> int:
+        """Pages of snapshots that no row holds, without those that are evicted before anything
+        else."""
+        num_held = sum(
+            self._pool.hash_of(pages[0]) is not None for pages in self._states.pages_of_sets()
+        )
+        return (self._snapshots.num_snapshots - num_held) * self._states.num_pages
 
     def num_pages_of(self, request: RequestState) -> int:
         return super().num_pages_of(request) + self._states.num_pages_of(request.row)
@@ -361,4 +387,5 @@ class StateBlocks(Blocks):
         load.num_pages_by_window = {
             **{str(window): count for window, count in self._table.num_pages_by_window().items()},
             "state": self._states.num_all_pages,
+            "snapshot": self._snapshots.num_found * self._states.num_pages,
         }

@@ -33,7 +33,11 @@ class StateSets:
     def __init__(self, config: EngineConfig, pool: BlockPool) -> None:
         self.num_pages = config.state_pages
         """Pages of a set."""
-        self._columns = config.columns
+        self._num_places = config.columns.num_sets
+        self._first_place = config.columns.first_place
+        first_pages = config.columns.first_page + self.num_pages * np.arange(self._num_places)
+        self._columns: Int32Array = first_pages[:, None] + np.arange(self.num_pages)
+        """[places, pages] columns of pages."""
         self._block_size = config.block_size
         self._pool = pool
         self.oldest: Int32Array = np.full(config.num_rows, NEVER, np.int32)
@@ -55,6 +59,12 @@ class StateSets:
         """The row's sets with their blocks, the last one first."""
         return reversed(self._sets[row].items())
 
+    def pages_of_sets(self) -> Iterator[list[int]]:
+        """Pages of each set of all rows."""
+        for sets in self._sets:
+            for each in sets.values():
+                yield each.pages
+
     def pages_of(self, row: int) -> list[int]:
         """Pages of all sets of a row."""
         return [page for each in self._sets[row].values() for page in each.pages]
@@ -67,21 +77,31 @@ class StateSets:
         """Pages of all rows."""
         return sum(map(len, self._sets)) * self.num_pages
 
-    def add(self, row: int, block: int) -> tuple[StateSet, Int32Array, list[int]]:
-        """Gives the row the set of a block after its others, of free pages. Returns it, columns of
-        the row's block table, and what stands there."""
-        sets = self._sets[row]
-        taken = {each.place for each in sets.values()}
-        place = next(i for i in range(self._columns.num_sets) if i not in taken)
-        added = StateSet(place, self._pool.allocate(self.num_pages), block)
-        if not sets:
-            self.oldest[row] = block
-        sets[block] = added
-        self.capacity[row] = (block + 1) * self._block_size - 1
-        first = self._columns.first_page + place * self.num_pages
-        pages = np.arange(first, first + self.num_pages)
-        columns = np.concatenate(([self._columns.first_place + block], pages))
-        return added, columns.astype(np.int32), [place, *added.pages]
+    def add(self, row: int, block: int) -> tuple[Int32Array, list[int]]:
+        """Gives a row the set of a block after its others, of free pages. Returns columns of its
+        block table, and what stands there."""
+        columns, values = self.add_each(np.array([row]), np.array([block]))
+        return columns[0], values[0].tolist()
+
+    def add_each(self, rows: RowIndices, blocks: Int32Array) -> tuple[Int32Array, Int32Array]:
+        """Gives each row the set of a block after its others, of free pages. Returns columns of
+        their block tables, and what stands there: [R, 1 + pages of a set], the place first."""
+        pages = np.array(self._pool.allocate(rows.size * self.num_pages), np.int32)
+        pages = pages.reshape(rows.size, self.num_pages)
+        places = np.empty(rows.size, np.int32)
+        added = enumerate(zip(rows.tolist(), blocks.tolist(), pages.tolist(), strict=True))
+        for i, (row, block, of_set) in added:
+            sets = self._sets[row]
+            taken = {each.place for each in sets.values()}
+            place = places[i] = next(i for i in range(self._num_places) if i not in taken)
+            if not sets:
+                self.oldest[row] = block
+            sets[block] = StateSet(int(place), of_set, block)
+        self.capacity[rows] = (blocks + 1) * self._block_size - 1
+        columns = np.empty((rows.size, 1 + self.num_pages), np.int32)
+        columns[:, 0] = self._first_place + blocks
+        columns[:, 1:] = self._columns[places]
+        return columns, np.concatenate((places[:, None], pages), axis=1)
 
     def lacking(self, rows: RowIndices, num_tokens: Int32Array) -> RowIndices:
         """Rows that have no set of the block behind num_tokens[i] of their tokens."""

@@ -163,7 +163,7 @@ def _projections(
     for name, place in places.items():
         tensor = tensors[name]
         allowed = "finite numbers"
-        require(bool(torch.isfinite(tensor).all()), f"adapter tensor {name}", "nan or inf", allowed)
+        require(_is_finite(tensor), f"adapter tensor {name}", "nan or inf", allowed)
         found.setdefault(place.published, {})[place.is_a] = tensor
         where[place.published] = place
     projections: dict[tuple[str, int], LowRank] = {}
@@ -173,6 +173,12 @@ def _projections(
             require(key not in projections, f"adapter of {published}", "a second one", "one")
             projections[key] = low_rank
     return projections
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    # The sum takes a fourth of the time, and is finite unless a number is not, or all are huge.
+    total = float(tensor.sum(dtype=torch.float32))
+    return math.isfinite(total) or bool(torch.isfinite(tensor).all())
 
 
 def _split(

@@ -21,6 +21,8 @@ class DenseConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderConfig:
+    is_decoder: bool = False
+    """Whether it has the layers of a decoder, whose tokens see each other both ways."""
     num_types: int = 0
     """Rows of a table of vectors of token types; 0: there is none."""
     num_buckets: int = 0

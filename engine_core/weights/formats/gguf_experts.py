@@ -1,5 +1,5 @@
-"""Fields of a Hugging Face config that the metadata of a GGUF file stands for, of families whose
-experts are chosen by corrected scores. See `gguf_fields`."""
+"""Fields of a Hugging Face config that the metadata of a GGUF file stands for, of gpt-oss and of
+families whose experts are chosen by corrected scores. See `gguf_fields`."""
 
 from __future__ import annotations
 
@@ -32,6 +32,16 @@ def glm4_moe(file: GgufFields, config: Config) -> Config:
         "routed_scaling_factor": file.meta("expert_weights_scale", 1.0),
         "use_qk_norm": file.shape_of("blk.0.attn_q_norm.weight") is not None,
         **_kinds(file, config),
+    }
+
+
+def gpt_oss(file: GgufFields, config: Config) -> Config:
+    """Files do not state that yarn's bounds are no whole pairs."""
+    scaling = config["rope_scaling"]
+    return {
+        "intermediate_size": file.meta("expert_feed_forward_length"),
+        "sliding_window": file.meta("attention.sliding_window"),
+        "rope_scaling": None if scaling is None else {**scaling, "truncate": False},
     }
 
 

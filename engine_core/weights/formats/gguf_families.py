@@ -20,8 +20,6 @@ MODEL_NAMES = {
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
-CORRECTION = "mlp.gate.e_score_correction_bias"
-"""A whole name: tensors of files have it with an ending or without one."""
 LAYER_NAMES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -35,7 +33,8 @@ LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
     "ffn_gate_inp": "mlp.gate",
-    "exp_probs_b": CORRECTION,
+    "exp_probs_b": "mlp.gate.e_score_correction_bias",
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
@@ -50,6 +49,11 @@ JOINED = LAYER_NAMES | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up
 GLM4_NAMES = JOINED | {
     "post_attention_norm": "post_self_attn_layernorm",
     "post_ffw_norm": "post_mlp_layernorm",
+}
+GPT_OSS_NAMES = LAYER_NAMES | {
+    "attn_sinks.weight": "self_attn.sinks",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_gate_inp": "mlp.router",
 }
 STARCODER2_NAMES = LAYER_NAMES | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
 STARCODER2_MODEL_NAMES = MODEL_NAMES | {"output_norm.bias": "model.norm.bias"}
@@ -73,6 +77,12 @@ GEMMA4_NAMES = NORMS_BEHIND | {
     "inp_gate": "per_layer_input_gate",
     "proj": "per_layer_projection",
     "post_norm": "post_per_layer_input_norm",
+    "ffn_gate_inp": "router.proj",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
 }
 GEMMA4_MODEL_NAMES = MODEL_NAMES | {
     "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
@@ -88,7 +98,8 @@ class GgufFamily:
     also: tuple[str, ...] = ()
     """Further architectures whose files have the same name."""
     layer_names: Names = field(default_factory=lambda: LAYER_NAMES)
-    """Names behind `model.layers.N.`, by those behind `blk.N.`"""
+    """Names behind `model.layers.N.`, by those behind `blk.N.`, without `.weight` and `.bias`, or
+    by a whole one that has another ending there."""
     model_names: Names = field(default_factory=lambda: MODEL_NAMES)
     is_permuted: bool = False
     """Whether rows of queries and keys are interleaved; ours rotate halves."""
@@ -148,6 +159,11 @@ FAMILIES = {
         layer_names=LAYER_NAMES | {"post_attention_norm": "post_attention_layernorm"},
         rotates_parts=True,
         fields=gguf_experts.glm4_moe,
+    ),
+    "gpt-oss": GgufFamily(
+        architecture="GptOssForCausalLM",
+        layer_names=GPT_OSS_NAMES,
+        fields=gguf_experts.gpt_oss,
     ),
     "gpt2": GgufFamily(
         architecture="GPT2LMHeadModel",

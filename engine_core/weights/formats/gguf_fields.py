@@ -115,8 +115,6 @@ def _scalar_of(config: Config, layers_of_27b: int) -> Any:
 
 
 def gemma4(file: GgufFields, config: Config) -> Config:
-    experts = file.meta("expert_count", 0)
-    require(not experts, "gemma4.expert_count", experts, "none")
     num_layers = config["num_hidden_layers"]
     pattern = file.meta("attention.sliding_window_pattern")
     is_list = isinstance(pattern, list) and len(pattern) == num_layers
@@ -134,6 +132,8 @@ def gemma4(file: GgufFields, config: Config) -> Config:
     heads = _kv_heads(file, full, global_dim)
     return {
         "hidden_activation": GELU_TANH,
+        "enable_moe_block": bool(file.meta("expert_count", 0)),
+        "top_k_experts": file.meta("expert_used_count", None),
         "layer_types": kinds,
         "head_dim": head_dim,
         "global_head_dim": global_dim,

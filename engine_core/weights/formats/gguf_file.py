@@ -13,20 +13,27 @@ import numpy as np
 import torch
 
 from headwater.kernels.quant.block_formats import FORMATS, BlockFormat, BlockWeight, pack
+from headwater.kernels.quant.mxfp4 import Mxfp4Weight
 
 from ...config import ConfigError, require
 from ..rope.scaling import scaled
-from .gguf_families import CORRECTION, EMBEDDING, FAMILIES, RMS_EPS, GgufFamily
+from .gguf_families import EMBEDDING, FAMILIES, RMS_EPS, GgufFamily
 from .gguf_fields import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
+from .gguf_stacked import in_turns, weights_of
 
 LLAMA_WITH_EXPERTS = "MixtralForCausalLM"
 """Architecture of a file of `llama` that has experts."""
 
-_EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
-"""Tensors of all experts of a layer."""
+_EXPERTS = {
+    "ffn_gate_exps": ("gate_proj",),
+    "ffn_up_exps": ("up_proj",),
+    "ffn_down_exps": ("down_proj",),
+    "ffn_gate_up_exps": ("gate_proj", "up_proj"),
+}
+"""Tensors of all experts of a layer, each with the parts of an expert that it has."""
 _FACTORS = {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS}
 """Tensors of rotary positions, which a config has as numbers."""
-_LAYER_TENSOR = re.compile(r"blk\.(?P<layer>\d+)\.(?P<stem>\w+)(?:\.(?P<kind>weight|bias))?")
+_EXPERT_TENSOR = re.compile(r"blk\.(\d+)\.(ffn_\w+_exps)\.(weight|bias)")
 _OF_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 LLAMA3_ROPE = {
     "low_freq_factor": 1.0,
@@ -44,6 +51,7 @@ MAX_FACTORS = 4096
 MAX_DRAFTING = 16
 """Several times as many layers that draft as any model has."""
 PLAIN_TYPES = ("F32", "F16", "BF16")
+MXFP4 = gguf.GGMLQuantizationType.MXFP4
 
 
 class GgufFile:
@@ -72,7 +80,7 @@ class GgufFile:
             raise ConfigError(
                 "split.count", num_files, "1: parts have to be joined (`llama-gguf-split --merge`)"
             )
-        served = {*PLAIN_TYPES, *(format.name.upper() for format in FORMATS.values())}
+        served = {*PLAIN_TYPES, MXFP4.name, *(format.name.upper() for format in FORMATS.values())}
         for tensor in self._reader.tensors:
             if tensor.tensor_type.name not in served:
                 raise ConfigError(
@@ -130,7 +138,7 @@ class GgufFile:
             config[name] = self._field(f"tokenizer.ggml.{key}", None)
         return config
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor | BlockWeight]]:
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor | BlockWeight | Mxfp4Weight]]:
         """(Hugging Face name, weight) of everything a decoder needs; what is not packed is
         float32."""
         for name, tensor in self._tensors.items():
@@ -140,10 +148,8 @@ class GgufFile:
             elif layer is not None and int(layer[1]) >= self._num_layers:
                 # Nothing reads a layer that drafts.
                 yield f"model.layers.{layer[1]}.{layer[2]}", torch.empty(0)
-            elif (match := _LAYER_TENSOR.fullmatch(name)) and match["stem"] in _EXPERTS:
-                layer = f"model.layers.{match['layer']}.mlp.experts"
-                for index, weight in enumerate(self._experts(name)):
-                    yield f"{layer}.{index}.{_EXPERTS[match['stem']]}.weight", weight
+            elif (match := _EXPERT_TENSOR.fullmatch(name)) and match[2] in _EXPERTS:
+                yield from self._of_experts(name, match[1], _EXPERTS[match[2]], match[3])
             else:
                 format = FORMATS.get(tensor.tensor_type) if len(tensor.shape) == 2 else None
                 yield (
@@ -155,7 +161,7 @@ class GgufFile:
     def is_packed(self) -> bool:
         """Whether some matrices are in block formats."""
         return any(
-            len(tensor.shape) > 1 and tensor.tensor_type in FORMATS
+            len(tensor.shape) > 1 and (tensor.tensor_type in FORMATS or tensor.tensor_type == MXFP4)
             for tensor in self._tensors.values()
         )
 
@@ -166,19 +172,23 @@ class GgufFile:
             for tensor in self._tensors.values()
         )
 
-    def _experts(self, name: str) -> Iterator[torch.Tensor | BlockWeight]:
-        """The weight [N, K] of each expert. Raises `ConfigError` for a tensor of other
-        dimensions."""
-        tensor = self._tensors[name]
-        sizes = [int(size) for size in tensor.shape]
-        require(len(sizes) == 3, f"checkpoint tensor {name}", sizes, "[inputs, outputs, experts]")
-        format = FORMATS.get(tensor.tensor_type)
-        for data in tensor.data:
-            if format is None:
-                values = gguf.quants.dequantize(data, tensor.tensor_type)
-                yield torch.from_numpy(np.array(values, dtype=np.float32))
-            else:
-                yield pack(torch.from_numpy(np.array(data, dtype=np.uint8)), format)
+    def _of_experts(
+        self, name: str, layer: str, parts: tuple[str, ...], kind: str
+    ) -> Iterator[tuple[str, torch.Tensor | BlockWeight | Mxfp4Weight]]:
+        """A tensor of all experts of a layer, under Hugging Face's names. Raises `ConfigError`."""
+        experts = f"model.layers.{layer}.mlp.experts"
+        if kind == "weight":
+            for i, weight in enumerate(weights_of(self._tensors[name], len(parts))):
+                yield f"{experts}.{i // len(parts)}.{parts[i % len(parts)]}.weight", weight
+        elif parts == ("down_proj",):
+            yield f"{experts}.down_proj_bias", self._dequantize(name)
+        elif parts == ("gate_proj",):
+            ups = name.replace("gate", "up")
+            require(ups in self._tensors, "checkpoint", f"without {ups}", f"{name} and {ups}")
+            both = in_turns(self._dequantize(name), self._dequantize(ups))
+            yield f"{experts}.gate_up_proj_bias", both
+        else:
+            require(parts == ("up_proj",), "tensor", name, "biases of gates and ups in two tensors")
 
     def _dequantize(self, name: str) -> torch.Tensor:
         tensor = self._tensors[name]
@@ -209,14 +219,14 @@ class GgufFile:
         if name in family.model_names:
             return family.model_names[name]
         names = family.layer_names
-        match = _LAYER_TENSOR.fullmatch(name)
-        if match is None or match["stem"] not in names:
+        match = _OF_LAYER.fullmatch(name)
+        rest = "" if match is None else match[2]
+        stem, _, kind = rest.rpartition(".")
+        is_known = rest in names or (stem in names and kind in ("weight", "bias"))
+        if match is None or not is_known:
             raise ConfigError("tensor", name, "tensors of a Llama-like decoder")
-        whole = names[match["stem"]]
-        if whole != CORRECTION:
-            require(match["kind"], "tensor", name, "names that end in weight or bias")
-            whole = f"{whole}.{match['kind']}"
-        return f"model.layers.{match['layer']}.{whole}"
+        whole = names[rest] if rest in names else f"{names[stem]}.{kind}"
+        return f"model.layers.{match[1]}.{whole}"
 
     @property
     def _num_drafting(self) -> int:

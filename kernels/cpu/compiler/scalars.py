@@ -114,3 +114,19 @@ def put_int64(typing: Any, address: Any, x: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(I64, I64), generate
+
+
+@intrinsic
+def ask_for_line(typing: Any, address: Any) -> Any:
+    """Prefetches the cache line of an address; the address may be outside of any memory."""
+
+    def generate(context: Any, builder: ir.IRBuilder, __: Any, a: list[Any]) -> Any:
+        kinds = [ir.PointerType(ir.IntType(8)), INT, INT, INT]
+        function = builder.module.declare_intrinsic(
+            "llvm.prefetch.p0", (), ir.FunctionType(ir.VoidType(), kinds)
+        )
+        read, nearest_cache, data = (ir.Constant(INT, number) for number in (0, 3, 1))
+        builder.call(function, [pointer(builder, a[0], ir.IntType(8)), read, nearest_cache, data])
+        return context.get_dummy_value()
+
+    return types.void(I64), generate

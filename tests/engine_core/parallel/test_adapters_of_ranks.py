@@ -8,18 +8,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.executor import AdapterCopy, AdapterPlace, AdmittedRow
 from headwater.engine_core.executors.ranks.multi import MultiExecutor
-from headwater.engine_core.executors.ranks.rank_devices import SHARE
 from headwater.engine_core.parallel.plan_messages import encode_step
 from headwater.engine_core.sampling_params import SamplingParams
 from tests.engine_core.parallel.parallel_models import EIGHT_AND_FOUR, QWEN3, engine_of, folder_of
 from tests.engine_core.parallel.test_plan_messages import step, step_of
 from tests.engine_core.small_adapters import answer, load_adapter, tensors_of, write_adapter
-from tests.engine_core.small_models import Answer, SmallEngine, greedy
+from tests.engine_core.small_models import (
+    SHAPE,
+    Answer,
+    SmallEngine,
+    convert,
+    greedy,
+    random_checkpoint,
+)
 from tests.long_values import long_but
 
 HEADS, KV_HEADS = (32 * EIGHT_AND_FOUR[f"num_{name}_heads"] for name in ("attention", "key_value"))
@@ -40,19 +45,7 @@ LAYOUTS = {
     "two stages": {"pipeline_parallel_size": 2},
     "two shards of two stages": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
 }
-OPTIONS = {
-    "cpu": {"adapter_memory": 4 << 20},
-    "cuda": {"adapter_memory": 4 << 20, "device": "cuda", "block_size": 64, "num_blocks": 60},
-}
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-RANKS_OF_BOTH = 4
-
-
-@pytest.fixture(scope="module", params=DEVICES)
-def device(request: pytest.FixtureRequest) -> str:
-    if request.param == "cuda" and torch.cuda.device_count() < RANKS_OF_BOTH:
-        pytest.MonkeyPatch().setenv(SHARE, "1")
-    return str(request.param)
+ADAPTER_MEMORY = 4 << 20
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +62,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(folders: Path, device: str) -> list[Answer]:
+def alone(folders: Path) -> list[Answer]:
     """Answers of one process: with the first adapter, the second, none and the first."""
-    with engine_of(folders / "ours", **OPTIONS[device]) as one:
+    with engine_of(folders / "ours", adapter_memory=ADAPTER_MEMORY) as one:
         return answer(one, PROMPTS, digests_of(one, folders), SCORED)
 
 
@@ -81,8 +74,9 @@ def digests_of(engine: SmallEngine, folders: Path) -> list[bytes]:
 
 
 @pytest.fixture(scope="module", params=long_but(tuple(LAYOUTS), "two shards of two stages"))
-def ranks(request: pytest.FixtureRequest, folders: Path, device: str) -> Iterator[SmallEngine]:
-    with engine_of(folders / "ours", **OPTIONS[device], **LAYOUTS[request.param]) as engine:
+def ranks(request: pytest.FixtureRequest, folders: Path) -> Iterator[SmallEngine]:
+    options = LAYOUTS[request.param]
+    with engine_of(folders / "ours", adapter_memory=ADAPTER_MEMORY, **options) as engine:
         yield engine
 
 
@@ -129,6 +123,24 @@ def test_room_of_an_adapter_that_is_dropped_is_used_again(
 
 def _places(host: Any, *digests: bytes) -> list[AdapterPlace]:
     return [each.place for each in host.placed([AdapterCopy(0, digest) for digest in digests])]
+
+
+@pytest.mark.long
+def test_ranks_with_experts_answer_as_one_process(tmp_path: Path) -> None:
+    random_checkpoint("qwen3-moe", tmp_path / "hf")
+    folder = convert(tmp_path / "hf", tmp_path / "ours")
+    hidden = SHAPE["hidden_size"]
+    kv_size = hidden * SHAPE["num_key_value_heads"] // SHAPE["num_attention_heads"]
+    sizes = {"self_attn.o_proj": (hidden, hidden), "self_attn.k_proj": (kv_size, hidden)}
+    tensors = tensors_of(6, 4, tuple(sizes), sizes, SHAPE["num_hidden_layers"])
+    write_adapter(tmp_path / "adapter", tensors)
+    found = []
+    for options in ({}, {"tensor_parallel_size": 2}):
+        with engine_of(folder, adapter_memory=ADAPTER_MEMORY, **options) as engine:
+            digest = load_adapter(engine, tmp_path / "adapter")
+            answers = answer(engine, PROMPTS[:2], [digest, b""], greedy(8))
+            found.append([each.token_ids for each in answers])
+    assert found[0] == found[1]
 
 
 def test_memory_for_less_than_one_adapter_is_refused(folders: Path) -> None:

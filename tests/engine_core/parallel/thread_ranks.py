@@ -57,6 +57,7 @@ class ThreadExecutor:
                 links=links,
                 slots=slots,
                 exchange=-1,
+                adapters=-1,
                 warn=print,
             )
             for rank, (group, links) in enumerate(zip(self._groups, links_of(layout), strict=True))

@@ -16,7 +16,10 @@ from headwater.engine_core.executors.simulated.model import expected_tokens
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.proto import common_pb2
 from headwater.proto import engine_pb2 as pb
-from headwater.services.engine.adapters import EVICT_SECONDS
+from headwater.services.engine import adapters as engine_adapters
+from headwater.services.engine.adapters import EVICT_SECONDS, EngineAdapters
+from headwater.services.engine.messages import AdapterDropped, AdapterRead, Command, ReadAdapter
+from headwater.services.runtime.errors import Unavailable
 from tests.engine_core.small_adapters import tensors_of, write_adapter
 from tests.services.engine.engine_process import (
     MODEL,
@@ -163,6 +166,34 @@ async def test_the_least_recently_used_leave_host_memory_and_are_read_again(
             await client.send(add(5, prompt(1), 4))
             await client.read_until_finished(5)
             assert len(client.tokens[5]) == 4
+
+
+async def test_a_load_is_refused_while_running_requests_keep_all_of_the_host_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The core reports nothing as dropped: requests have every adapter."""
+    monkeypatch.setattr(engine_adapters, "EVICT_SECONDS", 0.0)
+    monkeypatch.setattr(engine_adapters, "ROOM_SECONDS", 0.05)
+    sent: list[Command] = []
+    adapters = EngineAdapters(sent.append, max_bytes=100)
+
+    async def read(digest: bytes) -> AdapterRead:
+        loading = asyncio.ensure_future(adapters.check("/folder", digest=digest))
+        await asyncio.sleep(0)
+        if sent and isinstance(sent[-1], ReadAdapter):
+            adapters.on_report(AdapterRead(sent[-1].number, digest, 8, 60))
+        return await loading
+
+    await read(b"one")
+    await read(b"two")
+    assert adapters.num_bytes == 120
+    with pytest.raises(Unavailable, match=r"take 120 bytes .* allowed: adapter_host"):
+        await read(b"three")
+    assert not adapters.has(b"one")
+    adapters.on_report(AdapterDropped(b"one"))
+    assert adapters.num_bytes == 60
+    await read(b"three")
+    assert [each.digest for each in adapters.shown if each.is_evicted] == [b"one", b"two"]
 
 
 async def test_what_is_no_adapter_is_refused_and_the_engine_goes_on(

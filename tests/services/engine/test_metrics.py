@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -8,6 +8,7 @@ from headwater.engine_core.expert_figures import ExpertFigures
 from headwater.engine_core.parallel.rank_facts import RankFigures
 from headwater.engine_core.step_output import DiskUse, EngineLoad
 from headwater.services.engine.adapters import EngineAdapters
+from headwater.services.engine.core_figures import CoreFigures
 from headwater.services.engine.metrics import EngineCollector
 
 
@@ -17,7 +18,6 @@ class EngineServer:
     num_prompt_tokens = 0
     num_finished: Mapping[str, int] = {}
     is_prepared = True
-    rank_figures: Sequence[RankFigures] = ()
     adapters = EngineAdapters(send=lambda command: None)
     cache_config: Mapping[str, str] = {
         "cache_dtype": "fp8",
@@ -25,10 +25,9 @@ class EngineServer:
         "num_blocks": "100",
     }
 
-    expert_figures: ExpertFigures | None = None
-
     def __init__(self, load: EngineLoad) -> None:
         self.totals = load
+        self.core_figures = CoreFigures()
 
 
 def shown(load: EngineLoad, prefix: str = "headwater_spec_") -> list[str]:
@@ -73,7 +72,7 @@ def test_the_ranks_of_an_engine_are_counted_one_by_one_and_an_engine_without_ran
     None
 ):
     server = EngineServer(EngineLoad())
-    server.rank_figures = [RankFigures(7, 1.5, 0.25), RankFigures(6, 1.25, 0.5)]
+    server.core_figures.ranks = [RankFigures(7, 1.5, 0.25), RankFigures(6, 1.25, 0.5)]
     registry = CollectorRegistry()
     registry.register(EngineCollector(server, "m"))
     lines = [
@@ -94,7 +93,7 @@ def test_the_ranks_of_an_engine_are_counted_one_by_one_and_an_engine_without_ran
 
 def test_experts_are_counted_and_a_model_without_experts_has_none() -> None:
     server = EngineServer(EngineLoad())
-    server.expert_figures = ExpertFigures([5, 1], [0.75, 1.0], 3, 3 << 20)
+    server.core_figures.experts = ExpertFigures([5, 1], [0.75, 1.0], 3, 3 << 20)
     registry = CollectorRegistry()
     registry.register(EngineCollector(server, "m"))
     lines = [

@@ -127,3 +127,14 @@ async def test_redis_says_where_a_chain_can_be_continued(
         assert await reader.matched(model, chain(0, 15)) == {}
         one_kind = dataclasses.replace(model, blocks_seen=())
         assert await reader.matched(one_kind, chain(0, 150)) == {key: 150}
+
+
+def test_the_entry_of_an_engine_says_what_each_kind_needs(served_model: ServedModel) -> None:
+    model = dataclasses.replace(served_model, blocks_seen=WINDOW_AND_STATE)
+    sent = model.to_pb().SerializeToString()
+    received = ServedModel.from_pb(events_pb2.ServedModel.FromString(sent))
+    assert received.blocks_seen == WINDOW_AND_STATE
+    assert hash(received) == hash(model)
+    # Replicas with other pages serve the same model, and of one kind the entry is as before.
+    assert model.mismatch(served_model) is None
+    assert served_model.to_pb().SerializeToString() == sent.removesuffix(bytes((98, 3, 0, 3, 1)))

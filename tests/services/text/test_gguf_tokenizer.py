@@ -231,3 +231,15 @@ def test_templates_of_other_names_stand_beside_the_one_for_chats() -> None:
         {"name": "default", "template": "chat"},
         {"name": "tool_use", "template": "calls"},
     ]
+
+
+def test_tokens_that_end_a_call_end_an_answer_too() -> None:
+    """gpt-oss and GLM-4: a file names one token that ends answers."""
+    tokens = [*BYTE_LEVEL["tokens"], "<|return|>", "<|call|>", "<|observation|>"]
+    values = BYTE_LEVEL | {
+        "tokens": tokens,
+        "token_type": [*BYTE_LEVEL["token_type"], 3, 3, 3],
+        "eos_token_id": 4,
+    }
+    metadata = Metadata({f"tokenizer.ggml.{name}": value for name, value in values.items()})
+    assert generation_config(metadata)["eos_token_id"] == [4, 5, 6]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...config import ConfigError, require
-from ...weights.model_config import ModelConfig, size_of
-from ...weights.state_layers import DeltaConfig
-from .fields import FULL, Config, count_of, every, with_experts
-from .qwen_moe import experts_of
+from ....config import ConfigError, require
+from ....weights.model_config import ModelConfig, size_of
+from ....weights.state_layers import DeltaConfig
+from ..experts.qwen_moe import experts_of
+from ..fields import FULL, Config, count_of, every, with_experts
 
 LINEAR = "linear_attention"
 PARTIAL_ROTARY = 0.25

@@ -1,12 +1,13 @@
-"""Configs of LFM2: short convolutions and attention."""
+"""Configs of LFM2, dense and with experts: short convolutions and attention."""
 
 from __future__ import annotations
 
-from ...config import ConfigError, require
-from ...weights.model_config import ModelConfig, size_of
-from ...weights.rope.config import positive_of
-from ...weights.state_layers import ShortConvConfig
-from .fields import FULL, Config, count_of
+from ....config import ConfigError, require
+from ....weights.experts_config import ExpertsConfig
+from ....weights.model_config import ModelConfig, size_of
+from ....weights.rope.config import positive_of
+from ....weights.state_layers import ShortConvConfig
+from ..fields import FULL, Config, count_of, with_experts
 
 CONV = "conv"
 DEFAULT_THETA = 1_000_000.0
@@ -14,14 +15,34 @@ NORM_EPS = 1e-5
 
 
 def read_lfm2(config: Config) -> ModelConfig:
+    return _read({**config, "intermediate_size": _inner_size(config)})
+
+
+def read_lfm2_moe(config: Config) -> ModelConfig:
+    """Experts are chosen by sigmoids and a correction, in all layers but the first ones."""
+    first = count_of(config, "num_dense_layers", 2, least=0)
+    num_layers = size_of(config, "num_hidden_layers")
+    experts = ExpertsConfig(
+        num_experts=count_of(config, "num_experts"),
+        num_chosen=count_of(config, "num_experts_per_tok"),
+        intermediate_size=count_of(config, "moe_intermediate_size"),
+        is_sigmoid=True,
+        is_normalized=bool(config.get("norm_topk_prob", True)),
+        scale=positive_of(config, "routed_scaling_factor", 1.0),
+        has_correction=bool(config.get("use_expert_bias", True)),
+        is_sparse=tuple(i >= first for i in range(num_layers)),
+    )
+    return with_experts(_read(config), experts)
+
+
+def _read(config: Config) -> ModelConfig:
     bias = config.get("conv_bias", False)
     require(not bias, "conv_bias", bias, "false")
     hidden = size_of(config, "hidden_size")
     conv = ShortConvConfig(width=config.get("conv_L_cache", 3), hidden_size=hidden)
     tied = config.get("tie_embedding", config.get("tie_word_embeddings", True))
-    fixed = {"intermediate_size": _inner_size(config), "tie_word_embeddings": tied}
     return ModelConfig.from_hf(
-        {**config, **fixed},
+        {**config, "tie_word_embeddings": tied},
         default_theta=DEFAULT_THETA,
         rms_norm_eps=positive_of(config, "norm_eps", NORM_EPS),
         activation="silu",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .decoder import Decoder
+from ..decoder import Decoder
 from .mixture import (
     DOWN,
     GATE_UP,

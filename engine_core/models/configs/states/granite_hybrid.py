@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...config import ConfigError, require
-from ...weights.experts_config import ExpertsConfig
-from ...weights.model_config import ModelConfig, size_of
-from ...weights.state_layers import MambaConfig
-from .fields import FULL, Config, count_of, with_experts
-from .granite import read_granite
+from ....config import ConfigError, require
+from ....weights.experts_config import ExpertsConfig
+from ....weights.model_config import ModelConfig, size_of
+from ....weights.state_layers import MambaConfig
+from ..fields import FULL, Config, count_of, with_experts
+from ..granite import read_granite
 
 MAMBA = ("mamba", "linear_attention")
 ATTENTION = ("attention", FULL)

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import torch
 
-from ..weights.experts_config import ExpertsConfig
-from ..weights.layout import (
+from ...weights.experts_config import ExpertsConfig
+from ...weights.layout import (
     Split,
     WeightSpec,
     bias,
@@ -25,7 +25,7 @@ from ..weights.layout import (
     table,
     whole_experts,
 )
-from ..weights.model_config import ModelConfig
+from ...weights.model_config import ModelConfig
 
 GATE_UP = "experts_gate_up"
 DOWN = "experts_down"

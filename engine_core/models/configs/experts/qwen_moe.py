@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...config import require
-from ...weights.experts_config import ExpertsConfig
-from ...weights.model_config import ModelConfig, size_of
-from .fields import Config, count_of, with_experts
+from ....config import require
+from ....weights.experts_config import ExpertsConfig
+from ....weights.model_config import ModelConfig, size_of
+from ..fields import Config, count_of, with_experts
 
 
 def read_qwen3_moe(config: Config) -> ModelConfig:

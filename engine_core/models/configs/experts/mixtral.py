@@ -3,11 +3,11 @@ beside attention."""
 
 from __future__ import annotations
 
-from ...config import require
-from ...weights.experts_config import ExpertsConfig
-from ...weights.model_config import ModelConfig
-from .fields import Config, count_of, kinds_of_layers, windows, with_experts
-from .granite import read_granite
+from ....config import require
+from ....weights.experts_config import ExpertsConfig
+from ....weights.model_config import ModelConfig
+from ..fields import Config, count_of, kinds_of_layers, windows, with_experts
+from ..granite import read_granite
 
 THETA = 1_000_000.0
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .decoder import Decoder
-from .states.delta_parts import CONV, DELTA_NAMES, SPLIT_NAMES, conv_of
+from ..decoder import Decoder
+from .delta_parts import CONV, DELTA_NAMES, SPLIT_NAMES, conv_of
 
 
 class Qwen3Next(Decoder):

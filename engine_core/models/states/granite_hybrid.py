@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..layers.mlp import Mlp
-from ..weights.layout import Layout
-from ..weights.model_config import ModelConfig
-from .decoder import Decoder, ScaledLayer
-from .mixture import SHARED_DOWN, SHARED_GATE_UP
-from .parts import Parts
-from .states.delta_parts import conv_of
-from .states.mamba_parts import MAMBA_NAMES, TAPS
+from ...layers.mlp import Mlp
+from ...weights.layout import Layout
+from ...weights.model_config import ModelConfig
+from ..decoder import Decoder, ScaledLayer
+from ..experts.mixture import SHARED_DOWN, SHARED_GATE_UP
+from ..parts import Parts
+from .delta_parts import conv_of
+from .mamba_parts import MAMBA_NAMES, TAPS
 
 SHARED_NAMES = {
     "shared_mlp.input_linear.weight": SHARED_GATE_UP,

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...config import ConfigError, require
-from ...weights.experts_config import ExpertsConfig
-from ...weights.model_config import ModelConfig, size_of
-from ...weights.rope.config import positive_of
-from .fields import Config, count_of, with_experts
-from .llama import read_ernie45
+from ....config import ConfigError, require
+from ....weights.experts_config import ExpertsConfig
+from ....weights.model_config import ModelConfig, size_of
+from ....weights.rope.config import positive_of
+from ..fields import Config, count_of, with_experts
+from ..llama import read_ernie45
 
 DENSE = "dense"
 SPARSE = "sparse"

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .decoder import Decoder
-from .states.conv_parts import CONV_NAMES, TAPS
-from .states.delta_parts import conv_of
+from ..decoder import Decoder
+from ..experts.mixture import CORRECTION, DOWN, GATE_UP, ROUTER
+from .conv_parts import CONV_NAMES, TAPS
+from .delta_parts import conv_of
 
 MODEL_NAMES = {
     "model.embed_tokens.weight": "embed",
@@ -21,6 +22,10 @@ LAYER_NAMES = {
     "operator_norm.weight": "input_norm",
     "ffn_norm.weight": "post_norm",
     "feed_forward.w2.weight": "down",
+    "feed_forward.gate.weight": ROUTER,
+    "feed_forward.expert_bias": CORRECTION,
+    "feed_forward.experts.gate_up_proj": GATE_UP,
+    "feed_forward.experts.down_proj": DOWN,
     **CONV_NAMES,
 }
 GATE_NAMES = {"feed_forward.w1.weight": ("gate_up", 0), "feed_forward.w3.weight": ("gate_up", 1)}

@@ -9,8 +9,8 @@ import torch
 
 from headwater.kernels.quant.mxfp4 import Mxfp4Weight, reordered
 
-from ..weights.model_config import ModelConfig
-from .decoder import Decoder
+from ...weights.model_config import ModelConfig
+from ..decoder import Decoder
 from .mixture import DOWN, DOWN_BIAS, GATE_UP, GATE_UP_BIAS, outputs_first
 
 

@@ -3,10 +3,10 @@ sink for each head."""
 
 from __future__ import annotations
 
-from ...config import require
-from ...weights.experts_config import ExpertsConfig
-from ...weights.model_config import CLAMPED_SWIGLU, ModelConfig
-from .fields import Config, count_of, kinds_of_layers, windows, with_experts
+from ....config import require
+from ....weights.experts_config import ExpertsConfig
+from ....weights.model_config import CLAMPED_SWIGLU, ModelConfig
+from ..fields import Config, count_of, kinds_of_layers, windows, with_experts
 
 THETA = 150_000.0
 ROPE = {

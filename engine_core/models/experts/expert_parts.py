@@ -7,16 +7,17 @@ from typing import cast
 
 import torch
 
-from ..config import ConfigError
-from ..layers.experts import Experts, SharedExpert
-from ..layers.linear.dense import DenseLinear
-from ..layers.linear.kinds import Weights
-from ..layers.linear.linear import Linear, Product
-from ..layers.mlp import Mlp
-from ..layers.platform import ExpertPlatform, Platform
-from ..layers.routing import ExpertStack, Router, Scoring
-from ..weights.experts_config import ExpertsConfig
-from ..weights.model_config import ModelConfig
+from ...config import ConfigError
+from ...layers.experts import Experts, ExpertsBesideMlp, SharedExpert
+from ...layers.linear.dense import DenseLinear
+from ...layers.linear.kinds import Weights
+from ...layers.linear.linear import Linear, Product
+from ...layers.mlp import Mlp
+from ...layers.norm import RMSNorm
+from ...layers.platform import ExpertPlatform, Platform
+from ...layers.routing import ExpertStack, Router, Scoring
+from ...weights.experts_config import ExpertsConfig
+from ...weights.model_config import ModelConfig
 from . import mixture
 
 
@@ -63,6 +64,22 @@ class ExpertParts:
             scales_inputs=sizes.scales_inputs,
             expert_scales=self._weights.tensors.get(self._prefix + mixture.EXPERT_SCALES),
         )
+
+    def beside_mlp(self) -> ExpertsBesideMlp:
+        """The experts with the norms of inputs and outputs of experts, router and MLP."""
+        config = self._config
+        return ExpertsBesideMlp(
+            self.experts(),
+            self._norm(mixture.ROUTER_NORM, config.hidden_size**-0.5),
+            self._norm(mixture.DENSE_NORM),
+            self._norm(mixture.EXPERTS_INPUT_NORM),
+            self._norm(mixture.EXPERTS_NORM),
+        )
+
+    def _norm(self, name: str, factor: float = 1.0) -> RMSNorm:
+        factors = self._weights.tensors[self._prefix + name]
+        eps = self._config.rms_norm_eps
+        return RMSNorm(self._platform, factors if factor == 1 else factors * factor, eps)
 
     def _stacks(self, sizes: ExpertsConfig) -> tuple[ExpertStack, ExpertStack]:
         """Weights of gates and ups, and behind them. Where ranks divide the inputs of the latter,

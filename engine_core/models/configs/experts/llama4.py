@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...config import require
-from ...weights.experts_config import ExpertsConfig
-from ...weights.model_config import ModelConfig, size_of
-from .fields import Config, count_of, with_experts
-from .smollm3 import rotary_layers
+from ....config import require
+from ....weights.experts_config import ExpertsConfig
+from ....weights.model_config import ModelConfig, size_of
+from ..fields import Config, count_of, with_experts
+from ..smollm3 import rotary_layers
 
 THETA = 500_000.0
 CHUNK = 8192
