@@ -97,19 +97,21 @@ def _stacked(cells: Sequence[str]) -> str:
 
 def _figures_table(command: str, rows: Sequence[Row]) -> str:
     """A table of figures under its command. What all rows share (machine, commit, metric, unit) is
-    written once above them, and columns that are empty in all of them are left out."""
+    written once above them, and columns that are empty in all of them are left out. Commits that
+    differ are in bench/results."""
     shared, columns = [f"`{command}`"], {"": [row.what for row in rows]}
     shows_unit = len({row.unit for row in rows}) > 1
     varying: dict[str, list[str]] = {
         "metric": [row.metric for row in rows],
         "machine": [row.machine for row in rows],
-        "commit": [row.commit for row in rows],
     }
     for name, cells in varying.items():
         if len(set(cells)) == 1:
             shared.append(cells[0])
         else:
             columns[name] = cells
+    if len({row.commit for row in rows}) == 1:
+        shared.append(rows[0].commit)
     if not shows_unit and rows[0].unit:
         shared.append(rows[0].unit)
     columns |= {
