@@ -23,6 +23,7 @@ from headwater.services.runtime.progress import silent
 from headwater.services.runtime.tasks import owned_task
 from headwater.services.stack.embedded import EmbeddedServer, start_nats, start_valkey
 from headwater.services.stack.local_stack import LocalStack
+from headwater.services.stack.memory_shares import StartedModel
 from headwater.services.stack.plan import StackPlan
 from headwater.services.stack.settings import StackSettings
 from headwater.services.stack.stage_process import KeptStage, SupervisorPipe
@@ -80,7 +81,7 @@ class RelayedStack(LocalStack):
     def __init__(
         self, settings: StackSettings, folder: Path, name: str, relays: dict[str, Relay]
     ) -> None:
-        super().__init__(settings, folder, name, report=lambda _: None)
+        super().__init__(settings, [StartedModel.of(folder, name)], report=lambda _: None)
         self._relays = relays
 
     @property
