@@ -263,6 +263,8 @@ def find(name: str) -> Architecture:
     if name in ARCHITECTURES:
         return ARCHITECTURES[name]
     others = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
-    require(name in others, "architectures", name, ", ".join([*ARCHITECTURES, *sorted(others)]))
+    require(
+        name in others, "architectures", name, ", ".join([*sorted(ARCHITECTURES), *sorted(others)])
+    )
     architecture: Architecture = others[name].load()
     return architecture

@@ -276,6 +276,7 @@ def loaded_rank(weights: Weights, kv_dtype: torch.dtype, num_ranks: int) -> Load
         links=StageLinks(),
         slots=-1,
         exchange=-1,
+        adapters=-1,
         warn=print,
     )
     return LoadedRank(

@@ -76,13 +76,19 @@ FLOAT32 = {
     *("ministral3", "gemma", "phi4-mini", "ernie4.5"),
     *("qwen3-moe", "mixtral", "olmoe", "minimax-m2", "hy3", "ernie4.5-moe", "gpt-oss"),
     *("llama4", "llama4 with a tower", "gemma4 with experts"),
-    *("qwen3.5-moe", "gemma4 with a tower"),
+    *("qwen3-next", "qwen3.5-moe", "gemma4 with a tower"),
 }
 """Small models of which one rounding to bf16 moves tokens far, as when a router chooses another
 expert: answers of transformers in bf16 lie up to 1.3 behind its own in float32 (2026-11-29)."""
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+ON_CPUS_ALONE = {"lfm2", "lfm2-moe", "granite4-hybrid", "granite4-hybrid without experts"}
+SENSITIVE = {"gemma4 with experts"}
+"""Small models of which rounding to TF32, as GPUs multiply float32, moves tokens as far: those of
+transformers so rounded lie up to 0.83 behind, and a fourth are others (2026-11-29)."""
+
+
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - ON_CPUS_ALONE - SENSITIVE))
 def test_greedy_answers_follow_the_likeliest_tokens_of_transformers(
     family: str, tmp_path: Path
 ) -> None:

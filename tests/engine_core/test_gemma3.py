@@ -132,7 +132,6 @@ def test_a_scaling_beside_nested_parameters_is_refused() -> None:
         ("layer_types", ["chunked_attention"] * 7),
         ("layer_types", 7),
         ("hidden_activation", "relu"),
-        ("use_bidirectional_attention", True),
         ("attn_logit_softcapping", 50.0),
         ("final_logit_softcapping", 30.0),
         ("attention_bias", True),

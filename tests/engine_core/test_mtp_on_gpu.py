@@ -79,7 +79,8 @@ def test_drafts_are_those_of_a_twin_behind_chunks_drafts_and_cached_prefixes(
     assert len(right) > 20
     assert sum(right) > 0.6 * MAX_DRAFTS * len(right)
     for each in (load, load_ahead):
-        assert 0.3 * each.num_draft_tokens < each.num_accepted_tokens < 0.9 * each.num_draft_tokens
+        # Half of the answers' tokens are those of the twin, and bf16 moves some drafts.
+        assert 0.2 * each.num_draft_tokens < each.num_accepted_tokens < 0.9 * each.num_draft_tokens
 
 
 @pytest.mark.parametrize(

@@ -193,6 +193,7 @@ def test_types_of_a_gguf_file_that_are_not_served_are_refused_by_tensor_and_type
     quantisation = gguf.GGMLQuantizationType[kind]
     rows = np.zeros((8, gguf.GGML_QUANT_SIZES[quantisation][1]), np.uint8)
     writer = gguf.GGUFWriter(tmp_path / "k.gguf", "llama")
+    writer.add_block_count(1)
     writer.add_tensor("blk.0.ffn_up.weight", rows, raw_dtype=quantisation)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -200,7 +201,7 @@ def test_types_of_a_gguf_file_that_are_not_served_are_refused_by_tensor_and_type
     writer.close()
     with pytest.raises(
         ConfigError,
-        match=f"type of tensor blk.0.ffn_up.weight is '{kind}'; allowed: BF16, F16, F32, Q4_0",
+        match=f"type of tensor blk.0.ffn_up.weight is '{kind}'; allowed: BF16, F16, F32, MXFP4, Q4_0",
     ):
         GgufFile(tmp_path / "k.gguf")
 
@@ -219,6 +220,7 @@ def test_k_quants_are_dequantised_by_their_formula(kind: str, tmp_path: Path) ->
             (8, count), 0.01, np.float16
         ).view(np.uint8)
     writer = gguf.GGUFWriter(tmp_path / "k.gguf", "llama")
+    writer.add_block_count(1)
     writer.add_tensor("blk.0.ffn_up.weight", rows, raw_dtype=quantisation)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -25,7 +25,7 @@ from headwater.engine_core.request import Holder, NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from tests.simulation.peer_twins import Answer, LinkTwin, Replica
 from tests.simulation.seeds import First, Seeds, run_seeds
-from tests.simulation.tier_faults import BLOCK_SIZE, LEADS, NAMESPACES, expected
+from tests.simulation.tier_faults import BLOCK_SIZE, LEADS, MODEL, NAMESPACES, expected
 
 NUM_ENGINES = 2
 MOST_ROUNDS = 14
@@ -235,6 +235,7 @@ class Run:
             new = answer.new
             lead = next(i for i, each in enumerate(LEADS) if each[0] == new.prompt_ids[0])
             known = expected(
+                MODEL,
                 lead,
                 len(new.prompt_ids),
                 new.sampling.seed,

@@ -126,6 +126,7 @@ def served(shard: Shard, group: PeerGroup, *, is_tree: bool) -> LoadedRank:
         links=links,
         slots=-1,
         exchange=-1,
+        adapters=-1,
         warn=print,
     )
     request = replace(REQUEST, is_tree=is_tree)

@@ -142,7 +142,7 @@ def stage_of(index: int, hosts: HostStages | None = None) -> StepExecutor[Any, A
     )
     rank = Rank(
         shard=WHOLE, stage_index=index, stage=STAGES[index], group=Alone(), links=StageLinks(), slots=-1, exchange=-1,
-        warn=print,
+        adapters=-1, warn=print,
     )  # fmt: skip
     options = ExecutorOptions(model_folder=None, pipeline_parallel_size=len(STAGES))
     weights = stage_weights(zeros(layout, WHOLE), layout, rank.stage, DTYPE)

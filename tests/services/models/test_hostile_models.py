@@ -231,7 +231,6 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_f
             {"rope_scaling": {"factor": 4}},
             "rope_scaling.rope_type is None; allowed: default, linear, dynamic, yarn",
         ),
-        ({"is_causal": False}, "is_causal is False; allowed: true: no token sees later ones"),
         ({"rope_theta": 0}, "rope_theta is 0; allowed: a positive number"),
         (
             {"rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5}},
