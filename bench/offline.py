@@ -35,10 +35,10 @@ TEMPERATURE = 0.6
 WHOLE = "whole"
 """Random weights of two bytes."""
 ENGINE_OPTIONS = (
-    "device", "block_size", "max_num_seqs", "max_num_batched_tokens", "async_depth", "kv_cache_dtype",
-    "kv_cache_memory", "kv_swap_memory", "activation_dtype", "tensor_parallel_size", "expert_parallel", "peer_access",
-    "numerics",
-)  # fmt: skip
+    *("device", "block_size", "max_num_seqs", "max_num_batched_tokens", "async_depth"),
+    *("kv_cache_dtype", "kv_cache_memory", "kv_swap_memory", "activation_dtype"),
+    *("tensor_parallel_size", "expert_parallel", "peer_access", "numerics"),
+)
 """Options of the benchmark that an engine has by the same names."""
 
 

@@ -99,7 +99,8 @@ def _figures_table(command: str, rows: Sequence[Row]) -> str:
     """A table of figures under its command. What all rows share (machine, commit, metric, unit) is
     written once above them, and columns that are empty in all of them are left out. Commits that
     differ are in bench/results."""
-    shared, columns = [f"`{command}`"], {"": [row.what for row in rows]}
+    shared = [f"`{command}`"]
+    columns = {"": [row.what for row in rows]}
     shows_unit = len({row.unit for row in rows}) > 1
     varying: dict[str, list[str]] = {
         "metric": [row.metric for row in rows],

@@ -236,7 +236,8 @@ class EngineConfig:
 
     @property
     def max_positions(self) -> int:
-        """Most positions that one step samples from: one for each request, and one for each draft."""
+        """Most positions that one step samples from: one for each request, and one for each
+        draft."""
         return self.max_num_seqs + self.max_draft_tokens
 
 

@@ -79,8 +79,8 @@ class ExecutorOptions:
     """A folder of published heads (Medusa, EAGLE, EAGLE-3) that draft; None: none do. Not beside
     `draft_model`."""
     speculation: str = OFF
-    """`mtp`: the layer for multi-token prediction of the served model's checkpoint drafts; `auto`: it
-    does where the model's folder has one and all other options work beside it; `off`: it does
+    """`mtp`: the layer for multi-token prediction of the served model's checkpoint drafts; `auto`:
+    it does where the model's folder has one and all other options work beside it; `off`: it does
     not."""
     gpu_memory_utilization: float = 0.9
     """Share of a GPU's memory that weights, activations and KV cache may take."""

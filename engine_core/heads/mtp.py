@@ -1,7 +1,7 @@
-"""Multi-token prediction: a decoder layer of the served model's own checkpoint, which reads the last
-hidden state beside the token that followed it, and goes on from its own output. Source: DeepSeek-AI,
-"DeepSeek-V3 technical report", 2024, with the order and the norms of Qwen3-Next's and GLM-4.5's
-checkpoints: embedding and head are the served model's."""
+"""Multi-token prediction: a decoder layer of the served model's own checkpoint, which reads the
+last hidden state beside the token that followed it, and goes on from its own output. Source:
+DeepSeek-AI, "DeepSeek-V3 technical report", 2024, with the order and the norms of Qwen3-Next's and
+GLM-4.5's checkpoints: embedding and head are the served model's."""
 
 from __future__ import annotations
 

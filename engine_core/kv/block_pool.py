@@ -161,8 +161,8 @@ class BlockPool:
         self._changed.append(key)
 
     def uncache(self, block: int) -> None:
-        """Forgets the key of a block, if it caches one. The key is no block hash: events name those,
-        and none would be published here."""
+        """Forgets the key of a block, if it caches one. The key is no block hash: events name
+        those, and none would be published here."""
         if (key := self._hash_of[block]) is not None:
             assert not is_block_hash(key)
             self._hash_of[block] = None
@@ -184,7 +184,7 @@ class BlockPool:
 
     def note_partial(self, block: int, key: bytes) -> None:
         """Lets a held block be found by the tokens of its first positions, until it is taken for
-        something else. What stands after them does not count, and is nobody's to read."""
+        something else. Its later positions are not read."""
         assert self.ref_counts[block] > 0
         assert key not in self._partial_of
         self._forget_partial(block)

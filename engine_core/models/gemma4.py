@@ -1,6 +1,6 @@
 """The decoder of Gemma 4: that of Gemma 3 with heads of two sizes, layers that read the keys and
-values of others, a vector of each token for each layer, or experts beside the MLP. Source: transformers,
-`modeling_gemma4.py`."""
+values of others, a vector of each token for each layer, or experts beside the MLP. Source:
+transformers, `modeling_gemma4.py`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Layers for multi-token prediction in checkpoints: by architecture, the names of their tensors there
-and the layout of ours. Sources: DeepSeek-AI, "DeepSeek-V3 technical report", 2024; the checkpoints of
-Qwen3-Next, Qwen3.5 and GLM-4.5."""
+"""Layers for multi-token prediction in checkpoints: by architecture, the names of their tensors
+there and the layout of ours. Sources: DeepSeek-AI, "DeepSeek-V3 technical report", 2024; the
+checkpoints of Qwen3-Next, Qwen3.5 and GLM-4.5."""
 
 from __future__ import annotations
 

@@ -175,8 +175,8 @@ def _tuples(values: Sequence[Any]) -> tuple[Any, ...]:
 def _admitted(token_ids: Int32Array, facts: bytes) -> list[AdmittedRow]:
     found = []
     at = 0
-    told = json.loads(facts) if facts else ()
-    for row, length, num_prompt_tokens, choice_index, adapter, asked in told:
+    admitted = json.loads(facts) if facts else ()
+    for row, length, num_prompt_tokens, choice_index, adapter, asked in admitted:
         found.append(
             AdmittedRow(
                 row=row,

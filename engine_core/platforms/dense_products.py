@@ -45,7 +45,8 @@ def dense_product(weight: torch.Tensor, choice: ProductChoice, early_rows: int) 
 
 
 def dense_silu_product(weight: torch.Tensor, choice: ProductChoice, early_rows: int) -> Product:
-    """Like `dense_product`, with SiLU of the first half of the outputs times the second behind it."""
+    """Like `dense_product`, with SiLU of the first half of the outputs times the second behind
+    it."""
     return partial(_linear_silu_mul, weight=weight, choice=choice, early_rows=early_rows)
 
 

@@ -42,7 +42,8 @@ class StepsInFlight:
 
     @property
     def is_computing(self) -> bool:
-        """Whether the device is still computing a submitted step, as far as the oldest plan shows."""
+        """Whether the device is still computing a submitted step, as far as the oldest plan
+        shows."""
         return self._num_steps > 0 and not self.is_oldest_ready
 
     @property

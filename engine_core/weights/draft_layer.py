@@ -1,5 +1,5 @@
-"""The decoder layer with which a checkpoint drafts (multi-token prediction): its config, and its file
-beside a converted model's weights."""
+"""The decoder layer with which a checkpoint drafts (multi-token prediction): its config, and its
+file beside a converted model's weights."""
 
 from __future__ import annotations
 

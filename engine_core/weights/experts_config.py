@@ -14,8 +14,8 @@ LARGEST_SCORES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsConfig:
-    """Experts that stand in the place of a layer's MLP, or beside it, of which a router chooses some for each
-    token. `layers.routing.Router` says what the fields of routing mean."""
+    """Experts that stand in the place of a layer's MLP, or beside it, of which a router chooses
+    some for each token. `layers.routing.Router` says what the fields of routing mean."""
 
     num_experts: int
     num_chosen: int

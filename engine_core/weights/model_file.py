@@ -30,9 +30,9 @@ def load(
     keeps: Keeps = keeps_none,
     name: str = WEIGHTS_NAME,
 ) -> Tensors:
-    """Tensors of a file of a converted folder. On the CPU they are the file's own pages, mapped read-only and
-    shared by all processes that map it; on a GPU they are streamed there. Progress is reported in
-    bytes.
+    """Tensors of a file of a converted folder. On the CPU they are the file's own pages, mapped
+    read-only and shared by all processes that map it; on a GPU they are streamed there. Progress is
+    reported in bytes.
 
     Weights in block formats and of eight bits are expanded to the dtype that the model computes in,
     unless `keeps_packed` or `keeps`. Raises `ConfigError` for one that cannot be."""

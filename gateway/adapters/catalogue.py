@@ -67,7 +67,8 @@ class AdapterCatalogue:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[AdapterCatalogue]:
-        """Follows the bucket inside the `with` block, which begins with the records that are there."""
+        """Follows the bucket inside the `with` block, which begins with the records that are
+        there."""
         if not self.is_durable:
             yield self
             return

@@ -81,7 +81,8 @@ class ClusterView:
     async def open(
         cls, cluster: Cluster, bus: Bus, gateways: Members, models: ModelAdmin, *, has_keys: bool
     ) -> AsyncIterator[ClusterView]:
-        """A view that asks the other gateways, and answers what they ask, inside the `with` block."""
+        """A view that asks the other gateways, and answers what they ask, inside the `with`
+        block."""
         name = cluster.timelines.gateway_id
         figures: FigureSurvey = GatewaySurvey(
             bus,

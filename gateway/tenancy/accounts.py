@@ -274,7 +274,8 @@ class Accounts:
     async def _request_or_cancel(
         self, grant: Grant, *, most: int, least: int, choices: Choices, used: int = 0
     ) -> Verdict:
-        """Like `_request`. A request that is cancelled before Redis answers holds no reservation."""
+        """Like `_request`. A request that is cancelled before Redis answers holds no
+        reservation."""
         asking = asyncio.create_task(
             self._request(grant, most=most, least=least, choices=choices, used=used)
         )

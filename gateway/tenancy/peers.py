@@ -1,4 +1,5 @@
-"""Groups of client addresses: they take the place of tenants for callers whose key is not read yet."""
+"""Groups of client addresses: they take the place of tenants for callers whose key is not read
+yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Twin of the short convolution's kernels in plain torch, over a sequence from its first token on."""
+"""Twin of the short convolution's kernels in plain torch, over a sequence from its first token
+on."""
 
 from __future__ import annotations
 

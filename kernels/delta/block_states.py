@@ -19,8 +19,8 @@ COLUMNS = 64
 """Columns of values that a program computes."""
 LONG_PASS = 1024
 """Tokens from which on a pass of several a row loads a block while it computes the one before. With
-the same bits, 8,192 tokens of one row take 0.94 ms in place of 1.33, and 64 rows of one token 265 us
-in place of 163 (one H200, heads of 128, 2026-11-29)."""
+the same bits, 8,192 tokens of one row take 0.94 ms in place of 1.33, and 64 rows of one token 265
+us in place of 163 (one H200, heads of 128, 2026-11-29)."""
 
 
 def block_states(

@@ -119,8 +119,8 @@ def _by_rows(
 
 
 def choose(num_pairs: int, num_experts: int) -> tuple[RowTiles, RowTiles]:
-    """Tiles of gated products and of those after them: `FEWEST_TILES` and `FEW_TILES` of few pairs, else the smallest
-    that have twice the rows of an expert on average, or the largest."""
+    """Tiles of gated products and of those after them: `FEWEST_TILES` and `FEW_TILES` of few pairs,
+    else the smallest that have twice the rows of an expert on average, or the largest."""
     if num_pairs <= FEWEST_PAIRS:
         return FEWEST_TILES
     if num_pairs <= PAIRS[0]:

@@ -1,5 +1,5 @@
-"""A Mamba-2 layer between its projections: its weights. Source: Dao and Gu, "Transformers are SSMs",
-2024."""
+"""A Mamba-2 layer between its projections: its weights. Source: Dao and Gu, "Transformers are
+SSMs", 2024."""
 
 from __future__ import annotations
 

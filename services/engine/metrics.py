@@ -330,7 +330,7 @@ class EngineCollector(Collector):
 
 @contextlib.contextmanager
 def collected(server: Measured, model_name: str) -> Iterator[None]:
-    """Shows the server to whoever scrapes this process, inside the `with` block."""
+    """Registers the server's metrics of this process, inside the `with` block."""
     collector = EngineCollector(server, model_name)
     REGISTRY.register(collector)
     try:

@@ -33,7 +33,8 @@ class Outbox:
         self.on_filled()
 
     def holds(self, finish: Finish) -> bool:
-        """Whether the stream has unsent chunks. Its finish is kept then and follows the last chunk."""
+        """Whether the stream has unsent chunks. Its finish is kept then and follows the last
+        chunk."""
         return self._chunks.holds(finish.stream_id, finish)
 
     def next_frame(self) -> EngineFrame | None:

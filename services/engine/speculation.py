@@ -62,9 +62,9 @@ def build_speculator(
     facts: ModelFacts,
     kept: KeptCosts = NOTHING_KEPT,
 ) -> Speculator | None:
-    """Builds the scheduler's speculator: `drafters_of` the settings, up to config.max_draft_tokens a
-    row and step. None: nothing is drafted. Measures steps of the executor, with nothing in flight,
-    unless their costs are kept."""
+    """Builds the scheduler's speculator: `drafters_of` the settings, up to config.max_draft_tokens
+    a row and step. None: nothing is drafted. Measures steps of the executor, with nothing in
+    flight, unless their costs are kept."""
     if not settings.speculates:
         return None
     vocab_size = facts.vocab_size

@@ -69,7 +69,8 @@ class ClusterKey:
         return False
 
     def is_of_first(self, mac: bytes, purpose: Purpose, message: bytes) -> bool:
-        """Whether the first token made the code. It signs new messages; later tokens only verify."""
+        """Whether the first token made the code. It signs new messages; later tokens only
+        verify."""
         return hmac.compare_digest(mac, self.sign(purpose, message))
 
 

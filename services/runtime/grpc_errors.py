@@ -215,7 +215,8 @@ def _guard_unary(behavior: Any, method: str, reported: Scope) -> Any:
 
 
 async def reply_or_refusal(work: Awaitable[ReplyT], method: str) -> ReplyT | status_pb2.Status:
-    """Reply to one request of a session, or the status that ends it, as a separate call would end."""
+    """Reply to one request of a session, or the status that ends it, as a separate call would
+    end."""
     try:
         return await work
     except errors.HeadwaterError as error:

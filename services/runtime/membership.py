@@ -319,7 +319,8 @@ class Members:
         return self._bus.connected and entry.from_bus
 
     def _is_settled(self, entry: _Entry) -> bool:
-        """Whether the member needs no probe: it sends heartbeats, and they name its only address."""
+        """Whether the member needs no probe: it sends heartbeats, and they name its only
+        address."""
         return self._is_heard(entry) and not entry.other_address
 
     def _count_failure(self, entry: _Entry) -> None:

@@ -49,7 +49,8 @@ class _OnLoop(Collector):
         return collected.result(COLLECT_SECONDS)
 
     def restricted_registry(self, names: Iterable[str]) -> Collector:
-        """Like `CollectorRegistry.restricted_registry`, for a scrape that asks for some names only."""
+        """Like `CollectorRegistry.restricted_registry`, for a scrape that asks for some names
+        only."""
         assert isinstance(self._registry, CollectorRegistry)
         return _OnLoop(self._registry.restricted_registry(names), self._loop)
 

@@ -1,6 +1,6 @@
-"""Makes the files in `gguf_files`: small random checkpoints, converted by llama.cpp's own converter,
-and what transformers and llama.cpp answer with each. It runs in a development environment, with
-llama.cpp beside it, in a minute:
+"""Makes the files in `gguf_files`: small random checkpoints, converted by llama.cpp's own
+converter, and what transformers and llama.cpp answer with each. It runs in a development
+environment, with llama.cpp beside it, in a minute:
 
     pip download --no-deps --no-binary llama-cpp-python llama-cpp-python
     tar xzf llama_cpp_python-*.tar.gz

@@ -1,5 +1,5 @@
-"""Small random checkpoints with a layer for multi-token prediction, in the layouts in which Qwen and
-GLM publish them, and what such a layer drafts, in float64.
+"""Small random checkpoints with a layer for multi-token prediction, in the layouts in which Qwen
+and GLM publish them, and what such a layer drafts, in float64.
 
 The decoder layer, its rotary positions and the norm behind it are those of a model of one layer by
 transformers, which itself ignores the tensors of these layers."""

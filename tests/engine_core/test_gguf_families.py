@@ -1,5 +1,6 @@
 """GGUF files of each family, as llama.cpp's converter wrote them (`make_gguf_files.py`): the same
-model as the checkpoint that they were made of, with the answers of transformers and of llama.cpp."""
+model as the checkpoint that they were made of, with the answers of transformers and of
+llama.cpp."""
 
 from __future__ import annotations
 
@@ -35,11 +36,11 @@ A_FAMILY_OF_EACH_MECHANISM = (
     *("llama", "glm4", "cohere2", "gpt2", "gpt-neox", "ministral3", "phi4-mini", "starcoder2"),
     *("gemma3-with-a-tower", "gemma4-with-a-tower", "qwen3-moe", "glm4-moe", "gpt-oss"),
 )
-"""Rows of queries and keys in llama.cpp's order, with their biases; pairs of neighbours that rotate,
-in a part of a head; layers without positions; matrices that checkpoints have transposed; heads one
-after the other there; queries that grow; factors of long positions; biases of norms; norms that
-multiply by 1 + weight; layers of two shapes; experts, and those chosen by corrected scores, with a
-layer that drafts; those in MXFP4, with biases."""
+"""Rows of queries and keys in llama.cpp's order, with their biases; pairs of neighbours that
+rotate, in a part of a head; layers without positions; matrices that checkpoints have transposed;
+heads one after the other there; queries that grow; factors of long positions; biases of norms;
+norms that multiply by 1 + weight; layers of two shapes; experts, and those chosen by corrected
+scores, with a layer that drafts; those in MXFP4, with biases."""
 ROUNDED_BY_LLAMA_CPP = 0.02
 """Difference of log probabilities at most: it rounds inputs of products to float16."""
 HALF_A_STEP = 0.5 / 127 / 2

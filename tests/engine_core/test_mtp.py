@@ -1,5 +1,5 @@
-"""The layer for multi-token prediction of a checkpoint drafts on a CPU: what its published definition
-drafts, and answers stay what they are."""
+"""The layer for multi-token prediction of a checkpoint drafts on a CPU: what its published
+definition drafts, and answers stay what they are."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def test_agents_find_at_few_snapshots_nearly_all_that_is_cached(
     shape: Conversations, state_pages: int, num_blocks: int
 ) -> None:
     found = run(shape, state_pages, num_blocks)
-    assert found.num_hit_tokens >= 0.95 * run(shape, 0, num_blocks).num_hit_tokens
+    assert found.num_hit_tokens >= 0.99 * run(shape, 0, num_blocks).num_hit_tokens
     assert 0 < found.snapshot_share <= 0.1
 
 

@@ -1,5 +1,5 @@
-"""Whether the layer for multi-token prediction of the served model's checkpoint drafts, as the options
-say or as the model's folder allows."""
+"""Whether the layer for multi-token prediction of the served model's checkpoint drafts, as the
+options say or as the model's folder allows."""
 
 from __future__ import annotations
 

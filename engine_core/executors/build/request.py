@@ -117,8 +117,8 @@ def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> Build
 def _checked_draft(
     options: ExecutorOptions, model: ModelConfig, device: str, flags: Capabilities
 ) -> BuildRequest:
-    """Build request of the draft model, checked against the served model. Raises `ConfigError` naming
-    `draft_model`."""
+    """Build request of the draft model, checked against the served model. Raises `ConfigError`
+    naming `draft_model`."""
     folder = options.draft_model
     require(options.max_draft_tokens, "draft_model", str(folder), "none where nothing is drafted")
     # Random weights have the served model's type; stored ones have their own.

@@ -33,7 +33,8 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Which steps beyond plain sampling the rows of a draw need: edits, filters, log probabilities."""
+    """Which steps beyond plain sampling the rows of a draw need: edits, filters, log
+    probabilities."""
 
     edits: bool = False
     filters: bool = False

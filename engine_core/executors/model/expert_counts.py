@@ -60,7 +60,7 @@ class ExpertCounts:
         self._copies[self._num_copied].copy_(self._counts, non_blocking=True)
         self._num_copied += 1
         if self._num_copied == 2 and self._counts.is_cuda:
-            self._is_copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch ships it so
+            self._is_copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # of torch
             self._is_copied.record()
 
     def forget(self) -> None:
@@ -80,7 +80,7 @@ class ExpertCounts:
     def _has_copied(self) -> bool:
         if self._is_copied is None:
             return True
-        is_done: bool = self._is_copied.query()  # type: ignore[no-untyped-call]  # torch ships it so
+        is_done: bool = self._is_copied.query()  # type: ignore[no-untyped-call]  # of torch
         return is_done
 
     def _made_of(self, before: torch.Tensor, behind: torch.Tensor) -> ExpertFigures:

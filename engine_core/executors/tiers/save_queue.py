@@ -84,7 +84,8 @@ class SaveQueue:
     def _launched(
         self, part_of: npt.NDArray[np.int64], places: Int32Array
     ) -> torch.cuda.Event | None:
-        """The last part that copies one of these blocks or slots; None if all of them have ended."""
+        """The last part that copies one of these blocks or slots; None if all of them have
+        ended."""
         number = int(part_of[places].max(initial=0))
         # Without the lock, which is held while a part is launched: this number only grows.
         if number <= self._num_ended:

@@ -1,5 +1,5 @@
-"""One rank's part of a model's layers and of an adapter: B is divided as the outputs of a layer are,
-A as its inputs are."""
+"""One rank's part of a model's layers and of an adapter: B is divided as the outputs of a layer
+are, A as its inputs are."""
 
 from __future__ import annotations
 

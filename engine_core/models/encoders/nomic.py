@@ -1,5 +1,5 @@
-"""The encoder of NomicBERT: BERT's order of norms, rotary positions and gated MLPs. Source: Nussbaum
-et al., "Nomic Embed: training a reproducible long context text embedder", 2024."""
+"""The encoder of NomicBERT: BERT's order of norms, rotary positions and gated MLPs. Source:
+Nussbaum et al., "Nomic Embed: training a reproducible long context text embedder", 2024."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Names of NomicBERT's tensors in checkpoints: those of transformers, and those of the model's first
-publication."""
+"""Names of NomicBERT's tensors in checkpoints: those of transformers, and those of the model's
+first publication."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Short convolutions of a model's layers: their weights, names of these in checkpoints, and the layer
-that is made of them."""
+"""Short convolutions of a model's layers: their weights, names of these in checkpoints, and the
+layer that is made of them."""
 
 from __future__ import annotations
 

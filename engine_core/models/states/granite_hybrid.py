@@ -1,5 +1,5 @@
-"""The decoder of Granite 4 with layers of Mamba-2. Every layer has the MLP that is the shared expert
-of a mixture, with experts beside it or without. Source: IBM, "Granite 4.0", 2025."""
+"""The decoder of Granite 4 with layers of Mamba-2. Every layer has the MLP that is the shared
+expert of a mixture, with experts beside it or without. Source: IBM, "Granite 4.0", 2025."""
 
 from __future__ import annotations
 

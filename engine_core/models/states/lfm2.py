@@ -1,5 +1,5 @@
-"""The decoder of LFM2: short convolutions in most layers, attention in the others. Source: Liquid AI,
-"LFM2 technical report", 2025."""
+"""The decoder of LFM2: short convolutions in most layers, attention in the others. Source: Liquid
+AI, "LFM2 technical report", 2025."""
 
 from __future__ import annotations
 

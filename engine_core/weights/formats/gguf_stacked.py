@@ -16,8 +16,8 @@ from headwater.kernels.quant.mxfp4 import Mxfp4Weight
 from ...config import require
 
 BLOCK_BYTES = 17
-"""Size of a block of MXFP4: a scale, then 16 bytes, of which byte j holds number j in the lower half
-and number j + 16 in the upper one."""
+"""Size of a block of MXFP4: a scale, then 16 bytes, of which byte j holds number j in the lower
+half and number j + 16 in the upper one."""
 
 
 def weights_of(
@@ -58,8 +58,8 @@ def _mxfp4(name: str, rows: torch.Tensor) -> Mxfp4Weight:
 
 
 def in_turns(gates: torch.Tensor, ups: torch.Tensor) -> torch.Tensor:
-    """Biases [experts, outputs] of gates and of ups → [experts, 2 * outputs] in pairs, as gpt-oss is
-    published. Raises `ConfigError`."""
+    """Biases [experts, outputs] of gates and of ups → [experts, 2 * outputs] in pairs, as gpt-oss
+    is published. Raises `ConfigError`."""
     shapes = (tuple(gates.shape), tuple(ups.shape))
     is_pair = gates.dim() == 2 and gates.shape == ups.shape
     require(is_pair, "biases of ffn_gate_exps and ffn_up_exps", shapes, "one shape")

@@ -35,7 +35,7 @@ class RowsByExpert:
     here."""
 
     def of_experts_here(self) -> RowsByExpert:
-        """Without places behind the rows of the last expert. Reads their number."""
+        """The same rows, without those of experts that are elsewhere, which come last."""
         return replace(self, tokens=self.tokens[: int(self.starts[-1])])
 
 

@@ -32,7 +32,8 @@ class ChunkLane(Generic[ChunkT, FinishT]):
         self._num_chunks[stream_id] += 1
 
     def holds(self, stream_id: int, finish: FinishT) -> bool:
-        """Whether the stream has unsent chunks. Its finish is kept then and follows the last chunk."""
+        """Whether the stream has unsent chunks. Its finish is kept then and follows the last
+        chunk."""
         if stream_id not in self._num_chunks:
             return False
         self._held[stream_id] = finish

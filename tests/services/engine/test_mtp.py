@@ -1,5 +1,5 @@
-"""The layer for multi-token prediction through the engine service: `auto` takes it by itself, answers
-stay what they are, and what is refused is named."""
+"""The layer for multi-token prediction through the engine service: `auto` takes it by itself,
+answers stay what they are, and what is refused is named."""
 
 from __future__ import annotations
 
