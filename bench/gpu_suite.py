@@ -25,7 +25,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headwater.services.engine.kernel_cache import with_kernel_cache
+from headwater.services.engine.core.kernel_cache import with_kernel_cache
 
 from . import dummy_model
 from .gpu_peers import PEERS, SAME_BITS, Peer

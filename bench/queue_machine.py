@@ -14,7 +14,7 @@ from headwater.engine_core.executors.build.single import build_executor
 from headwater.engine_core.executors.simulated.executor import SimulatedExecutor, SimulatedTiming
 from headwater.engine_core.executors.simulated.model import SimulatedModel
 from headwater.engine_core.options import ExecutorOptions
-from headwater.services.engine.rates import MeasuredExecutor
+from headwater.services.engine.core.rates import MeasuredExecutor
 
 from .queue_loads import NUM_IDS
 from .queue_run import Clock, RealClock, VirtualClock

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from headwater.engine_core.kv.prefix_hash import HASH_LEN
 from headwater.proto import common_pb2, processor_pb2
-from headwater.services.engine.convert import ConvertSettings, convert
+from headwater.services.engine.programs.convert import ConvertSettings, convert
 from headwater.services.models.store import default_cache_dir, find_source
 from headwater.services.processor.prepare import prepare
 from headwater.services.runtime.progress import silent

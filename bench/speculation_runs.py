@@ -10,8 +10,8 @@ from headwater.engine_core.executor import Executor
 from headwater.engine_core.executors.build.single import build_executor
 from headwater.engine_core.options import OFF, ExecutorOptions
 from headwater.engine_core.scheduling.speculation.speculator import Speculator
+from headwater.services.engine.core.speculation import build_speculator, drafters_of
 from headwater.services.engine.settings import EngineSettings
-from headwater.services.engine.speculation import build_speculator, drafters_of
 from headwater.services.models.manifest import MANIFEST_NAME, ModelManifest
 from headwater.services.runtime.progress import silent
 

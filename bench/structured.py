@@ -23,11 +23,11 @@ import typer
 from headwater.proto import engine_pb2 as pb
 from headwater.proto.common_pb2 import Sampling, StructuredOutput
 from headwater.proto.events_pb2 import Incarnation
-from headwater.services.engine.core_client import CoreClient
-from headwater.services.engine.engine_server import EngineServer
-from headwater.services.engine.grammars import GrammarCompiler
-from headwater.services.engine.kv_events import KvEventLog
+from headwater.services.engine.core.client import CoreClient
 from headwater.services.engine.settings import EngineSettings
+from headwater.services.engine.stage.grammars import GrammarCompiler
+from headwater.services.engine.stage.kv_events import KvEventLog
+from headwater.services.engine.stage.server import EngineServer
 from headwater.services.grammars.grammars import Grammars, fill
 from headwater.services.grammars.structured_output import grammar_of
 from headwater.services.models.manifest import ModelManifest

@@ -33,8 +33,8 @@ from redis.asyncio import Redis
 from headwater.bench.pytest_health import ProcessHealth
 from headwater.bench.pytest_locks import LockHealth
 from headwater.bench.text_folder import demo_text_folder
-from headwater.services.engine.core_variables import COSTS_VARIABLE
-from headwater.services.engine.kernel_cache import with_kernel_cache
+from headwater.services.engine.core.kernel_cache import with_kernel_cache
+from headwater.services.engine.core.variables import COSTS_VARIABLE
 from headwater.services.runtime import bus, channel
 from headwater.services.runtime.kept_child import keeper_command
 from headwater.services.runtime.served_model import ServedModel

@@ -10,14 +10,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from headwater.services.engine import core_client, core_process
+from headwater.services.engine.core import client as core_client
+from headwater.services.engine.core import process as core_process
 from tests.forked_child import ForkedChild, become
 
 
 async def start_forked_core(
     arguments: Sequence[str], *, environment: Mapping[str, str], descriptors: Sequence[int]
 ) -> ForkedChild:
-    """In place of `core_client.start_core`."""
+    """In place of `core.client.start_core`."""
     assert len(os.listdir("/proc/self/task")) == 1, "a fork would lose the server's other threads"
     if (pid := os.fork()) == 0:
         argv = [core_process.__file__, *arguments]

@@ -245,6 +245,21 @@ GATEWAY_ROOMS_SEEN = {
 """Rooms of the gateway: first what clients reach, then the life of a request, then what that stands
 on. The files beside them are seen by every room and see none."""
 SERVICES_SEEN_BY_THE_GATEWAY = {"runtime", "index"}
+ENGINE_ORDER = (
+    # The process that clients reach, which starts the core.
+    "__main__",
+    # Programs beside an engine: conversion, calibration, warm-up, platform check, a stage on another
+    # host.
+    "programs",
+    # The server: sessions, grammars, KV events, metrics; peers: blocks lent to other engines and
+    # pulled from them.
+    "stage",
+    # The process that computes, messages and memory between it and its server, cached kernels.
+    "core",
+    # Flags of an engine.
+    "settings",
+)
+"""Folders and files of services/engine, as of executors."""
 OUTPUT_PROCESSOR_ORDER = (
     # The process: settings, sessions, the RPCs that find and forget a log.
     "__main__",
@@ -423,8 +438,9 @@ def test_a_room_of_the_engine_core_imports_only_the_rooms_below_it() -> None:
         ("engine_core/executors", EXECUTORS_ORDER),
         ("engine_core/scheduling", SCHEDULING_ORDER),
         ("kernels", KERNELS_ORDER),
+        ("services/engine", ENGINE_ORDER),
     ],
-    ids=["executors", "scheduling", "kernels"],
+    ids=["executors", "scheduling", "kernels", "services/engine"],
 )
 def test_a_part_imports_only_parts_below_it(room: str, order: tuple[str, ...]) -> None:
     root = ROOT / room
@@ -560,7 +576,7 @@ BUILDERS = (
     "__main__.py",
     "engine_core/executors/build/",
     "gateway/http/app.py",
-    "services/engine/core_process.py",
+    "services/engine/core/process.py",
     "services/stack/local_stack.py",
 )
 """Ends of names, or folders, of files that put the parts of a process together."""
@@ -579,7 +595,7 @@ IMPORTS_TOO_MANY = {
     "gateway/router/router.py",
     "gateway/stages/output_session.py",
     "gateway/tenancy/accounts.py",
-    "services/engine/session.py",
+    "services/engine/stage/session.py",
     "services/stack/model_manager.py",
 }
 """Files that are still to be cut. None may join them."""
@@ -710,7 +726,7 @@ def test_a_front_stage_starts_without_torch(module: str) -> None:
 
 def test_a_simulated_engine_starts_without_torch() -> None:
     """The core's process, its executor and its drafters."""
-    modules = ("services.engine.core_process", "engine_core.executors.build.simulated")
+    modules = ("services.engine.core.process", "engine_core.executors.build.simulated")
     probe = "import sys; sys.modules['torch'] = None; sys.modules['triton'] = None"
     probe += "".join(f"; import headwater.{module}" for module in modules)
     done = subprocess.run(

@@ -102,7 +102,7 @@ STAGES = {
     ),
     "engine": ("headwater.services.engine", "Engine: one replica of a model."),
     "stage": (
-        "headwater.services.engine.stage_host",
+        "headwater.services.engine.programs.stage_host",
         "A pipeline stage of an engine on another host.",
     ),
 }
@@ -335,7 +335,7 @@ def warmup(
     """
     if device == "cpu":
         _check_no_model_flag(context)
-        _become("headwater.services.engine.warmup_cpu", [])
+        _become("headwater.services.engine.programs.warmup_cpu", [])
     require(device == "cuda", "device", device, "cuda or cpu")
     choices = {"quantization": quantization, "model_code": model_code}
     check_words({"dtype": dtype, "kv_cache_dtype": kv_cache_dtype, **choices})
@@ -343,7 +343,7 @@ def warmup(
     flags = [f"--model-folder={folder}", f"--kv-cache-dtype={kv_cache_dtype}"]
     flags += gpu_flags(os.environ, gpu_defaults(os.environ))
     flags += [f"--max-model-len={max_model_len}"] if max_model_len else []
-    _become("headwater.services.engine.warmup", flags)
+    _become("headwater.services.engine.programs.warmup", flags)
 
 
 def _judge(

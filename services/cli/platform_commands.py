@@ -12,7 +12,7 @@ import typer
 
 from headwater.engine_core.platforms.registry import registrations
 
-from ..engine.core_environment import core_environment
+from ..engine.core.environment import core_environment
 from ..runtime.printable import shown
 from .admin_client import AsJson
 from .plain_table import plain_table, show_as
@@ -81,5 +81,5 @@ def check(
     flags += [f"--dtype={each}" for each in dtype or ()] + [f"--part={each}" for each in part or ()]
     flags += [f"--cache-dir={cache_dir}"] if cache_dir is not None else []
     # Another program in this process, in the environment of an engine's core: it brings torch.
-    command = [sys.executable, "-m", "headwater.services.engine.platform_check", *flags]
+    command = [sys.executable, "-m", "headwater.services.engine.programs.platform_check", *flags]
     os.execve(sys.executable, command, core_environment(0))

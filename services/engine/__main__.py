@@ -12,7 +12,7 @@ from ..runtime.process import configure_logging, in_one_line, lifetime, run_stag
 from ..runtime.settings import SettingError, read_settings
 from ..runtime.stage_security import stages_secured
 from ..runtime.unread_variables import warn_of_unread_variables
-from .core_client import CoreClient, CoreFailed
+from .core.client import CoreClient, CoreFailed
 from .settings import EngineSettings
 
 
@@ -26,7 +26,7 @@ async def serve(settings: EngineSettings) -> None:
     async with lifetime("engine") as life, CoreClient.running(settings) as core:
         # The core takes longest to start: it is started before the server imports gRPC, NATS and
         # Redis.
-        from .serving import serve_core  # noqa: PLC0415
+        from .stage.serving import serve_core  # noqa: PLC0415
 
         await serve_core(settings, core, life)
 

@@ -14,14 +14,14 @@ import grpc
 from headwater.proto.engine_pb2 import ClientFrame, EngineFrame
 from headwater.proto.output_processor_pb2 import Open
 
-from ..engine.core_client import CoreClient
-from ..engine.engine_server import EngineServer
-from ..engine.grammars import GrammarCompiler
-from ..engine.kv_events import KvEventLog
-from ..engine.messages import Ready
-from ..engine.replica import Replica
-from ..engine.session import EngineSession
+from ..engine.core.client import CoreClient
+from ..engine.core.messages import Ready
 from ..engine.settings import EngineSettings
+from ..engine.stage.grammars import GrammarCompiler
+from ..engine.stage.kv_events import KvEventLog
+from ..engine.stage.replica import Replica
+from ..engine.stage.server import EngineServer
+from ..engine.stage.session import EngineSession
 from ..output_processor.engines import EngineCall, EngineLink, Request
 from ..output_processor.stream import OutputStream
 from ..runtime.errors import HeadwaterError, Unavailable

@@ -22,7 +22,7 @@ def judged(model: str, folder: Path, dtype: str, device: str, model_code: str) -
     flags = [f"--source={folder}", f"--dtype={dtype}", f"--device={device}"]
     flags += [f"--model-code={model_code}"]
     last_words = ""
-    command = [sys.executable, "-m", "headwater.services.engine.judge", *flags]
+    command = [sys.executable, "-m", "headwater.services.engine.programs.judge", *flags]
     with kept_child(command) as child:
         for line in child:
             last_words = line or last_words

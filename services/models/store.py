@@ -384,7 +384,7 @@ def _calibrate(
         try:
             fill_folder(
                 folder,
-                "headwater.services.engine.calibrate",
+                "headwater.services.engine.programs.calibrate",
                 flags,
                 progress,
                 last=REPORT_NAME,
@@ -414,7 +414,11 @@ def _convert(
     flags += [f"--device={device}", f"--origin={source.origin}", *more]
     try:
         fill_folder(
-            folder, "headwater.services.engine.convert", flags, progress, last=MANIFEST_NAME
+            folder,
+            "headwater.services.engine.programs.convert",
+            flags,
+            progress,
+            last=MANIFEST_NAME,
         )
     except ChildFailed as error:
         raise ConversionFailed(path, str(error)) from None

@@ -12,8 +12,8 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ..engine.core_environment import core_environment
-from ..engine.core_variables import CORE_FORKS_FD
+from ..engine.core.environment import core_environment
+from ..engine.core.variables import CORE_FORKS_FD
 from ..runtime.forked import ForkClient, fork_server
 from ..runtime.hardware import resolve_device
 from .settings import STACK_VARIABLES, StackSettings
@@ -37,14 +37,14 @@ STAGE_MODULES = (
     "headwater.gateway.admin.routes",
     "headwater.gateway.http.app",
     "headwater.services.engine.__main__",
-    "headwater.services.engine.grammar_queue",
-    "headwater.services.engine.kv_events",
-    "headwater.services.engine.peer_plane",
-    "headwater.services.engine.prefetches",
-    "headwater.services.engine.replica",
-    "headwater.services.engine.session",
-    "headwater.services.engine.tenant_sweep",
-    "headwater.services.engine.waiting_credit",
+    "headwater.services.engine.stage.grammar_queue",
+    "headwater.services.engine.stage.kv_events",
+    "headwater.services.engine.stage.peers.plane",
+    "headwater.services.engine.stage.prefetches",
+    "headwater.services.engine.stage.replica",
+    "headwater.services.engine.stage.session",
+    "headwater.services.engine.stage.tenant_sweep",
+    "headwater.services.engine.stage.waiting_credit",
     "headwater.services.grammars.checker",
     "headwater.services.index.writer",
     "headwater.services.output_processor.pending_usage",
@@ -62,7 +62,7 @@ _OF_ALL_CORES = (
     "torch",
     "headwater.engine_core.executors.build.single",
     "headwater.engine_core.models.decoder",
-    "headwater.services.engine.core_process",
+    "headwater.services.engine.core.process",
 )
 CORE_MODULES = {
     "cpu": (

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from headwater.gateway.settings import GatewaySettings
+from headwater.services.engine.programs.stage_host import StageSettings
 from headwater.services.engine.settings import EngineSettings
-from headwater.services.engine.stage_host import StageSettings
 from headwater.services.output_processor.__main__ import OutputProcessorSettings
 from headwater.services.processor.__main__ import ProcessorSettings
 from headwater.services.runtime.security_settings import StageSecuritySettings

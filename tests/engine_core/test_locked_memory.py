@@ -22,7 +22,7 @@ from headwater.engine_core.executors.device.locked_memory import (
     mapped,
 )
 from headwater.engine_core.executors.exit.draw_buffers import DrawBuffers
-from headwater.services.engine.mask_table import Int32Array, create_mask_memory, map_masks
+from headwater.services.engine.core.mask_table import Int32Array, create_mask_memory, map_masks
 
 CONFIG = EngineConfig(num_blocks=600, max_model_len=4096, max_num_seqs=4)
 

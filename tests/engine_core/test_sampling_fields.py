@@ -14,7 +14,7 @@ from headwater.engine_core.kv.prefix_hash import HASH_LEN
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.proto.common_pb2 import POOLING_CLS, Sampling, TokenSequence
 from headwater.proto.engine_pb2 import Add
-from headwater.services.engine.requests import Limits, PendingAdd, requests_of
+from headwater.services.engine.stage.requests import Limits, PendingAdd, requests_of
 
 CORE = Path(__file__).parents[2] / "engine_core"
 OF_ENCODERS = {"second_start"}
@@ -119,5 +119,5 @@ def test_every_field_comes_from_the_engines_requests() -> None:
         if getattr(answer.sampling, name) == getattr(default, name)
     }
     assert not same, (
-        f"{same} of an Add do not reach the core: see _sampling_of in services/engine/requests.py"
+        f"{same} of an Add do not reach the core: see _sampling_of in services/engine/stage/requests.py"
     )

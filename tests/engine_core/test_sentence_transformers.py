@@ -13,8 +13,8 @@ import torch
 
 from headwater.engine_core.kv.prefix_hash import HASH_LEN
 from headwater.proto import common_pb2, processor_pb2
-from headwater.services.engine.convert import ConvertSettings, convert
-from headwater.services.engine.requests import POOLINGS
+from headwater.services.engine.programs.convert import ConvertSettings, convert
+from headwater.services.engine.stage.requests import POOLINGS
 from headwater.services.models.store import default_cache_dir, find_source
 from headwater.services.processor.prepare import prepare
 from headwater.services.runtime.progress import silent

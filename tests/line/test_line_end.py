@@ -95,7 +95,7 @@ def test_no_secret_is_on_a_command_line_or_in_a_file_of_others(deployed: Line) -
     }
     assert len(passwords) == len(ROLES)
     shown = "\n".join(Path(f"/proc/{pid}/cmdline").read_text() for pid in deployed.pids())
-    assert "headwater.services.engine.core_process" in shown
+    assert "headwater.services.engine.core.process" in shown
     logs = "\n".join(path.read_text() for path in (deployed.state_dir / "logs").iterdir())
     for secret in {token, key, *passwords}:
         assert secret not in shown

@@ -18,7 +18,7 @@ import torch
 from headwater.engine_core.conformance.case import Line as Compared
 from headwater.engine_core.conformance.model import examine_model
 from headwater.engine_core.platforms import loading
-from headwater.services.engine import platform_check
+from headwater.services.engine.programs import platform_check
 from tests.engine_core.small_models import convert, random_checkpoint
 from tests.line.conftest import Line
 from tests.platforms.conftest import with_path

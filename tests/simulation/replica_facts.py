@@ -16,8 +16,8 @@ import grpc
 from grpc.aio import Metadata
 
 from headwater.proto import engine_pb2, events_pb2
-from headwater.services.engine.facts import LOAD_SECONDS
-from headwater.services.engine.kv_events import KvEventLog
+from headwater.services.engine.stage.facts import LOAD_SECONDS
+from headwater.services.engine.stage.kv_events import KvEventLog
 from headwater.services.runtime import subjects
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.heartbeat import Heartbeat

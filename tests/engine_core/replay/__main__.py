@@ -25,7 +25,7 @@ import typer
 
 from headwater.bench.program import check_choice, run_program
 from headwater.kernels.launch.environment import Environment
-from headwater.services.engine.kernel_cache import with_kernel_cache
+from headwater.services.engine.core.kernel_cache import with_kernel_cache
 from tests.engine_core.replay import stream_file
 from tests.engine_core.replay.cases import PLACES, Built, Checkpoints, built, case_named, case_of
 from tests.engine_core.replay.comparing import wrong_answers

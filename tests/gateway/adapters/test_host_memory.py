@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from headwater.gateway.adapters.placement import LOOK_SECONDS
-from headwater.services.engine.adapters import EVICT_SECONDS
+from headwater.services.engine.stage.adapters import EVICT_SECONDS
 from tests.engine_core.small_adapters import tensors_of, write_adapter
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.processes import (

@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from headwater.proto import inference_pb2, inference_pb2_grpc
-from headwater.services.engine.convert import ConvertSettings, convert
+from headwater.services.engine.programs.convert import ConvertSettings, convert
 from headwater.services.text.model import load_tokenizer
 from tests.engine_core.small_encoders import random_classifier, random_encoder, write_modules
 from tests.gateway.conftest import GatewayStarter

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from headwater.gateway.request.admission import Admission
 from headwater.gateway.request.backlogs import Backlogs
 from headwater.gateway.router.router import Router
-from headwater.services.engine.waiting_credit import WaitingCredits
+from headwater.services.engine.stage.waiting_credit import WaitingCredits
 from headwater.services.index.feed import IndexFeed
 from headwater.services.runtime import subjects
 from headwater.services.runtime.bus import Bus

@@ -14,7 +14,7 @@ from tests.forked_stage import ForkedStage
 from tests.polling import holds_within
 from tests.stage_log import StageLog
 
-STAGE = "headwater.services.engine.stage_host"
+STAGE = "headwater.services.engine.programs.stage_host"
 
 
 class ForkedStageHost(ForkedStage):

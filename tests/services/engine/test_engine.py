@@ -19,7 +19,7 @@ from headwater.engine_core.sampling_params import SamplingParams
 from headwater.proto import common_pb2
 from headwater.proto import engine_pb2 as pb
 from headwater.proto.common_pb2 import Sampling
-from headwater.services.engine.frames import MAX_FRAME_BYTES
+from headwater.services.engine.stage.frames import MAX_FRAME_BYTES
 from tests.gateway.processes import launched
 from tests.services.engine.engine_process import (
     MODEL,

@@ -12,19 +12,19 @@ from headwater.engine_core.request import FinishReason, NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.step_output import Finished, StepOutput
 from headwater.services.engine.__main__ import serve
-from headwater.services.engine.grammar_queue import GrammarQueue
-from headwater.services.engine.grammars import GrammarCompiler
-from headwater.services.engine.masks import MaskWriter
-from headwater.services.engine.messages import Command
+from headwater.services.engine.core.messages import Command
 from headwater.services.engine.settings import EngineSettings
+from headwater.services.engine.stage.grammar_queue import GrammarQueue
+from headwater.services.engine.stage.grammars import GrammarCompiler
+from headwater.services.engine.stage.masks import MaskWriter
 from tests.long_values import long_but
 
 
 @pytest.mark.parametrize(
     "task",
     long_but(
-        ("engine_server.EngineServer.sweep", "masks.MaskWriter.run"),
-        "engine_server.EngineServer.sweep",
+        ("server.EngineServer.sweep", "masks.MaskWriter.run"),
+        "server.EngineServer.sweep",
     ),
 )
 async def test_an_engine_ends_with_the_fault_of_a_task_that_must_not_end(
@@ -33,7 +33,7 @@ async def test_an_engine_ends_with_the_fault_of_a_task_that_must_not_end(
     async def broken(*_: object) -> None:
         raise LookupError("a bug")
 
-    monkeypatch.setattr(f"headwater.services.engine.{task}", broken)
+    monkeypatch.setattr(f"headwater.services.engine.stage.{task}", broken)
     with pytest.raises(LookupError, match="a bug"):
         await serve(EngineSettings(executor="simulated", served_model_name="some", metrics_port=-1))
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from headwater.services.engine.core_environment import core_environment
-from headwater.services.engine.core_variables import CORE_FORKS_FD
+from headwater.services.engine.core.environment import core_environment
+from headwater.services.engine.core.variables import CORE_FORKS_FD
 from headwater.services.runtime.forked import ForkClient, fork_server
 from tests.gateway.processes import launched
 from tests.services.engine.engine_process import (
@@ -29,7 +29,7 @@ THREADS = 1
 
 @pytest.fixture
 def forks() -> Iterator[ForkClient]:
-    modules = ["headwater.services.engine.core_process"]
+    modules = ["headwater.services.engine.core.process"]
     of_pytest = ["PYTEST_CURRENT_TEST"]
     with fork_server(
         modules, environment=core_environment(THREADS), free_variables=of_pytest

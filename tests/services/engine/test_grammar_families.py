@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from headwater.services.engine import grammars, masks
-from headwater.services.engine.grammars import GrammarCompiler
+from headwater.services.engine.stage import grammars, masks
+from headwater.services.engine.stage.grammars import GrammarCompiler
 from tests.services.grammars.structured_engine import ASKER, Ask, answers, config, sampling
 from tests.services.grammars.test_structured_answers import PERSON, schema_grammar
 

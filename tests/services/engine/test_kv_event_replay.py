@@ -10,7 +10,7 @@ import pytest
 from headwater.engine_core.kv.prefix_hash import block_hashes
 from headwater.proto import engine_pb2 as pb
 from headwater.proto.events_pb2 import KvEventBatch
-from headwater.services.engine.kv_events import checksum_of
+from headwater.services.engine.stage.kv_events import checksum_of
 from tests.services.engine.engine_process import (
     add,
     client_of,

@@ -16,10 +16,10 @@ import pytest
 from headwater.engine_core.request import FinishReason, NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.step_output import StepOutput
-from headwater.services.engine import grammars
-from headwater.services.engine.grammar_queue import GrammarQueue
-from headwater.services.engine.grammars import GROWTH_BYTES, GrammarCompiler
-from headwater.services.engine.masks import MaskWriter
+from headwater.services.engine.stage import grammars
+from headwater.services.engine.stage.grammar_queue import GrammarQueue
+from headwater.services.engine.stage.grammars import GROWTH_BYTES, GrammarCompiler
+from headwater.services.engine.stage.masks import MaskWriter
 from headwater.services.grammars.asker import Asker
 from headwater.services.runtime.fair_queue import QueueLimits
 from tests.services.grammars.structured_engine import (

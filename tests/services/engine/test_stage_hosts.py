@@ -18,7 +18,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from headwater.services.engine.stage_host import StageSettings
+from headwater.services.engine.programs.stage_host import StageSettings
 from headwater.services.runtime.settings import SettingError, read_settings
 from tests.chatting_model import make_chatting_model
 from tests.forked_host import free_address, write_secret

@@ -18,11 +18,11 @@ from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling.speculation.speculator import Speculator
 from headwater.engine_core.step_output import Finished, MaskReport, StepOutput
-from headwater.services.engine.core_process import apply_to_masks
-from headwater.services.engine.grammars import GrammarCompiler
-from headwater.services.engine.masks import MaskWriter
-from headwater.services.engine.messages import Command, OfMasks
-from headwater.services.engine.token_bounds import without_bounds
+from headwater.services.engine.core.messages import Command, OfMasks
+from headwater.services.engine.core.process import apply_to_masks
+from headwater.services.engine.stage.grammars import GrammarCompiler
+from headwater.services.engine.stage.masks import MaskWriter
+from headwater.services.engine.stage.token_bounds import without_bounds
 from headwater.services.grammars.asker import Asker
 
 VOCAB_SIZE = 49152

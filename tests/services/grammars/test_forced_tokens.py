@@ -13,7 +13,7 @@ from headwater.engine_core.executors.simulated.executor import SimulatedExecutor
 from headwater.engine_core.executors.simulated.model import SimulatedModel
 from headwater.engine_core.request import FinishReason
 from headwater.engine_core.scheduling.speculation.grammar_drafts import GrammarDrafts
-from headwater.services.engine.grammars import GrammarCompiler
+from headwater.services.engine.stage.grammars import GrammarCompiler
 from headwater.services.text.model import TextModel
 from tests.engine_core.fixed_speculator import Undrafted
 from tests.long_values import long_but

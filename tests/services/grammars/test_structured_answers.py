@@ -13,7 +13,7 @@ import pytest
 
 from headwater.engine_core.request import FinishReason
 from headwater.proto.common_pb2 import StructuredOutput
-from headwater.services.engine.grammars import GrammarCompiler
+from headwater.services.engine.stage.grammars import GrammarCompiler
 from headwater.services.grammars.structured_output import grammar_of
 from headwater.services.text.model import TextModel
 from tests.services.grammars.structured_engine import EOS, Ask, Told, answers, config, sampling

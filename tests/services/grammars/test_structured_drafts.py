@@ -16,7 +16,7 @@ from headwater.engine_core.request import FinishReason
 from headwater.engine_core.scheduling.speculation.model_speculator import ModelSpeculator
 from headwater.engine_core.scheduling.table.masks import RowIndices
 from headwater.engine_core.scheduling.table.request_table import RequestTable
-from headwater.services.engine.grammars import GrammarCompiler
+from headwater.services.engine.stage.grammars import GrammarCompiler
 from headwater.services.text.model import TextModel
 from tests.engine_core.fixed_speculator import FixedSpeculator
 from tests.long_values import long_but

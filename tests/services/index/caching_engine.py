@@ -11,7 +11,7 @@ import grpc
 
 from headwater.engine_core.step_output import CacheEvents, StoredChain
 from headwater.proto import engine_pb2, engine_pb2_grpc, events_pb2
-from headwater.services.engine.kv_events import KvEventLog
+from headwater.services.engine.stage.kv_events import KvEventLog
 from headwater.services.runtime import subjects
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.member import Kind, Member, new_epoch

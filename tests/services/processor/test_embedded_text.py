@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from headwater.engine_core.kv.prefix_hash import HASH_LEN
 from headwater.proto import common_pb2, processor_pb2
-from headwater.services.engine.convert import ConvertSettings, convert
+from headwater.services.engine.programs.convert import ConvertSettings, convert
 from headwater.services.processor.prepare import prepare
 from headwater.services.runtime.errors import BadRequest, ContextTooLong
 from headwater.services.runtime.request_limits import WHAT_FITS

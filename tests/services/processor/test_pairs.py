@@ -10,7 +10,7 @@ import pytest
 
 from headwater.engine_core.kv.prefix_hash import HASH_LEN
 from headwater.proto import common_pb2, processor_pb2
-from headwater.services.engine.convert import ConvertSettings, convert
+from headwater.services.engine.programs.convert import ConvertSettings, convert
 from headwater.services.models.manifest import ModelManifest
 from headwater.services.processor.prepare import prepare
 from headwater.services.runtime.errors import BadRequest, ContextTooLong

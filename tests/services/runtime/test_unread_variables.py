@@ -24,7 +24,7 @@ STAGES = {
     "services.processor": ["--model-folder=/nowhere"],
     "services.output_processor": ["--model-folder=/nowhere"],
     "services.engine": ["--executor=simulated", "--served-model-name=m", "--max-model-len=64"],
-    "services.engine.stage_host": [
+    "services.engine.programs.stage_host": [
         "--join=127.0.0.1:1",
         "--stage-secret-file=/nowhere",
         "--model-folder=/nowhere",

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from headwater.services.engine.core_environment import core_environment
+from headwater.services.engine.core.environment import core_environment
 from headwater.services.stack import fork_servers as stack_forks
 from headwater.services.stack.fork_servers import (
     CORE_MODULES,

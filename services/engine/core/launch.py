@@ -1,0 +1,36 @@
+"""Starts the process of a core."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+
+from ...runtime.forked import ForkClient, Process
+from .variables import CORE_FORKS_FD
+
+CORE_MODULE = "headwater.services.engine.core.process"
+STDOUT = 1
+STDERR = 2
+
+
+async def start_core(
+    arguments: Sequence[str], *, environment: Mapping[str, str], descriptors: Sequence[int]
+) -> Process:
+    """Starts the core, which inherits the descriptors: by the server of forks that the supervisor
+    names, else in a new interpreter."""
+    if (forks := ForkClient.inherited(CORE_FORKS_FD)) is not None:
+        with forks.socket:
+            files = {number: number for number in (STDOUT, STDERR, *descriptors)}
+            forked = await forks.start(CORE_MODULE, arguments, environment=environment, files=files)
+        if forked is not None:
+            return forked
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        CORE_MODULE,
+        *arguments,
+        stdin=asyncio.subprocess.DEVNULL,
+        env=environment,
+        pass_fds=descriptors,
+    )

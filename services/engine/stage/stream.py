@@ -1,0 +1,174 @@
+"""One stream of a session: what it was asked with, how far its reader is, and what is said of its
+start and its end.
+
+Knows nothing about frames, about other streams, or about the core.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from headwater.engine_core.request import FinishReason
+from headwater.engine_core.step_output import Finished, Started, Work
+from headwater.proto import common_pb2
+from headwater.proto import engine_pb2 as pb
+
+from ...runtime.session.attempt_fence import Prompt
+from ...runtime.tracing import Span
+from .frames import MAX_ERROR_CHARS
+
+SLOW_READER_SECONDS = 30.0
+"""A stream that has no credit for so long is cancelled: it holds blocks that others could use."""
+
+STALLED_SECONDS = 1.0
+"""A stream that has no credit for so long gives its seat and blocks to requests that wait for them.
+Longer than credit takes on a busy machine, since who loses them may have to compute its tokens
+again."""
+
+DRAINING = "draining"
+PREFILLED = "prefilled"
+SUPERSEDED = "superseded"
+CAUSES = {
+    PREFILLED: common_pb2.LOSS_CAUSE_HANDED_OVER,
+    DRAINING: common_pb2.LOSS_CAUSE_HANDED_OVER,
+    SUPERSEDED: common_pb2.LOSS_CAUSE_SUPERSEDED,
+}
+"""By the reason of a cancel: streams that the engine itself ends, though their answers have not
+ended."""
+LIVE = common_pb2.LOSS_CAUSE_UNSPECIFIED
+FINAL = (
+    LIVE,
+    common_pb2.LOSS_CAUSE_GRAMMAR,
+    common_pb2.LOSS_CAUSE_BUSY,
+    common_pb2.LOSS_CAUSE_LATE,
+)
+"""The request does not go on at another engine."""
+MISSING = "the engine does not have the stream"
+
+REASONS = {
+    FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
+    FinishReason.CANCELLED: common_pb2.FINISH_REASON_CANCELLED,
+    FinishReason.ERROR: common_pb2.FINISH_REASON_ERROR,
+    FinishReason.UNFOLLOWABLE: common_pb2.FINISH_REASON_ERROR,
+    FinishReason.BUSY: common_pb2.FINISH_REASON_ERROR,
+    FinishReason.MISSING: common_pb2.FINISH_REASON_ERROR,
+    FinishReason.LATE: common_pb2.FINISH_REASON_ERROR,
+}
+
+
+@dataclass(slots=True)
+class Stream:
+    stream_id: int
+    key: int
+    """Name of the choice between server and core."""
+    prompt: Prompt
+    max_tokens: int
+    num_resumed: int
+    """Output tokens that an earlier engine computed."""
+    granted: int
+    """Output index up to which the reader has room."""
+    prompt_ids: list[int]
+    deadline: asyncio.TimerHandle | None
+    span: Span
+    cancel_reason: str = ""
+    started_at: float | None = None
+    """When its first token came, on `time.perf_counter`."""
+    starved_since: float | None = None
+    is_stalled: bool = False
+    """The core was told."""
+
+    def num_left(self, next_index: int) -> int:
+        """Tokens that it may still need after those before `next_index`."""
+        return 0 if self.cancel_reason else max(1, self.max_tokens - next_index)
+
+    def starved_seconds(self, next_index: int, now: float) -> float:
+        """How long its reader has granted nothing. To be asked about once a second."""
+        if self.granted > next_index:
+            self.starved_since = None
+            self.is_stalled = False
+            return 0.0
+        if self.starved_since is None:
+            self.starved_since = now
+        return now - self.starved_since
+
+    def start(self, started: Started) -> pb.Start:
+        now = time.perf_counter()
+        self.started_at = now
+        scheduled_at = now - started.prefill_seconds
+        self.span.part("queue", scheduled_at - started.queue_seconds, scheduled_at)
+        self.span.part("prefill", scheduled_at, now, cached_tokens=started.cached_tokens)
+        return pb.Start(
+            stream_id=self.stream_id,
+            cached_tokens=started.cached_tokens,
+            queue_seconds=started.queue_seconds,
+            prefill_seconds=started.prefill_seconds,
+            policy=started.policy,
+            fcfs_queue_seconds=started.fcfs_queue_seconds,
+            cached_by_tier=started.cached_by_tier,
+        )
+
+    def finish(self, finished: Finished) -> pb.Finish:
+        self._end_span(finished)
+        error = finished.error
+        cause = LIVE
+        if finished.reason is FinishReason.CANCELLED:
+            error = error or self.cancel_reason
+            cause = CAUSES.get(self.cancel_reason, LIVE)
+        elif finished.reason is FinishReason.MISSING:
+            error = MISSING
+            cause = common_pb2.LOSS_CAUSE_MISSING
+        elif finished.reason is FinishReason.UNFOLLOWABLE:
+            cause = common_pb2.LOSS_CAUSE_GRAMMAR
+        elif finished.reason is FinishReason.BUSY:
+            cause = common_pb2.LOSS_CAUSE_BUSY
+        elif finished.reason is FinishReason.LATE:
+            cause = common_pb2.LOSS_CAUSE_LATE
+        return pb.Finish(
+            stream_id=self.stream_id,
+            reason=REASONS[finished.reason],
+            stop_token_id=finished.stop_token_id,
+            num_output_tokens=finished.num_output_tokens,
+            error=error[:MAX_ERROR_CHARS],
+            retriable=cause not in FINAL,
+            cause=cause,
+            retry_seconds=finished.retry_seconds,
+            work=self._work(finished.work, finished.num_output_tokens)
+            if finished.work is not None
+            else None,
+        )
+
+    def _end_span(self, finished: Finished) -> None:
+        work = finished.work
+        if self.started_at is not None:
+            self.span.part(
+                "decode",
+                self.started_at,
+                time.perf_counter(),
+                output_tokens=finished.num_output_tokens,
+            )
+        if work is None:
+            self.span.end(finished.error)
+        else:
+            told = {
+                "steps": work.num_steps,
+                "batch": work.mean_batch,
+                "preemptions": work.num_preemptions,
+            }
+            told |= {
+                "draft_tokens": work.num_draft_tokens,
+                "accepted_tokens": work.num_accepted_tokens,
+            }
+            self.span.end(finished.error, **told)
+
+    def _work(self, work: Work, num_output_tokens: int) -> pb.Work:
+        return pb.Work(
+            preemptions=work.num_preemptions,
+            steps=work.num_steps,
+            mean_batch=work.mean_batch,
+            draft_tokens=work.num_draft_tokens,
+            accepted_tokens=work.num_accepted_tokens,
+            output_tokens=num_output_tokens - self.num_resumed,
+        )
