@@ -33,7 +33,7 @@ from ..exit.token_messages import NoTokenChannel, NoTokenSender, TokenChannel, T
 from ..model.adapter_memory import AdapterMemory, NoAdapterMemory
 from ..model.cuda_caches import CudaCaches
 from ..model.device_model import DeviceModel
-from ..model.device_states import DeviceStates
+from ..model.device_states import states_of
 from ..model.expert_counts import expert_counts_of
 from ..model.kv_blocks import KvBlocks, layer_caches
 from ..model.shown import NotShown
@@ -104,7 +104,7 @@ class CudaParts:
             self.shapes,
             graphs,
             group_of_layer=pages.group_of_layer,
-            states=DeviceStates.of(decoder, config, table, blocks),
+            states=states_of(decoder, config, table, blocks),
             streams=hosts,
         )
         self.drafter: CudaDrafter = NoDrafter(config.max_draft_tokens)

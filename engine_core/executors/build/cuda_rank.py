@@ -11,7 +11,7 @@ from headwater.kernels.stage.stage_memory import StageMemory
 from ...config import ConfigError, EngineConfig
 from ...executor import UInt8Array
 from ...heads.served import Served, ServedPart
-from ...layers.process_group import Group
+from ...layers.process_group import Alone, Group
 from ...layers.sharded import over_group
 from ...models.model import Model, model_class
 from ...options import BuildRequest, Progress
@@ -68,7 +68,10 @@ class LoadedRank(LoadedModel):
 
     def on(self, platform: CudaPlatform, max_model_len: int) -> Model:
         is_summing = isinstance(platform, SummingPlatform)
-        sums = self.group if is_summing else None
+        sums: Group = Alone()
+        if is_summing:
+            assert self.group is not None
+            sums = self.group
         ends: StageEnds | None = None
         if self.hosts is not None:
             ends = HostStageEnds(self.hosts.arrived, sums)

@@ -27,7 +27,7 @@ from ...weights.page_plan import PagePlan
 from ..device.eager import EagerDevice
 from ..drafter.eager_drafter import Drafts
 from ..entry.eager_entry import EagerEntry, EagerStep, StepBatch
-from ..entry.eager_states import EagerStates
+from ..entry.eager_states import EagerStates, NoStates
 from ..exit.eager_sample import EagerSample
 from ..exit.eager_send import EagerSend
 from ..model.adapter_memory import AdapterMemory, NoAdapterMemory, adapter_memory
@@ -139,7 +139,9 @@ def _executor(
             most_drafts=drafter.most,
             inputs=drafter.layers,
             group_of_layer=pages.group_of_layer,
-            states=None if shape is None else EagerStates(table, config, shape, blocks.memory),
+            states=NoStates()
+            if shape is None
+            else EagerStates(table, config, shape, blocks.memory),
         ),
         layers=EagerLayers(forward, layer_caches(blocks, pages, served.config)),
         exit=_exit(served, config, table, sampler, device, rank),

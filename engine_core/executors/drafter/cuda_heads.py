@@ -18,7 +18,6 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from headwater.kernels.blocks.clear_begun import clear_begun
 from headwater.kernels.rows.stored_drafts import keep_states, store_drafts_and_advance
 
 from ...config import EngineConfig
@@ -31,6 +30,7 @@ from ..entry.cuda_entry import SentStep
 from ..exit.device_sampler import PLAIN, DeviceSampler, Needs, Places
 from ..model.device_model import DeviceModel
 from ..table.device_table import DeviceTable
+from .begun_blocks import AnyBlocks, BegunBlocks, ClearedBlocks, words_of
 from .cuda_drafter import EVERY_NEED, PASSES, DraftingSteps, drafting_step
 
 
@@ -63,15 +63,6 @@ class Pairs:
 
     model: DeviceModel
     features: torch.Tensor
-
-
-def words_of(kv_cache: torch.Tensor) -> torch.Tensor:
-    """int32 [num_blocks, words]: what a KV cache [1, 2, num_blocks, Hk, block_size, D] has of each
-    block, where it lies in one piece."""
-    _, _, num_blocks, num_heads, block_size, head_dim = kv_cache.shape
-    size = 2 * num_heads * block_size * head_dim
-    shape = (num_blocks, size), (kv_cache.stride(2), 1), kv_cache.storage_offset()
-    return kv_cache.as_strided(*shape).view(torch.int32)
 
 
 class CudaHeads(ABC):
@@ -174,14 +165,13 @@ class CudaChainHeads(CudaHeads):
         """`read` computes the pairs of the served model's steps, whose buffers it has, `drafting`
         those of drafts."""
         super().__init__(steps, sampler, config, table, heads.config.hidden_size)
-        columns = config.columns
-        self._max_blocks = columns.max_blocks
-        self._block_size = config.block_size
-        # Only pages of states hold what is no number in the dtype of keys and values.
-        self._cleared: torch.Tensor | None = None
-        if columns.state_pages:
+        self._begun: BegunBlocks = AnyBlocks()
+        if config.columns.state_pages:
             assert isinstance(drafting.model.kv_cache, torch.Tensor)
-            self._cleared = words_of(drafting.model.kv_cache)
+            cleared = words_of(drafting.model.kv_cache)
+            self._begun = ClearedBlocks(
+                cleared, steps.buffers, table, config.columns, config.block_size
+            )
         self._heads = heads
         self._read = read.model
         self._drafting = drafting.model
@@ -246,25 +236,10 @@ class CudaChainHeads(CudaHeads):
     def _first(self, shape: StepShape, needs: Needs) -> None:
         """The first draft, from states that are there. Clears blocks that drafts begin, which those
         behind the first read."""
-        if self._cleared is not None:
-            self._clear(shape, self._cleared)
+        self._begun.clear(shape)
         states = self._choose(shape)
         self._features[: len(states)].copy_(states)
         self._draw(shape, self._heads.logits(states), needs, behind=1, advance=0)
-
-    def _clear(self, shape: StepShape, words: torch.Tensor) -> None:
-        step = self._steps.buffers.words(shape)
-        num_drafts = self._steps.buffers.draws[3, : shape.num_tokens]
-        ends = torch.where(step.seq_lens > 0, step.seq_lens + num_drafts, 0)
-        clear_begun(
-            words,
-            step.table_rows,
-            step.seq_lens - 1,
-            ends,
-            self._table.kv_pages,
-            self._max_blocks,
-            self._block_size,
-        )
 
     def _passes(self, shape: StepShape, needs: Needs, num_passes: int) -> None:
         features = self._features[: shape.num_tokens]

@@ -16,7 +16,7 @@ from ...ragged import last_elements
 from ..table.batch import make_batch, num_sampled
 from ..table.eager_table import EagerTable
 from ..table.known_positions import at_known_positions, with_at_most
-from .eager_states import EagerStates
+from .eager_states import StepStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +81,11 @@ class EagerEntry:
         most_drafts: int,
         inputs: tuple[int, ...],
         group_of_layer: tuple[int, ...],
-        states: EagerStates | None,
+        states: StepStates,
     ) -> None:
         """`looks_at_all`: hidden states of all tokens are read in any step. `inputs`: layers of
         which what drafts reads the inputs, in steps with up to `most_drafts` drafts of a row.
-        `group_of_layer`: see `ForwardBatch`. `states`: None: the model has no state layers."""
+        `group_of_layer`: see `ForwardBatch`."""
         self._table = table
         self._decoder = decoder
         self._block_size = config.block_size
@@ -101,8 +101,7 @@ class EagerEntry:
         plan = at_known_positions(plan, self._table.num_known)
         self._table.apply(plan)
         plan = with_at_most(plan, self._most_drafts)
-        if self._states is not None:
-            self._states.clear(plan)
+        self._states.clear(plan)
         count = num_sampled(plan)
         has_ends = not (self._looks_at_all or plan.looks_at_all)
         inputs = LayerInputs(self._inputs) if self._inputs else None
@@ -115,7 +114,7 @@ class EagerEntry:
         batch = replace(
             batch,
             adapter_of_row=table.adapters_of(sent.plan),
-            states=None if self._states is None else self._states.of_step(sent.plan),
+            states=self._states.of_step(sent.plan),
         ).to(self._device)
         ends = self._decoder.ends(batch, sent.num_sampled) if sent.has_ends else None
         return StepBatch(batch, ends, sent.inputs)

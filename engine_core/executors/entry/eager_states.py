@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 import torch
 
@@ -14,8 +16,28 @@ from ...table_columns import TableColumns
 from ..table.eager_table import EagerTable
 
 
+class StepStates(Protocol):
+    """State sets of a model's steps."""
+
+    def clear(self, plan: StepPlan) -> None:
+        """Clears KV blocks that the step begins, before anything that drafts for it reads them."""
+
+    def of_step(self, plan: StepPlan) -> StateRows | None:
+        """State sets of the plan's rows; None: the model has no state layers."""
+
+
+class NoStates:
+    """See `StepStates`: the model has no state layers."""
+
+    def clear(self, plan: StepPlan) -> None:
+        pass
+
+    def of_step(self, plan: StepPlan) -> None:
+        pass
+
+
 class EagerStates:
-    """See `DeviceStates`."""
+    """See `StepStates`."""
 
     def __init__(
         self, table: EagerTable, config: EngineConfig, shape: StateShape, memory: torch.Tensor
@@ -28,12 +50,10 @@ class EagerStates:
         self._memory = memory
 
     def of_step(self, plan: StepPlan) -> StateRows:
-        """State sets of the plan's rows."""
         table = self._block_ids.numpy()
         return state_rows(plan, table, self._columns, self._block_size, self._shape)
 
     def clear(self, plan: StepPlan) -> None:
-        """Clears KV blocks that the step begins, before anything that drafts for it reads them."""
         clear_begun_twin(
             self._memory,
             torch.from_numpy(plan.rows),

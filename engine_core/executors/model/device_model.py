@@ -23,7 +23,7 @@ from ..device.cuda_graphs import Graphs
 from ..device.step_shapes import StepShape, StepShapes, aligned
 from ..entry.step_buffers import StepBuffers
 from ..table.device_table import DeviceTable
-from .device_states import DeviceStates
+from .device_states import NoStates, StepStates
 from .kv_blocks import first_kv_cache
 from .shown import NotShown, Shown
 
@@ -82,12 +82,11 @@ class DeviceModel:
         *,
         is_paired: bool = False,
         group_of_layer: tuple[int, ...] = (),
-        states: DeviceStates | None = None,
+        states: StepStates | None = None,
         streams: StageStreams | None = None,
     ) -> None:
         """`is_paired`: the token of a position is the one after it. `group_of_layer`: see
-        `ForwardBatch`. `states`: None: the model has no state layers. `streams`: of a pipeline
-        stage."""
+        `ForwardBatch`. `states`: of a model with state layers. `streams`: of a pipeline stage."""
         self.decoder = decoder
         self.platform = platform
         self.kv_cache = kv_cache
@@ -96,7 +95,7 @@ class DeviceModel:
         self.shapes = shapes
         self._table = table
         self._group_of_layer = group_of_layer
-        self._states = states
+        self._states = states or NoStates()
         self._block_size = config.block_size
         # Folds are measured with the caches that the kernels for Hopper serve; with fp8 and blocks
         # of 16 their state does not fit in registers.
@@ -188,7 +187,7 @@ class DeviceModel:
             block_tables=tables[0],
             sampled=slots[0, :0],
             adapter_of_row=load_adapters(words.rows, table.params) if shape.has_adapters else None,
-            states=None if self._states is None else self._states.of_step(words),
+            states=self._states.of_step(words),
         )
         given: tuple[Any, ...] = batch, self.kv_cache, attention
         if self._group_of_layer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Protocol
 
 from headwater.kernels.blocks.clear_begun import clear_begun
 from headwater.kernels.rows.state_rows import SetColumns, StepRequests, load_state_rows
@@ -16,8 +16,22 @@ from .block_bytes import state_shape
 from .kv_blocks import KvBlocks
 
 
+class StepStates(Protocol):
+    """State sets of a model's steps."""
+
+    def of_step(self, words: Words) -> StateRows | None:
+        """State sets of the step that the words hold; None: the model has no state layers."""
+
+
+class NoStates:
+    """See `StepStates`: the model has no state layers."""
+
+    def of_step(self, words: Words) -> None:
+        pass
+
+
 class DeviceStates:
-    """Makes the `StateRows` of a step from its words and the request table, and KV blocks of pages
+    """See `StepStates`. Makes the `StateRows` of a step from its words and the request table, and KV blocks of pages
     that may have held states."""
 
     def __init__(
@@ -30,14 +44,6 @@ class DeviceStates:
         self._blocks = blocks
         self._table = table
         self._shape = shape
-
-    @classmethod
-    def of(
-        cls, decoder: Model, config: EngineConfig, table: DeviceTable, blocks: KvBlocks
-    ) -> Self | None:
-        """None: the model has no state layers."""
-        shape = state_shape(decoder.config, sum(blocks.sizes), config.block_size, decoder.dtype)
-        return None if shape is None else cls(config, table, shape, blocks)
 
     def of_step(self, words: Words) -> StateRows:
         """State sets of the step that the words hold. Clears KV blocks that the step begins."""
@@ -67,3 +73,10 @@ class DeviceStates:
             num_decodes=len(words.table_rows),
             shape=self._shape,
         )
+
+
+def states_of(
+    decoder: Model, config: EngineConfig, table: DeviceTable, blocks: KvBlocks
+) -> StepStates:
+    shape = state_shape(decoder.config, sum(blocks.sizes), config.block_size, decoder.dtype)
+    return NoStates() if shape is None else DeviceStates(config, table, shape, blocks)

@@ -20,7 +20,7 @@ from ...models.model import LastNorm
 class GpuStageEnds:
     """See `StageEnds`."""
 
-    def __init__(self, memory: StageMemory, sums: Group | None) -> None:
+    def __init__(self, memory: StageMemory, sums: Group) -> None:
         """`sums`: the ranks whose parts of a product are summed where it is added."""
         self._memory = memory
         self._sums = sums
@@ -35,7 +35,7 @@ class GpuStageEnds:
 class HostStageEnds:
     """See `StageEnds`: streams come and go between launches of layers, see `StageStreams`."""
 
-    def __init__(self, arrived: torch.Tensor, sums: Group | None) -> None:
+    def __init__(self, arrived: torch.Tensor, sums: Group) -> None:
         """`arrived` [tokens, H]: where the stream before is. `sums`: see `GpuStageEnds`."""
         self._arrived = arrived
         self._sums = sums
@@ -76,17 +76,17 @@ class _ArrivedStream(Embedding):
 class _SummedStream:
     """See `LastNorm`."""
 
-    def __init__(self, sums: Group | None) -> None:
+    def __init__(self, sums: Group) -> None:
         self._sums = sums
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """The sum [T, H], rounded as the norm that adds would round it; the next stage goes on with
         it."""
-        return residual + (x if self._sums is None else self._sums.sum(x))
+        return residual + self._sums.sum(x)
 
 
 class _SentStream(_SummedStream):
-    def __init__(self, memory: StageMemory, sums: Group | None) -> None:
+    def __init__(self, memory: StageMemory, sums: Group) -> None:
         super().__init__(sums)
         self._memory = memory
 
