@@ -1,13 +1,18 @@
-"""A connection to an engine from what may be a host for one of its stages: proves that it knows the
+"""Connections to an engine from what may be hosts for its stages: each proves that it knows the
 secret, gets an offer and accepts or refuses it. Never waits."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import select
 import socket
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 
-from .host_frames import ACCEPT, FULL, OFFER, REFUSE, FrameReader, head, printable
+from .host_address import tune
+from .host_frames import ACCEPT, FULL, OFFER, REFUSE, FrameError, FrameReader, head, printable
 from .host_link import Interest
 from .host_proof import (
     BELIEVED,
@@ -27,6 +32,12 @@ from .host_proof import ENGINE as ENGINE_ROLE
 CHECK_SECONDS = 60.0
 """Time that a host has to compare its model and its libraries with the offer."""
 RECEIVE_BYTES = 64 << 10
+MOST_APPLICANTS = 16
+"""Connections that have not joined yet; of more, the oldest is closed that has not proved the
+secret. No more than one a stage has proved it: others are told that no stage is missing."""
+WARN_SECONDS = 60.0
+"""Seconds between two warnings about connections that fail for the same reason."""
+log = logging.getLogger(__name__)
 
 
 class ApplicantLeft(Exception):
@@ -130,3 +141,87 @@ class Applicant:
             raise ApplicantLeft(f"is gone ({error.strerror})") from None
         if sent < len(data):
             raise ApplicantLeft("takes nothing")
+
+
+class HostApplicants:
+    """All connections that have not joined yet."""
+
+    def __init__(
+        self,
+        secret: bytes,
+        stages: range,
+        offer_of: Callable[[int], bytes],
+        on_accepted: Callable[[int, Applicant], None],
+    ) -> None:
+        """`offer_of` a stage is what a host gets for it. `on_accepted` is called with the stage
+        that a host has accepted, and takes its connection over."""
+        self._secret = secret
+        self._stages = stages
+        self._offer_of = offer_of
+        self._on_accepted = on_accepted
+        self._all: list[Applicant] = []
+        self._offered: dict[int, Applicant] = {}
+        """Applicant that each stage was offered to, for as long as it is connected."""
+        self._warned: dict[str, float] = {}
+        """Time of the last warning, by its reason."""
+
+    def accept(self, listening: socket.socket) -> None:
+        """Takes a connection that waits at the socket."""
+        try:
+            connection, address = listening.accept()
+        except OSError:
+            # The host has left again, or no descriptor is free for it.
+            return
+        with contextlib.suppress(OSError):
+            tune(connection)
+        if len(self._all) == MOST_APPLICANTS:
+            oldest = next(each for each in self._all if not each.is_believed)
+            self._drop(oldest, "was closed, because many others wait")
+        self._all.append(Applicant(connection, str(address[0]), self._secret, self._offer_to))
+
+    def interests(self) -> Iterator[Interest]:
+        for applicant in self._all:
+            yield applicant.interest(partial(self._guard, applicant, applicant.on_readable))
+
+    def tick(self, elapsed: float) -> None:
+        """Counts the seconds that an applicant may take."""
+        for applicant in list(self._all):
+            self._guard(applicant, partial(applicant.tick, elapsed))
+
+    def close(self) -> None:
+        for applicant in self._all:
+            applicant.connection.close()
+
+    def _offer_to(self, applicant: Applicant) -> bytes | None:
+        free = [stage for stage in self._stages if stage not in self._offered]
+        if not free:
+            return None
+        self._offered[free[0]] = applicant
+        return self._offer_of(free[0])
+
+    def _guard(self, applicant: Applicant, call: Callable[[], None]) -> None:
+        if applicant not in self._all:
+            return
+        try:
+            call()
+        except (ApplicantLeft, ProofError, FrameError) as error:
+            self._drop(applicant, str(error))
+            return
+        if applicant.has_accepted:
+            self._all.remove(applicant)
+            stage = next(stage for stage, each in self._offered.items() if each is applicant)
+            self._on_accepted(stage, applicant)
+
+    def _drop(self, applicant: Applicant, reason: str) -> None:
+        self._all.remove(applicant)
+        applicant.connection.close()
+        self._offered = {
+            stage: each for stage, each in self._offered.items() if each is not applicant
+        }
+        now = time.monotonic()
+        if reason and now - self._warned.get(reason, -WARN_SECONDS) >= WARN_SECONDS:
+            self._warned = {
+                known: at for known, at in self._warned.items() if now - at < WARN_SECONDS
+            }
+            self._warned[reason] = now
+            log.warning("a connection for a pipeline stage from %s %s", applicant.host, reason)

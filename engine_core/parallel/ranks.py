@@ -35,6 +35,56 @@ TICK_SECONDS = 0.1
 """Between two looks at ranks that owe something."""
 
 
+class _Loss:
+    """The first loss of a rank. Any thread may note it, and is told of it."""
+
+    def __init__(self) -> None:
+        self.lost: RankLost | None = None
+        """None: all ranks are there."""
+        self._lock = threading.Lock()
+        self._settled = threading.Event()
+        self._on_lost: Callable[[RankLost], None] | None = None
+        self.wake_read, self._wake_write = os.pipe()
+        """Descriptor that is readable from the loss on, and from the end on."""
+
+    def check(self) -> None:
+        """Raises `RankLost` once a rank is lost."""
+        if self.lost is not None:
+            raise self.lost
+
+    def note(self, lost: RankLost) -> bool:
+        """False: another loss came first, which stays."""
+        with self._lock:
+            if self.lost is not None:
+                return False
+            self.lost = lost
+        return True
+
+    def settle(self) -> None:
+        """Tells everybody, once the ranks are ended."""
+        self._settled.set()
+        self.wake()
+        if self._on_lost is not None and self.lost is not None:
+            self._on_lost(self.lost)
+
+    def on_lost(self, tell: Callable[[RankLost], None]) -> None:
+        self._on_lost = tell
+        if self.lost is not None:
+            tell(self.lost)
+
+    def settled(self) -> RankLost:
+        """The loss, for which it waits, of a rank whose channel is closed."""
+        self._settled.wait(10 * EXIT_SECONDS)
+        return self.lost or RankLost(-1, "has closed its channel")
+
+    def wake(self) -> None:
+        os.write(self._wake_write, b"\0")
+
+    def close(self) -> None:
+        for fd in (self.wake_read, self._wake_write):
+            os.close(fd)
+
+
 class Ranks:
     """One process a rank. Plans are written once for all of them."""
 
@@ -55,11 +105,7 @@ class Ranks:
         self.allowed_silence = 0.0
         self._num_told = 0
         self._is_closing = False
-        self._lost: RankLost | None = None
-        self._losing = threading.Lock()
-        self._settled = threading.Event()
-        self._on_lost: Callable[[RankLost], None] | None = None
-        self._wake_read, self._wake_write = os.pipe()
+        self._loss = _Loss()
         memory = SharedMemory.create(self.size)
         self.slots = memory.slots
         self.adapters = memory.adapters
@@ -93,7 +139,7 @@ class Ranks:
     @property
     def missing_stages(self) -> list[int]:
         """Stages whose hosts have not joined and may still do so: none once a rank is lost."""
-        return [] if self._hosts is None or self._lost is not None else self._hosts.missing
+        return [] if self._hosts is None or self._loss.lost is not None else self._hosts.missing
 
     def await_stages(self, seconds: float) -> None:
         """Returns when none is missing, or the time is over."""
@@ -102,13 +148,12 @@ class Ranks:
 
     def tell(self, message: bytes) -> None:
         """Hands all ranks a message. Raises `RankLost`."""
-        if self._lost is not None:
-            raise self._lost
+        self._loss.check()
         self._num_told += 1
         try:
             self._plans.write(message)
         except PeerGone:
-            raise self._loss() from None
+            raise self._loss.settled() from None
 
     def _await_room(self, fd: int, event: int) -> None:
         """Takes what ranks report until the ring of plans has room. A rank that waits for room
@@ -125,8 +170,7 @@ class Ranks:
 
     def has_word(self, rank: int) -> bool:
         """Whether `hear` would return at once. Raises `RankLost`."""
-        if self._lost is not None:
-            raise self._lost
+        self._loss.check()
         return bool(self._waiting[rank]) or self._reports[rank].is_readable()
 
     def receive(self, rank: int) -> bytes:
@@ -137,7 +181,7 @@ class Ranks:
         """Waits for the next message of any of these ranks, and says which one's it is. Raises
         `RankLost` when all that came before the loss is read."""
         poll = select.poll()
-        for fd in (self._wake_read, *(self._reports[rank].fileno() for rank in ranks)):
+        for fd in (self._loss.wake_read, *(self._reports[rank].fileno() for rank in ranks)):
             poll.register(fd, select.POLLIN)
         lost: RankLost | None = None
         while True:
@@ -148,10 +192,10 @@ class Ranks:
             if lost is not None:
                 raise lost
             if is_gone:
-                lost = self._loss()
+                lost = self._loss.settled()
             else:
                 poll.poll()
-                lost = self._lost
+                lost = self._loss.lost
 
     def _read(self, ranks: Sequence[int]) -> bool:
         """Takes what these ranks have said. Whether one of them has closed its channel."""
@@ -170,9 +214,7 @@ class Ranks:
 
     def on_lost(self, tell: Callable[[RankLost], None]) -> None:
         """Has `tell` called, in a thread, as soon as a rank is lost."""
-        self._on_lost = tell
-        if self._lost is not None:
-            tell(self._lost)
+        self._loss.on_lost(tell)
 
     def close(self) -> None:
         """Ends the ranks."""
@@ -183,30 +225,25 @@ class Ranks:
         self._processes.close()
         if self._hosts is not None:
             self._hosts.close()
-        os.write(self._wake_write, b"\0")
+        self._loss.wake()
         self._watch.join()
         self._processes.forget()
         for reader in self._reports:
             reader.close()
-        for fd in (self._wake_read, self._wake_write, self.slots, self.adapters):
+        self._loss.close()
+        for fd in (self.slots, self.adapters):
             os.close(fd)
-
-    def _loss(self) -> RankLost:
-        """Why a rank does not answer. The watch says so once it knows how the process ended, for
-        which it waits."""
-        self._settled.wait(10 * EXIT_SECONDS)
-        return self._lost or RankLost(-1, "has closed its channel")
 
     def _watch_ranks(self) -> None:
         poll = select.poll()
         lives = self._processes.lives
-        for fd in (*lives, self._wake_read):
+        for fd in (*lives, self._loss.wake_read):
             poll.register(fd, select.POLLIN | select.POLLHUP)
         silence = 0.0
         seen = self._progress()
         while not self._is_closing:
             ended = [fd for fd, _ in poll.poll(1000 * TICK_SECONDS) if fd in lives]
-            if self._is_closing or self._lost is not None:
+            if self._is_closing or self._loss.lost is not None:
                 return
             if ended:
                 return self.lose(*self._processes.end_of(ended[0]))
@@ -236,15 +273,9 @@ class Ranks:
     def lose(self, rank: int, reason: str) -> None:
         """Ends all ranks, in any thread. What comes after the first loss, or while they are closed,
         changes nothing."""
-        with self._losing:
-            if self._lost is not None or self._is_closing:
-                return
-            self._lost = RankLost(rank, reason)
-        self._processes.kill()
-        self._settled.set()
-        os.write(self._wake_write, b"\0")
-        if self._on_lost is not None:
-            self._on_lost(self._lost)
+        if not self._is_closing and self._loss.note(RankLost(rank, reason)):
+            self._processes.kill()
+            self._loss.settle()
 
 
 def _create_rings(

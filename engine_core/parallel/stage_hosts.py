@@ -4,7 +4,6 @@ mean."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -19,9 +18,7 @@ from typing import Protocol
 
 from ..weights.shards import ParallelLayout
 from .board import Board
-from .host_address import tune
-from .host_applicant import Applicant, ApplicantLeft
-from .host_frames import FrameError
+from .host_applicant import Applicant, HostApplicants
 from .host_link import (
     BEAT_SECONDS,
     HostLink,
@@ -31,15 +28,9 @@ from .host_link import (
     poll_once,
     report_ends,
 )
-from .host_proof import ProofError
 from .rank_rings import RankRings
 from .rendezvous_store import RendezvousStore
 
-MOST_APPLICANTS = 16
-"""Connections that have not joined yet; of more, the oldest is closed that has not proved the
-secret. No more than one a stage has proved it: others are told that no stage is missing."""
-WARN_SECONDS = 60.0
-"""Between two words about connections that come to nothing for the same reason."""
 _ALLOWED_SILENCE = struct.Struct("<d")
 log = logging.getLogger(__name__)
 
@@ -67,18 +58,15 @@ class StageHosts:
     ) -> None:
         """`offer`: what a host is to compute and to compare, for it to read."""
         self._listening = listening
-        self._secret = secret
         self._layout = layout
         self._offer = offer
         self._store = RendezvousStore(listening)
         self.rendezvous = self._store.rendezvous
         self.stages = range(layout.pipeline - num_hosts, layout.pipeline)
-        self._offered: dict[int, Applicant] = {}
+        self._applicants = HostApplicants(secret, self.stages, self._offer_of, self._join)
         self._hosts: dict[int, str] = {}
         self._links: dict[int, HostLink] = {}
-        self._applicants: list[Applicant] = []
         self._rings: dict[int, list[RankRings]] = {}
-        self._warned: dict[str, float] = {}
         self._wake_read, self._wake_write = os.pipe()
         self._has_joined = threading.Condition()
         self._is_closing = False
@@ -120,8 +108,7 @@ class StageHosts:
             self._thread.join()
         self._listening.close()
         self._store.close()
-        for applicant in self._applicants:
-            applicant.connection.close()
+        self._applicants.close()
         for link in self._links.values():
             link.close()
         for stage, rings in self._rings.items():
@@ -151,8 +138,7 @@ class StageHosts:
             now = time.monotonic()
             elapsed = now - last
             last = now
-            for applicant in list(self._applicants):
-                self._guard_applicant(applicant, partial(applicant.tick, elapsed))
+            self._applicants.tick(elapsed)
             for stage, link in self._links.items():
                 link.allowed_silence = self._watch.allowed_silence
                 if not self._guard_link(stage, partial(link.tick, elapsed)):
@@ -160,66 +146,18 @@ class StageHosts:
 
     def _interests(self) -> Iterator[Interest]:
         yield self._wake_read, select.POLLIN, lambda: None
-        yield self._listening.fileno(), select.POLLIN, self._accept
-        for applicant in self._applicants:
-            yield applicant.interest(
-                partial(self._guard_applicant, applicant, applicant.on_readable)
-            )
+        accept = partial(self._applicants.accept, self._listening)
+        yield self._listening.fileno(), select.POLLIN, accept
+        yield from self._applicants.interests()
         for stage, link in self._links.items():
             for fd, events, call in link.interests():
                 yield fd, events, partial(self._guard_link, stage, call)
 
-    def _accept(self) -> None:
-        try:
-            connection, address = self._listening.accept()
-        except OSError:
-            # The host has left again, or no descriptor is free for it.
-            return
-        with contextlib.suppress(OSError):
-            tune(connection)
-        if len(self._applicants) == MOST_APPLICANTS:
-            oldest = next(each for each in self._applicants if not each.is_believed)
-            self._drop(oldest, "was closed, because many others wait")
-        self._applicants.append(
-            Applicant(connection, str(address[0]), self._secret, self._offer_to)
-        )
-
-    def _offer_to(self, applicant: Applicant) -> bytes | None:
-        free = [stage for stage in self.stages if stage not in self._offered]
-        if not free:
-            return None
-        self._offered[free[0]] = applicant
+    def _offer_of(self, stage: int) -> bytes:
         host, port, _ = self.rendezvous
-        return json.dumps([free[0], self._offer, host, port]).encode()
+        return json.dumps([stage, self._offer, host, port]).encode()
 
-    def _guard_applicant(self, applicant: Applicant, call: Callable[[], None]) -> None:
-        if applicant not in self._applicants:
-            return
-        try:
-            call()
-        except (ApplicantLeft, ProofError, FrameError) as error:
-            self._drop(applicant, str(error))
-            return
-        if applicant.has_accepted:
-            self._join(applicant)
-
-    def _drop(self, applicant: Applicant, reason: str) -> None:
-        self._applicants.remove(applicant)
-        applicant.connection.close()
-        self._offered = {
-            stage: each for stage, each in self._offered.items() if each is not applicant
-        }
-        now = time.monotonic()
-        if reason and now - self._warned.get(reason, -WARN_SECONDS) >= WARN_SECONDS:
-            self._warned = {
-                known: at for known, at in self._warned.items() if now - at < WARN_SECONDS
-            }
-            self._warned[reason] = now
-            log.warning("a connection for a pipeline stage from %s %s", applicant.host, reason)
-
-    def _join(self, applicant: Applicant) -> None:
-        self._applicants.remove(applicant)
-        stage = next(stage for stage, each in self._offered.items() if each is applicant)
+    def _join(self, stage: int, applicant: Applicant) -> None:
         rings = self._rings[stage]
         self._links[stage] = link = HostLink(
             applicant.connection,

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from headwater.engine_core.parallel import host_channels, stage_hosts
+from headwater.engine_core.parallel import host_applicant, host_channels, stage_hosts
 from headwater.engine_core.parallel.board import Board, create_board
 from headwater.engine_core.parallel.host_address import listen
 from headwater.engine_core.parallel.host_applicant import CHECK_SECONDS
@@ -106,7 +106,8 @@ def advance_clock(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Callable[[
     """Advances the engine's clock by so many seconds. The clock stands still otherwise, even if the
     machine pauses."""
     now = [time.monotonic()]
-    monkeypatch.setattr(stage_hosts, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    for module in (stage_hosts, host_applicant):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def advance(seconds: float) -> None:
         now[0] += seconds
@@ -191,10 +192,10 @@ def test_who_stalls_in_the_handshake_is_closed_and_holds_up_no_other(
 ) -> None:
     with engine.connected() as silent, engine.connected() as slow:
         slow.sendall(MAGIC)
-        assert holds_within(lambda: len(engine.hosts._applicants) == 2, 30)
+        assert holds_within(lambda: len(engine.hosts._applicants._all) == 2, 30)
         advance_clock(PROOF_SECONDS - 1)
         joined = engine.joined()
-        assert len(engine.hosts._applicants) == 2, "they have not been closed"
+        assert len(engine.hosts._applicants._all) == 2, "they have not been closed"
         advance_clock(2)
         assert ends(silent) == b""
         assert ends(slow) == b""
@@ -204,7 +205,8 @@ def test_who_stalls_in_the_handshake_is_closed_and_holds_up_no_other(
 def test_of_many_connections_the_oldest_is_closed(engine: Engine) -> None:
     with contextlib.ExitStack() as stack:
         many = [
-            stack.enter_context(engine.connected()) for _ in range(stage_hosts.MOST_APPLICANTS + 3)
+            stack.enter_context(engine.connected())
+            for _ in range(host_applicant.MOST_APPLICANTS + 3)
         ]
         for each in many[:3]:
             assert ends(each) == b""
@@ -216,7 +218,8 @@ def test_many_connections_do_not_close_that_of_a_host_which_has_the_secret(engin
     checking = join(engine.address, SECRET, Waiting([]))
     with checking.connection, contextlib.ExitStack() as stack:
         many = [
-            stack.enter_context(engine.connected()) for _ in range(stage_hosts.MOST_APPLICANTS + 3)
+            stack.enter_context(engine.connected())
+            for _ in range(host_applicant.MOST_APPLICANTS + 3)
         ]
         for each in many[:4]:
             assert ends(each) == b""
