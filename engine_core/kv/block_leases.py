@@ -10,9 +10,10 @@ slots; knows nothing about sockets or requests.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -43,6 +44,98 @@ class _Lease:
     has_ended: bool = False
 
 
+class _Copies:
+    """Leases whose blocks are on their way from the KV cache to slots, in the swapper's order."""
+
+    def __init__(self, swapper: Swapper) -> None:
+        self._swapper = swapper
+        self._num_saved = 0
+        self.leases: deque[_Lease] = deque()
+
+    def begin(self, leases: Sequence[_Lease]) -> None:
+        self.leases += leases
+        if not any(lease.blocks for lease in leases):
+            return
+        slots = [slot for lease in leases for slot in lease.slots[: len(lease.blocks)]]
+        self._swapper.swap(
+            SwapPlan(
+                out_blocks=np.array(
+                    [block for lease in leases for block in lease.blocks], np.int32
+                ),
+                out_slots=np.array(slots, np.int32),
+            )
+        )
+
+    def ended(self) -> Iterator[_Lease]:
+        """Leases whose blocks are in their slots now, each once."""
+        num_saved = self._swapper.num_saved
+        while self.leases and num_saved - self._num_saved >= len(self.leases[0].blocks):
+            lease = self.leases.popleft()
+            self._num_saved += len(lease.blocks)
+            yield lease
+
+
+class _Written(NamedTuple):
+    """A lease whose records are in the link's memory."""
+
+    lease: _Lease
+    after: Claim
+    """Claim from after the blocks were copied."""
+    num_read: int
+    """Number of leading blocks that lenders hold and that could be read."""
+
+
+class _RecordWriter:
+    """Writes the records of copied blocks to the link's memory, beside the step loop."""
+
+    def __init__(self, swapper: Swapper, link: PeerLink, lane: Lane) -> None:
+        self._swapper = swapper
+        self._link = link
+        self._lane = lane
+        self._num_writing = 0
+        self._written: deque[_Written] = deque()
+
+    @property
+    def is_busy(self) -> bool:
+        return self._num_writing > 0
+
+    def begin(self, lease: _Lease, after: Claim) -> None:
+        self._num_writing += 1
+        self._lane.submit(partial(self._write, lease, after))
+
+    def ended(self) -> Iterator[_Written]:
+        """Leases that are written now, each once."""
+        while self._written:
+            self._num_writing -= 1
+            yield self._written.popleft()
+
+    # The methods below run beside the step loop.
+
+    def _write(self, lease: _Lease, after: Claim) -> None:
+        wanted = lease.request.wanted
+        num_read = self._read(lease)
+        hashes = lease.hashes[: len(lease.blocks) + num_read]
+        for parent, block_hash, slot in zip(
+            [wanted.parent, *hashes], hashes, lease.slots, strict=False
+        ):
+            payload = self._swapper.slots[slot]
+            record = self._link.records[slot]
+            block = BlockId(self._link.key, wanted.owner.namespace, block_hash, parent)
+            header = self._link.seal.header_of(block, memoryview(payload))
+            record[:HEADER_LEN] = np.frombuffer(header, np.uint8)
+            record[HEADER_LEN:] = payload
+        self._written.append(_Written(lease, after, num_read))
+
+    def _read(self, lease: _Lease) -> int:
+        """Copies what lenders hold. Returns how many leading ones of these blocks could be read."""
+        for num_read, (read, slot) in enumerate(
+            zip(lease.reads, lease.slots[len(lease.blocks) :], strict=True)
+        ):
+            if not read(memoryview(self._swapper.slots[slot])):
+                return num_read
+        return len(lease.reads)
+
+
 class BlockLeases:
     """Leases in the order of their requests, as slots become free."""
 
@@ -64,22 +157,17 @@ class BlockLeases:
         if (copies := swapper.direct_copies) is not None:
             self._direct = DirectLeases(copies.handle, link, pool, release, steps, lenders)
         self._steps = steps
-        self._swapper = swapper
         self._link = link
         self._pool = pool
         self._release = release
-        self._lane = lane or ThreadLane("kv-lend")
         self._free_slots = deque(range(len(swapper.slots)))
         self._leases: dict[int, _Lease] = {}
         """Leases that have not ended."""
         self._asked: deque[_Lease] = deque()
         self._pinned: list[_Lease] = []
         """Leases whose blocks are still to be computed by steps in flight."""
-        self._copying: deque[_Lease] = deque()
-        """In the swapper's order."""
-        self._num_saved = self._num_writing = 0
-        self._results: deque[Callable[[], None]] = deque()
-        """Results of jobs, which the step loop applies."""
+        self._copies = _Copies(swapper)
+        self._writer = _RecordWriter(swapper, link, lane or ThreadLane("kv-lend"))
         self._is_quiet = True
         """Whether nothing was requested since the last `advance`, and no lease waits for a step, a
         copy or a slot."""
@@ -92,10 +180,13 @@ class BlockLeases:
         """Whether `advance` is to be called soon."""
         if self._is_quiet:
             return False
-        is_busy = bool(
-            self._pinned or self._copying or self._num_writing or (self._asked and self._free_slots)
-        )
+        is_busy = self._goes_on or bool(self._asked and self._free_slots)
         return is_busy or (self._direct is not None and self._direct.is_busy)
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether a lease with slots waits for a step or a copy, or is written."""
+        return bool(self._pinned or self._copies.leases or self._writer.is_busy)
 
     @property
     def num_leases(self) -> int:
@@ -112,7 +203,7 @@ class BlockLeases:
         direct = self._direct.pinned_blocks if self._direct is not None else []
         return [
             *direct,
-            *(block for lease in (*self._pinned, *self._copying) for block in lease.blocks),
+            *(block for lease in (*self._pinned, *self._copies.leases) for block in lease.blocks),
         ]
 
     def lend(self, request: LeaseRequest) -> None:
@@ -149,9 +240,9 @@ class BlockLeases:
         if self._is_quiet:
             return False
         has_released = self._direct is not None and self._direct.advance(retired_step)
-        if self._asked or self._pinned or self._copying or self._num_writing:
-            while self._results:
-                self._results.popleft()()
+        if self._asked or self._goes_on:
+            for written in self._writer.ended():
+                self._settle(written)
             self._pin_asked()
             self._copy_pinned(retired_step)
             has_released |= self._release_copied()
@@ -197,32 +288,17 @@ class BlockLeases:
 
     def _copy_pinned(self, retired_step: int) -> None:
         due = [lease for lease in self._pinned if lease.after_step <= retired_step]
-        if not due:
-            return
-        self._pinned = [lease for lease in self._pinned if lease.after_step > retired_step]
-        self._copying += due
-        if not any(lease.blocks for lease in due):
-            return
-        self._swapper.swap(
-            SwapPlan(
-                out_blocks=np.array([block for lease in due for block in lease.blocks], np.int32),
-                out_slots=np.array(
-                    [slot for lease in due for slot in lease.slots[: len(lease.blocks)]], np.int32
-                ),
-            )
-        )
+        if due:
+            self._pinned = [lease for lease in self._pinned if lease.after_step > retired_step]
+            self._copies.begin(due)
 
     def _release_copied(self) -> bool:
-        num_saved = self._swapper.num_saved
         has_released = False
-        while self._copying and num_saved - self._num_saved >= len(self._copying[0].blocks):
-            lease = self._copying.popleft()
-            self._num_saved += len(lease.blocks)
+        for lease in self._copies.ended():
             after = self._claim(lease)
             wanted = lease.request.wanted
             self._release(lease.blocks, lease.hashes, wanted.owner, wanted.parent)
-            self._num_writing += 1
-            self._lane.submit(partial(self._write, lease, after))
+            self._writer.begin(lease, after)
             has_released = True
         return has_released
 
@@ -235,8 +311,8 @@ class BlockLeases:
             claim, hashes=claim.hashes + behind, generations=claim.generations + [0] * len(behind)
         )
 
-    def _note_written(self, lease: _Lease, after: Claim, num_read: int) -> None:
-        self._num_writing -= 1
+    def _settle(self, written: _Written) -> None:
+        lease, after, num_read = written
         lease.is_copied = True
         for lender, hashes in lease.held:
             lender.let_go(hashes)
@@ -256,29 +332,3 @@ class BlockLeases:
         self._link.send(
             Lent(lease=lease.request.lease, rows=lease.slots, before=lease.before, after=after)
         )
-
-    # The methods below run beside the step loop.
-
-    def _write(self, lease: _Lease, after: Claim) -> None:
-        wanted = lease.request.wanted
-        num_read = self._read(lease)
-        hashes = lease.hashes[: len(lease.blocks) + num_read]
-        for parent, block_hash, slot in zip(
-            [wanted.parent, *hashes], hashes, lease.slots, strict=False
-        ):
-            payload = self._swapper.slots[slot]
-            record = self._link.records[slot]
-            block = BlockId(self._link.key, wanted.owner.namespace, block_hash, parent)
-            header = self._link.seal.header_of(block, memoryview(payload))
-            record[:HEADER_LEN] = np.frombuffer(header, np.uint8)
-            record[HEADER_LEN:] = payload
-        self._results.append(partial(self._note_written, lease, after, num_read))
-
-    def _read(self, lease: _Lease) -> int:
-        """Copies what lenders hold. Returns how many leading ones of these blocks could be read."""
-        for num_read, (read, slot) in enumerate(
-            zip(lease.reads, lease.slots[len(lease.blocks) :], strict=True)
-        ):
-            if not read(memoryview(self._swapper.slots[slot])):
-                return num_read
-        return len(lease.reads)

@@ -12,7 +12,8 @@ from __future__ import annotations
 import sys
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import NamedTuple
@@ -50,12 +51,118 @@ class _Hint(NamedTuple):
     """When it counts no more."""
 
 
+class _Hints:
+    """Where blocks are thought to be, by hash."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._of_block: OrderedDict[bytes, _Hint] = OrderedDict()
+
+    def note(self, hashes: Sequence[bytes], owner: Owner, holder: Holder) -> None:
+        """Another engine is thought to hold these blocks, the first of a chain."""
+        hint = _Hint(holder, owner, hashes, self._clock() + HINT_SECONDS)
+        for block_hash in hashes:
+            self._of_block[block_hash] = hint
+            self._of_block.move_to_end(block_hash)
+        while len(self._of_block) > MOST_HINTS:
+            self._of_block.popitem(last=False)
+
+    def find(self, hashes: Sequence[bytes]) -> tuple[Holder, int] | None:
+        """The engine that is thought to hold the first block, and how many leading ones it is
+        thought to hold."""
+        get = self._of_block.get
+        first = get(hashes[0])
+        if first is None or first.until <= self._clock():
+            return None
+        for num_found, block_hash in enumerate(hashes):
+            hint = get(block_hash)
+            if hint is not first and (hint is None or hint.holder != first.holder):
+                return first.holder, num_found
+        return first.holder, len(hashes)
+
+    def origin(self, block_hash: bytes) -> _Origin:
+        """Origin of blocks from this one on, which `find` has found."""
+        hint = self._of_block[block_hash]
+        at = hint.hashes.index(block_hash)
+        return _Origin(hint.holder, hint.owner, parent=hint.hashes[at - 1] if at else b"")
+
+    def forget(self, hashes: Sequence[bytes]) -> None:
+        for block_hash in hashes:
+            self._of_block.pop(block_hash, None)
+
+
 class _Origin(NamedTuple):
     """Where the blocks of a load come from, and what the first one follows."""
 
     holder: Holder
     owner: Owner
     parent: bytes
+
+
+@dataclass(slots=True)
+class _Load:
+    """A load that has not ended."""
+
+    origin: _Origin
+    costs: ReadCosts
+    """Costs of its way."""
+    is_early: bool
+    """Whether the holder may still compute its blocks."""
+
+
+class _RecordReader:
+    """Copies records that came from their rows to slots, beside the step loop."""
+
+    def __init__(self, swapper: Swapper, link: PeerLink, first_row: int, lane: Lane) -> None:
+        """See `PeerBlocks`."""
+        self._slots = swapper.slots
+        self._link = link
+        self._first_row = first_row
+        self._lane = lane
+        self._num_reading = 0
+        self._read: deque[tuple[Part, int]] = deque()
+
+    @property
+    def is_busy(self) -> bool:
+        return self._num_reading > 0
+
+    def rows_of(self, part: Part) -> list[int]:
+        """The rows that records of the part come to."""
+        return [self._first_row + slot for slot in part.slots]
+
+    def begin(self, part: Part, num_claimed: int, namespace: bytes) -> None:
+        self._num_reading += 1
+        self._lane.submit(partial(self._copy, part, num_claimed, namespace))
+
+    def skip(self, part: Part) -> None:
+        """Nothing of the part has come."""
+        self._num_reading += 1
+        self._read.append((part, 0))
+
+    def ended(self) -> Iterator[tuple[Part, int]]:
+        """Parts that are read now, each once, with the number of leading blocks that are good."""
+        while self._read:
+            self._num_reading -= 1
+            yield self._read.popleft()
+
+    # The method below runs beside the step loop.
+
+    def _copy(self, part: Part, num_claimed: int, namespace: bytes) -> None:
+        """Copies records to slots, as far as they are the blocks that were asked for."""
+        num_read = 0
+        rows = self.rows_of(part)
+        for block_hash, slot, row in zip(part.hashes[:num_claimed], part.slots, rows, strict=False):
+            record = self._link.records[row]
+            copied = self._slots[slot]
+            # First copied, then checked: nothing can change in between.
+            copied[:] = record[HEADER_LEN:]
+            header = bytes(record[:HEADER_LEN])
+            if not self._link.seal.is_block(
+                header, memoryview(copied), self._link.key, namespace, block_hash
+            ):
+                break
+            num_read += 1
+        self._read.append((part, num_read))
 
 
 class PeerBlocks:
@@ -78,28 +185,16 @@ class PeerBlocks:
         """`swapper` has a slot for each of the link's rows from `first_row` on."""
         self._swapper = swapper
         self._link = link
-        self._first_row = first_row
-        self._clock = clock
-        self._lane = lane or ThreadLane("kv-pull")
-        self._hints: OrderedDict[bytes, _Hint] = OrderedDict()
-        self._free_slots = deque(range(len(swapper.slots)))
-        self._loads = StagedLoads(swapper, self._free_slots, self._pull)
-        self._origins: dict[Ticket, _Origin] = {}
-        """Origin of each load that has not ended."""
-        self._early: set[Ticket] = set()
-        """Loads whose blocks the holder may still compute."""
+        self._reader = _RecordReader(swapper, link, first_row, lane or ThreadLane("kv-pull"))
+        self._hints = _Hints(clock)
+        self._loads = StagedLoads(swapper, deque(range(len(swapper.slots))), self._pull)
+        self._under_way: dict[Ticket, _Load] = {}
         self._pulls: dict[int, Part] = {}
         """Pulls by number that the link has not answered."""
-        self._num_taking = 0
-        """Parts that are being copied from their rows."""
         self._numbers = count(1)
-        self._results: deque[Callable[[], None]] = deque()
-        """Results of jobs, which the step loop applies."""
         self._costs = ReadCosts(clock)
         self._direct_costs = ReadCosts(clock)
         self._costs.assume(swapper.slots.shape[1] / ASSUMED_BYTES_PER_SECOND)
-        self._costs_of: dict[Ticket, ReadCosts] = {}
-        """Costs of its way, for each load that has not ended."""
         self._direct: DirectPulls | None = None
         if (copies := swapper.direct_copies) is not None:
             self._direct = DirectPulls(copies, link)
@@ -113,7 +208,7 @@ class PeerBlocks:
     @property
     def has_background_work(self) -> bool:
         """Slots of loads that were given up come back."""
-        return self._num_taking > 0
+        return self._reader.is_busy
 
     @property
     def seconds_per_block(self) -> float:
@@ -124,31 +219,18 @@ class PeerBlocks:
 
     def expect(self, hashes: Sequence[bytes], owner: Owner, holder: Holder) -> None:
         """Notes that another engine is thought to hold these blocks, the first of a chain."""
-        hint = _Hint(holder, owner, hashes, self._clock() + HINT_SECONDS)
-        hints = self._hints
-        for block_hash in hashes:
-            hints[block_hash] = hint
-            hints.move_to_end(block_hash)
-        while len(self._hints) > MOST_HINTS:
-            self._hints.popitem(last=False)
+        self._hints.note(hashes, owner, holder)
 
     def connect(self, on_lost: OnLost, on_gained: OnGained) -> None:
         """Does nothing: no block here counts as this engine's."""
 
     def find(self, hashes: Sequence[bytes]) -> int:
-        if (
-            not self._hints
-            or (first := self._hints.get(hashes[0])) is None
-            or first.until <= self._clock()
-        ):
+        found = self._hints.find(hashes)
+        if found is None:
             return 0
-        self._is_direct = self._reaches(first.holder)
-        get = self._hints.get
-        for num_found, block_hash in enumerate(hashes):
-            hint = get(block_hash)
-            if hint is not first and (hint is None or hint.holder != first.holder):
-                return num_found
-        return len(hashes)
+        holder, num_found = found
+        self._is_direct = self._reaches(holder)
+        return num_found
 
     def cost(self, num_blocks: int) -> float:
         """By the time that pulls took lately; blocks that others wait for come first. Speaks of
@@ -158,11 +240,7 @@ class PeerBlocks:
 
     def load(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> Ticket:
         ticket = Ticket(hashes, blocks)
-        hint = self._hints[hashes[0]]
-        at = hint.hashes.index(hashes[0])
-        self._start(
-            ticket, _Origin(hint.holder, hint.owner, parent=hint.hashes[at - 1] if at else b"")
-        )
+        self._start(ticket, self._hints.origin(hashes[0]), is_early=False)
         return ticket
 
     def load_early(
@@ -176,8 +254,7 @@ class PeerBlocks:
         """Like `load`, from an engine that may still compute the blocks: its time, and blocks that
         do not come, say nothing of pulls. Advice about these blocks stays as it is."""
         ticket = Ticket(hashes, blocks)
-        self._early.add(ticket)
-        self._start(ticket, _Origin(holder, owner, parent))
+        self._start(ticket, _Origin(holder, owner, parent), is_early=True)
         return ticket
 
     def most_early(self, holder: Holder) -> int:
@@ -196,7 +273,7 @@ class PeerBlocks:
             self._direct.launch()
 
     def cancel(self, ticket: Ticket) -> None:
-        if self._direct is not None and self._costs_of[ticket] is self._direct_costs:
+        if self._direct is not None and self._under_way[ticket].costs is self._direct_costs:
             self._direct.cancel(ticket)
             return
         self._loads.cancel(ticket)
@@ -211,11 +288,10 @@ class PeerBlocks:
                 self._direct.pulled(answer)
             return
         if num_claimed := self._num_claimed(part, answer):
-            namespace = self._origins[part.load.ticket].owner.namespace
-            self._num_taking += 1
-            self._lane.submit(partial(self._take, part, num_claimed, namespace))
+            namespace = self._under_way[part.load.ticket].origin.owner.namespace
+            self._reader.begin(part, num_claimed, namespace)
         else:
-            self._results.append(partial(self._note_read, part, 0))
+            self._reader.skip(part)
 
     def placed(self, message: Placed) -> None:
         """Takes the places of a direct pull's blocks."""
@@ -228,12 +304,11 @@ class PeerBlocks:
             self._direct.left(holder)
 
     def poll(self) -> list[LoadEnd]:
-        if not (
-            self._origins or self._results or (self._direct is not None and self._direct.is_busy)
-        ):
+        is_direct_busy = self._direct is not None and self._direct.is_busy
+        if not (self._under_way or self._reader.is_busy or is_direct_busy):
             return []
-        while self._results:
-            self._results.popleft()()
+        for part, num_read in self._reader.ended():
+            self._note_read(part, num_read)
         direct = self._poll_direct()
         # Where copies do not take long, what was just taken is there at once.
         self._loads.launch()
@@ -248,21 +323,19 @@ class PeerBlocks:
     def _settle(self, end: LoadEnd) -> None:
         """Whatever came of it, the advice is used up: what was loaded is cached here, and the rest
         is not there."""
-        del self._origins[end.ticket]
+        load = self._under_way.pop(end.ticket)
         self.num_pulled += end.num_usable
-        costs = self._costs_of.pop(end.ticket)
-        if end.ticket in self._early:
-            self._early.remove(end.ticket)
-            costs.forget(end.ticket)
+        if load.is_early:
+            load.costs.forget(end.ticket)
             return
-        for block_hash in end.ticket.hashes:
-            self._hints.pop(block_hash, None)
-        costs.end(end)
+        self._hints.forget(end.ticket.hashes)
+        load.costs.end(end)
 
-    def _start(self, ticket: Ticket, origin: _Origin) -> None:
-        self._origins[ticket] = origin
+    def _start(self, ticket: Ticket, origin: _Origin, *, is_early: bool) -> None:
+        load = self._under_way[ticket] = _Load(origin, self._costs, is_early)
         if self._direct is not None and self._reaches(origin.holder):
-            self._begin(ticket, self._direct_costs)
+            load.costs = self._direct_costs
+            load.costs.begin(ticket)
             wanted = self._wanted(origin.owner, origin.parent, ticket.hashes)
             self._direct.pull(next(self._numbers), ticket, origin.holder, wanted)
         else:
@@ -271,29 +344,26 @@ class PeerBlocks:
     def _reaches(self, holder: Holder) -> bool:
         return self._direct is not None and self._direct.reaches(holder)
 
-    def _begin(self, ticket: Ticket, costs: ReadCosts) -> None:
-        self._costs_of[ticket] = costs
-        costs.begin(ticket)
-
     def _load_records(self, ticket: Ticket) -> None:
         self._loads.load(ticket)
-        self._begin(ticket, self._costs)
+        self._costs.begin(ticket)
 
     def _poll_direct(self) -> list[LoadEnd]:
         found: list[DirectEnd] = self._direct.poll() if self._direct is not None else []
         ends = list[LoadEnd]()
         for end in found:
             hashes = end.ticket.hashes[: end.num_usable]
-            is_early = end.ticket in self._early
+            load = self._under_way[end.ticket]
             # An engine that has not computed blocks yet has no records of them either.
-            if end.goes_by_records and not is_early:
-                self._costs_of.pop(end.ticket).forget(end.ticket)
+            if end.goes_by_records and not load.is_early:
+                load.costs.forget(end.ticket)
+                load.costs = self._costs
                 self._load_records(end.ticket)
             elif end.is_cancelled:
                 ends.append(LoadEnd(end.ticket, Outcome.CANCELLED))
             else:
                 self.num_direct += len(hashes)
-                self.num_discarded += 0 if is_early else len(end.ticket.hashes) - len(hashes)
+                self.num_discarded += 0 if load.is_early else len(end.ticket.hashes) - len(hashes)
                 ends.append(
                     LoadEnd(end.ticket, Outcome.LOADED if hashes else Outcome.FAILED, hashes)
                 )
@@ -304,11 +374,11 @@ class PeerBlocks:
 
     def _pull(self, part: Part) -> None:
         number = next(self._numbers)
-        origin = self._origins[part.load.ticket]
+        origin = self._under_way[part.load.ticket].origin
         self._pulls[number] = part
         parent = part.load.ticket.hashes[part.start - 1] if part.start else origin.parent
         wanted = self._wanted(origin.owner, parent, part.hashes)
-        rows = [self._first_row + slot for slot in part.slots]
+        rows = self._reader.rows_of(part)
         self._link.send(PullRequest(pull=number, holder=origin.holder, wanted=wanted, rows=rows))
 
     def _num_claimed(self, part: Part, answer: Pulled) -> int:
@@ -320,30 +390,9 @@ class PeerBlocks:
             answer.before.num_common(answer.after), num_common(answer.before.hashes, part.hashes)
         )
 
-    def _note_taken(self, part: Part, num_read: int) -> None:
-        self._num_taking -= 1
-        self._note_read(part, num_read)
-
     def _note_read(self, part: Part, num_read: int) -> None:
         # A load that was given up has ended, and is not known as an early one any more.
-        if not part.load.is_cancelled and part.load.ticket not in self._early:
+        load = self._under_way.get(part.load.ticket)
+        if not part.load.is_cancelled and (load is None or not load.is_early):
             self.num_discarded += len(part.slots) - num_read
         self._loads.note_read(part, num_read)
-
-    # The methods below run beside the step loop.
-
-    def _take(self, part: Part, num_claimed: int, namespace: bytes) -> None:
-        """Copies records to slots, as far as they are the blocks that were asked for."""
-        num_read = 0
-        for block_hash, slot in zip(part.hashes[:num_claimed], part.slots, strict=False):
-            record = self._link.records[self._first_row + slot]
-            copied = self._swapper.slots[slot]
-            # First copied, then checked: nothing can change in between.
-            copied[:] = record[HEADER_LEN:]
-            header = bytes(record[:HEADER_LEN])
-            if not self._link.seal.is_block(
-                header, memoryview(copied), self._link.key, namespace, block_hash
-            ):
-                break
-            num_read += 1
-        self._results.append(partial(self._note_taken, part, num_read))

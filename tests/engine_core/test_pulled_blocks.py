@@ -203,7 +203,7 @@ def test_blocks_of_a_load_that_was_given_up_do_not_count_as_discarded(is_early: 
     assert [end.outcome for end in peers.poll()] == [Outcome.CANCELLED]
     peers.pulled(Pulled(pull=request.pull, before=Claim(), after=Claim()))
     assert peers.poll() == []
-    assert (peers.num_discarded, len(peers._free_slots)) == (0, 4)
+    assert (peers.num_discarded, len(peers._loads._free_slots)) == (0, 4)
 
 
 def test_less_than_two_blocks_are_refused(folder: Path) -> None:

@@ -235,7 +235,7 @@ class Replica:
             ticket
             for prefetch in self.prefetches._open.values()
             for ticket in prefetch.tickets
-            if self.peers._costs_of.get(ticket) is self.peers._costs
+            if (load := self.peers._under_way.get(ticket)) and load.costs is self.peers._costs
         ]
         most = max(1, len(self.peers._swapper.slots) // 2)
         num_loading = sum(len(ticket.blocks) for ticket in by_records)
@@ -245,7 +245,7 @@ class Replica:
                 [] if (prefetch := self.prefetches._open.get(number)) is None else prefetch.tickets
             )
             assert all(ticket in tickets for ticket in left), "a prefetch that was ended goes on"
-        for slots in (self.peers._free_slots, self.leases._free_slots):
+        for slots in (self.peers._loads._free_slots, self.leases._free_slots):
             assert len(set(slots)) == len(slots), "a slot is free twice"
 
     def check_end(self) -> None:
@@ -254,10 +254,12 @@ class Replica:
         assert (load.num_running, load.num_waiting, load.num_used_blocks) == (0, 0, 0), (
             "blocks are left"
         )
-        num_free = len(self.peers._free_slots) + len(self.leases._free_slots)
+        num_free = len(self.peers._loads._free_slots) + len(self.leases._free_slots)
         assert num_free == self.config.num_peer_blocks, "slots are left"
         assert not len(self.prefetches), "prefetches are left"
-        assert not self.peers._early, "early loads are left"
+        assert not any(load.is_early for load in self.peers._under_way.values()), (
+            "early loads are left"
+        )
 
 
 def turned(claim: Claim) -> Claim:

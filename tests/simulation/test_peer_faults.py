@@ -10,7 +10,7 @@ from itertools import count
 import pytest
 
 from headwater.engine_core.kv import block_record
-from headwater.engine_core.kv.block_leases import BlockLeases, _Lease
+from headwater.engine_core.kv.block_leases import BlockLeases, _Lease, _RecordWriter
 from headwater.engine_core.kv.block_loads import BlockLoads, SettledLoad
 from headwater.engine_core.kv.block_record import BlockSeal, Buffer
 from headwater.engine_core.kv.block_source import LoadEnd, Owner, Ticket
@@ -115,9 +115,9 @@ def double_free(patch: pytest.MonkeyPatch) -> None:
     release_copied = BlockLeases._release_copied
 
     def twice(leases: BlockLeases) -> bool:
-        copying = list(leases._copying)
+        copying = list(leases._copies.leases)
         has_released = release_copied(leases)
-        for lease in copying[: len(copying) - len(leases._copying)]:
+        for lease in copying[: len(copying) - len(leases._copies.leases)]:
             leases._pool.release(lease.blocks)
         return has_released
 
@@ -250,13 +250,13 @@ def let_go_too_early(patch: pytest.MonkeyPatch) -> None:
 
 def unread_is_lent(patch: pytest.MonkeyPatch) -> None:
     """A file that is torn or gone is lent as if it had been read."""
-    read = BlockLeases._read
+    read = _RecordWriter._read
 
-    def read_all(leases: BlockLeases, lease: _Lease) -> int:
-        read(leases, lease)
+    def read_all(writer: _RecordWriter, lease: _Lease) -> int:
+        read(writer, lease)
         return len(lease.reads)
 
-    patch.setattr(BlockLeases, "_read", read_all)
+    patch.setattr(_RecordWriter, "_read", read_all)
 
 
 def lost_wake_up(patch: pytest.MonkeyPatch) -> None:
@@ -352,7 +352,13 @@ def prefetch_goes_on(patch: pytest.MonkeyPatch) -> None:
 
 def early_load_is_kept(patch: pytest.MonkeyPatch) -> None:
     """A load of a prefetch is remembered beyond its end."""
-    patch.setattr(PeerBlocks, "_settle", lambda peers, end: peers._origins.pop(end.ticket))
+    settle = PeerBlocks._settle
+
+    def settle_if_not_early(peers: PeerBlocks, end: LoadEnd) -> None:
+        if not peers._under_way[end.ticket].is_early:
+            settle(peers, end)
+
+    patch.setattr(PeerBlocks, "_settle", settle_if_not_early)
 
 
 PLANTED = [
