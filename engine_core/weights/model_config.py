@@ -346,11 +346,6 @@ class ModelConfig:
         """Whether a layer keeps a state in place of keys and values."""
         return self.states is not None and self.states.is_state[layer]
 
-    @property
-    def num_kv_layers(self) -> int:
-        """Layers that have keys and values of their own."""
-        return len(self.caching_layers)
-
     def has_experts(self, layer: int) -> bool:
         """Whether a layer has experts, in place of an MLP or beside it."""
         return self.experts is not None and self.experts.has_experts(layer)

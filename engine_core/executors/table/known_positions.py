@@ -48,11 +48,6 @@ def at_known_positions(plan: StepPlan, num_known: Int32Array) -> StepPlan:
     )
 
 
-def leaves_drafts(plan: StepPlan) -> bool:
-    """Whether the executor drafts for any row."""
-    return plan.num_drafts is not None and plan.draft_ids is None and bool(plan.num_drafts.any())
-
-
 def with_at_most(plan: StepPlan, most: int) -> StepPlan:
     """The plan with as many drafts of the executor for each row as it can draft."""
     if plan.num_drafts is None or plan.draft_ids is not None or not (plan.num_drafts > most).any():
