@@ -47,7 +47,7 @@ reach."""
 POLL_SECONDS = 0.0005
 """About as often as an engine with a GPU looks."""
 LOOK_SECONDS = 5e-5
-"""Between two looks at copies that take milliseconds."""
+"""Seconds between two looks at copies that take milliseconds."""
 NOBODY = np.empty(0, np.int32)
 PARTS = ("host", "disk")
 

@@ -14,7 +14,7 @@ BOTH_WAYS = {
     f"{MODELS}decoder:Decoder": f"{MODELS}encoders.both_ways:BothWaysDecoder",
     f"{MODELS}gemma3:Gemma3": f"{MODELS}encoders.both_ways:BothWaysGemma3",
 }
-"""By the class of a decoder, that of the model whose tokens see each other."""
+"""Keyed by the class of a decoder, that of the model whose tokens see each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ from .rank_rings import RankRings
 LEAST_SILENCE = 2.0
 """Seconds in which nothing may come; more where a step takes longer."""
 BEAT_SECONDS = 0.2
-"""Between two heartbeats, also while nothing is computed."""
+"""Seconds between two heartbeats, also while nothing is computed."""
 MOST_ELAPSED = 2 * BEAT_SECONDS
 """Most seconds of one wait that count as silence of the other host. A longer wait means that this
 machine stood still, and it suspects no other."""

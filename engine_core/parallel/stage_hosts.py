@@ -39,7 +39,7 @@ MOST_APPLICANTS = 16
 """Connections that have not joined yet; of more, the oldest is closed that has not proved the
 secret. No more than one a stage has proved it: others are told that no stage is missing."""
 WARN_SECONDS = 60.0
-"""Between two words about connections that come to nothing for the same reason."""
+"""Seconds between two words about connections that come to nothing for the same reason."""
 _ALLOWED_SILENCE = struct.Struct("<d")
 log = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ class Sampled(NamedTuple):
     are_device_drafts: bool
     """Whether the executor drafted them."""
     logprobs: dict[int, TokenLogprobs]
-    """By place in `tokens`."""
+    """Keyed by place in `tokens`."""
 
 
 class DraftCounts:

@@ -27,7 +27,7 @@ KV_SCALES = (
 """Last parts of names of scales for key-value caches of eight bits. Headwater's has none: the
 numbers are dropped."""
 OF_OUTPUTS = ("output_scale", "output_zero_point")
-"""As `KV_SCALES`, where the projections of keys and values have them."""
+"""Like `KV_SCALES`, where the projections of keys and values have them."""
 
 
 class Format(Protocol):

@@ -59,7 +59,7 @@ class GatewaySession:
         self._contexts: dict[int, bytes] = {}
         """Resume contexts of requests that are about to be opened, by first stream id."""
         self._choices: dict[int, RunningChoice] = {}
-        """By stream id."""
+        """Keyed by stream id."""
         self._incomplete: dict[int, RunningRequest] = {}
         """Requests of which parts are missing, by first stream id."""
         self._read_logs: dict[int, StreamLog] = {}

@@ -73,7 +73,7 @@ class ModelStages:
     processors: list[KeptStage] = field(default_factory=list)
     output_processors: list[KeptStage] = field(default_factory=list)
     engines: dict[int, KeptStage] = field(default_factory=dict)
-    """By number; those that leave are no longer here."""
+    """Keyed by number; those that leave are no longer here."""
     leaving: dict[int, KeptStage] = field(default_factory=dict)
     last_steps: dict[str, int] = field(default_factory=dict)
     """Number of steps of each replica when it was last looked at."""
@@ -81,7 +81,7 @@ class ModelStages:
     """Loads or unloads it."""
     _places: dict[int, int] = field(default_factory=dict)
     _starting: dict[int, asyncio.Task[Any]] = field(default_factory=dict)
-    """By number: whoever waits for a replica to be ready."""
+    """Keyed by number: whoever waits for a replica to be ready."""
     _num_failures: int = 0
 
     def stages(self) -> list[KeptStage]:

@@ -63,9 +63,9 @@ class StateBlocks(Blocks):
         self._begun: Int32Array = np.zeros(config.num_rows, np.int32)
         """Block of the snapshot with which the row's request was seated; 0: it had none."""
         self._stops: defaultdict[int, list[int]] = defaultdict(list)
-        """By row, block borders at which chunks of its prompt end, in ascending order."""
+        """Keyed by row, block borders at which chunks of its prompt end, in ascending order."""
         self._leaders: dict[bytes, RequestState] = {}
-        """By hash of the block before it, what computes each snapshot of this step."""
+        """Keyed by hash of the block before it, what computes each snapshot of this step."""
         self._advanced: dict[int, RequestState] = {}
         """Requests with chunks of prompts in this step, by key."""
 

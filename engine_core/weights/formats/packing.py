@@ -111,7 +111,7 @@ class Quantization:
 
     @property
     def unrounded_activations(self) -> set[str]:
-        """As `rounded_activations`, of layers whose tokens no platform rounds: they have several
+        """Like `rounded_activations`, of layers whose tokens no platform rounds: they have several
         scales, and not one for every `TOKEN_GROUP` inputs."""
         packings = [rule.packing for rule in self.rules]
         return {

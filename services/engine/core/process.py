@@ -75,11 +75,11 @@ from .speculation import build_speculator, drafters_of
 SPARE_ROWS = 8
 """Requests a step that take the seat of one which is still in flight."""
 PATIENCE_SECONDS = 0.0002
-"""Between two looks at the device while masks are awaited."""
+"""Seconds between two looks at the device while masks are awaited."""
 WAITING_SECONDS = 1.0
-"""Between two reports of a core that waits for blocks."""
+"""Seconds between two reports of a core that waits for blocks."""
 REPEAT_SECONDS = 10.0
-"""Between two words about a start that has come no further."""
+"""Seconds between two words about a start that has come no further."""
 FACTS = ("dtype", "kv_format", "vocab_size", "numerics_id", "refused_fields")
 SIZES = (
     *("block_size", "max_model_len", "max_num_seqs", "num_rows", "max_draft_tokens"),

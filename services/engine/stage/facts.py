@@ -27,7 +27,7 @@ from .tenant_sweep import TenantSweep
 from .waiting_credit import WaitingCredits
 
 LOAD_SECONDS = 0.025
-"""Between two load messages of a busy engine, at least."""
+"""Seconds between two load messages of a busy engine, at least."""
 _IDLE_LOAD_SECONDS = 1.0
 _MAX_WAITING_BATCHES = 4096
 """Number of batches that wait for the bus. The oldest are dropped first; a reader that misses them

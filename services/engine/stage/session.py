@@ -67,11 +67,11 @@ class EngineSession:
         self._host = host
         self._streams: dict[int, Stream] = {}
         self._stream_ids: dict[int, int] = {}
-        """By the core's key."""
+        """Keyed by the core's key."""
         self._next_index: dict[int, int] = {}
         """Output index of each stream's next token."""
         self._pending: dict[int, PendingAdd] = {}
-        """By first stream: requests whose parts are still coming."""
+        """Keyed by first stream: requests whose parts are still coming."""
         self._handing_over: set[int] = set()
         """Streams that another engine goes on with once they have a token."""
         self._outbox = Outbox()

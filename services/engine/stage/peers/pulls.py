@@ -33,7 +33,7 @@ from ....runtime.tasks import end, owned_task, start_in
 from ...core.peer_records import UInt8Array
 
 LIFE_SECONDS = 1.0
-"""Between two signs of life of a session."""
+"""Seconds between two signs of life of a session."""
 SILENT_TURNS = 4
 """Signs of life within which something has to come while a pull waits."""
 IDLE_TURNS = 30
@@ -201,7 +201,7 @@ class PeerPulls:
         self._leave = leave
         self._sessions: dict[tuple[str, int], PullSession] = {}
         self._session_of: dict[int, PullSession] = {}
-        """By number of each pull that is open."""
+        """Keyed by number of each pull that is open."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
