@@ -46,7 +46,7 @@ class AdapterPlace(NamedTuple):
     begin: int
     num_bytes: int
     stride: int
-    """Between the beginnings of the parts of two ranks."""
+    """Distance between the starts of two ranks' parts."""
     num_ranks: int
     """The adapter's padded rank."""
 

@@ -76,7 +76,7 @@ class BlockLeases:
         self._pinned: list[_Lease] = []
         """Leases whose blocks are still to be computed by steps in flight."""
         self._copying: deque[_Lease] = deque()
-        """In the swapper's order."""
+        """Leases whose copies are under way, in the order in which the swapper ends them."""
         self._num_saved = self._num_writing = 0
         self._results: deque[Callable[[], None]] = deque()
         """Results of jobs, which the step loop applies."""

@@ -219,7 +219,7 @@ class BlockPool:
         return cached
 
     def hash_of(self, block: int) -> bytes | None:
-        """By which it can be found."""
+        """Hash by which a block can be found."""
         return self._hash_of[block]
 
     def cached_hashes(self) -> list[bytes]:

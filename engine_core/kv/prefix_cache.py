@@ -77,8 +77,8 @@ class Hits(NamedTuple):
     snapshot: Sequence[int] = ()
     """Pages of the state set with which it is continued; empty without state layers."""
     num_cached: int = 0
-    """With state layers, number of leading blocks that are cached, with a snapshot behind them or
-    not."""
+    """Number of leading blocks that are cached; with state layers also those that no snapshot
+    follows."""
 
     @property
     def pages(self) -> list[int]:

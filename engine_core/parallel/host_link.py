@@ -52,12 +52,12 @@ class LinkLost(Exception):
 
 
 def plan_ends(rings: list[RankRings]) -> dict[int, RingEnd]:
-    """By channel: ends of the rings of plans of a stage's ranks."""
+    """Ends, by channel, of the rings of plans of a stage's ranks."""
     return {2 * i: each.plans for i, each in enumerate(rings)}
 
 
 def report_ends(rings: list[RankRings]) -> dict[int, RingEnd]:
-    """By channel: ends of the rings of their reports."""
+    """Ends, by channel, of the rings of their reports."""
     return {2 * i + 1: each.reports for i, each in enumerate(rings)}
 
 

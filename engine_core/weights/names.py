@@ -1,4 +1,4 @@
-"""From a checkpoint's names to those of a model's layout; projections that read the same input
+"""Maps a checkpoint's names to those of a model's layout; projections that read the same input
 become one matrix."""
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class CheckpointNames:
     model: Mapping[str, str]
     """Names of tensors outside the layers."""
     layer: Mapping[str, str]
-    """Behind `model.layers.N.`; ours stand behind `layers.N.`."""
+    """Names after `model.layers.N.` to ours after `layers.N.`."""
     fused: Mapping[str, tuple[str, int]]
     """Like `layer`, of a part of a tensor: that tensor's name, and the place of the part among its
     rows."""

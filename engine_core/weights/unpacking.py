@@ -1,5 +1,5 @@
-"""From the tensors of a packed checkpoint to one weight a layer. Each published format is a file
-beside this one."""
+"""Makes one weight a layer of the tensors of a packed checkpoint. Each published format is a file
+in `formats`."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ RETIRE_SECONDS = 45.0
 """Longer than an engine's own drain limit, in which it finishes or hands over what runs."""
 ENGINE_MODULE = "headwater.services.engine"
 PAUSES = (5.0, 15.0, 30.0, 60.0)
-"""After a replica that did not start, and one more, until the next try."""
+"""Seconds until the next try after the first, second … replica that did not start."""
 
 
 class State(Enum):
@@ -96,7 +96,7 @@ class ModelStages:
         self.progress = (what, done, total)
 
     def make_first_stages(self, plan: StackPlan) -> list[KeptStage]:
-        """Its text stages and the replicas that it always has."""
+        """Makes its text stages and the replicas that it always has."""
         self.plan = plan
         settings = plan.settings
 

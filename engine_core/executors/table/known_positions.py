@@ -12,8 +12,8 @@ import numpy as np
 from ...executor import Int32Array, StepPlan
 
 Draft = Callable[[int, int, int], Int32Array]
-"""From a table row, the number of its known tokens and how many may be drafted, at least one, to
-the drafts."""
+"""Function that drafts: (table row, number of its known tokens, largest number of drafts) → drafts.
+"""
 
 
 def with_device_drafts(plan: StepPlan, num_known: Int32Array, draft: Draft) -> StepPlan:

@@ -14,7 +14,7 @@ from ...kv.block_source import Ticket
 from ..table.request_state import Rank, RequestState
 
 RISE_SECONDS = 30.0
-"""In a tier, before a request goes on in the one above."""
+"""Seconds in a tier after which a request moves to the one above."""
 
 
 Ready = list[tuple[Rank, int, RequestState]]

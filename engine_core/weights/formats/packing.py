@@ -98,7 +98,7 @@ class Quantization:
     method: str
     """The checkpoint's name for it."""
     rules: tuple[Rule, ...]
-    """In the order in which they are asked."""
+    """Rules in the order in which they are asked."""
 
     @classmethod
     def uniform(cls, method: str, packing: Packing) -> Quantization:

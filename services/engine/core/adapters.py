@@ -76,7 +76,7 @@ class CoreAdapters:
         self._reports.write(encode(facts))
 
     def _read_folder(self, command: ReadAdapter) -> None:
-        """On a thread of its own."""
+        """Reads an adapter's folder on a thread of its own."""
         try:
             self._read.put((command.number, self._read_in(command)))
         except (ConfigError, OSError) as error:

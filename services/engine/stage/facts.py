@@ -89,7 +89,7 @@ class EngineFacts:
                 yield facts
 
     def load(self) -> ReplicaLoad:
-        """With what each gateway may have waiting here."""
+        """Load of the engine, with the number of tokens that each gateway may have waiting here."""
         load = self._server.load()
         return dataclasses.replace(load, waiting_credits=self._credits.shares(load.prefill_tps))
 

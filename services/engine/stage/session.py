@@ -53,10 +53,10 @@ class Host(Protocol):
         """Raises `Unavailable` where no new request is taken now."""
 
     def enter(self, request: NewRequest, grammar: bytes) -> None:
-        """To the core, when what its answer must match is compiled, if it must."""
+        """Sends a request to the core, once its grammar, if it has one, is compiled."""
 
     def send(self, command: Command) -> None:
-        """To the core, in order."""
+        """Sends a command to the core, in order."""
 
     def session_changed(self) -> None:
         """A session's last stream ended."""
