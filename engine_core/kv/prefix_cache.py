@@ -274,7 +274,7 @@ class PrefixCache:
         return self._continuations.announced
 
     def take_events(self) -> CacheEvents | None:
-        """Changes since the last call; evictions come first, as they did."""
+        """Changes since the last call, evictions before what took their place."""
         removed = self._pool.take_evicted()
         stored = self._stored
         self._stored = []

@@ -98,8 +98,8 @@ class EngineSession:
             self._end.close()
 
     def take(self, frame: pb.ClientFrame) -> None:
-        """Does what a client's frame asks for, cancels first; those that come with their own Add,
-        last."""
+        """Does what a client's frame asks for: cancels first, but a cancel of an Add in the same
+        frame last."""
         early = [
             cancel for cancel in frame.cancels if not self.cancel(cancel.stream_id, cancel.reason)
         ]

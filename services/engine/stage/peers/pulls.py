@@ -144,7 +144,7 @@ class PullSession:
         return frame
 
     def _on_frame(self, frame: pb.BlockFrame) -> None:
-        """Raises `ValueError` for more bytes than were asked for."""
+        """Takes a frame of the session. Raises `ValueError` for more bytes than were asked for."""
         self._num_silent = 0
         if (pull := self._pulls.get(frame.pull_id)) is None:
             return
