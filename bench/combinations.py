@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 import typer
 
+from .development import check_development
 from .part import run_part
 from .program import check_choice, run_program
 from .source_version import ROOT, source_version
@@ -89,6 +90,7 @@ def main(
     if render:
         PAGE.write_text(page(read_results()))
         return
+    check_development("the table of combinations")
     # The tests run on the tree as it is now.
     commit = source_version()
     lines, why = _run(platform, limit, ["--collect-only"] if collect else [])

@@ -34,6 +34,7 @@ from headwater.kernels.sampling.sample import Candidates, Draws, sample
 from .block_products import block_products
 from .byte_layers import byte_layers, room_for_plan
 from .byte_products import byte_products
+from .development import DevelopmentMissing, check_development
 from .edit_cases import edit_call
 from .expert_products import expert_products
 from .gpu_timing import (
@@ -363,6 +364,10 @@ def sampling(vocab: int = 151_936, hidden: int = 4096) -> Iterator[Figure]:
 
 
 def run_tests() -> None:
+    try:
+        check_development("kernels without --skip-tests")
+    except DevelopmentMissing as missing:
+        sys.exit(f"{program_name()}: {missing}")
     command = [
         sys.executable,
         "-m",

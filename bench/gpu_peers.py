@@ -66,6 +66,6 @@ TWO_GPUS = Peer(
     targets={"O2": 7.2, "O3": 0.68, "O5": 0.98, "O6": 0.67, "L1": 12.3, "L2": 2.25, "L3": 1.95},
 )
 PEERS = {1: ONE_GPU, 2: TWO_GPUS}
-"""By the number of GPUs that divide a model."""
+"""Keyed by the number of GPUs that divide a model."""
 SAME_BITS = {"D1": "O2", "D3": "O3"}
 """The peer's figures with bits that do not depend on the batch: Headwater computes no others."""

@@ -28,6 +28,7 @@ from rich.table import Table
 from headwater.services.engine.core.kernel_cache import with_kernel_cache
 
 from . import dummy_model
+from .development import check_development
 from .gpu_peers import PEERS, SAME_BITS, Peer
 from .isolated_tests import IsolatedTests
 from .part import FAILED, Row, run_named, run_part
@@ -47,6 +48,7 @@ WITH_EXPERTS = "qwen3-30b-a3b"
 SMALL_MODELS = [name for name in MODELS if name not in (LARGE, WITH_EXPERTS)]
 PARTS = ("tests", "compute", "serve", "structure", "aside")
 PARTS_OF_RANKS = ("tests", "sums", "compute", "large")
+WITH_TESTS = {"tests", "combinations"}
 ASIDE = {
     "uniform": ("--load-format=dummy-uniform", ("O5", "O6")),
     "fp8": ("--kv-cache-dtype=fp8", ("O1",)),
@@ -353,20 +355,12 @@ def main(
     ] = None,
 ) -> None:
     """Test and measure this commit on a GPU."""
-    if tensor_parallel_size not in PEERS:
-        allowed = " or ".join(map(str, PEERS))
-        raise typer.BadParameter(
-            f"tensor_parallel_size is {tensor_parallel_size}; allowed: {allowed}"
-        )
-    if tensor_parallel_size > 1 and (others := set(part or ()) - set(PARTS_OF_RANKS)):
-        allowed = f"{', '.join(PARTS_OF_RANKS)} with tensor_parallel_size {tensor_parallel_size}"
-        raise typer.BadParameter(f"part is {', '.join(sorted(others))}; allowed: {allowed}")
+    parts = _parts(part or [], tensor_parallel_size)
     # One cache for all parts: a part uses the kernels that earlier ones compiled.
     os.environ.update(with_kernel_cache(os.environ))
     suite = Suite(
         runs=runs, limit=limit, output=output, dry_run=dry_run, num_ranks=tensor_parallel_size
     )
-    parts = part or (PARTS if tensor_parallel_size == 1 else PARTS_OF_RANKS)
     if "tests" in parts:
         suite.test(pytest or [], is_alone=list(parts) == ["tests"])
     if "sums" in parts:
@@ -388,6 +382,20 @@ def main(
     if "aside" in parts:
         suite.aside()
     raise typer.Exit(0 if suite.close() else 1)
+
+
+def _parts(asked: Sequence[str], num_ranks: int) -> Sequence[str]:
+    """The parts that are asked for, or all. Raises `typer.BadParameter`, `DevelopmentMissing`."""
+    if num_ranks not in PEERS:
+        allowed = " or ".join(map(str, PEERS))
+        raise typer.BadParameter(f"tensor_parallel_size is {num_ranks}; allowed: {allowed}")
+    if num_ranks > 1 and (others := set(asked) - set(PARTS_OF_RANKS)):
+        allowed = f"{', '.join(PARTS_OF_RANKS)} with tensor_parallel_size {num_ranks}"
+        raise typer.BadParameter(f"part is {', '.join(sorted(others))}; allowed: {allowed}")
+    parts = asked or (PARTS if num_ranks == 1 else PARTS_OF_RANKS)
+    for name in WITH_TESTS.intersection(parts):
+        check_development(f"--part {name}")
+    return parts
 
 
 def _table(peer: Peer, workloads: dict[str, Row], line: dict[str, Row]) -> Table:

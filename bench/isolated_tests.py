@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from .part import TOO_LATE, run_part
-from .pytest_results import CRASHED
 
+CRASHED = "crashed"
+"""Phase of a test whose worker ended while it ran, in the lines of `pytest_results`."""
 EXIT_FAILED = "failed with 1"
 """pytest's exit code after tests that failed."""
 

@@ -47,7 +47,7 @@ reach."""
 POLL_SECONDS = 0.0005
 """About as often as an engine with a GPU looks."""
 LOOK_SECONDS = 5e-5
-"""Between two looks at copies that take milliseconds."""
+"""Seconds between two looks at copies that take milliseconds."""
 NOBODY = np.empty(0, np.int32)
 PARTS = ("host", "disk")
 
@@ -103,7 +103,7 @@ def kv_blocks(model: str, num_blocks: int, block_size: int, device: torch.device
 
 
 def swapper_of(blocks: KvBlocks, num_slots: int) -> Swapper:
-    """With a slot for every block."""
+    """A swapper with a slot for every block."""
     if blocks.memory.device.type == "cpu":
         return MemorySwapper.of(blocks.memory, num_slots)
     # It imports kernels, which a machine without a GPU may not have.
@@ -209,7 +209,7 @@ def disk_rates(
 
 
 def _write(tier: DiskBlocks, hashes: Sequence[bytes]) -> None:
-    """As many at once as saves may have slots for."""
+    """Saves blocks, as many at once as saves may have slots for."""
     at_once = max(1, len(hashes) // 2)
     for first in range(0, len(hashes), at_once):
         some = hashes[first : first + at_once]
@@ -235,7 +235,7 @@ def _load(tier: DiskBlocks, hashes: Sequence[bytes]) -> None:
 
 
 def _read_plainly(paths: Sequence[Path], block_bytes: int, num_readers: int) -> None:
-    """By so many threads, each into memory that it reuses."""
+    """Reads the files by `num_readers` threads, each into memory that it reuses."""
     memory = [bytearray(2 * block_bytes) for _ in range(num_readers)]
 
     def read(reader: int) -> None:

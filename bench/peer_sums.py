@@ -49,7 +49,7 @@ class SumFigure:
     num_ranks: int
     sum_us: float
     sum_norm_us: float
-    """With residual add and norm; launched early for few rows, as in a step."""
+    """Time of a sum with residual add and norm; launched early for few rows, as in a step."""
     nccl_us: float
     """NCCL's all-reduce alone."""
 

@@ -12,6 +12,7 @@ import typer
 from headwater.engine_core.config import ConfigError
 from headwater.services.runtime.settings import SettingError
 
+from .development import DevelopmentMissing
 from .found_server import ServerNotFound
 from .trace_file import TraceError
 
@@ -55,14 +56,6 @@ BENCHMARKS = {
     ),
     "scheduler": ("scheduler_steps", "Host time of an engine step with the simulated executor."),
     "drafters": ("drafters", "Host time of the look-up drafters, for each row and step."),
-    "draft-model": (
-        "draft_model",
-        "Make a draft model from a model's first layers, tuned on its own answers.",
-    ),
-    "draft-heads": (
-        "draft_heads",
-        "Train EAGLE, EAGLE-3 or Medusa heads for a model on its own answers.",
-    ),
     "routing": ("routing_decision", "Time of a routing decision."),
     "index-events": ("index_events", "Cost of a gateway's index of a thousand replicas' caches."),
     "replay": (
@@ -159,7 +152,7 @@ def run_program(main: Callable[..., Any]) -> None:
     app.command()(main)
     try:
         app(prog_name=program_name())
-    except (ConfigError, SettingError, ServerNotFound) as error:
+    except (ConfigError, SettingError, ServerNotFound, DevelopmentMissing) as error:
         sys.exit(f"{program_name()}: {error}")
     except TraceError as error:
         print(f"{program_name()}: {error}", file=sys.stderr)

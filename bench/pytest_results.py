@@ -14,14 +14,13 @@ from typing import Any
 
 import pytest
 
+from .isolated_tests import CRASHED
 from .pytest_health import POISONED
 
 MOST_CHARACTERS = 300
 """Largest number of characters that are kept of an error's first line."""
 MOST_PLACES = 4
 """Largest number of places that are kept of an error's traceback."""
-CRASHED = "crashed"
-"""Phase of a test whose worker ended while it ran."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

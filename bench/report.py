@@ -25,7 +25,7 @@ DOCS = ROOT / "docs"
 HEAD = "claims"
 """Stem of the file that begins docs/benchmarks.md; those of topics are named like their rows."""
 Shares = dict[str, tuple[list[float], float]]
-"""By figure: those before, and the newest one, as shares of a target or peer."""
+"""Keyed by figure: those before, and the newest one, as shares of a target or peer."""
 
 
 def read_topics(results: Path = RESULTS) -> dict[str, list[Row]]:

@@ -57,7 +57,7 @@ def in_process(subject: Subject, texts: Texts, at_once: int) -> Latencies:
 
 
 async def served(url: str, model: str, texts: Texts, at_once: int) -> Latencies:
-    """As `in_process`, of a deployment."""
+    """Like `in_process`, of a deployment."""
     waiting = iter(texts)
     seconds: list[float] = []
     limits = httpx.Limits(max_connections=at_once)

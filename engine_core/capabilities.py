@@ -319,7 +319,7 @@ class Refusal(NamedTuple):
 
 
 Asks = Mapping[str, Asked]
-"""By name of a capability."""
+"""Keyed by name of a capability."""
 
 
 def asked_of_options(options: object) -> dict[str, Asked]:

@@ -36,7 +36,7 @@ NO_MASKS: Int32Array = np.empty((1, 0, 0), np.int32)
 AWAIT_THE_DEVICE = (WaitsFor.DEVICE, WaitsFor.MASKS, WaitsFor.BLOCKS)
 """Waits that end once the device is done, where it computes."""
 STORING_SECONDS = 0.005
-"""Between two looks of an idle engine at blocks that are being stored, or found again."""
+"""Seconds between two looks of an idle engine at blocks that are being stored, or found again."""
 
 
 class Engine:

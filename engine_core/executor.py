@@ -46,7 +46,7 @@ class AdapterPlace(NamedTuple):
     begin: int
     num_bytes: int
     stride: int
-    """Between the beginnings of the parts of two ranks."""
+    """Distance between the starts of two ranks' parts."""
     num_ranks: int
     """The adapter's padded rank."""
 
@@ -182,13 +182,13 @@ class StepResult:
     num_drafts: Int32Array | None = None
     """[S] tokens that the executor drafted by itself; None where it was not asked to."""
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
-    """By n j + i for token i of entry j, for rows that asked."""
+    """Keyed by n j + i for token i of entry j, for rows that asked."""
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
-    """By table row: one entry for each position computed whose next token lies in the prompt; entry
-    i of a plan row starting at s is the log probability of the prompt token at position s + i +
-    1."""
+    """Keyed by table row: one entry for each position computed whose next token lies in the prompt;
+    entry i of a plan row starting at s is the log probability of the prompt token at position s + i
+    + 1."""
     embeddings: dict[int, bytes] = field(default_factory=dict)
-    """By table row: float32 [hidden size] of prompts that are pooled."""
+    """Keyed by table row: float32 [hidden size] of prompts that are pooled."""
 
 
 NO_RESULT = StepResult(token_ids=np.empty((0, 1), np.int32), num_tokens=np.empty(0, np.int32))

@@ -12,9 +12,9 @@ class ExpertFigures:
     """Rows by expert so far, and what a step read."""
 
     num_rows: list[int]
-    """By index of an expert, over all layers."""
+    """Number of rows of each expert, over all layers."""
     largest_shares: list[float]
-    """By layer with experts: share of its rows that the most chosen expert has, 0 to 1."""
+    """Share of the rows of each layer with experts that its most chosen expert has, 0 to 1."""
     num_read: int
     """Experts that one recent step read, over all layers."""
     num_bytes_read: int

@@ -26,7 +26,7 @@ DEFAULT_DISK_BYTES = 16 << 30
 STAGED_BYTES = 64 << 20
 """Bytes of host memory through which blocks pass to a disk and back."""
 STAGED_BLOCKS = range(16, 1025)
-"""As many blocks at least, and at most."""
+"""Allowed numbers of blocks."""
 STAGED_SETS = 4
 """State sets at least."""
 MIN_PEER_BLOCKS = 2

@@ -230,11 +230,11 @@ class StepOutput:
     token_ids: list[int] = field(default_factory=list)
     """Tokens of all rows, one after another."""
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
-    """By position in token_ids, for requests that asked."""
+    """Keyed by position in token_ids, for requests that asked."""
     starts: list[Started] = field(default_factory=list)
     finishes: list[Finished] = field(default_factory=list)
     prompt_logprobs: list[PromptLogprobsPart] = field(default_factory=list)
     embeddings: dict[int, bytes] = field(default_factory=dict)
-    """By key: float32 [hidden size]; the request's finish is in the same output."""
+    """Keyed by key: float32 [hidden size]; the request's finish is in the same output."""
     cache_events: CacheEvents | None = None
     load: EngineLoad = field(default_factory=EngineLoad)

@@ -96,8 +96,8 @@ LAST_WORDS = 1.0
 
 
 async def serve(settings: GatewaySettings) -> None:
-    """From settings to the last answer. Raises `SettingError` for files that cannot be used,
-    `OSError` for ports."""
+    """Serves from the start to the last answer. Raises `SettingError` for files that cannot be
+    used, `OSError` for ports."""
     async with contextlib.AsyncExitStack() as stack:
         life = await stack.enter_async_context(lifetime("gateway"))
         bus = await stack.enter_async_context(Bus.open(settings.nats_url or None))

@@ -38,13 +38,13 @@ class SuffixProposer:
         self._largest = 1 << (max_tokens // 2).bit_length() - 1
         self._smallest = min(SMALLEST_HISTORY, self._largest)
         self._histories: dict[bytes, tuple[int, History]] = {}
-        """By namespace: index in `_fields`, and the history."""
+        """Keyed by namespace: index in `_fields`, and the history."""
         self._owner: dict[bytes, str] = {}
-        """By namespace: the tenant whose answers made the history."""
+        """Keyed by namespace: the tenant whose answers made the history."""
         self._used: dict[str, OrderedDict[bytes, None]] = {}
-        """By tenant: the namespaces of its histories, the one used last at the end."""
+        """Keyed by tenant: the namespaces of its histories, the one used last at the end."""
         self._num_tokens_of: Counter[str] = Counter()
-        """By tenant: sum of the capacities of its histories, in tokens."""
+        """Keyed by tenant: sum of the capacities of its histories, in tokens."""
         num_histories = max_tokens // self._smallest
         self._fields: npt.NDArray[np.int64] = np.zeros((num_histories, NUM_FIELDS), np.int64)
         self._free = list(reversed(range(num_histories)))

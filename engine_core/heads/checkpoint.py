@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from ..config import ConfigError, require
 from ..weights.safetensors_file import without_quotes
@@ -86,15 +84,6 @@ class HeadsFile:
             raise ConfigError("checkpoint", str(self._path), "tensors by name")
         self._pickled = {name: tensor for name, tensor in stored.items() if not _is_ignored(name)}
         return {name: tuple(tensor.shape) for name, tensor in self._pickled.items()}
-
-
-def write_heads(
-    folder: Path, hf_config: Mapping[str, Any], tensors: dict[str, torch.Tensor]
-) -> None:
-    """Writes a new folder of heads under their published names."""
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(hf_config, indent=2) + "\n")
-    save_file(tensors, folder / SAFETENSORS[0])
 
 
 def _is_ignored(name: str) -> bool:

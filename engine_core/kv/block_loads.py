@@ -93,7 +93,7 @@ class BlockLoads:
         """Whether a source was offered blocks since the last launch."""
         self._open: dict[Ticket, _Load] = {}
         self._loading: dict[bytes, Ticket] = {}
-        """By hash of each block on its way that requests can wait for."""
+        """Keyed by hash of each block on its way that requests can wait for."""
         # Looked up for each block that is cached or evicted.
         if parts := [source.held for source in sources if source.held is not NOT_OURS]:
             pool.elsewhere = parts[0] if len(parts) == 1 else _Union(parts)
@@ -139,7 +139,7 @@ class BlockLoads:
         self._release(held.pages, *self._keys.of(kind, hashes, held, parent), chain.owner)
 
     def release_set(self, chain: HashChain, num_blocks: int, pages: Sequence[int]) -> None:
-        """As `release`, of the pages of the state set behind so many of a chain's blocks."""
+        """Like `release`, of the pages of the state set behind so many of a chain's blocks."""
         if not self._keepers:
             self._pool.release(pages)
             return

@@ -47,7 +47,8 @@ class BlockPool:
         self._changed: list[bytes] = []
         """Keys that are no block hashes and may be cached now, or no longer."""
         self._partial_key_of: dict[int, bytes] = {}
-        """By block: names the tokens that its first positions stand for; see `note_partial`."""
+        """Keyed by block: names the tokens that its first positions stand for; see `note_partial`.
+        """
         self._partial_of: dict[bytes, int] = {}
 
     @property
@@ -156,7 +157,7 @@ class BlockPool:
         return block_hash not in self.elsewhere
 
     def cache_page(self, block: int, key: bytes) -> None:
-        """As `cache`, by a key that is no block hash."""
+        """Like `cache`, by a key that is no block hash."""
         self.cache(block, key)
         self._changed.append(key)
 
@@ -218,7 +219,7 @@ class BlockPool:
         return cached
 
     def hash_of(self, block: int) -> bytes | None:
-        """By which it can be found."""
+        """Hash by which a block can be found."""
         return self._hash_of[block]
 
     def cached_hashes(self) -> list[bytes]:

@@ -20,7 +20,7 @@ class Continuations:
         self._pool = pool
         self._kinds = tuple(kinds)
         self._marks: dict[bytes, int] = {}
-        """By hash of each announced block, a bit for each kind whose mark was announced."""
+        """Keyed by hash of each announced block, a bit for each kind whose mark was announced."""
         self._early: set[bytes] = set()
         """Hashes of blocks that are not announced, with cached pages of a kind."""
         self.counts = [0] * len(self._kinds)

@@ -38,7 +38,7 @@ class HostBlocks:
         """Blocks whose copies were launched, and those that came back, so far."""
         self._swapper = swapper
         self._slot_of: OrderedDict[bytes, int] = OrderedDict()
-        """In order of use. A dict would be searched past every entry that left its front."""
+        """Slots in order of use. A dict would be searched past every entry that left its front."""
         self._free_slots = list(reversed(range(num_slots)))
         """The last are taken first."""
         self._loads: deque[tuple[int, Ticket]] = deque()
@@ -72,7 +72,7 @@ class HostBlocks:
         return num_leading(hashes, self._slot_of)
 
     def cost(self, num_blocks: int) -> float:
-        """By the swapper's seconds a block; blocks on their way come first."""
+        """Seconds by the swapper's time for a block; blocks on their way come first."""
         return (self._num_asked - self.num_loaded + num_blocks) * self._swapper.seconds_per_block
 
     def load(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> Ticket:
@@ -171,7 +171,7 @@ class HostBlocks:
                 del self._reading[block_hash]
 
     def _take_slots(self, count: int, kept: set[bytes]) -> list[int]:
-        """As many as can be had without those of hashes that are kept or read."""
+        """Takes up to `count` slots, none of them of a hash that is kept or read."""
         free = self._free_slots
         if (missing := count - len(free)) > 0:
             stay = kept | self._reading.keys()

@@ -233,8 +233,8 @@ class PeerBlocks:
         return num_found
 
     def cost(self, num_blocks: int) -> float:
-        """By the time that pulls took lately; blocks that others wait for come first. Speaks of
-        what `find` found."""
+        """Seconds by the time that recent pulls took, for the blocks that `find` found; blocks that
+        others wait for come first."""
         num_before = 0 if self._is_direct else self._loads.num_waiting_blocks
         return (num_before + num_blocks) * self.seconds_per_block
 

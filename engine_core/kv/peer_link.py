@@ -49,7 +49,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullRequest:
-    """To the link: bring these blocks from an engine. Answered by one `Pulled`, always."""
+    """Message to the link: bring these blocks from an engine. Answered by one `Pulled`, always."""
 
     pull: int
     """Names the pull; never used again."""
@@ -65,14 +65,15 @@ class PullRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullCopied:
-    """To the link: the blocks of a direct pull were copied. Their claim is to be made again."""
+    """Message to the link: the blocks of a direct pull were copied. Their claim is to be made
+    again."""
 
     pull: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullEnd:
-    """To the link: the core waits for this pull no more. The link answers it all the same."""
+    """Message to the link: the core waits for this pull no more. The link answers it all the same."""
 
     pull: int
     num_copied: int = 0
@@ -81,7 +82,8 @@ class PullEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulled:
-    """From the link: a pull is over. Of what both claims name, the records are in their rows."""
+    """Message from the link: a pull is over. Of what both claims name, the records are in their
+    rows."""
 
     pull: int
     before: Claim
@@ -102,8 +104,8 @@ class Places:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """From the link: the blocks of a direct pull lie at these places, and stay there while the pull
-    is open."""
+    """Message from the link: the blocks of a direct pull lie at these places, and stay there while
+    the pull is open."""
 
     pull: int
     before: Claim
@@ -112,17 +114,17 @@ class Placed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HolderLeft:
-    """From the link: the session with an engine is over, since nothing was pulled for long or since
-    it is gone."""
+    """Message from the link: the session with an engine is over, since nothing was pulled for long
+    or since it is gone."""
 
     holder: Holder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRequest:
-    """From the link: another engine asks for blocks. Answered by one `Lent`, unless the lease ends
-    before; a direct one by one with places, and a second one behind `LeaseCopied`, or by one
-    without."""
+    """Message from the link: another engine asks for blocks. Answered by one `Lent`, unless the
+    lease ends before; a direct one by one with places, and a second one behind `LeaseCopied`, or by
+    one without."""
 
     lease: int
     """Names the lease; never used again."""
@@ -132,8 +134,8 @@ class LeaseRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lent:
-    """To the link: the records are in these rows of the buffers and stay there until the lease
-    ends."""
+    """Message to the link: the records are in these rows of the buffers and stay there until the
+    lease ends."""
 
     lease: int
     rows: list[int]
@@ -145,15 +147,15 @@ class Lent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseCopied:
-    """From the link: the other engine has copied the blocks from their places."""
+    """Message from the link: the other engine has copied the blocks from their places."""
 
     lease: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseEnd:
-    """From the link: the records are sent, or the engine that asked needs nothing more or is
-    gone."""
+    """Message from the link: the records are sent, or the engine that asked needs nothing more or
+    is gone."""
 
     lease: int
     num_copied: int = 0

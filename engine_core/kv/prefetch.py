@@ -24,4 +24,4 @@ class NewPrefetch:
     chunk_blocks: int
     """Blocks that a step of the holder fills at most."""
     seconds: float
-    """After which the prefetch ends by itself."""
+    """Seconds after which the prefetch ends by itself."""

@@ -77,8 +77,8 @@ class Hits(NamedTuple):
     snapshot: Sequence[int] = ()
     """Pages of the state set with which it is continued; empty without state layers."""
     num_cached: int = 0
-    """With state layers, number of leading blocks that are cached, with a snapshot behind them or
-    not."""
+    """Number of leading blocks that are cached; with state layers also those that no snapshot
+    follows."""
 
     @property
     def pages(self) -> list[int]:
@@ -274,7 +274,7 @@ class PrefixCache:
         return self._continuations.announced
 
     def take_events(self) -> CacheEvents | None:
-        """Changes since the last call; evictions come first, as they did."""
+        """Changes since the last call, evictions before what took their place."""
         removed = self._pool.take_evicted()
         stored = self._stored
         self._stored = []

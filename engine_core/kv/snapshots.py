@@ -21,10 +21,10 @@ class Snapshots:
         self._pool = pool
         self._groups = groups
         self._readers: dict[int, tuple[int, int]] = {}
-        """By first page of a set: the page's generation, and how many chains are known to go on
-        from it."""
+        """Keyed by first page of a set: the page's generation, and how many chains are known to go
+        on from it."""
         self._superseded: dict[int, bytes] = {}
-        """By first page, hashes of sets of which a chain has a later one."""
+        """Keyed by first page, hashes of sets of which a chain has a later one."""
 
     def cache(self, block_hash: bytes, pages: Sequence[int]) -> None:
         """Lets a held set be found, unless another already is."""

@@ -78,7 +78,7 @@ class Tiers:
 
     @property
     def sources(self) -> list[BlockSource]:
-        """In order of preference."""
+        """Block sources, the preferred one first."""
         found: list[BlockSource | None] = [self.host, self.disk, self.peers]
         return [source for source in found if source is not None]
 

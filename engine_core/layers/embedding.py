@@ -1,4 +1,4 @@
-"""From token ids to rows of a table."""
+"""Embedding: token ids to rows of a table."""
 
 from __future__ import annotations
 

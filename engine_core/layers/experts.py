@@ -61,7 +61,7 @@ class Experts:
         scales_inputs: bool = False,
         expert_scales: torch.Tensor | None = None,
     ) -> None:
-        """`logits` makes the router's, [T, E] of x [T, H]. gate_up of 2 I outputs, gates first, and
+        """`logits`: the router's product, x [T, H] → [T, E]. gate_up of 2 I outputs, gates first, and
         down of H; activation as in `Platform.gate`. `scales_inputs`: see `ExpertsConfig`.
         expert_scales [E]: factors of the experts' weights; not where ranks have whole experts."""
         self._platform = platform

@@ -1,4 +1,4 @@
-"""From hidden states to a number for each token of the vocabulary."""
+"""Language model head: hidden states to a logit for each token of the vocabulary."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class LayerNorm:
 
 
 class NoNorm:
-    """In the place of a norm that a model has not."""
+    """Takes the place of a norm that a model does not have."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return x

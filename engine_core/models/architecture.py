@@ -14,7 +14,7 @@ BOTH_WAYS = {
     f"{MODELS}decoder:Decoder": f"{MODELS}encoders.both_ways:BothWaysDecoder",
     f"{MODELS}gemma3:Gemma3": f"{MODELS}encoders.both_ways:BothWaysGemma3",
 }
-"""By the class of a decoder, that of the model whose tokens see each other."""
+"""Keyed by the class of a decoder, that of the model whose tokens see each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +22,9 @@ class Architecture:
     model: str
     """`module:Class`, see `Model`."""
     read_config: Callable[[Mapping[str, Any]], ModelConfig]
-    """From what `config.json` says. Raises `ConfigError`."""
+    """Reads the content of `config.json`. Raises `ConfigError`."""
     family: str = ""
-    """Its models, for people."""
+    """Name of its models, for people."""
     model_types: tuple[str, ...] = ()
     """Values of `model_type` that name the architecture where `architectures` is missing."""
     limits: tuple[str, ...] = ()

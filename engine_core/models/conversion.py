@@ -1,5 +1,5 @@
-"""From a checkpoint to a folder that engines read: `config.json`, and weights in the layout that
-kernels read."""
+"""Converts a checkpoint to a folder that engines read: `config.json`, and weights in the layout
+that kernels read."""
 
 from __future__ import annotations
 

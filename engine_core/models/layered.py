@@ -119,7 +119,7 @@ class LayeredModel(ABC):
 
     @property
     def expert_bytes(self) -> list[int]:
-        """By layer: bytes of the weights of one expert; 0: it has none."""
+        """Bytes of the weights of one expert of each layer; 0: it has none."""
         found = [layer.experts for layer in self.layers]
         return [0 if experts is None else experts.expert_bytes for experts in found]
 

@@ -104,7 +104,7 @@ MTP_NAMES = {
     "Qwen3_5MoeForConditionalGeneration": _QWEN,
     "Glm4MoeForCausalLM": _GLM,
 }
-"""By architecture."""
+"""Keyed by architecture."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -248,7 +248,7 @@ class Parts:
         return torch.ones(self._config.head_dim, device=self._platform.device)
 
     def _query_scales_of(self, i: int) -> torch.Tensor | None:
-        """By position; None: queries of layer i do not grow."""
+        """Scale of layer i's queries by position; None: they are not scaled."""
         config = self._config
         if config.query_scale_beta:
             return self._query_scales

@@ -157,7 +157,7 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def config_of(hf_config: Mapping[str, Any]) -> ModelConfig:
-    """As `read_config`, from the file's content."""
+    """Like `read_config`, from the file's content."""
     name = architecture_of(hf_config)
     if is_foreign(hf_config):
         from .foreign.read import read_foreign  # noqa: PLC0415  # needs torch

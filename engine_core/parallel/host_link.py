@@ -29,7 +29,7 @@ from .rank_rings import RankRings
 LEAST_SILENCE = 2.0
 """Seconds in which nothing may come; more where a step takes longer."""
 BEAT_SECONDS = 0.2
-"""Between two heartbeats, also while nothing is computed."""
+"""Seconds between two heartbeats, also while nothing is computed."""
 MOST_ELAPSED = 2 * BEAT_SECONDS
 """Most seconds of one wait that count as silence of the other host. A longer wait means that this
 machine stood still, and it suspects no other."""
@@ -52,12 +52,12 @@ class LinkLost(Exception):
 
 
 def plan_ends(rings: list[RankRings]) -> dict[int, RingEnd]:
-    """By channel: ends of the rings of plans of a stage's ranks."""
+    """Ends, by channel, of the rings of plans of a stage's ranks."""
     return {2 * i: each.plans for i, each in enumerate(rings)}
 
 
 def report_ends(rings: list[RankRings]) -> dict[int, RingEnd]:
-    """By channel: ends of the rings of their reports."""
+    """Ends, by channel, of the rings of their reports."""
     return {2 * i + 1: each.reports for i, each in enumerate(rings)}
 
 

@@ -31,7 +31,7 @@ class GroupEnd(NamedTuple):
     memory: int
     slot_bytes: int
     to_peers: list[int]
-    """In the order of the ranks, without its own."""
+    """File descriptors to the other ranks, in their order."""
     from_peers: list[int]
 
     @property

@@ -32,7 +32,7 @@ class RankedExecutor(Protocol):
     """An executor with ranks, beside the contract of executors."""
 
     def rank_figures(self) -> list[RankFigures]:
-        """In the order of the ranks."""
+        """Figures of each rank, in their order."""
 
     def on_rank_lost(self, tell: Callable[[RankLost], None]) -> None:
         """Has `tell` called, in a thread, as soon as a rank is lost."""

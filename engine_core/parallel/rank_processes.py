@@ -114,7 +114,7 @@ class RankProcesses:
             process.wait()
 
     def forget(self) -> None:
-        """After `close`, when `lives` are watched no more."""
+        """Closes the descriptors in `lives`. Call it after `close`, when nothing watches them."""
         for fd in self.lives:
             os.close(fd)
 

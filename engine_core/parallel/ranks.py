@@ -32,7 +32,7 @@ from .stage_hosts import StageHosts
 from .stage_rings import create_stage_rings
 
 TICK_SECONDS = 0.1
-"""Between two looks at ranks that owe something."""
+"""Seconds between two looks at ranks that owe something."""
 
 
 class _Loss:

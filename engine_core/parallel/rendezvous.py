@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Rendezvous(NamedTuple):
-    """As a rank of one host sees it."""
+    """Address of the rendezvous as a rank of one host sees it."""
 
     store_host: str
     """Address of the engine's store, see `RendezvousStore`."""

@@ -25,7 +25,7 @@ class RendezvousStore:
         host = str(listening.getsockname()[0])
         self._socket = socket.create_server((host, 0), family=listening.family)
         self.rendezvous = Rendezvous(host, int(self._socket.getsockname()[1]), host)
-        """As ranks of this host see it."""
+        """Address as ranks of this host see it."""
         self._store: TCPStore | None = None
 
     def serve(self) -> None:

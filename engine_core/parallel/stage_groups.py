@@ -30,9 +30,9 @@ from .rendezvous import Rendezvous
 from .rendezvous_store import NO_LIMIT
 
 CONNECT_SECONDS = 30.0
-"""Within which all ranks of a group connect to one another, once all have started."""
+"""Seconds within which all ranks of a group connect to one another, once all have started."""
 LOSS_SECONDS = 2.0
-"""Within which the engine knows that a rank is gone."""
+"""Seconds within which the engine knows that a rank is gone."""
 MOST_SENT = 16
 """Tensors that a sender keeps until the other side has received them. More than plans are in
 flight, so that none of them waits for one that comes after it."""

@@ -14,7 +14,7 @@ class StageRings:
     """The ends that one rank has."""
 
     stream_in: RingEnd | None = None
-    """From the same shard of the stage before."""
+    """Ring from the same shard of the stage before."""
     stream_out: RingEnd | None = None
     """Ring to the next stage."""
     tokens_in: RingEnd | None = None
@@ -30,7 +30,7 @@ class StageRings:
 
 
 def create_stage_rings(layout: ParallelLayout) -> list[StageRings]:
-    """In the order of the ranks."""
+    """Rings of each rank, in their order."""
     ranks = [StageRings() for _ in range(layout.num_ranks)]
     last = layout.speaker
     for rank in range(last):

@@ -19,7 +19,7 @@ from ..weights.model_config import ModelConfig
 DEPENDENT_ROWS = 8
 """Up to this many tokens attention of a few rows starts while the kernel before it ends."""
 SHARING_ROWS = 8
-"""From this many decoding rows on, plans look for blocks that rows share."""
+"""Fewest decoding rows for which plans look for blocks that rows share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

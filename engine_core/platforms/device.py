@@ -20,7 +20,7 @@ class Device(Protocol):
     api: int
     """The version of the contract that the module was written for."""
     name: str
-    """As `--device` and the entry point spell it."""
+    """Name as `--device` and the entry point spell it."""
     capabilities: Capabilities
     Platform: Any
     """A class of `layers.platform.Platform`, with `Platform.of(model, config) -> Platform` to make

@@ -29,7 +29,7 @@ drafts are the last."""
 
 
 Whole = Callable[[torch.Tensor], torch.Tensor]
-"""From the logits of some tokens [R, N] to those of all [R, V]."""
+"""Function that makes logits of all tokens [R, V] of those of some [R, N]."""
 
 
 class Sampler:

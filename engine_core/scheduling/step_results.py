@@ -34,7 +34,7 @@ class Sampled(NamedTuple):
     are_device_drafts: bool
     """Whether the executor drafted them."""
     logprobs: dict[int, TokenLogprobs]
-    """By place in `tokens`."""
+    """Keyed by place in `tokens`."""
 
 
 class DraftCounts:
@@ -130,7 +130,7 @@ class ResultHandler:
         load.num_accepted_by_position = self._drafts.by_position
 
     def _alive(self, planned: PlannedStep, result: StepResult) -> Sampled:
-        """Without rows whose request ended while the step was in flight."""
+        """The result without rows whose request ended while the step was in flight."""
         rows = planned.sampled_rows
         reserved = planned.reserved
         num_drafts = result.num_drafts

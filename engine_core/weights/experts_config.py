@@ -43,7 +43,7 @@ class ExpertsConfig:
     """Whether a layer has an MLP too, which the experts are added to; the router reads a norm of
     its own there, and each expert has a factor."""
     is_sparse: tuple[bool, ...] = ()
-    """By layer, whether it has experts, else an MLP; empty: all layers have experts."""
+    """Whether each layer has experts, not an MLP; empty: all layers have experts."""
     are_whole: bool = False
     """Whether each rank has an equal share of the experts, each of them whole; else it has a share
     of every expert."""

@@ -40,7 +40,7 @@ class HuggingFaceFolder:
             self._sentence = {**(self._sentence or {}), "logit_tokens": list(judges_by)}
         self._files = _files_of(path)
         self._prefixes = {}
-        """By file of a dense layer, what its tensors' names begin with."""
+        """Keyed by file of a dense layer, what its tensors' names begin with."""
         for i, layer in enumerate(dense_folders(self._sentence)):
             for name in _files_of(path / layer):
                 self._files.append(f"{layer}/{name}")

@@ -41,7 +41,7 @@ class WeightSpec:
 
 
 Layout = Mapping[str, WeightSpec]
-"""By name, in the order in which random weights are drawn."""
+"""Keyed by name, in the order in which random weights are drawn."""
 
 
 def linear(

@@ -95,7 +95,7 @@ class ModelConfig:
     is_interleaved: bool = False
     """Whether neighbours rotate with each other, else the halves of what rotates."""
     is_rotary: tuple[bool, ...] = ()
-    """By layer, whether positions rotate anything; empty: in all layers."""
+    """Whether positions rotate queries and keys of each layer; empty: in all layers."""
     local_rope_theta: float = 0.0
     """Base of rotary positions in layers with a window, which are not scaled; 0: as in others."""
     plain_qk_norm: bool = False
@@ -124,7 +124,7 @@ class ModelConfig:
     sliding_window: int = 0
     """Keys that a position sees in layers with a window, its own included; 0: no layer has one."""
     is_windowed: tuple[bool, ...] = ()
-    """By layer, whether it has a window; empty: none has."""
+    """Whether each layer has a window; empty: none has."""
     has_sinks: bool = False
     """Whether each query head has a sink, a learned score that takes a share of every softmax."""
     quantization: Quantization | None = None
@@ -345,11 +345,6 @@ class ModelConfig:
     def has_state(self, layer: int) -> bool:
         """Whether a layer keeps a state in place of keys and values."""
         return self.states is not None and self.states.is_state[layer]
-
-    @property
-    def num_kv_layers(self) -> int:
-        """Layers that have keys and values of their own."""
-        return len(self.caching_layers)
 
     def has_experts(self, layer: int) -> bool:
         """Whether a layer has experts, in place of an MLP or beside it."""

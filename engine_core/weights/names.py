@@ -1,4 +1,4 @@
-"""From a checkpoint's names to those of a model's layout; projections that read the same input
+"""Maps a checkpoint's names to those of a model's layout; projections that read the same input
 become one matrix."""
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ class CheckpointNames:
     model: Mapping[str, str]
     """Names of tensors outside the layers."""
     layer: Mapping[str, str]
-    """Behind `model.layers.N.`; ours stand behind `layers.N.`."""
+    """Names after `model.layers.N.` to ours after `layers.N.`."""
     fused: Mapping[str, tuple[str, int]]
-    """As `layer`, of a part of a tensor: that tensor's name, and the place of the part among its
+    """Like `layer`, of a part of a tensor: that tensor's name, and the place of the part among its
     rows."""
     joined: Mapping[str, str] = field(default_factory=dict)
-    """As `layer`, of tensors that other checkpoints have in parts."""
+    """Like `layer`, of tensors that other checkpoints have in parts."""
     experts: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-    """As `fused`, of a part that each expert has: behind `experts.M.`, M being the expert; the
+    """Like `fused`, of a part that each expert has: behind `experts.M.`, M being the expert; the
     place is that among the parts of one expert. A tensor of all experts is one of `layer`."""
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
     """Endings of names of tensors that are no weights."""
@@ -88,11 +88,11 @@ class CheckpointNames:
     """Our names of tensors, and of tensors that have parts, which checkpoints have for layers whose
     layout has none, or fewer parts; these are left out."""
     changed: Mapping[str, Change] = field(default_factory=dict)
-    """By our name, what makes a tensor ours where the checkpoint's lies otherwise."""
+    """Keyed by our name, what makes a tensor ours where the checkpoint's lies otherwise."""
     changed_packed: Mapping[str, PackedChange] = field(default_factory=dict)
-    """As `changed`, of weights in MXFP4."""
+    """Like `changed`, of weights in MXFP4."""
     unchanged: Mapping[str, str] = field(default_factory=dict)
-    """As `layer`, of tensors that lie as ours in other files, where those of `layer` are
+    """Like `layer`, of tensors that lie as ours in other files, where those of `layer` are
     `changed`."""
 
     def collect(

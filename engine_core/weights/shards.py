@@ -10,8 +10,8 @@ from ..config import ConfigError
 from .model_config import ModelConfig
 
 VOCABULARY_MULTIPLE = 32
-"""Every rank but the last has a multiple of it: whole words of a mask, and whole tiles of packed
-weights."""
+"""Number of tokens of every rank but the last is a multiple of this: whole words of a mask, and
+whole tiles of packed weights."""
 NUM_LEAVES = 8
 """Leaves of every product that ranks divide, with `numerics` tree. Ranks divide them."""
 MAX_STAGES = 4

@@ -33,7 +33,7 @@ class StateLayers:
     the tokens of the block bring, as far as they are computed."""
 
     is_state: tuple[bool, ...]
-    """By layer of the model, whether it keeps a state; at least one layer has keys and values."""
+    """Whether each layer of the model keeps a state; at least one layer has keys and values."""
     num_units: int
     """Units of a layer."""
     border_floats: int

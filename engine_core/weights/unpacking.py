@@ -1,5 +1,5 @@
-"""From the tensors of a packed checkpoint to one weight a layer. Each published format is a file
-beside this one."""
+"""Makes one weight a layer of the tensors of a packed checkpoint. Each published format is a file
+in `formats`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KV_SCALES = (
 """Last parts of names of scales for key-value caches of eight bits. Headwater's has none: the
 numbers are dropped."""
 OF_OUTPUTS = ("output_scale", "output_zero_point")
-"""As `KV_SCALES`, where the projections of keys and values have them."""
+"""Like `KV_SCALES`, where the projections of keys and values have them."""
 
 
 class Format(Protocol):

@@ -124,7 +124,7 @@ class ModelAdmin:
         await exchange.reply_json(cards[0], 202)
 
     async def _supervisors(self) -> list[str]:
-        """At least one."""
+        """Supervisors, at least one."""
         await self._catalogues.settled()
         if not (supervisors := self._catalogues.supervisors()):
             raise errors.Unavailable(NO_SUPERVISOR, code="no_supervisor")

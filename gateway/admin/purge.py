@@ -32,7 +32,7 @@ from ..tenancy.tenant_store import TenantStore
 
 LOOK_SECONDS = 60.0
 SETTLED_SECONDS = 60.0
-"""After a removal, within which every gateway has ended what ran of the tenant."""
+"""Seconds after a removal within which every gateway has ended the tenant's requests."""
 
 
 class Purge:

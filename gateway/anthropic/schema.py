@@ -171,4 +171,4 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     ) = None
     metadata: Any = None
     service_tier: Any = None
-    """Without effect on the answer."""
+    """It has no effect on the answer."""

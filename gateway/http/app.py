@@ -431,7 +431,7 @@ class RestSurface:
         )
 
     async def tokenizer_info(self, exchange: Exchange) -> None:
-        """As vLLM's, of the only model or the one under `model` in the query."""
+        """Answers as vLLM does, for the only model or the one under `model` in the query."""
         if not self._settings.tokenizer_info:
             raise models.TokenizerNotShown(exchange.path)
         await self._callers.counted(exchange)

@@ -14,8 +14,8 @@ MIN_BYTES = 1024
 """Answers up to this size stay as they are: they fit into a packet or two."""
 LEVEL = 4
 THREAD_BYTES = 64 * 1024
-"""From this size on an answer is compressed in a thread; smaller ones take less than a
-millisecond."""
+"""Smallest size of an answer that a thread compresses; smaller ones take less than a millisecond.
+"""
 MAX_PADDING = 100
 MAX_ACCEPT_CHARS = 1024
 """Characters of `Accept-Encoding` that are read; clients send some thirty."""

@@ -22,7 +22,7 @@ _TOLD = "HTTP/2 is not spoken at this port; allowed: HTTP/1.1, or gRPC at the po
 
 
 def h2_refusal() -> bytes:
-    """In HTTP/1.1, which clients of HTTP/2 and gRPC recognize and say so."""
+    """Refusal in HTTP/1.1, which clients of HTTP/2 and gRPC recognize and report."""
     return raw_refusal(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, _TOLD)
 
 

@@ -14,8 +14,8 @@ MAX_ROWS = 200
 
 
 def adapter_rows(cluster: Cluster, tenant: Tenant | None) -> list[dict[str, Any]]:
-    """At most `MAX_ROWS`. A tenant learns neither who else may use an adapter nor how many engines
-    have it."""
+    """Rows of adapters, at most `MAX_ROWS`. A tenant learns neither who else may use an adapter nor
+    how many engines have it."""
     if tenant is not None:
         seen = cluster.adapters.seen_by(tenant)
         return [{"id": name, "base": seen[name].base} for name in sorted(seen)[:MAX_ROWS]]

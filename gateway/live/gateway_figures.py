@@ -43,7 +43,7 @@ class GatewayFigures(msgspec.Struct):
     totals: dict[str, float]
     """Counted from the gateway's start, besides `num_running` and `num_waiting`."""
     tenants: dict[str, TenantFigures]
-    """By the tenant's key: names may be given again."""
+    """Keyed by the tenant's key: names may be given again."""
     models: dict[str, Counts]
     running: list[dict[str, Any]]
     recent: list[dict[str, Any]]
@@ -52,8 +52,8 @@ class GatewayFigures(msgspec.Struct):
     standings: dict[str, dict[str, Standing]] = {}
     """See `StandingsByReplica`."""
     event_lags: dict[str, float] = {}
-    """By gateway: seconds from an engine's telling what it caches to its being known there, at p99;
-    0: nothing was heard."""
+    """Keyed by gateway: seconds from an engine's telling what it caches to its being known there,
+    at p99; 0: nothing was heard."""
 
 
 def read_figures(cluster: Cluster, tenant: str | None) -> GatewayFigures:

@@ -54,7 +54,7 @@ class _Told(Generic[A]):
 
     asked_at: float
     answers: dict[str, tuple[A, float]] = field(default_factory=dict)
-    """By gateway, with the time of arrival."""
+    """Keyed by gateway, with the time of arrival."""
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
 
 

@@ -15,7 +15,7 @@ from ..router.replica import Replica
 from ..router.router import Router
 
 RoutedByReplica = Mapping[str, tuple[int, int, int]]
-"""By `life_of` a replica: prompt tokens sent there, those predicted to be cached, and those
+"""Keyed by `life_of` a replica: prompt tokens sent there, those predicted to be cached, and those
 found."""
 
 LOAD = (
@@ -40,7 +40,7 @@ class Standing(msgspec.Struct):
 
 
 StandingsByReplica = Mapping[str, Mapping[str, Standing]]
-"""By `life_of` a replica, then by gateway."""
+"""Keyed by `life_of` a replica, then by gateway."""
 
 
 def life_of(member: Member) -> str:

@@ -222,7 +222,7 @@ class Answering(Sampling, kw_only=True):
     store: Any = None
     safety_identifier: Any = None
     prompt_cache_key: Any = None
-    """Without effect on the answer, as OpenAI's other fields about users and prices."""
+    """It has no effect on the answer, as OpenAI's other fields about users and prices."""
 
 
 class ContentPart(Body, kw_only=True):

@@ -127,7 +127,7 @@ class Metrics:
         self._adapters: set[str] = set()
         self._tenants: set[str] = set()
         self.tenant_use: dict[str, TenantUse] = {}
-        """By the tenant's key; of the first so many tenants."""
+        """Keyed by the tenant's key; of the first so many tenants."""
         self._models: dict[str, ModelMetrics] = {}
 
         self.queue_time = self._distribution(

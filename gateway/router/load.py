@@ -15,7 +15,7 @@ import msgspec
 from headwater.services.runtime.member import ReplicaLoad
 
 _SETTLED_SECONDS = 1.0
-"""After so long a report speaks of a request for sure."""
+"""Seconds after which a load report includes a request for sure."""
 
 
 class InFlight(msgspec.Struct, eq=False):

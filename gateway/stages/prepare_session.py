@@ -112,7 +112,8 @@ class PrepareSession:
             self._lose(loss)
 
     async def _on_proven(self, call: SessionCall) -> None:
-        # A processor says at once that it has sessions; a call that has ended raises why.
+        # A processor sends its metadata at once if it serves sessions; a call that has ended raises
+        # its error.
         await call.initial_metadata()
         await call.wait_for_connection()
         self.is_open = True

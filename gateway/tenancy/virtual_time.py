@@ -80,7 +80,7 @@ class Share:
         self.virtual_time = virtual_time
         """Virtual time at which it begins; smaller goes first."""
         self.cost = charged / tenant.weight
-        """Its predicted cost in virtual time."""
+        """Predicted cost of the request in virtual time."""
         self._clock = clock
         self._tenant = tenant
         self._queue = queue

@@ -267,7 +267,7 @@ def _attend_items(
     ROWS: gl.constexpr = 16
     mma: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 4], [16, 8])
     row: gl.constexpr = gl.SliceLayout(1, mma)
-    # A thread has a whole row, so that folds are its own.
+    # Each thread has a whole row, so that it folds splits without other threads.
     flat: gl.constexpr = gl.BlockedLayout([1, PART], [32, 1], [4, 1], [1, 0])
     p_first_partial, p_partial_acc, p_partial_ml, p_out, p_sinks = results
     o_r = gl.arange(0, ROWS, layout=row)

@@ -160,7 +160,7 @@ def _shrink(p_x: int, p_a: int, p_shrunk: int, sizes: Any, element: Any) -> None
 
 @njit
 def _shrink_tile(p_rows: Any, p_a: int, p_shrunk: Any, sizes: Any, element: Any) -> None:
-    """As `_shrink`, of four rows."""
+    """Like `_shrink`, of four rows."""
     num_inputs, stride, rank = sizes
     size = size_of(element)
     for j in range(0, rank, _TOGETHER):
@@ -241,7 +241,7 @@ def _expand(
 def _expand_tile(
     p_shrunk: Any, p_b: int, p_rows: Any, sizes: Any, factor: Any, element: Any
 ) -> int:
-    """As `_expand`, of four rows; returns the first output that is left to do."""
+    """Like `_expand`, of four rows; returns the first output that is left to do."""
     num_outputs, stride, rank = sizes
     size = size_of(element)
     step = NUM_LANES * size

@@ -17,7 +17,7 @@ class Place(NamedTuple):
     first: int
     """Index of the first key head's."""
     stride: int
-    """From those of a key head to those of the next one."""
+    """Distance between the first numbers of two key heads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

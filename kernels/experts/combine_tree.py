@@ -26,8 +26,8 @@ def combine_tree(
     biases: torch.Tensor | None = None,
     dependent: bool = False,
 ) -> None:
-    """As `combine`, to out float32 [T, H]: groups of num_experts / num_leaves experts are added in
-    routing order, and the groups as `tree_sum` does. Their number is a power of two."""
+    """Like `combine`, to out float32 [T, H]: groups of num_experts / num_leaves experts are added
+    in routing order, and the groups as `tree_sum` does. Their number is a power of two."""
     assert num_experts % num_leaves == 0
     assert out.dtype == torch.float32
     assert y.is_contiguous()

@@ -20,7 +20,7 @@ from .hopper_grouped_gemm import TILES as GROUPED_TILES
 from .work_list import MOST_AT_ONCE, SMALL_BLOCK, list_tiles
 
 GROUPED_ROWS = 64
-"""From this many rows an expert on average, products are made as those of many rows on Hopper."""
+"""Average rows an expert from which products use the kernel for many rows on Hopper."""
 GATHERED_ROWS = (384, 768)
 """From and up to how many rows an expert on average a product that gathers tokens takes less time
 than copies and a product. On an H200 it takes 44 us less of 764 for 8,192 tokens of 128 experts,

@@ -16,7 +16,7 @@ ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": silu,
     "tanh": torch.tanh,
 }
-"""By name; `gelu` has the error function, `gelu_tanh` its approximation by tanh."""
+"""Keyed by name; `gelu` has the error function, `gelu_tanh` its approximation by tanh."""
 
 
 def activation_twin(x: torch.Tensor, name: str) -> torch.Tensor:

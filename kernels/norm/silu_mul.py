@@ -100,7 +100,7 @@ def rounded_mul(
 
 
 GATES = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}
-"""By the activation of gates."""
+"""Keyed by the activation of gates."""
 
 
 def silu_mul_twin(gate_up: torch.Tensor) -> torch.Tensor:

@@ -41,8 +41,7 @@ TWO_SHOT_RANKS = 3
 """From this many ranks on two shots send less than one: 2 (n − 1) / n parts of a row in place of n
 − 1."""
 TWO_SHOT_BYTES = 512 << 10
-"""From this size on the second meeting takes less time than what it saves: a guess, not
-measured."""
+"""Size from which the second meeting takes less time than it saves: an estimate, not measured."""
 FLAGGED_BYTES = 1 << 20
 """Up to this size words with flags, which take twice as many bytes, save time: 3.8 µs with the norm
 in place of 6.3 at 8 KiB, 6.5 in place of 8.2 at 512 KiB (two H100, 2026-11-25)."""

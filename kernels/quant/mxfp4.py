@@ -24,7 +24,7 @@ TILE = 128
 WORD = 8
 """Number of weights in an int32."""
 PLACES = ((15, 8, 7, 6), (12, 5, 4, 3), (9, 2, 1, 0), (14, 11, 10, 13))
-"""By p, the bits of a number in a half of a word, the sign first."""
+"""Bits of the number p in a half of a word, the sign first."""
 MOST_SCALE = 128
 """Largest scale, 2: a kernel multiplies scales by 2**126."""
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)

@@ -24,7 +24,7 @@ from .weight_sums import weight_of, whole_weights
 
 BLOCK = 8192
 MOST_TOPS = tl.constexpr(32)
-"""The likeliest tokens of a row that ranks may ask for."""
+"""Largest number of likeliest tokens that a row may ask for."""
 SENT_BYTES = 8 + 32 * 8
 """Bytes of a slot that a row takes: a weight, and logits and tokens of the likeliest."""
 

@@ -68,7 +68,7 @@ class JoinedSlice:
     first_token: int
     vocab_size: int
     join: Callable[[torch.Tensor], torch.Tensor]
-    """From x [R, N] of each rank to [R, ranks * N], side by side in the order of the ranks."""
+    """Joins x [R, N] of each rank to [R, ranks * N], side by side in the order of the ranks."""
 
     @classmethod
     def whole(cls, vocab_size: int) -> JoinedSlice:

@@ -98,7 +98,7 @@ class StageMemory:
 
 
 def _aligned(num_bytes: int) -> int:
-    """To 128 bytes, as a slot for streams is."""
+    """Rounds up to 128 bytes, as a slot for streams is."""
     return -(-num_bytes // 128) * 128
 
 

@@ -84,7 +84,7 @@ def call(
 
 
 def _admin_key(path: Path | None) -> str:
-    """From the environment or the file: a flag would show it to everyone on the machine. Empty:
+    """Key from the environment or the file: a flag would show it to everyone on the machine. Empty:
     there is none."""
     if key := os.environ.get("HEADWATER_ADMIN_KEY"):
         return key

@@ -16,7 +16,8 @@ from typing import Any
 import httpx
 
 PATIENCE_SECONDS = 20.0
-"""With a server that is out of reach; it keeps a stream that nobody reads a little shorter."""
+"""Seconds for which a server may be out of reach; it keeps a stream that nobody reads a little
+shorter."""
 PAUSE_SECONDS = 0.25
 LEAVING = "draining"
 """The code of a gateway that ends what it carries; another one goes on."""

@@ -35,7 +35,7 @@ class Finding:
     found: str
     remedy: str = ""
     blocks_up: bool = False
-    """Without it `headwater up` does not work here."""
+    """Whether `headwater up` does not work here because of it."""
 
 
 def examine(*, cache_dir: Path, state_dir: Path, ports: tuple[int, ...]) -> list[Finding]:

@@ -40,7 +40,7 @@ def with_flags(run: Callable[..., None], *, without: Collection[str] = ()) -> Ca
     fields = {name: field for name, field in FIELDS.items() if name not in without}
 
     def command(**given: Any) -> None:
-        # A variable has commas, as those of stages do, where typer splits it at spaces.
+        # Lists in variables are separated by commas, as for stages; typer would split them at spaces.
         lists = {
             name: tuple(part for each in given[name] or () for part in each.split(",") if part)
             for name in fields

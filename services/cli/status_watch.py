@@ -66,7 +66,7 @@ class GatewaySight:
 
     @classmethod
     def of(cls, rest: str) -> GatewaySight:
-        """With the administrator's key of the environment, if there is one."""
+        """Client with the administrator's key of the environment, if there is one."""
         key = os.environ.get("HEADWATER_ADMIN_KEY", "")
         return cls(rest, headers={"authorization": f"Bearer {key}"} if key else {})
 

@@ -17,7 +17,7 @@ from .settings import EngineSettings
 
 
 async def serve(settings: EngineSettings) -> None:
-    """From settings to the last token. Raises `CoreFailed`, `ModelFolderError` or
+    """Serves from the start to the last token. Raises `CoreFailed`, `ModelFolderError` or
     `ModelRefused`."""
     if settings.model_folder is not None:
         ModelManifest.read(settings.model_folder)

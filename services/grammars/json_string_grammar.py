@@ -59,7 +59,7 @@ class _Class(NamedTuple):
     """A class of characters in a regular expression."""
 
     text: str
-    """With its brackets."""
+    """Source of the class, with its brackets."""
     ignores_case: bool
 
     @property

@@ -83,7 +83,7 @@ class _Reader:
         return member
 
     def _together(self, schemas: Sequence[object]) -> Iterator[Schema]:
-        """The subschemas, and all that hold with them."""
+        """The subschemas, and those that apply to the same value as they do."""
         waiting = list(schemas)
         seen = set[int]()
         while waiting:

@@ -89,7 +89,7 @@ class EngineLink:
         self.address = address
         self._connect = connect
         self._requests: dict[int, Request] = {}
-        """By each of the engine's stream ids."""
+        """Keyed by each of the engine's stream ids."""
         self._queue: deque[tuple[Request, Add | AddPart]] = deque()
         self._controls = Controls()
         self._pace = Pace()

@@ -59,7 +59,7 @@ class GatewaySession:
         self._contexts: dict[int, bytes] = {}
         """Resume contexts of requests that are about to be opened, by first stream id."""
         self._choices: dict[int, RunningChoice] = {}
-        """By stream id."""
+        """Keyed by stream id."""
         self._incomplete: dict[int, RunningRequest] = {}
         """Requests of which parts are missing, by first stream id."""
         self._read_logs: dict[int, StreamLog] = {}
@@ -263,7 +263,7 @@ class GatewaySession:
         cause: common_pb2.LossCause.ValueType = common_pb2.LOSS_CAUSE_UNSPECIFIED,
         retriable: bool | None = None,
     ) -> None:
-        """With a cause it is retriable, unless `retriable` says otherwise."""
+        """Refuses streams; with a cause the error is retriable, unless `retriable` says otherwise."""
         for stream_id in stream_ids:
             finish = OutputFinish(
                 stream_id=stream_id, reason=common_pb2.FINISH_REASON_ERROR, error=error, cause=cause

@@ -62,8 +62,8 @@ class Reader(Protocol):
 class LogStore(Protocol):
     """Holder of all logs within a bound of memory."""
 
-    def grow(self, log: StreamLog, num_bytes: int) -> None:
-        """Counts more memory of a log."""
+    def resize(self, log: StreamLog, num_bytes: int) -> None:
+        """Notes that a log has so many bytes now."""
 
     def drop(self, log: StreamLog) -> None:
         """Drops a log whose time is over, or that is too long."""
@@ -83,7 +83,6 @@ class StreamLog:
         self.reader: Reader | None = None
         self.num_readers = 0
         """Number of readers that charge a part of it, present or past."""
-        self.num_bytes = 0
         self.is_kept = True
         """Whether the log is kept; once it was dropped, no session can resume it."""
         self.stream_ids = [0] * num_choices
@@ -336,11 +335,9 @@ class StreamLog:
     # Memory and time.
 
     def _account(self) -> None:
-        """Reports the growth of the log to the store."""
+        """Reports the size of the log to the store."""
         if self.is_kept:
-            grown = self._transcript.num_bytes + len(self._context) - self.num_bytes
-            self.num_bytes += grown
-            self._store.grow(self, grown)
+            self._store.resize(self, self._transcript.num_bytes + len(self._context))
 
     def _drop_in(self, seconds: float) -> None:
         self._stop_timer()

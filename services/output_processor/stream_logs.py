@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from headwater.proto.output_processor_pb2 import Open
 
 from ..runtime.bus import Bus
+from ..runtime.tenant_cache import TenantCache
 from . import metrics as output_metrics
 from .pending_usage import PendingUsage
 from .stream_log import Reader, StreamLog
@@ -16,15 +15,14 @@ MAX_BYTES = 64 * 1024 * 1024
 
 
 class StreamLogs:
-    """Logs by request id."""
+    """Logs by request id. Past the bound, logs of the tenant that has the most bytes are dropped,
+    so that no tenant takes the room of others: first those that have ended."""
 
     def __init__(self, usage: PendingUsage | None = None, max_bytes: int = MAX_BYTES) -> None:
         self.usage = usage if usage is not None else PendingUsage(Bus(None))
-        self._max_bytes = max_bytes
-        self._logs: dict[str, StreamLog] = {}
-        self._num_bytes = 0
-        self._bytes_of: Counter[str] = Counter()
-        """Number of bytes by tenant, of tenants that have some."""
+        self._logs = TenantCache[str, StreamLog](
+            max_bytes, goes_first=lambda log: log.has_ended, on_drop=self._close
+        )
 
     def begin(self, reader: Reader, opening: Open, context: bytes) -> StreamLog | None:
         """Log of a request that is to be resumable. None where its earlier output is not known
@@ -37,7 +35,7 @@ class StreamLogs:
             if add.num_output_tokens or len(add.stream_ids) != max(add.sampling.n, 1):
                 return None
             log = StreamLog(self, self.usage, add.request_id, add.tenant, len(add.stream_ids))
-            self._logs[add.request_id] = log
+            self._logs.put(add.tenant, add.request_id, log, 0)
             output_metrics.LOGS.inc()
         log.begin(reader, opening, context)
         return log
@@ -47,27 +45,17 @@ class StreamLogs:
         log = self._logs.get(request_id)
         return log if log is not None and log.tenant == tenant and log.is_wanted else None
 
-    def grow(self, log: StreamLog, num_bytes: int) -> None:
-        """Counts bytes of a log. Past the bound it drops logs of the tenant that has the most
-        bytes, so that no tenant takes the room of others: the oldest that has ended, or else the
-        oldest."""
-        self._count(log.tenant, num_bytes)
-        while self._num_bytes > self._max_bytes and self._logs:
-            [(tenant, _)] = self._bytes_of.most_common(1)
-            logs = [each for each in self._logs.values() if each.tenant == tenant]
-            self.drop(next((each for each in logs if each.has_ended), logs[0]))
+    def resize(self, log: StreamLog, num_bytes: int) -> None:
+        """Notes that a log has so many bytes now."""
+        self._logs.resize(log.request_id, num_bytes)
+        output_metrics.LOG_BYTES.set(self._logs.num_bytes)
 
     def drop(self, log: StreamLog) -> None:
         """Drops a log: its request cannot be resumed any more."""
         if self._logs.get(log.request_id) is log:
-            del self._logs[log.request_id]
-            self._count(log.tenant, -log.num_bytes)
-            output_metrics.LOGS.dec()
-            log.close()
+            self._logs.drop(log.request_id)
 
-    def _count(self, tenant: str, num_bytes: int) -> None:
-        self._num_bytes += num_bytes
-        self._bytes_of[tenant] += num_bytes
-        if not self._bytes_of[tenant]:
-            del self._bytes_of[tenant]
-        output_metrics.LOG_BYTES.set(self._num_bytes)
+    def _close(self, log: StreamLog) -> None:
+        output_metrics.LOGS.dec()
+        output_metrics.LOG_BYTES.set(self._logs.num_bytes)
+        log.close()

@@ -22,7 +22,7 @@ REMEDIES = {
     EMBED: ("embeds", "/v1/embeddings"),
     CLASSIFY: ("classifies", "/classify, /score and /rerank"),
 }
-"""By task, the verb of an error and the endpoints that serve such a model."""
+"""Keyed by task, the verb of an error and the endpoints that serve such a model."""
 
 
 def check_answers(model: TextModel) -> None:

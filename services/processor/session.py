@@ -26,7 +26,7 @@ from ..runtime.session.joined import num_joined
 from ..runtime.tasks import log_failure
 
 MAX_FRAME_BYTES = 192 * 1024
-"""After which the next answers go in another frame."""
+"""Number of bytes of a frame after which the next answers go into another one."""
 
 
 class PrepareSession:

@@ -4,7 +4,7 @@ entries first."""
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -23,8 +23,18 @@ class TenantCache(Generic[KeyT, ValueT]):
     """Holds `max_bytes` at most. For a new entry the least recently used one goes of the tenant
     that has the most bytes."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(
+        self,
+        max_bytes: int,
+        *,
+        goes_first: Callable[[ValueT], bool] = lambda value: False,
+        on_drop: Callable[[ValueT], None] = lambda value: None,
+    ) -> None:
+        """`goes_first`: whether an entry goes before those that were used less recently. `on_drop`
+        is called with each entry that is removed, for whatever reason."""
         self._max_bytes = max_bytes
+        self._goes_first = goes_first
+        self._on_drop = on_drop
         self._num_bytes = 0
         self._entries: dict[KeyT, tuple[str, ValueT]] = {}
         self._tenants: dict[str, _Tenant[KeyT]] = {}
@@ -70,17 +80,19 @@ class TenantCache(Generic[KeyT, ValueT]):
 
     def drop_one(self) -> None:
         """Removes the least recently used entry of the tenant that has the most bytes."""
-        largest = max(self._tenants.values(), key=lambda tenant: tenant.num_bytes)
-        self.drop(next(iter(largest.sizes)))
+        keys = max(self._tenants.values(), key=lambda tenant: tenant.num_bytes).sizes
+        first = next((key for key in keys if self._goes_first(self._entries[key][1])), None)
+        self.drop(next(iter(keys)) if first is None else first)
 
     def drop(self, key: KeyT) -> None:
         """Removes an entry, if it is there."""
         if (entry := self._entries.pop(key, None)) is None:
             return
-        name = entry[0]
+        name, value = entry
         owner = self._tenants[name]
         num_bytes = owner.sizes.pop(key)
         owner.num_bytes -= num_bytes
         self._num_bytes -= num_bytes
         if not owner.sizes:
             del self._tenants[name]
+        self._on_drop(value)

@@ -57,7 +57,7 @@ from .token_file import (
 
 SERVER_STOP_LIMIT = 4.0
 ACCESS_FOLDER = "access"
-"""In the state folder: who may use this cluster's servers."""
+"""Folder in the state folder: who may use this cluster's servers."""
 READY_LIMIT = 120.0
 
 
@@ -183,7 +183,7 @@ class LocalStack:
 
     @property
     def _groups(self) -> dict[str, list[KeptStage]]:
-        """By kind, in the order of starting."""
+        """Stages by kind, in the order of starting."""
         models = self._manager.models()
         return {
             **{name: [server] for name, server in self._servers.items()},

@@ -80,7 +80,7 @@ class ModelManager:
         self._models: dict[str, ModelStages] = {}
         self._places: set[int] = set()
         self._demand: dict[tuple[str, str], tuple[int, float]] = {}
-        """By model and gateway: how many wait, and when that was heard."""
+        """Keyed by model and gateway: how many wait, and when that was heard."""
         self._changed = asyncio.Event()
         self._remembered = RememberedModels(settings.state_dir, report)
         self._now = time.monotonic

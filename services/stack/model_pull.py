@@ -58,7 +58,7 @@ async def pull_model(
 
 
 async def _lines(output: asyncio.StreamReader) -> AsyncIterator[str]:
-    """To its end. A line that is too long for anybody is left out."""
+    """Lines of the output to its end. A line that is longer than the limit is left out."""
     while True:
         with contextlib.suppress(ValueError):
             if not (line := await output.readline()):

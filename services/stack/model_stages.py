@@ -23,7 +23,7 @@ RETIRE_SECONDS = 45.0
 """Longer than an engine's own drain limit, in which it finishes or hands over what runs."""
 ENGINE_MODULE = "headwater.services.engine"
 PAUSES = (5.0, 15.0, 30.0, 60.0)
-"""After a replica that did not start, and one more, until the next try."""
+"""Seconds until the next try after the first, second … replica that did not start."""
 
 
 class State(Enum):
@@ -73,7 +73,7 @@ class ModelStages:
     processors: list[KeptStage] = field(default_factory=list)
     output_processors: list[KeptStage] = field(default_factory=list)
     engines: dict[int, KeptStage] = field(default_factory=dict)
-    """By number; those that leave are no longer here."""
+    """Keyed by number; those that leave are no longer here."""
     leaving: dict[int, KeptStage] = field(default_factory=dict)
     last_steps: dict[str, int] = field(default_factory=dict)
     """Number of steps of each replica when it was last looked at."""
@@ -81,7 +81,7 @@ class ModelStages:
     """Loads or unloads it."""
     _places: dict[int, int] = field(default_factory=dict)
     _starting: dict[int, asyncio.Task[Any]] = field(default_factory=dict)
-    """By number: whoever waits for a replica to be ready."""
+    """Keyed by number: whoever waits for a replica to be ready."""
     _num_failures: int = 0
 
     def stages(self) -> list[KeptStage]:
@@ -96,7 +96,7 @@ class ModelStages:
         self.progress = (what, done, total)
 
     def make_first_stages(self, plan: StackPlan) -> list[KeptStage]:
-        """Its text stages and the replicas that it always has."""
+        """Makes its text stages and the replicas that it always has."""
         self.plan = plan
         settings = plan.settings
 

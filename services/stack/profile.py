@@ -17,7 +17,7 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 class EngineProfile(
     msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, frozen=True
 ):
-    """As the engine's own settings; None leaves it to the engine."""
+    """Settings of an engine by the engine's own names; None leaves one to the engine."""
 
     max_num_batched_tokens: Positive | None = None
     max_num_seqs: Positive | None = None

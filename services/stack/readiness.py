@@ -87,7 +87,7 @@ async def _answers(urls: str) -> bool:
 
 
 def _address(urls: str) -> str:
-    """Without whoever's password."""
+    """Address without user and password."""
     return ", ".join(at.netloc.rpartition("@")[2] for at in _split(urls))
 
 

@@ -26,7 +26,7 @@ class ScaleRules:
     min_replicas: int
     max_replicas: int
     idle_seconds: float = IDLE_SECONDS
-    """After which a replica that is not needed is stopped."""
+    """Seconds after which a replica that is not needed is stopped."""
     target_requests: int = TARGET_REQUESTS
     """Requests at once on a replica, before another one is started."""
 

@@ -215,7 +215,7 @@ class Metadata:
 
     @property
     def chat_template(self) -> Any:
-        """As in `tokenizer_config.json`; None: the file has none."""
+        """Chat template as in `tokenizer_config.json`; None: the file has none."""
         own = self._values.get(TEMPLATE)
         others = {
             key.removeprefix(f"{TEMPLATE}."): source

@@ -37,5 +37,5 @@ def templates_of(found: object, folder: Path) -> Mapping[str, str]:
 
 
 def listed(templates: Mapping[str, str]) -> list[dict[str, str]]:
-    """As `templates_of` reads them."""
+    """Templates as `templates_of` reads them."""
     return [{"name": name, "template": source} for name, source in templates.items()]

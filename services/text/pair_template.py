@@ -26,7 +26,7 @@ BUILT_IN = {
     "Qwen3ForCausalLM": QWEN3_RERANKER,
     "Qwen3ForSequenceClassification": QWEN3_RERANKER,
 }
-"""By architecture, the template of a model whose own has no such roles."""
+"""Keyed by architecture, the template of a model whose own has no such roles."""
 QUERY = "\ue000"
 DOCUMENT = "\ue001"
 """Stand for the texts of a pair while the template is rendered."""

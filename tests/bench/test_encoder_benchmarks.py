@@ -25,6 +25,7 @@ def test_texts_that_are_asked_for_in_turn_all_end(tmp_path: Path) -> None:
     assert 0 < found.p50_ms <= found.p99_ms
 
 
+@pytest.mark.long
 def test_work_of_a_shape_is_that_of_its_products_and_its_attention() -> None:
     shape = replace(encoder_shapes.MINILM, num_layers=1, texts=2, tokens=8, vocab_size=100)
     # Four products of the hidden size, two of the inner one, and scores and their sums.

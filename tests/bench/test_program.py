@@ -24,6 +24,37 @@ def test_the_help_of_a_benchmark_calls_it_what_people_do() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["gpu_suite", "--help"], "Usage: headwater bench gpu"),
+        (["gpu_suite", "--part=tests"], "headwater bench gpu: --part tests needs a checkout"),
+        pytest.param(
+            ["combinations"],
+            "headwater bench combinations: the table of combinations needs a checkout",
+            marks=pytest.mark.long,
+        ),
+    ],
+    ids=["help", "gpu", "combinations"],
+)
+def test_a_benchmark_that_runs_tests_says_so_where_nothing_can_run_them(
+    arguments: list[str], says: str
+) -> None:
+    program = (
+        "import runpy, sys; sys.modules['pytest'] = None; _, module, *sys.argv[1:] = sys.argv; "
+        "runpy.run_module(f'headwater.bench.{module}', run_name='__main__', alter_sys=True)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert says in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
 OFFLINE = (
     *(sys.executable, "-m", "headwater.bench", "offline"),
     *("--workload=O4", "--device=cpu", "--dry-run"),

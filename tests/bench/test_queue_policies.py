@@ -30,6 +30,7 @@ def outcome(tenant: str, *, num_tokens: int, is_refused: bool = False) -> Outcom
     return Outcome(arrival=arrival, share=share, is_refused=is_refused)
 
 
+@pytest.mark.long
 def test_policies_are_measured_beside_order_of_arrival() -> None:
     """A few documents among seventy chats; everything happens on a virtual clock, so that the
     figures are the same each time."""

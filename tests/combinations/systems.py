@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from headwater.services.models.manifest import ModelManifest
 from tests.combinations.asked import MAX_MODEL_LEN
 from tests.combinations.capabilities import CAPABILITIES
 from tests.combinations.capability import Refused
-from tests.combinations.cells import Cell, Ledger, check
+from tests.combinations.cells import CELLS, Cell, Ledger, check
 from tests.combinations.cluster_world import (
     Cluster,
     ClusterWorld,
@@ -108,9 +108,11 @@ class Systems:
         heat: float = 1.0,
         refusals: Mapping[str, Refused] | None = None,
         is_rounded: bool = False,
+        cells: Iterable[Cell] = CELLS.values(),
     ) -> None:
         """`heat`: see `Ledger`. `refusals`: of capabilities, by name, that this model's weights
-        rule out. `is_rounded`: a CPU rounds the activations of this model, as a GPU does."""
+        rule out. `is_rounded`: a CPU rounds the activations of this model, as a GPU does. `cells`:
+        those that are run; a cluster has no engine for capabilities that none of them has."""
         self._stack = stack
         self._engine_folder = engine_folder
         self._text_folder = text_folder
@@ -119,6 +121,7 @@ class Systems:
         self._refusals = refusals or {}
         self._is_cpu = options["device"] == "cpu"
         self._is_rounded = is_rounded or not self._is_cpu
+        self._wanted = {each.name for cell in cells for each in cell.both}
         self._in_process: dict[str, Ledger] = {}
         self._cluster: Cluster | None = None
         self._kinds: list[EngineKind] = []
@@ -169,15 +172,14 @@ class Systems:
             for each in CAPABILITIES
             if (each.refused_on_cpu if self._is_cpu else each.refused_on_gpu)
         ]
-        slow = [each for each in CAPABILITIES if each.needs_slow_prompts]
+        wanted = [each for each in CAPABILITIES if each.name in self._wanted]
+        slow = [each for each in wanted if each.needs_slow_prompts]
         on_device = [
             each
-            for each in CAPABILITIES
+            for each in wanted
             if each not in (*refused, *slow) and each.name not in self._refusals
         ]
-        simulated = [
-            each for each in CAPABILITIES if each in slow or (self._is_cpu and each in refused)
-        ]
+        simulated = [each for each in wanted if each in slow or (self._is_cpu and each in refused)]
         kinds = kinds_of(DEVICE, on_device) + kinds_of(
             SIMULATED, [each for each in simulated if each.is_simulated]
         )

@@ -17,7 +17,7 @@ from tests.combinations.systems import ENGINE_VOCAB_SIZE, RANDOM_ON_CPU, Systems
 
 CELLS_OF_AN_ENGINE = {name: cell for name, cell in CELLS.items() if cell.is_in_process_on_cpu}
 
-# Told first of a run's groups, beside the cells of a cluster.
+# Among the first groups of a run, beside the cells of a cluster.
 pytestmark = pytest.mark.slow
 
 

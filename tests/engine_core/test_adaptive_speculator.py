@@ -249,7 +249,9 @@ def test_drafts_lose_at_most_a_hundredth_of_the_time_whatever_they_bring(
     assert seconds_of(chance(share), seconds_waiting, speculates=True) < plain / 0.99
 
 
-@pytest.mark.parametrize(("share", "most"), [(0.4, 0.7), (1.0, 0.15)])
+@pytest.mark.parametrize(
+    ("share", "most"), [pytest.param(0.4, 0.7, marks=pytest.mark.long), (1.0, 0.15)]
+)
 def test_text_that_repeats_itself_is_as_fast_as_its_drafts_are_right(
     share: float, most: float
 ) -> None:

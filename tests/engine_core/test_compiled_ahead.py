@@ -55,7 +55,6 @@ from headwater.kernels.peer import peer_sum
 from headwater.kernels.peer.peer_memory import PeerMemory, new_numbers, slot_bytes_of
 from headwater.kernels.peer.peer_sum import GROUP_ROWS
 from tests.engine_core.ahead_speculator import AheadSpeculator
-from tests.long_values import long_but
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="puts things in the place of a GPU"
@@ -357,9 +356,8 @@ def test_page_groups_of_a_mixed_model_compile_no_kernel_for_themselves(
     assert not new, "\n".join(sorted(str(x)[:400] for x in new))
 
 
-@pytest.mark.parametrize(
-    "kv_dtype", long_but([torch.bfloat16, torch.float8_e4m3fn], torch.bfloat16)
-)
+@pytest.mark.long
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float8_e4m3fn])
 def test_layers_of_several_shapes_are_compiled_ahead(
     launches: Launches, monkeypatch: pytest.MonkeyPatch, kv_dtype: torch.dtype
 ) -> None:

@@ -38,7 +38,7 @@ PROMPTS = [RNG.integers(3, 512, int(n)).tolist() for n in RNG.integers(1, 400, 6
         pytest.param(("qwen3", "bfloat16"), marks=pytest.mark.long),
         ("gemma3 whose last layer has a window", "bfloat16"),
         pytest.param(("qwen3-moe", "bfloat16"), marks=pytest.mark.long),
-        ("glm4-moe", "bfloat16"),
+        pytest.param(("glm4-moe", "bfloat16"), marks=pytest.mark.long),
     ],
     ids=["qwen3-float32", "qwen3-bfloat16", "gemma3-bfloat16", "qwen3-moe", "glm4-moe"],
 )

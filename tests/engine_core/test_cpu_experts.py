@@ -220,7 +220,7 @@ KINDS: dict[str, Callable[[torch.Tensor], Linear]] = {
 }
 
 
-@pytest.mark.parametrize("kind", long_but(KINDS, "q4_k", "fp8"))
+@pytest.mark.parametrize("kind", long_but(KINDS, "q8_0", "fp8"))
 @pytest.mark.parametrize("dtype", long_but((torch.float32, torch.bfloat16), torch.bfloat16))
 def test_one_call_for_all_experts_has_the_bits_of_each_expert_alone(
     kind: str, dtype: torch.dtype

@@ -81,7 +81,7 @@ def q4(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_blocks(tmp_path_factory.mktemp("q4"), "Q4_1", "bfloat16")
 
 
-@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("num_threads", long_but((1, 2), 2))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_family_answers_as_it_does_without_replays(
     family: str,

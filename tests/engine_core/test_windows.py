@@ -166,6 +166,31 @@ def hit_too_short(blocks: Blocks) -> None:
     blocks._cache._num_seen[-1] -= 1
 
 
+def serve_at_random(windows: tuple[int, ...], prepare: Callable[[Blocks], None]) -> None:
+    """Requests take one another's pages as soon as these are free."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        # What is not cached is taken first.
+        is_caching = bool(seed % 2)
+        few = config(*windows, num_blocks=100, enable_prefix_caching=is_caching)
+        few = replace(few, num_blocks=few.fewest_blocks + seed % 3)
+        driver = Driver(few, late_polls=0)
+        prepare(driver.engine._scheduler.blocks)
+        for key in range(8):
+            start = int(rng.integers(2)) * 100
+            prompt = range(start, start + int(rng.integers(1, 90)))
+            driver.add(request(key, prompt, int(rng.integers(1, 30))))
+            for _ in range(int(rng.integers(9))):
+                driver.step()
+        driver.run()
+        driver.check_ends()
+
+
+@pytest.mark.parametrize("windows", long_but([(33,), (0, 33), (0, 0, 20, 33)], (33,), (0, 33)))
+def test_random_requests_get_the_tokens_that_they_get_alone(windows: tuple[int, ...]) -> None:
+    serve_at_random(windows, lambda blocks: None)
+
+
 @pytest.mark.parametrize(
     ("windows", "bug"),
     [
@@ -181,29 +206,8 @@ def hit_too_short(blocks: Blocks) -> None:
 def test_blocks_that_are_released_or_hit_wrongly_change_a_token(
     windows: tuple[int, ...], bug: Callable[[Blocks], None]
 ) -> None:
-    """Requests take one another's pages as soon as these are free."""
-
-    def run(prepare: Callable[[Blocks], None]) -> None:
-        for seed in range(20):
-            rng = np.random.default_rng(seed)
-            # What is not cached is taken first.
-            is_caching = bool(seed % 2)
-            few = config(*windows, num_blocks=100, enable_prefix_caching=is_caching)
-            few = replace(few, num_blocks=few.fewest_blocks + seed % 3)
-            driver = Driver(few, late_polls=0)
-            prepare(driver.engine._scheduler.blocks)
-            for key in range(8):
-                start = int(rng.integers(2)) * 100
-                prompt = range(start, start + int(rng.integers(1, 90)))
-                driver.add(request(key, prompt, int(rng.integers(1, 30))))
-                for _ in range(int(rng.integers(9))):
-                    driver.step()
-            driver.run()
-            driver.check_ends()
-
-    run(lambda blocks: None)
     with pytest.raises(AssertionError):
-        run(bug)
+        serve_at_random(windows, bug)
 
 
 class Checkpoint(NamedTuple):

@@ -20,9 +20,14 @@ def drawn() -> torch.Generator:
     return generator
 
 
-@pytest.mark.parametrize("by_head", [False, True])
 @pytest.mark.parametrize(
-    ("dtype", "close"), [(torch.float32, 1e-4), (torch.bfloat16, 2e-2)], ids=["float32", "bf16"]
+    ("dtype", "close", "by_head"),
+    [
+        pytest.param(torch.float32, 1e-4, False, marks=pytest.mark.long),
+        (torch.float32, 1e-4, True),
+        (torch.bfloat16, 2e-2, False),
+        pytest.param(torch.bfloat16, 2e-2, True, marks=pytest.mark.long),
+    ],
 )
 def test_a_prompt_matches_the_twin(
     drawn: torch.Generator, dtype: torch.dtype, close: float, by_head: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -17,7 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.gateway.processes import UNDRAFTED
-from tests.line.conftest import Line, LineStarter
+from tests.line.conftest import Line
 from tests.line.test_line_access import env_of
 from tests.machine_stalls import MachineStalls
 from tests.shared_memory import shared_memory_of
@@ -76,6 +77,29 @@ def deployed(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[L
     uses it ends it."""
     env = {"HOME": str(home), "TMPDIR": str(home / "tmp"), "PYTHONDONTWRITEBYTECODE": "1"}
     with Line(tmp_path_factory.mktemp("deployed"), *SMALL, "--drain-limit=60", env=env) as line:
+        yield line
+
+
+@pytest.fixture(scope="module")
+def abandoned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
+    """A line under nohup whose output nobody reads. The last test that uses it ends it."""
+    reading, writing = os.pipe()
+    os.close(reading)
+
+    def start(*arguments: str, environment: dict[str, str], output: int) -> subprocess.Popen[bytes]:
+        command = ["nohup", sys.executable, "-m", "headwater.services.cli", *arguments]
+        return subprocess.Popen(
+            command, stdout=writing, stderr=output, env=environment, start_new_session=True
+        )
+
+    folder = tmp_path_factory.mktemp("abandoned")
+    with contextlib.ExitStack() as stack:
+        try:
+            line = stack.enter_context(
+                Line(folder, "--executor=simulated", "--replicas=1", start=start)
+            )
+        finally:
+            os.close(writing)
         yield line
 
 
@@ -141,31 +165,6 @@ def test_stages_outlive_the_server_that_forked_them_and_start_again_without_it(
 
 
 @pytest.mark.slow
-def test_a_cluster_under_nohup_stays_when_its_terminal_and_the_reader_of_its_output_go(
-    start_line: LineStarter,
-) -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-
-    def start(*arguments: str, environment: dict[str, str], output: int) -> subprocess.Popen[bytes]:
-        command = ["nohup", sys.executable, "-m", "headwater.services.cli", *arguments]
-        return subprocess.Popen(
-            command, stdout=writing, stderr=output, env=environment, start_new_session=True
-        )
-
-    try:
-        line = start_line("--executor=simulated", "--replicas=1", start=start)
-    finally:
-        os.close(writing)
-    line.process.send_signal(signal.SIGHUP)
-    before = line.pid_of("processor-0")
-    # The supervisor reports this death on its terminal.
-    os.kill(before, signal.SIGKILL)
-    line.wait_for(lambda: line.pid_of("processor-0") != before, 60, "processor-0 is not back")
-    assert line.stop() == 0
-
-
-@pytest.mark.slow
 def test_ctrl_c_finishes_what_runs_and_leaves_no_process_no_port_and_no_file_outside_its_folders(
     deployed: Line, home: Path
 ) -> None:
@@ -192,8 +191,20 @@ def test_ctrl_c_finishes_what_runs_and_leaves_no_process_no_port_and_no_file_out
 
 
 @pytest.mark.slow
-def test_every_process_ends_within_two_seconds_of_the_supervisors_death(start_line: Any) -> None:
-    line = start_line(*SMALL)
+def test_a_cluster_under_nohup_stays_when_its_terminal_and_the_reader_of_its_output_go(
+    abandoned: Line,
+) -> None:
+    line = abandoned
+    line.process.send_signal(signal.SIGHUP)
+    before = line.pid_of("processor-0")
+    # The supervisor reports this death on its terminal.
+    os.kill(before, signal.SIGKILL)
+    line.wait_for(lambda: line.pid_of("processor-0") != before, 60, "processor-0 is not back")
+
+
+@pytest.mark.slow
+def test_every_process_ends_within_two_seconds_of_the_supervisors_death(abandoned: Line) -> None:
+    line = abandoned
     with line.stream("Once upon a time", max_tokens=7000, ignore_eos=True, **UNDRAFTED) as events:
         next(events)
         pids = line.pids()

@@ -370,7 +370,7 @@ def pid_of(line: Line, stage: str) -> int:
     "num_points", [1, *(pytest.param(each, marks=pytest.mark.long) for each in (2, 20))]
 )
 @pytest.mark.parametrize(
-    "stage", long_but((PREFILL, DECODE, "output-processor-0", "gateway-0"), PREFILL, DECODE)
+    "stage", long_but((PREFILL, DECODE, "output-processor-0", "gateway-0"), DECODE)
 )
 def test_answers_go_on_wherever_a_process_dies(line: Line, stage: str, num_points: int) -> None:
     """Prompts are computed, pulled and gone on with all the time: a death hits some of them at

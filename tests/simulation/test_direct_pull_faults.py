@@ -151,7 +151,7 @@ PLANTED = [
 ]
 SHOWN_BY: dict[Callable[[pytest.MonkeyPatch], None], int] = {
     stranded_lease: 6,
-    lost_wake_up: 49,
+    lost_wake_up: 79,
     given_up_while_copied: 88,
     stale_hash: 188,
     forgotten_lease: 6,

@@ -31,7 +31,7 @@ class Memory:
     others: int
     """Other processes, and what CUDA itself takes."""
     weights: int
-    """With the request table and workspaces."""
+    """Bytes of weights, the request table and workspaces."""
     step: int
     """Activations of the largest step; twice, since a graph has memory of its own."""
 

@@ -1,5 +1,5 @@
-"""From options to a request that a platform serves: options and the model that they name, against
-the platform's flags."""
+"""Checks options, and the model that they name, against the flags of a platform, and makes the
+request that it builds an executor from."""
 
 from __future__ import annotations
 

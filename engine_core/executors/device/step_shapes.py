@@ -237,7 +237,7 @@ def num_decodes(plan: StepPlan) -> int:
 
 
 def aligned(num_words: int) -> int:
-    """To 16 bytes, for which kernels are compiled."""
+    """Rounds up to 16 bytes, for which kernels are compiled."""
     return -(-num_words // 4) * 4
 
 

@@ -28,7 +28,7 @@ SAMPLINGS = (
 
 
 def warmup_plans(config: EngineConfig, vocab_size: int) -> Iterator[StepPlan | DrawPlan]:
-    """To be computed in order; the last gives the rows of the table back."""
+    """Plans to be computed in order; the last one gives the rows of the table back."""
     num_rows = min(len(SAMPLINGS), config.max_num_seqs)
     prompt_len = max(
         1, min(PROMPT_LEN, config.max_model_len - 2, config.max_num_batched_tokens // num_rows)

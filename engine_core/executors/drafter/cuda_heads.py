@@ -250,7 +250,7 @@ class CudaChainHeads(CudaHeads):
 
 
 class CudaParallelHeads(CudaHeads):
-    """Medusa's: they read the served model's normed hidden state and cache nothing."""
+    """Medusa's heads: they read the served model's normed hidden state and cache nothing."""
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ class EagerStep:
     """A step whose plan is in the request table."""
 
     plan: StepPlan
-    """With the positions at which its rows are, and as many drafts as there will be."""
+    """Plan with known positions of its rows and known numbers of drafts."""
     num_sampled: Int32Array
     """[R] positions of each row, the last ones, after which a token is sampled."""
     has_ends: bool

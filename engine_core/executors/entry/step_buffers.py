@@ -31,7 +31,7 @@ class Words:
     seq_lens: Any
     """[decodes] keys that each reads."""
     table_rows: Any
-    """[decodes] of the request table."""
+    """Rows of the request table [decodes]."""
     chunk_lens: Any
     """[chunks] keys that the last token of each reads."""
     chunk_rows: Any

@@ -29,7 +29,7 @@ class TextEntry:
         self._device = device
         self._token_ids: dict[int, Int32Array] = {}
         self._second_starts: dict[int, int] = {}
-        """By row."""
+        """Keyed by row."""
 
     def send(self, plan: StepPlan) -> TextStep:
         for admitted in plan.admitted:

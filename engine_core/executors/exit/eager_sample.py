@@ -45,7 +45,7 @@ class EagerSample:
         self._senders = senders
         self._pools = Pools(score_head_of(decoder))
         self._held: dict[int, HeldRow] = {}
-        """By table row, for a draw."""
+        """Keyed by table row, for a draw."""
 
     def precede(self, plan: StepPlan) -> None:
         for row in plan.released:

@@ -56,7 +56,7 @@ class InFlightStep:
     scores: SampledScores | NoScores = NO_SCORES
     prompt_scores: dict[int, tuple[list[Scores], int]] = field(default_factory=dict)
     vectors: dict[int, torch.Tensor] = field(default_factory=dict)
-    """By row, of prompts that are pooled."""
+    """Keyed by row, of prompts that are pooled."""
 
     def __call__(self) -> StepResult:
         prompt_logprobs = {

@@ -19,7 +19,7 @@ class Pool:
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
         self._poolings: dict[int, str] = {}
-        """By row of the request table."""
+        """Keyed by row of the request table."""
 
     def precede(self, plan: StepPlan) -> None:
         for admitted in plan.admitted:

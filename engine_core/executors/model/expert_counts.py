@@ -52,7 +52,7 @@ class ExpertCounts:
         self._figures: ExpertFigures | None = None
 
     def note_step(self) -> None:
-        """To be called behind the launches of each step."""
+        """Copies the counts of a step; called after its launches."""
         if self._num_copied == 2:
             return
         if not self._num_copied and self._clock() - self._copied_at < PERIOD_SECONDS:

@@ -44,7 +44,7 @@ class ExchangeSizes:
     stages: StageSizes | None
     """None: stages do not exchange here."""
     here: range
-    """Stages of this host; all of them where they exchange here."""
+    """Stages of this host; all stages where all of them are on this host."""
 
     @property
     def slot_bytes(self) -> int:

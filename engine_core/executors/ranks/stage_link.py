@@ -58,7 +58,7 @@ class RingReceiver:
 
 
 class ReceivedStream(Embedding):
-    """In the place of an embedding: the residual stream as the stage before has left it."""
+    """Takes the place of an embedding: returns the residual stream that the stage before sent."""
 
     def __init__(self, receiver: Receiver, hidden_size: int, dtype: torch.dtype) -> None:
         self._receiver = receiver
@@ -72,8 +72,8 @@ class ReceivedStream(Embedding):
 
 
 class StageEnd:
-    """In the place of a model's last norm: the residual stream, which the next stage goes on
-    with."""
+    """Takes the place of a model's last norm: returns the residual stream, which goes to the next
+    stage."""
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """The sum [T, H], rounded as the norm that adds would round it."""

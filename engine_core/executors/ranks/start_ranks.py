@@ -32,7 +32,7 @@ from .stage_offer import make_offer
 
 log = logging.getLogger(__name__)
 AWAITING_SECONDS = 1.0
-"""Between two words about stages that are missing."""
+"""Seconds between two log lines about stages that are missing."""
 
 
 def check_num_ranks(options: ExecutorOptions, device: Device) -> None:

@@ -12,8 +12,8 @@ import numpy as np
 from ...executor import Int32Array, StepPlan
 
 Draft = Callable[[int, int, int], Int32Array]
-"""From a table row, the number of its known tokens and how many may be drafted, at least one, to
-the drafts."""
+"""Function that drafts: (table row, number of its known tokens, largest number of drafts) → drafts.
+"""
 
 
 def with_device_drafts(plan: StepPlan, num_known: Int32Array, draft: Draft) -> StepPlan:
@@ -46,11 +46,6 @@ def at_known_positions(plan: StepPlan, num_known: Int32Array) -> StepPlan:
     return replace(
         plan, starts=plan.starts - behind, output_indices=plan.output_indices - behind, follows=None
     )
-
-
-def leaves_drafts(plan: StepPlan) -> bool:
-    """Whether the executor drafts for any row."""
-    return plan.num_drafts is not None and plan.draft_ids is None and bool(plan.num_drafts.any())
 
 
 def with_at_most(plan: StepPlan, most: int) -> StepPlan:

@@ -30,8 +30,8 @@ class RowSettings:
         )
         self._sent = [_NO_SETTINGS] * num_rows
         self._packed: dict[int, torch.Tensor] = {}
-        """By row. Memory that is given back is written no earlier than launches before have read
-        it."""
+        """Keyed by row. Memory that is given back is written no earlier than launches before have
+        read it."""
         self.is_edited = np.zeros(num_rows, np.bool_)
         self.num_logprobs: Int32Array = np.full(num_rows, -1, np.int32)
         """[rows] beside the chosen token; -1: none are wanted."""

@@ -11,7 +11,7 @@ from ...executor import Swapper, SwapPlan
 from ...system.worker_thread import start_worker
 
 LOOK_SECONDS = 0.0003
-"""Between two looks at copies on their way."""
+"""Seconds between two looks at copies on their way."""
 
 
 class CopyThread:

@@ -79,7 +79,7 @@ class CudaSwapper:
         self._saves.let_wait_for_reads(stream, blocks)
 
     def close(self) -> None:
-        """With no load in flight. Saves that are not launched are dropped."""
+        """Closes the swapper while no load is in flight. Saves that are not launched are dropped."""
         self._saves.close()
         self._host.release()
 
@@ -114,7 +114,7 @@ class CudaSwapper:
     def _save(self, blocks: Int32Array, slots: Int32Array) -> torch.cuda.Event:
         # A thread that waits for it sleeps.
         written = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch ships it so
-        # Of a slot that was taken twice, the last save counts; copies of a part have no order.
+        # The last save into a slot counts; copies of one launch have no order.
         last = slots.size - 1 - np.unique(slots[::-1], return_index=True)[1]
         with torch.cuda.stream(self._out):
             self._host.copy_out(self._blocks, blocks[last], slots[last])

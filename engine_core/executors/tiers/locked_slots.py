@@ -39,10 +39,10 @@ class LockedSlots(Protocol):
     """[slots, bytes of a block]"""
 
     def copy_out(self, words: torch.Tensor, blocks: Int32Array, slots: Int32Array) -> None:
-        """From blocks to slots."""
+        """Copies blocks to slots."""
 
     def copy_in(self, words: torch.Tensor, blocks: Int32Array, slots: Int32Array) -> None:
-        """From slots to blocks."""
+        """Copies slots to blocks."""
 
     def release(self) -> None:
         """Ends the lock. Nothing may be in flight that reads or writes the slots."""

@@ -46,7 +46,7 @@ class MemorySwapper:
     def of(
         cls, memory: torch.Tensor, num_slots: int, direct_copies: DirectCopies | None = None
     ) -> Self:
-        """Over slots of its own. memory uint8 [num_blocks, bytes of a block]."""
+        """A swapper with slots of its own. memory uint8 [num_blocks, bytes of a block]."""
         slots: UInt8Array = np.zeros((num_slots, memory.shape[1]), np.uint8)
         pieces = [(memory, torch.from_numpy(slots))]
         return cls(pieces, pieces, slots, direct_copies)

@@ -101,7 +101,7 @@ class DiskBlocks:
         return num_leading(hashes, self._held.namespace_of)
 
     def cost(self, num_blocks: int) -> float:
-        """By the time that loads took lately; blocks that others wait for come first."""
+        """Seconds by the time that recent loads took; blocks that others wait for come first."""
         blocks = self._loads.num_waiting_blocks + num_blocks
         return blocks * (self._costs.seconds_per_block + self._swapper.seconds_per_block)
 

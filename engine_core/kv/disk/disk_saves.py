@@ -72,6 +72,6 @@ class DiskSaves:
         return taken
 
     def end(self, save: DiskSave) -> None:
-        """Gives back the slot of a save that is written, or is not."""
+        """Gives back the slot of a save, whether it was written or failed."""
         del self._saving[save.block_hash]
         self._free_slots.append(save.slot)

@@ -14,7 +14,7 @@ class HeldHashes:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.namespace_of: OrderedDict[bytes, bytes] = OrderedDict()
-        """By hash, the least recently used first."""
+        """Keyed by hash, the least recently used first."""
         self._used: dict[bytes, None] = {}
         """Hashes whose files have not been marked as used yet, in order of use."""
         self._touch_at = 0.0

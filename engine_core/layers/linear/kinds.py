@@ -1,5 +1,4 @@
-"""From the tensors of a model's file to its weights: each linear layer is of the kind that its
-tensors belong to."""
+"""Makes weights of a file's tensors: each linear layer is of the kind that its tensors belong to."""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ from ..projection_norms import ProjectionNorms
 
 
 class Attention:
-    """In two parts, so that a model's last layer can leave out queries that are of no use."""
+    """Attention in two calls, so that a model's last layer can leave out queries that nothing
+    reads."""
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ class BothWaysAttention:
         window: int = 0,
         max_len: int,
     ) -> None:
-        """As `Attention`. A token sees those less than `window` positions away; 0: all. max_len:
+        """Like `Attention`. A token sees those less than `window` positions away; 0: all. max_len:
         tokens of the longest text."""
         self._platform = platform
         self._heads = [num_heads, num_kv_heads, num_kv_heads]

@@ -16,7 +16,7 @@ from ..state_rows import state_memory
 
 
 class DeltaNet:
-    """In the two parts of `Attention`: heads, and the product behind them."""
+    """A mixer with the two calls of `Attention`: the heads, and the output product."""
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ class GatedQueries(NamedTuple):
 
 
 class GatedAttention:
-    """In the two parts of `Attention`."""
+    """A mixer with the two calls of `Attention`."""
 
     def __init__(
         self, platform: Platform, attention: Attention, num_heads: int, head_dim: int

@@ -17,7 +17,7 @@ from ..state_rows import state_memory
 
 
 class Mamba:
-    """In the two parts of `Attention`: outputs of heads, and the product behind them."""
+    """A mixer with the two calls of `Attention`: the heads, and the output product."""
 
     def __init__(
         self,

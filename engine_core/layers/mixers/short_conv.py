@@ -16,7 +16,7 @@ from ..state_rows import state_memory
 
 
 class ShortConv:
-    """In the two parts of `Attention`: sums of inputs, and the product behind them."""
+    """A mixer with the two calls of `Attention`: the convolution, and the output product."""
 
     def __init__(
         self,

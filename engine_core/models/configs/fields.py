@@ -18,7 +18,7 @@ Config = Mapping[str, Any]
 
 
 def kinds_of_layers(config: Config, is_windowed: Callable[[int], bool]) -> tuple[bool, ...]:
-    """By layer, whether it has a window: what `layer_types` says, else `is_windowed` of its number.
+    """Whether each layer has a window: what `layer_types` says, else `is_windowed` of its number.
     Raises `ConfigError`."""
     num_layers = size_of(config, "num_hidden_layers")
     types = config.get("layer_types")

@@ -12,7 +12,7 @@ from .fields import FULL, SLIDING, Config, every, kinds_of_layers, windows
 
 ACTIVATION = "gelu_pytorch_tanh"
 PATTERN = 6
-"""By default every so many-th layer sees all keys, the others a window of them."""
+"""Default distance between layers that see all keys; the others see a window."""
 GLOBAL_THETA = 1_000_000.0
 LOCAL_THETA = 10_000.0
 """Bases of rotary positions in layers that see all keys and in layers with a window, where a config

@@ -23,8 +23,8 @@ def read_smollm3(config: Config) -> ModelConfig:
 
 
 def rotary_layers(config: Config) -> tuple[bool, ...]:
-    """By layer, whether positions rotate anything: all but each fourth, unless a config says
-    otherwise. Raises `ConfigError`."""
+    """Whether positions rotate queries and keys of each layer: all but each fourth, unless a config
+    says otherwise. Raises `ConfigError`."""
     num_layers = size_of(config, "num_hidden_layers")
     given = config.get("no_rope_layers")
     if not given:

@@ -68,4 +68,4 @@ MIXTURES = {
         "qwen3_moe",
     ),
 }
-"""By their names in `config.json`; see `registry`."""
+"""Keyed by their names in `config.json`; see `registry`."""

@@ -20,7 +20,7 @@ def _gates_first(weight: torch.Tensor, config: ModelConfig) -> torch.Tensor:
 
 
 def _packed_gates_first(weight: Mxfp4Weight, config: ModelConfig) -> Mxfp4Weight:
-    """As `_gates_first`, of a weight whose outputs come first."""
+    """Like `_gates_first`, of a weight whose outputs come first."""
     return reordered(weight, _gates_then_ups(config))
 
 

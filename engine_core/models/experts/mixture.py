@@ -64,13 +64,13 @@ MIXTURE_NAMES = {
     **{f"{shared}.down_proj.weight": SHARED_DOWN for shared in _SHARED},
     "mlp.shared_expert_gate.weight": SHARED_GATE,
 }
-"""As `CheckpointNames.layer`."""
+"""Like `CheckpointNames.layer`."""
 SHARED_NAMES = {
     f"{shared}.{part}_proj.weight": (SHARED_GATE_UP, place)
     for shared in _SHARED
     for place, part in enumerate(("gate", "up"))
 }
-"""As `CheckpointNames.fused`."""
+"""Like `CheckpointNames.fused`."""
 EXPERT_NAMES = {
     "gate_proj.weight": (GATE_UP, 0),
     "up_proj.weight": (GATE_UP, 1),
@@ -79,7 +79,7 @@ EXPERT_NAMES = {
     "w3.weight": (GATE_UP, 1),
     "w2.weight": (DOWN, 0),
 }
-"""As `CheckpointNames.experts`."""
+"""Like `CheckpointNames.experts`."""
 
 
 def outputs_first(weight: torch.Tensor, config: ModelConfig) -> torch.Tensor:

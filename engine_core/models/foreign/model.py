@@ -118,8 +118,8 @@ class ForeignModel:
 
     @torch.inference_mode()
     def check_rows(self) -> None:
-        """To be called when products are chosen. Raises `ConfigError` where a token's bits depend
-        on those beside it, though attention shows it none."""
+        """Checks the model once products are chosen. Raises `ConfigError` where a token's bits
+        depend on tokens beside it that attention does not show it."""
         self._pass.attends = OwnValue(self._mode)
         device = self._platform.device
         ids = torch.arange(NUM_CHECKED, device=device) * 7 % self.config.vocab_size

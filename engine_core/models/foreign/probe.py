@@ -44,7 +44,7 @@ class Facts:
     scale: float
     softcap: float
     windows: tuple[int, ...]
-    """By layer, the keys that a position sees; 0: all."""
+    """Number of keys that a position of each layer sees; 0: all."""
     is_tied: bool
     layout: Layout
     names: Mapping[str, str]

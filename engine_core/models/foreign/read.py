@@ -1,4 +1,4 @@
-"""From `config.json` to the config of a model whose modelling code is that of transformers."""
+"""Reads `config.json` of a model that transformers' modelling code computes."""
 
 from __future__ import annotations
 

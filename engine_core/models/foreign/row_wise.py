@@ -103,7 +103,7 @@ class RowWise(TorchFunctionMode):
 
 
 class Judging(RowWise):
-    """As `RowWise`, and refuses what has no such form. Raises `ConfigError`."""
+    """Like `RowWise`, and refuses what has no such form. Raises `ConfigError`."""
 
     def _apply(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         name = func.__name__

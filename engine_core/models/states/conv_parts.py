@@ -22,7 +22,7 @@ CONV_NAMES = {
     "conv.conv.weight": TAPS,
     "conv.out_proj.weight": OUT,
 }
-"""As `CheckpointNames.layer`, of LFM2."""
+"""Like `CheckpointNames.layer`, of LFM2."""
 
 
 def conv_of(config: ModelConfig) -> dict[str, WeightSpec]:

@@ -34,14 +34,14 @@ DELTA_NAMES = {
     "linear_attn.norm.weight": NORM,
     "linear_attn.out_proj.weight": OUT,
 }
-"""As `CheckpointNames.layer`, of Qwen3-Next."""
+"""Like `CheckpointNames.layer`, of Qwen3-Next."""
 SPLIT_NAMES = {
     "linear_attn.in_proj_qkv.weight": (WIDE, 0),
     "linear_attn.in_proj_z.weight": (WIDE, 1),
     "linear_attn.in_proj_b.weight": (NARROW, 0),
     "linear_attn.in_proj_a.weight": (NARROW, 1),
 }
-"""As `CheckpointNames.fused`, of Qwen3.5, which has the projections by kind."""
+"""Like `CheckpointNames.fused`, of Qwen3.5, which has the projections by kind."""
 
 
 def delta_of(config: ModelConfig) -> dict[str, WeightSpec]:

@@ -34,7 +34,7 @@ MAMBA_NAMES = {
     "mamba.norm.weight": NORM,
     "mamba.out_proj.weight": OUT,
 }
-"""As `CheckpointNames.layer`, of Granite 4."""
+"""Like `CheckpointNames.layer`, of Granite 4."""
 
 
 def mamba_of(config: ModelConfig) -> dict[str, WeightSpec]:

@@ -28,7 +28,7 @@ class BlockTable:
         """By kind, index of the row's first block that it still has: no layer sees those before
         it."""
         self._ends: Int32Array = np.zeros((len(self._kinds), num_rows), np.int32)
-        """By kind, index behind the row's last block."""
+        """Index behind the row's last block, by kind."""
         self.hash_due: Int32Array = np.full(num_rows, NEVER, np.int32)
         """Number of computed tokens with which the row's next block is full and can be cached."""
         # Memory that is not touched costs nothing.

@@ -445,7 +445,7 @@ class Blocks:
         yield from self._cache.marks
 
     def describe(self, load: EngineLoad) -> None:
-        # Of all layers.
+        # The pool counts pages of all groups; a block has one of each.
         num_groups = max(1, self._pool.num_groups)
         load.num_used_blocks = -(-self._pool.num_used // num_groups)
         load.num_total_blocks = self._pool.num_usable // num_groups

@@ -20,7 +20,7 @@ class PrefetchedBlocks:
         self._pool = pool
         self._block_size = block_size
         self._known: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
-        """By hash: the block that was filled, and its generation."""
+        """Keyed by hash: the block that was filled, and its generation."""
 
     def note(self, block_hash: bytes, block: int) -> None:
         """Notes that a cached block was pulled for no request that is here."""

@@ -33,10 +33,10 @@ MAX_PAUSE_SECONDS = 0.05
 doubles each time. Longer ones would miss the prompt, which may wait long for its turn and is then
 computed within a few tenths of a second."""
 MOST_EMPTY_ASKS = 1200
-"""In succession, after which a prefetch is given up: about a minute."""
+"""Number of empty answers in a row after which a prefetch is given up: about a minute."""
 LOOK_SECONDS = 0.005
-"""Between two looks of an idle engine at what is on its way. What the holder sends wakes it at
-once."""
+"""Seconds between two looks of an idle engine at what is on its way. What the holder sends wakes it
+at once."""
 
 
 @dataclass(slots=True, eq=False)

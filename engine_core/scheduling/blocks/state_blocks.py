@@ -63,9 +63,9 @@ class StateBlocks(Blocks):
         self._begun: Int32Array = np.zeros(config.num_rows, np.int32)
         """Block of the snapshot with which the row's request was seated; 0: it had none."""
         self._stops: defaultdict[int, list[int]] = defaultdict(list)
-        """By row, block borders at which chunks of its prompt end, in ascending order."""
+        """Keyed by row, block borders at which chunks of its prompt end, in ascending order."""
         self._leaders: dict[bytes, RequestState] = {}
-        """By hash of the block before it, what computes each snapshot of this step."""
+        """Keyed by hash of the block before it, what computes each snapshot of this step."""
         self._advanced: dict[int, RequestState] = {}
         """Requests with chunks of prompts in this step, by key."""
 
@@ -137,8 +137,8 @@ class StateBlocks(Blocks):
         return np.concatenate((columns, set_columns)), pages + set_pages
 
     def _note_begun(self, hashes: list[bytes]) -> None:
-        """Notes that a chain goes on from the snapshot behind these blocks. That at the end of its
-        prompt, if it is behind an answer, is read no more."""
+        """Notes that a chain continues from the snapshot after these blocks. The snapshot at the
+        end of that chain's prompt is not read again if this one lies in the answer."""
         snapshots = self._snapshots.snapshots
         snapshots.note_read(hashes[-1])
         for block_hash in hashes[-2 : -2 - MOST_ANSWER_BLOCKS : -1]:
@@ -370,7 +370,8 @@ class StateBlocks(Blocks):
         return super().pages_of(row) + self._states.pages_of(row)
 
     def num_returning(self, leaving: Iterable[RequestState]) -> int:
-        """With pages that steps in flight copy."""
+        """Number of pages that become free when these requests leave and copies in flight have
+        ended."""
         pages = chain.from_iterable(self.pages_of(request.row) for request in leaving)
         return self._pool.count_returning(chain(pages, self._forks.held_pages))
 

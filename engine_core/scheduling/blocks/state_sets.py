@@ -46,7 +46,7 @@ class StateSets:
         """The most tokens of the row, computed ones included, up to which its newest set serves:
         behind the last of them it needs that of another block."""
         self._sets: list[dict[int, StateSet]] = [{} for _ in range(config.num_rows)]
-        """By row, its sets by block, in ascending order."""
+        """Keyed by row, its sets by block, in ascending order."""
 
     def newest(self, row: int) -> int:
         """Block of the row's last set."""

@@ -44,7 +44,7 @@ class Rows:
         self.table = RequestTable(config, self.held, drafts)
         self.speculator = speculator
         self.running: dict[int, RequestState] = {}
-        """By key."""
+        """Keyed by key."""
         self.prefilling: dict[int, RequestState] = {}
         """Running requests whose known tokens are not all computed, by key."""
         self._groups = row_groups(config.num_groups, config.num_rows)

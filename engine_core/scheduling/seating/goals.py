@@ -18,7 +18,7 @@ from .ranking import Ranking
 from .waiting_queue import WaitingQueue
 
 LOOK_SECONDS = 0.02
-"""Between two looks at all waiting requests."""
+"""Seconds between two looks at all waiting requests."""
 
 
 class Late(NamedTuple):

@@ -31,7 +31,7 @@ from .waiting_queue import WaitingQueue
 from .yielding import Yielding
 
 RISE_PERIOD_SECONDS = 1.0
-"""Between two looks whether requests have waited long enough to move up a tier."""
+"""Seconds between two looks whether requests have waited long enough to move up a tier."""
 
 
 class Seating:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 CLAIM_SECONDS = 10.0
-"""After its last request a tenant counts as here: who comes and goes shall find a seat free."""
+"""Seconds for which a tenant counts as present after its last request, so that one that comes and
+goes finds a seat free."""
 KEPT = 1 / 16
 """Share of all seats that stays free for the next request while tenants are several: one that
 yields takes a step or two."""
@@ -29,7 +30,8 @@ class _Tenant:
 
 
 class TenantShares:
-    """Told of every request that enters, takes a seat, loses it, leaves."""
+    """Shares of seats by tenant. It is notified of every request that enters, takes a seat, loses
+    it or leaves."""
 
     def __init__(self, num_seats: int, num_blocks: int, clock: Callable[[], float]) -> None:
         self._num_seats = num_seats
@@ -39,7 +41,8 @@ class TenantShares:
         self._num_kept = max(1, int(num_seats * KEPT)) if num_seats >= MIN_SEATS_TO_KEEP else 0
         self._total_weight = 0.0
         self._absent: deque[tuple[float, str]] = deque()
-        """In the order in which they left; who has come back since is skipped."""
+        """Tenants that left, with the time, in that order; one that has come back since is skipped.
+        """
 
     def enter(self, name: str, weight: float) -> None:
         """A request comes; what is said of the weight last counts."""

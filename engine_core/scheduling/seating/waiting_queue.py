@@ -14,7 +14,7 @@ from ...kv.block_source import Ticket
 from ..table.request_state import Rank, RequestState
 
 RISE_SECONDS = 30.0
-"""In a tier, before a request goes on in the one above."""
+"""Seconds in a tier after which a request moves to the one above."""
 
 
 Ready = list[tuple[Rank, int, RequestState]]
@@ -52,7 +52,7 @@ class WaitingQueue:
         self._num_shares = num_shares
         self._virtual_time = virtual_time
         self._ready: dict[str, Ready] = {}
-        """By tenant; none is empty, and each begins with a member."""
+        """Keyed by tenant; none is empty, and each begins with a member."""
         self._without_credit: set[int] = set()
         self._next: RequestState | None = None
         """The ready request that is next, as long as nothing has changed since it was found."""

@@ -39,7 +39,8 @@ NO_DRAFTS = 0.95
 """Gain of a step for which the executor is asked for no drafts: without them nothing is learned
 about them."""
 REVIEWED_STEPS = 32
-"""After which rows wait no more: whether it is better to run ahead is decided anew."""
+"""Number of steps after which rows stop waiting, and whether it is better to run ahead is decided
+anew."""
 WATCHED_STEPS = 4
 """Interval in steps of looks at other drafters while rows run ahead."""
 BARREN_LOOKS = 16

@@ -23,7 +23,8 @@ from ..table.request_table import RequestTable
 ANY = -1
 """Any proposer: the one that promises most."""
 UNKNOWN = -1
-"""In place of a number of bytes, which many requests that leave at once would count many times."""
+"""Stands for a number of bytes that is not counted now: many requests that leave at once would
+count it many times."""
 
 
 MOST_WATCHED = 64

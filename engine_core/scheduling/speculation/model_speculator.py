@@ -25,7 +25,7 @@ from ..table.request_table import RequestTable
 from .look_up import ANY, LookUp
 
 NAME = "draft_model"
-"""As requests name the drafter, where they do not name heads."""
+"""Name by which requests ask for a draft model."""
 PROBE_STEPS = 64
 """Steps without a draft after which the model drafts one token for each row: it may have become
 easier."""

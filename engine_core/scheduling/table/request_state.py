@@ -97,7 +97,7 @@ class RequestState:
     has_started: bool = False
     has_finished: bool = False
     has_yielded: bool = False
-    """Its seat went to another tenant: nobody need wait until it is back."""
+    """Whether its seat went to another tenant; nothing waits for its return."""
     failed_sources: tuple[Loader, ...] = ()
     """Block sources that did not load what it waited for, since it last held a row; it asks them no
     more."""

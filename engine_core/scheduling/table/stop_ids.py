@@ -19,7 +19,7 @@ class StopIds:
         self._num_columns = 1
         """Columns that any request has needed so far; the others hold no token."""
         self._many: dict[int, tuple[int, ...]] = {}
-        """By row, for the rare request whose stop ids do not fit the columns."""
+        """Keyed by row, for the rare request whose stop ids do not fit the columns."""
         self._min_len: Int32Array = np.zeros(num_rows, np.int32)
         """Stop ids at positions before this do not stop."""
 

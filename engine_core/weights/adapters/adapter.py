@@ -27,5 +27,5 @@ class Adapter:
     rank: int
     """The highest of its projections."""
     projections: Mapping[tuple[str, int], LowRank]
-    """By the layer's name in the model's layout, and the place of the projection among those that
-    are joined in the layer."""
+    """Keyed by the layer's name in the model's layout, and the place of the projection among those
+    that are joined in the layer."""

@@ -16,7 +16,7 @@ class DenseConfig:
     out_features: int
     has_bias: bool
     activation: str = ""
-    """As in `Platform.activation`; empty: none."""
+    """Name of an activation, as in `Platform.activation`; empty: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -237,7 +237,7 @@ FAMILIES = {
         fields=gguf_fields.starcoder2,
     ),
 }
-"""By `general.architecture`."""
+"""Keyed by `general.architecture`."""
 
 
 def architectures() -> set[str]:

@@ -98,7 +98,7 @@ class Quantization:
     method: str
     """The checkpoint's name for it."""
     rules: tuple[Rule, ...]
-    """In the order in which they are asked."""
+    """Rules in the order in which they are asked."""
 
     @classmethod
     def uniform(cls, method: str, packing: Packing) -> Quantization:
@@ -111,7 +111,7 @@ class Quantization:
 
     @property
     def unrounded_activations(self) -> set[str]:
-        """As `rounded_activations`, of layers whose tokens no platform rounds: they have several
+        """Like `rounded_activations`, of layers whose tokens no platform rounds: they have several
         scales, and not one for every `TOKEN_GROUP` inputs."""
         packings = [rule.packing for rule in self.rules]
         return {

@@ -170,4 +170,4 @@ _READERS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, A
     "longrope": _longrope,
     "proportional": _proportional,
 }
-"""By type of scaling, what reads its numbers."""
+"""Keyed by type of scaling, what reads its numbers."""

@@ -70,7 +70,7 @@ class ExpertProduct:
         return out
 
     def _activations(self, x: torch.Tensor) -> torch.Tensor:
-        """As the kernel reads them; those of e4m3 weights are not rounded."""
+        """Activations as the kernel reads them; those of e4m3 weights are not rounded."""
         if not self._rounds:
             return x.float()
         return quantize_tokens(x) if self._weight.rounds_tokens else quantize(x)

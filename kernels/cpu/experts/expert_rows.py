@@ -109,8 +109,8 @@ def combine_in_tree(
     weights: torch.Tensor,
     num_leaves: int,
 ) -> torch.Tensor:
-    """As `combine`, → float32 [T, H]: experts of equal groups are added, and the groups in a tree.
-    experts int32 [T, k], −1: its row counts for nothing."""
+    """Like `combine`, → float32 [T, H]: experts of equal groups are added, and the groups in a
+    tree. experts int32 [T, k], −1: its row counts for nothing."""
     num_experts = len(rows.starts) - 1
     leaves = experts.flatten() * num_leaves // num_experts
     sums = []

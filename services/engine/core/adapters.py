@@ -15,7 +15,7 @@ from headwater.engine_core.system.ring import RingWriter
 from .messages import AdapterDropped, AdapterRead, DropAdapter, OfAdapters, ReadAdapter, encode
 
 READING_SECONDS = 0.002
-"""Between two looks of an idle core at adapters that are being read."""
+"""Seconds between two looks of an idle core at adapters that are being read."""
 NO_SLOTS = "adapter_memory is 0; allowed: bytes of device memory for adapters"
 
 
@@ -76,7 +76,7 @@ class CoreAdapters:
         self._reports.write(encode(facts))
 
     def _read_folder(self, command: ReadAdapter) -> None:
-        """On a thread of its own."""
+        """Reads an adapter's folder on a thread of its own."""
         try:
             self._read.put((command.number, self._read_in(command)))
         except (ConfigError, OSError) as error:

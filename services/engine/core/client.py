@@ -128,7 +128,7 @@ class CoreClient:
         self._on_adapter_report = on_report
 
     def send(self, command: Command) -> None:
-        """From any thread; after the end nothing is sent."""
+        """Sends a command; callable from any thread. After the end nothing is sent."""
         self._commands.send(encode(command))
 
     @property

@@ -28,7 +28,7 @@ class CommandQueue:
         self._num_backlog_bytes = 0
 
     def send(self, message: bytes) -> None:
-        """From any thread; after the end nothing is sent."""
+        """Sends a message; callable from any thread. After the end nothing is sent."""
         with self.lock, contextlib.suppress(PeerGone):
             if self._has_ended:
                 return

@@ -11,7 +11,7 @@ from .messages import OfFigures, Ranks
 class CoreFigures:
     def __init__(self) -> None:
         self.ranks: list[RankFigures] = []
-        """By rank; empty: the core is one process."""
+        """Figures by rank; empty: the core is one process."""
         self.experts: ExpertFigures | None = None
         """None: the model has no experts, or none was reported so far."""
 

@@ -75,11 +75,11 @@ from .speculation import build_speculator, drafters_of
 SPARE_ROWS = 8
 """Requests a step that take the seat of one which is still in flight."""
 PATIENCE_SECONDS = 0.0002
-"""Between two looks at the device while masks are awaited."""
+"""Seconds between two looks at the device while masks are awaited."""
 WAITING_SECONDS = 1.0
-"""Between two reports of a core that waits for blocks."""
+"""Seconds between two reports of a core that waits for blocks."""
 REPEAT_SECONDS = 10.0
-"""Between two words about a start that has come no further."""
+"""Seconds between two reports of a start that makes no progress."""
 FACTS = ("dtype", "kv_format", "vocab_size", "numerics_id", "refused_fields")
 SIZES = (
     *("block_size", "max_model_len", "max_num_seqs", "num_rows", "max_draft_tokens"),
@@ -87,8 +87,8 @@ SIZES = (
 )
 """Facts of the model and limits of the engine that the server is told as they are."""
 QUIET_SECONDS = 0.05
-"""Without a command after which an engine that has worked prepares later steps: who asks one thing
-after another is not to wait for it each time."""
+"""Seconds without a command after which an engine that has worked prepares later steps, so that a
+client that asks one thing after another does not wait for it each time."""
 
 
 def run(

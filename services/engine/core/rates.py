@@ -48,7 +48,7 @@ class MeasuredExecutor:
 
     @property
     def prefill_seconds(self) -> float:
-        """As measured, once a prompt was computed."""
+        """Seconds a prompt token, as measured once a prompt was computed."""
         if prefill_tps := self._rates.prefill_tps:
             return 1 / prefill_tps
         return self._executor.prefill_seconds or self._expected

@@ -49,7 +49,7 @@ class EngineAdapters:
     num_evicted: int = 0
     """Adapters that have left host memory so far for the sake of others."""
     _held: dict[bytes, _Held] = field(default_factory=dict)
-    """By hash; those that were used last come last."""
+    """Keyed by hash; those that were used last come last."""
     _published: dict[str, ServedAdapter] = field(default_factory=dict)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _reading: dict[int, asyncio.Future[AdapterRead]] = field(default_factory=dict)

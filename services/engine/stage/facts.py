@@ -27,7 +27,7 @@ from .tenant_sweep import TenantSweep
 from .waiting_credit import WaitingCredits
 
 LOAD_SECONDS = 0.025
-"""Between two load messages of a busy engine, at least."""
+"""Seconds between two load messages of a busy engine, at least."""
 _IDLE_LOAD_SECONDS = 1.0
 _MAX_WAITING_BATCHES = 4096
 """Number of batches that wait for the bus. The oldest are dropped first; a reader that misses them
@@ -89,7 +89,7 @@ class EngineFacts:
                 yield facts
 
     def load(self) -> ReplicaLoad:
-        """With what each gateway may have waiting here."""
+        """Load of the engine, with the number of tokens that each gateway may have waiting here."""
         load = self._server.load()
         return dataclasses.replace(load, waiting_credits=self._credits.shares(load.prefill_tps))
 

@@ -39,7 +39,7 @@ class GrammarQueue:
         self._send = send
         self._deliver = deliver
         self._waiting: dict[int, tuple[NewRequest, asyncio.Task[None]]] = {}
-        """By key."""
+        """Keyed by key."""
 
     def enter(self, request: NewRequest, grammar: bytes) -> None:
         task = asyncio.ensure_future(self._enter(request, grammar))

@@ -19,7 +19,7 @@ _MAX_BATCH_HASHES = 8192
 """Enough for one flush. A batch has fewer than twice as many, which keeps it below the limits of
 frames and of the bus."""
 _MAX_KEPT_HASHES = 1 << 18
-"""In batches that can be replayed."""
+"""Largest number of hashes in the batches that can be replayed."""
 
 
 class CacheMirror:

@@ -34,7 +34,7 @@ from .token_bounds import TokenBounds, bounds_of
 
 MAX_THREADS = 8
 SWITCH_SECONDS = 0.00005
-"""After which the interpreter passes from one thread to another that waits for it."""
+"""Seconds after which the interpreter passes from one thread to another that waits for it."""
 FIRST_WORDS = 64
 """Words of a mask that are looked at first: single bytes have low ids in most vocabularies, and
 where anything is allowed, so is its first byte."""
@@ -129,7 +129,7 @@ class MaskWriter:
         self._most_forced = 2 * len(table) - 1 if len(table) > 1 else 0
         self._followers: dict[int, Follower] = {}
         self._holders: dict[int, Follower] = {}
-        """By row."""
+        """Keyed by row."""
         self._thread = ThreadPoolExecutor(1, "masks")
         num_threads = num_mask_threads()
         # None: the thread does it, without waking another one.

@@ -53,10 +53,10 @@ class Host(Protocol):
         """Raises `Unavailable` where no new request is taken now."""
 
     def enter(self, request: NewRequest, grammar: bytes) -> None:
-        """To the core, when what its answer must match is compiled, if it must."""
+        """Sends a request to the core, once its grammar, if it has one, is compiled."""
 
     def send(self, command: Command) -> None:
-        """To the core, in order."""
+        """Sends a command to the core, in order."""
 
     def session_changed(self) -> None:
         """A session's last stream ended."""
@@ -67,11 +67,11 @@ class EngineSession:
         self._host = host
         self._streams: dict[int, Stream] = {}
         self._stream_ids: dict[int, int] = {}
-        """By the core's key."""
+        """Keyed by the core's key."""
         self._next_index: dict[int, int] = {}
         """Output index of each stream's next token."""
         self._pending: dict[int, PendingAdd] = {}
-        """By first stream: requests whose parts are still coming."""
+        """Keyed by first stream: requests whose parts are still coming."""
         self._handing_over: set[int] = set()
         """Streams that another engine goes on with once they have a token."""
         self._outbox = Outbox()
@@ -98,8 +98,8 @@ class EngineSession:
             self._end.close()
 
     def take(self, frame: pb.ClientFrame) -> None:
-        """Does what a client's frame asks for, cancels first; those that come with their own Add,
-        last."""
+        """Does what a client's frame asks for: cancels first, but a cancel of an Add in the same
+        frame last."""
         early = [
             cancel for cancel in frame.cancels if not self.cancel(cancel.stream_id, cancel.reason)
         ]

@@ -35,8 +35,8 @@ CAUSES = {
     DRAINING: common_pb2.LOSS_CAUSE_HANDED_OVER,
     SUPERSEDED: common_pb2.LOSS_CAUSE_SUPERSEDED,
 }
-"""By the reason of a cancel: streams that the engine itself ends, though their answers have not
-ended."""
+"""Keyed by the reason of a cancel: streams that the engine itself ends, though their answers have
+not ended."""
 LIVE = common_pb2.LOSS_CAUSE_UNSPECIFIED
 FINAL = (
     LIVE,

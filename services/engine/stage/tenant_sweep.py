@@ -24,7 +24,7 @@ from ...runtime.tasks import owned_task, set_within
 
 LOOK_SECONDS = 60.0
 SETTLE_SECONDS = 0.5
-"""After a change, within which gateways have read the tenants again."""
+"""Seconds after a change within which gateways have read the tenants again."""
 ASK_SECONDS = 2.0
 MAX_NAMES = 4096
 """Number of tenants in one question, which fits into a message of the bus however long their names

@@ -21,7 +21,7 @@ WAITING_SECONDS = 0.5
 MIN_TOKENS = 2048
 """A few prompts even where prefill is slow."""
 EXPIRY_SECONDS = 3.0
-"""After which a gateway that says nothing more gets nothing more."""
+"""Seconds after which a gateway that says nothing more gets nothing more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,6 +139,7 @@ def test_with_tree_numerics_any_number_of_ranks_gives_the_same_bits(
         check_near(threads(folder, numerics="tree"), alone(folder), 1e-3)
 
 
+@pytest.mark.long
 def test_the_numerics_id_holds_the_layout_unless_it_is_tree(tmp_path: Path) -> None:
     _, folder = folder_of(WIDE, tmp_path)
     ids = []

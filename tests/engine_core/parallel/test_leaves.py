@@ -33,17 +33,20 @@ def bits_of(answers: list[Answer]) -> list[tuple[object, ...]]:
 def test_any_number_of_ranks_gives_the_same_bits(dtype: str, tmp_path: Path) -> None:
     model, folder = folder_of(QWEN3, tmp_path, dtype)
     found = {}
-    for sizes in ((1, 1), (2, 1), (4, 1), (2, 2)):
+    ids = set()
+    for sizes in ((1, 1), (4, 1), (2, 2)):
         options = dict(zip(("tensor_parallel_size", "pipeline_parallel_size"), sizes, strict=True))
         with engine_of(folder, numerics="tree", **options) as engine:
+            ids.add(engine.numerics_id)
             found[sizes] = bits_of(engine.answer(PROMPTS, *SCORED))
-            if sizes == (2, 1) and dtype == "float32":
+            if sizes == (4, 1) and dtype == "float32":
                 answers = engine.answer(
                     PROMPTS[:4], greedy(12, num_logprobs=3, num_prompt_logprobs=0)
                 )
                 for prompt, answer in zip(PROMPTS, answers, strict=False):
                     check_scores(model, prompt, answer)
     assert all(bits == found[1, 1] for bits in found.values())
+    assert len(ids) == 1
 
 
 def test_packed_weights_are_expanded_to_leaves(tmp_path: Path) -> None:
@@ -57,6 +60,7 @@ def test_packed_weights_are_expanded_to_leaves(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.long
 def test_the_numerics_id_leaves_the_layout_out(tmp_path: Path) -> None:
     _, folder = folder_of(QWEN3, tmp_path)
     ids = []

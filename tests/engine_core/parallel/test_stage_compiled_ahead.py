@@ -165,13 +165,8 @@ def stage_of(index: int, hosts: HostStages | None = None) -> StepExecutor[Any, A
 
 
 @pytest.mark.usefixtures("_no_gpu")
-@pytest.mark.parametrize(
-    "are_on_hosts",
-    [
-        pytest.param(False, id="one host"),
-        pytest.param(True, id="several hosts", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("are_on_hosts", [False, True], ids=["one host", "several hosts"])
 def test_stages_compile_nothing_late_and_send_each_message(
     are_on_hosts: bool, launches: Launches
 ) -> None:

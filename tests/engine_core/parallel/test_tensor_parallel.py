@@ -108,23 +108,25 @@ def test_every_family_answers_as_transformers(family: str, tmp_path: Path) -> No
         check_scores(model, prompt, answer)
 
 
+@pytest.mark.parametrize("packed", long_but(("Q8_0", "gptq"), "gptq"))
 @pytest.mark.parametrize("dtype", long_but(("float32", "bfloat16"), "float32"))
-def test_packed_weights_answer_nearly_as_in_one_process(dtype: str, tmp_path: Path) -> None:
+def test_packed_weights_answer_nearly_as_in_one_process(
+    dtype: str, packed: str, tmp_path: Path
+) -> None:
     """Activations are rounded to eight bits beside block formats: log probabilities are near, not
     equal."""
-    for name in ("blocks", "int4"):
-        (tmp_path / name).mkdir()
-    blocks = test_block_weights.write(tmp_path / "blocks", "Q8_0", dtype)
-    test_int4_weights.write(tmp_path / "int4", "gptq", dtype)
-    int4 = convert(tmp_path / "int4" / "packed", tmp_path / "int4" / "ours", dtype)
-    for folder in (blocks, int4):
-        scored = SamplingParams(temperature=0.0, max_tokens=1, num_prompt_logprobs=0)
-        with engine_of(folder) as one, engine_of(folder, tensor_parallel_size=2) as two:
-            alone = one.answer(PROMPTS[2:], scored)
-            divided = two.answer(PROMPTS[2:], scored)
-        for ours, theirs in zip(divided, alone, strict=True):
-            a, b = ([entry.logprob for entry in each.prompt_logprobs] for each in (ours, theirs))
-            assert np.abs(np.array(a) - np.array(b)).mean() < (0.02 if dtype == "float32" else 0.2)
+    if packed == "Q8_0":
+        folder = test_block_weights.write(tmp_path, packed, dtype)
+    else:
+        test_int4_weights.write(tmp_path, packed, dtype)
+        folder = convert(tmp_path / "packed", tmp_path / "ours", dtype)
+    scored = SamplingParams(temperature=0.0, max_tokens=1, num_prompt_logprobs=0)
+    with engine_of(folder) as one, engine_of(folder, tensor_parallel_size=2) as two:
+        alone = one.answer(PROMPTS[2:], scored)
+        divided = two.answer(PROMPTS[2:], scored)
+    for ours, theirs in zip(divided, alone, strict=True):
+        a, b = ([entry.logprob for entry in each.prompt_logprobs] for each in (ours, theirs))
+        assert np.abs(np.array(a) - np.array(b)).mean() < (0.02 if dtype == "float32" else 0.2)
 
 
 @pytest.mark.long

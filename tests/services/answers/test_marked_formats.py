@@ -63,7 +63,7 @@ def form_of(name: str, **more: Any) -> AnswerFormat:
 
 
 @pytest.mark.parametrize("name", MARKED_FORMATS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     asked=calls,
     before=st.sampled_from(["", "One moment.\n"]),
@@ -80,7 +80,7 @@ def test_calls_come_out_as_they_went_in(
 
 
 @pytest.mark.parametrize("name", MARKED_FORMATS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(data=st.data(), places=st.lists(st.integers(0, 999), max_size=6))
 def test_what_is_read_of_any_text_does_not_depend_on_its_pieces(
     name: str, data: st.DataObject, places: list[int]

@@ -131,7 +131,7 @@ CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
 
 
 @pytest.mark.parametrize(("parser", "text", "content", "calls"), CASES)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(places=st.lists(st.integers(0, 500), max_size=12))
 def test_calls_and_content_are_the_same_however_the_text_is_cut(
     parser: str, text: str, content: str, calls: list[tuple[str, Any]], places: list[int]
@@ -171,7 +171,7 @@ def test_what_is_said_after_some_text_depends_on_that_text_alone(
 
 
 @pytest.mark.parametrize("parser", FORMATS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data(), places=st.lists(st.integers(0, 500), max_size=6))
 def test_marks_in_any_order_are_read_alike_however_they_are_cut(
     parser: str, data: st.DataObject, places: list[int]
@@ -212,7 +212,7 @@ def test_random_bytes_between_marks_break_no_parser(
 
 
 @pytest.mark.parametrize("parser", FORMATS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(arguments=arguments_of, places=st.lists(st.integers(0, 1000), max_size=20))
 def test_streamed_arguments_are_the_json_that_the_model_meant(
     parser: str, arguments: dict[str, Any], places: list[int]
@@ -396,7 +396,7 @@ def test_text_between_messages_is_part_of_none_however_it_is_cut() -> None:
 
 
 @pytest.mark.parametrize("parser", FORMATS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     text=st.text(max_size=20) | st.text(alphabet='\\"nu\n😀{}', max_size=20),
     places=st.lists(st.integers(0, 200), max_size=8),

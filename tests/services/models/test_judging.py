@@ -105,6 +105,7 @@ def test_a_dry_run_says_what_a_model_takes(hub: Hub, tmp_path: Path) -> None:
     assert hub.downloaded == ["config.json"]
 
 
+@pytest.mark.long
 def test_a_dry_run_judges_the_code_that_is_asked_for(hub: Hub, tmp_path: Path) -> None:
     config = tmp_path / "files" / "config.json"
     config.write_text(json.dumps(LLAMA | {"model_type": "llama"}))

@@ -44,6 +44,20 @@ def test_an_entry_that_grows_too_large_goes_itself_and_so_does_one_beyond_all_ro
     assert (cache["a"], cache.num_bytes) == (1, 150)
 
 
+def test_entries_that_go_first_go_before_those_that_were_used_less_recently() -> None:
+    dropped = list[str]()
+    cache = TenantCache[str, str](
+        300, goes_first=lambda value: value.isupper(), on_drop=dropped.append
+    )
+    for name in ("a", "B", "C"):
+        cache.put("t", name, name, 100)
+    cache.put("t", "d", "d", 150)
+    assert (dropped, cache.num_bytes) == (["B", "C"], 250)
+    cache.drop("a")
+    cache.drop("a")
+    assert dropped == ["B", "C", "a"]
+
+
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9), st.integers(0, 400)), max_size=80)
 )

@@ -121,7 +121,7 @@ def _experts(**facts: Any) -> ExpertsConfig:
 
 
 def _sparse(config: Config, has_experts: Callable[[int], bool]) -> tuple[bool, ...]:
-    """By layer, whether it has experts: what `mlp_layer_types` says, else `has_experts` of its
+    """Whether each layer has experts: what `mlp_layer_types` says, else `has_experts` of its
     number. Raises `ConfigError`."""
     num_layers = size_of(config, "num_hidden_layers")
     kinds = config.get("mlp_layer_types")

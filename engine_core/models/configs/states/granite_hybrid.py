@@ -63,7 +63,7 @@ def _mamba(config: Config) -> MambaConfig:
 
 
 def _mamba_layers(config: Config) -> tuple[bool, ...]:
-    """By layer, whether it is one of Mamba-2. Raises `ConfigError`."""
+    """Whether each layer is one of Mamba-2. Raises `ConfigError`."""
     num_layers = size_of(config, "num_hidden_layers")
     types = config.get("layer_types", config.get("layers_block_type"))
     is_known = isinstance(types, list) and all(kind in (*MAMBA, *ATTENTION) for kind in types)

@@ -69,7 +69,7 @@ def _inner_size(config: Config) -> int:
 
 
 def _conv_layers(config: Config) -> tuple[bool, ...]:
-    """By layer, whether it is a convolution: what `layer_types` says, else all but those of
+    """Whether each layer is a convolution: what `layer_types` says, else all but those of
     `full_attn_idxs`. Raises `ConfigError`."""
     num_layers = size_of(config, "num_hidden_layers")
     types = config.get("layer_types")

@@ -66,8 +66,8 @@ def _read(config: Config, *, is_by_head: bool) -> ModelConfig:
 
 
 def _delta_layers(config: Config) -> tuple[bool, ...]:
-    """By layer, whether it is a gated delta net: what `layer_types` says, else all but every
-    so many-th. Raises `ConfigError`."""
+    """Whether each layer is a gated delta net: what `layer_types` says, else all but every n-th of
+    `full_attention_interval`. Raises `ConfigError`."""
     num_layers = size_of(config, "num_hidden_layers")
     types = config.get("layer_types")
     if types is None:

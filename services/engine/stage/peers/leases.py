@@ -35,8 +35,8 @@ CHUNK_BYTES = 240 * 1024
 LOST_SECONDS = 4.0
 """Silence after which an engine has no leases any more."""
 SIGN_SECONDS = 0.5
-"""Between two signs of life to an engine that waits: the core answers between steps, which take
-seconds on CPUs."""
+"""Seconds between two signs of life to an engine that waits: the core answers between steps, which
+take seconds on CPUs."""
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +55,7 @@ class LeaseSession:
     def __init__(self, owner: PeerLeases) -> None:
         self._owner = owner
         self._leases: dict[int, int] = {}
-        """By pull, for which the core lends."""
+        """Keyed by pull, for which the core lends."""
         self._queue: deque[_Sending] = deque()
         self._has_ended = self._is_sign_due = False
         self.heard_at = asyncio.get_running_loop().time()
@@ -163,7 +163,7 @@ class PeerLeases:
         self._end = end
         self._sessions: set[LeaseSession] = set()
         self._asked: dict[int, tuple[LeaseSession, int]] = {}
-        """By lease: whose it is, and for which pull."""
+        """Keyed by lease: whose it is, and for which pull."""
         self._numbers = count(1)
 
     @property

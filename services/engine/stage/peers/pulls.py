@@ -33,7 +33,7 @@ from ....runtime.tasks import end, owned_task, start_in
 from ...core.peer_records import UInt8Array
 
 LIFE_SECONDS = 1.0
-"""Between two signs of life of a session."""
+"""Seconds between two signs of life of a session."""
 SILENT_TURNS = 4
 """Signs of life within which something has to come while a pull waits."""
 IDLE_TURNS = 30
@@ -144,7 +144,7 @@ class PullSession:
         return frame
 
     def _on_frame(self, frame: pb.BlockFrame) -> None:
-        """Raises `ValueError` for more bytes than were asked for."""
+        """Takes a frame of the session. Raises `ValueError` for more bytes than were asked for."""
         self._num_silent = 0
         if (pull := self._pulls.get(frame.pull_id)) is None:
             return
@@ -201,7 +201,7 @@ class PeerPulls:
         self._leave = leave
         self._sessions: dict[tuple[str, int], PullSession] = {}
         self._session_of: dict[int, PullSession] = {}
-        """By number of each pull that is open."""
+        """Keyed by number of each pull that is open."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
