@@ -197,7 +197,7 @@ ENGINE = (
         name=MTP,
         fields=("speculation",),
         off="auto or off",
-        beside=OF_MODEL | {STATES, SPECULATION},
+        beside=OF_MODEL | {STATES, LATENT, SPECULATION},
         flag="mtp",
     ),
     Capability(

@@ -130,7 +130,6 @@ REFUSED_OF_ENGINE = {
             (table.TREE, "numerics tree: default"),
             (table.FP8_KV, "kv_cache_dtype fp8: auto"),
             (table.DRAFT_HEADS, "draft_heads /folder: none"),
-            (table.MTP, "speculation mtp: auto or off"),
             (table.ADAPTERS, "adapter_memory 65536: 0"),
         )
     },

@@ -36,6 +36,7 @@ from tests.engine_core.small_models import (
     random_checkpoint,
     reference_greedy,
 )
+from tests.engine_core.test_draft_model import MAX_DRAFTS, WholeDrafts
 from tests.long_values import long_but
 
 RNG = np.random.default_rng(5)
@@ -114,6 +115,27 @@ def test_drafts_of_a_crowded_engine_change_no_bit(folder: Path) -> None:
     assert bits(found) == bits(plain)
     assert load.num_preemptions > 0
     assert load.num_accepted_tokens > 0
+
+
+def test_a_draft_model_of_heads_drafts_for_one_of_latents(
+    folder: Path, tmp_path: Path, alone: list[Answer]
+) -> None:
+    random_checkpoint("qwen3", tmp_path / "hf")
+    draft = convert(tmp_path / "hf", tmp_path / "ours")
+    options = SIZES | {"draft_model": draft, "max_draft_tokens": MAX_DRAFTS}
+    with closing(
+        SmallEngine(folder, **options, speculate=lambda config: WholeDrafts().beside(config))
+    ) as engine:
+        found = engine.answer(PROMPTS, SCORED)
+        load = engine.engine.load()
+    assert bits(found) == bits(alone)
+    assert load.num_draft_tokens > 0
+    with pytest.raises(ConfigError, match="allowed: a model without latent attention"):
+        checked(
+            ExecutorOptions(model_folder=draft, draft_model=folder, max_draft_tokens=3),
+            "cpu",
+            cpu.capabilities,
+        )
 
 
 def test_choices_of_a_prompt_share_its_blocks_and_write_into_copies(

@@ -11,13 +11,18 @@ import numpy as np
 import pytest
 import torch
 
+from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.layers.linear.kinds import Weights, load_weights
 from headwater.engine_core.models import registry
 from headwater.engine_core.models.model import model_class
+from headwater.engine_core.options import MTP
+from headwater.engine_core.scheduling.speculation.speculator import Speculator
 from headwater.engine_core.weights import model_file
 from tests.engine_core.byte_checkpoint import BYTE_FORMS, IntMatrix, pack_quantized_tensors
+from tests.engine_core.mtp_checkpoints import mtp_checkpoint
 from tests.engine_core.packed_checkpoint import PROJECTIONS, Form, write_packed
 from tests.engine_core.small_models import SmallEngine, convert, greedy, random_checkpoint
+from tests.engine_core.test_draft_model import MAX_DRAFTS, WholeDrafts
 
 PROMPTS = [np.random.default_rng(n).integers(3, 512, n).tolist() for n in (3, 40)]
 SCORED = greedy(8, num_logprobs=0, num_prompt_logprobs=0)
@@ -63,6 +68,10 @@ KIMI = Form(
 """As the experts of Kimi K2 Thinking and K2.5 are published."""
 
 
+def drafting(config: EngineConfig) -> Speculator:
+    return WholeDrafts().beside(config)
+
+
 def loaded(folder: Path) -> Weights:
     """Weights as they are stored."""
     config = registry.read_config(folder)
@@ -70,7 +79,7 @@ def loaded(folder: Path) -> Weights:
     return load_weights(model_class(config).layout(config), tensors, torch.float32)
 
 
-def answers(folder: Path, **options: str) -> list[tuple[list[int], list[float]]]:
+def answers_of(folder: Path, **options: str) -> list[tuple[list[int], list[float]]]:
     """Tokens, and log probabilities of prompts and tokens."""
     with closing(SmallEngine(folder, **options)) as engine:
         found = engine.answer(PROMPTS, SCORED)
@@ -100,4 +109,24 @@ def test_a_packed_checkpoint_answers_as_the_same_file_expanded_to_the_bit(
         assert (weights.linears[f"layers.0.{name}"].kind == "dense") is is_dense
     # Queries are multiplied by a part of it transposed.
     assert weights.tensors["layers.0.kv_b"].dtype is torch.float32
-    assert answers(packed, activation_dtype="model") == answers(dense)
+    assert answers_of(packed, activation_dtype="model") == answers_of(dense)
+
+
+def test_a_packed_layer_that_drafts_is_that_of_the_same_file_expanded(tmp_path: Path) -> None:
+    """As DeepSeek V3 and R1 are published: the product of the layer's two inputs is not packed."""
+    mtp_checkpoint("deepseek-v3", tmp_path / "hf")
+    places = tmp_path / "packed", tmp_path / "expanded"
+    # transformers writes the layer's experts in one tensor.
+    packs = re.compile(r".*(?<!eh)(?<!experts\.gate_up)(?<!experts\.down)_proj(_with_mqa)?")
+    form = BYTE_FORMS["fp8, blocks of which the last are cut off"]
+    write_packed(tmp_path / "hf", *places, form, torch.float32, packs)
+    found = []
+    for place in places:
+        folder = convert(place, tmp_path / f"our {place.name}")
+        options = {"speculation": MTP, "max_draft_tokens": MAX_DRAFTS, "activation_dtype": "model"}
+        with closing(SmallEngine(folder, **options, speculate=drafting)) as engine:
+            answers = engine.answer(PROMPTS, greedy(12))
+            load = engine.engine.load()
+        found.append(([each.token_ids for each in answers], load.num_accepted_by_position))
+        assert load.num_draft_tokens > 0
+    assert found[0] == found[1]
