@@ -17,6 +17,7 @@ ROUNDED_ACTIVATIONS = "rounded activations"
 EXPERTS = "experts"
 STATES = "state layers"
 MIXED = "layers of several shapes"
+LATENT = "latent attention"
 FOREIGN = "modelling code of transformers"
 ENCODER = "encoder"
 TENSOR_PARALLEL = "tensor parallel"
@@ -106,6 +107,7 @@ ENGINE = (
         off="layers of one shape",
         beside=frozenset({SIMULATED, INT8_ACTIVATIONS, EXPERTS}),
     ),
+    Capability(name=LATENT, beside=QUANTIZED | {SIMULATED, EXPERTS}),
     Capability(name=FOREIGN, off="headwater", beside=frozenset({SIMULATED, INT8_ACTIVATIONS})),
     Capability(name=ENCODER, off="a decoder"),
     Capability(
@@ -119,14 +121,14 @@ ENGINE = (
         name=PIPELINE_PARALLEL,
         fields=("pipeline_parallel_size",),
         off="1",
-        beside=OF_MODEL | {TENSOR_PARALLEL},
+        beside=OF_MODEL | {LATENT, TENSOR_PARALLEL},
         flag="stages",
     ),
     Capability(
         name=STAGE_HOSTS,
         fields=("stage_hosts",),
         off="0",
-        beside=OF_MODEL | RANKS,
+        beside=OF_MODEL | RANKS | {LATENT},
         flag="stage_hosts",
     ),
     Capability(
@@ -140,14 +142,14 @@ ENGINE = (
         name=HOST_MEMORY,
         fields=("kv_swap_memory",),
         off="0",
-        beside=OF_ANY_MODEL | {SIMULATED, STATES, MIXED, TREE},
+        beside=OF_ANY_MODEL | {SIMULATED, STATES, MIXED, LATENT, TREE},
         beside_if={"rank_slots": RANKS},
         flag="host_blocks",
     ),
     Capability(
         name=DISK,
         fields=("kv_disk_dir",),
-        beside=OF_ANY_MODEL | {SIMULATED, STATES, MIXED, TREE, HOST_MEMORY},
+        beside=OF_ANY_MODEL | {SIMULATED, STATES, MIXED, LATENT, TREE, HOST_MEMORY},
         beside_if={"rank_slots": RANKS},
         flag="disk_blocks",
     ),
@@ -155,7 +157,7 @@ ENGINE = (
         name=PULL,
         fields=("kv_peer_memory",),
         off="0",
-        beside=OF_ANY_MODEL | {SIMULATED, TREE, HOST_MEMORY, DISK},
+        beside=OF_ANY_MODEL | {SIMULATED, LATENT, TREE, HOST_MEMORY, DISK},
         beside_if={"rank_slots": RANKS},
         flag="disk_blocks",
     ),
@@ -175,12 +177,12 @@ ENGINE = (
         beside=OF_ANY_MODEL
         | RANKS
         | TIERS
-        | {SIMULATED, STATES, MIXED, ENCODER, STAGE_HOSTS, TREE, FP8_KV},
+        | {SIMULATED, STATES, MIXED, LATENT, ENCODER, STAGE_HOSTS, TREE, FP8_KV},
     ),
     Capability(
         name=DRAFT_MODEL,
         fields=("draft_model",),
-        beside=OF_MODEL | TIERS | {TREE, FP8_KV, SPECULATION},
+        beside=OF_MODEL | {LATENT} | TIERS | {TREE, FP8_KV, SPECULATION},
         beside_if={"rank_drafts": frozenset({TENSOR_PARALLEL})},
         flag="draft_models",
     ),
@@ -195,7 +197,7 @@ ENGINE = (
         name=MTP,
         fields=("speculation",),
         off="auto or off",
-        beside=OF_MODEL | {STATES, SPECULATION},
+        beside=OF_MODEL | {STATES, LATENT, SPECULATION},
         flag="mtp",
     ),
     Capability(

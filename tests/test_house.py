@@ -154,8 +154,8 @@ SCHEDULING_ORDER = (
 """Folders and files of engine_core/scheduling, as of executors."""
 KERNELS_ORDER = (
     # The CPU's kernels; cpu/experts: those of mixtures of experts; cpu/delta: those of gated delta
-    # nets; cpu/states: those of other state layers; cpu/compiler: Python to machine code, calls that
-    # are recorded and repeated.
+    # nets; cpu/states: those of other state layers; cpu/latent: those of latent attention;
+    # cpu/compiler: Python to machine code, calls that are recorded and repeated.
     "cpu",
     # The request table on a GPU; drafts and positions of its rows.
     "rows",
@@ -165,6 +165,8 @@ KERNELS_ORDER = (
     "experts",
     # Products: dense, packed, by tree; which tiles serve how many rows.
     "gemm",
+    # Attention over latents that all heads share.
+    "latent",
     # Prefill, decode, shared prefixes, and what writes the KV cache.
     "attention",
     # RMSNorm, gates.

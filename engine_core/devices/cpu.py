@@ -15,7 +15,8 @@ from ..layers.linear.packed import pack_linears
 from ..models.model import Model
 from ..options import INT8, MODEL, BuildRequest, ExecutorOptions, Progress
 from ..platforms.capabilities import Capabilities
-from ..platforms.cpu import CPU_DTYPES, CpuPlatform, with_cpu_look_up
+from ..platforms.cpu import CPU_DTYPES, CpuPlatform
+from ..platforms.cpu_kernels import with_cpu_look_up
 from ..platforms.stored_weights import StoredForms, StoredWeights
 from ..system.usable_cores import usable_cores
 from ..weights.model_file import DTYPES
@@ -38,6 +39,7 @@ capabilities = Capabilities(
     states=True,
     short_convs=True,
     mamba=True,
+    latents=True,
     solved_states=True,
     adapters=True,
     softcaps=True,

@@ -1,7 +1,7 @@
 """Multi-token prediction: a decoder layer of the served model's own checkpoint, which reads the
 last hidden state beside the token that followed it, and goes on from its own output. Source:
-DeepSeek-AI, "DeepSeek-V3 technical report", 2024, with the order and the norms of Qwen3-Next's and
-GLM-4.5's checkpoints: embedding and head are the served model's."""
+DeepSeek-AI, "DeepSeek-V3 technical report", 2024, with the order and the norms of its, Qwen3-Next's
+and GLM-4.5's checkpoints: embedding and head are the served model's."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Mtp:
         self._fc = platform.linear(weights.linears[FC])
         self._layer = Layer(
             input_norm=parts.norm(LAYER + "input_norm"),
-            attention=parts.attention(0),
+            attention=parts.mixer(0),
             post_norm=parts.norm_of_mlp(LAYER + "post_norm", 0),
             mlp=parts.mlp(0),
         )

@@ -13,9 +13,9 @@ from ..ragged import last_elements, places
 from .state_rows import StateRows
 
 LayerCaches = torch.Tensor | tuple[torch.Tensor, ...]
-"""The KV cache of each layer, [2, num_blocks, Hk, block_size, D]: one tensor of all layers, or one
-for each where pages are of several groups. Of a state layer the memory of all pages, uint8 [pages,
-bytes of a page]; see `StateRows`."""
+"""The KV cache of each layer, [2, num_blocks, Hk, block_size, D], or latents [num_blocks,
+block_size, D]: one tensor of all layers, or one for each where pages are of several groups. Of a
+state layer the memory of all pages, uint8 [pages, bytes of a page]; see `StateRows`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

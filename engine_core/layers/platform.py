@@ -219,6 +219,42 @@ class MambaPlatform(Platform, Protocol):
         their norm. States and rows as in `StatePlatform.delta_net`."""
 
 
+class HeadsOverLatents(Protocol):
+    """Attention of one layer over latents."""
+
+    def __call__(self, q: torch.Tensor, cache: torch.Tensor, attention_plan: Any) -> torch.Tensor:
+        """q [E, Hq, D], as `store_latents` leaves them, of the plan's tokens, and the layer's cache
+        [num_blocks, block_size, width] → values of all heads [E, Hq · value_dim]"""
+
+
+class LatentPlatform(Platform, Protocol):
+    """A platform with the flag `latents`: all heads of a token read the same latent of each earlier
+    token, in the order of sums of `kernels.latent`."""
+
+    def store_latents(
+        self,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        batch: ForwardBatch,
+        cos_sin: torch.Tensor,
+        cache: torch.Tensor,
+        *,
+        norm: torch.Tensor,
+        eps: float,
+        pairs: RotaryPairs,
+    ) -> None:
+        """Rotates the last numbers of each head of q [T, Hq, D] in place, and stores latents in the
+        layer's cache [num_blocks, block_size, width]: kv [T, width], its first numbers normed by
+        norm [rank], the others rotated. cos_sin float32 [positions, width - rank]. Rotated numbers
+        of queries and latents may leave in an order of their own."""
+
+    def latent_attention(self, kv_b: torch.Tensor, scale: float) -> HeadsOverLatents:
+        """The attention of a layer. kv_b [Hq, plain_dim + value_dim, rank] makes of a latent's first
+        numbers each head's own key, then its values. Every query is absorbed: its numbers without a
+        position are multiplied by the first rows of its head, and meet latents. scale is that of
+        the softmax."""
+
+
 class RoundingPlatform(Platform, Protocol):
     """A platform that makes layers whose products round tokens to 8 bits; it also rounds what they
     read as it is made. The bits are those of the operation and the rounding one after another."""

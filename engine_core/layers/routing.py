@@ -27,8 +27,8 @@ class Router:
     "DeepSeek-V3 technical report", 2024.
 
     Chosen by score + correction; weighted by the score alone. With groups, an equal share of
-    neighbouring experts each, a group counts as the sum of its two largest corrected scores, and
-    only experts of the first `num_chosen_groups` are chosen from.
+    neighbouring experts each, a group counts as the sum of its largest corrected scores, and only
+    experts of the first `num_chosen_groups` are chosen from.
     """
 
     num_chosen: int
@@ -45,6 +45,8 @@ class Router:
     """float32 [E], added to the scores that experts are chosen by."""
     num_groups: int = 1
     num_chosen_groups: int = 1
+    num_group_scores: int = 2
+    """Largest scores of a group that it counts as the sum of, 1 or 2."""
     own: range | None = None
     """Experts of this rank, which its routes number from 0; the others are `ELSEWHERE` there. None:
     all."""

@@ -19,6 +19,7 @@ from ..weights.layout import (
 )
 from ..weights.model_config import ModelConfig
 from .experts.mixture import mixture_of
+from .latent.latent_parts import latent_weights_of
 from .states.state_parts import state_weights_of
 
 
@@ -90,6 +91,8 @@ def layout_of(config: ModelConfig, layer_norms: Iterable[str]) -> Layout:
 
 def _mixer_of(config: ModelConfig, i: int) -> dict[str, WeightSpec]:
     """Weights of what reads earlier tokens in layer i."""
+    if config.latent is not None:
+        return latent_weights_of(config)
     return state_weights_of(config) if config.has_state(i) else _attention_of(config.at(i))
 
 

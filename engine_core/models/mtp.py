@@ -1,6 +1,6 @@
 """Layers for multi-token prediction in checkpoints: by architecture, the names of their tensors
 there and the layout of ours. Sources: DeepSeek-AI, "DeepSeek-V3 technical report", 2024; the
-checkpoints of Qwen3-Next, Qwen3.5 and GLM-4.5."""
+checkpoints of DeepSeek V3, Qwen3-Next, Qwen3.5 and GLM-4.5."""
 
 from __future__ import annotations
 
@@ -102,7 +102,9 @@ MTP_NAMES = {
     "Qwen3_5ForConditionalGeneration": _QWEN,
     "Qwen3_5MoeForCausalLM": _QWEN,
     "Qwen3_5MoeForConditionalGeneration": _QWEN,
+    "DeepseekV3ForCausalLM": _GLM,
     "Glm4MoeForCausalLM": _GLM,
+    "Glm4MoeLiteForCausalLM": _GLM,
 }
 """Keyed by architecture."""
 

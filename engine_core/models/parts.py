@@ -27,6 +27,7 @@ from ..layers.projection_norms import projection_norms
 from ..layers.rope import cos_sin_table, query_scales, unrotated_table
 from ..weights.model_config import ModelConfig
 from .experts.expert_parts import ExpertParts, check_unrounded
+from .latent.latent_parts import latent_attention, latent_rotation
 from .states.state_parts import state_mixer
 
 
@@ -105,6 +106,9 @@ class Parts:
 
     def mixer(self, i: int) -> Mixer:
         """Attention of layer i, or the mixer that keeps a state in its place."""
+        if self._config.latent is not None:
+            own = self._weights, self._platform, i, self._latent_rotation
+            return latent_attention(self._config, *own)
         if not self._config.has_state(i):
             return self.attention(i)
         return state_mixer(self._config, self._weights, self._platform, i)
@@ -140,7 +144,7 @@ class Parts:
 
     def norm_of_mixer(self, name: str, i: int) -> Norm:
         """The norm that the mixer of layer i reads."""
-        if self._config.has_state(i):
+        if self._config.has_state(i) or self._config.latent is not None:
             return self.norm(name)
         return self.input_norm(name, f"layers.{i}.qkv")
 
@@ -226,6 +230,10 @@ class Parts:
         if config.is_rotary and not config.is_rotary[i]:
             return self._unrotated
         return self._local if config.local_rope_theta and config.window_of(i) else self._rotated
+
+    @cached_property
+    def _latent_rotation(self) -> torch.Tensor:
+        return latent_rotation(self._config, self._max_model_len).to(self._platform.device)
 
     @cached_property
     def _rotated(self) -> torch.Tensor:

@@ -37,6 +37,7 @@ from .configs import (
 )
 from .encoders.architectures import ENCODER_ARCHITECTURES
 from .experts.architectures import MIXTURES
+from .latent.architectures import LATENT_ARCHITECTURES
 from .states.architectures import STATE_ARCHITECTURES
 
 ENTRY_POINTS = "headwater.models"
@@ -127,6 +128,7 @@ ARCHITECTURES = {
         "starcoder2:Starcoder2", starcoder2.read_starcoder2, "StarCoder 2", "starcoder2"
     ),
     **ENCODER_ARCHITECTURES,
+    **LATENT_ARCHITECTURES,
     **MIXTURES,
     **STATE_ARCHITECTURES,
 }
@@ -143,6 +145,7 @@ OTHER_NAMES = {
     "LLaMAForCausalLM": "LlamaForCausalLM",
     "XverseForCausalLM": "LlamaForCausalLM",
     "YiForCausalLM": "LlamaForCausalLM",
+    "Kimi_K25ForConditionalGeneration": "KimiK25ForConditionalGeneration",
     "Qwen2_5_VLModel": "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLModel": "Qwen3VLForConditionalGeneration",
 }

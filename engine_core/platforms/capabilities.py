@@ -45,6 +45,8 @@ class Capabilities:
     """Short convolutions, which keep states too (`ConvPlatform`)."""
     mamba: bool = False
     """Layers of Mamba-2, which keep states too (`MambaPlatform`)."""
+    latents: bool = False
+    """Attention over latents that all heads share (`LatentPlatform`)."""
     state_block_sizes: tuple[int, ...] = BLOCK_SIZES
     """Tokens a KV block of models with states, some of `block_sizes`."""
     solved_states: bool = False

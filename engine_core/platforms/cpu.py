@@ -10,7 +10,6 @@ from headwater.kernels.attention.rotary_pairs import RotaryPairs
 from headwater.kernels.cpu.activation import activation
 from headwater.kernels.cpu.adapter_product import RowAdditions
 from headwater.kernels.cpu.attention import AttentionPlan, attention, plan_attention
-from headwater.kernels.cpu.block_rows import block_rows
 from headwater.kernels.cpu.compiler.compiled import DTYPES
 from headwater.kernels.cpu.qk_norm_rope_store_kv import qk_norm_rope_store_kv
 from headwater.kernels.cpu.rms_norm import add_rms_norm, rms_norm
@@ -18,24 +17,24 @@ from headwater.kernels.cpu.silu_mul import GATES
 
 from ..config import EngineConfig
 from ..layers.batch import ForwardBatch
-from ..layers.linear.blocks import BlockTable
 from ..layers.linear.kinds import Weights
 from ..layers.linear.linear import Linear, Product
 from ..layers.routing import ExpertProduct, ExpertStack, Router, Routes
 from ..sampling.operations import SamplingOperations
 from ..weights.model_config import ModelConfig
 from .cpu_experts import CpuExperts, route
-from .cpu_kernels import compile_kernels, packed_kernels, state_kernels
+from .cpu_kernels import compile_kernels, mixer_kernels, packed_kernels
 from .cpu_products import CpuProducts
 from .cpu_sampling import CpuSampling
 from .encoders.cpu import CpuTexts
+from .latents.cpu import CpuLatents
 from .states.cpu import CpuStates
 
 CPU_DTYPES = DTYPES
 """Types of weights that a CPU serves."""
 
 
-class CpuPlatform(CpuTexts, CpuStates, RowAdditions):
+class CpuPlatform(CpuTexts, CpuStates, CpuLatents, RowAdditions):
     """See `Platform`."""
 
     device = torch.device("cpu")
@@ -44,7 +43,7 @@ class CpuPlatform(CpuTexts, CpuStates, RowAdditions):
     def __init__(self, model: ModelConfig, block_size: int) -> None:
         # Query heads of a key head, in layers that see all keys and in layers with a window.
         self._groups = _group_of(model.of_global_layers), _group_of(model)
-        self._state_kernels = state_kernels(model)
+        self._mixer_kernels = mixer_kernels(model)
         self.block_size = block_size
         super().__init__(CpuProducts())
 
@@ -56,7 +55,7 @@ class CpuPlatform(CpuTexts, CpuStates, RowAdditions):
         """Does what the first step would otherwise wait for: kernels are loaded, products are
         probed."""
         dtype = weights.table("embed").dtype
-        used = packed_kernels(weights, self._state_kernels)
+        used = packed_kernels(weights, self._mixer_kernels)
         compile_kernels(dtype, progress, used)
         for linear in weights.linears.values():
             self.linear(linear)
@@ -142,8 +141,3 @@ class CpuPlatform(CpuTexts, CpuStates, RowAdditions):
 
 def _group_of(model: ModelConfig) -> int:
     return model.num_heads // model.num_kv_heads
-
-
-def with_cpu_look_up(weights: Weights) -> Weights:
-    """The weights, with the CPU's kernel for rows of tables that stay packed."""
-    return weights.looked_up_by(BlockTable, block_rows)

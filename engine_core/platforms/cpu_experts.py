@@ -58,6 +58,7 @@ def route(logits: torch.Tensor, router: Router) -> Routes:
         correction=router.correction,
         num_groups=router.num_groups,
         num_chosen_groups=router.num_chosen_groups,
+        num_group_scores=router.num_group_scores,
     )
     if router.counts is not None:
         count_rows(found, router.counts)

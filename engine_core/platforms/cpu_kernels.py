@@ -22,16 +22,17 @@ from headwater.kernels.quant.block_formats import FORMATS
 from headwater.kernels.quant.fp8_tiles import FP8_FORMATS
 from headwater.kernels.quant.group_tiles import GROUP_FORMATS
 
-from ..layers.linear.blocks import BlockLinear
+from ..layers.linear.blocks import BlockLinear, BlockTable
 from ..layers.linear.fp8_tiles import Fp8TileLinear
 from ..layers.linear.group_tiles import TileLinear
 from ..layers.linear.kinds import Weights
 from ..weights.model_config import ModelConfig
 from . import cpu_experts
+from .latents.cpu import LATENT_KERNELS
 
 
-def packed_kernels(weights: Weights, of_states: Sequence[Kernel] = ()) -> list[Kernel]:
-    """Kernels that multiply and look up these packed weights, and those of state layers."""
+def packed_kernels(weights: Weights, of_mixers: Sequence[Kernel] = ()) -> list[Kernel]:
+    """Kernels that multiply and look up these packed weights, and `mixer_kernels`."""
     joined = (stack.linear for stack in weights.experts.values())
     linears = [*weights.linears.values(), *joined]
     tables = weights.tables.values()
@@ -58,17 +59,23 @@ def packed_kernels(weights: Weights, of_states: Sequence[Kernel] = ()) -> list[K
         used.append(block_activations.KERNEL)
     if any(each.rounds_tokens for each in in_groups):
         used.append(block_activations.TOKEN_KERNEL)
-    return list(dict.fromkeys([*used, *of_states]))
+    return list(dict.fromkeys([*used, *of_mixers]))
 
 
-def state_kernels(model: ModelConfig) -> list[Kernel]:
-    """Kernels of a model's state layers."""
+def with_cpu_look_up(weights: Weights) -> Weights:
+    """The weights, with the CPU's kernel for rows of tables that stay packed."""
+    return weights.looked_up_by(BlockTable, block_rows.block_rows)
+
+
+def mixer_kernels(model: ModelConfig) -> list[Kernel]:
+    """Kernels of a model's state layers, and of latent attention."""
     kernels = (
-        (model.delta, delta_kernel.KERNEL),
-        (model.conv, conv_kernel.KERNEL),
-        (model.mamba, mamba_kernel.KERNEL),
+        (model.delta, (delta_kernel.KERNEL,)),
+        (model.conv, (conv_kernel.KERNEL,)),
+        (model.mamba, (mamba_kernel.KERNEL,)),
+        (model.latent, LATENT_KERNELS),
     )
-    return [kernel for sizes, kernel in kernels if sizes is not None]
+    return [kernel for sizes, own in kernels if sizes is not None for kernel in own]
 
 
 def _every_packed_kernel() -> list[Kernel]:

@@ -126,6 +126,7 @@ class CudaExperts:
             scale=router.scale,
             num_groups=router.num_groups,
             num_chosen_groups=router.num_chosen_groups,
+            num_group_scores=router.num_group_scores,
             own=router.own,
         )
         is_early = self._is_early(logits)

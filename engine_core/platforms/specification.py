@@ -74,7 +74,7 @@ def _route_of(scores: Tensor, router: Router) -> list[tuple[int, float]]:
     ranked = (scores if router.correction is None else scores + router.correction).tolist()
     size = len(ranked) // router.num_groups
     groups = [ranked[first : first + size] for first in range(0, len(ranked), size)]
-    of_groups = [sum(sorted(group)[-2:]) for group in groups]
+    of_groups = [sum(sorted(group)[-router.num_group_scores :]) for group in groups]
     chosen_groups = _best(of_groups, router.num_chosen_groups)
     allowed = [i for i in range(len(ranked)) if i // size in chosen_groups]
     chosen = [allowed[i] for i in _best([ranked[i] for i in allowed], router.num_chosen)]

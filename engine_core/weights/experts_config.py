@@ -8,8 +8,6 @@ from ..config import require
 
 MAX_EXPERTS = 4096
 """Several times those of any model."""
-LARGEST_SCORES = 2
-"""Scores of a group's experts that its own score is the sum of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +29,7 @@ class ExpertsConfig:
     has_correction: bool = False
     num_groups: int = 1
     num_chosen_groups: int = 1
+    num_group_scores: int = 2
     has_wide_router: bool = False
     """Whether the router multiplies in float32, whatever the model computes in."""
     shared_size: int = 0
@@ -60,7 +59,7 @@ class ExpertsConfig:
         size = self.num_experts // self.num_groups
         fits = self.num_groups == 1 or (
             self.num_experts % self.num_groups == 0
-            and size >= LARGEST_SCORES
+            and size >= self.num_group_scores
             and self.num_chosen <= size * self.num_chosen_groups
         )
         allowed = (

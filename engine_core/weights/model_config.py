@@ -15,6 +15,7 @@ from .encoders.config import EncoderConfig
 from .experts_config import ExpertsConfig
 from .formats.packing import Quantization
 from .formats.quantization import read_quantization
+from .latent_config import LatentConfig
 from .mixed_layers import MixedLayers
 from .rope.config import DEFAULT_THETA, positive_of, rope_of, rotary_dim_of, scaling_of
 from .state_layers import DeltaConfig, MambaConfig, ShortConvConfig, StateLayers
@@ -131,6 +132,9 @@ class ModelConfig:
     """How the linear layers are packed; None: they are not."""
     experts: ExpertsConfig | None = None
     """Experts in place of the MLPs of some layers, or of all; None: no layer has any."""
+    latent: LatentConfig | None = None
+    """Sizes of latent attention, which all layers have: `num_kv_heads` is 1 and `head_dim` is the
+    width of a latent; None: layers cache keys and values."""
     mixed: MixedLayers | None = None
     """Shapes of a model with layers of two kinds; None: all layers have those of the config."""
     states: StateLayers | None = None
@@ -174,7 +178,12 @@ class ModelConfig:
         """Numbers that all layers together cache for a token."""
         if self.encoder is not None:
             return 0
-        return 2 * sum(self.at(i).kv_width for i in self.caching_layers)
+        return self.kv_planes * sum(self.at(i).kv_width for i in self.caching_layers)
+
+    @property
+    def kv_planes(self) -> int:
+        """Vectors of `kv_width` that a layer caches for a token: keys and values, or a latent."""
+        return 2 if self.latent is None else 1
 
     @property
     def task(self) -> str:
@@ -196,9 +205,13 @@ class ModelConfig:
     def attention_work(self) -> float:
         """Multiplications of a token's attention to one position, beside those of its products with
         all weights of the layers that it goes through."""
-        queries = self.num_heads * self.head_dim
         widths = [self._active_width(i) for i in range(self.num_layers)]
         inner = 3 * sum(widths) / len(widths)
+        if self.latent is not None:
+            products = self.latent.products(self.hidden_size, self.num_heads)
+            attended = self.num_heads * (self.latent.width + self.latent.kv_rank)
+            return attended / (products + self.hidden_size * inner)
+        queries = self.num_heads * self.head_dim
         return 2 * queries / (self.hidden_size * (self.qkv_size + queries + inner))
 
     @property
@@ -217,7 +230,9 @@ class ModelConfig:
 
     @property
     def head_dims(self) -> tuple[int, ...]:
-        """Sizes of heads, the largest last."""
+        """Sizes of heads, the largest last; empty: heads share latents."""
+        if self.latent is not None:
+            return ()
         sizes = () if self.mixed is None else (self.mixed.global_head_dim,)
         return tuple(sorted({self.head_dim, *sizes}))
 
@@ -281,6 +296,7 @@ class ModelConfig:
             "states": ("layers with states", self.states is not None and not self._has_scans),
             "short_convs": ("layers with convolutions", self.conv is not None),
             "mamba": ("layers of Mamba-2", self.mamba is not None),
+            "latents": ("kv_lora_rank", 0 if self.latent is None else self.latent.kv_rank),
         }
         if self.logit_softcap:
             wanted.setdefault("activations", ("final_logit_softcapping", self.logit_softcap))
@@ -296,7 +312,8 @@ class ModelConfig:
         such a size, or norms that zeros would change."""
         size = self.head_dim
         has_norms = self.qk_norm or self.width_norms or self.plain_qk_norm
-        if self.encoder is not None or size.bit_count() == 1 or has_norms:
+        has_heads = self.encoder is None and self.latent is None
+        if not has_heads or size.bit_count() == 1 or has_norms:
             return self
         return replace(
             self,

@@ -141,9 +141,11 @@ class CheckpointNames:
                 spec = layout.get(prefix + ours)
                 if isinstance(tensor, torch.Tensor) and spec is not None:
                     tensor = _shaped(tensor, spec)
-                # Tables have no kinds of eight bits.
+                # Tables have no kinds of eight bits; those of layers are in no blocks either.
                 is_dense = isinstance(tensor, torch.Tensor) or (
-                    not prefix and not isinstance(tensor, BlockWeight)
+                    not spec.is_linear
+                    if prefix and spec is not None
+                    else not prefix and not isinstance(tensor, BlockWeight)
                 )
                 own_dtype = torch.float32 if spec is not None and spec.is_wide else dtype
                 waiting[place] = _dense(tensor, own_dtype) if is_dense else tensor

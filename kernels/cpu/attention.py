@@ -39,12 +39,13 @@ from .qk_norm_rope_store_kv import MAX_HEAD_DIM
 
 ROWS = 4
 CHUNK = 256
-_HIDDEN = -1e30
+HIDDEN = -1e30
 """Score of a key that a row does not see; finite, so that differences of scores are numbers."""
 _NOTHING = -1e29
-"""Highest score of a row that has seen no key yet: far above `_HIDDEN`, so that hidden keys weigh
+"""Highest score of a row that has seen no key yet: far above `HIDDEN`, so that hidden keys weigh
 exactly zero."""
-_COLUMNS = 5
+NUM_COLUMNS = 5
+"""Numbers of a tile in `AttentionPlan.tiles`."""
 _SCORES_SIZE = ROWS * CHUNK * 4
 _ROWS_SIZE = ROWS * MAX_HEAD_DIM * 4
 _SCRATCH = 2 * ROWS * MAX_HEAD_DIM + ROWS * CHUNK + 2 * ROWS
@@ -156,7 +157,7 @@ def _tile(arguments: int, i: int, p_scratch: int, element: Any) -> None:
     group = argument(arguments, 7)
     head_dim = argument(arguments, 8)
     head = i % num_kv_heads
-    p_tile = argument(arguments, 4) + i // num_kv_heads * _COLUMNS * 4
+    p_tile = argument(arguments, 4) + i // num_kv_heads * NUM_COLUMNS * 4
     first_token = int32_at(p_tile)
     start = int32_at(p_tile + 4)
     num_rows = int32_at(p_tile + 8)
@@ -180,7 +181,7 @@ def _tile(arguments: int, i: int, p_scratch: int, element: Any) -> None:
                 F32_ELEMENT,
             )
             store(p_out + (j * head_dim + d) * 4, splat(F32(0)), F32_ELEMENT)
-        _put_state(p_scratch, j, F32(_NOTHING), F32(0))
+        begin_row(_state_of(p_scratch, j))
     num_keys = start + last // group + 1
     window = argument(arguments, 13)
     # The first key that any row of the tile sees. Chunks lie where they lie without a window: what
@@ -198,7 +199,15 @@ def _tile(arguments: int, i: int, p_scratch: int, element: Any) -> None:
         )
         highest = _score(arguments, p_table, head, key, begin, count, seen, p_q, p_scores, element)
         for j in range(ROWS):
-            _weigh(p_scratch, j, highest[j], begin, count, head_dim)
+            weigh(
+                p_scores + j * CHUNK * 4,
+                p_out + j * head_dim * 4,
+                _state_of(p_scratch, j),
+                highest[j],
+                begin,
+                count,
+                head_dim,
+            )
         _add_values(arguments, p_table, head, key, begin, count, p_scores, p_out, element)
     for j in range(last - first + 1):
         p_row = argument(arguments, 2)
@@ -248,7 +257,7 @@ def _score(
     width = head_dim * 4
     is_capped = argument(arguments, 15)
     softcap = splat(float32_at(address_of(arguments, 14)))
-    hidden = splat(F32(_HIDDEN))
+    hidden = splat(F32(HIDDEN))
     zero = splat(F32(0))
     highest_0 = highest_1 = highest_2 = highest_3 = hidden
     for at in range(begin, count, NUM_LANES):
@@ -305,25 +314,6 @@ def _score(
 
 
 @njit
-def _weigh(p_scratch: int, j: int, highest: Any, begin: int, count: int, head_dim: int) -> None:
-    """Turns the scores of a row into weights; scales the result of earlier chunks to the new
-    highest score."""
-    p_scores = p_scratch + 2 * _ROWS_SIZE + j * CHUNK * 4
-    p_out = p_scratch + _ROWS_SIZE + j * head_dim * 4
-    before = _highest(p_scratch, j)
-    highest = max(before, highest)
-    total = splat(F32(0))
-    for at in range(begin, count, NUM_LANES):
-        weight = exp(sub(load(p_scores + at * 4, F32_ELEMENT), splat(highest)))
-        store(p_scores + at * 4, weight, F32_ELEMENT)
-        total = add(total, weight)
-    scale = exp(splat(before - highest))
-    for d in range(0, head_dim, NUM_LANES):
-        store(p_out + d * 4, mul(load(p_out + d * 4, F32_ELEMENT), scale), F32_ELEMENT)
-    _put_state(p_scratch, j, highest, _total(p_scratch, j) * highest_of(scale) + sum_of(total))
-
-
-@njit
 def _add_values(
     arguments: int,
     p_table: int,
@@ -371,21 +361,53 @@ def _add_values(
 
 
 @njit
-def _put_state(p_scratch: int, j: int, highest: Any, total: Any) -> None:
-    """Stores a row's highest score and the sum of its weights."""
-    p_state = p_scratch + 2 * _ROWS_SIZE + _SCORES_SIZE + j * 8
+def begin_row(p_state: int) -> None:
+    """Puts the highest score and the sum of weights of a row without keys at an address, 8
+    bytes."""
+    _put_state(p_state, F32(_NOTHING), F32(0))
+
+
+@njit
+def weigh(
+    p_scores: int, p_out: int, p_state: int, highest: Any, begin: int, count: int, width: int
+) -> None:
+    """Turns the scores of a row, float32 from `begin` to `count`, into weights; scales the row's
+    result so far, float32 [width], to the new highest score. `begin` is a multiple of `NUM_LANES`;
+    scores behind `count` are `HIDDEN` up to the next one."""
+    before = highest_so_far(p_state)
+    highest = max(before, highest)
+    total = splat(F32(0))
+    for at in range(begin, count, NUM_LANES):
+        weight = exp(sub(load(p_scores + at * 4, F32_ELEMENT), splat(highest)))
+        store(p_scores + at * 4, weight, F32_ELEMENT)
+        total = add(total, weight)
+    scale = exp(splat(before - highest))
+    for d in range(0, width, NUM_LANES):
+        store(p_out + d * 4, mul(load(p_out + d * 4, F32_ELEMENT), scale), F32_ELEMENT)
+    _put_state(p_state, highest, total_of(p_state) * highest_of(scale) + sum_of(total))
+
+
+@njit
+def _put_state(p_state: int, highest: Any, total: Any) -> None:
     put(p_state, highest, F32_ELEMENT)
     put(p_state + 4, total, F32_ELEMENT)
 
 
 @njit
-def _highest(p_scratch: int, j: int) -> Any:
-    return float32_at(p_scratch + 2 * _ROWS_SIZE + _SCORES_SIZE + j * 8)
+def highest_so_far(p_state: int) -> Any:
+    return float32_at(p_state)
 
 
 @njit
-def _total(p_scratch: int, j: int) -> Any:
-    return float32_at(p_scratch + 2 * _ROWS_SIZE + _SCORES_SIZE + j * 8 + 4)
+def total_of(p_state: int) -> Any:
+    """Sum of a row's weights."""
+    return float32_at(p_state + 4)
+
+
+@njit
+def _state_of(p_scratch: int, j: int) -> int:
+    """Address of the softmax of a row."""
+    return p_scratch + 2 * _ROWS_SIZE + _SCORES_SIZE + j * 8
 
 
 @njit
@@ -393,9 +415,10 @@ def _whole_total(arguments: int, p_scratch: int, j: int, query_head: int) -> Any
     """The sum of a row's weights, with that of its head's sink. It is added last, so that it does
     not depend on how the keys were computed."""
     p_sinks = argument(arguments, 16)
-    total = _total(p_scratch, j)
+    p_state = _state_of(p_scratch, j)
+    total = total_of(p_state)
     if p_sinks:
-        above = float32_at(p_sinks + query_head * 4) - _highest(p_scratch, j)
+        above = float32_at(p_sinks + query_head * 4) - highest_so_far(p_state)
         total = total + highest_of(exp(splat(above)))
     return total
 

@@ -16,7 +16,7 @@ from ..launch.dependent_launch import launch_options, release_dependents, wait_f
 class Choice:
     """How experts are chosen: by score + correction, of equal ones the smaller index first. With
     groups of neighbouring experts, only the experts of the `num_chosen_groups` best groups are
-    candidates; a group counts as the sum of its two largest corrected scores."""
+    candidates; a group counts as the sum of its largest corrected scores."""
 
     num_chosen: int
     """Experts a token, k."""
@@ -28,6 +28,8 @@ class Choice:
     """Factor of the weights, after the division."""
     num_groups: int = 1
     num_chosen_groups: int = 1
+    num_group_scores: int = 2
+    """Largest scores of a group that are added, 1 or 2."""
     own: range | None = None
     """Experts that are numbered from 0; each other one is −1. None: all have their index."""
 
@@ -62,6 +64,7 @@ def route(
         CHOSEN=choice.num_chosen,
         GROUPS=choice.num_groups,
         CHOSEN_GROUPS=choice.num_chosen_groups,
+        GROUP_SCORES=choice.num_group_scores,
         FIRST_OWN=-1 if choice.own is None else choice.own.start,
         NUM_OWN=0 if choice.own is None else len(choice.own),
         GROUP_BLOCK=triton.next_power_of_2(choice.num_groups),
@@ -89,7 +92,7 @@ def route_twin(
     corrected = scores if correction is None else scores + correction
     if choice.num_chosen_groups < choice.num_groups:
         grouped = corrected.view(len(logits), choice.num_groups, -1)
-        of_groups = grouped.topk(2, dim=-1).values.sum(-1)
+        of_groups = grouped.topk(choice.num_group_scores, dim=-1).values.sum(-1)
         best = _largest(of_groups, choice.num_chosen_groups)
         is_kept = torch.zeros_like(of_groups, dtype=torch.bool).scatter(1, best, True)
         corrected = grouped.masked_fill(~is_kept[:, :, None], -torch.inf).flatten(1)
@@ -122,6 +125,7 @@ def _route(
     CHOSEN: tl.constexpr,
     GROUPS: tl.constexpr,
     CHOSEN_GROUPS: tl.constexpr,
+    GROUP_SCORES: tl.constexpr,
     FIRST_OWN: tl.constexpr,
     NUM_OWN: tl.constexpr,
     GROUP_BLOCK: tl.constexpr,
@@ -154,7 +158,7 @@ def _route(
         b_left += tl.load(p_correction + o_expert, mask=is_expert, other=0.0)
     b_left = tl.where(is_expert, b_left, -float("inf"))
     if CHOSEN_GROUPS < GROUPS:
-        is_kept = _best_groups(b_left, o_group, o_member, CHOSEN_GROUPS)
+        is_kept = _best_groups(b_left, o_group, o_member, CHOSEN_GROUPS, GROUP_SCORES)
         b_left = tl.where(is_kept[:, None], b_left, -float("inf"))
     o_chosen = tl.arange(0, CHOSEN_BLOCK)
     b_experts = tl.zeros([CHOSEN_BLOCK], tl.int32)
@@ -186,12 +190,14 @@ def _route(
 
 
 @triton.jit
-def _best_groups(b_value, o_group, o_member, COUNT: tl.constexpr):
-    """Whether each group is one of the COUNT whose two largest values have the largest sums."""
+def _best_groups(b_value, o_group, o_member, COUNT: tl.constexpr, SCORES: tl.constexpr):
+    """Whether each group is one of the COUNT whose SCORES largest values have the largest sums."""
     b_first = tl.max(b_value, 1)
-    b_at = tl.min(tl.where(b_value == b_first[:, None], o_member[None, :], b_value.shape[1]), 1)
-    b_others = tl.where(o_member[None, :] == b_at[:, None], -float("inf"), b_value)
-    b_left = b_first + tl.max(b_others, 1)
+    b_left = b_first
+    if SCORES > 1:
+        b_at = tl.min(tl.where(b_value == b_first[:, None], o_member[None, :], b_value.shape[1]), 1)
+        b_others = tl.where(o_member[None, :] == b_at[:, None], -float("inf"), b_value)
+        b_left += tl.max(b_others, 1)
     is_kept = o_group < 0
     for _ in tl.static_range(COUNT):
         best = tl.min(tl.where(b_left == tl.max(b_left, 0), o_group, b_value.shape[0]), 0)

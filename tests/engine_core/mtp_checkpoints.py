@@ -1,5 +1,5 @@
-"""Small random checkpoints with a layer for multi-token prediction, in the layouts in which Qwen
-and GLM publish them, and what such a layer drafts, in float64.
+"""Small random checkpoints with a layer for multi-token prediction, in the layouts in which Qwen,
+DeepSeek and GLM publish them, and what such a layer drafts, in float64.
 
 The decoder layer, its rotary positions and the norm behind it are those of a model of one layer by
 transformers, which itself ignores the tensors of these layers."""
@@ -33,7 +33,10 @@ GLM = {
     "layer": "model.layers.{}.",
 }
 """Published names, by those of `OneLayer`."""
-NAMES = {"qwen3-next": QWEN, "qwen3.5": QWEN, "qwen3.5-moe": QWEN, "glm4-moe": GLM}
+NAMES = {
+    **dict.fromkeys(("qwen3-next", "qwen3.5", "qwen3.5-moe"), QWEN),
+    **dict.fromkeys(("glm4-moe", "deepseek-v3", "glm4-moe-lite"), GLM),
+}
 """By family."""
 
 
@@ -51,6 +54,8 @@ class OneLayer:
             config.layer_types = ["full_attention"]
         if hasattr(config, "first_k_dense_replace"):
             config.first_k_dense_replace = 0
+        if hasattr(config, "mlp_layer_types"):
+            config.mlp_layer_types = ["sparse"]
         config._attn_implementation = "eager"
         size = config.hidden_size
         self._names = NAMES[family]

@@ -6,6 +6,7 @@ Packed here from the definitions of the formats, number by number; the code unde
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -172,11 +173,20 @@ FORMS = {
 }
 
 
+PROJECTIONS = re.compile(r".*(_proj|_proj_with_mqa)")
+"""Names of linear layers within a decoder's layers, but for routers."""
+
+
 def write_packed(
-    source: Path, packed: Path, expanded: Path, form: Form, dtype: torch.dtype
+    source: Path,
+    packed: Path,
+    expanded: Path,
+    form: Form,
+    dtype: torch.dtype,
+    packs: re.Pattern[str] = PROJECTIONS,
 ) -> None:
     """From a checkpoint in Hugging Face's layout one of the form, whose linear layers are random,
-    and the same model with its weights rounded to the dtype."""
+    and the same model with its weights rounded to the dtype. `packs`: names of these layers."""
     rng = np.random.default_rng(0)
     tensors = load_file(source / "model.safetensors")
     packed_tensors = {}
@@ -184,7 +194,7 @@ def write_packed(
     orders = dict[str, Integers]()
     for name, tensor in tensors.items():
         layer = name.removesuffix(".weight")
-        if not layer.endswith("_proj") or name.endswith(".bias"):
+        if not packs.fullmatch(layer) or name.endswith(".bias"):
             packed_tensors[name] = expanded_tensors[name] = tensor
             continue
         n, k = tensor.shape

@@ -129,6 +129,35 @@ GRANITE4 = SHAPE | {
     "residual_multiplier": 0.22,
     "attention_multiplier": 0.05,
 }
+LATENT = SHAPE | {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 48,
+    "kv_lora_rank": 48,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+}
+DEEPSEEK = LATENT | {
+    "pad_token_id": 0,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "original_max_position_embeddings": 256,
+        "mscale": 0.7,
+        "mscale_all_dim": 1.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+    },
+}
 WINDOWS = {"sliding_window": 40, "layer_types": ["full_attention"] + ["sliding_attention"] * 2}
 
 
@@ -165,6 +194,12 @@ def _vision_models() -> dict[str, Any]:
         ),
         "qwen3.5-moe with a tower": lambda: transformers.Qwen3_5MoeConfig(
             text_config=STATES | SHARED_EXPERTS, vision_config=QWEN35_VISION
+        ),
+        "kimi-k2.5 with a tower": lambda: transformers.Kimi_K25Config(
+            text_config=DEEPSEEK | {"model_type": "kimi_k2", "num_nextn_predict_layers": 0},
+            vision_config=VISION | {"intermediate_size": 32},
+            projection_hidden_size=32,
+            tie_word_embeddings=False,
         ),
         "llama4 with a tower": lambda: transformers.Llama4Config(
             text_config=LLAMA4,
@@ -336,6 +371,20 @@ FAMILIES: dict[str, Any] = {
         logits_scaling=8.0,
         residual_multiplier=0.22,
         attention_multiplier=0.05,
+    ),
+    "deepseek-v2": lambda: transformers.DeepseekV2Config(
+        **DEEPSEEK, topk_method="group_limited_greedy", norm_topk_prob=False
+    ),
+    "deepseek-v2-lite": lambda: transformers.DeepseekV2Config(
+        **DEEPSEEK | {"q_lora_rank": None, "n_group": 1, "topk_group": 1}
+    ),
+    "deepseek-v3": lambda: transformers.DeepseekV3Config(**DEEPSEEK, num_nextn_predict_layers=0),
+    "glm4-moe-lite": lambda: transformers.Glm4MoeLiteConfig(
+        **DEEPSEEK | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+        num_nextn_predict_layers=0,
+    ),
+    "minicpm3": lambda: transformers.MiniCPM3Config(
+        **LATENT, scale_emb=6, scale_depth=1.4, dim_model_base=32
     ),
     "glm4-moe": lambda: transformers.Glm4MoeConfig(
         **HEADS_OF_32,

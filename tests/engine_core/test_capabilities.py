@@ -58,6 +58,7 @@ OF_MODEL = {
     table.EXPERTS: Asked("num_experts", 8, "a model with 8 experts"),
     table.STATES: Asked("layer_types", 3, "a model with 3 state layers"),
     table.MIXED: Asked("architectures", "Gemma4ForCausalLM", "layers of several shapes"),
+    table.LATENT: Asked("kv_lora_rank", 512, "latent attention"),
     table.FOREIGN: Asked("model_code", "transformers", "the modelling code of transformers"),
     table.ENCODER: Asked("architectures", "BertModel", "the encoder"),
 }
@@ -118,6 +119,25 @@ REFUSED_OF_ENGINE = {
             (table.DRAFT_HEADS, "draft_heads /folder: none"),
             (table.ADAPTERS, "adapter_memory 65536: 0"),
             (table.ENCODER, "architectures BertModel: a decoder"),
+        )
+    },
+    **{
+        (table.LATENT, other): f"{refused} with latent attention"
+        for other, refused in (
+            (table.FOREIGN, "model_code transformers: headwater"),
+            (table.ENCODER, "architectures BertModel: a decoder"),
+            (table.TENSOR_PARALLEL, "tensor_parallel_size 2: 1"),
+            (table.TREE, "numerics tree: default"),
+            (table.FP8_KV, "kv_cache_dtype fp8: auto"),
+            (table.DRAFT_HEADS, "draft_heads /folder: none"),
+            (table.ADAPTERS, "adapter_memory 65536: 0"),
+        )
+    },
+    **{
+        (other, table.LATENT): f"kv_lora_rank 512: none with {shown}"
+        for other, shown in (
+            (table.STATES, "a model with 3 state layers"),
+            (table.MIXED, "layers of several shapes"),
         )
     },
     **{

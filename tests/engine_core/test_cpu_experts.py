@@ -109,6 +109,14 @@ def test_equal_groups_are_chosen_by_index_too() -> None:
     assert route(logits, one).experts.tolist() == [[2, 3]]
 
 
+@pytest.mark.parametrize(("num_scores", "chosen"), [(1, [0, 1]), (2, [2, 3])])
+def test_a_group_counts_as_the_sum_of_one_or_two_scores(num_scores: int, chosen: list[int]) -> None:
+    logits = torch.tensor([[1.0, -9.0, 0.9, 0.8]])
+    router = Router(num_chosen=2, num_groups=2, num_chosen_groups=1, num_group_scores=num_scores)
+    assert route(logits, router).experts.tolist() == [chosen]
+    assert specification.route(logits, router).experts.tolist() == [chosen]
+
+
 def test_a_correction_chooses_and_does_not_weigh() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0]])
     correction = torch.tensor([5.0, 0.0, 0.0])

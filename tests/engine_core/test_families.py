@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from headwater.engine_core.models.registry import ARCHITECTURES
+from headwater.engine_core.models.registry import ARCHITECTURES, OTHER_NAMES
 from tests.docs.models import PAGE, rendered
 from tests.engine_core.small_encoders import CLASSIFIERS, ENCODERS
 from tests.engine_core.small_models import (
@@ -30,14 +30,16 @@ SAME_AS_LLAMA = {"InternLM3ForCausalLM"}
 A_FAMILY_OF_EACH_MECHANISM = (
     *("llama3 with scaled rope", "smollm2", "qwen2", "qwen3", "gemma3"),
     *("qwen3-moe", "glm4-moe", "qwen3.5", "lfm2", "gemma4 whose keys are values"),
+    *("deepseek-v2", "minicpm3"),
 )
 """Scaled positions, a head that is the embedding, biases, norms of queries and keys, windows,
-experts, experts that are chosen by groups beside shared ones, states, short convolutions, and
-layers of several shapes."""
+experts, experts that are chosen by groups beside shared ones, states, short convolutions, layers of
+several shapes, latents, and latents of halves that rotate."""
 
 
 def test_every_architecture_has_a_family_and_is_documented() -> None:
-    tested = {architecture_of(make()) for make in FAMILIES.values()} | SAME_AS_LLAMA
+    names = {architecture_of(make()) for make in FAMILIES.values()}
+    tested = {OTHER_NAMES.get(name, name) for name in names} | SAME_AS_LLAMA
     small = (*ENCODERS.values(), *CLASSIFIERS.values(), *DECODING_CLASSIFIERS.values())
     tested |= {make().architectures[0] for make in small}
     assert tested == ARCHITECTURES.keys(), (

@@ -36,14 +36,15 @@ PROMPTS = [np.random.default_rng(n).integers(3, 512, n).tolist() for n in (3, 90
 SCORED = greedy(8, num_logprobs=1)
 ONE_OF_EACH_MECHANISM = (
     *("mistral with a window", "gemma2", "phi4-mini", "olmo2", "cohere2", "gpt2"),
-    *("qwen3-moe", "glm4-moe", "qwen3-next", "gemma4"),
+    *("qwen3-moe", "glm4-moe", "qwen3-next", "gemma4", "deepseek-v3"),
 )
 """Windows; caps and norms behind products; long positions of a part of a head; norms over all heads;
 parallel layers, neighbours that rotate and layers without positions; learned positions, layer
 norms and biases; experts, and experts in groups beside shared ones and layers without; states and
 gated attention; heads of two sizes, layers that share keys, and vectors of tokens for each
-layer."""
+layer; latents."""
 MIXED = "1 with layers of several shapes"
+LATENT = "1 with latent attention"
 ON_RANKS = ("olmo2", "glm4-moe")
 """Families whose norms ranks have to sum, and whose experts they divide."""
 IN_PARTS = [family for family in FAMILIES if family not in WITH_STATES]
@@ -129,8 +130,9 @@ def test_a_packed_gguf_file_answers_with_the_same_bits_too(file: str, tmp_path: 
 @pytest.mark.parametrize("family", long_but(IN_PARTS, *ON_RANKS))
 def test_two_ranks_answer_as_one(family: str, folder: Folder) -> None:
     config = registry.read_config(folder(family))
-    if config.mixed is not None:
-        with pytest.raises(ConfigError, match=f"tensor_parallel_size is 2; allowed: {MIXED}"):
+    if config.mixed is not None or config.latent is not None:
+        allowed = LATENT if config.mixed is None else MIXED
+        with pytest.raises(ConfigError, match=f"tensor_parallel_size is 2; allowed: {allowed}"):
             SmallEngine(folder(family), num_threads=2, tensor_parallel_size=2)
         return
     if config.num_kv_heads % 2:
@@ -164,6 +166,7 @@ def test_two_ranks_answer_as_one(family: str, folder: Folder) -> None:
             "mixed_layers",
             r"heads by layer is \(32, 64\); allowed: layers of one shape on",
         ),
+        ("deepseek-v3", "latents", "kv_lora_rank is 48; allowed: no latent attention on the"),
         ("phi3", "windows", "sliding_window is 40; allowed: no window on the platform"),
     ],
 )

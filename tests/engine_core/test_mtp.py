@@ -90,7 +90,7 @@ def test_drafts_without_a_rows_adapter_change_no_token_of_it(glm: Path, tmp_path
     assert num_drafts > 0
 
 
-@pytest.mark.parametrize("family", long_but(NAMES, "qwen3.5", "glm4-moe"))
+@pytest.mark.parametrize("family", long_but(NAMES, "qwen3.5", "glm4-moe", "deepseek-v3"))
 def test_drafts_are_those_of_a_twin_in_float64_behind_chunks_drafts_and_cached_prefixes(
     tmp_path: Path, family: str
 ) -> None:

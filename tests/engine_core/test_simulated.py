@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -70,6 +71,22 @@ def test_a_prompt_in_chunks_and_decoding_give_the_expected_tokens() -> None:
     assert [token for step in steps for token in sampled(executor, step)] == expected_tokens(
         MODEL, PROMPT, sampling
     )
+
+
+def test_a_token_follows_from_every_latent_before_it() -> None:
+    """A model with keys reads the last entry alone, which stands for those before it."""
+    found = []
+    for model in (MODEL, replace(MODEL, has_latents=True)):
+        executor = SimulatedExecutor(CONFIG, model)
+        sampling = SamplingParams(max_tokens=2, seed=4)
+        right = sampled(
+            executor, plan(1, start=0, count=20, admitted=admit(sampling), blocks=(3, 5))
+        )
+        assert right == expected_tokens(model, PROMPT, sampling)[:1]
+        executor._cache.kv[3 * CONFIG.block_size] += np.uint64(1)
+        [token] = sampled(executor, plan(2, start=20, count=1))
+        found.append(token == expected_tokens(model, PROMPT, sampling)[1])
+    assert found == [True, False]
 
 
 def test_a_token_from_the_wrong_block_is_a_wrong_token() -> None:

@@ -14,6 +14,9 @@ CHOICES = {
     "groups": Choice(
         num_chosen=4, is_sigmoid=True, is_normalized=True, num_groups=5, num_chosen_groups=2
     ),
+    "groups by their best": Choice(
+        num_chosen=4, num_groups=5, num_chosen_groups=2, num_group_scores=1
+    ),
     "one": Choice(num_chosen=1, is_sigmoid=True),
 }
 

@@ -294,6 +294,15 @@ def test_a_fault_that_is_planted_beside_states_is_caught(
     assert any(map(partial(breaks, run), range(MOST_SEEDS)))
 
 
+@pytest.mark.parametrize("plant", [torn_copy, early_write])
+def test_a_fault_that_is_planted_beside_latents_is_caught(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    run = partial(run_seed, num_rounds=MANY_ROUNDS, pages=PAGES["latents"])
+    assert any(map(partial(breaks, run), range(MOST_SEEDS)))
+
+
 @pytest.mark.parametrize("plant", PLANTED)
 def test_a_planted_fault_is_caught(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch

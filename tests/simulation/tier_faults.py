@@ -54,6 +54,7 @@ class Pages(NamedTuple):
 
     windows: tuple[int, ...]
     state_pages: int = 0
+    has_latents: bool = False
 
     @property
     def pages_a_block(self) -> int:
@@ -64,6 +65,7 @@ PAGES = {
     "windows": Pages((0, 20, 20)),
     "states": Pages((0,), 4),
     "window-and-states": Pages((0, 40), 2),
+    "latents": Pages((0,), has_latents=True),
 }
 MOST_SETS = 6
 """State sets of a sequence at the largest depth."""
@@ -150,7 +152,12 @@ class Run:
             async_depth=rng.randint(1, 4),
         )
         units = num_units(given.state_pages)
-        self.model = replace(MODEL, windows=given.windows, num_state_units=units)
+        self.model = replace(
+            MODEL,
+            windows=given.windows,
+            num_state_units=units,
+            has_latents=given.has_latents,
+        )
         timing = SimulatedTiming(late_polls=rng.choice([0, 2]))
         # Drawn apart, so that seeds go on as they did without it.
         num_looks = random.Random(f"saves of {seed}").choice([0, 0, 3])

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 
-from ...capabilities import MIXED, STATES, Asked
+from ...capabilities import LATENT, MIXED, STATES, Asked
 from ...options import ExecutorOptions
 from ...weights.model_config import ModelConfig
 from ...weights.page_plan import PagePlan, one_group, plan_pages
@@ -38,6 +38,8 @@ def asked_of_layers(model: ModelConfig) -> dict[str, Asked]:
     if model.states is not None:
         count = sum(model.states.is_state)
         asked[STATES] = Asked("layer_types", count, f"a model with {count} {STATES}")
+    if model.latent is not None:
+        asked[LATENT] = Asked("kv_lora_rank", model.latent.kv_rank, LATENT)
     if model.mixed is not None:
         asked[MIXED] = Asked("architectures", model.architecture, MIXED)
     return asked

@@ -60,6 +60,7 @@ WITHOUT = {
     "states": "no gated delta nets",
     "short_convs": "no short convolutions",
     "mamba": "no layers of Mamba-2",
+    "latents": "no latent attention",
 }
 """Values that a platform serves which lacks a flag of `ModelConfig.needs`, by flag."""
 
@@ -292,10 +293,12 @@ def _check_shapes(model: ModelConfig, flags: Capabilities, where: str) -> None:
     if model.mixed is not None and model.mixed.input_size:
         sizes.append(("hidden_size_per_layer_input", model.mixed.input_size))
     sizes += [("intermediate_size", size) for size in model.inner_sizes]
+    if model.latent is not None:
+        sizes += [(name, size) for name, (size, _) in model.latent.sizes.items()]
     for name, size in sizes:
         is_multiple = size % flags.size_multiple == 0
         require(is_multiple, name, size, f"multiples of {flags.size_multiple} {where}")
-    largest = model.head_dims[-1]
+    largest = max(model.head_dims, default=0)
     is_served = largest <= flags.max_head_dim
     require(is_served, "head_dim", largest, f"at most {flags.max_head_dim} {where}")
 

@@ -23,6 +23,7 @@ def build_executor(
     vocab_size = 49_152
     page_windows: tuple[int, ...] = (0,)
     state_pages = 0
+    has_latents = False
     asked = asked_of_options(options)
     max_model_len = options.max_model_len or 8_192
     if options.model_folder is not None:
@@ -31,6 +32,7 @@ def build_executor(
         max_model_len = options.max_model_len or model.max_position_embeddings
         page_windows = pages_of(options, model, max_model_len).windows
         state_pages = 0 if model.states is None else PAGES_OF_UNIT
+        has_latents = model.latent is not None
         asked |= asked_of_layers(model)
     for refused in refusals_of_engine(asked):
         raise ConfigError(*refused)
@@ -51,7 +53,7 @@ def build_executor(
     acceptance = options.simulated_draft_acceptance
     executor = SimulatedExecutor(
         config,
-        simulated_model(vocab_size, config),
+        replace(simulated_model(vocab_size, config), has_latents=has_latents),
         timing,
         draft_acceptance=acceptance,
     )

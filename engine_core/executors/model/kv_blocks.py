@@ -19,13 +19,15 @@ from ...weights.page_plan import STATES, PagePlan, one_group
 @dataclass(frozen=True, slots=True)
 class KvLayout:
     """Keys and values of a page for one model, or for draft heads: [layers, 2, Hk, block_size, D]
-    of a dtype. Where layers have several sizes, places stand for layers."""
+    of a dtype; or latents [layers, block_size, D]. Where layers have several sizes, places stand
+    for layers."""
 
     num_layers: int
     """Layers of a page."""
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    has_latents: bool = False
 
     @classmethod
     def of(cls, model: ModelConfig, dtype: torch.dtype, pages: PagePlan | None = None) -> Self:
@@ -33,18 +35,22 @@ class KvLayout:
         plan = one_group(model) if pages is None or pages.num_groups == 1 else pages
         if plan.place_width:
             return cls(plan.num_layers, 1, plan.place_width, dtype)
-        return cls(plan.num_layers, model.num_kv_heads, model.head_dim, dtype)
+        shape = plan.num_layers, model.num_kv_heads, model.head_dim
+        return cls(*shape, dtype, has_latents=model.latent is not None)
 
     def block_bytes(self, block_size: int) -> int:
-        elements = 2 * self.num_layers * self.num_kv_heads * block_size * self.head_dim
-        return elements * self.dtype.itemsize
+        planes = (1 if self.has_latents else 2) * self.num_layers
+        return planes * self.num_kv_heads * block_size * self.head_dim * self.dtype.itemsize
 
     def cache_in(self, blocks: torch.Tensor, block_size: int) -> torch.Tensor:
-        """View [layers, 2, num_blocks, Hk, block_size, D] of uint8 [num_blocks, bytes of a
-        page]."""
+        """View [layers, 2, num_blocks, Hk, block_size, D], or [layers, num_blocks, block_size, D]
+        of latents, of uint8 [num_blocks, bytes of a page]."""
+        memory = blocks.view(self.dtype)
+        layers = len(blocks), self.num_layers
+        if self.has_latents:
+            return memory.view(*layers, block_size, self.head_dim).transpose(0, 1)
         heads = self.num_kv_heads, block_size, self.head_dim
-        of_layers = blocks.view(self.dtype).view(len(blocks), self.num_layers, 2, *heads)
-        return of_layers.permute(1, 2, 0, 3, 4, 5)
+        return memory.view(*layers, 2, *heads).permute(1, 2, 0, 3, 4, 5)
 
 
 def layer_caches(blocks: KvBlocks, pages: PagePlan, model: ModelConfig) -> LayerCaches:
@@ -94,7 +100,7 @@ class KvBlocks:
         self.kv_caches = [
             layout.cache_in(part, block_size) for layout, part in zip(layouts, parts, strict=True)
         ]
-        """Views [layers, 2, num_blocks, Hk, block_size, D] of the memory, one for each layout."""
+        """Views of the memory, one for each layout; see `KvLayout.cache_in`."""
 
     @property
     def words(self) -> torch.Tensor:

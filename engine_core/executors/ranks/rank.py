@@ -106,9 +106,10 @@ def stages_of(request: BuildRequest) -> list[Stage]:
 def block_slice(request: BuildRequest, rank: Rank) -> BlockSlice:
     """This rank's part of a block in a slot, which is as one process has it: its bytes do not
     depend on the layout."""
+    planes = request.model.kv_planes
     return BlockSlice(
-        num_planes=2 * rank.stage.total,
-        planes=range(2 * rank.stage.first, 2 * rank.stage.stop),
+        num_planes=planes * rank.stage.total,
+        planes=range(planes * rank.stage.first, planes * rank.stage.stop),
         num_heads=request.model.num_kv_heads,
         heads=rank.shard.part(request.model.num_kv_heads),
     )

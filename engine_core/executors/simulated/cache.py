@@ -59,7 +59,8 @@ class SimulatedCache:
         self, rows: Int32Array, at: Int32Array, count: int, group: int = 0
     ) -> UInt64Array:
         """The last `count` entries of rows[i] up to position at[i] in a page group, [S, count]; 0
-        before the first position."""
+        before the first position. A count of 0: all of the longest row."""
+        count = count or int(at.max(initial=0)) + 1
         before: Int32Array = np.arange(count - 1, -1, -1, dtype=np.int32)
         positions: Int32Array = at[:, None] - before
         entries: UInt64Array = self.entries(rows[:, None], positions, group) * (positions >= 0)

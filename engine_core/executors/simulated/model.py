@@ -2,7 +2,7 @@
 
 An entry is the entry before it plus a hash of token and position, so one entry stands for the whole
 sequence. Each page group has entries of its own, which differ by a constant. A token follows from
-the last entry of each group or, with a window, from all entries in it.
+the last entry of each group or, with a window, from all entries in it; of latents from all.
 """
 
 from __future__ import annotations
@@ -45,12 +45,15 @@ class SimulatedModel:
     eos_probability: float = 0.0
     windows: tuple[int, ...] = (0,)
     """Entries of each page group that a token follows from, 2 or more; 0: the last one."""
+    has_latents: bool = False
+    """Whether a token follows from all entries of groups without a window, not from the last
+    one."""
     num_state_units: int = 0
     """Units of state layers, from each of which a token follows as well."""
 
     def num_seen(self, group: int) -> int:
-        """Entries of a page group that a token follows from."""
-        return max(self.windows[group], 1)
+        """Entries of a page group that a token follows from; 0: all."""
+        return self.windows[group] or (0 if self.has_latents else 1)
 
     def seen(self, entries: UInt64Array) -> UInt64Array:
         """Sum of the entries of all page groups, and of the states, that the token behind entries

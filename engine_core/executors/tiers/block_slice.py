@@ -10,8 +10,8 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockSlice:
-    """A block is [planes, heads, elements of a head]: two planes a layer, in each of them a stretch
-    for every KV head."""
+    """A block is [planes, heads, elements of a head]: `ModelConfig.kv_planes` a layer, in each of
+    them a stretch for every KV head."""
 
     num_planes: int
     planes: range

@@ -12,6 +12,8 @@ from ...weights.model_config import EXPERT_GATES, GATES, ModelConfig, size_of
 
 SLIDING = "sliding_attention"
 FULL = "full_attention"
+DENSE = "dense"
+SPARSE = "sparse"
 MAX_WINDOW = 1 << 28
 MAX_COUNT = 1 << 20
 Config = Mapping[str, Any]
@@ -59,6 +61,19 @@ def count_of(config: Config, name: str, default: int | None = None, *, least: in
     is_count = type(count) is int and least <= count <= MAX_COUNT
     require(is_count, name, count, f"a whole number, {least}…{MAX_COUNT}")
     return int(str(count))
+
+
+def layers_with_experts(config: Config, has_experts: Callable[[int], bool]) -> tuple[bool, ...]:
+    """By layer, whether it has experts: what `mlp_layer_types` says, else `has_experts` of its
+    number. Raises `ConfigError`."""
+    num_layers = size_of(config, "num_hidden_layers")
+    kinds = config.get("mlp_layer_types")
+    if kinds is None:
+        return tuple(has_experts(i) for i in range(num_layers))
+    is_known = isinstance(kinds, list) and all(kind in (DENSE, SPARSE) for kind in kinds)
+    if not is_known or len(kinds) != num_layers:
+        raise ConfigError("mlp_layer_types", kinds, f"{num_layers} of {DENSE} and {SPARSE}")
+    return tuple(kind == SPARSE for kind in kinds)
 
 
 def with_experts(model: ModelConfig, experts: ExpertsConfig) -> ModelConfig:

@@ -110,6 +110,7 @@ class ExpertParts:
             correction=self._weights.tensors.get(self._prefix + mixture.CORRECTION),
             num_groups=sizes.num_groups,
             num_chosen_groups=sizes.num_chosen_groups,
+            num_group_scores=sizes.num_group_scores,
             own=sizes.own,
             counts=self._counts,
         )

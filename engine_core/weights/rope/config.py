@@ -132,6 +132,16 @@ def _yarn(rope: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     return numbers | {"attention_factor": attention}
 
 
+def grown_scale(rope: Mapping[str, Any], config: Mapping[str, Any]) -> float:
+    """Factor of the softmax's scale with stretched positions, where `mscale_all_dim` says that all
+    numbers of queries and keys grow; else 1. Raises `ConfigError`."""
+    if _kind_of(rope) != "yarn" or not rope.get("mscale_all_dim"):
+        return 1.0
+    original = positive_of(rope, ORIGINAL, config["max_position_embeddings"])
+    grown = _mscale(_factor_of(rope, config, original), positive_of(rope, "mscale_all_dim"))
+    return grown * grown
+
+
 def _mscale(factor: float, mscale: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 

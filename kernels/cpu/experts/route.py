@@ -32,9 +32,11 @@ def route(
     correction: torch.Tensor | None,
     num_groups: int,
     num_chosen_groups: int,
+    num_group_scores: int = 2,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """logits [T, E], contiguous → experts int32 [T, k] in the order in which they are chosen, and
-    weights float32 [T, k]. bias, of the logits' type, and correction float32 [E]."""
+    weights float32 [T, k]. bias, of the logits' type, and correction float32 [E]. A group counts as
+    the sum of so many largest scores, 1 or 2."""
     assert logits.is_contiguous()
     assert bias is None or bias.dtype == logits.dtype
     num_tokens, num_experts = logits.shape
@@ -51,6 +53,7 @@ def route(
         *(num_experts, width, num_chosen, int(is_sigmoid), int(is_normalized), float_bits(scale)),
         *(num_groups, num_chosen_groups),
         0 if bias is None else bias.data_ptr(),
+        num_group_scores,
     )
     return experts, weights
 
@@ -100,7 +103,12 @@ def _take_best(p_scores: int, count: int, default: int) -> int:
 
 @njit
 def _leave_groups(
-    p_ranked: int, p_groups: int, num_experts: int, num_groups: int, num_chosen: int
+    p_ranked: int,
+    p_groups: int,
+    num_experts: int,
+    num_groups: int,
+    num_chosen: int,
+    num_scores: int,
 ) -> None:
     """Takes the scores of experts away that are in no chosen group."""
     size = num_experts // num_groups
@@ -114,7 +122,8 @@ def _leave_groups(
                 first = score
             elif score > second:
                 second = score
-        put(p_groups + group * _SIZE, first + second, F32_ELEMENT)
+        total = first + second if num_scores > 1 else first
+        put(p_groups + group * _SIZE, total, F32_ELEMENT)
     for i in range(num_chosen):
         _take_best(p_groups, num_groups, i)
     for group in range(num_groups):
@@ -153,7 +162,14 @@ def _route_row(arguments: int, row: int, element: Any) -> None:
         put(p_ranked + i * _SIZE, score, F32_ELEMENT)
     if num_groups > 1:
         p_groups = p_ranked + width * _SIZE
-        _leave_groups(p_ranked, p_groups, num_experts, num_groups, argument(arguments, 12))
+        _leave_groups(
+            p_ranked,
+            p_groups,
+            num_experts,
+            num_groups,
+            argument(arguments, 12),
+            argument(arguments, 14),
+        )
     p_experts = argument(arguments, 3) + row * num_chosen * _SIZE
     p_weights = argument(arguments, 4) + row * num_chosen * _SIZE
     total = F32(0)

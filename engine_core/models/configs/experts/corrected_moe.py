@@ -3,18 +3,14 @@ scores. Their routers multiply in float32."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from ....config import ConfigError, require
+from ....config import require
 from ....weights.experts_config import ExpertsConfig
 from ....weights.model_config import ModelConfig, size_of
 from ....weights.rope.config import positive_of
-from ..fields import Config, count_of, with_experts
+from ..fields import Config, count_of, layers_with_experts, with_experts
 from ..llama import read_ernie45
-
-DENSE = "dense"
-SPARSE = "sparse"
 
 
 def read_glm4_moe(config: Config) -> ModelConfig:
@@ -36,7 +32,7 @@ def read_glm4_moe(config: Config) -> ModelConfig:
         num_groups=count_of(config, "n_group", 1),
         num_chosen_groups=count_of(config, "topk_group", 1),
         shared_size=count_of(config, "n_shared_experts", 1, least=0) * inner,
-        is_sparse=_sparse(config, lambda i: i >= first),
+        is_sparse=layers_with_experts(config, lambda i: i >= first),
     )
     return with_experts(read, experts)
 
@@ -90,7 +86,7 @@ def read_hy3(config: Config) -> ModelConfig:
         is_normalized=True,
         scale=positive_of(config, "router_scaling_factor", 2.826),
         shared_size=count_of(config, "num_shared_experts", 1, least=0) * inner,
-        is_sparse=_sparse(config, lambda i: i >= first),
+        is_sparse=layers_with_experts(config, lambda i: i >= first),
     )
     return with_experts(read, experts)
 
@@ -111,23 +107,10 @@ def read_ernie45_moe(config: Config) -> ModelConfig:
         intermediate_size=inner,
         is_normalized=True,
         shared_size=count_of(config, "moe_num_shared_experts", 0, least=0) * inner,
-        is_sparse=_sparse(config, lambda i: first <= i <= last and (i + 1) % step == 0),
+        is_sparse=layers_with_experts(config, lambda i: first <= i <= last and (i + 1) % step == 0),
     )
     return with_experts(read_ernie45(config), experts)
 
 
 def _experts(**facts: Any) -> ExpertsConfig:
     return ExpertsConfig(has_correction=True, has_wide_router=True, **facts)
-
-
-def _sparse(config: Config, has_experts: Callable[[int], bool]) -> tuple[bool, ...]:
-    """Whether each layer has experts: what `mlp_layer_types` says, else `has_experts` of its
-    number. Raises `ConfigError`."""
-    num_layers = size_of(config, "num_hidden_layers")
-    kinds = config.get("mlp_layer_types")
-    if kinds is None:
-        return tuple(has_experts(i) for i in range(num_layers))
-    is_known = isinstance(kinds, list) and all(kind in (DENSE, SPARSE) for kind in kinds)
-    if not is_known or len(kinds) != num_layers:
-        raise ConfigError("mlp_layer_types", kinds, f"{num_layers} of {DENSE} and {SPARSE}")
-    return tuple(kind == SPARSE for kind in kinds)

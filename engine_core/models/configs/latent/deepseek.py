@@ -1,0 +1,89 @@
+"""Configs of DeepSeek V2 and V3, Kimi K2 and GLM-4.7-Flash, whose routers multiply in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ....config import require
+from ....weights.experts_config import ExpertsConfig
+from ....weights.model_config import ModelConfig
+from ....weights.rope.config import positive_of
+from ..fields import Config, count_of, layers_with_experts, with_experts
+from .fields import read_latent
+
+GREEDY = "greedy"
+IN_GROUPS = "group_limited_greedy"
+
+
+def read_deepseek_v2(config: Config) -> ModelConfig:
+    """Weights of experts are not divided by their sum."""
+    method = config.get("topk_method", GREEDY)
+    require(method in (GREEDY, IN_GROUPS), "topk_method", method, f"{GREEDY} or {IN_GROUPS}")
+    _check(config, {"scoring_func": "softmax", "norm_topk_prob": False})
+    groups = {}
+    if method == IN_GROUPS:
+        groups = {**_groups(config), "num_group_scores": 1}
+    read = read_latent(config, is_interleaved=True)
+    return _with_experts(read, config, _behind(config, 0), **groups)
+
+
+def read_deepseek_v3(config: Config) -> ModelConfig:
+    _check(config, {"scoring_func": "sigmoid", "topk_method": "noaux_tc"})
+    return _read_corrected(config, _behind(config, 3))
+
+
+def read_glm4_moe_lite(config: Config) -> ModelConfig:
+    return _read_corrected(config, _behind(config, 1))
+
+
+def _read_corrected(config: Config, has_experts: Callable[[int], bool]) -> ModelConfig:
+    """A model whose experts are chosen by sigmoids with a correction."""
+    read = read_latent(config, is_interleaved=bool(config.get("rope_interleave", True)))
+    return _with_experts(
+        read,
+        config,
+        has_experts,
+        is_sigmoid=True,
+        has_correction=True,
+        is_normalized=bool(config.get("norm_topk_prob", True)),
+        **_groups(config),
+    )
+
+
+def _with_experts(
+    read: ModelConfig, config: Config, has_experts: Callable[[int], bool], **routing: Any
+) -> ModelConfig:
+    inner = count_of(config, "moe_intermediate_size")
+    experts = ExpertsConfig(
+        num_experts=count_of(config, "n_routed_experts"),
+        num_chosen=count_of(config, "num_experts_per_tok"),
+        intermediate_size=inner,
+        scale=positive_of(config, "routed_scaling_factor", 1.0),
+        shared_size=count_of(config, "n_shared_experts", 1, least=0) * inner,
+        is_sparse=layers_with_experts(config, has_experts),
+        has_wide_router=True,
+        **routing,
+    )
+    return with_experts(read, experts)
+
+
+def _groups(config: Config) -> dict[str, int]:
+    return {
+        "num_groups": count_of(config, "n_group", 1),
+        "num_chosen_groups": count_of(config, "topk_group", 1),
+    }
+
+
+def _behind(config: Config, default: int) -> Callable[[int], bool]:
+    """Layers behind the first, dense ones, all or each so many-th."""
+    first = count_of(config, "first_k_dense_replace", default, least=0)
+    step = count_of(config, "moe_layer_freq", 1)
+    return lambda i: i >= first and i % step == 0
+
+
+def _check(config: Config, served: dict[str, object]) -> None:
+    """Raises `ConfigError` for fields with other values than those of published checkpoints."""
+    for name, value in served.items():
+        given = config.get(name, value)
+        require(given == value, name, given, str(value).lower())
