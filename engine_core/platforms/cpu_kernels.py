@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from headwater.kernels.cpu import add_layer_norm as layer_norm_kernel
 from headwater.kernels.cpu import attention as attention_kernel
 from headwater.kernels.cpu import block_activations, block_rows, tile_kernel
 from headwater.kernels.cpu import qk_norm_rope_store_kv as qk_kernel
@@ -30,8 +31,8 @@ from ..weights.model_config import ModelConfig
 from . import cpu_experts
 
 
-def packed_kernels(weights: Weights, of_states: Sequence[Kernel] = ()) -> list[Kernel]:
-    """Kernels that multiply and look up these packed weights, and those of state layers."""
+def packed_kernels(weights: Weights, of_layers: Sequence[Kernel] = ()) -> list[Kernel]:
+    """Kernels that multiply and look up these packed weights, and those of other layers."""
     joined = (stack.linear for stack in weights.experts.values())
     linears = [*weights.linears.values(), *joined]
     tables = weights.tables.values()
@@ -58,17 +59,18 @@ def packed_kernels(weights: Weights, of_states: Sequence[Kernel] = ()) -> list[K
         used.append(block_activations.KERNEL)
     if any(each.rounds_tokens for each in in_groups):
         used.append(block_activations.TOKEN_KERNEL)
-    return list(dict.fromkeys([*used, *of_states]))
+    return list(dict.fromkeys([*used, *of_layers]))
 
 
-def state_kernels(model: ModelConfig) -> list[Kernel]:
-    """Kernels of a model's state layers."""
+def layer_kernels(model: ModelConfig) -> list[Kernel]:
+    """Kernels of a model's state layers, and of an encoder's norms."""
     kernels = (
+        (model.encoder, layer_norm_kernel.KERNEL),
         (model.delta, delta_kernel.KERNEL),
         (model.conv, conv_kernel.KERNEL),
         (model.mamba, mamba_kernel.KERNEL),
     )
-    return [kernel for sizes, kernel in kernels if sizes is not None]
+    return [kernel for config, kernel in kernels if config is not None]
 
 
 def _every_packed_kernel() -> list[Kernel]:
