@@ -192,8 +192,9 @@ def main(
     device: Annotated[str, typer.Option(help="cpu, or cuda: shapes of encoders there.")] = "cpu",
     as_json: AsJson = False,
 ) -> None:
-    """Embeds texts of 16 to 256 tokens with all-MiniLM-L6-v2 on a CPU, in float32 and bfloat16; or
-    times encoders of the shapes of bge-m3 and MiniLM with random weights on a GPU."""
+    """Embeds texts of 16 to 256 tokens with all-MiniLM-L6-v2 on a CPU, in float32, bfloat16 and
+    packed weights of eight bits; or times encoders of the shapes of bge-m3 and MiniLM with random
+    weights on a GPU."""
     require(device in ("cpu", "cuda"), "device", device, "cpu or cuda")
     if device == "cuda":
         rates = [encoder_shapes.measure(shape, device, rounds) for shape in encoder_shapes.SHAPES]
@@ -203,12 +204,19 @@ def main(
         torch.set_num_threads(threads)
     name = "all-minilm-l6-v2"
     cache = default_cache_dir()
+
+    def pulled(dtype: str, kind: str = "auto") -> Path:
+        return pull(
+            name, cache_dir=cache, progress=silent, dtype=dtype, device="cpu", quantization=kind
+        )
+
     rows = []
-    for dtype in ("float32", "bfloat16"):
-        folder = pull(name, cache_dir=cache, progress=silent, dtype=dtype, device="cpu")
-        vocab_size = ModelManifest.read(folder).vocab_size
-        asked = random_texts(texts, vocab_size)
-        rows.append(measure(Subject(folder, threads), Peer(folder), asked, dtype, rounds))
+    for dtype, kind in (("float32", "auto"), ("bfloat16", "auto"), ("bfloat16", "int8")):
+        peer = Peer(pulled(dtype))
+        folder = pulled(dtype, kind)
+        asked = random_texts(texts, ModelManifest.read(folder).vocab_size)
+        shown = dtype if kind == "auto" else kind
+        rows.append(measure(Subject(folder, threads), peer, asked, shown, rounds))
     show_rows(rows, f"{name}, beside plain torch on padded batches", as_json=as_json)
 
 

@@ -107,7 +107,7 @@ ENGINE = (
         beside=frozenset({SIMULATED, INT8_ACTIVATIONS, EXPERTS}),
     ),
     Capability(name=FOREIGN, off="headwater", beside=frozenset({SIMULATED, INT8_ACTIVATIONS})),
-    Capability(name=ENCODER, off="a decoder"),
+    Capability(name=ENCODER, off="a decoder", beside=frozenset({INT8_ACTIVATIONS})),
     Capability(
         name=TENSOR_PARALLEL,
         fields=("tensor_parallel_size",),
