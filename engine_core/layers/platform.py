@@ -19,7 +19,6 @@ from ..sampling.operations import SamplingOperations
 from .batch import ForwardBatch
 from .linear.linear import Linear, Product, Tokens
 from .routing import ExpertProduct, ExpertStack, Router, Routes
-from .text_batch import TextBatch
 
 
 class Platform(Protocol):
@@ -136,8 +135,8 @@ class LayerNormWeights(Protocol):
 class EncoderPlatform(Platform, Protocol):
     """A platform with the flag `encoders`."""
 
-    def plan_texts(self, batch: TextBatch) -> Any:
-        """Plan of the texts of a batch for `text_attention`, made once for all layers."""
+    def plan_texts(self, counts: Sequence[int]) -> Any:
+        """Plan of texts of so many tokens for `text_attention`, made once for all layers."""
 
     def mutual_attention(
         self,

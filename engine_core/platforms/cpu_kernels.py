@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from headwater.kernels.cpu import add_layer_norm as layer_norm_kernel
 from headwater.kernels.cpu import attention as attention_kernel
 from headwater.kernels.cpu import block_activations, block_rows, tile_kernel
 from headwater.kernels.cpu import qk_norm_rope_store_kv as qk_kernel
@@ -16,6 +15,7 @@ from headwater.kernels.cpu import silu_mul as silu_kernel
 from headwater.kernels.cpu.compiler.compiled import DTYPES, Kernel
 from headwater.kernels.cpu.compiler.replay import walker
 from headwater.kernels.cpu.delta import delta_net as delta_kernel
+from headwater.kernels.cpu.encoders import add_layer_norm as layer_norm_kernel
 from headwater.kernels.cpu.sampling import draw_candidates as draw_kernel
 from headwater.kernels.cpu.states import mamba as mamba_kernel
 from headwater.kernels.cpu.states import short_conv as conv_kernel

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.kernels.cpu.add_layer_norm import add_layer_norm as add_layer_norm_on_cpu
+from headwater.kernels.cpu.encoders.add_layer_norm import add_layer_norm as add_layer_norm_on_cpu
 from headwater.kernels.norm.add_layer_norm import add_layer_norm, add_layer_norm_twin
 
 

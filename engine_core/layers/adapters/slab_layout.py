@@ -100,8 +100,8 @@ class SlabLayout:
 
 
 def _copy_bytes(source: torch.Tensor, target: torch.Tensor) -> None:
-    """By one thread: where all cores are busy, torch's threads wait for one another in each of some
-    hundred copies, which together take as long as a step."""
+    """Copies on one thread: where all cores are busy, torch's threads wait for one another in each
+    of some hundred copies, which together take as long as a step."""
     ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
 
 

@@ -97,9 +97,8 @@ class Encoder:
         if self._types is not None:
             x += self._types[0] if batch.types is None else self._types[batch.types]
         x = self._embedding_norm(x)
-        texts = self._platform.plan_texts(batch)
         for layer in self._layers:
-            x = layer(x, texts, self._distance_bias)
+            x = layer(x, batch.texts, self._distance_bias)
         return x
 
 

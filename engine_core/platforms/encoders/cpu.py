@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from headwater.kernels.cpu.add_layer_norm import add_layer_norm
-from headwater.kernels.cpu.mutual_attention import mutual_attention
+from headwater.kernels.cpu.encoders.add_layer_norm import add_layer_norm
+from headwater.kernels.cpu.encoders.mutual_attention import mutual_attention
 
 from ...layers.linear.linear import Product
 from ...layers.platform import BiasedLinear, LayerNormWeights, SumNorm, TextAttention
-from ...layers.text_batch import TextBatch
 from ..cpu_products import TEXT_ROWS, CpuProducts
 
 
@@ -21,9 +20,8 @@ class CpuTexts:
     def __init__(self, products: CpuProducts) -> None:
         self._products = products
 
-    def plan_texts(self, batch: TextBatch) -> list[int]:
-        counts: list[int] = batch.counts.tolist()
-        return counts
+    def plan_texts(self, counts: Sequence[int]) -> list[int]:
+        return list(counts)
 
     def mutual_attention(
         self,

@@ -13,7 +13,6 @@ from headwater.kernels.norm.add_layer_norm import add_layer_norm
 
 from ...layers.linear.linear import Product
 from ...layers.platform import BiasedLinear, LayerNormWeights, SumNorm, TextAttention
-from ...layers.text_batch import TextBatch
 from ..cuda_products import CudaProducts
 
 
@@ -23,8 +22,8 @@ class CudaTexts:
     device: torch.device
     products: CudaProducts
 
-    def plan_texts(self, batch: TextBatch) -> torch.Tensor:
-        return text_tiles(batch.counts.tolist(), self.device)
+    def plan_texts(self, counts: Sequence[int]) -> torch.Tensor:
+        return text_tiles(counts, self.device)
 
     def mutual_attention(
         self,

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from numba import njit
 
-from .compiler.compiled import Kernel, address_of, argument, float_bits, items
-from .compiler.scalars import float32_at, size_of
-from .compiler.simd import add, fma, load, mul, splat, store, sub, sum_of
-from .compiler.simd_types import BF16_ELEMENT, F32, F32_ELEMENT, NUM_LANES
+from ..compiler.compiled import Kernel, address_of, argument, float_bits, items
+from ..compiler.scalars import float32_at, size_of
+from ..compiler.simd import add, fma, load, mul, splat, store, sub, sum_of
+from ..compiler.simd_types import BF16_ELEMENT, F32, F32_ELEMENT, NUM_LANES
 
 
 def add_layer_norm(
