@@ -20,6 +20,7 @@ from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.build.single import build_executor
 from headwater.engine_core.models import registry
 from headwater.engine_core.options import ExecutorOptions
+from headwater.engine_core.queue_policies import SHORTEST_FIRST
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.weights.model_file import load
@@ -61,7 +62,8 @@ class Subject:
     def __init__(self, folder: Path, num_threads: int) -> None:
         options = ExecutorOptions(model_folder=folder, num_threads=num_threads)
         executor, config, _ = build_executor(options, lambda phase, done, total: None)
-        self._engine = Engine(config, executor)
+        # The order in which a deployment computes texts, so that latencies can be compared.
+        self._engine = Engine(replace(config, policy=SHORTEST_FIRST), executor)
 
     def embed(
         self, texts: Texts, pooling: str = "mean", second_starts: Sequence[int] = ()

@@ -33,7 +33,10 @@ def engine_of(
 
 @pytest.mark.parametrize(
     ("max_tokens", "num_tokens"),
-    [(9, 1_800), pytest.param(60, 1_000_000, marks=pytest.mark.long)],
+    [
+        (9, 1_800),
+        pytest.param(60, 1_000_000, marks=[pytest.mark.long, pytest.mark.timeout(7200)]),
+    ],
 )
 def test_no_answer_has_a_token_of_another_adapter_while_adapters_come_and_go(
     tmp_path: Path, max_tokens: int, num_tokens: int
