@@ -52,9 +52,10 @@ OPTIONS = {
     "cuda": {"adapter_memory": 4 << 20, "device": "cuda", "block_size": 64, "num_blocks": 60},
 }
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-TOLERANCES = {"cpu": 1e-3, "cuda": 5e-2}
+TOLERANCES = {"cpu": 1e-3, "cuda": 2e-2}
 """Of a log probability. A GPU's products read 10 bits of a float32, so that a difference in the
-last bits of a sum may become one of a thousandth in the next product."""
+last bits of a sum may become one of a thousandth in the next product: without adapters, answers of
+two ranks and of one differ by up to 0.004 (H200, 2026-11-29)."""
 RANKS_OF_BOTH = 4
 
 
