@@ -20,6 +20,7 @@ from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.build.single import build_executor
 from headwater.engine_core.models import registry
 from headwater.engine_core.options import ExecutorOptions
+from headwater.engine_core.queue_policies import SHORTEST_FIRST
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.weights.model_file import load
@@ -61,7 +62,8 @@ class Subject:
     def __init__(self, folder: Path, num_threads: int) -> None:
         options = ExecutorOptions(model_folder=folder, num_threads=num_threads)
         executor, config, _ = build_executor(options, lambda phase, done, total: None)
-        self._engine = Engine(config, executor)
+        # The order in which a deployment computes texts, so that latencies can be compared.
+        self._engine = Engine(replace(config, policy=SHORTEST_FIRST), executor)
 
     def embed(
         self, texts: Texts, pooling: str = "mean", second_starts: Sequence[int] = ()
@@ -192,8 +194,9 @@ def main(
     device: Annotated[str, typer.Option(help="cpu, or cuda: shapes of encoders there.")] = "cpu",
     as_json: AsJson = False,
 ) -> None:
-    """Embeds texts of 16 to 256 tokens with all-MiniLM-L6-v2 on a CPU, in float32 and bfloat16; or
-    times encoders of the shapes of bge-m3 and MiniLM with random weights on a GPU."""
+    """Embeds texts of 16 to 256 tokens with all-MiniLM-L6-v2 on a CPU, in float32, bfloat16 and
+    packed weights of eight bits; or times encoders of the shapes of bge-m3 and MiniLM with random
+    weights on a GPU."""
     require(device in ("cpu", "cuda"), "device", device, "cpu or cuda")
     if device == "cuda":
         rates = [encoder_shapes.measure(shape, device, rounds) for shape in encoder_shapes.SHAPES]
@@ -203,12 +206,19 @@ def main(
         torch.set_num_threads(threads)
     name = "all-minilm-l6-v2"
     cache = default_cache_dir()
+
+    def pulled(dtype: str, kind: str = "auto") -> Path:
+        return pull(
+            name, cache_dir=cache, progress=silent, dtype=dtype, device="cpu", quantization=kind
+        )
+
     rows = []
-    for dtype in ("float32", "bfloat16"):
-        folder = pull(name, cache_dir=cache, progress=silent, dtype=dtype, device="cpu")
-        vocab_size = ModelManifest.read(folder).vocab_size
-        asked = random_texts(texts, vocab_size)
-        rows.append(measure(Subject(folder, threads), Peer(folder), asked, dtype, rounds))
+    for dtype, kind in (("float32", "auto"), ("bfloat16", "auto"), ("bfloat16", "int8")):
+        peer = Peer(pulled(dtype))
+        folder = pulled(dtype, kind)
+        asked = random_texts(texts, ModelManifest.read(folder).vocab_size)
+        shown = dtype if kind == "auto" else kind
+        rows.append(measure(Subject(folder, threads), peer, asked, shown, rounds))
     show_rows(rows, f"{name}, beside plain torch on padded batches", as_json=as_json)
 
 

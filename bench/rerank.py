@@ -43,6 +43,8 @@ _WORD = re.compile(r"[a-z]{3,}")
 class Measurement:
     """Medians over rounds in turn."""
 
+    dtype: str
+    """Type that ours computes in."""
     documents: int
     tokens: int
     """Tokens of a document."""
@@ -77,11 +79,16 @@ def make_cross_encoder(folder: Path) -> Path:
 class Ranker:
     """A converted cross-encoder: texts in, logits out, as a deployment computes them."""
 
-    def __init__(self, source: Path, folder: Path, num_threads: int) -> None:
+    def __init__(
+        self, source: Path, folder: Path, num_threads: int, dtype: str = "float32"
+    ) -> None:
         folder.mkdir()
+        settings = ConvertSettings(
+            source=source, folder=folder, name="ranker", revision="1", dtype=dtype
+        )
         # Progress goes to standard output, which is for figures here.
         with contextlib.redirect_stdout(sys.stderr):
-            convert(ConvertSettings(source=source, folder=folder, name="ranker", revision="1"))
+            convert(settings)
         self._model = load_text_model(folder, "ranker", ServingChoices())
         self._engine = Subject(folder, num_threads)
 
@@ -105,7 +112,7 @@ class Ranker:
 
 
 class CrossEncoder:
-    """sentence-transformers', with its default batches."""
+    """sentence-transformers', in float32 and batches of 32 as it computes by default."""
 
     def __init__(self, source: Path) -> None:
         library = importlib.import_module(PEER)
@@ -129,7 +136,12 @@ def random_texts(source: Path, documents: int, tokens: int) -> tuple[str, list[s
 
 
 def measure(
-    ranker: Ranker, peer: CrossEncoder, query: str, documents: list[str], rounds: int
+    ranker: Ranker,
+    peer: CrossEncoder,
+    query: str,
+    documents: list[str],
+    rounds: int,
+    dtype: str = "float32",
 ) -> Measurement:
     """Measures both in turn, after a round that counts for nothing."""
     pairs = zip(ranker.logits(query, documents), peer.logits(query, documents), strict=True)
@@ -142,6 +154,7 @@ def measure(
         for _ in range(rounds)
     ]
     return Measurement(
+        dtype=dtype,
         documents=len(documents),
         tokens=len(documents[0].split()),
         pairs_per_second=round(len(documents) / median(ours for ours, _ in seconds), 1),
@@ -158,7 +171,8 @@ def main(
     threads: Annotated[int, typer.Option(help="Threads of both.")] = 2,
     as_json: AsJson = False,
 ) -> None:
-    """Scores documents by a MiniLM cross-encoder with a random head on a CPU, in float32."""
+    """Scores documents by a MiniLM cross-encoder with a random head on a CPU, in float32 and
+    bfloat16."""
     is_there = importlib.util.find_spec(PEER) is not None
     require(is_there, "peer", None, "sentence-transformers: pip install sentence-transformers")
     torch.set_num_threads(threads)
@@ -166,10 +180,13 @@ def main(
         source = Path(name) / "source"
         source.mkdir()
         make_cross_encoder(source)
-        ranker = Ranker(source, Path(name) / "ours", threads)
+        peer = CrossEncoder(source)
         query, texts = random_texts(source, documents, tokens)
-        row = measure(ranker, CrossEncoder(source), query, texts, rounds)
-    show_rows([row], "a MiniLM cross-encoder, beside sentence-transformers", as_json=as_json)
+        rows = []
+        for dtype in ("float32", "bfloat16"):
+            ranker = Ranker(source, Path(name) / dtype, threads, dtype)
+            rows.append(measure(ranker, peer, query, texts, rounds, dtype))
+    show_rows(rows, "a MiniLM cross-encoder, beside sentence-transformers", as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ ENGINE = (
     ),
     Capability(name=LATENT, beside=QUANTIZED | {SIMULATED, EXPERTS}),
     Capability(name=FOREIGN, off="headwater", beside=frozenset({SIMULATED, INT8_ACTIVATIONS})),
-    Capability(name=ENCODER, off="a decoder"),
+    Capability(name=ENCODER, off="a decoder", beside=frozenset({INT8_ACTIVATIONS})),
     Capability(
         name=TENSOR_PARALLEL,
         fields=("tensor_parallel_size",),

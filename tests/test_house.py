@@ -155,6 +155,7 @@ SCHEDULING_ORDER = (
 KERNELS_ORDER = (
     # The CPU's kernels; cpu/experts: those of mixtures of experts; cpu/delta: those of gated delta
     # nets; cpu/states: those of other state layers; cpu/latent: those of latent attention;
+    # cpu/encoders: attention and norms of whole texts;
     # cpu/compiler: Python to machine code, calls that are recorded and repeated.
     "cpu",
     # The request table on a GPU; drafts and positions of its rows.

@@ -3,6 +3,8 @@ device."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -17,7 +19,6 @@ from ..sampling.operations import SamplingOperations
 from .batch import ForwardBatch
 from .linear.linear import Linear, Product, Tokens
 from .routing import ExpertProduct, ExpertStack, Router, Routes
-from .text_batch import TextBatch
 
 
 class Platform(Protocol):
@@ -107,10 +108,20 @@ class TextAttention(Protocol):
         added to the scores: column L − 1 + d is that of a key d positions behind its query."""
 
 
+@dataclass(frozen=True, slots=True)
+class BiasedLinear:
+    """x [T, K] → [T, N]: activation(product + bias), bias [N]; activation as in
+    `Platform.activation`, empty: none."""
+
+    linear: Linear
+    bias: torch.Tensor
+    activation: str = ""
+
+
 class SumNorm(Protocol):
     def __call__(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """x [T, K] and residual [T, H] → [T, H], which may lie where residual does; residual is of
-        no use any more."""
+        """x [T, K] and residual [T, H] → [T, H], which may lie where residual does; residual, which
+        may be x, is of no use any more."""
 
 
 class LayerNormWeights(Protocol):
@@ -120,15 +131,12 @@ class LayerNormWeights(Protocol):
     bias: torch.Tensor | None
     eps: float
 
-    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """residual += x in place; the norm of the sum, [T, H]."""
-
 
 class EncoderPlatform(Platform, Protocol):
     """A platform with the flag `encoders`."""
 
-    def plan_texts(self, batch: TextBatch) -> Any:
-        """Plan of the texts of a batch for `text_attention`, made once for all layers."""
+    def plan_texts(self, counts: Sequence[int]) -> Any:
+        """Plan of texts of so many tokens for `text_attention`, made once for all layers."""
 
     def mutual_attention(
         self,
@@ -139,16 +147,16 @@ class EncoderPlatform(Platform, Protocol):
     ) -> torch.Tensor:
         """qkv [T, 3 Hq D] → [T, Hq D], as `text_attention` of what is projected already."""
 
-    def text_attention(self, qkv: Linear, bias: torch.Tensor, head_dim: int) -> TextAttention:
+    def text_attention(self, qkv: BiasedLinear, head_dim: int) -> TextAttention:
         """Attention in which each token attends to all tokens of its text, with scores scaled by
-        1 / sqrt(D); qkv [3 Hq D, H] and bias [3 Hq D]. A text has the same bits in any batch."""
+        1 / sqrt(D); qkv [3 Hq D, H]. A text has the same bits in any batch."""
 
-    def sum_norm(self, linear: Linear, bias: torch.Tensor, norm: LayerNormWeights) -> SumNorm:
-        """The norm of product + bias + residual, linear [H, K] and bias [H]."""
+    def sum_norm(self, linears: Sequence[BiasedLinear], norm: LayerNormWeights) -> SumNorm:
+        """The norm of residual + what the linear layers, one after another, make of x. The last
+        one has no activation."""
 
-    def biased_linear(self, linear: Linear, bias: torch.Tensor, activation: str) -> Product:
-        """x [T, K] → [T, N]: activation(product + bias), bias [N]; activation as in
-        `Platform.activation`, empty: none."""
+    def biased_linear(self, biased: BiasedLinear) -> Product:
+        """The product of one linear layer."""
 
 
 class ExpertPlatform(Platform, Protocol):

@@ -23,7 +23,7 @@ from ..layers.routing import ExpertProduct, ExpertStack, Router, Routes
 from ..sampling.operations import SamplingOperations
 from ..weights.model_config import ModelConfig
 from .cpu_experts import CpuExperts, route
-from .cpu_kernels import compile_kernels, mixer_kernels, packed_kernels
+from .cpu_kernels import compile_kernels, layer_kernels, packed_kernels
 from .cpu_products import CpuProducts
 from .cpu_sampling import CpuSampling
 from .encoders.cpu import CpuTexts
@@ -43,7 +43,7 @@ class CpuPlatform(CpuTexts, CpuStates, CpuLatents, RowAdditions):
     def __init__(self, model: ModelConfig, block_size: int) -> None:
         # Query heads of a key head, in layers that see all keys and in layers with a window.
         self._groups = _group_of(model.of_global_layers), _group_of(model)
-        self._mixer_kernels = mixer_kernels(model)
+        self._layer_kernels = layer_kernels(model)
         self.block_size = block_size
         super().__init__(CpuProducts())
 
@@ -55,7 +55,7 @@ class CpuPlatform(CpuTexts, CpuStates, CpuLatents, RowAdditions):
         """Does what the first step would otherwise wait for: kernels are loaded, products are
         probed."""
         dtype = weights.table("embed").dtype
-        used = packed_kernels(weights, self._mixer_kernels)
+        used = packed_kernels(weights, self._layer_kernels)
         compile_kernels(dtype, progress, used)
         for linear in weights.linears.values():
             self.linear(linear)

@@ -15,6 +15,7 @@ from headwater.kernels.cpu import silu_mul as silu_kernel
 from headwater.kernels.cpu.compiler.compiled import DTYPES, Kernel
 from headwater.kernels.cpu.compiler.replay import walker
 from headwater.kernels.cpu.delta import delta_net as delta_kernel
+from headwater.kernels.cpu.encoders import add_layer_norm as layer_norm_kernel
 from headwater.kernels.cpu.sampling import draw_candidates as draw_kernel
 from headwater.kernels.cpu.states import mamba as mamba_kernel
 from headwater.kernels.cpu.states import short_conv as conv_kernel
@@ -31,8 +32,8 @@ from . import cpu_experts
 from .latents.cpu import LATENT_KERNELS
 
 
-def packed_kernels(weights: Weights, of_mixers: Sequence[Kernel] = ()) -> list[Kernel]:
-    """Kernels that multiply and look up these packed weights, and `mixer_kernels`."""
+def packed_kernels(weights: Weights, of_layers: Sequence[Kernel] = ()) -> list[Kernel]:
+    """Kernels that multiply and look up these packed weights, and those of other layers."""
     joined = (stack.linear for stack in weights.experts.values())
     linears = [*weights.linears.values(), *joined]
     tables = weights.tables.values()
@@ -59,7 +60,7 @@ def packed_kernels(weights: Weights, of_mixers: Sequence[Kernel] = ()) -> list[K
         used.append(block_activations.KERNEL)
     if any(each.rounds_tokens for each in in_groups):
         used.append(block_activations.TOKEN_KERNEL)
-    return list(dict.fromkeys([*used, *of_mixers]))
+    return list(dict.fromkeys([*used, *of_layers]))
 
 
 def with_cpu_look_up(weights: Weights) -> Weights:
@@ -67,15 +68,16 @@ def with_cpu_look_up(weights: Weights) -> Weights:
     return weights.looked_up_by(BlockTable, block_rows.block_rows)
 
 
-def mixer_kernels(model: ModelConfig) -> list[Kernel]:
-    """Kernels of a model's state layers, and of latent attention."""
+def layer_kernels(model: ModelConfig) -> list[Kernel]:
+    """Kernels of a model's state layers, of latent attention and of an encoder's norms."""
     kernels = (
+        (model.encoder, (layer_norm_kernel.KERNEL,)),
         (model.delta, (delta_kernel.KERNEL,)),
         (model.conv, (conv_kernel.KERNEL,)),
         (model.mamba, (mamba_kernel.KERNEL,)),
         (model.latent, LATENT_KERNELS),
     )
-    return [kernel for sizes, own in kernels if sizes is not None for kernel in own]
+    return [kernel for config, own in kernels if config is not None for kernel in own]
 
 
 def _every_packed_kernel() -> list[Kernel]:

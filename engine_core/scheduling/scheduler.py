@@ -21,7 +21,7 @@ from .blocks.blocks import Blocks
 from .blocks.state_blocks import StateBlocks
 from .blocks.wanted import Wanted
 from .rows.rows import Rows
-from .seating.adapter_slots import AdapterSlots
+from .seating.adapter_slots import NO_DIGEST, AdapterSlots
 from .seating.seating import Seating
 from .speculation.speculator import Speculator
 from .step_builder import Chunk, PlannedStep, StepBuilder, compose_draw
@@ -97,6 +97,9 @@ class Scheduler:
             return None
         if not is_short:
             add_drafts(step, self.rows, self.blocks, self._config.max_positions)
+        following = self.seating.following
+        if following is not None and following.adapter != NO_DIGEST:
+            self.adapters.copy_ahead(following.adapter, following.tenant)
         return step.compose(
             self.rows.note_step(step.num_requests),
             self.rows.table,

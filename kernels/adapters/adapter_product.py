@@ -23,13 +23,13 @@ def add_adapters_twin(
 
 def _add_to_row(x: torch.Tensor, y: torch.Tensor, slot: int, slab: Slab, layer: SlabLayer) -> None:
     first = slot * RANK_UNIT
-    ranks = slab.numbers[first : first + int(slab.num_ranks[slot])]
+    ranks = slab.of(layer)[first : first + int(slab.num_ranks[slot])]
     pieces = torch.split(x.float(), PIECE)
     for i, (start, size) in enumerate(zip(layer.part_starts, layer.parts, strict=True)):
         factor = slab.factors[slot, layer.column + i]
         if factor == 0:
             continue
-        first_a = layer.first + i * layer.num_inputs
+        first_a = i * layer.num_inputs
         a = ranks[:, first_a : first_a + layer.num_inputs].float()
         shrunk = torch.zeros(len(ranks), device=x.device)
         for piece, factors in zip(pieces, torch.split(a, PIECE, 1), strict=True):

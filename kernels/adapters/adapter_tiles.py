@@ -15,6 +15,8 @@ FEW_TILE = 16
 MANY_TILE = 32
 """Rows of a tile. From 64 on, products would be made by other instructions, with other bits."""
 NO_ROW = -1
+_OTHERS = 32
+"""Rows that all rows are compared with at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,8 @@ def adapter_tiles(slots: torch.Tensor, num_ranks: torch.Tensor) -> AdapterTiles:
         num_rows,
         TILE=FEW_TILE,
         BLOCK=triton.next_power_of_2(num_rows),
+        OTHERS=_OTHERS,
+        num_warps=8,
     )
     return tiles
 
@@ -117,6 +121,7 @@ def _few_tiles(
     num_rows,
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
+    OTHERS: tl.constexpr,
 ):
     """A row leads a tile where a multiple of TILE rows before it have its slot. The leader of
     another row's tile has its slot, and so many fewer rows before it as the row's place says."""
@@ -124,8 +129,12 @@ def _few_tiles(
     inside = o_row < num_rows
     b_slot = tl.load(p_slots + o_row, mask=inside, other=-1)
     b_before = tl.zeros((BLOCK,), tl.int32)
-    for i in range(num_rows):
-        b_before += ((b_slot == tl.load(p_slots + i)) & (o_row > i)).to(tl.int32)
+    # Some rows at a time: one after another, each would wait for its own load.
+    for first in range(0, num_rows, OTHERS):
+        o_other = first + tl.arange(0, OTHERS)
+        b_other = tl.load(p_slots + o_other, mask=o_other < num_rows, other=-1)
+        is_before = (b_slot[:, None] == b_other[None, :]) & (o_row[:, None] > o_other[None, :])
+        b_before += tl.sum(is_before.to(tl.int32), 1)
     b_place = b_before % TILE
     b_leads = (b_slot >= 0) & (b_place == 0)
     b_tile = tl.cumsum(b_leads.to(tl.int32), 0) - 1
@@ -138,9 +147,14 @@ def _few_tiles(
         tl.store(p_rows + o_row * TILE + i, -1, mask=inside)
     tl.debug_barrier()
     b_own_tile = tl.zeros((BLOCK,), tl.int32)
-    for i in range(num_rows):
-        is_leader = (b_slot == tl.load(p_slots + i)) & (
-            b_before - b_place == tl.load(p_scratch + i)
+    for first in range(0, num_rows, OTHERS):
+        o_other = first + tl.arange(0, OTHERS)
+        is_row = o_other < num_rows
+        b_other = tl.load(p_slots + o_other, mask=is_row, other=-1)
+        b_lead = tl.load(p_scratch + o_other, mask=is_row, other=-1)
+        b_other_tile = tl.load(p_scratch + num_rows + o_other, mask=is_row, other=0)
+        is_leader = (b_slot[:, None] == b_other[None, :]) & (
+            (b_before - b_place)[:, None] == b_lead[None, :]
         )
-        b_own_tile = tl.where(is_leader, tl.load(p_scratch + num_rows + i), b_own_tile)
+        b_own_tile += tl.sum(tl.where(is_leader, b_other_tile[None, :], 0), 1)
     tl.store(p_rows + b_own_tile * TILE + b_place, o_row, mask=b_slot >= 0)

@@ -58,6 +58,7 @@ def shrink(
     num_pieces = triton.cdiv(layer.num_inputs, PIECE)
     is_few = tiles.is_few
     num_items = len(tiles.slots) * num_parts * (num_pieces if is_few else 1)
+    numbers = slab.of(layer)
     _shrink[(_programs(x.device, num_items),)](
         x,
         shrunk,
@@ -65,12 +66,11 @@ def shrink(
         tiles.slots,
         tiles.ranks,
         tiles.count,
-        slab.numbers,
+        numbers,
         slab.factors,
         x.stride(0),
-        slab.numbers.shape[1],
+        numbers.stride(0),
         slab.factors.shape[1],
-        layer.first,
         layer.column,
         layer.num_inputs,
         NUM_PARTS=num_parts,
@@ -102,6 +102,7 @@ def expand(
     assert y.stride(1) == 1
     sizes = (*layer.parts, 0, 0)[:MAX_PARTS]
     num_blocks = sum(triton.cdiv(size, _OUTPUTS) for size in sizes)
+    numbers = slab.of(layer)
     _expand[(_programs(y.device, len(tiles.slots) * num_blocks),)](
         y,
         shrunk,
@@ -109,10 +110,10 @@ def expand(
         tiles.slots,
         tiles.ranks,
         tiles.count,
-        slab.numbers,
+        numbers,
         slab.factors,
         y.stride(0),
-        slab.numbers.shape[1],
+        numbers.stride(0),
         slab.factors.shape[1],
         layer.first_b,
         layer.column,
@@ -181,7 +182,6 @@ def _shrink(
     stride_x,
     stride_rank,
     stride_factors,
-    first_a,
     column,
     num_inputs,
     NUM_PARTS: tl.constexpr,
@@ -214,7 +214,7 @@ def _shrink(
             o_rank = r + tl.arange(0, BLOCK_R)
             b_is_rank = o_rank < rank
             p_a = p_numbers + (i_slot * UNIT + o_rank)[:, None] * stride_rank
-            p_a += first_a + i_part * num_inputs + o_k[None, :]
+            p_a += i_part * num_inputs + o_k[None, :]
             if IS_FEW:
                 i_piece = item // NUM_PARTS % NUM_PIECES
                 begin = i_piece * PIECE

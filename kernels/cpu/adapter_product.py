@@ -64,16 +64,17 @@ class AdapterAddition:
         layer = self._layer
         assert x.is_contiguous()
         assert y.is_contiguous()
-        assert slab.numbers.dtype == x.dtype
+        numbers = slab.of(layer)
+        assert numbers.dtype == x.dtype
         shrunk = torch.empty(len(x), MAX_RANK)
         KERNEL(
             x.dtype,
             len(x),
             len(x) * RANK_UNIT * layer.num_inputs,
             *(x.data_ptr(), y.data_ptr(), shrunk.data_ptr(), rows.slots.data_ptr()),
-            *(slab.numbers.data_ptr(), slab.num_ranks.data_ptr(), slab.factors.data_ptr()),
+            *(numbers.data_ptr(), slab.num_ranks.data_ptr(), slab.factors.data_ptr()),
             *(self._parts.data_ptr(), len(layer.parts), layer.num_inputs, layer.num_outputs),
-            *(layer.first, slab.numbers.shape[1], layer.column, slab.factors.shape[1]),
+            *(numbers.stride(0), layer.column, slab.factors.shape[1]),
             rows.tiles.data_ptr(),
         )
 
@@ -292,14 +293,14 @@ def _add_to_rows(arguments: int, rows: Any, num_rows: int, element: Any) -> None
     size = size_of(element)
     num_parts, num_inputs = argument(arguments, 8), argument(arguments, 9)
     slot = int32_at(argument(arguments, 3) + 4 * rows[0])
-    stride = argument(arguments, 12) * size
+    stride = argument(arguments, 11) * size
     p_x = _of_rows(rows, argument(arguments, 0), num_inputs * size)
     p_y = _of_rows(rows, argument(arguments, 1), argument(arguments, 10) * size)
     p_shrunk = _of_rows(rows, argument(arguments, 2), MAX_RANK * 4)
     rank = int32_at(argument(arguments, 5) + 4 * slot)
-    p_a = argument(arguments, 4) + slot * RANK_UNIT * stride + argument(arguments, 11) * size
+    p_a = argument(arguments, 4) + slot * RANK_UNIT * stride
     p_b = p_a + num_parts * num_inputs * size
-    first_factor = slot * argument(arguments, 14) + argument(arguments, 13)
+    first_factor = slot * argument(arguments, 13) + argument(arguments, 12)
     p_factors = argument(arguments, 6) + 4 * first_factor
     for part in range(num_parts):
         num_outputs = int64_at(argument(arguments, 7) + 8 * part)
@@ -324,7 +325,7 @@ def _add_to_rows(arguments: int, rows: Any, num_rows: int, element: Any) -> None
 def _tiles(element: Any) -> Any:
     def work(arguments: int) -> None:
         for i in items(arguments):
-            p_tile = argument(arguments, 15) + 4 * TILE * i
+            p_tile = argument(arguments, 14) + 4 * TILE * i
             rows = (
                 int32_at(p_tile),
                 int32_at(p_tile + 4),

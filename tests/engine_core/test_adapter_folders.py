@@ -161,6 +161,17 @@ def test_a_config_that_is_not_served_is_refused_by_its_field(
             {},
             "DoRA is not served",
         ),
+        (
+            lambda: {f"{PREFIX}.mlp.experts.3.up_proj.lora_A.weight": torch.randn(4, 64)},
+            {},
+            r"layers.0.mlp.experts.3.up_proj.*adapters of experts are not served",
+        ),
+        (
+            # PEFT's name of an adapter of a parameter that holds all experts.
+            lambda: {f"{PREFIX}.mlp.experts.base_layer.lora_A.weight": torch.randn(32, 64)},
+            {},
+            r"layers.0.mlp.experts.*adapters of experts are not served",
+        ),
         (lambda: {"../../etc/passwd": torch.ones(1)}, {}, "allowed: lora_A.weight and"),
         (lambda: {"x" * 100_000: torch.ones(1)}, {}, "adapter tensor is 'x{256}'"),
         (dict, {}, "a file with tensors"),

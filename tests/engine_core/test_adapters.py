@@ -232,7 +232,8 @@ def test_requests_wait_for_a_slot_where_adapters_are_too_many(folders: Path, dev
     tight.close()
 
 
-LOADS = [(40, 4, 2), pytest.param(10_000, 1_000, 64, marks=pytest.mark.long)]
+WHOLE = [pytest.mark.long, pytest.mark.timeout(7200)]
+LOADS = [(40, 4, 2), pytest.param(10_000, 1_000, 64, marks=WHOLE)]
 """Loads, adapters in host memory at a time, and slots of the device."""
 
 

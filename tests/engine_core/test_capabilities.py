@@ -68,7 +68,6 @@ ENCODER = "architectures BertModel: a decoder"
 REFUSED_OF_ENGINE = {
     (table.SIMULATED, table.ENCODER): f"{ENCODER} with {SIMULATED}",
     (table.W8A8, table.ENCODER): f"{ENCODER} with weights of W8A8",
-    (table.INT8_ACTIVATIONS, table.ENCODER): f"{ENCODER} with activations in int8",
     (table.ROUNDED_ACTIVATIONS, table.ENCODER): f"{ENCODER} with activations in fp8",
     (table.EXPERTS, table.ENCODER): f"{ENCODER} with a model with 8 experts",
     (table.FOREIGN, table.ENCODER): f"{ENCODER} with {FOREIGN}",

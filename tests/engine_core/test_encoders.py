@@ -64,6 +64,18 @@ def test_a_text_has_the_same_bits_alone_and_in_company(
         assert first.tobytes() == second.tobytes()
 
 
+def test_packed_weights_of_eight_bits_keep_vectors_near_and_bits_alone(tmp_path: Path) -> None:
+    model = random_encoder("bert", tmp_path / "hf")
+    engine = SmallEngine(convert(tmp_path / "hf", tmp_path / "ours", quantization="int8"))
+    together = embed(engine, TEXTS)
+    apart = [embed(engine, [text])[0] for text in TEXTS]
+    engine.close()
+    for text, first, second in zip(TEXTS, together, apart, strict=True):
+        expected = states_of(model, text).mean(0).numpy()
+        assert 1e-8 < 1 - cosine(first, expected) < 2e-3
+        assert first.tobytes() == second.tobytes()
+
+
 def test_steps_hold_whole_texts_within_their_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

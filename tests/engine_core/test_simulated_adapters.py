@@ -11,6 +11,7 @@ import pytest
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
+from headwater.engine_core.executor import StepPlan
 from headwater.engine_core.executors.simulated.executor import SimulatedExecutor
 from headwater.engine_core.executors.simulated.model import SimulatedModel, expected_tokens
 from headwater.engine_core.request import FinishReason, NewRequest
@@ -32,7 +33,10 @@ def engine_of(
 
 @pytest.mark.parametrize(
     ("max_tokens", "num_tokens"),
-    [(9, 1_800), pytest.param(60, 1_000_000, marks=pytest.mark.long)],
+    [
+        (9, 1_800),
+        pytest.param(60, 1_000_000, marks=[pytest.mark.long, pytest.mark.timeout(7200)]),
+    ],
 )
 def test_no_answer_has_a_token_of_another_adapter_while_adapters_come_and_go(
     tmp_path: Path, max_tokens: int, num_tokens: int
@@ -213,3 +217,33 @@ def test_an_adapter_that_a_request_has_is_not_removed(tmp_path: Path) -> None:
     while engine.has_work():
         engine.step()
     assert engine.remove_adapter(facts.digest)
+
+
+def test_an_adapter_is_copied_while_its_request_waits(tmp_path: Path) -> None:
+    engine, executor = engine_of(32, max_num_seqs=1)
+    plans: list[StepPlan] = []
+    submit = executor.submit
+    executor.submit = lambda plan: plans.append(plan) or submit(plan)  # type: ignore[method-assign]
+    for key in range(2):
+        folder = write_adapter(tmp_path / str(key), tensors_of(key, 4, num_layers=1), r=4)
+        facts = executor.host_adapters.read(folder)
+        engine.add_adapter(facts.digest, facts.num_ranks)
+        namespace = facts.digest[:16]
+        request = NewRequest(
+            key=key,
+            prompt_ids=[1, 2],
+            output_ids=[],
+            sampling=SAMPLING,
+            adapter=facts.digest,
+            namespace=namespace,
+        )
+        engine.add(request)
+    while engine.has_work():
+        engine.step()
+    engine.close()
+    copied = [i for i, plan in enumerate(plans) for _ in plan.copied_adapters]
+    seated = [i for i, plan in enumerate(plans) for _ in plan.admitted]
+    # The second one has no seat before the first has ended.
+    assert copied == [0, 1]
+    assert seated[0] == 0
+    assert seated[1] > 5

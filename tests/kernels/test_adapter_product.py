@@ -33,7 +33,7 @@ def slab_of(layer: SlabLayer, dtype: torch.dtype, generator: torch.Generator) ->
     num_ranks[0] = RANKS[0]
     num_ranks[1] = RANKS[1]
     num_ranks[4] = RANK_UNIT
-    numbers = torch.randn(6 * RANK_UNIT, layer.end + 16, generator=generator, device=device)
+    numbers = torch.randn(6 * RANK_UNIT * (layer.end + 16), generator=generator, device=device)
     factors = torch.rand(6, 5, generator=generator, device=device) + 0.5
     # An adapter without its last projection.
     factors[4, layer.column + len(layer.parts) - 1] = 0

@@ -10,7 +10,9 @@ from headwater.kernels.attention.mutual_attention import (
     mutual_attention_twin,
     text_tiles,
 )
-from headwater.kernels.cpu.mutual_attention import mutual_attention as mutual_attention_on_cpu
+from headwater.kernels.cpu.encoders.mutual_attention import (
+    mutual_attention as mutual_attention_on_cpu,
+)
 
 COUNTS = [1, 2, 17, 64, 33]
 

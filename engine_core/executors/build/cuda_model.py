@@ -25,6 +25,7 @@ from ..exit.device_head import DeviceHead, WholeHead
 from ..model.adapter_memory import AdapterMemory, adapter_memory
 from ..model.block_bytes import KV_DTYPES
 from ..model.kv_blocks import KvBlocks, KvLayout
+from ..ranks.rank_adapters import RankAdapters
 from ..tiers.cuda_swapper import CudaSwapper
 from .cuda_parts import CudaParts
 from .hooks import Hooks
@@ -49,7 +50,7 @@ class LoadedModel:
 
     def with_adapters(
         self, platform: CudaPlatform, num_bytes: int
-    ) -> tuple[Self, AdapterMemory | None]:
+    ) -> tuple[Self, AdapterMemory | RankAdapters | None]:
         """The model with adapters behind its layers, and their memory of so many bytes; 0: the
         model has none. Raises `ConfigError`."""
         if not num_bytes:

@@ -38,6 +38,7 @@ from ..model.expert_counts import expert_counts_of
 from ..model.kv_blocks import KvBlocks, layer_caches
 from ..model.shown import NotShown
 from ..ranks.host_stages import HostStages
+from ..ranks.rank_adapters import RankAdapters
 from ..step_executor import StepExecutor
 from ..step_parts import Exit
 from ..table.device_table import DeviceTable
@@ -151,7 +152,9 @@ class CudaParts:
         self._can_draft = config.max_draft_tokens > 0
         self._expert_counts = expert_counts_of(decoder)
 
-    def executor(self, adapters: AdapterMemory | None) -> StepExecutor[SentStep, StepShape]:
+    def executor(
+        self, adapters: AdapterMemory | RankAdapters | None
+    ) -> StepExecutor[SentStep, StepShape]:
         """The executor of these parts; `adapters`: those behind the model's layers."""
         self.device.begin()
         return StepExecutor(
@@ -163,7 +166,8 @@ class CudaParts:
             drafter=self.drafter,
             tiers=self.tiers,
             adapters=adapters or NoAdapterMemory(),
-            host_adapters=adapters,
+            # Those of several ranks are their executor's.
+            host_adapters=adapters if isinstance(adapters, AdapterMemory) else None,
             swapper=self.swapper,
             expert_counts=self._expert_counts,
             preparations=self._preparations(),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 
@@ -11,6 +12,7 @@ from headwater.kernels.stage.stage_memory import StageMemory
 from ...config import ConfigError, EngineConfig
 from ...executor import UInt8Array
 from ...heads.served import Served, ServedPart
+from ...layers.adapters.row_adapters import RowAdapters, with_adapters
 from ...layers.process_group import Alone, Group
 from ...layers.sharded import over_group
 from ...models.model import Model, model_class
@@ -23,11 +25,13 @@ from ...weights.page_plan import PagePlan
 from ...weights.shards import Shard
 from ..drafter.cuda_drafters import NewDrafter
 from ..exit.device_head import DeviceHead, HeadShard, WholeHead
+from ..model.adapter_memory import AdapterMemory
 from ..model.block_bytes import KV_DTYPES, block_bytes_of
 from ..model.kv_blocks import KvBlocks
 from ..ranks.gpu_stage import GpuStageEnds, HostStageEnds
 from ..ranks.host_stages import HostStages
 from ..ranks.rank import Rank, block_slice, map_slots
+from ..ranks.rank_adapters import RankAdapters, rank_adapters
 from ..ranks.rank_channels import agreed, open_channels
 from ..ranks.stage_link import StageEnds
 from ..tiers.cuda_swapper import CudaSwapper
@@ -65,6 +69,15 @@ class LoadedRank(LoadedModel):
             return SummingPlatform.over(self.group, self.config, config)
         # Not by super(): slots make another class of this one.
         return LoadedModel.platform(self, config)
+
+    def with_adapters(
+        self, platform: CudaPlatform, num_bytes: int
+    ) -> tuple[Self, AdapterMemory | RankAdapters | None]:
+        if not num_bytes:
+            return self, None
+        memory, slab, layout = rank_adapters(self.request, self.rank, platform.device)
+        weights = with_adapters(self.weights, layout, RowAdapters(platform, slab))
+        return replace(self, weights=weights), memory
 
     def on(self, platform: CudaPlatform, max_model_len: int) -> Model:
         is_summing = isinstance(platform, SummingPlatform)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
 from ...config import EngineConfig
 from ...layers.linear.kinds import Weights
-from ...layers.platform import Platform
+from ...layers.platform import EncoderPlatform, Platform
 from ...layers.text_batch import TextBatch
 from ...models.encoders.encoder import Encoder
 from ...models.model import model_class
@@ -18,6 +19,7 @@ from ..drafter.none import NoDrafter
 from ..entry.text_entry import TextEntry, TextStep
 from ..exit.pool import Pool
 from ..model.no_caches import NoCaches
+from ..model.text_graphs import SIZES, TextGraphs
 from ..model.text_layers import TextLayers
 from ..ranks.rank import Rank
 from ..step_executor import StepExecutor
@@ -41,14 +43,21 @@ def build_encoder(
     found = cast(type[Encoder], model_class(request.model))
     _prepare_products(device, platform, weights, config)
     encoder = found(request.model, weights, platform, config.max_model_len)
+    encoding = cast(EncoderPlatform, platform)
+    layers: TextLayers | TextGraphs = TextLayers(encoder)
+    preparations: list[Callable[[], object]] = []
+    if device.capabilities.graphs:
+        layers = TextGraphs(encoder, encoding.plan_texts([1]), config.max_num_seqs)
+        preparations = layers.preparations
     executor = StepExecutor(
         device=TextDevice(config, request.model.vocab_size),
         caches=NoCaches(),
-        entry=TextEntry(platform.device),
-        layers=TextLayers(encoder),
+        entry=TextEntry(encoding),
+        layers=layers,
         exit=Pool(encoder),
         drafter=NoDrafter(),
         tiers=NoTiers(),
+        preparations=preparations,
     )
     return executor, config
 
@@ -60,7 +69,7 @@ def _prepare_products(
     prepare = getattr(device, "prepare_products", None)
     if prepare is None:
         return
-    counts = sorted({*ROW_COUNTS, config.max_num_batched_tokens})
+    counts = sorted({*ROW_COUNTS, *SIZES, config.max_num_batched_tokens})
     by_shape = {(each.out_features, each.in_features): each for each in weights.linears.values()}
     for linear in by_shape.values():
         prepare(platform, linear, counts)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from ...executor import Int32Array, StepPlan
+from ...layers.platform import EncoderPlatform
 from ...layers.text_batch import TextBatch
 from ...ragged import places
 
@@ -25,8 +26,8 @@ class TextStep:
 class TextEntry:
     """See `Entry`. A request has its row for one step: all of its tokens are computed there."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, platform: EncoderPlatform) -> None:
+        self._platform = platform
         self._token_ids: dict[int, Int32Array] = {}
         self._second_starts: dict[int, int] = {}
         """Keyed by row."""
@@ -40,7 +41,7 @@ class TextEntry:
         batch = TextBatch(
             token_ids=self._sent(np.concatenate(texts)),
             positions=self._sent(positions),
-            counts=plan.counts,
+            texts=self._platform.plan_texts(plan.counts.tolist()),
             types=self._types(plan, positions),
         )
         return TextStep(plan, batch)
@@ -54,7 +55,7 @@ class TextEntry:
         return self._sent((starts > 0) & (positions >= starts))
 
     def _sent(self, values: npt.NDArray[Any]) -> torch.Tensor:
-        return torch.from_numpy(values.astype(np.int64)).to(self._device)
+        return torch.from_numpy(values.astype(np.int64)).to(self._platform.device)
 
     def take(self, sent: TextStep) -> TextBatch:
         return sent.batch

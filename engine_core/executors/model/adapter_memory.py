@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from headwater.kernels.adapters.slab import RANK_UNIT, Slab
+from headwater.kernels.adapters.slab import Slab
 
 from ...config import require
 from ...executor import AdapterCopy, AdapterFacts, StepPlan
@@ -39,7 +39,7 @@ class AdapterMemory:
 
     @property
     def num_ranks(self) -> int:
-        return len(self._slab.numbers)
+        return self._slab.most_ranks
 
     @property
     def num_kept(self) -> int:
@@ -54,9 +54,7 @@ class AdapterMemory:
         require(packed.num_ranks <= self.num_ranks, "rank of the adapter", adapter.rank, allowed)
         with self._lock:
             kept = self._packed.setdefault(adapter.digest, packed)
-        return AdapterFacts(
-            adapter.digest, adapter.rank, kept.num_ranks, kept.numbers.nbytes + kept.factors.nbytes
-        )
+        return AdapterFacts(adapter.digest, adapter.rank, kept.num_ranks, kept.num_bytes)
 
     def drop(self, digest: bytes) -> None:
         with self._lock:
@@ -68,12 +66,7 @@ class AdapterMemory:
 
     def _copy(self, copied: AdapterCopy) -> None:
         packed = self._packed[copied.digest]
-        slab = self._slab
-        first = copied.slot * RANK_UNIT
-        numbers = slab.numbers[first : first + packed.num_ranks]
-        numbers.copy_(packed.numbers, non_blocking=True)
-        slab.factors[copied.slot].copy_(packed.factors, non_blocking=True)
-        slab.num_ranks[copied.slot] = packed.num_ranks
+        self._layout.copy(packed.numbers, packed.factors, packed.num_ranks, self._slab, copied.slot)
 
 
 def adapter_memory(

@@ -100,8 +100,7 @@ class RankHostAdapters:
 
     def _put(self, packed: list[PackedAdapter]) -> AdapterPlace:
         """Writes an adapter into the first gap that it fits in."""
-        sizes = [each.numbers.nbytes + each.factors.nbytes for each in packed]
-        stride = -(-max(sizes) // _PAGE) * _PAGE
+        stride = -(-max(each.num_bytes for each in packed) // _PAGE) * _PAGE
         begin = 0
         for place in sorted(self._places.values()):
             if place.begin - begin >= stride * len(packed):
@@ -117,36 +116,34 @@ class RankHostAdapters:
 class RankAdapters:
     """See `Adapters`: those of one rank."""
 
-    def __init__(self, slab: Slab, rank: int, memory: int) -> None:
+    def __init__(self, slab: Slab, layout: SlabLayout, rank: int, memory: int) -> None:
         """`memory`: see `RankHostAdapters`."""
         self._slab = slab
+        self._layout = layout
         self._rank = rank
         self._memory = memory
 
     @property
     def num_ranks(self) -> int:
-        return len(self._slab.numbers)
+        return self._slab.most_ranks
 
     def precede(self, plan: StepPlan) -> None:
         for copied in plan.copied_adapters:
             self._copy(copied)
 
     def _copy(self, copied: AdapterCopy) -> None:
-        slab = self._slab
         place = copied.place
         assert place is not None
-        first = copied.slot * RANK_UNIT
         at = place.begin + self._rank * place.stride
-        numbers = slab.numbers[first : first + place.num_ranks]
-        numbers.copy_(self._read(at, numbers), non_blocking=True)
-        factors = slab.factors[copied.slot]
-        factors.copy_(self._read(at + numbers.nbytes, factors), non_blocking=True)
-        slab.num_ranks[copied.slot] = place.num_ranks
+        layout = self._layout
+        numbers = self._read(at, place.num_ranks * layout.rank_numbers, layout.dtype)
+        factors = self._read(at + numbers.nbytes, layout.num_projections, torch.float32)
+        layout.copy(numbers, factors, place.num_ranks, self._slab, copied.slot)
 
-    def _read(self, at: int, like: torch.Tensor) -> torch.Tensor:
-        """A tensor of the memory, in locked pages where the device is a GPU: the allocator keeps
+    def _read(self, at: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """Numbers of the memory, in locked pages where the device is a GPU: the allocator keeps
         them until the copy is made."""
-        found = torch.empty_like(like, device="cpu", pin_memory=like.is_cuda)
+        found = torch.empty(size, dtype=dtype, pin_memory=self._slab.numbers.is_cuda)
         os.preadv(self._memory, [_bytes_of(found)], at)
         return found
 
@@ -158,7 +155,8 @@ def rank_adapters(
     layouts = RankLayouts(request)
     number = rank.number(request.options.layout)
     slab = layouts.slab(number, device)
-    return RankAdapters(slab, number, rank.adapters), slab, layouts.slabs[number]
+    layout = layouts.slabs[number]
+    return RankAdapters(slab, layout, number, rank.adapters), slab, layout
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

@@ -3,20 +3,17 @@ form in which they are copied there."""
 
 from __future__ import annotations
 
-import math
+import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
-from headwater.kernels.adapters.slab import MAX_RANK, RANK_UNIT, Slab, SlabLayer
+from headwater.kernels.adapters.slab import MAX_RANK, RANK_UNIT, Slab, SlabLayer, of_layer
 
 from ...config import ConfigError, require
-from ...weights.adapters.adapter import Adapter
+from ...weights.adapters.adapter import Adapter, is_finite
 from ...weights.layout import Layout, WeightSpec
-
-_ALIGNMENT = 16
-"""Numbers: kernels read the factors of every layer by whole lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +21,15 @@ class PackedAdapter:
     """An adapter in host memory as a slab holds it."""
 
     numbers: torch.Tensor
-    """[padded rank, numbers of a rank] in the model's dtype."""
+    """[padded rank * numbers of a rank] in the model's dtype, layer by layer."""
     factors: torch.Tensor
     """float32 [projections]"""
+    num_ranks: int
+    """Rank of the adapter, padded."""
 
     @property
-    def num_ranks(self) -> int:
-        """Rank of the adapter, padded."""
-        return len(self.numbers)
+    def num_bytes(self) -> int:
+        return self.numbers.nbytes + self.factors.nbytes
 
 
 class SlabLayout:
@@ -45,7 +43,7 @@ class SlabLayout:
             if takes_adapters(name, spec):
                 parts = spec.parts or (spec.shape[0],)
                 layer = self.layers[name] = SlabLayer(spec.shape[1], parts, first, column)
-                first = -(-layer.end // _ALIGNMENT) * _ALIGNMENT
+                first = layer.end
                 column += len(parts)
         self.rank_numbers = first
         """Numbers that an adapter has for each of its ranks."""
@@ -64,7 +62,7 @@ class SlabLayout:
         allowed = f"0, or {least} bytes (an adapter of rank {RANK_UNIT}) and more"
         require(num_slots > 0, "adapter_memory", num_bytes, allowed)
         return Slab(
-            torch.zeros(num_slots * RANK_UNIT, self.rank_numbers, dtype=self.dtype, device=device),
+            torch.zeros(num_slots * RANK_UNIT * self.rank_numbers, dtype=self.dtype, device=device),
             torch.zeros(num_slots, dtype=torch.int32, device=device),
             torch.zeros(num_slots, self.num_projections, device=device),
         )
@@ -72,19 +70,43 @@ class SlabLayout:
     def pack(self, adapter: Adapter, *, is_pinned: bool = False) -> PackedAdapter:
         """Raises `ConfigError` for numbers that the model's dtype does not hold."""
         num_ranks = padded_rank(adapter.rank)
-        numbers = torch.zeros(num_ranks, self.rank_numbers, dtype=self.dtype, pin_memory=is_pinned)
+        numbers = torch.zeros(num_ranks * self.rank_numbers, dtype=self.dtype, pin_memory=is_pinned)
         factors = torch.zeros(self.num_projections, pin_memory=is_pinned)
         for (name, part), low_rank in adapter.projections.items():
             layer = self.layers[name]
+            of_ranks = of_layer(numbers, num_ranks, layer)
             rank, num_inputs = low_rank.a.shape
-            first_a = layer.first + part * num_inputs
-            numbers[:rank, first_a : first_a + num_inputs] = low_rank.a
+            first_a = part * num_inputs
+            of_ranks[:rank, first_a : first_a + num_inputs] = low_rank.a
             first_b = layer.first_b + layer.part_starts[part]
-            numbers[:rank, first_b : first_b + layer.parts[part]] = low_rank.b.T
+            of_ranks[:rank, first_b : first_b + layer.parts[part]] = low_rank.b.T
             factors[layer.column + part] = low_rank.factor
-        is_finite = math.isfinite(float(numbers.abs().max())) and bool(factors.isfinite().all())
-        require(is_finite, "adapter", "numbers out of range", f"numbers that {self.dtype} holds")
-        return PackedAdapter(numbers, factors)
+        finite = is_finite(numbers) and bool(factors.isfinite().all())
+        require(finite, "adapter", "numbers out of range", f"numbers that {self.dtype} holds")
+        return PackedAdapter(numbers, factors, num_ranks)
+
+    def copy(
+        self, numbers: torch.Tensor, factors: torch.Tensor, num_ranks: int, slab: Slab, slot: int
+    ) -> None:
+        """Copies an adapter of so many ranks, packed as `pack` does, to its slot; from locked
+        memory without waiting."""
+        first = slot * RANK_UNIT
+        copy = _copy_bytes if slab.numbers.device.type == "cpu" else _begin_copy
+        for layer in self.layers.values():
+            target = slab.of(layer)[first : first + num_ranks]
+            copy(of_layer(numbers, num_ranks, layer), target)
+        slab.factors[slot].copy_(factors, non_blocking=True)
+        slab.num_ranks[slot] = num_ranks
+
+
+def _copy_bytes(source: torch.Tensor, target: torch.Tensor) -> None:
+    """Copies on one thread: where all cores are busy, torch's threads wait for one another in each
+    of some hundred copies, which together take as long as a step."""
+    ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
+
+
+def _begin_copy(source: torch.Tensor, target: torch.Tensor) -> None:
+    target.copy_(source, non_blocking=True)
 
 
 def padded_rank(rank: int) -> int:

@@ -71,12 +71,11 @@ class BothWays(LayeredModel):
     def forward(self, batch: TextBatch) -> torch.Tensor:  # type: ignore[override]  # of no cache
         """Hidden states [T, H]."""
         residual = self.embedding(batch.token_ids)
-        texts = self._encoding.plan_texts(batch)
         norms = [*(layer.input_norm for layer in self.layers[1:]), self.final_norm]
         x = self.layers[0].input_norm(residual)
         for layer, norm in zip(self.layers, norms, strict=True):
             attention = cast(BothWaysAttention, layer.attention)
-            x = layer.behind_attention(attention(x, texts, batch.positions), residual)
+            x = layer.behind_attention(attention(x, batch.texts, batch.positions), residual)
             x = norm.add(x, residual)
         assert isinstance(x, torch.Tensor)
         return x

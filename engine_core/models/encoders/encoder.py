@@ -11,7 +11,7 @@ from ...layers.linear.kinds import Weights
 from ...layers.linear.linear import Product
 from ...layers.mixers.mutual_attention import distance_bias
 from ...layers.norm import LayerNorm
-from ...layers.platform import EncoderPlatform, Platform
+from ...layers.platform import BiasedLinear, EncoderPlatform, Platform
 from ...layers.text_batch import TextBatch
 from ...weights.encoders.config import DenseConfig, EncoderConfig
 from ...weights.layout import Layout, WeightSpec, bias, joined_bias, joined_linear, linear, table
@@ -28,22 +28,25 @@ class EncoderLayer:
         self, parts: Parts, weights: Weights, platform: EncoderPlatform, config: ModelConfig, i: int
     ) -> None:
         prefix = f"layers.{i}."
-        linears = {name: weights.linears[prefix + name] for name in ("qkv", "o", "up", "down")}
-        biases = {name: weights.tensors[f"{prefix}{name}_bias"] for name in linears}
+
+        def biased(name: str, activation: str = "") -> BiasedLinear:
+            bias = weights.tensors[f"{prefix}{name}_bias"]
+            return BiasedLinear(weights.linears[prefix + name], bias, activation)
+
         norms = [
             cast(LayerNorm, parts.norm(prefix + name)) for name in ("attention_norm", "output_norm")
         ]
-        self._attention = platform.text_attention(linears["qkv"], biases["qkv"], config.head_dim)
-        self._o = platform.sum_norm(linears["o"], biases["o"], norms[0])
-        self._up = platform.biased_linear(linears["up"], biases["up"], config.activation)
-        self._down = platform.sum_norm(linears["down"], biases["down"], norms[1])
+        self._attention = platform.text_attention(biased("qkv"), config.head_dim)
+        self._o = platform.sum_norm([biased("o")], norms[0])
+        mlp = [biased("up", config.activation), biased("down")]
+        self._mlp = platform.sum_norm(mlp, norms[1])
 
     def __call__(
         self, x: torch.Tensor, texts: object, distance_bias: torch.Tensor | None
     ) -> torch.Tensor:
         """x [T, H] → [T, H]; x is overwritten."""
         x = self._o(self._attention(x, texts, distance_bias), x)
-        return self._down(self._up(x), x)
+        return self._mlp(x, x)
 
 
 class Encoder:
@@ -94,9 +97,8 @@ class Encoder:
         if self._types is not None:
             x += self._types[0] if batch.types is None else self._types[batch.types]
         x = self._embedding_norm(x)
-        texts = self._platform.plan_texts(batch)
         for layer in self._layers:
-            x = layer(x, texts, self._distance_bias)
+            x = layer(x, batch.texts, self._distance_bias)
         return x
 
 
@@ -135,7 +137,8 @@ def _dense_layer(
 ) -> Product:
     layer = weights.linears[f"dense.{i}"]
     if dense.has_bias:
-        return platform.biased_linear(layer, weights.tensors[f"dense.{i}_bias"], dense.activation)
+        bias = weights.tensors[f"dense.{i}_bias"]
+        return platform.biased_linear(BiasedLinear(layer, bias, dense.activation))
     product = platform.linear(layer)
     if not dense.activation:
         return product

@@ -82,7 +82,6 @@ class NomicBert:
         x = self._embedding(batch.token_ids)
         x += self._types[0] if batch.types is None else self._types[batch.types]
         x = self._embedding_norm(x)
-        texts = self._platform.plan_texts(batch)
         for layer in self._layers:
-            x = layer(x, texts, batch.positions)
+            x = layer(x, batch.texts, batch.positions)
         return x

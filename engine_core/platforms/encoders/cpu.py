@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-from headwater.kernels.cpu.mutual_attention import mutual_attention
+from headwater.kernels.cpu.encoders.add_layer_norm import add_layer_norm
+from headwater.kernels.cpu.encoders.mutual_attention import mutual_attention
 
-from ...layers.linear.linear import Linear, Product
-from ...layers.platform import LayerNormWeights, SumNorm, TextAttention
-from ...layers.text_batch import TextBatch
-from ..cpu_products import CpuProducts
+from ...layers.linear.linear import Product
+from ...layers.platform import BiasedLinear, LayerNormWeights, SumNorm, TextAttention
+from ..cpu_products import TEXT_ROWS, CpuProducts
 
 
 class CpuTexts:
@@ -18,9 +20,8 @@ class CpuTexts:
     def __init__(self, products: CpuProducts) -> None:
         self._products = products
 
-    def plan_texts(self, batch: TextBatch) -> list[int]:
-        counts: list[int] = batch.counts.tolist()
-        return counts
+    def plan_texts(self, counts: Sequence[int]) -> list[int]:
+        return list(counts)
 
     def mutual_attention(
         self,
@@ -31,8 +32,8 @@ class CpuTexts:
     ) -> torch.Tensor:
         return mutual_attention(qkv, texts, head_dim, distance_bias)
 
-    def text_attention(self, qkv: Linear, bias: torch.Tensor, head_dim: int) -> TextAttention:
-        product = self.biased_linear(qkv, bias, "")
+    def text_attention(self, qkv: BiasedLinear, head_dim: int) -> TextAttention:
+        product = self.biased_linear(qkv)
 
         def attention(
             x: torch.Tensor, texts: list[int], distance_bias: torch.Tensor | None
@@ -41,13 +42,20 @@ class CpuTexts:
 
         return attention
 
-    def sum_norm(self, linear: Linear, bias: torch.Tensor, norm: LayerNormWeights) -> SumNorm:
-        product = self.biased_linear(linear, bias, "")
+    def sum_norm(self, linears: Sequence[BiasedLinear], norm: LayerNormWeights) -> SumNorm:
+        products = [*map(self.biased_linear, linears)]
+        norm_bias = norm.bias
+        assert norm_bias is not None
 
         def sum_norm(x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-            return norm.add(product(x), residual)
+            # The largest products of rows: what lies between them stays in the cache.
+            for rows, sums in zip(x.split(TEXT_ROWS), residual.split(TEXT_ROWS), strict=True):
+                for product in products:
+                    rows = product(rows)  # noqa: PLW2901
+                add_layer_norm(rows, sums, norm.weight, norm_bias, norm.eps)
+            return residual
 
         return sum_norm
 
-    def biased_linear(self, linear: Linear, bias: torch.Tensor, activation: str) -> Product:
-        return self._products.biased(linear, bias, activation)
+    def biased_linear(self, biased: BiasedLinear) -> Product:
+        return self._products.biased(biased.linear, biased.bias, biased.activation)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from headwater.kernels.attention.mutual_attention import mutual_attention, text_tiles
@@ -9,9 +11,8 @@ from headwater.kernels.gemm.add_bias import add_bias
 from headwater.kernels.norm.activation import ACTIVATIONS
 from headwater.kernels.norm.add_layer_norm import add_layer_norm
 
-from ...layers.linear.linear import Linear, Product
-from ...layers.platform import LayerNormWeights, SumNorm, TextAttention
-from ...layers.text_batch import TextBatch
+from ...layers.linear.linear import Product
+from ...layers.platform import BiasedLinear, LayerNormWeights, SumNorm, TextAttention
 from ..cuda_products import CudaProducts
 
 
@@ -21,8 +22,8 @@ class CudaTexts:
     device: torch.device
     products: CudaProducts
 
-    def plan_texts(self, batch: TextBatch) -> torch.Tensor:
-        return text_tiles(batch.counts.tolist(), self.device)
+    def plan_texts(self, counts: Sequence[int]) -> torch.Tensor:
+        return text_tiles(counts, self.device)
 
     def mutual_attention(
         self,
@@ -33,34 +34,38 @@ class CudaTexts:
     ) -> torch.Tensor:
         return mutual_attention(qkv, texts, head_dim, distance_bias)
 
-    def text_attention(self, qkv: Linear, bias: torch.Tensor, head_dim: int) -> TextAttention:
-        product = self.products.of(qkv)
+    def text_attention(self, qkv: BiasedLinear, head_dim: int) -> TextAttention:
+        product = self.products.of(qkv.linear)
 
         def attention(
             x: torch.Tensor, texts: torch.Tensor, distance_bias: torch.Tensor | None
         ) -> torch.Tensor:
-            return mutual_attention(product(x), texts, head_dim, distance_bias, bias)
+            return mutual_attention(product(x), texts, head_dim, distance_bias, qkv.bias)
 
         return attention
 
-    def sum_norm(self, linear: Linear, bias: torch.Tensor, norm: LayerNormWeights) -> SumNorm:
-        product = self.products.of(linear)
+    def sum_norm(self, linears: Sequence[BiasedLinear], norm: LayerNormWeights) -> SumNorm:
+        *before, last = linears
+        products = [*map(self.biased_linear, before), self.products.of(last.linear)]
         norm_bias = norm.bias
         assert norm_bias is not None
 
         def sum_norm(x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-            return add_layer_norm(product(x), bias, residual, norm.weight, norm_bias, norm.eps)
+            for product in products:
+                x = product(x)
+            return add_layer_norm(x, last.bias, residual, norm.weight, norm_bias, norm.eps)
 
         return sum_norm
 
-    def biased_linear(self, linear: Linear, bias: torch.Tensor, activation: str) -> Product:
+    def biased_linear(self, biased: BiasedLinear) -> Product:
+        activation = biased.activation
         has_gelu = activation == "gelu"
-        unbiased = self.products.of(linear)
+        unbiased = self.products.of(biased.linear)
         after = None if has_gelu or not activation else ACTIVATIONS[activation]
 
         def product(x: torch.Tensor) -> torch.Tensor:
             out = unbiased(x)
-            add_bias(out, bias, has_gelu=has_gelu)
+            add_bias(out, biased.bias, has_gelu=has_gelu)
             return out if after is None else after(out)
 
         return product

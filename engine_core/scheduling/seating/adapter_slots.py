@@ -81,15 +81,17 @@ class AdapterSlots:
         the next plan unless it is there."""
         if digest == NO_DIGEST:
             return NO_ADAPTER
-        resident = self._resident.get(digest)
-        if resident is None:
-            resident = self._resident[digest] = self._place(self._known[digest])
-            self._copies.append(AdapterCopy(resident.slot, digest))
-            self.num_copied += 1
+        resident = self._resident.get(digest) or self._copy(digest)
         self._resident.move_to_end(digest)
         resident.num_requests += 1
         self.shares.take(tenant, digest, resident.num_slots)
         return resident.slot
+
+    def copy_ahead(self, digest: bytes, tenant: str) -> None:
+        """Copies the adapter of a request that waits with the next plan, if it fits beside those in
+        use and the plan copies no other one: its step is to take no longer than others."""
+        if digest not in self._resident and not self._copies and self.fits(digest, tenant):
+            self._copy(digest)
 
     def leave(self, digest: bytes, tenant: str) -> None:
         """Notes that no step in flight lists a request with the adapter any more."""
@@ -104,6 +106,12 @@ class AdapterSlots:
         taken = self._copies
         self._copies = []
         return taken
+
+    def _copy(self, digest: bytes) -> _Resident:
+        resident = self._resident[digest] = self._place(self._known[digest])
+        self._copies.append(AdapterCopy(resident.slot, digest))
+        self.num_copied += 1
+        return resident
 
     def _place(self, num_slots: int) -> _Resident:
         """Room for an adapter; as many unused ones as necessary leave the device."""

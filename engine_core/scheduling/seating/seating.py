@@ -157,6 +157,11 @@ class Seating:
         """Number of requests that run or wait."""
         return len(self._rows.running) + len(self._waiting)
 
+    @property
+    def following(self) -> RequestState | None:
+        """The waiting request that is looked at next."""
+        return self._waiting.peek()
+
     def next(
         self, step: StepBuilder, may_go: Callable[[RequestState], bool]
     ) -> RequestState | None:

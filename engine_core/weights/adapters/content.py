@@ -18,7 +18,7 @@ PIECE_BYTES = 4 << 20
 """Bytes that are hashed together; pieces are hashed in parallel."""
 
 
-def read_file(path: Path, max_bytes: int) -> bytes:
+def read_file(path: Path, max_bytes: int) -> bytearray:
     """Content of a file of limited size. Raises `ConfigError` for one that is missing or too large,
     and for a pipe or a device."""
     try:
@@ -27,14 +27,18 @@ def read_file(path: Path, max_bytes: int) -> bytes:
         raise ConfigError("adapter", f"without {path.name}", f"a folder with {path.name}") from None
     require(path.is_file(), path.name, "no regular file", "a regular file")
     require(size <= max_bytes, path.name, f"{size} bytes", f"at most {max_bytes} bytes")
+    content = bytearray(size)
     try:
-        return path.read_bytes()
+        with path.open("rb", buffering=0) as file:
+            # A file that is written meanwhile has the hash of what was read of it.
+            del content[file.readinto(content) :]
     except OSError as error:
         allowed = f"a file that can be read ({error.strerror})"
         raise ConfigError("adapter file", path.name, allowed) from None
+    return content
 
 
-def digest_of(*files: bytes) -> bytes:
+def digest_of(*files: bytes | bytearray) -> bytes:
     """Hash of files, whose pieces are hashed on several threads."""
     with Hashing(*files) as hashing:
         return hashing.digest()
@@ -43,7 +47,7 @@ def digest_of(*files: bytes) -> bytes:
 class Hashing:
     """Hashes files on threads of its own, within its scope."""
 
-    def __init__(self, *files: bytes) -> None:
+    def __init__(self, *files: bytes | bytearray) -> None:
         self._sizes = [len(data) for data in files]
         self._pieces = [
             memoryview(data)[at : at + PIECE_BYTES]

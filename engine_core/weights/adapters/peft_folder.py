@@ -5,25 +5,25 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load
 
 from ...config import ConfigError, require
 from ..layout import Layout, WeightSpec
 from ..names import CheckpointNames
-from ..safetensors_file import without_quotes
-from .adapter import Adapter, LowRank
+from .adapter import Adapter, LowRank, is_finite
 from .content import CONFIG_NAME, MAX_CONFIG_BYTES, TENSORS_NAME, Hashing, read_file
 from .peft_config import AdapterConfig, config_of, object_of
 
 MAX_HEADER_BYTES = 8 << 20
 MAX_NAME_CHARS = 256
-DTYPES = ("F32", "F16", "BF16")
+WHOLE = "a whole file of safetensors"
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _ROOT = re.compile(r"^(?:base_model\.model\.)?")
 _TENSOR = re.compile(r"(.+)\.lora_([AB])(?:\.default)?\.weight")
 NOT_SERVED = (
@@ -56,17 +56,35 @@ def read_adapter(folder: Path, layout: Layout, names: CheckpointNames) -> Adapte
 
 
 def _read(
-    data: bytes, config: AdapterConfig, layout: Layout, names: CheckpointNames
+    data: bytearray, config: AdapterConfig, layout: Layout, names: CheckpointNames
 ) -> dict[tuple[str, int], LowRank]:
     """The factors of a file of safetensors."""
-    shapes = _shapes_of(data)
-    places = {name: _place(name, shape, config, layout, names) for name, shape in shapes.items()}
-    try:
-        tensors = load(data)
-    except SafetensorError as error:
-        allowed = f"a whole file of safetensors ({without_quotes(error)})"
-        raise ConfigError("adapter file", TENSORS_NAME, allowed) from None
+    entries = _entries_of(data)
+    projection = cache(partial(_projection, layout=layout, names=names))
+    places = {
+        name: _place(name, entry.shape, config, layout, projection)
+        for name, entry in entries.items()
+    }
+    tensors = {name: entry.tensor(data) for name, entry in entries.items()}
+    _check_finite(data, entries, tensors)
     return _projections(tensors, places, config, layout)
+
+
+def _check_finite(
+    data: bytearray, entries: Mapping[str, _Entry], tensors: Mapping[str, torch.Tensor]
+) -> None:
+    """Raises `ConfigError` for a tensor with a number that is not finite."""
+    dtypes = {entry.dtype for entry in entries.values()}
+    if len(dtypes) == 1:
+        # All at once: there are hundreds of small tensors.
+        first = min(entry.begin for entry in entries.values())
+        size = max(entry.end for entry in entries.values()) - first
+        whole = torch.frombuffer(data, dtype=torch.uint8, offset=first, count=size)
+        [dtype] = dtypes
+        if size % dtype.itemsize == 0 and is_finite(whole.view(dtype)):
+            return
+    for name, tensor in tensors.items():
+        require(is_finite(tensor), f"adapter tensor {name}", "nan or inf", "finite numbers")
 
 
 def _max_bytes(layout: Layout) -> int:
@@ -81,25 +99,52 @@ def _linears(layout: Layout) -> Iterator[WeightSpec]:
     return (spec for spec in layout.values() if spec.is_linear and not spec.num_experts)
 
 
-def _shapes_of(data: bytes) -> dict[str, tuple[int, ...]]:
-    """Shapes of a file's tensors by name, as its header says."""
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A tensor of a file, as its header says."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+    """Bytes of the file before it, and up to its end."""
+
+    def tensor(self, data: bytearray) -> torch.Tensor:
+        """The tensor in the file's bytes. Raises `ConfigError` if they are too few."""
+        count = math.prod(self.shape)
+        is_whole = 0 <= self.begin <= self.end <= len(data)
+        is_whole = is_whole and self.end - self.begin == count * self.dtype.itemsize
+        require(is_whole, "adapter file", TENSORS_NAME, WHOLE)
+        flat = torch.frombuffer(data, dtype=self.dtype, count=count, offset=self.begin)
+        return flat.view(self.shape)
+
+
+def _entries_of(data: bytearray) -> dict[str, _Entry]:
+    """A file's tensors by name."""
     length = int.from_bytes(data[:8], "little")
-    is_whole = 8 + length <= len(data) and length <= MAX_HEADER_BYTES
-    require(is_whole, "adapter file", TENSORS_NAME, "a whole file of safetensors")
-    header = object_of(data[8 : 8 + length], f"header of {TENSORS_NAME}")
-    shapes = {}
+    first = 8 + length
+    is_whole = first <= len(data) and length <= MAX_HEADER_BYTES
+    require(is_whole, "adapter file", TENSORS_NAME, WHOLE)
+    header = object_of(bytes(data[8:first]), f"header of {TENSORS_NAME}")
+    entries = {}
     for name, facts in header.items():
         if name == "__metadata__":
             continue
         shown = name[:MAX_NAME_CHARS]
-        dtype = facts.get("dtype") if isinstance(facts, dict) else None
-        require(dtype in DTYPES, f"dtype of tensor {shown}", str(dtype)[:80], " or ".join(DTYPES))
-        shape = facts.get("shape")
-        is_shape = isinstance(shape, list) and all(type(size) is int for size in shape)
-        require(is_shape, f"shape of tensor {shown}", str(shape)[:80], "a list of numbers")
-        shapes[name] = tuple(shape)
-    require(shapes, "adapter file", TENSORS_NAME, "a file with tensors")
-    return shapes
+        dtype = str(facts.get("dtype") if isinstance(facts, dict) else None)
+        require(dtype in DTYPES, f"dtype of tensor {shown}", dtype[:80], " or ".join(DTYPES))
+        shape = _numbers(f"shape of tensor {shown}", facts.get("shape"))
+        offsets = _numbers(f"data_offsets of tensor {shown}", facts.get("data_offsets"))
+        require(len(offsets) == 2, f"data_offsets of tensor {shown}", offsets, "two numbers")
+        entries[name] = _Entry(DTYPES[dtype], shape, first + offsets[0], first + offsets[1])
+    require(entries, "adapter file", TENSORS_NAME, "a file with tensors")
+    return entries
+
+
+def _numbers(field: str, value: Any) -> tuple[int, ...]:
+    is_list = isinstance(value, list) and all(type(each) is int for each in value)
+    require(is_list, field, str(value)[:80], "a list of numbers")
+    return tuple(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +166,7 @@ def _place(
     shape: tuple[int, ...],
     config: AdapterConfig,
     layout: Layout,
-    names: CheckpointNames,
+    projection: Callable[[str], tuple[str, int | None] | None],
 ) -> _Place:
     """Raises `ConfigError` for a tensor of another layer or another shape."""
     shown = name[:MAX_NAME_CHARS]
@@ -132,10 +177,10 @@ def _place(
     if match is None:
         raise ConfigError("adapter tensor", shown, "lora_A.weight and lora_B.weight of layers")
     published = _ROOT.sub("", match[1], count=1)
-    try:
-        layer, part = names.projection(published, layout)
-    except ConfigError:
-        raise ConfigError("adapter tensor", shown, "linear layers of the base model") from None
+    found = projection(published)
+    if found is None:
+        raise ConfigError("adapter tensor", shown, "linear layers of the base model")
+    layer, part = found
     require(config.is_target(published), "adapter tensor", shown, "layers of target_modules")
     place = _Place(layer=layer, part=part, published=published, is_a=match[2] == "A")
     rank = config.rank_of(published)
@@ -143,6 +188,16 @@ def _place(
     expected = (rank, num_inputs) if place.is_a else (num_outputs, rank)
     require(shape == expected, f"shape of adapter tensor {shown}", shape, str(expected))
     return place
+
+
+def _projection(
+    published: str, layout: Layout, names: CheckpointNames
+) -> tuple[str, int | None] | None:
+    """The layer of a published projection and its place there; None: the model has no such."""
+    try:
+        return names.projection(published, layout)
+    except ConfigError:
+        return None
 
 
 def _sizes(place: _Place, layout: Layout) -> tuple[int, int]:
@@ -161,10 +216,7 @@ def _projections(
     found: dict[str, dict[bool, torch.Tensor]] = {}
     where: dict[str, _Place] = {}
     for name, place in places.items():
-        tensor = tensors[name]
-        allowed = "finite numbers"
-        require(_is_finite(tensor), f"adapter tensor {name}", "nan or inf", allowed)
-        found.setdefault(place.published, {})[place.is_a] = tensor
+        found.setdefault(place.published, {})[place.is_a] = tensors[name]
         where[place.published] = place
     projections: dict[tuple[str, int], LowRank] = {}
     for published, factors in found.items():
@@ -173,12 +225,6 @@ def _projections(
             require(key not in projections, f"adapter of {published}", "a second one", "one")
             projections[key] = low_rank
     return projections
-
-
-def _is_finite(tensor: torch.Tensor) -> bool:
-    # The sum takes a fourth of the time, and is finite unless a number is not, or all are huge.
-    total = float(tensor.sum(dtype=torch.float32))
-    return math.isfinite(total) or bool(torch.isfinite(tensor).all())
 
 
 def _split(
