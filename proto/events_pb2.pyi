@@ -252,6 +252,12 @@ class Load(_message.Message):
     MAX_CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
     RESIDENT_ADAPTERS_FIELD_NUMBER: _builtins.int
+    SLEEP_STATE_FIELD_NUMBER: _builtins.int
+    NUM_RELEASABLE_BYTES_FIELD_NUMBER: _builtins.int
+    NUM_RELEASED_BYTES_FIELD_NUMBER: _builtins.int
+    SLEEP_SECONDS_FIELD_NUMBER: _builtins.int
+    WAKE_SECONDS_FIELD_NUMBER: _builtins.int
+    NUM_SLEEPS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """engine steps so far"""
     num_running: _builtins.int
@@ -300,6 +306,18 @@ class Load(_message.Message):
     """of a prompt that one step computes at most; 0: unknown"""
     policy: _builtins.str
     """order of waiting requests, by tier; empty: fair"""
+    sleep_state: _builtins.str
+    """awake, falling asleep, asleep or waking; empty: awake"""
+    num_releasable_bytes: _builtins.int
+    """of the device, that sleep gives back; 0: the engine does not sleep"""
+    num_released_bytes: _builtins.int
+    """that are given back now"""
+    sleep_seconds: _builtins.float
+    """that it took to fall asleep, the last time"""
+    wake_seconds: _builtins.float
+    """that it took to wake, the last time"""
+    num_sleeps: _builtins.int
+    """so far"""
     @_builtins.property
     def incarnation(self) -> Global___Incarnation:
         """whose load"""
@@ -342,10 +360,16 @@ class Load(_message.Message):
         max_chunk_tokens: _builtins.int = ...,
         policy: _builtins.str = ...,
         resident_adapters: _abc.Iterable[_builtins.bytes] | None = ...,
+        sleep_state: _builtins.str = ...,
+        num_releasable_bytes: _builtins.int = ...,
+        num_released_bytes: _builtins.int = ...,
+        sleep_seconds: _builtins.float = ...,
+        wake_seconds: _builtins.float = ...,
+        num_sleeps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "incarnation", b"incarnation", "itl_seconds", b"itl_seconds", "itl_seconds_per_request", b"itl_seconds_per_request", "kv_seq", b"kv_seq", "max_chunk_tokens", b"max_chunk_tokens", "max_running", b"max_running", "num_generated_tokens", b"num_generated_tokens", "num_prefill_tokens", b"num_prefill_tokens", "num_running", b"num_running", "num_total_blocks", b"num_total_blocks", "num_total_disk_bytes", b"num_total_disk_bytes", "num_total_host_blocks", b"num_total_host_blocks", "num_used_blocks", b"num_used_blocks", "num_used_disk_bytes", b"num_used_disk_bytes", "num_used_host_blocks", b"num_used_host_blocks", "num_waiting", b"num_waiting", "policy", b"policy", "prefill_tps", b"prefill_tps", "prefix_hits", b"prefix_hits", "prefix_queries", b"prefix_queries", "resident_adapters", b"resident_adapters", "role", b"role", "seconds_per_hit_token", b"seconds_per_hit_token", "seconds_per_pulled_token", b"seconds_per_pulled_token", "step", b"step", "waiting_credits", b"waiting_credits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "incarnation", b"incarnation", "itl_seconds", b"itl_seconds", "itl_seconds_per_request", b"itl_seconds_per_request", "kv_seq", b"kv_seq", "max_chunk_tokens", b"max_chunk_tokens", "max_running", b"max_running", "num_generated_tokens", b"num_generated_tokens", "num_prefill_tokens", b"num_prefill_tokens", "num_releasable_bytes", b"num_releasable_bytes", "num_released_bytes", b"num_released_bytes", "num_running", b"num_running", "num_sleeps", b"num_sleeps", "num_total_blocks", b"num_total_blocks", "num_total_disk_bytes", b"num_total_disk_bytes", "num_total_host_blocks", b"num_total_host_blocks", "num_used_blocks", b"num_used_blocks", "num_used_disk_bytes", b"num_used_disk_bytes", "num_used_host_blocks", b"num_used_host_blocks", "num_waiting", b"num_waiting", "policy", b"policy", "prefill_tps", b"prefill_tps", "prefix_hits", b"prefix_hits", "prefix_queries", b"prefix_queries", "resident_adapters", b"resident_adapters", "role", b"role", "seconds_per_hit_token", b"seconds_per_hit_token", "seconds_per_pulled_token", b"seconds_per_pulled_token", "sleep_seconds", b"sleep_seconds", "sleep_state", b"sleep_state", "step", b"step", "waiting_credits", b"waiting_credits", "wake_seconds", b"wake_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
