@@ -211,7 +211,7 @@ ENGINE = (
     ),
     Capability(
         name=SLEEP,
-        fields=("takes_turns",),
+        fields=("takes_turns", "resident"),
         off="False",
         beside=QUANTIZED | {SIMULATED, HOST_MEMORY, SPECULATION},
         flag="sleep",

@@ -19,6 +19,8 @@ MIN_QUANTUM = 0.5
 """Seconds that a model with work stays awake at least, however short a switch is."""
 EXPECTED_SWITCH = 1.0
 """Seconds of a switch before one was measured."""
+GRACE_SECONDS = 0.5
+"""Time that a model which has woken has to get its requests, before it counts as idle."""
 WEIGHT = 0.3
 """Weight of the newest value in a mean."""
 
@@ -65,7 +67,6 @@ class _Model:
     """Weights of the tenants for which it was woken."""
     turn_seconds: float = 0.0
     """Mean length of its turns; 0: none has ended."""
-    sleep_seconds: float = 0.0
     wake_seconds: float = 0.0
 
 
@@ -140,11 +141,20 @@ class TurnPolicy:
             model.awake_since = model.last_worked = now
             model.tenants = {tenant: each.weight for tenant, each in tenants.items()}
 
-    def note_costs(self, name: str, sleep_seconds: float, wake_seconds: float) -> None:
-        """Notes what a model's engine took to fall asleep and to wake, the last time; 0: unknown."""
-        model = self._model(name)
-        model.sleep_seconds = sleep_seconds
-        model.wake_seconds = wake_seconds
+    def note_costs(self, name: str, wake_seconds: float) -> None:
+        """Notes what a model's engine took to wake, the last time; 0: unknown."""
+        self._model(name).wake_seconds = wake_seconds
+
+    def begin(self, switch: Switch, now: float) -> bool:
+        """Begins a switch that was not decided here; whether none is under way."""
+        if self._switch is not None:
+            return False
+        self._begun(switch, now)
+        return True
+
+    def tenants_of(self, name: str) -> Mapping[str, float]:
+        """Weights of the tenants for which a model was woken."""
+        return self._model(name).tenants
 
     def wait_seconds(self, name: str, sights: Sequence[ModelSight], now: float) -> float:
         """Seconds until a model that sleeps is awake, were it asked for now; 0 for one that is
@@ -188,13 +198,11 @@ class TurnPolicy:
         """Lets new tenants begin level with the one that was served least, and forgets those that
         neither wait nor are served."""
         waiting = {tenant for sight in sights for tenant in sight.waiting}
-        served = {t for s in sights if s.is_awake and s.has_work for t in self._tenants_of(s)}
+        busy = [sight.name for sight in sights if sight.is_awake and sight.has_work]
+        served = {tenant for name in busy for tenant in self.tenants_of(name)}
         known = [self._served[each] for each in waiting | served if each in self._served]
         least = min(known, default=0.0)
         self._served = {each: self._served.get(each, least) for each in waiting | served}
-
-    def _tenants_of(self, sight: ModelSight) -> Iterable[str]:
-        return self._model(sight.name).tenants
 
     def _in_order(self, sights: Iterable[ModelSight]) -> list[ModelSight]:
         """Models that sleep while requests wait for them: that of the tenant served least first,
@@ -214,9 +222,8 @@ class TurnPolicy:
 
     def _quantum_left(self, sight: ModelSight, now: float) -> float:
         """Seconds that the model may stay awake for certain; one without work makes room."""
-        if not sight.has_work:
-            return 0.0
-        return max(0.0, self._model(sight.name).awake_since + self.quantum - now)
+        least = self.quantum if sight.has_work else min(GRACE_SECONDS, self.quantum)
+        return max(0.0, self._model(sight.name).awake_since + least - now)
 
     def _turn_left(self, sight: ModelSight, now: float) -> float:
         """Seconds that the model is expected to stay awake."""
