@@ -57,6 +57,7 @@ capabilities = Capabilities(
     stage_hosts=True,
     tree_numerics=True,
     rank_drafts=True,
+    sleep=True,
 )
 
 
