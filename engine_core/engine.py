@@ -26,7 +26,7 @@ from .scheduling.speculation.speculator import Speculator
 from .scheduling.step_builder import PlannedStep
 from .scheduling.step_results import ResultHandler
 from .scheduling.table.request_state import RequestState, finished_at_once
-from .sleep import NoMemory, Sleep, SleepState
+from .sleep import Sleep, SleepState
 from .step_output import EngineLoad, Finished, MaskReport, StepOutput
 from .waits_for import WaitsFor
 
@@ -91,7 +91,7 @@ class Engine:
         """Result of the last `settle`, or NOTHING once the engine was called; see `waits_for`."""
         self._has_held_back = False
         """Whether the last step might have computed something, had it not been better to wait."""
-        self._sleep = Sleep(NoMemory() if memory is None else memory, clock)
+        self._sleep = Sleep(memory, clock)
 
     def step(self) -> StepOutput | None:
         """Schedules and submits a step; retires and settles the oldest step in flight when it is

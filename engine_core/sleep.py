@@ -21,9 +21,11 @@ class SleepState(StrEnum):
 
 
 class Sleep:
-    def __init__(self, memory: ReleasableMemory, clock: Callable[[], float]) -> None:
+    def __init__(self, memory: ReleasableMemory | None, clock: Callable[[], float]) -> None:
+        """`memory`: None: the engine was not started to sleep."""
         self.state = SleepState.AWAKE
-        self._memory = memory
+        self._can_sleep = memory is not None
+        self._memory: ReleasableMemory = NoMemory() if memory is None else memory
         self._clock = clock
         self._begun_at = 0.0
         self._num_sleeps = 0
@@ -75,6 +77,7 @@ class Sleep:
 
     def describe(self, load: EngineLoad) -> None:
         load.sleep_state = self.state.value
+        load.can_sleep = self._can_sleep
         load.num_sleeps = self._num_sleeps
         load.sleep_seconds = self._sleep_seconds
         load.wake_seconds = self._wake_seconds

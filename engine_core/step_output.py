@@ -218,6 +218,8 @@ class EngineLoad:
     """Hashes of the adapters on the device that were used last; at most `MAX_RESIDENT`."""
     sleep_state: str = "awake"
     """A value of `SleepState`."""
+    can_sleep: bool = False
+    """Whether the engine was started to sleep."""
     num_sleeps: int = 0
     """Sleeps so far."""
     sleep_seconds: float = 0.0

@@ -26,8 +26,6 @@ NO_CAPABILITY_OPTIONS = {
     "copies_ranks",
     # Where stages are: the ranks and their rings are those of one host, see test_stage_hosts.py.
     "stage_hosts", "stage_listen", "stage_secret_file",
-    # Sleep between two steps: see tests/engine_core/test_sleep.py.
-    "takes_turns",
     # Where ranks exchange: the same sums in the same order, see test_ranks_on_gpu.py.
     "peer_access",
 }  # fmt: skip

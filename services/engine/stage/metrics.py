@@ -134,7 +134,7 @@ class EngineCollector(Collector):
             "Share of KV blocks in host memory that hold a copy, 0 to 1",
             swapped,
         )
-        if load.num_releasable_bytes:
+        if load.can_sleep:
             yield from self._sleep(load)
         is_prepared = float(self._server.is_prepared)
         yield self._gauge(
@@ -312,7 +312,9 @@ class EngineCollector(Collector):
         return family
 
     def _sleep(self, load: EngineLoad) -> Iterator[Metric]:
-        yield self._gauge("engine_asleep", "1 while the engine sleeps", load.num_released_bytes > 0)
+        yield self._gauge(
+            "engine_asleep", "1 while the engine sleeps", load.sleep_state == "asleep"
+        )
         yield self._gauge(
             "engine_released_bytes", "Bytes of the device given back", load.num_released_bytes
         )

@@ -33,14 +33,9 @@ class SleepCalls:
         return WAKING if self._wanted is SleepState.AWAKE else SleepState.FALLING_ASLEEP
 
     async def sleep(self) -> EngineLoad:
-        """Returns once memory is given back. Raises `BadRequest` where none would be, and
-        `Unavailable` where a later call came meanwhile."""
-        BadRequest.unless(
-            self._load().num_releasable_bytes > 0,
-            "takes_turns",
-            False,
-            "true, on an engine whose weights are those of a file",
-        )
+        """Returns once memory is given back. Raises `BadRequest` where the engine was not started
+        for it, and `Unavailable` where a later call came meanwhile."""
+        BadRequest.unless(self._load().can_sleep, "takes_turns", False, "true")
         return await self._call(Sleep, SleepState.ASLEEP)
 
     async def wake(self) -> EngineLoad:
