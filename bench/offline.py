@@ -20,6 +20,7 @@ import typer
 from rich.progress import track
 
 from headwater.engine_core.engine import Engine
+from headwater.engine_core.executor import releasable_of
 from headwater.engine_core.executors.build.single import build_executor
 from headwater.engine_core.models import registry
 from headwater.engine_core.options import ExecutorOptions
@@ -72,7 +73,7 @@ class Bench:
             lambda phase, done, total: None,
         )
         self.executor = executor
-        self.engine = Engine(config, executor)
+        self.engine = Engine(config, executor, memory=releasable_of(executor))
         self.start_seconds = time.perf_counter() - start
         while executor.prepare():
             pass

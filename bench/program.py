@@ -54,6 +54,7 @@ BENCHMARKS = {
         "structured",
         "Throughput of answers that must match a JSON schema, against free ones.",
     ),
+    "turns": ("turns", "Two engines that take turns on one device: memory, switches, old prompts."),
     "scheduler": ("scheduler_steps", "Host time of an engine step with the simulated executor."),
     "drafters": ("drafters", "Host time of the look-up drafters, for each row and step."),
     "routing": ("routing_decision", "Time of a routing decision."),

@@ -33,6 +33,7 @@ DRAFT_MODEL = "draft model"
 DRAFT_HEADS = "draft heads"
 MTP = "multi-token prediction"
 ADAPTERS = "adapters"
+SLEEP = "sleep"
 
 STREAM = "stream"
 BEAMS = "beams"
@@ -209,6 +210,13 @@ ENGINE = (
         | {SPECULATION, DRAFT_MODEL, DRAFT_HEADS, MTP},
         beside_if={"rank_adapters": RANKS},
         flag="adapters",
+    ),
+    Capability(
+        name=SLEEP,
+        fields=("takes_turns", "resident"),
+        off="False",
+        beside=QUANTIZED | {SIMULATED, HOST_MEMORY, SPECULATION},
+        flag="sleep",
     ),
 )
 """Capabilities of an engine, which its options and its model ask for when it starts."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from .config import EngineConfig
-from .executor import Executor, Int32Array, StepResult
+from .executor import Executor, Int32Array, ReleasableMemory, StepResult
 from .kv.block_source import BlockSource
 from .kv.disk.block_files import BlockFiles
 from .kv.peer_link import FromLink, PeerLink
@@ -26,6 +26,7 @@ from .scheduling.speculation.speculator import Speculator
 from .scheduling.step_builder import PlannedStep
 from .scheduling.step_results import ResultHandler
 from .scheduling.table.request_state import RequestState, finished_at_once
+from .sleep import Sleep, SleepState
 from .step_output import EngineLoad, Finished, MaskReport, StepOutput
 from .waits_for import WaitsFor
 
@@ -54,13 +55,15 @@ class Engine:
         peer_link: PeerLink | None = None,
         sources: Sequence[BlockSource] = (),
         report_masks: Callable[[MaskReport], None] = lambda report: None,
+        memory: ReleasableMemory | None = None,
     ) -> None:
         """`masks`, int32 [positions, rows of the table, words], holds the masks of requests that
         have a grammar; others fill it. Positions are one more than a row's drafts. `disk_files` is
         the place of blocks on a disk; `peer_link` leads to other engines; `sources` are asked
         beside the engine's own tiers, which come first. `report_masks` is called in the middle of a
         step, as soon as there is something to report to those who fill masks: the device waits for
-        them. It must not call the engine."""
+        them. It must not call the engine. `memory` is what the executor gives back while the engine
+        sleeps; None: nothing."""
         self._config = config
         self._clock = clock
         self._tiers = Tiers(config, executor, disk_files, peer_link, clock)
@@ -74,7 +77,6 @@ class Engine:
             prefill_seconds=lambda: executor.prefill_seconds,
             copies_blocks=executor.copies_blocks,
         )
-        self._report_masks = report_masks
         self._results = ResultHandler(self._scheduler, clock, report_masks)
         self._requests: dict[int, RequestState] = {}
         self._in_flight = StepsInFlight(executor, config.async_depth)
@@ -89,6 +91,7 @@ class Engine:
         """Result of the last `settle`, or NOTHING once the engine was called; see `waits_for`."""
         self._has_held_back = False
         """Whether the last step might have computed something, had it not been better to wait."""
+        self._sleep = Sleep(memory, clock)
 
     def step(self) -> StepOutput | None:
         """Schedules and submits a step; retires and settles the oldest step in flight when it is
@@ -102,6 +105,9 @@ class Engine:
     def launch(self) -> None:
         """The first half of `step`: the device is at work when it returns. `settle` has to
         follow."""
+        if not self._sleep.is_awake:
+            self._fall_asleep()
+            return
         self._scheduler.seating.promote()
         self._refuse_late()
         self._scheduler.blocks.advance_prefetches(self._scheduler.seating)
@@ -151,7 +157,11 @@ class Engine:
         return self._waits_for
 
     def _awaited(self, *, has_moved: bool, is_lending: bool) -> WaitsFor:
+        if self._sleep.state is SleepState.ASLEEP:
+            return WaitsFor.WORK
         num_in_flight = len(self._in_flight)
+        if self._sleep.state is SleepState.FALLING_ASLEEP and not num_in_flight:
+            return WaitsFor.NOTHING if has_moved else WaitsFor.BLOCKS
         if num_in_flight and not has_moved:
             return WaitsFor.BLOCKS if self._moves_blocks(is_lending) else WaitsFor.DEVICE
         is_held_back = self._scheduler.rows.held.hold_back(is_in_flight=num_in_flight > 0)
@@ -225,6 +235,25 @@ class Engine:
         """Takes a message of the link to other engines."""
         self._waits_for = WaitsFor.NOTHING
         self._tiers.take(message)
+
+    def sleep(self, call: int = 0) -> None:
+        """Lets the engine fall asleep, which steps continue: it plans nothing more, preempts what
+        runs, and gives its memory back when no step is in flight and no block on its way. Requests
+        are taken, and wait. `call`: number by which the load names the call."""
+        self._sleep.begin(call)
+        self._waits_for = WaitsFor.NOTHING
+
+    def wake(self, call: int = 0) -> None:
+        """Brings memory back, after which steps compute again. Preempted requests go on with the
+        tokens that they would have had. Where the device lacks memory, the engine stays asleep and
+        its load says why."""
+        self._sleep.end(call)
+        self._waits_for = WaitsFor.NOTHING
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether memory is given back: nothing may be launched."""
+        return self._sleep.state is SleepState.ASLEEP
 
     def cancel(self, key: int, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """Ends a request; a key that is not here has ended already. Row and blocks return with the
@@ -313,6 +342,7 @@ class Engine:
         self._results.describe(load)
         self._tiers.describe(load)
         self._scheduler.describe(load)
+        self._sleep.describe(load)
         return load
 
     def close(self) -> None:
@@ -334,6 +364,20 @@ class Engine:
             for block_hash in self._scheduler.blocks.cached_hashes()
             if block_hash not in unsaid
         ]
+
+    def _fall_asleep(self) -> None:
+        """Goes on with falling asleep, at the border of a step: once none is in flight, requests
+        are preempted; once the blocks that they leave are saved, memory is given back."""
+        if self.is_asleep or len(self._in_flight):
+            return
+        self._scheduler.preempt_all()
+        blocks = self._scheduler.blocks
+        blocks.launch()
+        if blocks.are_loading or self._tiers.are_saving:
+            return
+        if self._sleep.drops_cache:
+            blocks.drop_cached()
+        self._sleep.release()
 
     def _refuse_late(self) -> None:
         """Ends requests that wait and whose first token cannot come in time."""
@@ -357,7 +401,7 @@ class Engine:
         # Blocks that the step overwrites may have to be copied first.
         self._scheduler.blocks.launch()
         if planned is not None and planned.masks_wanted is not None:
-            self._report_masks(MaskReport(wanted=planned.masks_wanted))
+            self._results.report_masks(MaskReport(wanted=planned.masks_wanted))
         return planned
 
     def _retire(self, planned: list[PlannedStep]) -> list[tuple[PlannedStep, StepResult]]:

@@ -313,6 +313,51 @@ class TakesAdapters(Protocol):
         """Adapters in host memory; None: its device has no slots."""
 
 
+class MemoryShort(Exception):
+    """A device lacks the memory that an engine had before it slept."""
+
+    def __init__(self, wanted: int, free: int) -> None:
+        super().__init__(f"the engine needs {wanted} bytes of its device, of which {free} are free")
+        self.wanted = wanted
+        self.free = free
+
+
+class ReleasableMemory(Protocol):
+    """Memory that an engine gives back while it sleeps. Its addresses stay as they are, so that
+    tensors, recorded steps and graphs stay valid."""
+
+    @property
+    def keeps_cache(self) -> bool:
+        """Whether the KV cache stays as it is: it lies in host memory."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that are here while the engine is awake."""
+
+    def release(self) -> int:
+        """Gives the memory back, with no plan in flight and no copy of blocks under way. Weights
+        stay within reach of the host, keys and values are lost unless `keeps_cache`. Returns the
+        bytes that were given back."""
+
+    def restore(self) -> None:
+        """Brings back what was given back; the KV cache holds anything. Raises `MemoryShort`, and
+        leaves all as it is then."""
+
+
+@runtime_checkable
+class Sleeps(Protocol):
+    """An executor whose engine may sleep."""
+
+    @property
+    def releasable(self) -> ReleasableMemory | None:
+        """None: it was not asked for."""
+
+
+def releasable_of(executor: object) -> ReleasableMemory | None:
+    """Memory that an executor gives back while its engine sleeps; None: it keeps all."""
+    return executor.releasable if isinstance(executor, Sleeps) else None
+
+
 class Executor(Protocol):
     """Computes plans in the order given. Up to `2 * async_depth + 1` of them, `async_depth` of
     which may be steps, are submitted before the first is retired. Numbers of plans follow one

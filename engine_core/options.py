@@ -73,6 +73,8 @@ class ExecutorOptions:
     async_depth: int = 2
     max_draft_tokens: int = 0
     """Drafted tokens of one row and step at most; 0: none are drafted."""
+    takes_turns: bool = False
+    """Whether the engine may sleep, so that others have its device's memory meanwhile."""
     draft_model: Path | None = None
     """A converted model that drafts tokens for the served one; None: none does."""
     draft_heads: Path | None = None

@@ -216,6 +216,24 @@ class EngineLoad:
     """Order of waiting requests, by tier."""
     resident_adapters: list[bytes] = field(default_factory=list)
     """Hashes of the adapters on the device that were used last; at most `MAX_RESIDENT`."""
+    sleep_state: str = "awake"
+    """A value of `SleepState`."""
+    can_sleep: bool = False
+    """Whether the engine was started to sleep."""
+    num_sleeps: int = 0
+    """Sleeps so far."""
+    sleep_seconds: float = 0.0
+    """Time from the call to sleep until memory was given back, the last time."""
+    wake_seconds: float = 0.0
+    """Time to bring memory back, the last time."""
+    num_releasable_bytes: int = 0
+    """Bytes of weights, and of the KV cache where it goes as well, that sleep gives back."""
+    num_released_bytes: int = 0
+    """Bytes that are given back, while asleep."""
+    sleep_problem: str = ""
+    """Why the engine did not wake; empty: it did, or was not called."""
+    sleep_call: int = 0
+    """Number of the last call to sleep or to wake that was taken."""
 
 
 @dataclass(slots=True, kw_only=True)

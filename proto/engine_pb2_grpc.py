@@ -60,6 +60,16 @@ class EngineStub:
                 request_serializer=headwater_dot_proto_dot_engine__pb2.SetRoleRequest.SerializeToString,
                 response_deserializer=headwater_dot_proto_dot_engine__pb2.SetRoleReply.FromString,
                 _registered_method=True)
+        self.Sleep = channel.unary_unary(
+                '/headwater.v1.Engine/Sleep',
+                request_serializer=headwater_dot_proto_dot_engine__pb2.SleepRequest.SerializeToString,
+                response_deserializer=headwater_dot_proto_dot_engine__pb2.SleepReply.FromString,
+                _registered_method=True)
+        self.Wake = channel.unary_unary(
+                '/headwater.v1.Engine/Wake',
+                request_serializer=headwater_dot_proto_dot_engine__pb2.WakeRequest.SerializeToString,
+                response_deserializer=headwater_dot_proto_dot_engine__pb2.WakeReply.FromString,
+                _registered_method=True)
         self.Prefetch = channel.stream_unary(
                 '/headwater.v1.Engine/Prefetch',
                 request_serializer=headwater_dot_proto_dot_engine__pb2.PrefetchRequest.SerializeToString,
@@ -120,6 +130,20 @@ class EngineServicer:
 
     def SetRole(self, request, context):
         """Changes the role, at once and without draining.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Sleep(self, request, context):
+        """Gives the device's memory back: what runs is preempted at a step's border, and goes on once the engine is woken.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Wake(self, request, context):
+        """Brings that memory back. UNAVAILABLE where the device lacks it: the engine sleeps on then.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -188,6 +212,16 @@ def add_EngineServicer_to_server(servicer, server):
                     servicer.SetRole,
                     request_deserializer=headwater_dot_proto_dot_engine__pb2.SetRoleRequest.FromString,
                     response_serializer=headwater_dot_proto_dot_engine__pb2.SetRoleReply.SerializeToString,
+            ),
+            'Sleep': grpc.unary_unary_rpc_method_handler(
+                    servicer.Sleep,
+                    request_deserializer=headwater_dot_proto_dot_engine__pb2.SleepRequest.FromString,
+                    response_serializer=headwater_dot_proto_dot_engine__pb2.SleepReply.SerializeToString,
+            ),
+            'Wake': grpc.unary_unary_rpc_method_handler(
+                    servicer.Wake,
+                    request_deserializer=headwater_dot_proto_dot_engine__pb2.WakeRequest.FromString,
+                    response_serializer=headwater_dot_proto_dot_engine__pb2.WakeReply.SerializeToString,
             ),
             'Prefetch': grpc.stream_unary_rpc_method_handler(
                     servicer.Prefetch,
@@ -350,6 +384,60 @@ class Engine:
             '/headwater.v1.Engine/SetRole',
             headwater_dot_proto_dot_engine__pb2.SetRoleRequest.SerializeToString,
             headwater_dot_proto_dot_engine__pb2.SetRoleReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Sleep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headwater.v1.Engine/Sleep',
+            headwater_dot_proto_dot_engine__pb2.SleepRequest.SerializeToString,
+            headwater_dot_proto_dot_engine__pb2.SleepReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Wake(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headwater.v1.Engine/Wake',
+            headwater_dot_proto_dot_engine__pb2.WakeRequest.SerializeToString,
+            headwater_dot_proto_dot_engine__pb2.WakeReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -42,6 +42,10 @@ class EngineStub:
     """Leaves: takes no new work, ends what runs within the limit."""
     SetRole: _grpc.UnaryUnaryMultiCallable[_engine_pb2.SetRoleRequest, _engine_pb2.SetRoleReply]
     """Changes the role, at once and without draining."""
+    Sleep: _grpc.UnaryUnaryMultiCallable[_engine_pb2.SleepRequest, _engine_pb2.SleepReply]
+    """Gives the device's memory back: what runs is preempted at a step's border, and goes on once the engine is woken."""
+    Wake: _grpc.UnaryUnaryMultiCallable[_engine_pb2.WakeRequest, _engine_pb2.WakeReply]
+    """Brings that memory back. UNAVAILABLE where the device lacks it: the engine sleeps on then."""
     Prefetch: _grpc.StreamUnaryMultiCallable[_engine_pb2.PrefetchRequest, _engine_pb2.PrefetchReply]
     """Pulls blocks of a prompt that another engine computes, before the request comes. Takes one message; the prefetch ends
     with the call, whichever side ends it.
@@ -68,6 +72,10 @@ class EngineAsyncStub(EngineStub):
     """Leaves: takes no new work, ends what runs within the limit."""
     SetRole: _aio.UnaryUnaryMultiCallable[_engine_pb2.SetRoleRequest, _engine_pb2.SetRoleReply]  # type: ignore[assignment]
     """Changes the role, at once and without draining."""
+    Sleep: _aio.UnaryUnaryMultiCallable[_engine_pb2.SleepRequest, _engine_pb2.SleepReply]  # type: ignore[assignment]
+    """Gives the device's memory back: what runs is preempted at a step's border, and goes on once the engine is woken."""
+    Wake: _aio.UnaryUnaryMultiCallable[_engine_pb2.WakeRequest, _engine_pb2.WakeReply]  # type: ignore[assignment]
+    """Brings that memory back. UNAVAILABLE where the device lacks it: the engine sleeps on then."""
     Prefetch: _aio.StreamUnaryMultiCallable[_engine_pb2.PrefetchRequest, _engine_pb2.PrefetchReply]  # type: ignore[assignment]
     """Pulls blocks of a prompt that another engine computes, before the request comes. Takes one message; the prefetch ends
     with the call, whichever side ends it.
@@ -121,6 +129,22 @@ class EngineServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_engine_pb2.SetRoleReply, _abc.Awaitable[_engine_pb2.SetRoleReply]]:
         """Changes the role, at once and without draining."""
+
+    @_abc_1.abstractmethod
+    def Sleep(
+        self,
+        request: _engine_pb2.SleepRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_engine_pb2.SleepReply, _abc.Awaitable[_engine_pb2.SleepReply]]:
+        """Gives the device's memory back: what runs is preempted at a step's border, and goes on once the engine is woken."""
+
+    @_abc_1.abstractmethod
+    def Wake(
+        self,
+        request: _engine_pb2.WakeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_engine_pb2.WakeReply, _abc.Awaitable[_engine_pb2.WakeReply]]:
+        """Brings that memory back. UNAVAILABLE where the device lacks it: the engine sleeps on then."""
 
     @_abc_1.abstractmethod
     def Prefetch(

@@ -252,6 +252,12 @@ class Load(_message.Message):
     MAX_CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
     RESIDENT_ADAPTERS_FIELD_NUMBER: _builtins.int
+    SLEEP_STATE_FIELD_NUMBER: _builtins.int
+    NUM_RELEASABLE_BYTES_FIELD_NUMBER: _builtins.int
+    NUM_RELEASED_BYTES_FIELD_NUMBER: _builtins.int
+    SLEEP_SECONDS_FIELD_NUMBER: _builtins.int
+    WAKE_SECONDS_FIELD_NUMBER: _builtins.int
+    NUM_SLEEPS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """engine steps so far"""
     num_running: _builtins.int
@@ -300,6 +306,18 @@ class Load(_message.Message):
     """of a prompt that one step computes at most; 0: unknown"""
     policy: _builtins.str
     """order of waiting requests, by tier; empty: fair"""
+    sleep_state: _builtins.str
+    """awake, falling asleep, asleep or waking; empty: awake"""
+    num_releasable_bytes: _builtins.int
+    """of the device, that sleep gives back; 0: the engine does not sleep"""
+    num_released_bytes: _builtins.int
+    """that are given back now"""
+    sleep_seconds: _builtins.float
+    """that it took to fall asleep, the last time"""
+    wake_seconds: _builtins.float
+    """that it took to wake, the last time"""
+    num_sleeps: _builtins.int
+    """so far"""
     @_builtins.property
     def incarnation(self) -> Global___Incarnation:
         """whose load"""
@@ -342,10 +360,16 @@ class Load(_message.Message):
         max_chunk_tokens: _builtins.int = ...,
         policy: _builtins.str = ...,
         resident_adapters: _abc.Iterable[_builtins.bytes] | None = ...,
+        sleep_state: _builtins.str = ...,
+        num_releasable_bytes: _builtins.int = ...,
+        num_released_bytes: _builtins.int = ...,
+        sleep_seconds: _builtins.float = ...,
+        wake_seconds: _builtins.float = ...,
+        num_sleeps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "incarnation", b"incarnation", "itl_seconds", b"itl_seconds", "itl_seconds_per_request", b"itl_seconds_per_request", "kv_seq", b"kv_seq", "max_chunk_tokens", b"max_chunk_tokens", "max_running", b"max_running", "num_generated_tokens", b"num_generated_tokens", "num_prefill_tokens", b"num_prefill_tokens", "num_running", b"num_running", "num_total_blocks", b"num_total_blocks", "num_total_disk_bytes", b"num_total_disk_bytes", "num_total_host_blocks", b"num_total_host_blocks", "num_used_blocks", b"num_used_blocks", "num_used_disk_bytes", b"num_used_disk_bytes", "num_used_host_blocks", b"num_used_host_blocks", "num_waiting", b"num_waiting", "policy", b"policy", "prefill_tps", b"prefill_tps", "prefix_hits", b"prefix_hits", "prefix_queries", b"prefix_queries", "resident_adapters", b"resident_adapters", "role", b"role", "seconds_per_hit_token", b"seconds_per_hit_token", "seconds_per_pulled_token", b"seconds_per_pulled_token", "step", b"step", "waiting_credits", b"waiting_credits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "incarnation", b"incarnation", "itl_seconds", b"itl_seconds", "itl_seconds_per_request", b"itl_seconds_per_request", "kv_seq", b"kv_seq", "max_chunk_tokens", b"max_chunk_tokens", "max_running", b"max_running", "num_generated_tokens", b"num_generated_tokens", "num_prefill_tokens", b"num_prefill_tokens", "num_releasable_bytes", b"num_releasable_bytes", "num_released_bytes", b"num_released_bytes", "num_running", b"num_running", "num_sleeps", b"num_sleeps", "num_total_blocks", b"num_total_blocks", "num_total_disk_bytes", b"num_total_disk_bytes", "num_total_host_blocks", b"num_total_host_blocks", "num_used_blocks", b"num_used_blocks", "num_used_disk_bytes", b"num_used_disk_bytes", "num_used_host_blocks", b"num_used_host_blocks", "num_waiting", b"num_waiting", "policy", b"policy", "prefill_tps", b"prefill_tps", "prefix_hits", b"prefix_hits", "prefix_queries", b"prefix_queries", "resident_adapters", b"resident_adapters", "role", b"role", "seconds_per_hit_token", b"seconds_per_hit_token", "seconds_per_pulled_token", b"seconds_per_pulled_token", "sleep_seconds", b"sleep_seconds", "sleep_state", b"sleep_state", "step", b"step", "waiting_credits", b"waiting_credits", "wake_seconds", b"wake_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -757,26 +781,62 @@ class Demand(_message.Message):
     GATEWAY_ID_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     NUM_WAITING_FIELD_NUMBER: _builtins.int
+    TENANTS_FIELD_NUMBER: _builtins.int
     gateway_id: _builtins.str
     """who holds them"""
     model: _builtins.str
     """as clients ask for it"""
     num_waiting: _builtins.int
     """requests"""
+    @_builtins.property
+    def tenants(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantDemand]:
+        """whose they are"""
+
     def __init__(
         self,
         *,
         gateway_id: _builtins.str = ...,
         model: _builtins.str = ...,
         num_waiting: _builtins.int = ...,
+        tenants: _abc.Iterable[Global___TenantDemand] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "model", b"model", "num_waiting", b"num_waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "model", b"model", "num_waiting", b"num_waiting", "tenants", b"tenants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Demand: _TypeAlias = Demand  # noqa: Y015
+
+@_typing.final
+class TenantDemand(_message.Message):
+    """Requests of one tenant that wait for a replica."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    WAITED_SECONDS_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """its key"""
+    waited_seconds: _builtins.float
+    """that the oldest of them has waited"""
+    weight: _builtins.float
+    """of the tenant's share"""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        waited_seconds: _builtins.float = ...,
+        weight: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tenant", b"tenant", "waited_seconds", b"waited_seconds", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TenantDemand: _TypeAlias = TenantDemand  # noqa: Y015
 
 @_typing.final
 class Catalogue(_message.Message):
@@ -845,6 +905,11 @@ class CatalogueEntry(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
     RETRY_SECONDS_FIELD_NUMBER: _builtins.int
+    TURN_FIELD_NUMBER: _builtins.int
+    WAIT_SECONDS_FIELD_NUMBER: _builtins.int
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    UNUSED_SECONDS_FIELD_NUMBER: _builtins.int
+    IS_PINNED_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """as clients ask for it"""
     state: Global___CatalogueEntry.State.ValueType
@@ -853,6 +918,16 @@ class CatalogueEntry(_message.Message):
     """why no replica of it can start; empty: none is known"""
     retry_seconds: _builtins.float
     """until the next try, where there is a problem"""
+    turn: _builtins.str
+    """awake, asleep or waking, where models take turns; empty: they do not"""
+    wait_seconds: _builtins.float
+    """until it is awake, as far as one can tell; 0: it is"""
+    num_bytes: _builtins.int
+    """of the device, while it is awake"""
+    unused_seconds: _builtins.float
+    """since it last computed something; negative: it has not"""
+    is_pinned: _builtins.bool
+    """whether it stays awake"""
     def __init__(
         self,
         *,
@@ -860,10 +935,15 @@ class CatalogueEntry(_message.Message):
         state: Global___CatalogueEntry.State.ValueType = ...,
         problem: _builtins.str = ...,
         retry_seconds: _builtins.float = ...,
+        turn: _builtins.str = ...,
+        wait_seconds: _builtins.float = ...,
+        num_bytes: _builtins.int = ...,
+        unused_seconds: _builtins.float = ...,
+        is_pinned: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "problem", b"problem", "retry_seconds", b"retry_seconds", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_pinned", b"is_pinned", "model", b"model", "num_bytes", b"num_bytes", "problem", b"problem", "retry_seconds", b"retry_seconds", "state", b"state", "turn", b"turn", "unused_seconds", b"unused_seconds", "wait_seconds", b"wait_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,6 +9,7 @@ from headwater.kernels.cpu.compiler.simd_types import NUM_LANES
 from headwater.kernels.cpu.qk_norm_rope_store_kv import MAX_HEAD_DIM
 from headwater.kernels.launch.environment import Environment
 
+from ..executors.device.mapped_weights import SMAPS
 from ..executors.device.replayed_steps import ReplayedSteps
 from ..layers.linear.kinds import Weights
 from ..layers.linear.packed import pack_linears
@@ -60,6 +61,7 @@ capabilities = Capabilities(
     stages=True,
     stage_hosts=True,
     tree_numerics=True,
+    sleep=SMAPS.exists(),
 )
 KV_CACHE_BYTES = 512 << 20
 

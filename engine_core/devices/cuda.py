@@ -58,6 +58,7 @@ capabilities = Capabilities(
     tree_numerics=True,
     rank_drafts=True,
     rank_adapters=True,
+    sleep=True,
 )
 
 

@@ -10,7 +10,14 @@ from typing import Generic
 
 import torch
 
-from ..executor import DrawPlan, HostAdapters, StepPlan, StepResult, Swapper
+from ..executor import (
+    DrawPlan,
+    HostAdapters,
+    ReleasableMemory,
+    StepPlan,
+    StepResult,
+    Swapper,
+)
 from .model.adapter_memory import NoAdapterMemory
 from .model.expert_counts import ExpertCounts, NoExpertCounts
 from .step_parts import (
@@ -63,11 +70,13 @@ class StepExecutor(Generic[Sent, Taken]):
         swapper: Swapper | None = None,
         expert_counts: ExpertCounts | NoExpertCounts = NO_EXPERTS,
         preparations: Iterable[Callable[[], object]] = (),
+        releasable: ReleasableMemory | None = None,
     ) -> None:
         """`tiers`: those whose copies the swapper makes. `host_adapters`: those that `adapters`
         copies; None: there are no slots. `preparations` make later steps faster,
-        one by one."""
+        one by one. `releasable`: see `Sleeps`."""
         self.swapper = swapper
+        self.releasable = releasable
         self._device = device
         self._caches = caches
         self._entry = entry

@@ -62,6 +62,11 @@ class HostBlocks:
         return len(self._slot_of)
 
     @property
+    def is_saving(self) -> bool:
+        """Whether blocks are yet to be copied to their slots."""
+        return bool(self._saves[0]) or self._swapper.num_saved < self.num_saved
+
+    @property
     def held(self) -> Collection[bytes]:
         return self._slot_of
 

@@ -100,6 +100,11 @@ class Tiers:
             case LeaseEnd(lease=lease, num_copied=num_copied):
                 self.leases.end(lease, num_copied)
 
+    @property
+    def are_saving(self) -> bool:
+        """Whether blocks of the device are being copied to host memory."""
+        return self.host is not None and self.host.is_saving
+
     def describe(self, load: EngineLoad) -> None:
         """Fills in what the tiers hold and did."""
         if self.host is not None:

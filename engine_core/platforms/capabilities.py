@@ -103,5 +103,7 @@ class Capabilities:
     tree_numerics: bool = False
     """Products of fixed leaves, for bits that do not depend on the number of ranks (`--numerics
     tree`)."""
+    sleep: bool = False
+    """Memory goes back while an engine sleeps (`--takes-turns`)."""
     prompt_logprobs: bool = True
     """Log probabilities of prompts."""

@@ -167,6 +167,12 @@ class Scheduler:
         if self.blocks.release_unseen(rows, num_computed, self.rows.table):
             self.seating.note_released()
 
+    def preempt_all(self) -> None:
+        """Takes row and blocks from every running request. All of them wait again when no step is
+        in flight."""
+        for request in list(self.rows.running.values()):
+            self._preempt(request)
+
     def finish(self, request: RequestState) -> None:
         """Ends a request wherever it is; what steps in flight sample for it does not count."""
         request.has_finished = True

@@ -79,7 +79,7 @@ class ResultHandler:
         self._blocks = scheduler.blocks
         self._table = scheduler.rows.table
         self._clock = clock
-        self._report_masks = report_masks
+        self.report_masks = report_masks
 
     def settle(self, planned: PlannedStep, result: StepResult, output: StepOutput) -> None:
         """Steps are settled in the order in which they were planned."""
@@ -236,7 +236,7 @@ class ResultHandler:
             keys = [keys[i] for i in left]
             num_tokens = [num_tokens[i] for i in left]
         if keys:
-            self._report_masks(MaskReport(keys=keys, num_tokens=num_tokens, token_ids=token_ids))
+            self.report_masks(MaskReport(keys=keys, num_tokens=num_tokens, token_ids=token_ids))
 
     def _settle_speculation(self, sampled: Sampled, first: Int32Array) -> None:
         """Takes back what drafts of the rows reserved in vain, and shows the speculator tokens from

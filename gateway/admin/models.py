@@ -25,6 +25,7 @@ from .administration import Administration
 
 MAX_BODY_BYTES = 64 * 1024
 ASK_SECONDS = 2.0
+TURNS = ("sleep", "wake", "pin", "unpin")
 NO_SUPERVISOR = (
     "no supervisor of this cluster answers over NATS: models are loaded and unloaded where "
     "`headwater up` runs it; "
@@ -106,6 +107,23 @@ class ModelAdmin:
         async with self._administration.recorded(caller, "scale-model", {"model": name, **change}):
             for supervisor in self._catalogues.owners(name):
                 cards += await self._ask(supervisor, {"do": "scale", "model": name, **change})
+            if not cards:
+                raise errors.NotFound("model", name)
+        await exchange.reply_json(cards[0], 202)
+
+    async def turn_model(self, exchange: Exchange) -> None:
+        """POST /admin/models/{name}/{sleep|wake|pin|unpin}: answered at once with 202; the list
+        says when it is done."""
+        caller = self._administration.caller(exchange)
+        name = _name_of(exchange)
+        turn = exchange.path_params["turn"]
+        if turn not in TURNS:
+            raise errors.NotFound("path", exchange.path)
+        await self._supervisors()
+        cards: list[Any] = []
+        async with self._administration.recorded(caller, f"{turn}-model", {"model": name}):
+            for supervisor in self._catalogues.owners(name):
+                cards += await self._ask(supervisor, {"do": turn, "model": name})
             if not cards:
                 raise errors.NotFound("model", name)
         await exchange.reply_json(cards[0], 202)

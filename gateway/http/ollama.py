@@ -193,8 +193,8 @@ class OllamaSurface:
 
     async def _replica(self, caller: Caller, name: str) -> None:
         starts = self._cluster.cold_starts
-        tenant = caller.tenant.key
-        name = self._cluster.target(caller.tenant, name).model
+        tenant = caller.tenant
+        name = self._cluster.target(tenant, name).model
         await starts.text_stages(name, tenant=tenant, tier=caller.tier)
         self._cluster.model(name)
         await starts.replica(name, tenant=tenant, tier=caller.tier, virtual_time=0.0)

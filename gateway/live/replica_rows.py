@@ -132,6 +132,8 @@ def _epoch(member: Member) -> str:
 def _state(replica: Replica, standings: Iterable[Standing]) -> str:
     if replica.is_draining:
         return "draining"
+    if not replica.load.reported.is_awake:
+        return replica.load.reported.sleep_state
     return "failing" if any(each.is_failing for each in standings) else "serving"
 
 

@@ -20,7 +20,7 @@ from ..request.sinks import Gathered, Held, Piece
 from ..stages.output_session import Scores
 from ..tenancy.caller import Caller
 from ..wire.body_stream import BodyStream
-from ..wire.sse import DONE, KEEP_ALIVE
+from ..wire.sse import DONE, keep_alive
 from .numbered import NumberedStream
 from .schema import Answering
 
@@ -208,7 +208,8 @@ class EventStream:
 
     def keep_alive(self) -> None:
         if not self.out.blocked:
-            self.out.write(KEEP_ALIVE)
+            waits = [generation.wait_seconds() for generation in self.answer.generations]
+            self.out.write(keep_alive(max(waits, default=0.0)))
 
     def last_events(self) -> bytes:
         """Usage and receipt, where they were requested, and the end mark."""

@@ -48,7 +48,9 @@ def _cards(cluster: Cluster, tenant: Tenant) -> dict[str, dict[str, Any]]:
         for name, each in cluster.adapters.seen_by(tenant).items()
         if each.base in models
     }
-    return adapters | {name: _card(*served) for name, served in models.items()}
+    return adapters | {
+        name: _card(*served) | cluster.catalogues.turn_of(name) for name, served in models.items()
+    }
 
 
 def _card(model: ServedModel, since: int) -> dict[str, Any]:

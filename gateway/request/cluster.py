@@ -102,6 +102,7 @@ class Cluster:
         self.timelines.find_here = self._explained_here
         self.placement.is_in_use = self.has_adapter
         self.processors.on_change = self.outputs.on_change = self.cold_starts.look_again
+        self.router.on_wake(self.cold_starts.look_again)
         self.metrics.streams.set_function(lambda: self.outputs.num_streams)
 
     def model(self, name: str) -> ServedModel:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 
 from headwater.proto import events_pb2
@@ -20,7 +19,9 @@ from headwater.services.runtime.served_model import model_key
 from headwater.services.runtime.tasks import owned_task, set_within
 
 from ..stages.catalogues import AWAITED, Catalogues
+from ..tenancy.tenants import Tenant
 from .admission import Admission
+from .waiting_tenants import WaitingTenants
 
 TELL_SECONDS = 0.5
 """Seconds between two messages while requests wait."""
@@ -61,7 +62,7 @@ class ColdStartQueue:
         )
         """The requests that no replica was chosen for. Their turns come all at once, in the order
         of the queue."""
-        self._waiting: Counter[str] = Counter()
+        self._waiting = WaitingTenants()
         self._news = asyncio.Event()
         self._changed = asyncio.Event()
         self._end: errors.HeadwaterError | None = None
@@ -76,13 +77,18 @@ class ColdStartQueue:
     @property
     def waiting(self) -> Mapping[str, int]:
         """Number of waiting requests, by model."""
-        return self._waiting
+        return self._waiting.counts
+
+    def wait_seconds(self, model: str) -> float:
+        """Seconds until an engine of the model is awake, as its supervisors estimate them; 0 where
+        models do not take turns."""
+        return min((entry.wait_seconds for entry in self._catalogues.entries(model)), default=0.0)
 
     def is_cold(self, model: str) -> bool:
         """Whether a request for the model has to wait for a replica."""
         return self.patience > 0 and not self._has_replica(model)
 
-    async def text_stages(self, model: str, *, tenant: str, tier: int) -> None:
+    async def text_stages(self, model: str, *, tenant: Tenant, tier: int) -> None:
         """Waits for the text stages of a model while a supervisor starts them, first come first
         served: what a prompt costs is not known yet. Returns at once where they serve the model, or
         no supervisor knows it. Raises `NotFound` for a model that is being unloaded, else as
@@ -91,23 +97,31 @@ class ColdStartQueue:
         if states == {CatalogueEntry.STATE_UNLOADING}:
             raise errors.NotFound("model", model)
         if self.patience and not self._is_there(TEXT, model) and not states.isdisjoint(AWAITED):
-            async with self._waits(model, self.patience):
-                await self._turn(TEXT, model, tenant, tier, 0.0)
+            async with self._waits(model, tenant, self.patience):
+                await self._turn(TEXT, model, tenant.key, tier, 0.0)
 
-    async def replica(self, model: str, *, tenant: str, tier: int, virtual_time: float) -> None:
-        """Returns when the model has an engine, or at once if no supervisor would start one.
-        Waiting requests continue in the order of tier, virtual time and arrival. Raises
-        `Unavailable` if no engine came in time or none can start, and `LimitExceeded` if too many
+    async def replica(self, model: str, *, tenant: Tenant, tier: int, virtual_time: float) -> None:
+        """Returns when the model has an engine that is awake, or at once if no supervisor would
+        start one. Waiting requests continue in the order of tier, virtual time and arrival. Raises
+        `Unavailable` if no engine came in time or none can start, at once where models take turns
+        and the estimate is that none will be awake in time, and `LimitExceeded` if too many
         requests wait and no other tenant has more of them, or if this request has to make room."""
         if self.is_cold(model):
-            async with self._waits(model, self.patience):
-                await self._turn(REPLICA, model, tenant, tier, virtual_time)
+            if (seconds := self.wait_seconds(model)) > self.patience:
+                raise errors.Unavailable(
+                    f"the model {model!r} sleeps, and will be awake in about {seconds:.0f} s; "
+                    f"requests wait for at most {self.patience:g} s",
+                    retry_after=seconds,
+                    code="asleep",
+                )
+            async with self._waits(model, tenant, self.patience):
+                await self._turn(REPLICA, model, tenant.key, tier, virtual_time)
 
-    async def replica_of_admitted(self, model: str, least_seconds: float) -> None:
+    async def replica_of_admitted(self, model: str, tenant: Tenant, least_seconds: float) -> None:
         """Waits as `replica` does, for a request that has its turn: however many wait already, and
         for `least_seconds` at least."""
         if self.is_cold(model):
-            async with self._waits(model, max(self.patience, least_seconds)):
+            async with self._waits(model, tenant, max(self.patience, least_seconds)):
                 while not self._has_replica(model):
                     self._check(model)
                     await self._changed.wait()
@@ -125,21 +139,23 @@ class ColdStartQueue:
         self.look_again()
 
     @contextlib.asynccontextmanager
-    async def _waits(self, model: str, seconds: float) -> AsyncIterator[None]:
+    async def _waits(self, model: str, tenant: Tenant, seconds: float) -> AsyncIterator[None]:
         """Scope of a wait, in which it counts as one and ends after so many seconds. Raises
         `Unavailable` then."""
-        self._count(model, 1)
+        number = self._waiting.add(model, tenant.key, tenant.weight)
+        self._news.set()
         try:
             async with asyncio.timeout(seconds):
                 yield
         except TimeoutError:
             raise errors.Unavailable(
                 f"no replica of the model {model!r} was there within {seconds:g} s",
-                retry_after=RETRY_SECONDS,
+                retry_after=self.wait_seconds(model) or RETRY_SECONDS,
                 code="no_replica",
             ) from None
         finally:
-            self._count(model, -1)
+            self._waiting.remove(model, number)
+            self._news.set()
 
     async def _turn(
         self, what: str, model: str, tenant: str, tier: int, virtual_time: float
@@ -187,22 +203,20 @@ class ColdStartQueue:
             return None
         return min(entries, key=lambda each: each.retry_seconds)
 
-    def _count(self, model: str, change: int) -> None:
-        self._waiting[model] += change
-        self._news.set()
-
     async def _publish(self) -> None:
         """Publishes the counts. The last message of a model says that no request waits."""
         while True:
-            if not self._waiting:
+            if not self._waiting.models:
                 await self._news.wait()
             self._news.clear()
-            for model, num_waiting in list(self._waiting.items()):
+            for model in self._waiting.models:
                 word = events_pb2.Demand(
-                    gateway_id=self._gateway_id, model=model, num_waiting=num_waiting
+                    gateway_id=self._gateway_id,
+                    model=model,
+                    num_waiting=self._waiting.counts.get(model, 0),
+                    tenants=self._waiting.tenants_of(model),
                 )
                 await self._bus.publish(subjects.demand(model_key(model)), word.SerializeToString())
-                if not self._waiting[model]:
-                    del self._waiting[model]
+                self._waiting.forget_if_empty(model)
             await asyncio.sleep(PAUSE_SECONDS)
             await set_within(self._news, TELL_SECONDS)

@@ -243,7 +243,9 @@ class Dispatcher:
         model_key = generation.model.key
         token_ids, hashes = self._computed()
         await cluster.router.consult(model_key, hashes)
-        await cluster.cold_starts.replica_of_admitted(generation.target.model, self._least_seconds)
+        await cluster.cold_starts.replica_of_admitted(
+            generation.target.model, generation.request.caller.tenant, self._least_seconds
+        )
         max_tokens = prepared.sampling.max_tokens - (len(token_ids) - len(prepared.prompt_ids))
         attempts = generation.timeline.attempts
         target = generation.target

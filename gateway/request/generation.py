@@ -8,7 +8,7 @@ answer goes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,10 @@ from .prompt_turns import Part
 from .timeline import EngineStart, Timeline, work_fields
 
 MAX_EXPLAINED_CHOICES = 128
+
+
+def not_asleep() -> float:
+    return 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -63,6 +67,8 @@ class Generation:
     task: asyncio.Task[Any] | None = None
     """Task that runs it."""
     cancelled_by: errors.HeadwaterError | None = None
+    wait_seconds: Callable[[], float] = not_asleep
+    """Estimated seconds until its model is awake; 0: it does not wait for that."""
 
     def __post_init__(self) -> None:
         self.target = Target(self.request.model)

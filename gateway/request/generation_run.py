@@ -14,7 +14,7 @@ from headwater.services.runtime.tasks import owned_task
 from .choice import Choice, Sink
 from .cluster import Cluster
 from .dispatch import Dispatcher
-from .generation import Generation
+from .generation import Generation, not_asleep
 from .metrics import OTHER_ADAPTERS
 from .model_queue import Terms
 from .prompt_turns import Place, PromptTurns
@@ -86,13 +86,13 @@ async def _run_in_turn(
 async def _replica(cluster: Cluster, generation: Generation, turns: PromptTurns[Choice]) -> None:
     """Waits for a replica of the model, in the order in which the queue will give turns."""
     caller = generation.request.caller
+    model = generation.target.model
     virtual_time = turns.first_share(together=generation.is_together)
+    generation.wait_seconds = lambda: cluster.cold_starts.wait_seconds(model)
     await cluster.cold_starts.replica(
-        generation.target.model,
-        tenant=caller.tenant.key,
-        tier=caller.tier,
-        virtual_time=virtual_time,
+        model, tenant=caller.tenant, tier=caller.tier, virtual_time=virtual_time
     )
+    generation.wait_seconds = not_asleep
 
 
 def _turns_of(cluster: Cluster, generation: Generation) -> PromptTurns[Choice]:

@@ -48,7 +48,7 @@ async def _prepare(cluster: Cluster, generation: Generation) -> None:
     tenant = request.caller.tenant
     tier = request.caller.tier
     target = generation.target = _target(cluster, generation)
-    await cluster.cold_starts.text_stages(target.model, tenant=tenant.key, tier=tier)
+    await cluster.cold_starts.text_stages(target.model, tenant=tenant, tier=tier)
     generation.model = cluster.model(target.model)
     check_fields(cluster.router.engines(generation.model.key), request.sampling)
     generation.namespace = cluster.namespaces.of(

@@ -27,7 +27,7 @@ STALL_WEIGHT = 0.1
 """Seconds of waiting for a first token that weigh as much as one second by which a running answer
 is delayed. So few, because a decode engine bounds the prompts of a step: the answer's tokens still
 come faster than anyone reads."""
-UNABLE = ("failed", "failing", "draining", "inexact")
+UNABLE = ("failed", "failing", "draining", "asleep", "inexact")
 """Guards of candidates that no answer goes on at."""
 
 
@@ -37,7 +37,7 @@ class Disaggregation:
     def __init__(self, replicas: Iterable[Replica], *, is_lent: bool) -> None:
         """`is_lent`: the answer has begun, and a replica lends what was computed of it. An answer
         that has begun and is lost is computed as a prompt is."""
-        serving = [each for each in replicas if not each.is_draining]
+        serving = [each for each in replicas if not each.is_away]
         self._is_lent = is_lent
         # An engine that cannot pull would compute the prompt again.
         self._others = [each for each in serving if each.role != PREFILL and each.can_pull]

@@ -28,6 +28,8 @@ class Fleet:
         self._clock = clock
         self._models: dict[str, dict[str, Replica]] = {}
         self._rates: dict[str, tuple[float, dict[str, Rates]]] = {}
+        self.on_wake: Callable[[], None] = lambda: None
+        """Called when an engine has woken."""
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Fleet]:
@@ -107,11 +109,17 @@ class Fleet:
         replica = replicas[member.replica_id]
         replica.member = member
         if member.load is not None:
-            replica.load.report(member.load, self._clock())
+            self._report(replica, member.load)
 
     async def _read(self, loads: Subscription) -> None:
         async for subject, load in loads.decoded(events_pb2.Load.FromString, "load"):
             model_key = subject.split(".")[1]
             replica = self.of(model_key).get(load.incarnation.replica_id)
             if replica is not None and replica.member.epoch == load.incarnation.epoch:
-                replica.load.report(ReplicaLoad.from_pb(load), self._clock())
+                self._report(replica, ReplicaLoad.from_pb(load))
+
+    def _report(self, replica: Replica, load: ReplicaLoad) -> None:
+        has_woken = load.is_awake and not replica.load.reported.is_awake
+        replica.load.report(load, self._clock())
+        if has_woken:
+            self.on_wake()

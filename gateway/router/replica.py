@@ -114,6 +114,8 @@ class Replica:
         """Why the replica should not get the request; empty: it may."""
         if self.is_draining:
             return "draining"
+        if not self.load.reported.is_awake:
+            return "asleep"
         if self.breaker.is_open(now):
             return "failing"
         return "full" if parts.filled > GUARD_FILLED else ""
@@ -135,6 +137,11 @@ class Replica:
     @property
     def is_draining(self) -> bool:
         return self.member.draining or self.load.reported.draining
+
+    @property
+    def is_away(self) -> bool:
+        """Whether it computes nothing new: it leaves, or sleeps."""
+        return self.is_draining or not self.load.reported.is_awake
 
     def load_age(self, now: float) -> float:
         return now - self.load.reported_at if self.load.reported_at is not None else -1.0

@@ -122,13 +122,17 @@ class Router:
         async with self._fleet.running(), self.peers.running():
             yield self
 
+    def on_wake(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` whenever an engine has woken."""
+        self._fleet.on_wake = listener
+
     @property
     def has_replicas(self) -> bool:
         return bool(self._fleet)
 
     def has_replica(self, model_key: str) -> bool:
-        """An engine serves the model and is not leaving."""
-        return any(not replica.is_draining for replica in self._fleet.of(model_key).values())
+        """An engine serves the model, is not leaving and does not sleep."""
+        return any(not replica.is_away for replica in self._fleet.of(model_key).values())
 
     def engines(self, model_key: str) -> list[Member]:
         """The engines that serve a model."""
@@ -144,7 +148,7 @@ class Router:
 
         def is_there(_: Members) -> bool:
             replicas = self._fleet.of(model_key).values()
-            return any(not (each.is_draining or each.incarnation in exclude) for each in replicas)
+            return any(not (each.is_away or each.incarnation in exclude) for each in replicas)
 
         await self._members.wait_for(is_there)
 
@@ -188,7 +192,7 @@ class Router:
         is_served = False
         rates = self._fleet.rates(model_key, now)
         for replica in self._fleet.of(model_key).values():
-            if replica.is_draining:
+            if replica.is_away:
                 continue
             is_served = True
             num_seats += replica.load.reported.max_running or sys.maxsize
@@ -225,7 +229,7 @@ class Router:
         speed = 0.0
         num_sent = 0.0
         for replica in self._fleet.of(model_key).values():
-            if not replica.is_draining and replica.load.reported.prefill_tps:
+            if not replica.is_away and replica.load.reported.prefill_tps:
                 tps = rates[replica.member.numerics_id].prefill_tps
                 speed += tps
                 num_sent += replica.load.drain_tokens(now, tps)
@@ -236,7 +240,7 @@ class Router:
         A replica without requests takes any number."""
         is_known = False
         for replica in self._fleet.of(model_key).values():
-            if replica.is_draining or not replica.load.reported.num_total_blocks:
+            if replica.is_away or not replica.load.reported.num_total_blocks:
                 continue
             is_known = True
             num_used = replica.load.used_blocks()

@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import Any
 
 from headwater.proto.events_pb2 import Catalogue, CatalogueEntry
 from headwater.services.runtime import subjects
@@ -71,6 +72,21 @@ class Catalogues:
     def entries(self, model: str) -> list[CatalogueEntry]:
         """Entries of a model; empty where no supervisor knows it."""
         return [self._received[name].entries[model] for name in self.owners(model)]
+
+    def turn_of(self, model: str) -> dict[str, Any]:
+        """Facts about a model's turn on its device, for people; empty where models take none."""
+        entry = next((each for each in self.entries(model) if each.turn), None)
+        if entry is None:
+            return {}
+        return {
+            "turn": {
+                "state": entry.turn,
+                "wait_seconds": entry.wait_seconds,
+                "num_bytes": entry.num_bytes,
+                "unused_seconds": None if entry.unused_seconds < 0 else entry.unused_seconds,
+                "is_pinned": entry.is_pinned,
+            }
+        }
 
     def on_catalogue(self, catalogue: Catalogue) -> None:
         if catalogue.leaving:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,14 @@ EVENT_STREAM: Headers = [
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 _encode = msgspec.json.Encoder().encode
+
+
+def keep_alive(wait_seconds: float = 0.0) -> bytes:
+    """A comment that keeps a stream open, with the estimated seconds until its model is awake,
+    where it sleeps."""
+    if not wait_seconds:
+        return KEEP_ALIVE
+    return b": the model is asleep; awake in about %d s\n\n" % math.ceil(wait_seconds)
 
 
 def typed_event(event: Mapping[str, Any]) -> bytes:

@@ -59,6 +59,10 @@ class ModelClient:
     def unload(self, name: str) -> dict[str, Any]:
         return self._call("DELETE", f"/{quote(name)}")
 
+    def turn(self, name: str, what: str) -> dict[str, Any]:
+        """Has a model `sleep` or `wake`; `pin` has it stay awake, `unpin` no longer."""
+        return self._call("POST", f"/{quote(name)}/{what}")
+
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         return call(self._client, method, f"/models{path}", body)
 
@@ -82,6 +86,18 @@ def wait_loaded(client: ModelClient, name: str, report: Report) -> dict[str, Any
         if card["state"] == "serving":
             return card
         last = progress
+        time.sleep(POLL_SECONDS)
+
+
+def wait_turned(client: ModelClient, name: str, state: str) -> None:
+    """Returns when a model is awake or asleep. Raises `ModelError` for one that is unloaded
+    meanwhile."""
+    while True:
+        card = client.find(name)
+        if card is None:
+            raise ModelError(f"the model {name!r} was unloaded meanwhile")
+        if card.get("turn") == state:
+            return
         time.sleep(POLL_SECONDS)
 
 
@@ -179,6 +195,33 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
             while client.find(name) is not None:
                 time.sleep(POLL_SECONDS)
 
+    @app.command()
+    def sleep(name: Name, *, base_url: BaseUrl = None, admin_key_file: AdminKeyFile = None) -> None:
+        """Put a model to sleep until it is asked for, where models take turns (--resident); then
+        return."""
+        with connected(base_url, admin_key_file) as client:
+            client.turn(name, "sleep")
+            wait_turned(client, name, "asleep")
+
+    @app.command()
+    def wake(name: Name, *, base_url: BaseUrl = None, admin_key_file: AdminKeyFile = None) -> None:
+        """Wake a model in its turn, before it is asked for; then return."""
+        with connected(base_url, admin_key_file) as client:
+            client.turn(name, "wake")
+            wait_turned(client, name, "awake")
+
+    @app.command()
+    def pin(
+        name: Name,
+        *,
+        off: Annotated[bool, typer.Option("--off", help="Let it take turns again.")] = False,
+        base_url: BaseUrl = None,
+        admin_key_file: AdminKeyFile = None,
+    ) -> None:
+        """Keep a model awake until the cluster ends, or let it take turns again."""
+        with connected(base_url, admin_key_file) as client:
+            client.turn(name, "unpin" if off else "pin")
+
     @app.command("list")
     def list_all(
         *, as_json: AsJson = False, base_url: BaseUrl = None, admin_key_file: AdminKeyFile = None
@@ -214,7 +257,11 @@ def _absolute(model: str) -> str:
 
 
 def models_table(models: list[dict[str, Any]]) -> Table:
-    table = plain_table("model", "state", "replicas", "of", "problem", numbers=("replicas",))
+    take_turns = any("turn" in each for each in models)
+    turns = ("turn", "GB", "unused") if take_turns else ()
+    table = plain_table(
+        *("model", "state", "replicas", "of", *turns, "problem"), numbers=("replicas", *turns[1:])
+    )
     for each in models:
         least = each["min_replicas"]
         most = each["max_replicas"]
@@ -224,6 +271,19 @@ def models_table(models: list[dict[str, Any]]) -> Table:
             each["state"],
             str(each["replicas"]),
             bounds,
+            *(_turn_cells(each) if take_turns else ()),
             shown(each["problem"] or ""),
         )
     return table
+
+
+def _turn_cells(card: dict[str, Any]) -> tuple[str, str, str]:
+    """Where a model stands, its bytes on the device while it is awake, and since when it computes
+    nothing."""
+    if "turn" not in card:
+        return "", "", ""
+    state = card["turn"] + (" (pinned)" if card["is_pinned"] else "")
+    if card["wait_seconds"]:
+        state += f", awake in {card['wait_seconds']:.1f} s"
+    unused = "–" if card["unused_seconds"] < 0 else f"{card['unused_seconds']:.0f} s"
+    return state, f"{card['num_bytes'] / 1e9:.2f}", unused

@@ -152,6 +152,9 @@ def _adapters(replicas: Sequence[Member]) -> list[str]:
 
 def _state(member: Member) -> str:
     state = "[yellow]draining[/]" if member.draining else "[green]serving[/]"
+    if member.load is not None and not member.load.is_awake:
+        released = member.load.num_released_bytes / 1e9
+        state = f"[cyan]{shown(member.load.sleep_state)}[/] ({released:.2f} GB given back)"
     if member.load is not None and member.load.role not in ("", BOTH):
         state += f" {shown(member.load.role)}"
     return state + (

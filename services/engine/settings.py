@@ -133,6 +133,9 @@ class EngineSettings(StageSecuritySettings):
         "the next request",
     )
     lora_modules: tuple[str, ...] = setting((), "adapters to serve, each NAME=FOLDER")
+    takes_turns: bool = setting(
+        False, "may sleep, so that engines of other models have its device's memory meanwhile"
+    )
     kv_cache_dtype: str = setting(
         "auto", "auto (the weights' dtype) or fp8 (half the memory, faster, less exact; GPU)"
     )

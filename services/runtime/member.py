@@ -29,6 +29,10 @@ _SAME = ("address", "numerics_id", "draining", "leaving", "rest_url", "version")
 """Fields of a member that are the same in its message."""
 
 
+AWAKE = "awake"
+"""`sleep_state` of an engine whose memory is here."""
+
+
 def new_epoch() -> int:
     """Random number that identifies one life of a process, so that no store is needed to draw it.
     Never 0."""
@@ -65,6 +69,17 @@ class ReplicaLoad:
     max_chunk_tokens: int = 0
     policy: str = ""
     resident_adapters: Sequence[bytes] = ()
+    sleep_state: str = ""
+    num_releasable_bytes: int = 0
+    num_released_bytes: int = 0
+    sleep_seconds: float = 0.0
+    wake_seconds: float = 0.0
+    num_sleeps: int = 0
+
+    @property
+    def is_awake(self) -> bool:
+        """Whether requests are computed. An engine that does not say is awake."""
+        return self.sleep_state in ("", AWAKE)
 
     def to_pb(self, replica_id: str, epoch: int) -> events_pb2.Load:
         incarnation = events_pb2.Incarnation(replica_id=replica_id, epoch=epoch)

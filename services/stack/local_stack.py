@@ -23,6 +23,7 @@ from ..runtime.owner_file import own_folder
 from ..runtime.progress import Report
 from ..runtime.tasks import owned_task
 from ..runtime.tls import own_gateway_context
+from . import engine_calls
 from .access import ACL_FILE, MASTER_KEY_FILE, NATS_FILE, Passwords, ServerAccess, keep_master_key
 from .cluster_record import ClusterRecord, StageRecord, remove_cluster
 from .embedded import EmbeddedServer, start_nats, start_valkey
@@ -31,7 +32,7 @@ from .held_port import HeldPort, check_free
 from .log_files import keep_bounded, put_all_aside
 from .memory_shares import StartedModel, memory_shares, start_order
 from .model_manager import ModelManager
-from .model_stages import ENGINE_MODULE
+from .model_stages import ENGINE_MODULE, ModelStages
 from .plan import StackPlan
 from .readiness import until_ready
 from .roles import Role
@@ -235,6 +236,10 @@ class LocalStack:
         is_alone = len(self._models) == 1 or num_engines <= num_places
         if resolve_device(settings.device) != "cuda" or is_alone or not total:
             return {}
+        if settings.resident_bytes:
+            # Each starts while the others sleep.
+            share = min(settings.gpu_memory_utilization, settings.resident_bytes / total)
+            return {model.name: round(share, 4) for model in self._models}
         return memory_shares(self._models, total, settings.gpu_memory_utilization)
 
     async def _start_stages(
@@ -255,7 +260,10 @@ class LocalStack:
             )
             for i in range(self.settings.gateways)
         ]
-        if shares:
+        if self.settings.resident_bytes:
+            await self._start_in_turn(list(models.values()), report)
+            await begin_all(self._gateways, report)
+        elif shares:
             order = [models[each.name] for each in start_order(self._models)]
             await begin_all([*order[0].stages(), *self._gateways], report)
             for model in order[1:]:
@@ -265,6 +273,28 @@ class LocalStack:
             await begin_all([*stages, *self._gateways], report)
         for model in models.values():
             self._manager.serve(model)
+
+    async def _start_in_turn(self, models: Sequence[ModelStages], report: Report) -> None:
+        """Starts models one after another, each while the others sleep; the first one stays awake.
+        Raises `StackError` for one that is larger than what awake models may have."""
+        most = self.settings.resident_bytes
+        with using(key_of_cluster(self.settings.state_dir, self._env)):
+            for model in [*models[1:], models[0]]:
+                await begin_all(model.stages(), report)
+                [engine] = model.engines.values()
+                address = engine.addresses["grpc"]
+                try:
+                    load = (await engine_calls.described(address)).load
+                    num_bytes = 0 if load is None else load.num_releasable_bytes
+                    if num_bytes > most:
+                        raise StackError(
+                            f"{model.name} takes {num_bytes / 1e9:.4g} GB, --resident gives awake "
+                            f"models {most / 1e9:.4g} GB"
+                        )
+                    if model is not models[0]:
+                        await engine_calls.sleep(address)
+                except engine_calls.EngineCallFailed as failed:
+                    raise StackError(f"{model.name} cannot take turns: {failed}") from None
 
     def _stage(
         self,

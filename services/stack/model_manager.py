@@ -32,6 +32,7 @@ from .memory_shares import StartedModel
 from .model_pull import PullFailed, pull_model
 from .model_request import ModelRequest
 from .model_stages import ModelStages, StageMaker, State
+from .model_turns import Demand, ModelTurns, demand_of
 from .plan import StackPlan
 from .remembered_models import RememberedModels
 from .scaling import Scaler, ScaleRules, Sight
@@ -79,11 +80,15 @@ class ModelManager:
         self._plan: StackPlan | None = None
         self._models: dict[str, ModelStages] = {}
         self._places: set[int] = set()
-        self._demand: dict[tuple[str, str], tuple[int, float]] = {}
-        """Keyed by model and gateway: how many wait, and when that was heard."""
+        self._demand: dict[tuple[str, str], tuple[events_pb2.Demand, float]] = {}
+        """Keyed by model and gateway: who waits, and when that was heard."""
         self._changed = asyncio.Event()
         self._remembered = RememberedModels(settings.state_dir, report)
         self._now = time.monotonic
+        self._turns: ModelTurns | None = None
+        if settings.resident_bytes:
+            self._turns = ModelTurns(settings.resident_bytes, report)
+            self._turns.on_change = self._changed.set
 
     def first(self, plan: StackPlan) -> ModelStages:
         """The model that the cluster starts with; whoever asks for it begins its stages and calls
@@ -129,6 +134,8 @@ class ModelManager:
             bus.subscribe(subjects.models_control(self._id)) as calls,
             bus.subscribe(subjects.EVERY_DEMAND) as words,
             bus.subscribe(subjects.HELLO) as hellos,
+            bus.subscribe(subjects.EVERY_LOAD) as loads,
+            owned_task(self._follow_loads(loads)),
             owned_task(self._answer(bus, calls, members, tasks)),
             owned_task(self._follow(words)),
             owned_task(self._greet(hellos)),
@@ -161,6 +168,8 @@ class ModelManager:
             for model in self.models() if bus.connected else ():
                 if model.state is State.SERVING:
                     self._scale_one(model, members, tasks)
+            if self._turns is not None and bus.connected:
+                self._turns.look(self.models(), members, self._tenants_waiting(), tasks)
             await set_within(self._changed, LOOK_SECONDS)
             self._changed.clear()
 
@@ -210,16 +219,29 @@ class ModelManager:
         return members.get(Kind.ENGINE, model.replica_id(number))
 
     def _num_waiting(self, model: str, now: float) -> int:
-        return sum(
-            num_waiting
-            for (name, _), (num_waiting, at) in self._demand.items()
+        return sum(word.num_waiting for word, _ in self._words(model, now))
+
+    def _words(self, model: str, now: float) -> list[tuple[events_pb2.Demand, float]]:
+        """The messages of gateways about a model that are believed, and when they came."""
+        return [
+            (word, at)
+            for (name, _), (word, at) in self._demand.items()
             if name == model and now - at < DEMAND_SECONDS
-        )
+        ]
+
+    def _tenants_waiting(self) -> dict[str, Demand]:
+        """By model."""
+        now = self._now()
+        return {name: demand_of(self._words(name, now)) for name in self._models}
+
+    async def _follow_loads(self, loads: Subscription) -> None:
+        if self._turns is not None:
+            await self._turns.follow(loads)
 
     async def _follow(self, words: Subscription) -> None:
         async for _, word in words.decoded(events_pb2.Demand.FromString, "demand"):
             if word.model in self._models:
-                self._demand[word.model, word.gateway_id] = word.num_waiting, self._now()
+                self._demand[word.model, word.gateway_id] = word, self._now()
                 self._changed.set()
 
     async def _greet(self, hellos: Subscription) -> None:
@@ -240,7 +262,9 @@ class ModelManager:
 
     def _catalogue(self, *, leaving: bool = False) -> bytes:
         entries = [
-            entry for model in self.models() if (entry := model.entry(self._now())) is not None
+            entry
+            for model in self.models()
+            if (entry := model.entry(self._now(), **self._turn_of(model))) is not None
         ]
         return events_pb2.Catalogue(
             supervisor_id=self._id, models=entries, leaving=leaving
@@ -253,7 +277,10 @@ class ModelManager:
             try:
                 request = msgspec.json.decode(call.payload, type=ModelRequest)
                 answer: dict[str, Any] = {
-                    "models": [model.card() for model in self._asked(request, members, tasks)]
+                    "models": [
+                        {**model.card(), **self._turn_of(model)}
+                        for model in self._asked(request, members, tasks)
+                    ]
                 }
             except msgspec.DecodeError as fault:
                 answer = {"error": {"code": "invalid_value", "message": str(fault)}}
@@ -277,7 +304,35 @@ class ModelManager:
                 return [self._rescale(request)]
             case "unload":
                 return [self._unload(request.model, members, tasks)]
-        raise Refused("invalid_value", f"do is {request.do!r}; allowed: list, load, scale, unload")
+            case "sleep" | "wake" | "pin" | "unpin":
+                return [self._turn(request, tasks)]
+        raise Refused(
+            "invalid_value",
+            f"do is {request.do!r}; allowed: list, load, scale, unload, sleep, wake, pin, unpin",
+        )
+
+    def _turn_of(self, model: ModelStages) -> dict[str, Any]:
+        return {} if self._turns is None else self._turns.entry(model.name)
+
+    def _turn(self, request: ModelRequest, tasks: asyncio.TaskGroup) -> ModelStages:
+        """Has a model sleep, wake or stay awake. Raises `Refused`."""
+        model = self._models.get(request.model)
+        if model is None:
+            raise Refused("model_not_found", f"the model {request.model!r} does not exist")
+        if self._turns is None:
+            raise Refused("no_turns", "models take turns where `headwater up` has --resident")
+        if model.state is not State.SERVING:
+            raise Refused("model_not_served", f"the model {model.name!r} is {model.state.value}")
+        problem = ""
+        if request.do == "sleep":
+            problem = self._turns.sleep(model.name, tasks)
+        elif request.do == "wake":
+            self._turns.wake(model.name)
+        else:
+            problem = self._turns.pin(model.name, is_pinned=request.do == "pin")
+        if problem:
+            raise Refused("turn_refused", problem)
+        return model
 
     def _load(self, request: ModelRequest, tasks: asyncio.TaskGroup) -> ModelStages:
         with _refusing():

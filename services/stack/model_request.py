@@ -10,7 +10,7 @@ import msgspec
 
 class ModelRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     do: str
-    """list, load, scale or unload."""
+    """list, load, scale, unload, sleep, wake, pin or unpin."""
     model: str = ""
     """Name or path on this machine of a model to load; in other requests the name that it is served
     under."""

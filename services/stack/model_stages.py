@@ -186,8 +186,9 @@ class ModelStages:
             self.problem = ""
         return bool(self.problem)
 
-    def entry(self, now: float) -> CatalogueEntry | None:
-        """The model's entry in the catalogue for gateways; None for a model that failed."""
+    def entry(self, now: float, **turn: Any) -> CatalogueEntry | None:
+        """The model's entry in the catalogue for gateways; None for a model that failed. `turn`:
+        fields about its turn on the device, where models take turns."""
         if self.state is State.FAILED:
             return None
         retry = max(1.0, self.retry_at - now) if self.problem else 0.0
@@ -196,6 +197,7 @@ class ModelStages:
             state=STATE_TO_PB[self.state],
             problem=self.problem,
             retry_seconds=retry,
+            **turn,
         )
 
     def card(self) -> Mapping[str, Any]:

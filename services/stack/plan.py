@@ -21,6 +21,8 @@ from .token_file import has_unsigned_tenants
 BEHIND_HOST = "127.0.0.1"
 SPLIT_PEER_BYTES = 256 << 20
 """Value of `kv_peer_memory` where engines have roles and the user gave none."""
+SLEEP_SWAP_BYTES = 8 << 30
+"""Value of `kv_swap_memory` where models take turns on a GPU and the user gave none."""
 GPU_BLOCK_SIZE = 64
 """Tokens that the kernels of a GPU read at once."""
 GPU_DEFAULTS = {"block-size": GPU_BLOCK_SIZE, "max-num-seqs": 512, "max-num-batched-tokens": 2048}
@@ -96,6 +98,7 @@ class StackPlan:
         flags = [*self._behind(), f"--replica-id={self.replica_id('engine', idx)}"]
         flags += [f"--device={self.device}", *settings.flags_for(ENGINE)]
         flags += _role_flags(settings, idx)
+        flags += self._turn_flags()
         # A variable that all engines read sets this for each of them.
         flags += [] if "HEADWATER_THREADS" in os.environ else [f"--threads={self.threads}"]
         profile = Profile.read(settings.profile) if settings.profile else Profile()
@@ -146,6 +149,13 @@ class StackPlan:
     def _behind(self) -> list[str]:
         model = [f"--model-folder={self.model_folder}", f"--served-model-name={self.served_name}"]
         return [f"--host={BEHIND_HOST}", "--port=0", *model, *self._facts()]
+
+    def _turn_flags(self) -> list[str]:
+        """Flags of an engine that may sleep. A GPU's blocks go to host memory meanwhile."""
+        if self.settings.resident is None:
+            return []
+        is_kept = self.device != "cuda" or self.settings.kv_swap_memory
+        return ["--takes-turns", *([] if is_kept else [f"--kv-swap-memory={SLEEP_SWAP_BYTES}"])]
 
     def _block_size(self) -> list[str]:
         """Tokens of a KV block, the same for processors, which hash prompts, and engines, which

@@ -154,6 +154,9 @@ class StackSettings:
     lora_modules: tuple[str, ...] = engine_flag(
         "lora_modules", "Adapter that engines serve, NAME=FOLDER; may be repeated."
     )
+    resident: float | None = flag(
+        None, "GB of the device that awake models have together; others sleep until asked for."
+    )
     gpu_memory_utilization: float = engine_flag(
         "gpu_memory_utilization", "Share of a GPU's memory that an engine may take."
     )
@@ -239,6 +242,7 @@ class StackSettings:
         check_models(self.model, self.served_model_name, self.revision)
         self._check_split()
         assert self.rules
+        self._check_turns()
         self._check_ports()
         self._check_words()
         if self.served_model_name is not None:
@@ -265,6 +269,14 @@ class StackSettings:
         if self.api_key_file is None and self.admin_key_file is None and not is_loopback(self.host):
             who = "a loopback address, unless --api-key-file or --admin-key-file says who may call"
             raise SettingError("host", self.host, who)
+
+    def _check_turns(self) -> None:
+        if self.resident is None:
+            return
+        require(self.resident > 0, "resident", self.resident, "more than 0 GB")
+        if self.scales_by_demand or self.num_split is not None or self.rules.max_replicas > 1:
+            allowed = "one engine of each model, without other numbers of replicas"
+            raise SettingError("resident", self.resident, allowed)
 
     def _check_ports(self) -> None:
         for name in ("port", "grpc_port"):
@@ -322,7 +334,7 @@ class StackSettings:
         usual = (
             self.replicas
             or self.num_split
-            or tuned
+            or (1 if self.resident is not None else tuned)
             or default_replicas(self.device, self.num_ranks)
         )
         least, most = replica_bounds(self.replicas, self.max_replicas, self.min_replicas, usual)
@@ -332,6 +344,11 @@ class StackSettings:
             idle_seconds=self.idle_seconds,
             target_requests=self.target_requests,
         )
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of the device that awake models have together; 0: models take no turns."""
+        return int((self.resident or 0) * 1e9)
 
     @property
     def threads(self) -> int:

@@ -17,7 +17,9 @@ COMPANY_TOKENS = 112
 MAX_DRAFT_TOKENS = 15
 PLAIN: Fields = {"temperature": 0.0, "max_tokens": MAX_TOKENS, "speculative": "off"}
 """Engines draft wherever a request lets them."""
-RACES = frozenset({Move.CROWD, Move.LOSS, Move.REPEAT, Move.WARM, Move.LENT, Move.HAND_OVER})
+RACES = frozenset(
+    {*(Move.CROWD, Move.LOSS, Move.REPEAT, Move.WARM, Move.LENT, Move.HAND_OVER), Move.SLEEP}
+)
 COMPANY: Fields = {"temperature": 0.0, "max_tokens": COMPANY_TOKENS, "speculative": "off"}
 
 

@@ -504,6 +504,32 @@ STATE_LAYERS = Capability(
     },
 )
 
+SLEEP = Capability(
+    name="sleep",
+    promise=Promise.SAME,
+    options={"takes_turns": True},
+    moves=frozenset({Move.SLEEP}),
+    took_place=lambda answer: answer.num_sleeps > 0 and answer.num_preemptions > 0,
+    beside={
+        name: Refused(field="takes_turns", says=f"takes_turns is True; allowed: False with {shown}")
+        for name, shown in {
+            "disk": "kv_disk_dir",
+            "pull": "kv_peer_memory",
+            "hand-over": "kv_peer_memory",
+            "fp8 KV": "kv_cache_dtype fp8",
+            "draft model": "draft_model",
+            "draft heads": "draft_heads",
+            "tensor parallel": "tensor_parallel_size",
+            "pipeline parallel": "pipeline_parallel_size",
+            "tree numerics": "numerics tree",
+            "experts": "a model with 8 experts",
+            "MXFP4 experts": "a model with 8 experts",
+            "adapters": "adapter_memory",
+            "state layers": "a model with 3 state layers",
+        }.items()
+    },
+)
+
 WINDOW_LAYERS = Capability(
     name="window layers",
     promise=Promise.OWN,
@@ -561,4 +587,5 @@ CAPABILITIES = (
     ADAPTERS,
     STATE_LAYERS,
     WINDOW_LAYERS,
+    SLEEP,
 )

@@ -30,6 +30,7 @@ class Move(Enum):
     CROWD = "a longer answer of a higher rank wants the same blocks"
     COMPANY = "a longer plain answer runs beside it"
     LOSS = "the replica is lost in the middle of the answer"
+    SLEEP = "the engine sleeps and wakes in the middle of the answer"
     LENT = "another engine, which lends its blocks, has computed the beginning of the prompt"
     HAND_OVER = (
         "an engine that computes prompts has the prompt, another one goes on behind its first token"
@@ -71,6 +72,8 @@ class Answer:
     """Drafted tokens that were verified."""
     num_accepted_tokens: int = 0
     """Those of them that stand."""
+    num_sleeps: int = 0
+    """Sleeps of the engines since the request came."""
     num_searches: int = 0
     """Requests that the engines computed for this one."""
     num_ranks: int = 0

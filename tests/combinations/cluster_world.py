@@ -6,14 +6,17 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 
+from headwater.proto import engine_pb2, engine_pb2_grpc
 from tests.combinations.asked import BLOCK_SIZE, COMPANY, MAX_MODEL_LEN, NUM_BLOCKS, Asked
 from tests.combinations.capabilities import TIGHT_BLOCKS
 from tests.combinations.capability import Answer, Capability, Fields, Move
@@ -233,6 +236,30 @@ def running_cluster(
         yield Cluster(gateway, replicas, relays, weights, wanted)
 
 
+@contextlib.contextmanager
+def _sleeping(replicas: Sequence[Replica]) -> Iterator[None]:
+    """Has the engine that computes something sleep and wake, once, within the scope."""
+    is_over = threading.Event()
+
+    def sleep() -> None:
+        while not is_over.is_set():
+            for replica in replicas:
+                if replica.counters()["num_requests_running"]:
+                    with grpc.insecure_channel(replica.stage.address) as channel:
+                        stub = engine_pb2_grpc.EngineStub(channel)
+                        stub.Sleep(engine_pb2.SleepRequest())
+                        stub.Wake(engine_pb2.WakeRequest())
+                    return
+
+    with ThreadPoolExecutor(1) as pool:
+        slept = pool.submit(sleep)
+        try:
+            yield
+        finally:
+            is_over.set()
+            slept.result()
+
+
 class ClusterWorld:
     """The engines of one family, on a device or simulated: those whose kinds' names begin with
     `family`."""
@@ -278,6 +305,8 @@ class ClusterWorld:
                 )
                 # What came later or counts less is the first to give its blocks up.
                 fields["priority"] = 1
+            if Move.SLEEP in asked.moves:
+                stack.enter_context(_sleeping(replicas))
             if Move.LOSS in asked.moves:
                 self._cluster.relays.arm(LOST_AFTER_BYTES)
             whole = self._chat(kind, QUESTION, fields)
@@ -400,6 +429,7 @@ class ClusterWorld:
             num_prefill_steps=total(STEPS) - total("iteration_tokens_total_bucket 4.0"),
             num_cached_tokens=explained["cached_tokens"] - cached_by_tier.get("peer", 0),
             num_preemptions=total("num_preemptions_total"),
+            num_sleeps=total("engine_sleeps_total"),
             num_copied_blocks=total("kv_copied_blocks_total"),
             num_from_disk=cached_by_tier.get("disk", 0),
             # What explain says of the cache is of the engine that computed the prompt.

@@ -15,7 +15,7 @@ from headwater.engine_core.drafting.ngram import NGramProposer
 from headwater.engine_core.drafting.step_costs import StepCosts
 from headwater.engine_core.drafting.suffix import SuffixProposer
 from headwater.engine_core.engine import Engine
-from headwater.engine_core.executor import TakesAdapters
+from headwater.engine_core.executor import TakesAdapters, releasable_of
 from headwater.engine_core.executors.build.registry import build_executor
 from headwater.engine_core.kv.block_record import BlockSeal
 from headwater.engine_core.kv.tiers import key_of, open_disk
@@ -64,6 +64,8 @@ STORING_SECONDS = 0.001
 """Between two looks of an idle engine at blocks that are being stored."""
 LOST_AFTER = 8
 """Tokens that the first of two replicas answers."""
+SLEEPS_AFTER = 5
+"""Tokens of an answer before its engine sleeps."""
 SAMPLING = (
     "temperature",
     "seed",
@@ -153,6 +155,7 @@ class Replica:
             speculator=speculator,
             disk_files=disk_files,
             peer_link=peer_link,
+            memory=releasable_of(self._executor),
         )
         self.adapter = b""
         """Hash of the adapter that requests may have."""
@@ -204,6 +207,13 @@ class Replica:
         """To the end of these requests, or until each has so many tokens."""
         while not all(each.has_finished or len(each.token_ids) >= num_tokens for each in until):
             self.step()
+
+    def sleep(self) -> None:
+        """Sleeps, and wakes."""
+        self.engine.sleep()
+        while not self.engine.is_asleep:
+            self.step()
+        self.engine.wake()
 
     def finish(self) -> None:
         while self.engine.waits_for is not WaitsFor.WORK:
@@ -360,6 +370,9 @@ class EngineWorld:
             replica.add(prompt(1, length), COMPANY, run.namespace, begun)
         replica.prefills.clear()
         _, heard = replica.add(prompt(0), asked.fields, run.namespace, run.token_ids, holder)
+        if Move.SLEEP in asked.moves:
+            replica.run(heard, num_tokens=SLEEPS_AFTER)
+            replica.sleep()
         replica.run(heard)
         run.note(replica, heard)
         replica.finish()
@@ -377,6 +390,7 @@ class EngineWorld:
             num_pulled_tokens=run.num_pulled_tokens,
             num_hand_overs=run.num_hand_overs,
             num_swapped_in=after.num_swapped_in - before.num_swapped_in,
+            num_sleeps=after.num_sleeps - before.num_sleeps,
             num_tokens_before_loss=run.num_tokens_before_loss,
             num_replicas=2 if run.num_tokens_before_loss else 1,
             num_draft_tokens=after.num_draft_tokens - before.num_draft_tokens,

@@ -13,6 +13,7 @@ import transformers
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
+from headwater.engine_core.executor import releasable_of
 from headwater.engine_core.executors.build.single import build_executor
 from headwater.engine_core.kv.block_record import BlockSeal
 from headwater.engine_core.kv.tiers import key_of, open_disk
@@ -547,6 +548,7 @@ class SmallEngine:
             speculator=speculator,
             disk_files=disk_files,
             peer_link=peer_link,
+            memory=releasable_of(self.executor),
         )
         if link is not None:
             link.join(address, self.engine)

@@ -49,6 +49,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     table.DRAFT_HEADS: {"draft_heads": PATH},
     table.MTP: {"speculation": "mtp"},
     table.ADAPTERS: {"adapter_memory": 65536},
+    table.SLEEP: {"takes_turns": True},
 }
 """Options that ask for each capability that is asked for by options."""
 OF_MODEL = {
@@ -193,6 +194,27 @@ REFUSED_OF_ENGINE = {
             (table.FOREIGN, FOREIGN),
             (table.STAGE_HOSTS, "stage_hosts 1"),
             (table.TREE, "numerics tree"),
+        )
+    },
+    **{
+        (other, table.SLEEP): f"takes_turns True: False with {shown}"
+        for other, shown in (
+            (table.EXPERTS, "a model with 8 experts"),
+            (table.STATES, "a model with 3 state layers"),
+            (table.MIXED, "layers of several shapes"),
+            (table.FOREIGN, FOREIGN),
+            (table.ENCODER, "the encoder"),
+            (table.TENSOR_PARALLEL, "tensor_parallel_size 2"),
+            (table.PIPELINE_PARALLEL, "pipeline_parallel_size 3"),
+            (table.STAGE_HOSTS, "stage_hosts 1"),
+            (table.TREE, "numerics tree"),
+            (table.DISK, "kv_disk_dir"),
+            (table.PULL, "kv_peer_memory 8192"),
+            (table.FP8_KV, "kv_cache_dtype fp8"),
+            (table.DRAFT_MODEL, "draft_model"),
+            (table.DRAFT_HEADS, "draft_heads"),
+            (table.MTP, "speculation mtp"),
+            (table.ADAPTERS, "adapter_memory 65536"),
         )
     },
 }

@@ -21,6 +21,7 @@ from ...platforms.cuda import CudaPlatform
 from ...platforms.cuda_packed import has_rounded
 from ...system.usable_cores import usable_cores
 from ...weights.page_plan import PagePlan
+from ..device.cuda_memory import CudaMemory
 from ..device.step_shapes import StepShape, probed_rows
 from ..entry.cuda_entry import SentStep
 from ..exit.cuda_prompt_scores import SCORED_AT_ONCE
@@ -52,6 +53,8 @@ def build_cuda(
         loaded = load_whole(request, device, progress, hooks)
     else:
         loaded = load_rank(request, rank, config, device, progress, hooks)
+    # Before anything is made of the weights that names their addresses.
+    memory = CudaMemory(loaded.served.weights) if options.takes_turns else None
     return build_cuda_executor(
         loaded.served,
         config,
@@ -63,6 +66,7 @@ def build_cuda(
         gpu_memory_utilization=options.gpu_memory_utilization,
         is_sized=bool(options.num_blocks),
         adapter_memory=options.adapter_memory,
+        releasable=memory,
     )
 
 
@@ -78,10 +82,12 @@ def build_cuda_executor(
     gpu_memory_utilization: float,
     is_sized: bool,
     adapter_memory: int = 0,
+    releasable: CudaMemory | None = None,
 ) -> tuple[StepExecutor[SentStep, StepShape], EngineConfig]:
     """With `is_sized` the config's number of blocks stands; otherwise memory decides.
-    `adapter_memory`: bytes for adapters; 0: rows have none. Raises `ConfigError` with what would
-    fit."""
+    `adapter_memory`: bytes for adapters; 0: rows have none. `releasable`: memory of the weights
+    that sleep gives back, and then of the KV cache; None: it keeps all. Raises `ConfigError` with
+    what would fit."""
     block_size = config.block_size
     weights = served.weights
     platform = served.platform(config)
@@ -121,9 +127,13 @@ def build_cuda_executor(
             num_bytes / GB,
             pages.described,
         )
-        blocks = KvBlocks.allocated(
-            layouts, num_blocks, block_size, device, least_bytes=block_bytes
-        )
+        if releasable is None:
+            blocks = KvBlocks.allocated(
+                layouts, num_blocks, block_size, device, least_bytes=block_bytes
+            )
+        else:
+            shape = num_blocks, block_bytes
+            blocks = KvBlocks(layouts, block_size, releasable.zeros(shape))
         swapper = _swapper(served, blocks, config) if config.num_swap_slots else None
         parts = served.parts(decoder, platform, config, pages, blocks, drafting, swapper)
         ahead.note(parts.rehearse)
@@ -131,7 +141,7 @@ def build_cuda_executor(
     if isinstance(decoder, ForeignModel):
         decoder.check_rows()
     served.begin()
-    executor = parts.executor(adapters)
+    executor = parts.executor(adapters, releasable)
     # The shapes without which no engine serves.
     for _ in range(parts.shapes.num_first):
         executor.prepare()

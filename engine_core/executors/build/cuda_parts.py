@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 from typing import Protocol
 
 import torch
@@ -15,6 +16,7 @@ from ...models.model import Model
 from ...platforms.cuda import CudaPlatform
 from ...weights.page_plan import PagePlan
 from ..device.cuda_device import CudaDevice
+from ..device.cuda_memory import CudaMemory
 from ..device.step_shapes import StepShape, StepShapes
 from ..drafter.cuda_drafter import CudaDrafter
 from ..drafter.cuda_drafters import Drafted, NewDrafter
@@ -153,9 +155,12 @@ class CudaParts:
         self._expert_counts = expert_counts_of(decoder)
 
     def executor(
-        self, adapters: AdapterMemory | RankAdapters | None
+        self,
+        adapters: AdapterMemory | RankAdapters | None,
+        releasable: CudaMemory | None = None,
     ) -> StepExecutor[SentStep, StepShape]:
-        """The executor of these parts; `adapters`: those behind the model's layers."""
+        """The executor of these parts; `adapters`: those behind the model's layers; `releasable`:
+        memory that sleep gives back."""
         self.device.begin()
         return StepExecutor(
             device=self.device,
@@ -170,7 +175,10 @@ class CudaParts:
             host_adapters=adapters if isinstance(adapters, AdapterMemory) else None,
             swapper=self.swapper,
             expert_counts=self._expert_counts,
-            preparations=self._preparations(),
+            preparations=chain(
+                self._preparations(), () if releasable is None else releasable.copies()
+            ),
+            releasable=releasable,
         )
 
     @torch.inference_mode()

@@ -25,6 +25,7 @@ from ...sampling.sampler import Sampler
 from ...weights.model_file import DTYPES
 from ...weights.page_plan import PagePlan
 from ..device.eager import EagerDevice
+from ..device.mapped_weights import MappedWeights
 from ..drafter.eager_drafter import Drafts
 from ..entry.eager_entry import EagerEntry, EagerStep, StepBatch
 from ..entry.eager_states import EagerStates, NoStates
@@ -153,7 +154,17 @@ def _executor(
         host_adapters=adapters if isinstance(adapters, AdapterMemory) else None,
         swapper=_swapper(request, rank, config, blocks, copies),
         expert_counts=expert_counts_of(served),
+        releasable=_releasable(request),
     )
+
+
+def _releasable(request: BuildRequest) -> MappedWeights | None:
+    """Weights that sleep gives back, if the engine takes turns."""
+    options = request.options
+    folders = [options.model_folder, options.draft_model, options.draft_heads]
+    if not options.takes_turns:
+        return None
+    return MappedWeights([folder for folder in folders if folder is not None])
 
 
 def _blocks(

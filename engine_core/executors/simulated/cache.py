@@ -9,6 +9,7 @@ from ...config import EngineConfig
 from ...executor import Int32Array, StepPlan
 from ..model.shared_kv import SharedMemory
 from .hashes import UInt64Array, hashes
+from .memory import SimulatedMemory
 from .model import SimulatedModel, salt_of_group
 from .states import SimulatedStates
 from .table import SimulatedTable
@@ -32,6 +33,8 @@ class SimulatedCache:
         self.kv: UInt64Array = np.zeros(config.num_blocks * config.block_size, np.uint64)
         if memory is not None:
             self.kv = memory.blocks.reshape(-1).view(np.uint64)
+        self.memory = SimulatedMemory(self.kv)
+        """Memory that sleep gives back."""
         self._groups = range(config.num_page_groups)
         self._salts = [np.uint64(salt_of_group(group)) for group in self._groups]
         self._max_blocks = config.max_blocks

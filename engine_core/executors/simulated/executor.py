@@ -26,6 +26,7 @@ from ..table.known_positions import repeated, with_device_drafts
 from .adapters import SimulatedAdapters
 from .cache import ENTRY_BYTES, SimulatedCache
 from .hashes import POSITION_SALT, UInt64Array, hashes, mix
+from .memory import SimulatedMemory
 from .model import SimulatedModel
 from .swapper import SimulatedSwapper
 from .table import SimulatedTable
@@ -113,6 +114,10 @@ class SimulatedExecutor:
         self.can_draft = config.max_draft_tokens > 0
         self.swapper = self._swapper(config, memory)
 
+    @property
+    def releasable(self) -> SimulatedMemory:
+        return self._cache.memory
+
     def _swapper(self, config: EngineConfig, memory: SharedMemory | None) -> Swapper | None:
         if not config.num_swap_slots:
             return None
@@ -131,6 +136,7 @@ class SimulatedExecutor:
         return plan.step
 
     def _compute(self, plan: StepPlan) -> StepResult:
+        assert self.releasable.is_here, "a step of an engine that sleeps"
         for row in plan.released:
             self._held.pop(row, None)
         self.host_adapters.precede(plan)

@@ -383,6 +383,12 @@ class Blocks:
         """Loads that ended, or were given up, since the last call."""
         return self._loads.poll()
 
+    def drop_cached(self) -> None:
+        """Forgets what the device's blocks cache, none of which a request or a load holds. What
+        block sources have stays."""
+        assert self._pool.num_free == self._pool.num_usable
+        self._pool.release(self._pool.allocate(self._pool.num_free))
+
     def close(self) -> None:
         """Ends open loads."""
         self._loads.close()

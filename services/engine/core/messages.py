@@ -93,6 +93,19 @@ class BoundPrompts(msgspec.Struct, tag="bound_prompts", array_like=True):
     seconds: float
 
 
+class Sleep(msgspec.Struct, tag="sleep", array_like=True):
+    """Fall asleep: give the device's memory back."""
+
+    call: int
+    """Number of the call, in the order of all such calls."""
+
+
+class Wake(msgspec.Struct, tag="wake", array_like=True):
+    """Bring it back, or do not fall asleep."""
+
+    call: int
+
+
 class BlocksPulled(msgspec.Struct, tag="pulled", array_like=True):
     message: Pulled
 
@@ -138,7 +151,8 @@ OfPrefetches = Prefetch | EndPrefetch
 FromPeers = BlocksPulled | BlocksPlaced | HolderGone | LendBlocks | CopiedLease | EndLease
 OfMasks = MasksFilled | Forced | Fail
 OfRequests = Add | Cancel | Credit | Stall | Probe
-OfEngine = OfMasks | OfRequests | OfPrefetches | FromPeers | BoundPrompts
+OfSleep = Sleep | Wake
+OfEngine = OfMasks | OfRequests | OfPrefetches | FromPeers | BoundPrompts | OfSleep
 Command = OfEngine | OfAdapters
 
 

@@ -21,7 +21,7 @@ import msgspec
 
 from headwater.engine_core.config import ConfigError, EngineConfig
 from headwater.engine_core.engine import Engine
-from headwater.engine_core.executor import HostAdapters
+from headwater.engine_core.executor import HostAdapters, releasable_of
 from headwater.engine_core.executors.build.registry import build_executor
 from headwater.engine_core.kv.peer_link import PeerLink
 from headwater.engine_core.kv.tiers import key_of, open_disk
@@ -62,9 +62,11 @@ from .messages import (
     Probe,
     Progress,
     Ready,
+    Sleep,
     Stall,
     Step,
     Waiting,
+    Wake,
     decode_command,
     encode,
 )
@@ -129,7 +131,7 @@ def run(
                 if not is_idle or waits_for is WaitsFor.WORK:
                     reports.write(encode(Idle(engine.load(), num_commands)))
                     is_idle = True
-                if not is_prepared:
+                if not (is_prepared or engine.is_asleep):
                     is_prepared = _prepare(executor, commands, reports)
                 commands.wait(adapters.pause(engine.pause_seconds))
             if num_read := _read_commands(engine, adapters, commands):
@@ -211,6 +213,10 @@ def _apply(engine: Engine, command: OfEngine) -> None:
         engine.end_prefetch(command.number)
     elif isinstance(command, BoundPrompts):
         engine.bound_prompts(command.seconds)
+    elif isinstance(command, Sleep):
+        engine.sleep(command.call)
+    elif isinstance(command, Wake):
+        engine.wake(command.call)
     else:
         _apply_to_requests(engine, command)
 
@@ -295,6 +301,7 @@ def main() -> None:
             disk_files=disk_files,
             peer_link=link,
             report_masks=lambda report: mask_reports.write(encode(report)),
+            memory=releasable_of(executor) if settings.takes_turns else None,
         )
         with contextlib.closing(engine):
             collector.leave_out_what_exists()

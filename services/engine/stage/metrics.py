@@ -134,6 +134,8 @@ class EngineCollector(Collector):
             "Share of KV blocks in host memory that hold a copy, 0 to 1",
             swapped,
         )
+        if load.can_sleep:
+            yield from self._sleep(load)
         is_prepared = float(self._server.is_prepared)
         yield self._gauge(
             "engine_prepared",
@@ -308,6 +310,19 @@ class EngineCollector(Collector):
         for value, count in counts.items():
             family.add_metric([self._model_name, value], count)
         return family
+
+    def _sleep(self, load: EngineLoad) -> Iterator[Metric]:
+        yield self._gauge(
+            "engine_asleep", "1 while the engine sleeps", load.sleep_state == "asleep"
+        )
+        yield self._gauge(
+            "engine_released_bytes", "Bytes of the device given back", load.num_released_bytes
+        )
+        yield self._counter("engine_sleeps", "Times that the engine slept", load.num_sleeps)
+        yield self._gauge(
+            "engine_sleep_seconds", "Time that the last fall asleep took", load.sleep_seconds
+        )
+        yield self._gauge("engine_wake_seconds", "Time that the last wake took", load.wake_seconds)
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"headwater_{name}", text, labels=["model_name"])

@@ -14,13 +14,12 @@ _SAME = {each.name for each in fields(EngineLoad)} & {each.name for each in fiel
 
 
 def replica_load(load: EngineLoad, **more: Any) -> ReplicaLoad:
-    """`more`: figures that the core does not report."""
+    """`more`: figures that the core does not report, or not as others get them."""
     disk = load.disk
     peers = load.peers
     same: dict[str, Any] = {name: getattr(load, name) for name in _SAME}
     return ReplicaLoad(
-        **same,
-        **more,
+        **(same | more),
         seconds_per_pulled_token=0.0 if peers is None else peers.seconds_per_token,
         num_used_disk_bytes=0 if disk is None else disk.num_bytes,
         num_total_disk_bytes=0 if disk is None else disk.max_bytes,

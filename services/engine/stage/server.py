@@ -17,7 +17,6 @@ from headwater.proto.events_pb2 import KvEventBatch
 
 from ...runtime.errors import Unavailable
 from ...runtime.member import ReplicaLoad
-from ...runtime.role import BOTH
 from ...runtime.session.attempt_fence import AttemptFence
 from ...runtime.tracing import NO_TRACING, Tracing
 from ..core.client import CoreClient
@@ -34,6 +33,7 @@ from .requests import Limits
 from .role import EngineRole
 from .session import EngineSession
 from .sessions import EngineSessions
+from .sleep_calls import SleepCalls
 from .step_figures import StepFigures
 
 _SWEEP_SECONDS = 1.0
@@ -52,8 +52,9 @@ class EngineServer:
         model_name: str,
         compiler: GrammarCompiler,
         tracing: Tracing = NO_TRACING,
-        role: str = BOTH,
+        role: str = "",
     ) -> None:
+        """`role`; empty: both."""
         self.tracing = tracing
         self.load_changed = asyncio.Event()
         self.adapters = EngineAdapters(core.send, self.load_changed.set)
@@ -71,6 +72,7 @@ class EngineServer:
         self.events = events
         self.is_draining = False
         self._role = EngineRole(core.send)
+        self.sleep_calls = SleepCalls(core.send, lambda: self.totals)
         self.num_prompt_tokens = 0
         self._is_open = False
         self._core = core
@@ -83,7 +85,8 @@ class EngineServer:
             compiler, writer, send=core.send, deliver=self._sessions.deliver
         )
         core.connect(self._on_report, self._on_end)
-        self.role = role
+        if role:
+            self.role = role
 
     def open(self, publish: Callable[[KvEventBatch], None]) -> None:
         """From now on new requests are taken; `publish` gets every batch of KV events, those so far
@@ -132,6 +135,7 @@ class EngineServer:
         rates = self.figures.rates
         return replica_load(
             load,
+            sleep_state=self.sleep_calls.state,
             step=self._step,
             prefill_tps=rates.prefill_tps,
             itl_seconds=rates.itl(max(load.num_running, 1)),
@@ -213,6 +217,7 @@ class EngineServer:
     def _on_report(self, report: OfSteps) -> None:
         if isinstance(report, Step):
             self._on_step(report)
+        self.sleep_calls.on_report()
         self.load_changed.set()
 
     def _on_step(self, step: Step) -> None:

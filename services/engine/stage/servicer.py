@@ -90,6 +90,14 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
         structlog.get_logger().info("role changed", role=request.role, before=before)
         return pb.SetRoleReply(before=before)
 
+    async def Sleep(self, request: pb.SleepRequest, context: Context) -> pb.SleepReply:
+        load = await self._server.sleep_calls.sleep()
+        return pb.SleepReply(num_bytes=load.num_released_bytes, seconds=load.sleep_seconds)
+
+    async def Wake(self, request: pb.WakeRequest, context: Context) -> pb.WakeReply:
+        load = await self._server.sleep_calls.wake()
+        return pb.WakeReply(seconds=load.wake_seconds)
+
     async def Prefetch(
         self, requests: AsyncIterator[pb.PrefetchRequest], context: Context
     ) -> pb.PrefetchReply:

@@ -9,6 +9,7 @@ import pytest
 
 from headwater.gateway.request.cold_start_queue import ColdStartQueue
 from headwater.gateway.stages.catalogues import Catalogues
+from headwater.gateway.tenancy.tenants import Tenant
 from headwater.proto.events_pb2 import Catalogue, CatalogueEntry
 from headwater.proto.events_pb2 import Demand as DemandWord
 from headwater.services.runtime import subjects
@@ -39,10 +40,12 @@ class There:
     async def replica_comes(
         self, tenant: str = "open", tier: int = 0, virtual_time: float = 0.0
     ) -> None:
-        await self.demand.replica(MODEL, tenant=tenant, tier=tier, virtual_time=virtual_time)
+        await self.demand.replica(
+            MODEL, tenant=Tenant(id=tenant), tier=tier, virtual_time=virtual_time
+        )
 
     async def text_comes(self) -> None:
-        await self.demand.text_stages(MODEL, tenant="open", tier=0)
+        await self.demand.text_stages(MODEL, tenant=Tenant(id="open"), tier=0)
 
     def hear(self, **entry: Any) -> None:
         models = [CatalogueEntry(model=MODEL, **entry)] if entry else []
@@ -123,9 +126,9 @@ async def test_an_admitted_request_waits_though_the_queue_is_full_and_as_long_as
     with pytest.raises(LimitExceeded):
         await there.replica_comes()
     with pytest.raises(Unavailable, match=r"within 0\.02 s"):
-        await there.demand.replica_of_admitted(MODEL, 0.0)
+        await there.demand.replica_of_admitted(MODEL, Tenant(id="open"), 0.0)
     with pytest.raises(Unavailable, match=r"within 0\.05 s"):
-        await there.demand.replica_of_admitted(MODEL, 0.05)
+        await there.demand.replica_of_admitted(MODEL, Tenant(id="open"), 0.05)
 
 
 async def test_who_waits_too_long_is_told_to_come_again() -> None:
@@ -200,3 +203,38 @@ async def test_whoever_starts_replicas_hears_of_the_first_who_waits_and_of_the_l
             waiting.cancel()
             while DemandWord.FromString((await anext(words)).payload).num_waiting:
                 pass
+
+
+async def test_a_model_that_sleeps_for_longer_than_requests_wait_is_refused_with_the_estimate() -> (
+    None
+):
+    there = There()
+    there.hear(turn="asleep", wait_seconds=61.5)
+    with pytest.raises(Unavailable, match="will be awake in about 62 s") as refused:
+        await there.replica_comes()
+    assert (refused.value.retry_after, refused.value.code) == (61.5, "asleep")
+    there.hear(turn="asleep", wait_seconds=4.0)
+    waiting = await begun(there.replica_comes())
+    assert there.demand.wait_seconds(MODEL) == 4.0
+    there.replica = True
+    there.demand.look_again()
+    await waiting
+
+
+async def test_demand_names_the_tenants_that_wait(nats_url: str) -> None:
+    async with Bus.open(nats_url) as bus, bus.subscribe(subjects.EVERY_DEMAND) as words:
+        there = There(bus, max_waiting=5)
+        async with there.demand.running():
+            waits = [await begun(there.replica_comes(tenant)) for tenant in ("a", "a", "b")]
+            async for _, word in words.decoded(DemandWord.FromString, "demand"):
+                if word.num_waiting == 3:
+                    break
+            assert [(each.tenant, each.weight) for each in word.tenants] == [("a", 1), ("b", 1)]
+            assert all(0 <= each.waited_seconds < 30 for each in word.tenants)
+            there.replica = True
+            there.demand.look_again()
+            await asyncio.gather(*waits)
+            async for _, word in words.decoded(DemandWord.FromString, "demand"):
+                if not word.num_waiting:
+                    break
+            assert list(word.tenants) == []

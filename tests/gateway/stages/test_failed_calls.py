@@ -18,6 +18,7 @@ from headwater.gateway.request import resumed
 from headwater.gateway.request.cold_start_queue import ColdStartQueue
 from headwater.gateway.stages import processors
 from headwater.gateway.stages.processors import Processor, Processors
+from headwater.gateway.tenancy.tenants import Tenant
 from headwater.services.runtime.errors import HeadwaterError, Unavailable
 from headwater.services.runtime.fair_threads import STAGE_BUSY
 from headwater.services.runtime.rare_log import RareLog
@@ -71,7 +72,7 @@ async def to_a_replica_that_cannot_start(body: Body) -> None:
     there.hear(problem="no memory", retry_seconds=9)
 
     async def waits(queue: ColdStartQueue, _: Body) -> None:
-        await queue.replica(MODEL, tenant="open", tier=0, virtual_time=0.0)
+        await queue.replica(MODEL, tenant=Tenant(id="open"), tier=0, virtual_time=0.0)
 
     await waits(there.demand, body)
 

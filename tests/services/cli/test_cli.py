@@ -54,7 +54,7 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
         # Experts whose shares would cut what has one scale.
         "expert_parallel",
         # What an operator of vLLM looks for first: adapters by name.
-        *("adapter_memory", "adapter_host_memory", "lora_modules"),
+        *("adapter_memory", "adapter_host_memory", "lora_modules", "resident"),
         # Answers that move between engines of different sizes to the bit.
         "numerics",
         *(

@@ -1,0 +1,49 @@
+"""Calls of the supervisor to engines of its machine: to sleep, to wake, and who they are."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+
+from headwater.proto import engine_pb2 as pb
+from headwater.proto import engine_pb2_grpc
+
+from ..runtime.channel import open_channel
+from ..runtime.member import Member
+
+CALL_SECONDS = 60.0
+"""Longest time that an engine takes to fall asleep or to wake: memory of hundreds of GB."""
+
+
+class EngineCallFailed(Exception):
+    """An engine did not do what it was called for. The message is a sentence."""
+
+
+async def sleep(address: str) -> int:
+    """Has an engine give its device's memory back; how many bytes. Raises `EngineCallFailed`."""
+    async with _stub(address) as stub:
+        reply = await stub.Sleep(pb.SleepRequest(), timeout=CALL_SECONDS)
+    return int(reply.num_bytes)
+
+
+async def wake(address: str) -> None:
+    """Has an engine bring its memory back. Raises `EngineCallFailed`."""
+    async with _stub(address) as stub:
+        await stub.Wake(pb.WakeRequest(), timeout=CALL_SECONDS)
+
+
+async def described(address: str) -> Member:
+    """An engine as it describes itself now. Raises `EngineCallFailed`."""
+    async with _stub(address) as stub:
+        return Member.from_pb(await stub.Info(pb.InfoRequest(), timeout=CALL_SECONDS))
+
+
+@asynccontextmanager
+async def _stub(address: str) -> AsyncIterator[engine_pb2_grpc.EngineAsyncStub]:
+    async with open_channel(address) as channel:
+        try:
+            yield engine_pb2_grpc.EngineStub(channel)
+        except grpc.aio.AioRpcError as failed:
+            raise EngineCallFailed(failed.details() or str(failed.code())) from None

@@ -1,0 +1,249 @@
+"""Turns of a cluster's models on its device: what the policy decides is done by calls to engines.
+
+What is seen comes from loads of engines and from gateways' messages of demand. One switch is under
+way at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from headwater.proto import events_pb2
+
+from ..runtime.bus import Subscription
+from ..runtime.member import AWAKE, Kind, ReplicaLoad
+from ..runtime.membership import Members
+from . import engine_calls
+from .engine_calls import EngineCallFailed
+from .model_stages import ModelStages, State
+from .turn_policy import ModelSight, Switch, TurnPolicy, Waiting
+
+OPERATOR = ""
+"""Tenant for which a model is woken by hand: no tenant's key."""
+Demand = Mapping[str, Waiting]
+"""Tenants whose requests wait for a model, at all gateways."""
+
+
+@dataclass(slots=True)
+class _Engine:
+    """The engine of a model as it was last seen."""
+
+    address: str
+    epoch: int
+    load: ReplicaLoad
+    is_awake: bool
+    """As it was last called, which its load tells a moment later."""
+
+
+@dataclass(slots=True)
+class _Model:
+    is_pinned: bool = False
+    woken_by_hand_at: float | None = None
+    """Since when an operator waits for it."""
+    asleep_since: float = 0.0
+    preempted: Demand = field(default_factory=dict)
+    """Tenants for whose requests the engine had work when it fell asleep."""
+    engine: _Engine | None = None
+
+
+class ModelTurns:
+    def __init__(
+        self,
+        resident_bytes: int,
+        report: Callable[[str], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`resident_bytes`: bytes of the device that awake models have together."""
+        self._resident_bytes = resident_bytes
+        self._policy = TurnPolicy(resident_bytes, clock())
+        self._report = report
+        self._clock = clock
+        self._models: dict[str, _Model] = {}
+        self._sights: list[ModelSight] = []
+        self._waking = ""
+        self._loads: dict[tuple[str, int], ReplicaLoad] = {}
+        """By replica and epoch: fresher than what heartbeats tell."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when loads or switches change what is seen."""
+
+    async def follow(self, loads: Subscription) -> None:
+        """Takes the load messages of engines, until cancelled."""
+        async for _, load in loads.decoded(events_pb2.Load.FromString, "load"):
+            key = load.incarnation.replica_id, load.incarnation.epoch
+            before = self._loads.get(key)
+            self._loads[key] = now = ReplicaLoad.from_pb(load)
+            if before is None or _has_work(before) != _has_work(now):
+                self.on_change()
+
+    def look(
+        self,
+        models: Iterable[ModelStages],
+        members: Members,
+        demand: Mapping[str, Demand],
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        """Looks at all models, and begins the switch that is due. To be called several times a
+        second, and when demand changes."""
+        now = self._clock()
+        served = [model for model in models if model.state is State.SERVING]
+        self._loads = {
+            (each.replica_id, each.epoch): self._loads[each.replica_id, each.epoch]
+            for each in members.of(Kind.ENGINE)
+            if (each.replica_id, each.epoch) in self._loads
+        }
+        for model in served:
+            self._see(model, members, now)
+        self._sights = [
+            self._sight(model.name, demand.get(model.name, {}), now) for model in served
+        ]
+        self._policy.look(self._sights, now)
+        if (switch := self._policy.decide(self._sights, now)) is not None:
+            tasks.create_task(self._do(switch))
+
+    def entry(self, name: str) -> dict[str, Any]:
+        """Fields of the model's entry in the catalogue, and of its card."""
+        engine = self._model(name).engine
+        if engine is None:
+            return {}
+        now = self._clock()
+        last_used = self._policy.last_used(name)
+        state = AWAKE if engine.is_awake else "waking" if name == self._waking else "asleep"
+        return {
+            "turn": state,
+            "wait_seconds": round(self._policy.wait_seconds(name, self._sights, now), 2),
+            "num_bytes": engine.load.num_releasable_bytes,
+            "unused_seconds": round(now - last_used, 1) if math.isfinite(last_used) else -1.0,
+            "is_pinned": self._model(name).is_pinned,
+        }
+
+    def pin(self, name: str, *, is_pinned: bool) -> str:
+        """Has a model stay awake, or no longer. Returns why not; empty: done."""
+        others = [each for each in self._sights if each.name != name]
+        pinned = sum(each.num_bytes for each in self._sights if each.is_pinned or each.name == name)
+        largest = max((each.num_bytes for each in others if not each.is_pinned), default=0)
+        if is_pinned and pinned + largest > self._resident_bytes:
+            return (
+                f"with {name!r} awake for good, {self._resident_bytes - pinned} bytes are left for "
+                f"the other models, the largest of which needs {largest}"
+            )
+        self._model(name).is_pinned = is_pinned
+        if is_pinned:
+            self.wake(name)
+        self.on_change()
+        return ""
+
+    def wake(self, name: str) -> None:
+        """Wakes a model in its turn, as if a request waited for it."""
+        self._model(name).woken_by_hand_at = self._clock()
+        self.on_change()
+
+    def sleep(self, name: str, tasks: asyncio.TaskGroup) -> str:
+        """Puts a model to sleep until it is asked for. Returns why not; empty: it falls asleep."""
+        if self._model(name).is_pinned:
+            return f"{name!r} is pinned"
+        switch = Switch((name,), "")
+        if not self._policy.begin(switch, self._clock()):
+            return "other models are taking turns just now"
+        tasks.create_task(self._do(switch))
+        return ""
+
+    def _model(self, name: str) -> _Model:
+        return self._models.setdefault(name, _Model())
+
+    def _see(self, stages: ModelStages, members: Members, now: float) -> None:
+        """Notes what is known of a model's engine; nothing while there is none."""
+        model = self._model(stages.name)
+        found = [members.get(Kind.ENGINE, stages.replica_id(number)) for number in stages.engines]
+        member = next((each for each in found if each is not None), None)
+        if member is None or member.load is None:
+            model.engine = None
+            return
+        load = self._loads.get((member.replica_id, member.epoch), member.load)
+        known = model.engine
+        if known is not None and known.epoch == member.epoch:
+            known.load = load
+        else:
+            model.engine = _Engine(member.address, member.epoch, load, load.is_awake)
+            model.asleep_since = now
+        self._policy.note_costs(stages.name, load.wake_seconds)
+        if model.engine is not None and model.engine.is_awake:
+            model.woken_by_hand_at = None
+            model.preempted = {}
+
+    def _sight(self, name: str, demand: Demand, now: float) -> ModelSight:
+        model = self._model(name)
+        engine = model.engine
+        waiting = dict(demand)
+        if engine is not None and not engine.is_awake:
+            if _has_work(engine.load):
+                preempted = model.preempted or {OPERATOR: Waiting(model.asleep_since)}
+                waiting |= preempted
+            if model.woken_by_hand_at is not None:
+                waiting[OPERATOR] = Waiting(model.woken_by_hand_at)
+        return ModelSight(
+            name=name,
+            num_bytes=0 if engine is None else engine.load.num_releasable_bytes,
+            is_awake=engine is not None and engine.is_awake,
+            has_work=engine is not None and _has_work(engine.load),
+            is_pinned=model.is_pinned,
+            # Without an engine there is none to wake: the supervisor starts it again.
+            waiting={} if engine is None else waiting,
+        )
+
+    async def _do(self, switch: Switch) -> None:
+        """Carries a switch out. An engine that fails is seen as it is at the next look."""
+        self._waking = switch.wakes
+        waiting = self._waiting_for(switch.wakes)
+        try:
+            for name in switch.sleeps:
+                await self._put_to_sleep(name)
+            if switch.wakes and (engine := self._model(switch.wakes).engine) is not None:
+                await engine_calls.wake(engine.address)
+                engine.is_awake = True
+        except EngineCallFailed as failed:
+            self._report(f"turn of {switch.wakes or 'no model'}: {failed}")
+        finally:
+            self._waking = ""
+            self._policy.note_switch(switch, self._clock(), waiting)
+            self.on_change()
+
+    async def _put_to_sleep(self, name: str) -> None:
+        model = self._model(name)
+        if (engine := model.engine) is None:
+            return
+        # Before the call: a request that comes meanwhile is no reason to choose this engine.
+        engine.is_awake = False
+        now = self._clock()
+        model.asleep_since = now
+        weights = self._policy.tenants_of(name)
+        model.preempted = {tenant: Waiting(now, weight) for tenant, weight in weights.items()}
+        try:
+            await engine_calls.sleep(engine.address)
+        except EngineCallFailed:
+            engine.is_awake = True
+            raise
+
+    def _waiting_for(self, name: str) -> Demand:
+        return next((each.waiting for each in self._sights if each.name == name), {})
+
+
+def _has_work(load: ReplicaLoad) -> bool:
+    return load.num_running + load.num_waiting > 0
+
+
+def demand_of(words: Sequence[tuple[events_pb2.Demand, float]]) -> Demand:
+    """Tenants that wait for a model, from each gateway's message and the time at which it came."""
+    found: dict[str, Waiting] = {}
+    for word, at in words:
+        for each in word.tenants:
+            since = at - each.waited_seconds
+            known = found.get(each.tenant)
+            if known is None or since < known.since:
+                found[each.tenant] = Waiting(since, each.weight or 1.0)
+    return found

@@ -1,0 +1,99 @@
+"""`headwater up` with models that take turns on one device."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.chatting_model import make_chatting_model
+from tests.line.conftest import Line
+
+PROMPT = "the water of the river is the water of the sea, and " * 6
+
+
+@pytest.fixture(scope="module")
+def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
+    folder = tmp_path_factory.mktemp("turns")
+    flags = (
+        f"--model=one={make_chatting_model(folder / 'one')}",
+        f"--model=two={make_chatting_model(folder / 'two')}",
+        "--resident=0.0015",
+    )
+    env = {"HEADWATER_CACHE": str(folder / "cache"), "HEADWATER_KV_CACHE_MEMORY": str(64 << 20)}
+    (folder / "state").mkdir()
+    with Line(folder / "state", *flags, env=env) as started:
+        # The supervisor's first catalogue comes a moment after the cluster is ready.
+        started.wait_for(lambda: len(turns(started)) == 2, 20, "no catalogue came")
+        yield started
+
+
+def turns(line: Line) -> dict[str, str]:
+    cards = line.client.get("/v1/models").json()["data"]
+    return {card["id"]: card["turn"]["state"] for card in cards if "turn" in card}
+
+
+def answer(line: Line, model: str, **more: Any) -> dict[str, Any]:
+    body = {"model": model, "prompt": PROMPT, "max_tokens": 12, "temperature": 0} | more
+    reply = line.client.post("/v1/completions", json=body)
+    assert reply.status_code == 200, reply.text
+    found: dict[str, Any] = reply.json()
+    return found
+
+
+def models(line: Line, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "headwater.services.cli", "models", *arguments]
+    environment = os.environ | {"HEADWATER_STATE_DIR": str(line.state_dir)}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+def test_a_request_wakes_its_model_and_the_old_prefix_is_a_hit(line: Line) -> None:
+    assert turns(line) == {"one": "awake", "two": "asleep"}
+    first = answer(line, "one")
+    second = answer(line, "two")
+    assert turns(line) == {"one": "asleep", "two": "awake"}
+    again = answer(line, "one")
+    assert again["choices"][0]["text"] == first["choices"][0]["text"]
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 32
+    assert second["choices"][0]["text"] == answer(line, "two")["choices"][0]["text"]
+
+
+@pytest.mark.long
+def test_a_stream_goes_on_behind_the_turn_of_another_model(line: Line) -> None:
+    more = {"max_tokens": 900, "ignore_eos": True, "prompt": "b"}
+    whole = answer(line, "one", **more)["choices"][0]["text"]
+    texts: list[str] = []
+
+    def read() -> None:
+        with line.stream("b", model="one", max_tokens=900, ignore_eos=True) as events:
+            texts.extend(event["choices"][0]["text"] for event in events if event.get("choices"))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for _ in range(3):
+        answer(line, "two", prompt="c")
+    reader.join(60)
+    assert "".join(texts) == whole
+
+
+@pytest.mark.long
+def test_models_are_put_to_sleep_woken_and_pinned_by_hand(line: Line) -> None:
+    answer(line, "two")
+    slept = models(line, "sleep", "two")
+    assert (slept.returncode, turns(line)["two"]) == (0, "asleep"), slept.stderr
+    assert models(line, "wake", "two").returncode == 0
+    assert turns(line) == {"one": "asleep", "two": "awake"}
+    refused = models(line, "pin", "two")
+    assert refused.returncode != 0
+    assert "bytes are left for the other models" in refused.stderr
+    cards = {card["id"]: card for card in json.loads(models(line, "list", "--json").stdout)}
+    assert cards["two"]["num_bytes"] > 0
+    assert cards["two"]["turn"] == "awake"
+    unknown = line.client.post("/admin/models/three/sleep")
+    assert unknown.status_code == 404

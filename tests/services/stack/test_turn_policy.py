@@ -1,0 +1,142 @@
+"""Turns of models on one device: within its memory, fair, without starvation, with honest
+estimates, and with a bound on the time that goes into switching."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headwater.services.stack.turn_policy import (
+    BURST_SWITCHES,
+    EXPECTED_SWITCH,
+    SWITCHING_SHARE,
+    ModelSight,
+    Switch,
+    TurnPolicy,
+    Waiting,
+)
+from tests.services.stack.turn_world import TurnWorld
+
+QUANTUM_OF_EXPECTED = EXPECTED_SWITCH * (1 / SWITCHING_SHARE - 1)
+
+
+def two_models(**changes: float) -> TurnWorld:
+    return TurnWorld({"a": 60, "b": 60}, resident_bytes=100, **changes)
+
+
+def test_a_model_that_fits_wakes_at_once_and_nothing_falls_asleep() -> None:
+    policy = TurnPolicy(100, now=0.0)
+    sights = [
+        ModelSight(name="a", num_bytes=40, is_awake=True, has_work=True),
+        ModelSight(name="b", num_bytes=60, is_awake=False, waiting={"x": Waiting(0.0)}),
+    ]
+    policy.look(sights, 0.1)
+    assert policy.decide(sights, 0.1) == Switch((), "b")
+    assert policy.decide(sights, 0.2) is None
+
+
+def test_an_idle_model_makes_room_at_once_and_a_busy_one_after_its_quantum() -> None:
+    world = two_models()
+    world.ask("a", "x", 0.2)
+    world.run(2)
+    idle = world.ask("b", "y", 100)
+    world.run(1)
+    assert idle.first_served_at == pytest.approx(idle.arrived_at + 0.45, abs=0.1)
+    busy = world.ask("a", "x", 1)
+    world.run(20)
+    assert busy.first_served_at is not None
+    turn = busy.first_served_at - 0.4 - idle.first_served_at
+    # It shrinks while switches turn out cheaper than they were taken to be.
+    assert world.policy.quantum <= turn <= QUANTUM_OF_EXPECTED
+
+
+def test_a_pinned_model_stays_awake() -> None:
+    world = TurnWorld({"a": 40, "b": 60, "c": 60}, 100, pinned=frozenset({"a"}), awake={"a"})
+    for model in ("b", "c"):
+        world.ask(model, "x", 50)
+    world.run(60)
+    assert "a" in world.awake
+    assert {each.model for each in world.requests if each.first_served_at} == {"b", "c"}
+
+
+def test_an_engine_that_came_back_awake_falls_asleep_where_there_is_no_room() -> None:
+    policy = TurnPolicy(100, now=0.0)
+    sights = [
+        ModelSight(name="a", num_bytes=60, is_awake=True, has_work=True),
+        ModelSight(name="b", num_bytes=60, is_awake=True),
+    ]
+    policy.look(sights, 0.1)
+    assert policy.decide(sights, 0.1) == Switch(("b",), "")
+
+
+def test_tenants_with_one_model_and_with_two_get_the_same_time() -> None:
+    world = TurnWorld({"a": 60, "b": 60, "c": 60}, resident_bytes=100)
+    for model, tenant in (("a", "x"), ("b", "y"), ("c", "y")):
+        world.ask(model, tenant, 10_000)
+    world.run(600)
+    assert world.served["x"] == pytest.approx(world.served["y"], rel=0.1)
+
+
+def test_a_large_model_is_not_passed_by_for_ever() -> None:
+    world = TurnWorld({"large": 100, "a": 50, "b": 50, "c": 50}, resident_bytes=100)
+    for model in ("a", "b", "c"):
+        world.ask(model, "x", 10_000)
+    world.run(20)
+    large = world.ask("large", "x", 10)
+    world.run(60)
+    assert large.first_served_at is not None
+
+
+def run_at_random(seed: int, seconds: float) -> TurnWorld:
+    """Requests of four tenants for five models, as many as the device can compute or more."""
+    source = random.Random(seed)
+    sizes = {f"m{i}": source.choice([20, 40, 60]) for i in range(5)}
+    world = TurnWorld(sizes, 100, switch_seconds=source.choice([0.1, 0.4, 1.5]))
+    rate = source.choice([0.1, 0.5, 2.0])
+    end = world.now + seconds
+    while world.now < end:
+        if source.random() < rate * 0.05:
+            model = source.choices(list(sizes), [8, 4, 2, 1, 1])[0]
+            world.ask(model, source.choice("wxyz"), source.choice([0.1, 0.5, 2.0]))
+        world.tick()
+    return world
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 1 << 20))
+def test_switching_takes_its_share_and_no_request_starves(seed: int) -> None:
+    world = run_at_random(seed, 120)
+    most = SWITCHING_SHARE * world.now + (BURST_SWITCHES + 1) * max(1.0, world.switch_seconds)
+    assert world.switching_seconds <= most
+    # Four others have their turns before a model's own.
+    longest = 5 * (world.policy.quantum + world.switch_seconds) + 15
+    waits = [
+        (each.first_served_at or world.now) - each.arrived_at
+        for each in [*world.done, *world.requests]
+    ]
+    assert max(waits, default=0.0) <= longest
+
+
+def test_estimates_are_within_a_third_where_all_models_are_busy() -> None:
+    world = TurnWorld(dict.fromkeys("abcd", 60), resident_bytes=100)
+    for name in "abcd":
+        world.ask(name, name, 10_000)
+    world.run(200)
+    errors = []
+    for _ in range(12):
+        asleep = [name for name in "abcd" if name not in world.awake]
+        estimates = {
+            name: world.policy.wait_seconds(name, world.sights(), world.now) for name in asleep
+        }
+        asked_at = world.now
+        woke: dict[str, float] = {}
+        while len(woke) < len(asleep):
+            world.tick()
+            for name in set(asleep) & world.awake - woke.keys():
+                woke[name] = world.now - asked_at
+        errors += [abs(estimates[name] - woke[name]) / woke[name] for name in asleep]
+        world.run(3.7)
+    assert max(errors) < 0.3
