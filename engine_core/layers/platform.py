@@ -9,9 +9,10 @@ import torch
 
 from headwater.kernels.attention.rotary_pairs import RotaryPairs
 from headwater.kernels.conv.conv_layer import ConvLayer
-from headwater.kernels.delta.delta_arguments import DeltaLayer, StateMemory
+from headwater.kernels.delta.delta_arguments import DeltaLayer
 from headwater.kernels.mamba.mamba_layer import MambaLayer
 from headwater.kernels.quant.token_rounding import Rounding
+from headwater.kernels.states.state_memory import StateMemory
 
 from ..sampling.operations import SamplingOperations
 from .batch import ForwardBatch

@@ -48,7 +48,8 @@ class Capabilities:
     state_block_sizes: tuple[int, ...] = BLOCK_SIZES
     """Tokens a KV block of models with states, some of `block_sizes`."""
     solved_states: bool = False
-    """States keep solved rows of their blocks, so that a token is computed without its block."""
+    """States keep solved rows of their blocks, so that a token is computed without its block, or
+    float32 rows where these are not solved."""
     sinks: bool = False
     """Attention whose softmax has a sink for each head."""
     adapters: bool = False

@@ -307,12 +307,19 @@ class ModelConfig:
         )
 
     def with_solved_states(self) -> ModelConfig:
-        """The model with states that keep solved rows; see `DeltaUnit`. It is unchanged where it
-        has no gated delta nets."""
-        if self.delta is None or self.states is None:
+        """The model with states that keep solved rows (see `DeltaUnit`), or keys and values in
+        float32 (see `MambaUnit`). It is unchanged where it has neither gated delta nets nor
+        Mamba-2."""
+        if self.states is None:
             return self
-        delta = replace(self.delta, keeps_solved=True)
-        return replace(self, delta=delta, states=delta.states(self.states.is_state))
+        is_state = self.states.is_state
+        if self.delta is not None:
+            delta = replace(self.delta, keeps_solved=True)
+            return replace(self, delta=delta, states=delta.states(is_state))
+        if self.mamba is not None:
+            mamba = replace(self.mamba, keeps_wide=True)
+            return replace(self, mamba=mamba, states=mamba.states(is_state))
+        return self
 
     def window_of(self, layer: int) -> int:
         """Keys that a position sees in a layer; 0: all up to its own."""

@@ -6,7 +6,6 @@ from ..architecture import own
 from ..configs.states import granite_hybrid, lfm2, qwen3_next
 
 _STATES = ("not with `--numerics tree`", "one process: no ranks, no stages")
-_CONVS = ("CPUs alone", *_STATES)
 _QWEN35 = "states.qwen3_next:Qwen35"
 STATE_ARCHITECTURES = {
     "GraniteMoeHybridForCausalLM": own(
@@ -14,11 +13,11 @@ STATE_ARCHITECTURES = {
         granite_hybrid.read_granite_hybrid,
         "Granite 4 with Mamba-2 (H Micro, Tiny, Small)",
         "granitemoehybrid",
-        limits=_CONVS,
+        limits=_STATES,
     ),
-    "Lfm2ForCausalLM": own("states.lfm2:Lfm2", lfm2.read_lfm2, "LFM2", "lfm2", limits=_CONVS),
+    "Lfm2ForCausalLM": own("states.lfm2:Lfm2", lfm2.read_lfm2, "LFM2", "lfm2", limits=_STATES),
     "Lfm2MoeForCausalLM": own(
-        "states.lfm2:Lfm2", lfm2.read_lfm2_moe, "LFM2 (experts): 8B-A1B", "lfm2_moe", limits=_CONVS
+        "states.lfm2:Lfm2", lfm2.read_lfm2_moe, "LFM2 (experts): 8B-A1B", "lfm2_moe", limits=_STATES
     ),
     "Qwen3NextForCausalLM": own(
         "states.qwen3_next:Qwen3Next",

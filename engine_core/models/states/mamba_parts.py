@@ -76,6 +76,7 @@ def mamba_layer(config: ModelConfig, weights: Weights, platform: Platform, layer
         RMSNorm(platform, weights.tensors[prefix + NORM], config.rms_norm_eps),
         MambaLayer(
             unit=config.mamba.unit(own.block_size, weights.table("embed").dtype.itemsize),
+            num_groups=config.mamba.num_groups,
             taps=taps.T.contiguous(),
             bias=bias.contiguous(),
             rates=rates.exp(),
