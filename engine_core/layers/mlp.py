@@ -7,7 +7,7 @@ from typing import cast
 
 import torch
 
-from ..weights.model_config import GATES
+from ..weights.model_config import GATES, SQUARED_RELU
 from .linear.linear import Linear, Tokens
 from .platform import Platform, RoundingPlatform
 
@@ -50,7 +50,7 @@ class PlainMlp:
     """down(activation(up(x)))"""
 
     def __init__(self, platform: Platform, up: Linear, down: Linear, activation: str) -> None:
-        """up [I, H]; down [H, I]; activation as in `Platform.activation`."""
+        """up [I, H]; down [H, I]; activation as in `activated`."""
         self._platform = platform
         self._activation = activation
         self._up = platform.linear(up)
@@ -58,4 +58,20 @@ class PlainMlp:
 
     def __call__(self, x: Tokens) -> torch.Tensor:
         """x [T, H] → [T, H]"""
-        return self._down(self._platform.activation(self._up(x), self._activation))
+        return self._down(activated(self._platform, self._up(x), self._activation))
+
+
+class NoMlp:
+    """The place of an MLP in a layer that is a mixer alone."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def activated(platform: Platform, x: torch.Tensor, activation: str) -> torch.Tensor:
+    """x, contiguous → the same shape and dtype; activation as in `Platform.activation`, or the
+    square of relu, which is rounded once."""
+    if activation != SQUARED_RELU:
+        return platform.activation(x, activation)
+    positive = platform.activation(x, "relu")
+    return positive * positive

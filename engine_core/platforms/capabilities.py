@@ -35,6 +35,8 @@ class Capabilities:
     """Activations without a gate (`Platform.activation`)."""
     experts: bool = False
     """Mixtures of experts (`ExpertPlatform`)."""
+    plain_experts: bool = False
+    """Experts without gates, of the square of relu (`ExpertPlatform.experts`)."""
     expert_biases: bool = False
     """Experts with biases and a clamped gate, and biases of routers."""
     expert_parallel: bool = False

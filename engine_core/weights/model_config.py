@@ -47,6 +47,8 @@ ACTIVATIONS = {
 GATES = ("silu", "gelu_tanh")
 """Activations of `Platform.gate`."""
 CLAMPED_SWIGLU = "clamped_swiglu"
+SQUARED_RELU = "relu2"
+"""An activation without a gate: the square of relu, of MLPs and experts."""
 EXPERT_GATES = (*GATES, CLAMPED_SWIGLU)
 """Activations of `ExpertPlatform.experts`."""
 NORM_EPS = 1e-6
@@ -89,7 +91,9 @@ class ModelConfig:
     """Added to the factors of norms."""
     activation: str = "silu"
     is_gated: bool = True
-    """Whether the MLP multiplies its activation by a second product."""
+    """Whether MLPs and experts multiply their activation by a second product."""
+    has_inner: tuple[bool, ...] = ()
+    """By layer, whether an MLP or experts follow its mixer; empty: in all layers."""
     rotary_dim: int = 0
     """Numbers of a head that rotate with positions, its first ones; 0: all."""
     is_interleaved: bool = False
@@ -278,6 +282,10 @@ class ModelConfig:
             "encoders": ("architectures", self.architecture if self.encoder else ""),
             "experts": ("num_experts", 0 if self.experts is None else self.experts.num_experts),
             "expert_biases": ("biases of experts", has_biases),
+            "plain_experts": (
+                "experts without a gate",
+                self.experts is not None and not self.is_gated,
+            ),
             "states": ("layers with states", self.states is not None and not self._has_scans),
             "short_convs": ("layers with convolutions", self.conv is not None),
             "mamba": ("layers of Mamba-2", self.mamba is not None),
@@ -369,12 +377,19 @@ class ModelConfig:
             num_layers=stop - first,
             is_windowed=self.is_windowed[first:stop],
             is_rotary=self.is_rotary[first:stop],
+            has_inner=self.has_inner[first:stop],
             experts=None if self.experts is None else self.experts.of_layers(first, stop),
             states=None if self.states is None else self.states.of_layers(first, stop),
         )
 
+    def follows_mixer(self, layer: int) -> bool:
+        """Whether an MLP or experts follow the mixer of a layer."""
+        return not self.has_inner or self.has_inner[layer]
+
     def _active_width(self, layer: int) -> int:
         """Intermediate size of what a token goes through in a layer."""
+        if not self.follows_mixer(layer):
+            return 0
         if self.experts is None or not self.experts.has_experts(layer):
             return self.intermediate_size
         is_beside = self.experts.are_beside_mlp

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import gcd
+from typing import Any
 
 from headwater.kernels.delta.delta_unit import NUM_BEFORE, DeltaUnit
 from headwater.kernels.mamba.mamba_unit import MambaUnit
@@ -180,6 +182,18 @@ class ShortConvConfig:
         )
 
 
+def check_steps(config: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` for bounds of the steps of Mamba-2, which are not applied."""
+    name = "time_step_limit"
+    limits = config.get(name)
+    if limits is None:
+        return
+    is_pair = isinstance(limits, (list, tuple)) and len(limits) == 2
+    # transformers writes infinity as text.
+    is_open = is_pair and limits[0] == 0 and "inf" in str(limits[1]).lower()
+    require(is_open, name, limits, "[0, infinity]")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MambaConfig:
     """Sizes of a Mamba-2 layer. Heads of a group have the same keys and queries; some of them are a
@@ -192,6 +206,8 @@ class MambaConfig:
     width: int
     """Tokens that the convolution sees, its own included."""
     num_groups: int = 1
+    num_norm_groups: int = 1
+    """Equal parts of a token's outputs that have a norm each; 0: there is no norm."""
     keeps_wide: bool = False
     """Whether tails keep keys and values in float32; see `MambaUnit`."""
 

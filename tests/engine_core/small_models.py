@@ -129,6 +129,18 @@ GRANITE4 = SHAPE | {
     "residual_multiplier": 0.22,
     "attention_multiplier": 0.05,
 }
+MAMBA = "linear_attention"
+FULL = "full_attention"
+NEMOTRON = {name: value for name, value in SHAPE.items() if name != "num_hidden_layers"} | {
+    "head_dim": 32,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 32,
+    "n_groups": 2,
+    "chunk_size": 16,
+    # Its modelling code bounds steps of prompts alone by this number.
+    "time_step_min": 1e-30,
+}
 WINDOWS = {"sliding_window": 40, "layer_types": ["full_attention"] + ["sliding_attention"] * 2}
 
 
@@ -374,6 +386,20 @@ FAMILIES: dict[str, Any] = {
     "granite4-hybrid without experts": lambda: transformers.GraniteMoeHybridConfig(
         **GRANITE4 | {"num_local_experts": 0, "position_embedding_type": "rope"}
     ),
+    "nemotron-h": lambda: transformers.NemotronHConfig(
+        **NEMOTRON, layers_block_type=[MAMBA, "mlp", MAMBA, FULL, "mlp", MAMBA]
+    ),
+    "nemotron3": lambda: transformers.NemotronHConfig(
+        **NEMOTRON,
+        layers_block_type=[MAMBA, "moe", MAMBA, FULL, "moe", MAMBA, "mlp"],
+        n_routed_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=32,
+        moe_shared_expert_intermediate_size=48,
+        routed_scaling_factor=2.5,
+        n_group=4,
+        topk_group=2,
+    ),
     "lfm2": lambda: transformers.Lfm2Config(
         **SHAPE
         | {"tie_word_embeddings": True, "num_hidden_layers": 4, "block_multiple_of": 32}
@@ -391,7 +417,7 @@ FAMILIES: dict[str, Any] = {
 WITH_STATES = tuple(
     family
     for family in FAMILIES
-    if family.startswith(("qwen3-next", "qwen3.5", "lfm2", "granite4"))
+    if family.startswith(("qwen3-next", "qwen3.5", "lfm2", "granite4", "nemotron"))
 )
 """Families whose layers keep states, which neither ranks nor stages divide."""
 

@@ -29,11 +29,12 @@ SAME_AS_LLAMA = {"InternLM3ForCausalLM"}
 """Architectures of which transformers makes Llama's model."""
 A_FAMILY_OF_EACH_MECHANISM = (
     *("llama3 with scaled rope", "smollm2", "qwen2", "qwen3", "gemma3"),
-    *("qwen3-moe", "glm4-moe", "qwen3.5", "lfm2", "gemma4 whose keys are values"),
+    *("qwen3-moe", "glm4-moe", "qwen3.5", "lfm2", "nemotron3"),
+    "gemma4 whose keys are values",
 )
 """Scaled positions, a head that is the embedding, biases, norms of queries and keys, windows,
-experts, experts that are chosen by groups beside shared ones, states, short convolutions, and
-layers of several shapes."""
+experts, experts that are chosen by groups beside shared ones, states, short convolutions,
+layers of one mixer each with experts without gates, and layers of several shapes."""
 
 
 def test_every_architecture_has_a_family_and_is_documented() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +12,6 @@ from headwater.kernels.mamba.mamba_layer import MambaLayer
 
 from ..batch import ForwardBatch
 from ..linear.linear import Linear
-from ..norm import RMSNorm
 from ..platform import MambaPlatform
 from ..state_rows import state_memory
 
@@ -24,12 +24,12 @@ class Mamba:
         platform: MambaPlatform,
         parts: Linear,
         o: Linear,
-        norm: RMSNorm,
+        norm: Callable[[torch.Tensor], torch.Tensor],
         layer: MambaLayer,
         *,
         first_unit: int,
     ) -> None:
-        """parts makes what `layer` reads; norm [heads · head_dim] of gated outputs; o [H, heads ·
+        """parts makes what `layer` reads; norm of gated outputs [T, heads · head_dim]; o [H, heads ·
         head_dim]. `first_unit`: number of the layer's first unit among those of all layers."""
         self._platform = platform
         self._parts = platform.linear(parts)
