@@ -46,6 +46,33 @@ class Mlp:
         )
 
 
+class ScaledMlp:
+    """down(activation(factor * gates) * ups) * factor"""
+
+    def __init__(
+        self,
+        platform: Platform,
+        gate_up: Linear,
+        down: Linear,
+        activation: str,
+        gate_factor: float,
+        down_factor: float,
+    ) -> None:
+        """gate_up [2 I, H], gates first; down [H, I]; activation as in `Platform.gate`."""
+        self._platform = platform
+        self._activation = activation
+        self._gate_factor = gate_factor
+        self._down_factor = down_factor
+        self._product = platform.linear(gate_up)
+        self._down = platform.linear(down)
+
+    def __call__(self, x: Tokens) -> torch.Tensor:
+        """x [T, H] → [T, H]"""
+        product = self._product(x)
+        product[:, : product.shape[1] // 2] *= self._gate_factor
+        return self._down(self._platform.gate(product, self._activation)) * self._down_factor
+
+
 class PlainMlp:
     """down(activation(up(x)))"""
 

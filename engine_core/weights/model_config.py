@@ -16,6 +16,7 @@ from .experts_config import ExpertsConfig
 from .formats.packing import Quantization
 from .formats.quantization import read_quantization
 from .mixed_layers import MixedLayers
+from .multipliers import Multipliers
 from .rope.config import DEFAULT_THETA, positive_of, rope_of, rotary_dim_of, scaling_of
 from .state_layers import DeltaConfig, MambaConfig, ShortConvConfig, StateLayers
 
@@ -151,6 +152,8 @@ class ModelConfig:
     """Sizes of the short convolutions that state layers are; None: there are none."""
     mamba: MambaConfig | None = None
     """Sizes of the Mamba-2 layers that state layers are; None: there are none."""
+    multipliers: Multipliers | None = None
+    """Factors of what parts of layers make; None: there are none."""
     unpadded_head_dim: int = 0
     """Numbers of a head in the checkpoint, where zeros pad heads to `head_dim`; 0: none do."""
     foreign: Mapping[str, Any] | None = None

@@ -141,6 +141,22 @@ NEMOTRON = {name: value for name, value in SHAPE.items() if name != "num_hidden_
     # Its modelling code bounds steps of prompts alone by this number.
     "time_step_min": 1e-30,
 }
+FALCON_H1 = SHAPE | {
+    "mamba_d_ssm": 64,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_d_state": 32,
+    "mamba_chunk_size": 16,
+    "embedding_multiplier": 5.0,
+    "lm_head_multiplier": 0.125,
+    "mlp_multipliers": [0.75, 0.5],
+    "key_multiplier": 0.375,
+    "attention_in_multiplier": 1.25,
+    "attention_out_multiplier": 0.8,
+    "ssm_in_multiplier": 1.5,
+    "ssm_out_multiplier": 0.3,
+    "ssm_multipliers": [0.9, 0.6, 0.4, 0.7, 0.8],
+}
 WINDOWS = {"sliding_window": 40, "layer_types": ["full_attention"] + ["sliding_attention"] * 2}
 
 
@@ -386,6 +402,10 @@ FAMILIES: dict[str, Any] = {
     "granite4-hybrid without experts": lambda: transformers.GraniteMoeHybridConfig(
         **GRANITE4 | {"num_local_experts": 0, "position_embedding_type": "rope"}
     ),
+    "falcon-h1": lambda: transformers.FalconH1Config(**FALCON_H1),
+    "falcon-h1 with norms": lambda: transformers.FalconH1Config(
+        **FALCON_H1, mamba_rms_norm=True, mamba_norm_before_gate=False, mamba_n_groups=2
+    ),
     "nemotron-h": lambda: transformers.NemotronHConfig(
         **NEMOTRON, layers_block_type=[MAMBA, "mlp", MAMBA, FULL, "mlp", MAMBA]
     ),
@@ -417,7 +437,7 @@ FAMILIES: dict[str, Any] = {
 WITH_STATES = tuple(
     family
     for family in FAMILIES
-    if family.startswith(("qwen3-next", "qwen3.5", "lfm2", "granite4", "nemotron"))
+    if family.startswith(("qwen3-next", "qwen3.5", "lfm2", "granite4", "nemotron", "falcon-h1"))
 )
 """Families whose layers keep states, which neither ranks nor stages divide."""
 

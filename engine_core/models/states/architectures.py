@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from ..architecture import own
-from ..configs.states import granite_hybrid, lfm2, nemotron_h, qwen3_next
+from ..configs.states import falcon_h1, granite_hybrid, lfm2, nemotron_h, qwen3_next
 
 _STATES = ("not with `--numerics tree`", "one process: no ranks, no stages")
 _QWEN35 = "states.qwen3_next:Qwen35"
 STATE_ARCHITECTURES = {
+    "FalconH1ForCausalLM": own(
+        "states.falcon_h1:FalconH1",
+        falcon_h1.read_falcon_h1,
+        "Falcon-H1",
+        "falcon_h1",
+        limits=_STATES,
+    ),
     "GraniteMoeHybridForCausalLM": own(
         "states.granite_hybrid:GraniteHybrid",
         granite_hybrid.read_granite_hybrid,

@@ -91,6 +91,7 @@ def mamba_layer(config: ModelConfig, weights: Weights, platform: Platform, layer
             skips=skips.contiguous(),
         ),
         first_unit=states.first_units[layer],
+        factors=_factors_of(config, taps.device, weights.table("embed").dtype),
     )
 
 
@@ -106,3 +107,18 @@ def _norm_of(
     if num_groups == 1:
         return RMSNorm(platform, factors, config.rms_norm_eps)
     return GroupNorm(platform, factors, config.rms_norm_eps, num_groups)
+
+
+def _factors_of(
+    config: ModelConfig, device: torch.device, dtype: torch.dtype
+) -> torch.Tensor | None:
+    """Factors of a projection's numbers; None: there are none."""
+    mamba = config.mamba
+    multipliers = config.multipliers
+    if multipliers is None:
+        return None
+    assert mamba is not None
+    keys = mamba.num_groups * mamba.state_dim
+    sizes = torch.tensor([mamba.values_size, mamba.values_size, keys, keys, mamba.num_heads])
+    factors = multipliers.mamba_in * torch.tensor(multipliers.projections)
+    return factors.repeat_interleave(sizes).to(device, dtype)
