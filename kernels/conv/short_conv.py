@@ -133,8 +133,8 @@ def _short_conv(
     start = tl.load(p_starts + i_row)
     end = tl.load(p_ends + i_row)
     token = tl.load(p_tokens + i_row)
-    p_to = p_out + token.to(tl.int64) * stride_out + column
-    clear(p_to, CHANNELS, (end <= start) & CLEARS, CHANNELS)
+    p_cleared = p_out + token.to(tl.int64) * stride_out + column
+    clear(p_cleared, CHANNELS, (end <= start) & CLEARS, CHANNELS)
     if end <= start:
         return
     before = start // BLOCK * BLOCK
@@ -196,8 +196,8 @@ def _short_conv(
             b_sum += b_x.to(tl.float32) * b_tap[None, :]
         p_gate = p_own + HIDDEN + o_token * stride_part + o_d[None, :]
         b_out = tl.load(p_gate, mask=is_own, other=0.0).to(tl.float32) * b_sum
-        p_to = p_out + o_token * stride_out + column + o_d[None, :]
-        tl.store(p_to, b_out.to(p_out.dtype.element_ty), mask=is_own)
+        p_row = p_out + o_token * stride_out + column + o_d[None, :]
+        tl.store(p_row, b_out.to(p_out.dtype.element_ty), mask=is_own)
         o_row = (o_position - before)[:, None]
         tl.store(
             p_tail + (o_row + BEFORE) * CHANNELS + o_d[None, :], b_x, mask=is_own & (o_row < BLOCK)
@@ -224,5 +224,5 @@ def _short_conv(
             HIDDEN,
         )
         is_kept = ((o_position < start) & (o_position < border))[:, None]
-        p_row = p_next_tail + (o_position - border + BEFORE)[:, None] * CHANNELS + o_d[None, :]
-        tl.store(p_row, b_x, mask=is_kept)
+        p_near = p_next_tail + (o_position - border + BEFORE)[:, None] * CHANNELS + o_d[None, :]
+        tl.store(p_near, b_x, mask=is_kept)
