@@ -188,6 +188,8 @@ KERNELS_ORDER = (
     "delta",
     # Mamba-2: the layout of its states, the twin.
     "mamba",
+    # State layers of all kinds: memory of states, tokens of a block in it.
+    "states",
     # Device facts, launches that overlap, graphs, compilation ahead.
     "launch",
 )

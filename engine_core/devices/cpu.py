@@ -35,6 +35,7 @@ capabilities = Capabilities(
     activations=True,
     experts=True,
     expert_biases=True,
+    plain_experts=True,
     expert_parallel=True,
     sinks=True,
     states=True,

@@ -9,7 +9,7 @@ import torch
 
 from .linear.dense import DenseLinear
 from .linear.linear import Linear, Product
-from .mlp import Mlp
+from .mlp import Mlp, PlainMlp
 from .norm import LayerNorm, RMSNorm
 from .platform import ExpertPlatform, Platform, SharingPlatform
 from .process_group import Group
@@ -22,7 +22,7 @@ PlainNorm = RMSNorm | LayerNorm
 class SharedExpert:
     """An expert that every token has, some of them times the sigmoid of a product of their own."""
 
-    def __init__(self, platform: Platform, mlp: Mlp, gate: Linear | None) -> None:
+    def __init__(self, platform: Platform, mlp: Mlp | PlainMlp, gate: Linear | None) -> None:
         """gate [1, H]; None: it is added as it is."""
         self._platform = platform
         self._mlp = mlp
@@ -61,9 +61,10 @@ class Experts:
         scales_inputs: bool = False,
         expert_scales: torch.Tensor | None = None,
     ) -> None:
-        """`logits`: the router's product, x [T, H] → [T, E]. gate_up of 2 I outputs, gates first, and
-        down of H; activation as in `Platform.gate`. `scales_inputs`: see `ExpertsConfig`.
-        expert_scales [E]: factors of the experts' weights; not where ranks have whole experts."""
+        """`logits`: the router's product, x [T, H] → [T, E]. gate_up of 2 I outputs, gates first, or
+        of I without gates, and down of H; activation as in `ExpertPlatform.experts`.
+        `scales_inputs`: see `ExpertsConfig`. expert_scales [E]: factors of the experts' weights;
+        not where ranks have whole experts."""
         self._platform = platform
         self._router = router
         self._logits = logits

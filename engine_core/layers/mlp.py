@@ -7,7 +7,7 @@ from typing import cast
 
 import torch
 
-from ..weights.model_config import GATES
+from ..weights.model_config import GATES, SQUARED_RELU
 from .linear.linear import Linear, Tokens
 from .platform import Platform, RoundingPlatform
 
@@ -46,11 +46,38 @@ class Mlp:
         )
 
 
+class ScaledMlp:
+    """down(activation(factor * gates) * ups) * factor"""
+
+    def __init__(
+        self,
+        platform: Platform,
+        gate_up: Linear,
+        down: Linear,
+        activation: str,
+        gate_factor: float,
+        down_factor: float,
+    ) -> None:
+        """gate_up [2 I, H], gates first; down [H, I]; activation as in `Platform.gate`."""
+        self._platform = platform
+        self._activation = activation
+        self._gate_factor = gate_factor
+        self._down_factor = down_factor
+        self._product = platform.linear(gate_up)
+        self._down = platform.linear(down)
+
+    def __call__(self, x: Tokens) -> torch.Tensor:
+        """x [T, H] → [T, H]"""
+        product = self._product(x)
+        product[:, : product.shape[1] // 2] *= self._gate_factor
+        return self._down(self._platform.gate(product, self._activation)) * self._down_factor
+
+
 class PlainMlp:
     """down(activation(up(x)))"""
 
     def __init__(self, platform: Platform, up: Linear, down: Linear, activation: str) -> None:
-        """up [I, H]; down [H, I]; activation as in `Platform.activation`."""
+        """up [I, H]; down [H, I]; activation as in `activated`."""
         self._platform = platform
         self._activation = activation
         self._up = platform.linear(up)
@@ -58,4 +85,20 @@ class PlainMlp:
 
     def __call__(self, x: Tokens) -> torch.Tensor:
         """x [T, H] → [T, H]"""
-        return self._down(self._platform.activation(self._up(x), self._activation))
+        return self._down(activated(self._platform, self._up(x), self._activation))
+
+
+class NoMlp:
+    """The place of an MLP in a layer that is a mixer alone."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def activated(platform: Platform, x: torch.Tensor, activation: str) -> torch.Tensor:
+    """x, contiguous → the same shape and dtype; activation as in `Platform.activation`, or the
+    square of relu, which is rounded once."""
+    if activation != SQUARED_RELU:
+        return platform.activation(x, activation)
+    positive = platform.activation(x, "relu")
+    return positive * positive

@@ -39,6 +39,22 @@ class RMSNorm:
         return self._platform.add_rms_norm(x, residual, self.weight, self._eps)
 
 
+class GroupNorm:
+    """Equal groups of a row, each divided by its root mean square, times factors of the row."""
+
+    def __init__(
+        self, platform: Platform, weight: torch.Tensor, eps: float, num_groups: int
+    ) -> None:
+        """weight [H]"""
+        self._weight = weight
+        self._norm = RMSNorm(platform, weight.new_ones(len(weight) // num_groups), eps)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, H] → [T, H]"""
+        groups = x.view(-1, len(self._norm.weight))
+        return self._norm(groups).view_as(x) * self._weight
+
+
 class InputNorm:
     """The norm that one linear layer reads, as its product reads it."""
 

@@ -11,9 +11,10 @@ import torch
 
 from headwater.kernels.attention.rotary_pairs import RotaryPairs
 from headwater.kernels.conv.conv_layer import ConvLayer
-from headwater.kernels.delta.delta_arguments import DeltaLayer, StateMemory
+from headwater.kernels.delta.delta_arguments import DeltaLayer
 from headwater.kernels.mamba.mamba_layer import MambaLayer
 from headwater.kernels.quant.token_rounding import Rounding
+from headwater.kernels.states.state_memory import StateMemory
 
 from ..sampling.operations import SamplingOperations
 from .batch import ForwardBatch
@@ -170,7 +171,8 @@ class ExpertPlatform(Platform, Protocol):
         gate_up of 2 I outputs an expert, gates first; down of I inputs; activation as in `gate`.
         Platforms with `expert_biases` are given stacks with biases, and the activation
         clamped_swiglu: g / (1 + exp(-1.702 g)) * (u + 1) of a gate g that is at most 7 and an up u
-        between -7 and 7. Experts that no token chose are not read."""
+        between -7 and 7. Those with `plain_experts` are given stacks of I outputs without gates, and
+        the activation relu2, the square of relu. Experts that no token chose are not read."""
 
 
 @runtime_checkable

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from headwater.kernels.delta.delta_arguments import StateMemory
+from headwater.kernels.states.state_memory import StateMemory
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ class Decoder(LayeredModel):
         has_biases = config.o_bias or config.mlp_bias
         return config.residual_scale == 1 and not has_biases and config.experts is None
 
-    def _layer(self, parts: Parts, i: int) -> Layer:
+    def _layer(self, parts: Parts, i: int) -> layered.Layer:
         prefix = f"layers.{i}."
         common: dict[str, Any] = {
             "input_norm": parts.norm_of_mixer(prefix + "input_norm", i),

@@ -18,7 +18,7 @@ from ..weights.layout import (
     width_norm,
 )
 from ..weights.model_config import ModelConfig
-from .experts.mixture import mixture_of
+from .experts.mixture import mixture_of, plain_mixture_of
 from .latent.latent_parts import latent_weights_of
 from .states.state_parts import state_weights_of
 
@@ -97,8 +97,11 @@ def _mixer_of(config: ModelConfig, i: int) -> dict[str, WeightSpec]:
 
 
 def _inner_of(config: ModelConfig, i: int) -> dict[str, WeightSpec]:
-    """Weights of the MLP of layer i, of its experts, or of both."""
+    """Weights of the MLP of layer i, of its experts, or of both; empty: it has neither."""
+    if not config.follows_mixer(i):
+        return {}
     if config.experts is None or not config.has_experts(i):
         return _mlp_of(config.at(i))
-    mixture = mixture_of(config.experts, config.hidden_size)
+    made = mixture_of if config.is_gated else plain_mixture_of
+    mixture = made(config.experts, config.hidden_size)
     return _mlp_of(config.at(i)) | mixture if config.experts.are_beside_mlp else mixture

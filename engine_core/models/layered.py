@@ -15,7 +15,7 @@ from ..layers.batch import ForwardBatch, LayerCaches, last_tokens
 from ..layers.experts import Experts
 from ..layers.linear.kinds import Weights
 from ..layers.mixers.mixer import Mixer
-from ..layers.mlp import Mlp, PlainMlp
+from ..layers.mlp import Mlp, NoMlp, PlainMlp, ScaledMlp
 from ..layers.norm import Norm
 from ..layers.platform import Platform, plans_of
 from ..weights.layout import Layout
@@ -76,7 +76,7 @@ FUSED_BIASES = {
 class Layer(ABC):
     input_norm: Norm
     attention: Mixer
-    mlp: Mlp | PlainMlp | Experts
+    mlp: Mlp | PlainMlp | ScaledMlp | NoMlp | Experts
 
     @property
     def experts(self) -> Experts | None:

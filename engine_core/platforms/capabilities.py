@@ -35,6 +35,8 @@ class Capabilities:
     """Activations without a gate (`Platform.activation`)."""
     experts: bool = False
     """Mixtures of experts (`ExpertPlatform`)."""
+    plain_experts: bool = False
+    """Experts without gates, of the square of relu (`ExpertPlatform.experts`)."""
     expert_biases: bool = False
     """Experts with biases and a clamped gate, and biases of routers."""
     expert_parallel: bool = False
@@ -50,7 +52,8 @@ class Capabilities:
     state_block_sizes: tuple[int, ...] = BLOCK_SIZES
     """Tokens a KV block of models with states, some of `block_sizes`."""
     solved_states: bool = False
-    """States keep solved rows of their blocks, so that a token is computed without its block."""
+    """States keep solved rows of their blocks, so that a token is computed without its block, or
+    float32 rows where these are not solved."""
     sinks: bool = False
     """Attention whose softmax has a sink for each head."""
     adapters: bool = False

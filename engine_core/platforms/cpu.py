@@ -85,7 +85,7 @@ class CpuPlatform(CpuTexts, CpuStates, CpuLatents, RowAdditions):
         return route(logits, router)
 
     def experts(self, gate_up: ExpertStack, down: ExpertStack, activation: str) -> ExpertProduct:
-        return CpuExperts(gate_up, down, GATES[activation], self.linear)
+        return CpuExperts(gate_up, down, activation, self.linear)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return rms_norm(x, weight, eps)

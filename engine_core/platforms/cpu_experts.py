@@ -30,6 +30,7 @@ from headwater.kernels.cpu.experts.expert_rows import (
     rows_of_tokens,
     sort_by_expert,
 )
+from headwater.kernels.cpu.experts.gates import GATES
 from headwater.kernels.quant.block_formats import BLOCK, TILE_ROWS
 
 from ..layers.linear.blocks import BlockLinear
@@ -39,7 +40,6 @@ from ..layers.linear.linear import Linear, Product
 from ..layers.routing import ELSEWHERE, ExpertStack, Router, Routes, Scoring
 
 MakeProduct = Callable[[Linear], Product]
-Gate = Callable[[torch.Tensor], torch.Tensor]
 StackProduct = Callable[[torch.Tensor, RowsByExpert], torch.Tensor]
 """Rows [P, K] by place, times the weights of their experts: [P, N]."""
 KERNELS = (route_kernel.KERNEL, COUNT, SORT, GATHER, ADD_BIASES, COMBINE)
@@ -75,10 +75,10 @@ class CpuExperts:
     """See `ExpertPlatform.experts`."""
 
     def __init__(
-        self, gate_up: ExpertStack, down: ExpertStack, gate: Gate, product: MakeProduct
+        self, gate_up: ExpertStack, down: ExpertStack, activation: str, product: MakeProduct
     ) -> None:
         """`product` makes that of one expert's linear layer."""
-        self._gate = gate
+        self._gate = GATES[activation]
         self._num_experts = gate_up.num_experts
         self._gate_up = _product_of(gate_up, product)
         self._down = _product_of(down, product)

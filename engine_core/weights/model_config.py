@@ -17,6 +17,7 @@ from .formats.packing import Quantization
 from .formats.quantization import read_quantization
 from .latent_config import LatentConfig
 from .mixed_layers import MixedLayers
+from .multipliers import Multipliers
 from .rope.config import DEFAULT_THETA, positive_of, rope_of, rotary_dim_of, scaling_of
 from .state_layers import DeltaConfig, MambaConfig, ShortConvConfig, StateLayers
 
@@ -48,6 +49,8 @@ ACTIVATIONS = {
 GATES = ("silu", "gelu_tanh")
 """Activations of `Platform.gate`."""
 CLAMPED_SWIGLU = "clamped_swiglu"
+SQUARED_RELU = "relu2"
+"""An activation without a gate: the square of relu, of MLPs and experts."""
 EXPERT_GATES = (*GATES, CLAMPED_SWIGLU)
 """Activations of `ExpertPlatform.experts`."""
 NORM_EPS = 1e-6
@@ -90,7 +93,9 @@ class ModelConfig:
     """Added to the factors of norms."""
     activation: str = "silu"
     is_gated: bool = True
-    """Whether the MLP multiplies its activation by a second product."""
+    """Whether MLPs and experts multiply their activation by a second product."""
+    has_inner: tuple[bool, ...] = ()
+    """By layer, whether an MLP or experts follow its mixer; empty: in all layers."""
     rotary_dim: int = 0
     """Numbers of a head that rotate with positions, its first ones; 0: all."""
     is_interleaved: bool = False
@@ -151,6 +156,8 @@ class ModelConfig:
     """Sizes of the short convolutions that state layers are; None: there are none."""
     mamba: MambaConfig | None = None
     """Sizes of the Mamba-2 layers that state layers are; None: there are none."""
+    multipliers: Multipliers | None = None
+    """Factors of what parts of layers make; None: there are none."""
     unpadded_head_dim: int = 0
     """Numbers of a head in the checkpoint, where zeros pad heads to `head_dim`; 0: none do."""
     foreign: Mapping[str, Any] | None = None
@@ -293,6 +300,10 @@ class ModelConfig:
             "encoders": ("architectures", self.architecture if self.encoder else ""),
             "experts": ("num_experts", 0 if self.experts is None else self.experts.num_experts),
             "expert_biases": ("biases of experts", has_biases),
+            "plain_experts": (
+                "experts without a gate",
+                self.experts is not None and not self.is_gated,
+            ),
             "states": ("layers with states", self.states is not None and not self._has_scans),
             "short_convs": ("layers with convolutions", self.conv is not None),
             "mamba": ("layers of Mamba-2", self.mamba is not None),
@@ -324,12 +335,19 @@ class ModelConfig:
         )
 
     def with_solved_states(self) -> ModelConfig:
-        """The model with states that keep solved rows; see `DeltaUnit`. It is unchanged where it
-        has no gated delta nets."""
-        if self.delta is None or self.states is None:
+        """The model with states that keep solved rows (see `DeltaUnit`), or keys and values in
+        float32 (see `MambaUnit`). It is unchanged where it has neither gated delta nets nor
+        Mamba-2."""
+        if self.states is None:
             return self
-        delta = replace(self.delta, keeps_solved=True)
-        return replace(self, delta=delta, states=delta.states(self.states.is_state))
+        is_state = self.states.is_state
+        if self.delta is not None:
+            delta = replace(self.delta, keeps_solved=True)
+            return replace(self, delta=delta, states=delta.states(is_state))
+        if self.mamba is not None:
+            mamba = replace(self.mamba, keeps_wide=True)
+            return replace(self, mamba=mamba, states=mamba.states(is_state))
+        return self
 
     def window_of(self, layer: int) -> int:
         """Keys that a position sees in a layer; 0: all up to its own."""
@@ -374,12 +392,19 @@ class ModelConfig:
             num_layers=stop - first,
             is_windowed=self.is_windowed[first:stop],
             is_rotary=self.is_rotary[first:stop],
+            has_inner=self.has_inner[first:stop],
             experts=None if self.experts is None else self.experts.of_layers(first, stop),
             states=None if self.states is None else self.states.of_layers(first, stop),
         )
 
+    def follows_mixer(self, layer: int) -> bool:
+        """Whether an MLP or experts follow the mixer of a layer."""
+        return not self.has_inner or self.has_inner[layer]
+
     def _active_width(self, layer: int) -> int:
         """Intermediate size of what a token goes through in a layer."""
+        if not self.follows_mixer(layer):
+            return 0
         if self.experts is None or not self.experts.has_experts(layer):
             return self.intermediate_size
         is_beside = self.experts.are_beside_mlp

@@ -31,7 +31,7 @@ PackedChange = Callable[[Mxfp4Weight, ModelConfig], Mxfp4Weight]
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _ROOT = re.compile(
     r"(?:model\.language_model|language_model\.model|language_model|model\.text_model|model\.decoder"
-    r"|transformer|gpt_neox|decoder|model|bert|nomic_bert|roberta|mpnet)\."
+    r"|transformer|backbone|gpt_neox|decoder|model|bert|nomic_bert|roberta|mpnet)\."
 )
 """Prefixes of a model's tensors in checkpoints of various tools; some have none."""
 LISTED = 8
@@ -66,6 +66,10 @@ def in_one_line(names: list[str]) -> str:
     return listed + (f" and {others} more kinds" if others > 0 else "")
 
 
+def _unmoved(number: int, rest: str, layout: Layout) -> tuple[int, str]:
+    return number, rest
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointNames:
     """Hugging Face's names of an architecture's tensors, each with ours."""
@@ -91,6 +95,9 @@ class CheckpointNames:
     """Keyed by our name, what makes a tensor ours where the checkpoint's lies otherwise."""
     changed_packed: Mapping[str, PackedChange] = field(default_factory=dict)
     """Like `changed`, of weights in MXFP4."""
+    located: Callable[[int, str, Layout], tuple[int, str]] = _unmoved
+    """From the number of a layer and what stands behind it in a published name to those by which
+    the other fields know them."""
     unchanged: Mapping[str, str] = field(default_factory=dict)
     """Like `layer`, of tensors that lie as ours in other files, where those of `layer` are
     `changed`."""
@@ -212,8 +219,8 @@ class CheckpointNames:
             return "", self.model[known], 0, 1
         match = _LAYER.fullmatch(known)
         if match is not None:
-            prefix = f"layers.{match[1]}."
-            rest = match[2]
+            number, rest = self.located(int(match[1]), match[2], layout)
+            prefix = f"layers.{number}."
             whole = {**self.layer, **self.joined, **self.unchanged}
             if rest in whole:
                 return prefix, whole[rest], 0, 1

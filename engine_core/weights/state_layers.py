@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import gcd
+from typing import Any
 
 from headwater.kernels.delta.delta_unit import NUM_BEFORE, DeltaUnit
 from headwater.kernels.mamba.mamba_unit import MambaUnit
@@ -180,10 +182,22 @@ class ShortConvConfig:
         )
 
 
+def check_steps(config: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` for bounds of the steps of Mamba-2, which are not applied."""
+    name = "time_step_limit"
+    limits = config.get(name)
+    if limits is None:
+        return
+    is_pair = isinstance(limits, (list, tuple)) and len(limits) == 2
+    # transformers writes infinity as text.
+    is_open = is_pair and limits[0] == 0 and "inf" in str(limits[1]).lower()
+    require(is_open, name, limits, "[0, infinity]")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MambaConfig:
-    """Sizes of a Mamba-2 layer, whose heads all have the same keys and queries. Some of its heads
-    are a unit of its state."""
+    """Sizes of a Mamba-2 layer. Heads of a group have the same keys and queries; some of them are a
+    unit of its state."""
 
     num_heads: int
     head_dim: int
@@ -191,11 +205,20 @@ class MambaConfig:
     """Size of a key or a query."""
     width: int
     """Tokens that the convolution sees, its own included."""
+    num_groups: int = 1
+    num_norm_groups: int = 1
+    """Equal parts of a token's outputs that have a norm each; 0: there is no norm."""
+    keeps_wide: bool = False
+    """Whether tails keep keys and values in float32; see `MambaUnit`."""
 
     def __post_init__(self) -> None:
         """Raises `ConfigError` for sizes that are not served."""
         is_count = type(self.num_heads) is int and 1 <= self.num_heads <= MAX_HEADS
         require(is_count, "mamba_n_heads", self.num_heads, f"a whole number, 1…{MAX_HEADS}")
+        groups = self.num_groups
+        divides = type(groups) is int and groups >= 1 and self.num_heads % groups == 0
+        allowed = f"divisors of mamba_n_heads ({self.num_heads})"
+        require(divides, "mamba_n_groups", groups, allowed)
         for name, size in (("mamba_d_head", self.head_dim), ("mamba_d_state", self.state_dim)):
             is_size = type(size) is int and size in MAMBA_SIZES
             require(is_size, name, size, " or ".join(map(str, MAMBA_SIZES)))
@@ -209,28 +232,30 @@ class MambaConfig:
 
     @property
     def num_channels(self) -> int:
-        """Channels of the convolution: values, a key and a query."""
-        return self.values_size + 2 * self.state_dim
+        """Channels of the convolution: values, keys and queries."""
+        return self.values_size + 2 * self.num_groups * self.state_dim
 
     def unit(self, block_size: int, element_size: int) -> MambaUnit:
         """The layout of a unit for elements of so many bytes."""
         return MambaUnit(
-            num_heads=gcd(self.num_heads, HEADS_OF_UNIT),
+            num_heads=gcd(self.num_heads // self.num_groups, HEADS_OF_UNIT),
             head_dim=self.head_dim,
             state_dim=self.state_dim,
             width=self.width,
             block_size=block_size,
             element_size=element_size,
+            is_wide=self.keeps_wide,
         )
 
     def states(self, is_state: tuple[bool, ...]) -> StateLayers:
         """State layers of these sizes; is_state by layer of the model. Raises `ConfigError`."""
         unit = self.unit(1, 1)
+        row = unit.state_dim + unit.values_size
         return StateLayers(
             is_state=is_state,
             num_units=self.num_heads // unit.num_heads,
             border_floats=unit.state_size,
             border_values=(self.width - 1) * unit.num_channels,
-            token_floats=unit.num_heads + unit.state_dim + unit.values_size,
-            token_values=unit.num_channels,
+            token_floats=unit.num_heads + (row if self.keeps_wide else 0),
+            token_values=unit.num_channels + (0 if self.keeps_wide else row),
         )

@@ -11,9 +11,19 @@ import torch
 import triton
 import triton.language as tl
 
-from .delta_arguments import DeltaLayer, StateMemory
-from .inverse_rows import LEAST_SIZE, BlockRows, dot, first_read, load_gate, load_rows
-from .mix_inputs import BEFORE, MixedInputs, unit_address
+from ..states.block_rows import (
+    LEAST_SIZE,
+    clear,
+    dot,
+    first_read,
+    load_gate,
+    load_rows,
+    unit_address,
+)
+from ..states.state_memory import StateMemory
+from .delta_arguments import DeltaLayer
+from .inverse_rows import BlockRows
+from .mix_inputs import BEFORE, MixedInputs
 
 COLUMNS = 64
 """Columns of values that a program computes."""
@@ -138,14 +148,6 @@ def _advanced(
 
 
 @triton.jit
-def _clear(p_out, size, is_cleared, COLUMNS: tl.constexpr):
-    """Zeros in the place of a program's outputs, where they are cleared."""
-    o_v = tl.arange(0, COLUMNS)
-    b_zero = tl.zeros([COLUMNS], tl.float32).to(p_out.dtype.element_ty)
-    tl.store(p_out + o_v, b_zero, mask=(o_v < size) & is_cleared)
-
-
-@triton.jit
 def _copy_part(p_tail, p_next_tail, first, o_d, size, start, before, border, CHANNELS):
     """Copies so many inputs from the first on, of tokens before the border and before the pass, to
     the tail behind it."""
@@ -230,7 +232,7 @@ def _block_states(
     token = tl.load(p_tokens + i_row)
     before = start // BLOCK * BLOCK
     last = end // BLOCK * BLOCK
-    _clear(
+    clear(
         p_out + token.to(tl.int64) * stride_out + i_value * VALUE_DIM + column,
         VALUE_DIM - column,
         (end <= start) & CLEARS,

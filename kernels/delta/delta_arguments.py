@@ -1,5 +1,5 @@
-"""Arguments of a gated delta net's kernels: where its heads lie in the projections, its weights,
-and the memory of its states."""
+"""Arguments of a gated delta net's kernels: where its heads lie in the projections, and its
+weights."""
 
 from __future__ import annotations
 
@@ -87,31 +87,6 @@ class DeltaLayer:
     def values_size(self) -> int:
         """Numbers of all value heads of a token."""
         return self.num_heads * self.unit.num_values * self.unit.value_dim
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateMemory:
-    """Pages of states, and which of them the rows of a batch read and write. Integers are int32."""
-
-    pages: torch.Tensor
-    """uint8 [num_pages, page_bytes], whose pages are contiguous."""
-    first: torch.Tensor
-    """[R, P]: pages with the state of the block in which each row starts."""
-    last: torch.Tensor
-    """[R, P]: pages with the state of the block in which each row ends."""
-    starts: torch.Tensor
-    """[R] position of each row's first token."""
-    ends: torch.Tensor
-    """[R] position behind each row's last token; that of the first: the row computes nothing."""
-    tokens: torch.Tensor
-    """[R] first token of each row in the batch."""
-    unit_bytes: int
-    units_per_page: int
-    first_unit: int
-    """Number of the layer's first unit: unit n lies in page n // units_per_page of a row's P."""
-    has_tokens: bool = False
-    """Whether each row has one token in the batch, which has no others; also a row that computes
-    nothing."""
 
 
 def conv_by_unit(conv: torch.Tensor, num_heads: int, unit: DeltaUnit) -> torch.Tensor:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from ..states.state_memory import StateMemory
 from .block_states import block_states
-from .delta_arguments import DeltaLayer, StateMemory
+from .delta_arguments import DeltaLayer
 from .gated_norm import gated_norm
 from .inverse_rows import inverse_rows
 from .mix_inputs import mix_inputs

@@ -16,12 +16,11 @@ import torch
 import triton
 import triton.language as tl
 
-from .delta_arguments import DeltaLayer, StateMemory
-from .mix_inputs import MixedInputs, unit_address
+from ..states.block_rows import LEAST_SIZE, dot, first_read, load_gate, load_rows, unit_address
+from ..states.state_memory import StateMemory
+from .delta_arguments import DeltaLayer
+from .mix_inputs import MixedInputs
 
-LEAST_SIZE = 64
-"""Numbers of a tile's rows, at least: smaller heads are padded. NOTE: products of bfloat16 with 32
-columns are wrong or fail on an H200 (Triton 3.6)."""
 MOST_PROGRAMS = 128
 """Programs that share the blocks of a row, at most."""
 
@@ -85,81 +84,6 @@ def inverse_rows(
         num_stages=1,
     )
     return rows
-
-
-@triton.jit
-def dot(b_x, b_y, PRECISION: tl.constexpr, ROUNDS: tl.constexpr):
-    if ROUNDS:
-        return tl.dot(b_x.to(tl.bfloat16), b_y.to(tl.bfloat16))
-    return tl.dot(b_x.to(tl.float32), b_y.to(tl.float32), input_precision=PRECISION)
-
-
-@triton.jit
-def first_read(
-    p_first,
-    p_starts,
-    p_ends,
-    stride_table,
-    i_row,
-    start,
-    end,
-    BLOCK: tl.constexpr,
-    NEIGHBOURS: tl.constexpr,
-):
-    """First position of a row's block that is in the batch: its own, or, of a row of one token,
-    that of the first of its neighbours. These are rows of one token before it, each of which ends
-    where the next one starts, with the same state."""
-    count = 0
-    if NEIGHBOURS:
-        state = tl.load(p_first + i_row * stride_table)
-        is_next = end == start + 1
-        while is_next:
-            row = tl.maximum(i_row - count - 1, 0)
-            is_next = (i_row > count) & (start - count > start // BLOCK * BLOCK)
-            is_next = is_next & (tl.load(p_ends + row) == start - count)
-            is_next = is_next & (tl.load(p_starts + row) == start - count - 1)
-            is_next = is_next & (tl.load(p_first + row * stride_table) == state)
-            count += is_next.to(tl.int32)
-    return start - count
-
-
-@triton.jit
-def load_rows(
-    p_own,
-    stride_own,
-    p_kept,
-    o_position,
-    o_d,
-    start,
-    end,
-    token,
-    before,
-    size,
-    kept_size,
-    STRIDE: tl.constexpr,
-):
-    """Rows [positions, numbers] of the batch's tokens from `start` to `end`, and `kept_size`
-    numbers of those before them from the tail of the block that begins at `before`. Zeros
-    elsewhere."""
-    inside = (o_d < size)[None, :]
-    o_token = (token + o_position - start).to(tl.int64)
-    is_own = ((o_position >= start) & (o_position < end))[:, None] & inside
-    b_own = tl.load(p_own + o_token[:, None] * stride_own + o_d[None, :], mask=is_own, other=0.0)
-    is_kept = (o_position < start)[:, None] & (o_d < kept_size)[None, :]
-    p_row = p_kept + (o_position - before)[:, None] * STRIDE + o_d[None, :]
-    return tl.where(is_own, b_own, tl.load(p_row, mask=is_kept, other=0.0))
-
-
-@triton.jit
-def load_gate(
-    p_own, stride_own, p_kept, o_position, start, end, token, before, STRIDE: tl.constexpr
-):
-    """One gate of tokens [positions], as `load_rows`."""
-    o_token = (token + o_position - start).to(tl.int64)
-    is_own = (o_position >= start) & (o_position < end)
-    b_own = tl.load(p_own + o_token * stride_own, mask=is_own, other=0.0)
-    p_gate = p_kept + (o_position - before) * STRIDE
-    return b_own + tl.load(p_gate, mask=o_position < start, other=0.0)
 
 
 @triton.jit

@@ -10,7 +10,15 @@ import torch
 import triton
 import triton.language as tl
 
-from .delta_arguments import DeltaLayer, StateMemory
+from ..states.block_rows import (
+    convolved,
+    oldest_neighbour,
+    softplus,
+    store_rows,
+    unit_address,
+)
+from ..states.state_memory import StateMemory
+from .delta_arguments import DeltaLayer
 from .delta_twin import L2_EPS
 from .delta_unit import NUM_BEFORE
 
@@ -96,77 +104,6 @@ def mix_inputs(
 
 
 @triton.jit
-def unit_address(p_pages, p_table, stride_table, stride_page, i_row, unit, per_page, unit_bytes):
-    """Address of a unit in the row's pages."""
-    page = tl.load(p_table + i_row * stride_table + unit // per_page).to(tl.int64)
-    return p_pages + page * stride_page + (unit % per_page).to(tl.int64) * unit_bytes
-
-
-@triton.jit
-def _input(
-    p_own, stride_own, p_tail, o_position, o_d, start, end, token, before, CHANNELS: tl.constexpr
-):
-    """Raw inputs [positions, numbers]: of the batch's tokens, and of those before them from the
-    tail of the block that begins at `before`. Zeros before a sequence."""
-    is_own = (o_position >= start) & (o_position < end)
-    o_token = (token + o_position - start).to(tl.int64)
-    p_token = p_own + o_token[:, None] * stride_own + o_d[None, :]
-    b_own = tl.load(p_token, mask=is_own[:, None], other=0.0)
-    is_kept = (o_position >= 0) & (o_position < start)
-    o_row = o_position - before + BEFORE
-    p_row = p_tail + o_row[:, None] * CHANNELS + o_d[None, :]
-    return tl.where(is_own[:, None], b_own, tl.load(p_row, mask=is_kept[:, None], other=0.0))
-
-
-@triton.jit
-def _convolved(
-    p_own,
-    stride_own,
-    p_taps,
-    p_tail,
-    o_position,
-    o_d,
-    start,
-    end,
-    token,
-    before,
-    CHANNELS: tl.constexpr,
-):
-    """Inputs, and the SiLU of their convolution in float32, [positions, numbers]."""
-    b_sum = tl.zeros((o_position.shape[0], o_d.shape[0]), tl.float32)
-    for i in tl.static_range(BEFORE + 1):
-        b_x = _input(
-            p_own,
-            stride_own,
-            p_tail,
-            o_position - BEFORE + i,
-            o_d,
-            start,
-            end,
-            token,
-            before,
-            CHANNELS,
-        )
-        b_sum += b_x.to(tl.float32) * tl.load(p_taps + i * CHANNELS + o_d)[None, :]
-    return b_x, b_sum / (1 + tl.exp(-b_sum))
-
-
-@triton.jit
-def _scaled(b_x, scale):
-    """Rows of length `scale`."""
-    return b_x * (scale * tl.rsqrt(tl.sum(b_x * b_x, axis=1) + _L2_EPS))[:, None]
-
-
-@triton.jit
-def _store(p_first, p_last, b_x, o_row, o_last_row, o_d, is_first, is_last, STRIDE: tl.constexpr):
-    """Stores rows [positions, numbers] to the tails of the first and the last block."""
-    p_row = p_first + o_row[:, None] * STRIDE + o_d[None, :]
-    tl.store(p_row, b_x, mask=is_first[:, None])
-    p_row = p_last + o_last_row[:, None] * STRIDE + o_d[None, :]
-    tl.store(p_row, b_x, mask=is_last[:, None])
-
-
-@triton.jit
 def _mix(
     p_own,
     stride_own,
@@ -192,11 +129,12 @@ def _mix(
 ):
     """Mixes queries, keys or values of tokens [positions] and stores them; keeps their inputs, and
     keys, in tails of the first and the last block."""
-    b_x, b_mixed = _convolved(
+    b_x, b_mixed = convolved(
         p_own,
         stride_own,
         p_taps,
         p_read,
+        tl.zeros((o_d.shape[0],), tl.float32),
         o_position,
         o_d,
         read_start,
@@ -204,6 +142,8 @@ def _mix(
         first_read,
         read_before,
         CHANNELS,
+        CHANNELS,
+        BEFORE,
     )
     if IS_SCALED:
         b_mixed = b_mixed * (scale * tl.rsqrt(tl.sum(b_mixed * b_mixed, axis=1) + _L2_EPS))[:, None]
@@ -219,11 +159,11 @@ def _mix(
     is_near = crosses & (o_next_row >= -BEFORE)
     o_in = o_row + BEFORE
     o_next_in = o_next_row + BEFORE
-    _store(p_tail, p_next_tail, b_x, o_in, o_next_in, o_d, is_first, is_near, CHANNELS)
+    store_rows(p_tail, p_next_tail, b_x, o_in, o_next_in, o_d, is_first, is_near, CHANNELS)
     if IS_KEPT:
         is_last = crosses & (o_next_row >= 0)
         SIZE: tl.constexpr = o_d.shape[0]
-        _store(p_rows, p_next_rows, b_mixed, o_row, o_next_row, o_d, is_first, is_last, SIZE)
+        store_rows(p_rows, p_next_rows, b_mixed, o_row, o_next_row, o_d, is_first, is_last, SIZE)
 
 
 @triton.jit
@@ -237,27 +177,7 @@ def _gates(p_row, decay_column, share_column, rate, bias, is_own):
     """Logarithms of decays, and shares of updates."""
     b_a = tl.load(p_row + decay_column, mask=is_own, other=0.0).to(tl.float32) + bias
     b_b = tl.load(p_row + share_column, mask=is_own, other=0.0).to(tl.float32)
-    b_y = tl.exp(tl.minimum(b_a, 20.0))
-    b_u = 1 + b_y
-    # log(1 + y), of small y exact in proportion.
-    b_log = tl.where(b_u == 1.0, b_y, tl.log(b_u) * (b_y / tl.where(b_u == 1.0, 1.0, b_u - 1)))
-    return -rate * tl.where(b_a > 20.0, b_a, b_log), 1 / (1 + tl.exp(-b_b))
-
-
-@triton.jit
-def _num_neighbours(p_first, p_last, p_starts, p_ends, stride_table, i_row):
-    """Rows of one token before a row, up to those that its convolution sees, that are of the same
-    sequence: each ends where the next one starts, with the same state."""
-    count = 0
-    for i in tl.static_range(BEFORE):
-        row = tl.maximum(i_row - i - 1, 0)
-        end = tl.load(p_ends + row)
-        is_next = (count == i) & (i_row > i) & (end == tl.load(p_starts + row + 1))
-        is_next = is_next & (end == tl.load(p_starts + row) + 1)
-        state = tl.load(p_last + row * stride_table)
-        is_next = is_next & (state == tl.load(p_first + (row + 1) * stride_table))
-        count += is_next.to(tl.int32)
-    return count
+    return -rate * softplus(b_a), 1 / (1 + tl.exp(-b_b))
 
 
 @triton.jit
@@ -335,23 +255,22 @@ def _mix_inputs(
     p_query = p_wide + query_first + i_head * query_stride
     p_key = p_wide + key_first + i_head * key_stride
     p_value = p_wide + value_first + i_head * value_stride
-    # What the convolution reads: tokens from the first neighbour on are in the batch, and those
-    # before it in the tail of that one's block.
-    p_read = p_tail
-    earlier = 0
-    if NEIGHBOURS:
-        earlier = _num_neighbours(p_first, p_last, p_starts, p_ends, stride_table, i_row)
-        p_oldest = unit_address(
-            p_pages,
-            p_first,
-            stride_table,
-            stride_page,
-            i_row - earlier,
-            unit,
-            units_per_page,
-            unit_bytes,
-        )
-        p_read = (p_oldest + INPUTS_AT).to(elements, bitcast=True)
+    earlier, p_oldest = oldest_neighbour(
+        p_pages,
+        p_first,
+        p_last,
+        p_starts,
+        p_ends,
+        stride_table,
+        stride_page,
+        i_row,
+        unit,
+        units_per_page,
+        unit_bytes,
+        BEFORE,
+        NEIGHBOURS,
+    )
+    p_read = (p_oldest + INPUTS_AT).to(elements, bitcast=True)
     oldest = start - earlier
     first_read = token - earlier
     read_before = oldest // BLOCK * BLOCK

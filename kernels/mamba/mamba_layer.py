@@ -13,10 +13,12 @@ from .mamba_unit import MambaUnit
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MambaLayer:
     """Weights are float32 and contiguous. The projection of a token has the gates of all heads, the
-    channels of the convolution (values of all heads, the key, the query), and a step of each
-    head."""
+    channels of the convolution (values of all heads, keys and queries of all groups), and a step of
+    each head."""
 
     unit: MambaUnit
+    num_groups: int
+    """Groups of heads, each with a key and a query; a group is one or more units."""
     taps: torch.Tensor
     """[width, channels], the tap of a token itself last."""
     bias: torch.Tensor
@@ -37,6 +39,15 @@ class MambaLayer:
         return self.num_heads // self.unit.num_heads
 
     @property
+    def units_per_group(self) -> int:
+        return self.num_units // self.num_groups
+
+    @property
     def values_size(self) -> int:
         """Numbers of all heads of a token."""
         return self.num_heads * self.unit.head_dim
+
+    @property
+    def keys_size(self) -> int:
+        """Numbers of the keys of all groups of a token."""
+        return self.num_groups * self.unit.state_dim

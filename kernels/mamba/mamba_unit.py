@@ -16,10 +16,10 @@ class MambaUnit:
     - the tail, which grows with the tokens of the block: inputs of the convolution, elements of the
       model [width − 1 + block_size, channels], those of the tokens before the border first;
     - logarithms of decays: float32 [block_size, heads];
-    - keys: float32 [block_size, state_dim];
-    - values: float32 [block_size, heads · head_dim], times their steps.
+    - keys [block_size, state_dim], and values [block_size, heads · head_dim], times their steps:
+      float32, or elements of the model.
 
-    All heads of a layer have the same keys and queries, which every unit has.
+    All heads of a unit have the same keys and queries.
     """
 
     num_heads: int
@@ -30,6 +30,8 @@ class MambaUnit:
     block_size: int
     element_size: int
     """Bytes of an element of the model."""
+    is_wide: bool
+    """Whether keys and values are float32."""
 
     @property
     def values_size(self) -> int:
@@ -60,8 +62,13 @@ class MambaUnit:
 
     @property
     def values_at(self) -> int:
-        return self.keys_at + 4 * self.block_size * self.state_dim
+        return self.keys_at + self._row_size * self.block_size * self.state_dim
 
     @property
     def num_bytes(self) -> int:
-        return self.values_at + 4 * self.block_size * self.values_size
+        return self.values_at + self._row_size * self.block_size * self.values_size
+
+    @property
+    def _row_size(self) -> int:
+        """Bytes of a number of keys and values."""
+        return 4 if self.is_wide else self.element_size

@@ -159,6 +159,34 @@ DEEPSEEK = LATENT | {
         "beta_slow": 1.0,
     },
 }
+MAMBA = "linear_attention"
+FULL = "full_attention"
+NEMOTRON = {name: value for name, value in SHAPE.items() if name != "num_hidden_layers"} | {
+    "head_dim": 32,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 32,
+    "n_groups": 2,
+    "chunk_size": 16,
+    # Its modelling code bounds steps of prompts alone by this number.
+    "time_step_min": 1e-30,
+}
+FALCON_H1 = SHAPE | {
+    "mamba_d_ssm": 64,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_d_state": 32,
+    "mamba_chunk_size": 16,
+    "embedding_multiplier": 5.0,
+    "lm_head_multiplier": 0.125,
+    "mlp_multipliers": [0.75, 0.5],
+    "key_multiplier": 0.375,
+    "attention_in_multiplier": 1.25,
+    "attention_out_multiplier": 0.8,
+    "ssm_in_multiplier": 1.5,
+    "ssm_out_multiplier": 0.3,
+    "ssm_multipliers": [0.9, 0.6, 0.4, 0.7, 0.8],
+}
 WINDOWS = {"sliding_window": 40, "layer_types": ["full_attention"] + ["sliding_attention"] * 2}
 
 
@@ -424,6 +452,24 @@ FAMILIES: dict[str, Any] = {
     "granite4-hybrid without experts": lambda: transformers.GraniteMoeHybridConfig(
         **GRANITE4 | {"num_local_experts": 0, "position_embedding_type": "rope"}
     ),
+    "falcon-h1": lambda: transformers.FalconH1Config(**FALCON_H1),
+    "falcon-h1 with norms": lambda: transformers.FalconH1Config(
+        **FALCON_H1, mamba_rms_norm=True, mamba_norm_before_gate=False, mamba_n_groups=2
+    ),
+    "nemotron-h": lambda: transformers.NemotronHConfig(
+        **NEMOTRON, layers_block_type=[MAMBA, "mlp", MAMBA, FULL, "mlp", MAMBA]
+    ),
+    "nemotron3": lambda: transformers.NemotronHConfig(
+        **NEMOTRON,
+        layers_block_type=[MAMBA, "moe", MAMBA, FULL, "moe", MAMBA, "mlp"],
+        n_routed_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=32,
+        moe_shared_expert_intermediate_size=48,
+        routed_scaling_factor=2.5,
+        n_group=4,
+        topk_group=2,
+    ),
     "lfm2": lambda: transformers.Lfm2Config(
         **SHAPE
         | {"tie_word_embeddings": True, "num_hidden_layers": 4, "block_multiple_of": 32}
@@ -441,7 +487,7 @@ FAMILIES: dict[str, Any] = {
 WITH_STATES = tuple(
     family
     for family in FAMILIES
-    if family.startswith(("qwen3-next", "qwen3.5", "lfm2", "granite4"))
+    if family.startswith(("qwen3-next", "qwen3.5", "lfm2", "granite4", "nemotron", "falcon-h1"))
 )
 """Families whose layers keep states, which neither ranks nor stages divide."""
 

@@ -4,6 +4,7 @@ sequence came in, and configs that are not served are refused."""
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def test_sizes_follow_from_the_hidden_size_and_layers_without_experts_have_the_s
 @pytest.mark.parametrize(
     ("field", "value", "allowed"),
     [
-        ("mamba_n_groups", 8, "1"),
+        ("mamba_n_groups", 3, r"divisors of mamba_n_heads \(4\)"),
         ("mamba_conv_bias", False, "true"),
         ("mamba_proj_bias", True, "false"),
         ("mamba_d_state", 24, "16 or 32 or 64 or 128 or 256"),
@@ -101,9 +102,10 @@ def test_a_config_that_is_not_served_is_refused_by_its_field(
         read_granite_hybrid(CONFIG | {field: value})
 
 
-def test_a_gpu_refuses_layers_of_mamba_by_name(folder: Path) -> None:
+def test_a_platform_without_layers_of_mamba_refuses_them_by_name(folder: Path) -> None:
     options = ExecutorOptions(model_folder=folder, block_size=16)
-    assert checked(options, "cpu", cpu.capabilities).model.mamba is not None
-    sentence = "layers of Mamba-2 is True; allowed: no layers of Mamba-2 on the platform"
+    for device in (cpu, cuda):
+        assert checked(options, device.name, device.capabilities).model.mamba is not None
+    sentence = "layers of Mamba-2 is True; allowed: no layers of Mamba-2 on the platform toy"
     with pytest.raises(ConfigError, match=sentence):
-        checked(options, "cuda", cuda.capabilities)
+        checked(options, "toy", replace(cuda.capabilities, mamba=False))

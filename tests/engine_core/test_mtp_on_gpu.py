@@ -19,7 +19,7 @@ from tests.engine_core.many_requests import check_equality
 from tests.engine_core.mtp_checkpoints import OneLayer, mtp_checkpoint
 from tests.engine_core.oracle_speculator import answers_of_a_new_engine
 from tests.engine_core.small_models import SmallEngine, convert, greedy
-from tests.engine_core.test_cuda_delta_nets import SIZES
+from tests.engine_core.test_cuda_states import SIZES
 from tests.engine_core.test_draft_heads import half_right
 from tests.engine_core.test_draft_heads_on_gpu import Recorder, num_equal
 from tests.engine_core.test_draft_model import MAX_DRAFTS, PROMPTS, WholeDrafts

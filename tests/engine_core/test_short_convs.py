@@ -4,6 +4,7 @@ sequence came in, and configs that are not served are refused."""
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,9 +114,12 @@ def test_a_config_that_is_not_served_is_refused_by_its_field(
         read_lfm2(CONFIG | {"block_auto_adjust_ff_dim": True, field: value})
 
 
-def test_a_gpu_refuses_short_convolutions_by_name(folder: Path) -> None:
+def test_a_platform_without_short_convolutions_refuses_them_by_name(folder: Path) -> None:
     options = ExecutorOptions(model_folder=folder, block_size=16)
-    assert checked(options, "cpu", cpu.capabilities).model.conv is not None
-    sentence = "layers with convolutions is True; allowed: no short convolutions on the platform"
+    for device in (cpu, cuda):
+        assert checked(options, device.name, device.capabilities).model.conv is not None
+    sentence = (
+        "layers with convolutions is True; allowed: no short convolutions on the platform toy"
+    )
     with pytest.raises(ConfigError, match=sentence):
-        checked(options, "cuda", cuda.capabilities)
+        checked(options, "toy", replace(cuda.capabilities, short_convs=False))

@@ -8,8 +8,9 @@ from itertools import pairwise
 
 import torch
 
-from headwater.kernels.delta.delta_arguments import DeltaLayer, HeadPlaces, StateMemory
+from headwater.kernels.delta.delta_arguments import DeltaLayer, HeadPlaces
 from headwater.kernels.delta.delta_unit import DeltaUnit
+from headwater.kernels.states.state_memory import StateMemory
 
 FIRST_UNIT = 1
 UNITS_PER_PAGE = 2

@@ -1,5 +1,4 @@
-"""Sequences through a kernel of state layers on a CPU in passes of any sizes, with pages made by
-hand."""
+"""Sequences through a kernel of state layers in passes of any sizes, with pages made by hand."""
 
 from __future__ import annotations
 
@@ -7,9 +6,10 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
+import pytest
 import torch
 
-from headwater.kernels.delta.delta_arguments import StateMemory
+from headwater.kernels.states.state_memory import StateMemory
 
 BLOCK = 16
 LENGTH = 50
@@ -29,6 +29,65 @@ FIRST_UNIT = 1
 UNITS_PER_PAGE = 2
 
 
+class StatePages:
+    """Sequences of at most `LENGTH` tokens, each with a state set for every block. Pages hold
+    garbage before they are written."""
+
+    def __init__(
+        self,
+        kernel: Callable[..., torch.Tensor],
+        layer: Any,
+        inputs: Sequence[torch.Tensor],
+        num_bytes: int,
+    ) -> None:
+        """inputs [T, …] of whole sequences; `num_bytes` of a unit."""
+        self._kernel = kernel
+        self._layer = layer
+        self.inputs = inputs
+        self._device = inputs[0].device
+        self._unit_bytes = -(-num_bytes // 128) * 128
+        self._num_pages = -(-(FIRST_UNIT + layer.num_units) // UNITS_PER_PAGE)
+        self._num_sets = LENGTH // BLOCK + 1
+        num_pages = (len(inputs) * self._num_sets + 1) * self._num_pages
+        size = UNITS_PER_PAGE * self._unit_bytes
+        self._pages = torch.full((num_pages, size), 255, dtype=torch.uint8).to(self._device)
+
+    def run(
+        self, spans: Sequence[tuple[int, int, int]], *, num_padding: int = 0, num_idle: int = 0
+    ) -> torch.Tensor:
+        """Computes spans (sequence, first position, position behind the last) in one pass: first
+        all of them, then tokens of no row, or rows of a token each that compute nothing."""
+        counts = [end - start for _, start, end in spans]
+        idle = [(0, 0, 0)] * num_idle
+        rows = [*spans, *idle]
+        num_tokens = sum(counts)
+        firsts = [sum(counts[:row]) for row in range(len(spans))]
+        memory = StateMemory(
+            pages=self._pages,
+            first=self._pages_of([(row, start) for row, start, _ in rows]),
+            last=self._pages_of([(row, end) for row, _, end in rows]),
+            starts=self._ints([start for _, start, _ in rows]),
+            ends=self._ints([end for _, _, end in rows]),
+            tokens=self._ints([*firsts, *range(num_tokens, num_tokens + num_idle)]),
+            unit_bytes=self._unit_bytes,
+            units_per_page=UNITS_PER_PAGE,
+            first_unit=FIRST_UNIT,
+            has_tokens=num_idle > 0,
+        )
+        parts = [self.inputs[row][start:end] for row, start, end in spans]
+        parts.append(self.inputs[0][: num_padding + num_idle])
+        return self._kernel(torch.cat(parts), self._layer, memory)
+
+    def _pages_of(self, places: Sequence[tuple[int, int]]) -> torch.Tensor:
+        sets = [1 + row * self._num_sets + position // BLOCK for row, position in places]
+        return self._ints(
+            [[each * self._num_pages + i for i in range(self._num_pages)] for each in sets]
+        )
+
+    def _ints(self, values: Sequence[object]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=self._device)
+
+
 def in_steps(
     kernel: Callable[..., torch.Tensor],
     layer: Any,
@@ -36,36 +95,64 @@ def in_steps(
     borders: Sequence[int],
     num_bytes: int,
 ) -> torch.Tensor:
-    """Outputs of all rows, one after another, of passes that end at the borders, or with a shorter
-    row. `num_bytes` of a unit. Pages hold garbage before they are written."""
-    unit_bytes = -(-num_bytes // 128) * 128
-    num_pages = -(-(FIRST_UNIT + layer.num_units) // UNITS_PER_PAGE)
-    num_sets = LENGTH // BLOCK + 1
-    pages = torch.full((len(inputs) * num_sets * num_pages, 2 * unit_bytes), 255, dtype=torch.uint8)
-
-    def pages_of(positions: list[int]) -> torch.Tensor:
-        sets = [row * num_sets + position // BLOCK for row, position in enumerate(positions)]
-        own = [[each * num_pages + i for i in range(num_pages)] for each in sets]
-        return torch.tensor(own).int()
-
+    """Outputs of all sequences, one after another, of passes that end at the borders, or with a
+    shorter sequence. `num_bytes` of a unit."""
+    pages = StatePages(kernel, layer, inputs, num_bytes)
     outputs: list[list[torch.Tensor]] = [[] for _ in inputs]
     for begin, end in pairwise([0, *borders]):
-        starts = [min(begin, len(each)) for each in inputs]
-        ends = [min(end, len(each)) for each in inputs]
-        lengths = [stop - start for start, stop in zip(starts, ends, strict=True)]
-        memory = StateMemory(
-            pages=pages,
-            first=pages_of(starts),
-            last=pages_of(ends),
-            starts=torch.tensor(starts).int(),
-            ends=torch.tensor(ends).int(),
-            tokens=torch.tensor([sum(lengths[:row]) for row in range(len(inputs))]).int(),
-            unit_bytes=unit_bytes,
-            units_per_page=UNITS_PER_PAGE,
-            first_unit=FIRST_UNIT,
-        )
-        spans = zip(inputs, starts, ends, strict=True)
-        batch = torch.cat([each[start:stop] for each, start, stop in spans])
-        for own, made in zip(outputs, kernel(batch, layer, memory).split(lengths), strict=True):
+        spans = [
+            (row, min(begin, len(each)), min(end, len(each))) for row, each in enumerate(inputs)
+        ]
+        lengths = [stop - start for _, start, stop in spans]
+        for own, made in zip(outputs, pages.run(spans).split(lengths), strict=True):
             own.append(made)
     return torch.cat([torch.cat(own) for own in outputs])
+
+
+def check_neighbours(
+    kernel: Callable[..., torch.Tensor],
+    with_neighbours: Callable[..., torch.Tensor],
+    layer: Any,
+    inputs: torch.Tensor,
+    num_bytes: int,
+    start: int,
+) -> None:
+    """Four rows of one token follow one another from a position on, and have the bits of a pass."""
+    length = len(inputs)
+    pages = StatePages(with_neighbours, layer, [inputs], num_bytes)
+    first = pages.run([(0, 0, start)])
+    apart = pages.run([(0, at, at + 1) for at in range(start, start + 4)])
+    rest = pages.run([(0, start + 4, length)])
+    whole = in_steps(kernel, layer, [inputs], [length], num_bytes)
+    assert torch.equal(torch.cat((first, apart, rest)), whole)
+
+
+def check_padding(
+    kernel: Callable[..., torch.Tensor],
+    layer: Any,
+    inputs: torch.Tensor,
+    num_bytes: int,
+) -> None:
+    """Tokens of no row, and of rows that compute nothing, come out as zeros: what is drawn of
+    padding is the token of the padding of a next step."""
+    length = len(inputs)
+    whole = in_steps(kernel, layer, [inputs], [length], num_bytes)
+    pages = StatePages(kernel, layer, [inputs], num_bytes)
+    out = pages.run([(0, 0, 15)], num_padding=2)
+    assert torch.equal(out[:15], whole[:15])
+    assert not out[15:].any()
+    for position in (15, 16):
+        out = pages.run([(0, position, position + 1)], num_idle=3)
+        assert torch.equal(out[0], whole[position])
+        assert not out[1:].any()
+
+
+def fill_with_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What kernels do not write of their outputs is no number."""
+    new_empty = torch.Tensor.new_empty
+
+    def of_nan(own: torch.Tensor, *size: Any, **options: Any) -> torch.Tensor:
+        made = new_empty(own, *size, **options)
+        return made.fill_(torch.nan) if made.is_floating_point() else made
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", of_nan)

@@ -4,7 +4,6 @@ sizes."""
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ import torch
 from headwater.kernels.delta.delta_net import delta_net
 from headwater.kernels.delta.delta_twin import delta_net_twin
 from tests.kernels.delta_rows import DeltaRows, in_steps, random_layer
+from tests.kernels.state_steps import fill_with_nan
 from tests.long_values import long_but
 
 LENGTH = 37
@@ -109,14 +109,3 @@ def test_tokens_of_rows_that_compute_nothing_come_out_as_zeros(
 
         assert torch.equal(out[0], whole[position])
         assert not out[1:].any()
-
-
-def fill_with_nan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What kernels do not write of their outputs is no number."""
-    new_empty = torch.Tensor.new_empty
-
-    def of_nan(own: torch.Tensor, *size: Any, **options: Any) -> torch.Tensor:
-        made = new_empty(own, *size, **options)
-        return made.fill_(torch.nan) if made.is_floating_point() else made
-
-    monkeypatch.setattr(torch.Tensor, "new_empty", of_nan)

@@ -57,6 +57,7 @@ WITHOUT = {
     "encoders": "decoders",
     "experts": "no experts",
     "expert_biases": "experts without biases",
+    "plain_experts": "experts with a gate",
     "states": "no gated delta nets",
     "short_convs": "no short convolutions",
     "mamba": "no layers of Mamba-2",

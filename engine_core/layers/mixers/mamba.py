@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +12,6 @@ from headwater.kernels.mamba.mamba_layer import MambaLayer
 
 from ..batch import ForwardBatch
 from ..linear.linear import Linear
-from ..norm import RMSNorm
 from ..platform import MambaPlatform
 from ..state_rows import state_memory
 
@@ -24,26 +24,32 @@ class Mamba:
         platform: MambaPlatform,
         parts: Linear,
         o: Linear,
-        norm: RMSNorm,
+        norm: Callable[[torch.Tensor], torch.Tensor],
         layer: MambaLayer,
         *,
         first_unit: int,
+        factors: torch.Tensor | None = None,
     ) -> None:
-        """parts makes what `layer` reads; norm [heads · head_dim] of gated outputs; o [H, heads ·
-        head_dim]. `first_unit`: number of the layer's first unit among those of all layers."""
+        """parts makes what `layer` reads; norm of gated outputs [T, heads · head_dim]; o [H, heads ·
+        head_dim]. `first_unit`: number of the layer's first unit among those of all layers. `factors` of
+        the numbers that parts makes; None: there are none."""
         self._platform = platform
         self._parts = platform.linear(parts)
         self._o = platform.linear(o)
         self._norm = norm
         self._layer = layer
         self._first_unit = first_unit
+        self._factors = factors
 
     def queries(self, x: torch.Tensor, batch: ForwardBatch, pages: torch.Tensor) -> torch.Tensor:
         """x [T, H] → normed outputs [T, heads · head_dim]; states go to the pages, uint8
         [num_pages, page_bytes]."""
         assert batch.states is not None
         memory = state_memory(batch.states, pages, self._first_unit)
-        return self._norm(self._platform.mamba(self._parts(x), self._layer, memory))
+        parts = self._parts(x)
+        if self._factors is not None:
+            parts = parts * self._factors
+        return self._norm(self._platform.mamba(parts, self._layer, memory))
 
     def attend(
         self, outputs: torch.Tensor, pages: torch.Tensor, attention_plan: Any

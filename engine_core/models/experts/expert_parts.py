@@ -12,7 +12,7 @@ from ...layers.experts import Experts, ExpertsBesideMlp, SharedExpert
 from ...layers.linear.dense import DenseLinear
 from ...layers.linear.kinds import Weights
 from ...layers.linear.linear import Linear, Product
-from ...layers.mlp import Mlp
+from ...layers.mlp import Mlp, PlainMlp
 from ...layers.norm import RMSNorm
 from ...layers.platform import ExpertPlatform, Platform
 from ...layers.routing import ExpertStack, Router, Scoring
@@ -86,7 +86,7 @@ class ExpertParts:
         the first rank alone adds their biases."""
         gate_up, down = (
             replace(self._weights.experts[self._prefix + name], is_share=sizes.own is not None)
-            for name in (mixture.GATE_UP, mixture.DOWN)
+            for name in (self._first_name, mixture.DOWN)
         )
         if not sizes.has_biases:
             return gate_up, down
@@ -99,6 +99,11 @@ class ExpertParts:
             replace(gate_up, bias=of_gate_up),
             replace(down, bias=of_down if adds_biases else torch.zeros_like(of_down)),
         )
+
+    @property
+    def _first_name(self) -> str:
+        """Name of the weights of the first product of experts."""
+        return mixture.GATE_UP if self._config.is_gated else mixture.UP
 
     def _router(self, sizes: ExpertsConfig) -> Router:
         return Router(
@@ -124,11 +129,13 @@ class ExpertParts:
         return lambda x: product(x.float())
 
     def _shared_expert(self, *, has_gate: bool) -> SharedExpert:
-        gate_up = self._prefix + mixture.SHARED_GATE_UP
+        is_gated = self._config.is_gated
+        first = self._prefix + (mixture.SHARED_GATE_UP if is_gated else mixture.SHARED_UP)
         down = self._prefix + mixture.SHARED_DOWN
-        for name in (gate_up, down):
+        for name in (first, down):
             check_unrounded(self._weights.linears[name], self._config)
         linears = self._weights.linears
-        mlp = Mlp(self._platform, linears[gate_up], linears[down], self._config.activation)
+        made = Mlp if is_gated else PlainMlp
+        mlp = made(self._platform, linears[first], linears[down], self._config.activation)
         gate = linears[self._prefix + mixture.SHARED_GATE] if has_gate else None
         return SharedExpert(self._platform, mlp, gate)

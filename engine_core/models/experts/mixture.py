@@ -35,6 +35,8 @@ ROUTER = "router"
 ROUTER_BIAS = "router_bias"
 CORRECTION = "router_correction"
 SHARED_GATE_UP = "shared_gate_up"
+UP = "experts_up"
+SHARED_UP = "shared_up"
 SHARED_DOWN = "shared_down"
 SHARED_GATE = "shared_gate"
 ROUTER_NORM = "router_norm"
@@ -114,6 +116,17 @@ def mixture_of(config: ExpertsConfig, hidden_size: int) -> dict[str, WeightSpec]
         weights[SHARED_DOWN] = linear(hidden_size, shared, split=Split.INPUTS)
     if config.has_shared_gate:
         weights[SHARED_GATE] = replace(linear(1, hidden_size), is_routing=True)
+    return weights
+
+
+def plain_mixture_of(config: ExpertsConfig, hidden_size: int) -> dict[str, WeightSpec]:
+    """As `mixture_of`, of experts without gates, biases and norms of their own."""
+    weights = mixture_of(config, hidden_size)
+    del weights[GATE_UP]
+    ups = joined_experts(config.num_experts, (config.intermediate_size,), hidden_size)
+    weights[UP] = whole_experts(ups) if config.are_whole else ups
+    if weights.pop(SHARED_GATE_UP, None) is not None:
+        weights[SHARED_UP] = joined_linear((config.shared_size,), hidden_size)
     return weights
 
 

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 from ..architecture import own
-from ..configs.states import granite_hybrid, lfm2, qwen3_next
+from ..configs.states import falcon_h1, granite_hybrid, lfm2, nemotron_h, qwen3_next
 
 _STATES = ("not with `--numerics tree`", "one process: no ranks, no stages")
-_CONVS = ("CPUs alone", *_STATES)
 _QWEN35 = "states.qwen3_next:Qwen35"
 STATE_ARCHITECTURES = {
+    "FalconH1ForCausalLM": own(
+        "states.falcon_h1:FalconH1",
+        falcon_h1.read_falcon_h1,
+        "Falcon-H1",
+        "falcon_h1",
+        limits=_STATES,
+    ),
     "GraniteMoeHybridForCausalLM": own(
         "states.granite_hybrid:GraniteHybrid",
         granite_hybrid.read_granite_hybrid,
         "Granite 4 with Mamba-2 (H Micro, Tiny, Small)",
         "granitemoehybrid",
-        limits=_CONVS,
+        limits=_STATES,
     ),
-    "Lfm2ForCausalLM": own("states.lfm2:Lfm2", lfm2.read_lfm2, "LFM2", "lfm2", limits=_CONVS),
+    "Lfm2ForCausalLM": own("states.lfm2:Lfm2", lfm2.read_lfm2, "LFM2", "lfm2", limits=_STATES),
     "Lfm2MoeForCausalLM": own(
-        "states.lfm2:Lfm2", lfm2.read_lfm2_moe, "LFM2 (experts): 8B-A1B", "lfm2_moe", limits=_CONVS
+        "states.lfm2:Lfm2", lfm2.read_lfm2_moe, "LFM2 (experts): 8B-A1B", "lfm2_moe", limits=_STATES
+    ),
+    "NemotronHForCausalLM": own(
+        "states.nemotron_h:NemotronH",
+        nemotron_h.read_nemotron_h,
+        "Nemotron-H, Nemotron Nano 2; Nemotron 3 Nano on CPUs",
+        "nemotron_h",
+        limits=_STATES,
     ),
     "Qwen3NextForCausalLM": own(
         "states.qwen3_next:Qwen3Next",

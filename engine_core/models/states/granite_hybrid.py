@@ -12,7 +12,7 @@ from ..decoder import Decoder, ScaledLayer
 from ..experts.mixture import SHARED_DOWN, SHARED_GATE_UP
 from ..parts import Parts
 from .delta_parts import conv_of
-from .mamba_parts import MAMBA_NAMES, TAPS
+from .mamba_parts import TAPS, mamba_names
 
 SHARED_NAMES = {
     "shared_mlp.input_linear.weight": SHARED_GATE_UP,
@@ -27,7 +27,7 @@ class GraniteHybrid(Decoder):
 
     names = replace(
         Decoder.names,
-        layer={**Decoder.names.layer, **MAMBA_NAMES, **SHARED_NAMES},
+        layer={**Decoder.names.layer, **mamba_names("mamba"), **SHARED_NAMES},
         changed={TAPS: conv_of},
     )
 

@@ -3,14 +3,17 @@ made of them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
+
+import torch
 
 from headwater.kernels.mamba.mamba_layer import MambaLayer
 
 from ...layers.linear.kinds import Weights
 from ...layers.mixers.mamba import Mamba
-from ...layers.norm import RMSNorm
+from ...layers.norm import GroupNorm, RMSNorm
 from ...layers.platform import MambaPlatform, Platform
 from ...weights.layout import Split, WeightSpec, linear, norm, table
 from ...weights.model_config import ModelConfig
@@ -24,17 +27,21 @@ STEP_BIASES = "mamba_steps"
 SKIPS = "mamba_skips"
 NORM = "mamba_norm"
 OUT = "mamba_o"
-MAMBA_NAMES = {
-    "mamba.in_proj.weight": PARTS,
-    "mamba.conv1d.weight": TAPS,
-    "mamba.conv1d.bias": TAPS_BIAS,
-    "mamba.A_log": RATES,
-    "mamba.dt_bias": STEP_BIASES,
-    "mamba.D": SKIPS,
-    "mamba.norm.weight": NORM,
-    "mamba.out_proj.weight": OUT,
+_NAMES = {
+    "in_proj.weight": PARTS,
+    "conv1d.weight": TAPS,
+    "conv1d.bias": TAPS_BIAS,
+    "A_log": RATES,
+    "dt_bias": STEP_BIASES,
+    "D": SKIPS,
+    "norm.weight": NORM,
+    "out_proj.weight": OUT,
 }
-"""Like `CheckpointNames.layer`, of Granite 4."""
+
+
+def mamba_names(place: str) -> dict[str, str]:
+    """Like `CheckpointNames.layer`, of weights behind a place in a layer."""
+    return {f"{place}.{name}": ours for name, ours in _NAMES.items()}
 
 
 def mamba_of(config: ModelConfig) -> dict[str, WeightSpec]:
@@ -43,14 +50,14 @@ def mamba_of(config: ModelConfig) -> dict[str, WeightSpec]:
     assert mamba is not None
     hidden = config.hidden_size
     heads = replace(table(mamba.num_heads), is_wide=True)
-    return {
+    norms = {NORM: norm(mamba.values_size)} if mamba.num_norm_groups else {}
+    return norms | {
         PARTS: linear(mamba.values_size + mamba.num_channels + mamba.num_heads, hidden),
         TAPS: table(mamba.num_channels, mamba.width),
         TAPS_BIAS: table(mamba.num_channels),
         RATES: heads,
         STEP_BIASES: heads,
         SKIPS: heads,
-        NORM: norm(mamba.values_size),
         OUT: linear(hidden, mamba.values_size, split=Split.INPUTS),
     }
 
@@ -73,9 +80,10 @@ def mamba_layer(config: ModelConfig, weights: Weights, platform: Platform, layer
         own,
         parts,
         o,
-        RMSNorm(platform, weights.tensors[prefix + NORM], config.rms_norm_eps),
+        _norm_of(config, weights, platform, prefix),
         MambaLayer(
             unit=config.mamba.unit(own.block_size, weights.table("embed").dtype.itemsize),
+            num_groups=config.mamba.num_groups,
             taps=taps.T.contiguous(),
             bias=bias.contiguous(),
             rates=rates.exp(),
@@ -83,4 +91,34 @@ def mamba_layer(config: ModelConfig, weights: Weights, platform: Platform, layer
             skips=skips.contiguous(),
         ),
         first_unit=states.first_units[layer],
+        factors=_factors_of(config, taps.device, weights.table("embed").dtype),
     )
+
+
+def _norm_of(
+    config: ModelConfig, weights: Weights, platform: Platform, prefix: str
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The norm of a layer's gated outputs."""
+    assert config.mamba is not None
+    num_groups = config.mamba.num_norm_groups
+    if num_groups == 0:
+        return lambda outputs: outputs
+    factors = weights.tensors[prefix + NORM]
+    if num_groups == 1:
+        return RMSNorm(platform, factors, config.rms_norm_eps)
+    return GroupNorm(platform, factors, config.rms_norm_eps, num_groups)
+
+
+def _factors_of(
+    config: ModelConfig, device: torch.device, dtype: torch.dtype
+) -> torch.Tensor | None:
+    """Factors of a projection's numbers; None: there are none."""
+    mamba = config.mamba
+    multipliers = config.multipliers
+    if multipliers is None:
+        return None
+    assert mamba is not None
+    keys = mamba.num_groups * mamba.state_dim
+    sizes = torch.tensor([mamba.values_size, mamba.values_size, keys, keys, mamba.num_heads])
+    factors = multipliers.mamba_in * torch.tensor(multipliers.projections)
+    return factors.repeat_interleave(sizes).to(device, dtype)

@@ -8,8 +8,9 @@ from headwater.kernels.conv.conv_layer import ConvLayer
 from headwater.kernels.cpu.delta.delta_net import delta_net
 from headwater.kernels.cpu.states.mamba import mamba
 from headwater.kernels.cpu.states.short_conv import short_conv
-from headwater.kernels.delta.delta_arguments import DeltaLayer, StateMemory
+from headwater.kernels.delta.delta_arguments import DeltaLayer
 from headwater.kernels.mamba.mamba_layer import MambaLayer
+from headwater.kernels.states.state_memory import StateMemory
 
 
 class CpuStates:

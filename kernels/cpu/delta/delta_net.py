@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from numba import njit
 
-from ...delta.delta_arguments import DeltaLayer, HeadPlaces, StateMemory
+from ...delta.delta_arguments import DeltaLayer, HeadPlaces
 from ...delta.delta_unit import NUM_BEFORE, DeltaUnit
+from ...states.state_memory import StateMemory
 from ..compiler.compiled import Kernel, argument, float_bits, items
 from ..compiler.scalars import float32_at, int32_at
 from ..compiler.simd import splat, store

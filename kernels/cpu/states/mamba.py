@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numba import njit
 
-from ...delta.delta_arguments import StateMemory
 from ...mamba.mamba_layer import MambaLayer
+from ...states.state_memory import StateMemory
 from ..compiler.compiled import Kernel, argument, items
 from ..compiler.scalars import float32_at
 from ..compiler.simd import fma, load, mul, splat, store, sum_of
@@ -32,6 +32,7 @@ def mamba(parts: torch.Tensor, layer: MambaLayer, memory: StateMemory) -> torch.
     unit = layer.unit
     assert parts.stride(1) == 1
     assert unit.head_dim % NUM_LANES == unit.state_dim % NUM_LANES == 0
+    assert unit.is_wide
     assert unit.element_size == parts.element_size()
     out = parts.new_empty(len(parts), layer.values_size)
     KERNEL(
@@ -43,7 +44,7 @@ def mamba(parts: torch.Tensor, layer: MambaLayer, memory: StateMemory) -> torch.
         *(layer.taps.data_ptr(), layer.bias.data_ptr(), layer.rates.data_ptr()),
         *(layer.step_biases.data_ptr(), layer.skips.data_ptr()),
         *(unit.num_heads, unit.head_dim, unit.state_dim, unit.width, unit.block_size),
-        *(unit.inputs_at, unit.decays_at, unit.keys_at, unit.values_at),
+        *(unit.inputs_at, unit.decays_at, unit.keys_at, unit.values_at, layer.num_groups),
     )
     return out
 

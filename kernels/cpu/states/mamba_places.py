@@ -21,3 +21,4 @@ INPUTS_AT = rows.OWN + 13
 DECAYS_AT = rows.OWN + 14
 KEYS_AT = rows.OWN + 15
 VALUES_AT = rows.OWN + 16
+NUM_GROUPS = rows.OWN + 17

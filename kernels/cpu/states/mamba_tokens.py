@@ -168,13 +168,24 @@ def keep_before(arguments: int, p_scratch: int, border: int, p_unit: int, elemen
 
 @njit
 def _column_of(arguments: int, unit: int, part: int) -> Any:
-    """First channel of a unit's values, of the key and of the query (part 0, 1, 2) among those of
+    """First channel of a unit's values, of its key and of its query (part 0, 1, 2) among those of
     the layer."""
     width = values_size(arguments)
     if part == 0:
         return unit * width
-    keys = argument(arguments, rows.NUM_UNITS) * width
-    return keys + (part - 1) * argument(arguments, places.STATE_DIM)
+    num_groups = argument(arguments, places.NUM_GROUPS)
+    num_units = argument(arguments, rows.NUM_UNITS)
+    key = (part - 1) * num_groups + unit * num_groups // num_units
+    return num_units * width + key * argument(arguments, places.STATE_DIM)
+
+
+@njit
+def _num_all_channels(arguments: int) -> Any:
+    """Channels of the layer: values of all units, keys and queries of all groups."""
+    num_keys = 2 * argument(arguments, places.NUM_GROUPS)
+    return argument(arguments, rows.NUM_UNITS) * values_size(arguments) + num_keys * argument(
+        arguments, places.STATE_DIM
+    )
 
 
 @njit
@@ -184,7 +195,7 @@ def mix(arguments: int, p_scratch: int, position: int, token: int, unit: int, el
     width = argument(arguments, places.WIDTH)
     own_values = values_size(arguments)
     all_values = argument(arguments, rows.NUM_UNITS) * own_values
-    all_channels = all_values + 2 * argument(arguments, places.STATE_DIM)
+    all_channels = _num_all_channels(arguments)
     p_token = argument(arguments, places.PARTS) + size * (
         token * argument(arguments, places.PARTS_STRIDE) + all_values
     )
@@ -230,7 +241,7 @@ def step(
     state_dim = argument(arguments, places.STATE_DIM)
     width = values_size(arguments)
     all_values = argument(arguments, rows.NUM_UNITS) * width
-    first = 2 * all_values + 2 * state_dim + unit * num_heads
+    first = all_values + _num_all_channels(arguments) + unit * num_heads
     p_steps = argument(arguments, places.PARTS) + size_of(element) * (
         token * argument(arguments, places.PARTS_STRIDE) + first
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 from numba import njit
 
-from ...delta.delta_arguments import StateMemory
+from ...states.state_memory import StateMemory
 from ..compiler.compiled import argument
 from ..compiler.scalars import int32_at, size_of
 from ..compiler.simd import load, store

@@ -14,7 +14,7 @@ import torch
 from numba import njit
 
 from ...conv.conv_layer import ConvLayer
-from ...delta.delta_arguments import StateMemory
+from ...states.state_memory import StateMemory
 from ..compiler.compiled import Kernel, argument, items
 from ..compiler.scalars import size_of
 from ..compiler.simd import fma, load, mul, splat, store

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ....config import ConfigError, require
 from ....weights.experts_config import ExpertsConfig
 from ....weights.model_config import ModelConfig, size_of
-from ....weights.state_layers import MambaConfig
+from ....weights.state_layers import MambaConfig, check_steps
 from ..fields import FULL, Config, count_of, with_experts
 from ..granite import read_granite
 
@@ -45,8 +45,7 @@ def read_granite_hybrid(config: Config) -> ModelConfig:
 
 def _mamba(config: Config) -> MambaConfig:
     """Raises `ConfigError` for what is not served."""
-    groups = config.get("mamba_n_groups", 1)
-    require(groups == 1, "mamba_n_groups", groups, "1")
+    check_steps(config)
     for name, served in (("mamba_conv_bias", True), ("mamba_proj_bias", False)):
         given = config.get(name, served)
         require(given is served, name, given, str(served).lower())
@@ -59,6 +58,7 @@ def _mamba(config: Config) -> MambaConfig:
         head_dim=size,
         state_dim=config.get("mamba_d_state", 256),
         width=config.get("mamba_d_conv", WIDTH),
+        num_groups=config.get("mamba_n_groups", 1),
     )
 
 

@@ -1,4 +1,4 @@
-"""Models with gated delta nets on a GPU: an answer has the bits of a whole prompt, however the
+"""Models whose layers keep states on a GPU: an answer has the bits of a whole prompt, however the
 sequence came in."""
 
 from __future__ import annotations
@@ -25,14 +25,25 @@ from tests.engine_core.small_models import (
 pytestmark = pytest.mark.gpu
 
 SIZES = {"head_dim": 256, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen3.5-moe": SIZES,
+    "granite4-hybrid": {"mamba_n_heads": 16, "mamba_d_head": 64, "mamba_d_state": 128},
+    "granite4-hybrid without experts": {},
+    "nemotron-h": {"mamba_num_heads": 16, "mamba_head_dim": 64, "ssm_state_size": 128},
+    "falcon-h1 with norms": {"mamba_d_ssm": 512, "mamba_n_heads": 8, "mamba_d_head": 64},
+    "lfm2": {"hidden_size": 512, "head_dim": 128},
+    "lfm2-moe": {},
+}
 NUM_TOKENS = 24
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Any]:
+@pytest.fixture(scope="module", params=FAMILIES)
+def folders(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path, Any]:
     """A model in bfloat16, the same in float32, and transformers' model."""
-    base = tmp_path_factory.mktemp("delta")
-    model = random_checkpoint("qwen3.5-moe", base / "source", **SIZES)
+    base = tmp_path_factory.mktemp("states")
+    model = random_checkpoint(request.param, base / "source", **FAMILIES[request.param])
     half, full = (
         convert(base / "source", base / dtype, dtype) for dtype in ("bfloat16", "float32")
     )

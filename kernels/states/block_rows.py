@@ -1,0 +1,229 @@
+"""Rows of a batch in kernels of state layers on a GPU: their units in pages, and tokens of a block,
+which are in the batch or, those before the pass, in the tail of a state."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LEAST_SIZE = 64
+"""Numbers of a tile's rows, at least: smaller heads are padded. NOTE: products of bfloat16 with 32
+columns are wrong or fail on an H200 (Triton 3.6)."""
+
+
+@triton.jit
+def dot(b_x, b_y, PRECISION: tl.constexpr, ROUNDS: tl.constexpr):
+    if ROUNDS:
+        return tl.dot(b_x.to(tl.bfloat16), b_y.to(tl.bfloat16))
+    return tl.dot(b_x.to(tl.float32), b_y.to(tl.float32), input_precision=PRECISION)
+
+
+@triton.jit
+def unit_address(p_pages, p_table, stride_table, stride_page, i_row, unit, per_page, unit_bytes):
+    """Address of a unit in the row's pages."""
+    page = tl.load(p_table + i_row * stride_table + unit // per_page).to(tl.int64)
+    return p_pages + page * stride_page + (unit % per_page).to(tl.int64) * unit_bytes
+
+
+@triton.jit
+def _num_neighbours(p_first, p_last, p_starts, p_ends, stride_table, i_row, BEFORE: tl.constexpr):
+    """Rows of one token before a row, at most `BEFORE`, that are of the same sequence: each ends
+    where the next one starts, with the same state."""
+    count = 0
+    for i in tl.static_range(BEFORE):
+        row = tl.maximum(i_row - i - 1, 0)
+        end = tl.load(p_ends + row)
+        is_next = (count == i) & (i_row > i) & (end == tl.load(p_starts + row + 1))
+        is_next = is_next & (end == tl.load(p_starts + row) + 1)
+        state = tl.load(p_last + row * stride_table)
+        is_next = is_next & (state == tl.load(p_first + (row + 1) * stride_table))
+        count += is_next.to(tl.int32)
+    return count
+
+
+@triton.jit
+def oldest_neighbour(
+    p_pages,
+    p_first,
+    p_last,
+    p_starts,
+    p_ends,
+    stride_table,
+    stride_page,
+    i_row,
+    unit,
+    per_page,
+    unit_bytes,
+    BEFORE: tl.constexpr,
+    NEIGHBOURS: tl.constexpr,
+):
+    """Number of the rows before a row, at most `BEFORE`, whose tokens its convolution reads in the
+    batch, and address of the unit of the first of them. Tokens before these are in the tail of that
+    one's block."""
+    count = 0
+    if NEIGHBOURS:
+        count = _num_neighbours(p_first, p_last, p_starts, p_ends, stride_table, i_row, BEFORE)
+    p_unit = unit_address(
+        p_pages, p_first, stride_table, stride_page, i_row - count, unit, per_page, unit_bytes
+    )
+    return count, p_unit
+
+
+@triton.jit
+def first_read(
+    p_first,
+    p_starts,
+    p_ends,
+    stride_table,
+    i_row,
+    start,
+    end,
+    BLOCK: tl.constexpr,
+    NEIGHBOURS: tl.constexpr,
+):
+    """First position of a row's block that is in the batch: its own, or, of a row of one token,
+    that of the first of its neighbours. These are rows of one token before it, each of which ends
+    where the next one starts, with the same state."""
+    count = 0
+    if NEIGHBOURS:
+        state = tl.load(p_first + i_row * stride_table)
+        is_next = end == start + 1
+        while is_next:
+            row = tl.maximum(i_row - count - 1, 0)
+            is_next = (i_row > count) & (start - count > start // BLOCK * BLOCK)
+            is_next = is_next & (tl.load(p_ends + row) == start - count)
+            is_next = is_next & (tl.load(p_starts + row) == start - count - 1)
+            is_next = is_next & (tl.load(p_first + row * stride_table) == state)
+            count += is_next.to(tl.int32)
+    return start - count
+
+
+@triton.jit
+def load_rows(
+    p_own,
+    stride_own,
+    p_kept,
+    o_position,
+    o_d,
+    start,
+    end,
+    token,
+    before,
+    size,
+    kept_size,
+    STRIDE: tl.constexpr,
+):
+    """Rows [positions, numbers] of the batch's tokens from `start` to `end`, and `kept_size`
+    numbers of those before them from the tail of the block that begins at `before`. Zeros
+    elsewhere."""
+    inside = (o_d < size)[None, :]
+    o_token = (token + o_position - start).to(tl.int64)
+    is_own = ((o_position >= start) & (o_position < end))[:, None] & inside
+    b_own = tl.load(p_own + o_token[:, None] * stride_own + o_d[None, :], mask=is_own, other=0.0)
+    is_kept = (o_position < start)[:, None] & (o_d < kept_size)[None, :]
+    p_row = p_kept + (o_position - before)[:, None] * STRIDE + o_d[None, :]
+    return tl.where(is_own, b_own, tl.load(p_row, mask=is_kept, other=0.0))
+
+
+@triton.jit
+def load_gate(
+    p_own, stride_own, p_kept, o_position, start, end, token, before, STRIDE: tl.constexpr
+):
+    """One gate of tokens [positions], as `load_rows`."""
+    o_token = (token + o_position - start).to(tl.int64)
+    is_own = (o_position >= start) & (o_position < end)
+    b_own = tl.load(p_own + o_token * stride_own, mask=is_own, other=0.0)
+    p_gate = p_kept + (o_position - before) * STRIDE
+    return b_own + tl.load(p_gate, mask=o_position < start, other=0.0)
+
+
+@triton.jit
+def load_inputs(
+    p_own,
+    stride_own,
+    p_tail,
+    o_position,
+    o_d,
+    start,
+    end,
+    token,
+    before,
+    CHANNELS: tl.constexpr,
+    BEFORE: tl.constexpr,
+):
+    """Inputs of a convolution [positions, numbers]: of the batch's tokens, and of those before them
+    from the tail of the block that begins at `before`, which begins with those of `BEFORE` tokens
+    before it. Zeros before a sequence."""
+    is_own = (o_position >= start) & (o_position < end)
+    o_token = (token + o_position - start).to(tl.int64)
+    p_token = p_own + o_token[:, None] * stride_own + o_d[None, :]
+    b_own = tl.load(p_token, mask=is_own[:, None], other=0.0)
+    is_kept = (o_position >= 0) & (o_position < start)
+    o_row = o_position - before + BEFORE
+    p_row = p_tail + o_row[:, None] * CHANNELS + o_d[None, :]
+    return tl.where(is_own[:, None], b_own, tl.load(p_row, mask=is_kept[:, None], other=0.0))
+
+
+@triton.jit
+def convolved(
+    p_own,
+    stride_own,
+    p_taps,
+    p_tail,
+    b_bias,
+    o_position,
+    o_d,
+    start,
+    end,
+    token,
+    before,
+    TAP_STRIDE: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    BEFORE: tl.constexpr,
+):
+    """Inputs, and the SiLU of their convolution in float32, [positions, numbers]."""
+    b_sum = tl.zeros((o_position.shape[0], o_d.shape[0]), tl.float32) + b_bias[None, :]
+    for i in tl.static_range(BEFORE + 1):
+        b_x = load_inputs(
+            p_own,
+            stride_own,
+            p_tail,
+            o_position - BEFORE + i,
+            o_d,
+            start,
+            end,
+            token,
+            before,
+            CHANNELS,
+            BEFORE,
+        )
+        b_sum += b_x.to(tl.float32) * tl.load(p_taps + i * TAP_STRIDE + o_d)[None, :]
+    return b_x, b_sum / (1 + tl.exp(-b_sum))
+
+
+@triton.jit
+def store_rows(
+    p_first, p_last, b_x, o_row, o_last_row, o_d, is_first, is_last, STRIDE: tl.constexpr
+):
+    """Stores rows [positions, numbers] to the tails of the first and the last block."""
+    p_row = p_first + o_row[:, None] * STRIDE + o_d[None, :]
+    tl.store(p_row, b_x, mask=is_first[:, None])
+    p_row = p_last + o_last_row[:, None] * STRIDE + o_d[None, :]
+    tl.store(p_row, b_x, mask=is_last[:, None])
+
+
+@triton.jit
+def clear(p_out, size, is_cleared, COLUMNS: tl.constexpr):
+    """Zeros in the place of a program's outputs, where they are cleared."""
+    o_d = tl.arange(0, COLUMNS)
+    b_zero = tl.zeros([COLUMNS], tl.float32).to(p_out.dtype.element_ty)
+    tl.store(p_out + o_d, b_zero, mask=(o_d < size) & is_cleared)
+
+
+@triton.jit
+def softplus(b_x):
+    """log(1 + exp(x)), of small results exact in proportion."""
+    b_y = tl.exp(tl.minimum(b_x, 20.0))
+    b_u = 1 + b_y
+    b_log = tl.where(b_u == 1.0, b_y, tl.log(b_u) * (b_y / tl.where(b_u == 1.0, 1.0, b_u - 1)))
+    return tl.where(b_x > 20.0, b_x, b_log)
