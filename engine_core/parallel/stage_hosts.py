@@ -29,6 +29,7 @@ from .host_link import (
     report_ends,
 )
 from .rank_rings import RankRings
+from .rendezvous import Rendezvous
 from .rendezvous_store import RendezvousStore
 
 _ALLOWED_SILENCE = struct.Struct("<d")
@@ -59,11 +60,12 @@ class StageHosts:
         """`offer`: what a host is to compute and to compare, for it to read."""
         self._listening = listening
         self._layout = layout
-        self._offer = offer
         self._store = RendezvousStore(listening)
         self.rendezvous = self._store.rendezvous
         self.stages = range(layout.pipeline - num_hosts, layout.pipeline)
-        self._applicants = HostApplicants(secret, self.stages, self._offer_of, self._join)
+        self._applicants = HostApplicants(
+            secret, self.stages, partial(_offered, offer, self.rendezvous), self._join
+        )
         self._hosts: dict[int, str] = {}
         self._links: dict[int, HostLink] = {}
         self._rings: dict[int, list[RankRings]] = {}
@@ -153,10 +155,6 @@ class StageHosts:
             for fd, events, call in link.interests():
                 yield fd, events, partial(self._guard_link, stage, call)
 
-    def _offer_of(self, stage: int) -> bytes:
-        host, port, _ = self.rendezvous
-        return json.dumps([stage, self._offer, host, port]).encode()
-
     def _join(self, stage: int, applicant: Applicant) -> None:
         rings = self._rings[stage]
         self._links[stage] = link = HostLink(
@@ -198,6 +196,12 @@ class StageHosts:
         """The engine ends with it: nothing is moved any more."""
         self._is_closing = True
         self._watch.lose(rank, f"{self.place_of(rank)}{reason}")
+
+
+def _offered(offer: str, rendezvous: Rendezvous, stage: int) -> bytes:
+    """The offer of a stage, as its host reads it."""
+    host, port, _ = rendezvous
+    return json.dumps([stage, offer, host, port]).encode()
 
 
 def allowed_silence_of(beat: bytes) -> float:

@@ -17,9 +17,8 @@ from .formats.packing import Quantization
 from .formats.quantization import read_quantization
 from .latent_config import LatentConfig
 from .mixed_layers import MixedLayers
-from .multipliers import Multipliers
 from .rope.config import DEFAULT_THETA, positive_of, rope_of, rotary_dim_of, scaling_of
-from .state_layers import DeltaConfig, MambaConfig, ShortConvConfig, StateLayers
+from .state_layers import DeltaConfig, MambaConfig, Multipliers, ShortConvConfig, StateLayers
 
 MAX_SIZES = {
     "num_hidden_layers": 1024,

@@ -9,9 +9,8 @@ from dataclasses import replace
 
 from ....config import ConfigError, require
 from ....weights.model_config import ModelConfig, size_of
-from ....weights.multipliers import Multipliers
 from ....weights.rope.config import positive_of
-from ....weights.state_layers import MambaConfig, check_steps
+from ....weights.state_layers import MambaConfig, Multipliers, check_steps
 from ..fields import Config, count_of
 
 SERVED = {
