@@ -64,7 +64,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
     return dict(json.loads(line) for line in told.splitlines() if line.startswith("["))
 
 
-def test_they_have_the_names_and_keys_of_those_that_the_chart_draws(
+def test_written_secrets_have_the_names_and_keys_of_those_that_the_chart_draws(
     made: dict[str, dict[str, str]],
 ) -> None:
     ((drawn, existing),) = applied([[{}, {"access": {"existingSecrets": "ours"}}]])

@@ -145,7 +145,7 @@ def test_whatever_the_executor_drafts_no_stream_changes_and_nothing_leaks(
 @VERY_MANY
 @OWN_DRAFTS
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")
-def test_nor_does_it_in_many_more_schedules(
+def test_executor_drafts_change_no_stream_in_many_more_schedules(
     part: int,
     config: EngineConfig,
     late_polls: int,

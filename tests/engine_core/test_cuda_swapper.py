@@ -136,7 +136,7 @@ def test_of_a_slot_that_is_taken_twice_the_last_save_counts(
     assert torch.equal(cache[:, :, [20, 21]], before[:, :, [2, 7]])
 
 
-def test_whoever_writes_a_block_that_is_leaving_and_reads_a_slot_that_is_filled_waits(
+def test_writes_to_a_block_being_saved_and_reads_of_a_slot_being_filled_wait(
     cache: torch.Tensor, swapper: CudaSwapper
 ) -> None:
     before = cache.clone()

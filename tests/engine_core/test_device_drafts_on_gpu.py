@@ -165,5 +165,7 @@ def test_no_token_and_no_log_probability_of_many_requests_differs(
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
-def test_nor_of_five_thousand_each(kv_cache_dtype: str, engine_of: EngineOf) -> None:
+def test_no_token_of_five_thousand_requests_differs(
+    kv_cache_dtype: str, engine_of: EngineOf
+) -> None:
     check_many(engine_of, kv_cache_dtype, 5000)

@@ -109,7 +109,7 @@ def test_a_step_that_brings_a_row_more_or_fewer_tokens_changes_no_stream(
 @IN_PARTS
 @VERY_MANY
 @SCENARIOS_WITH_DRAFTS
-def test_nor_does_it_in_many_more_rounds_with_drafts(
+def test_drafts_change_no_stream_in_many_more_rounds(
     part: int,
     config: EngineConfig,
     late_polls: int,
@@ -136,7 +136,7 @@ def test_nothing_leaks_in_many_more_rounds(
 @IN_PARTS
 @VERY_MANY
 @SWAPS
-def test_nor_does_it_in_many_more_rounds(
+def test_company_changes_no_stream_in_many_more_rounds(
     part: int, config: EngineConfig, late_polls: int, mask_delay: int, rounds: list[Round]
 ) -> None:
     check_rounds(config, late_polls, mask_delay, rounds)
@@ -147,7 +147,7 @@ def test_nor_does_it_in_many_more_rounds(
 @IN_PARTS
 @VERY_MANY
 @LIES
-def test_nor_does_it_in_many_more_rounds_with_such_sources(
+def test_block_sources_change_no_stream_in_many_more_rounds(
     part: int,
     config: EngineConfig,
     late_polls: int,

@@ -94,7 +94,7 @@ def test_whatever_is_said_to_be_forced_no_stream_changes_and_nothing_leaks(
 @IN_PARTS
 @VERY_MANY
 @SCENARIOS
-def test_nor_does_it_in_many_more_rounds(
+def test_forced_tokens_change_no_stream_in_many_more_rounds(
     part: int,
     config: EngineConfig,
     late_polls: int,

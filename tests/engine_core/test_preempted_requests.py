@@ -127,7 +127,7 @@ def test_without_a_tier_they_are_computed_again() -> None:
 
 
 @pytest.mark.parametrize("tier", ["host", "disk"])
-def test_they_come_back_from_a_tier_that_is_faster_than_computing(
+def test_preempted_requests_are_loaded_from_a_tier_that_is_faster_than_computing(
     tier: str, tmp_path: Path
 ) -> None:
     bench = Bench(seconds_per_block=0.004)
@@ -142,7 +142,9 @@ def test_they_come_back_from_a_tier_that_is_faster_than_computing(
 
 
 @pytest.mark.parametrize("tier", ["host", "disk"])
-def test_they_are_computed_where_the_tier_is_slower(tier: str, tmp_path: Path) -> None:
+def test_preempted_requests_are_computed_where_the_tier_is_slower(
+    tier: str, tmp_path: Path
+) -> None:
     bench = Bench(seconds_per_block=0.020)
     bench.num_host_blocks, bench.disk = (100, None) if tier == "host" else (0, tmp_path)
     load = bench.run()

@@ -113,7 +113,7 @@ def test_a_wait_of_less_than_a_millisecond_is_no_longer_than_that(
     assert reader.read() == [b"x"]
 
 
-def test_nor_does_it_fail_where_select_would_refuse_the_descriptor() -> None:
+def test_a_wait_works_for_descriptors_that_select_would_refuse() -> None:
     with descriptors_from(1024), contextlib.ExitStack() as ends:
         writer_end, reader_end = create_ring(1024)
         writer = RingWriter(writer_end)

@@ -34,7 +34,7 @@ def test_every_stream_is_what_it_is_alone_and_nothing_leaks(
 @IN_PARTS
 @VERY_MANY
 @STATES
-def test_nor_does_anything_in_many_more_rounds(
+def test_states_change_no_stream_in_many_more_rounds(
     part: int,
     config: EngineConfig,
     late_polls: int,

@@ -148,7 +148,7 @@ def test_one_who_is_alone_takes_every_seat_again_when_the_others_have_been_gone_
 
 @pytest.mark.parametrize("spare_rows", [0, 3])
 @pytest.mark.parametrize("depth", [1, 2, 4])
-def test_whoever_comes_beside_an_abuser_starts_at_once(depth: int, spare_rows: int) -> None:
+def test_a_tenant_that_arrives_beside_an_abuser_starts_at_once(depth: int, spare_rows: int) -> None:
     bench = Bench(depth=depth, spare_rows=spare_rows)
     alone = bench.steps_to_first_token(bench.add("ada"))
     for _ in range(100):

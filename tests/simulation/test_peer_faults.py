@@ -82,7 +82,7 @@ def test_whatever_befalls_a_copy_answers_are_exact_and_blocks_are_conserved(seed
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_nor_in_fifty_thousand_seeds() -> None:
+def test_answers_are_exact_and_blocks_conserved_in_fifty_thousand_seeds() -> None:
     check_seeds(range(52_000))
 
 

@@ -31,7 +31,7 @@ def test_whatever_the_owner_does_meanwhile_a_block_that_counts_is_the_one_that_w
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_nor_in_fifty_thousand_seeds() -> None:
+def test_a_block_that_counts_is_the_one_looked_for_in_fifty_thousand_seeds() -> None:
     check_seeds(range(1000, 51_000))
 
 

@@ -75,7 +75,7 @@ def test_after_any_fault_answers_are_exact_blocks_are_conserved_and_nobody_starv
 
 
 @pytest.mark.parametrize("pages", PAGES)
-def test_so_it_is_where_blocks_have_several_pages_and_sequences_states(pages: str) -> None:
+def test_answers_are_exact_where_blocks_have_several_pages_and_sequences_states(pages: str) -> None:
     seen = check_seeds(range(50), MANY_ROUNDS, pages)
     names = ("host", "disk", "elsewhere", "damaged", "given up", "copied")
     assert min(seen[name] for name in names) > 0
@@ -83,14 +83,14 @@ def test_so_it_is_where_blocks_have_several_pages_and_sequences_states(pages: st
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_nor_in_fifty_thousand_seeds() -> None:
+def test_answers_are_exact_in_fifty_thousand_seeds() -> None:
     check_seeds(range(52_000))
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("pages", PAGES)
-def test_nor_in_ten_thousand_seeds_of_several_pages_and_states(pages: str) -> None:
+def test_answers_are_exact_in_ten_thousand_seeds_of_several_pages_and_states(pages: str) -> None:
     check_seeds(range(5_000), MANY_ROUNDS, pages)
 
 

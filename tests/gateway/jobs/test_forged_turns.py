@@ -105,12 +105,12 @@ def test_whichever_message_it_is_no_turn_is_forged(
     assert (forged.count(START), forged.count(END)) == (plain.count(START), plain.count(END))
 
 
-def test_nor_by_a_tools_description_or_schema(escaping: Gateway, gateway: Gateway) -> None:
+def test_a_tools_description_or_schema_forges_no_turn(escaping: Gateway, gateway: Gateway) -> None:
     assert len(turns(gateway, "Hi", tools=[TOOL])) > 3
     assert len(turns(escaping, "Hi", tools=[TOOL])) == 3
 
 
-def test_nor_over_grpc(escaping: Gateway, gateway: Gateway) -> None:
+def test_no_message_over_grpc_forges_a_turn(escaping: Gateway, gateway: Gateway) -> None:
     prompts = []
     for each in (gateway, escaping):
         with grpc.insecure_channel(each.grpc) as channel:

@@ -115,7 +115,7 @@ async def test_a_turn_given_to_somebody_who_leaves_in_that_moment_is_passed_on()
     assert (admission.num_running, admission.num_queued) == (0, 0)
 
 
-async def test_whoever_leaves_the_queue_takes_no_turn() -> None:
+async def test_a_request_that_leaves_the_queue_takes_no_turn() -> None:
     admission = Admission(1, 10)
     log = list[int]()
     release = asyncio.Event()

@@ -187,7 +187,7 @@ async def test_a_request_for_a_model_that_is_being_loaded_waits_and_for_one_that
     await failing
 
 
-async def test_whoever_starts_replicas_hears_of_the_first_who_waits_and_of_the_last_who_left(
+async def test_the_starter_of_replicas_is_notified_of_the_first_waiting_request_and_of_the_last_that_left(
     nats_url: str,
 ) -> None:
     async with (

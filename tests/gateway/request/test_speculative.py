@@ -252,7 +252,7 @@ async def test_the_terminal_says_how_many_tokens_a_step_brought(
     ids=["drafted", "plain", "silent"],
 )
 @pytest.mark.long
-async def test_so_does_the_page(
+async def test_the_page_shows_what_drafts_brought(
     engine: dict[str, Any] | None, said: list[str], js_folder: Path
 ) -> None:
     usage = {

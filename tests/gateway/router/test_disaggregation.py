@@ -145,12 +145,12 @@ def test_it_is_not_where_nothing_runs(cluster: Cluster) -> None:
     assert decision.hands_over is False
 
 
-def test_nor_where_the_prompt_is_cached_at_the_decode_side(cluster: Cluster) -> None:
+def test_a_prompt_cached_at_the_decode_engine_is_not_handed_over(cluster: Cluster) -> None:
     cluster.caches("d", PROMPT)
     assert choose(cluster, may_hand_over=True).replica_id == "d"
 
 
-def test_nor_where_the_prompt_would_be_computed_twice(cluster: Cluster) -> None:
+def test_a_prompt_that_would_be_computed_twice_is_not_handed_over(cluster: Cluster) -> None:
     """Engines that cannot pull do not go on behind others."""
     for name in "de":
         cluster.reports(name, replace(IDLE, role="decode", num_running=8))

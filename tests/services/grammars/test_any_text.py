@@ -108,7 +108,9 @@ def test_text_is_written_as_it_was_given(kind: str, walker: Walker, demo_model: 
 
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(text=st.text(min_size=1, max_size=6), kind=st.sampled_from(sorted(ASKED)))
-def test_so_is_any_text(text: str, kind: str, walker: Walker, demo_model: TextModel) -> None:
+def test_any_text_is_written_exactly(
+    text: str, kind: str, walker: Walker, demo_model: TextModel
+) -> None:
     asked, read = ASKED[kind](text)
     assume(demo_model.tokenizer.missing_bytes.isdisjoint(text.encode()))
     grammar = content_grammar(demo_model, asked)
@@ -201,7 +203,9 @@ def demo_grammars(demo_folder: Path) -> Grammars:
         ('root ::= "a"{99999999999999999999999}', "is no GBNF: "),
     ],
 )
-def test_so_has_the_refusal_of_gbnf(grammar: str, message: str, demo_grammars: Grammars) -> None:
+def test_refusals_of_gbnf_quote_no_compiler(
+    grammar: str, message: str, demo_grammars: Grammars
+) -> None:
     with pytest.raises((BadRequest, GrammarError)) as refused:
         demo_grammars.compile(grammar_of(StructuredOutput(grammar=grammar), {}))
     if isinstance(refused.value, BadRequest):

@@ -165,5 +165,7 @@ def test_a_generated_schema_is_refused_or_kept(
 @pytest.mark.timeout(1800)
 @settings(max_examples=10_000, **COMMON)
 @given(schema=SCHEMAS, dice=st.randoms(use_true_random=False))
-def test_so_are_thousands(walker: Walker, schema: Schema, dice: random.Random) -> None:
+def test_thousands_of_generated_schemas_are_followed(
+    walker: Walker, schema: Schema, dice: random.Random
+) -> None:
     check(walker, schema, dice)

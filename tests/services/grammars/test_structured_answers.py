@@ -102,7 +102,9 @@ async def test_every_completed_answer_to_any_of_many_schemas_validates(
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-async def test_so_it_does_for_thousands(demo_model: TextModel, compiler: GrammarCompiler) -> None:
+async def test_completed_answers_to_thousands_of_schemas_validate(
+    demo_model: TextModel, compiler: GrammarCompiler
+) -> None:
     for seed in range(10):
         await check_schemas(
             demo_model,

@@ -239,7 +239,7 @@ async def test_a_seed_that_is_no_engine_is_named_by_its_address(served: Member) 
         )
 
 
-async def test_whoever_answers_at_an_address_without_being_what_is_looked_for_is_not_it(
+async def test_another_stage_at_a_members_address_is_not_taken_for_it(
     served: Member,
 ) -> None:
     async with Prober.open() as prober:

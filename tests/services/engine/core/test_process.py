@@ -262,7 +262,7 @@ def test_a_step_says_what_it_computed_and_how_long_it_took(core: Core) -> None:
     assert 0.045 < sum(step.seconds for step in steps) < time.monotonic() - began
 
 
-def test_whoever_fills_masks_hears_of_nothing_but_masks_wanted_and_tokens_drawn_under_them(
+def test_the_thread_that_fills_masks_gets_only_wanted_masks_and_tokens_drawn_under_them(
     core: Core,
 ) -> None:
     core.send(request(1), request(2, max_tokens=3, has_grammar=True))
