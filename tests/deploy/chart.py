@@ -4,8 +4,8 @@ Run as a program with a mode and the name of the releases, this module reads JSO
 input and writes JSON to standard output. With `steps` it reads releases, each a list of the values
 of an install and then of upgrades, and writes the objects after each step, or the reason why the
 last step was refused. With `notes` it reads the values of installs and writes the notes that Helm
-prints after each. Helm's library reads its environment when its process starts, so it runs in a
-process of its own.
+prints after each, with `hooks` the objects that `helm test` creates. Helm's library reads its
+environment when its process starts, so it runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from tests.deploy.kube_api import Object, kube_api
 
@@ -68,6 +70,12 @@ def notes(values: list[Values]) -> list[str]:
     return told
 
 
+def hooks(values: list[Values]) -> list[list[Object]]:
+    """Objects that `helm test` creates after an install with each of the values."""
+    told: list[list[Object]] = _run_module("hooks", values)
+    return told
+
+
 def of_kind(objects: list[Object], kind: str) -> dict[str, Object]:
     """By name."""
     return {each["metadata"]["name"]: each for each in objects if each["kind"] == kind}
@@ -95,7 +103,8 @@ async def steps(values: list[Values], name: str) -> list[list[Object]] | str:
     return found
 
 
-async def install_notes(values: Values, name: str) -> str:
+async def installed(values: Values, name: str) -> dict[str, Any]:
+    """The release, as Helm reports it."""
     import helm_sdkpy  # noqa: PLC0415 (as above)
 
     with kube_api() as api:
@@ -105,14 +114,25 @@ async def install_notes(values: Values, name: str) -> str:
             "server_side_apply": True,
             "force_conflicts": True,
         }
-        release = await helm_sdkpy.Install(config).run(name, str(CHART), values, **options)
-        return str(release["info"]["notes"])
+        release: dict[str, Any] = await helm_sdkpy.Install(config).run(
+            name, str(CHART), values, **options
+        )
+        return release
+
+
+async def install_notes(values: Values, name: str) -> str:
+    return str((await installed(values, name))["info"]["notes"])
+
+
+async def install_hooks(values: Values, name: str) -> list[Object]:
+    return [yaml.safe_load(each["manifest"]) for each in (await installed(values, name))["hooks"]]
 
 
 if __name__ == "__main__":
     answers: dict[str, Callable[[Any, str], Coroutine[Any, Any, Any]]] = {
         "steps": steps,
         "notes": install_notes,
+        "hooks": install_hooks,
     }
     _, mode, name = sys.argv
     json.dump([asyncio.run(answers[mode](each, name)) for each in json.load(sys.stdin)], sys.stdout)

@@ -34,7 +34,10 @@ SETTINGS: dict[str, Any] = {
     "output-processor": OutputProcessorSettings,
     "engine": EngineSettings,
 }
-OF_OTHERS = {"ScaledObject", "HTTPRoute", "GRPCRoute", "PodMonitor", "PrometheusRule"}
+OF_OTHERS = {
+    *("ScaledObject", "HTTPRoute", "GRPCRoute", "InferencePool"),
+    *("PodMonitor", "PrometheusRule"),
+}
 """Kinds that are no part of Kubernetes itself; no schemas of them are at hand."""
 TWO_MODELS = [
     {"name": "small", "model": "smollm2-135m-instruct"},
@@ -88,6 +91,8 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
             "hostnames": ["llm.example"],
             "grpcHostnames": ["grpc.llm.example"],
         },
+        "gateway": {"autoscaling": {"enabled": True}},
+        "inferencePool": {"enabled": True, "endpointPicker": {"name": "picker"}},
         "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
         "alerts": {"enabled": True, "labels": {"release": "prometheus"}},
         "dashboards": {"enabled": True},

@@ -89,3 +89,32 @@ def test_the_path_that_keda_asks_for_is_the_served_name_encoded() -> None:
     assert all(quote(unquote(each), safe="/") == each for each in paths)
     # Administrators compare with `curl GATEWAY/demand/NAME`.
     assert "/demand/Qwen/Qwen3-8B" in paths
+
+
+def test_gateways_are_scaled_by_their_cpu_from_the_number_of_replicas_on() -> None:
+    scaled = {"replicas": 3, "autoscaling": {"enabled": True, "maxReplicas": 9, "cpuPercent": 60}}
+    (objects,), (plain,) = applied([[{"gateway": scaled}], [{}]])
+    (autoscaler,) = of_kind(objects, "HorizontalPodAutoscaler").values()
+    spec = autoscaler["spec"]
+    assert spec["scaleTargetRef"]["name"] == "hw-gateway"
+    assert (spec["minReplicas"], spec["maxReplicas"]) == (3, 9)
+    assert spec["metrics"][0]["resource"]["target"]["averageUtilization"] == 60
+    # A number in the Deployment would undo the autoscaler's at each upgrade.
+    gateway = of_kind(objects, "Deployment")["hw-gateway"]
+    assert "replicas" not in gateway["spec"]
+    assert "cpu" in gateway["spec"]["template"]["spec"]["containers"][0]["resources"]["requests"]
+    assert of_kind(plain, "HorizontalPodAutoscaler") == {}
+    assert of_kind(plain, "Deployment")["hw-gateway"]["spec"]["replicas"] == 2
+
+
+def test_a_pool_of_the_inference_extension_has_the_gateways_and_the_picker_of_the_values() -> None:
+    pool = {"enabled": True, "endpointPicker": {"name": "picker", "port": 9003}}
+    ((objects,),) = applied([[{"inferencePool": pool}]])
+    (found,) = of_kind(objects, "InferencePool").values()
+    gateway = of_kind(objects, "Deployment")["hw-gateway"]["spec"]["template"]
+    labels = gateway["metadata"]["labels"]
+    assert found["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    ports = [each["containerPort"] for each in gateway["spec"]["containers"][0]["ports"]]
+    assert found["spec"]["targetPorts"][0]["number"] in ports
+    picker = found["spec"]["endpointPickerRef"]
+    assert (picker["name"], picker["port"]["number"]) == ("picker", 9003)

@@ -37,6 +37,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "at '/otlpEndpoint': 'collector:4317' does not match pattern",
     ),
     ({"httpRoute": {"enabled": True}}, "httpRoute.parentRefs is empty"),
+    ({"inferencePool": {"enabled": True}}, "inferencePool.endpointPicker.name is missing"),
+    (
+        {"gateway": {"replicas": 4, "autoscaling": {"enabled": True, "maxReplicas": 3}}},
+        "gateway.autoscaling.maxReplicas is 3; allowed: gateway.replicas (4) or more",
+    ),
     (
         {"engines": [{"name": "a", "model": "m", "device": "cuda"}]},
         "engines[0].resources.limits.memory is 4Gi; allowed with device cuda: 8Gi or more",
