@@ -30,6 +30,7 @@ def trial(engine: SmallEngine) -> Trial:
     return Trial(engine.executor, engine.config, TINY["vocab_size"], 0, stress)
 
 
+@pytest.mark.long
 def test_an_engine_whose_bits_do_not_depend_on_company_shows_no_difference(
     engine: SmallEngine,
 ) -> None:
@@ -38,6 +39,7 @@ def test_an_engine_whose_bits_do_not_depend_on_company_shows_no_difference(
     assert (compared.num_rounds > 0, compared.num_compared) == (True, 18)
 
 
+@pytest.mark.long
 def test_a_token_that_company_changes_is_found(
     engine: SmallEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,6 +61,7 @@ def test_a_token_that_company_changes_is_found(
     assert any(each.company == "together" and each.what.startswith("token") for each in differences)
 
 
+@pytest.mark.long
 def test_keys_that_company_changes_are_found_where_no_token_does(
     engine: SmallEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

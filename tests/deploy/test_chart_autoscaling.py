@@ -17,6 +17,8 @@ from tests.deploy.test_monitoring import selectors
 if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
     pytest.skip("Helm's library is built for Linux on x86-64", allow_module_level=True)
 
+pytestmark = pytest.mark.long
+
 PROMETHEUS = {"scaler": "prometheus", "prometheusAddress": "http://prometheus:9090"}
 
 

@@ -20,6 +20,7 @@ if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
     pytest.skip("Helm's library is built for Linux on x86-64", allow_module_level=True)
 
 
+@pytest.mark.long
 def test_an_engine_has_as_many_threads_as_its_limit_leaves_cores() -> None:
     cores = {"a": "2500m", "b": 2, "c": "0.5", "d": None}
     made = [
@@ -44,6 +45,7 @@ def test_an_engine_has_as_many_threads_as_its_limit_leaves_cores() -> None:
     assert threads == {"a": 3, "b": 2, "c": 1, "d": 0, "e": 8}
 
 
+@pytest.mark.long
 def test_roles_and_parallel_sizes_are_passed_where_they_are_set() -> None:
     engine = {
         "name": "e",
@@ -65,6 +67,7 @@ def test_roles_and_parallel_sizes_are_passed_where_they_are_set() -> None:
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
 
 
+@pytest.mark.long
 def test_engines_of_two_roles_serve_one_model() -> None:
     engine = {"model": "m", "servedModelName": "served"}
     pools = [
@@ -118,6 +121,7 @@ def test_values_of_engines_that_do_not_fit_each_other_are_refused_by_name() -> N
         assert sentence in words
 
 
+@pytest.mark.long
 def test_a_number_of_replicas_that_does_not_follow_demand_has_no_maximum() -> None:
     engine = {"name": "a", "model": "m", "minReplicas": 6}
     ((objects,),) = applied([[{"keda": {"enabled": False}, "engines": [engine]}]])

@@ -14,6 +14,8 @@ from tests.deploy.kube_api import Object
 if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
     pytest.skip("Helm's library is built for Linux on x86-64", allow_module_level=True)
 
+pytestmark = pytest.mark.long
+
 RELEASE = "r" * 53
 ENGINES = [{"name": f"{'e' * 19}{i}", "model": "m", "servedModelName": f"m{i}"} for i in (1, 2)]
 LIMITS = {

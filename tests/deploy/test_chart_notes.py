@@ -13,6 +13,8 @@ from tests.deploy.chart import notes
 if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
     pytest.skip("Helm's library is built for Linux on x86-64", allow_module_level=True)
 
+pytestmark = pytest.mark.long
+
 
 def test_the_first_chat_has_its_key_and_the_scheme_of_the_gateway() -> None:
     plain, with_tls = notes([{}, {"clientTls": {"secret": "tls"}}])

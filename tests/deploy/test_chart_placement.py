@@ -15,6 +15,8 @@ from tests.deploy.test_chart import pods, stage_of
 if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
     pytest.skip("Helm's library is built for Linux on x86-64", allow_module_level=True)
 
+pytestmark = pytest.mark.long
+
 FRONT = {"gateway": "gateway", "processor": "processor", "outputProcessor": "output-processor"}
 """Stages without engines, by the name of their values."""
 PREFERRED = {

@@ -23,6 +23,7 @@ CLOSED = {
 }
 
 
+@pytest.mark.long
 def test_it_asks_the_gateway_for_every_model_with_a_tenants_key_and_may_reach_it() -> None:
     (plain,), (closed,) = hooks([{}, CLOSED])
     program = (CHART / "files/test.py").read_text()

@@ -61,6 +61,7 @@ OTHER_PODS: list[dict[str, Any]] = [
 job."""
 
 
+@pytest.mark.long
 def test_a_job_whose_pod_changes_is_another_job(first: list[Object]) -> None:
     made = [first, *others(OTHER_PODS)]
     names = [name for objects in made for name in of_kind(objects, "Job")]

@@ -116,12 +116,14 @@ def test_an_entry_takes_the_dtypes_and_roles_of_engines() -> None:
         assert set(each["properties"]["role"]["enum"]) == set(ROLES)
 
 
+@pytest.mark.long
 def test_a_start_probe_may_fail_once_at_least() -> None:
     ((objects,),) = applied([[{"probes": {"startSeconds": 3, "periodSeconds": 5}}]])
     found = [container["startupProbe"]["failureThreshold"] for _, container, _ in stages(objects)]
     assert found == [1, 1, 1, 1]
 
 
+@pytest.mark.long
 def test_a_variable_of_the_values_takes_the_place_of_the_chart_s_own() -> None:
     env = {"HEADWATER_LOG_LEVEL": "debug", "NUMBA_CACHE_DIR": "/tmp/numba"}
     ((objects,),) = applied([[{"gateway": {"env": env}, "engineDefaults": {"env": env}}]])
@@ -133,6 +135,7 @@ def test_a_variable_of_the_values_takes_the_place_of_the_chart_s_own() -> None:
         assert dict(found).get("NUMBA_CACHE_DIR") == ("/tmp/numba" if is_given else None)
 
 
+@pytest.mark.long
 def test_whole_numbers_of_variables_and_tags_are_written_in_digits() -> None:
     env = {
         "HEADWATER_STORAGE_BYTES": 17_179_869_184,
@@ -146,6 +149,7 @@ def test_whole_numbers_of_variables_and_tags_are_written_in_digits() -> None:
     assert gateway["image"] == "headwater-front:20261127"
 
 
+@pytest.mark.long
 def test_an_ingress_speaks_tls_to_gateways_that_have_a_certificate() -> None:
     ingress = {"ingress": {"enabled": True, "host": "llm.example"}}
     tls = {"clientTls": {"secret": "tls"}}
@@ -158,6 +162,7 @@ def test_an_ingress_speaks_tls_to_gateways_that_have_a_certificate() -> None:
     assert found == [None, "HTTPS", "GRPCS"]
 
 
+@pytest.mark.long
 def test_stages_may_call_outside_servers_at_the_ports_of_their_urls() -> None:
     values = {
         "nats": {"url": "nats://gateway:secret@one.example:4333,tls://two.example"},
@@ -170,6 +175,7 @@ def test_stages_may_call_outside_servers_at_the_ports_of_their_urls() -> None:
         assert ports == [{"port": 4222}, {"port": 6379}, {"port": 4333}, {"port": 6380}]
 
 
+@pytest.mark.long
 def test_stages_may_call_the_collector_that_they_send_spans_to() -> None:
     ((objects,),) = applied([[{"otlpEndpoint": "http://collector.tracing:4317"}]])
     for stage in ("gateway", "processor", "output-processor", "engine"):
@@ -196,6 +202,7 @@ def test_only_the_paths_of_clients_are_published_unless_the_values_name_others()
     assert not {"/", "/admin", "/metrics", "/demand", "/console"} & set(outside)
 
 
+@pytest.mark.long
 def test_pods_have_the_labels_and_the_account_of_the_values_and_names_begin_as_they_say() -> None:
     values = {
         "fullnameOverride": "llm",

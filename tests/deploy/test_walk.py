@@ -16,6 +16,7 @@ STEPS = re.findall(
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("step", "arguments"), STEPS, ids=[step for step, _ in STEPS])
 def test_a_step_that_runs_tests_finds_some(step: str, arguments: str) -> None:
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *shlex.split(arguments)]

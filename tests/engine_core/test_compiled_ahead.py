@@ -313,7 +313,7 @@ def sampling(rng: np.random.Generator) -> SamplingParams:
         pytest.param(8192, 3, torch.bfloat16, False, False, False, marks=pytest.mark.long),
         pytest.param(8192, 96, torch.bfloat16, True, True, False, marks=pytest.mark.long),
         pytest.param(8192, 3, torch.bfloat16, True, True, False, marks=pytest.mark.long),
-        (2048, 96, torch.bfloat16, True, True, True),
+        pytest.param(2048, 96, torch.bfloat16, True, True, True, marks=pytest.mark.long),
     ],
 )
 def test_nothing_is_compiled_that_was_not_compiled_ahead(
@@ -341,6 +341,7 @@ def test_nothing_is_compiled_that_was_not_compiled_ahead(
     assert not new, "\n".join(sorted(str(x)[:400] for x in new))
 
 
+@pytest.mark.long
 def test_page_groups_of_a_mixed_model_compile_no_kernel_for_themselves(
     launches: Launches, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -234,6 +234,7 @@ def test_experts_are_rounded_when_a_model_is_converted_and_their_router_is_not(
     check_any_company(tmp_path / "ours")
 
 
+@pytest.mark.long
 def test_random_weights_of_few_bits_leave_routers_as_they_are(
     published: Folder, tmp_path: Path
 ) -> None:

@@ -230,7 +230,7 @@ FAMILIES = {
 SHORT = "mistral with a window", "gemma3 whose last layer has a window"
 
 
-@pytest.fixture(scope="module", params=long_but(FAMILIES, *SHORT))
+@pytest.fixture(scope="module", params=long_but(FAMILIES, SHORT[-1]))
 def checkpoint(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Checkpoint:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from headwater.bench.hostile.attacker import NICENESS, attacker
 from headwater.bench.hostile.bodies import CONTROLS, named
 
 AUTOGROUP = Path("/proc/self/autogroup")
 
 
+@pytest.mark.long
 def test_it_yields_to_the_servers_within_its_session_and_as_a_session() -> None:
     with attacker() as process:
         assert process.submit(os.getpriority, os.PRIO_PROCESS, 0).result() == NICENESS

@@ -298,6 +298,7 @@ def test_a_link_that_is_cut_ends_the_engine_and_the_stage_of_the_host(
             assert engine.tokens(PROMPTS, greedy(8)) == one.tokens(PROMPTS, greedy(8))
 
 
+@pytest.mark.long
 def test_a_host_that_is_asked_to_end_does_so_with_its_ranks(qwen3: Path, tmp_path: Path) -> None:
     with engine_with_hosts(qwen3, tmp_path) as (engine, [host]):
         loss = Loss(engine)
@@ -314,6 +315,7 @@ def test_a_host_that_is_asked_to_end_does_so_with_its_ranks(qwen3: Path, tmp_pat
         assert host.wait() == 0
 
 
+@pytest.mark.long
 def test_a_second_host_waits_until_a_stage_is_missing(qwen3: Path, tmp_path: Path) -> None:
     address = free_address()
     secret = write_secret(tmp_path)

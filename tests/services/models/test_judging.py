@@ -119,6 +119,7 @@ def test_a_dry_run_judges_the_code_that_is_asked_for(hub: Hub, tmp_path: Path) -
     assert set(hub.downloaded) == {"config.json"}
 
 
+@pytest.mark.long
 def test_of_a_repository_without_safetensors_torchs_own_files_are_downloaded(
     hub: Hub, tmp_path: Path
 ) -> None:
