@@ -35,7 +35,7 @@ SETTINGS: dict[str, Any] = {
     "engine": EngineSettings,
 }
 OF_OTHERS = {
-    *("ScaledObject", "HTTPRoute", "GRPCRoute", "InferencePool"),
+    *("ScaledObject", "LeaderWorkerSet", "HTTPRoute", "GRPCRoute", "InferencePool"),
     *("PodMonitor", "PrometheusRule"),
 }
 """Kinds that are no part of Kubernetes itself; no schemas of them are at hand."""
@@ -311,12 +311,19 @@ def test_a_pod_gets_the_secrets_of_its_own_role(objects: list[Object]) -> None:
         assert mounted - keys <= {"stage-tls", "client-tls"}
 
 
-def test_engines_follow_demand_and_nothing_else_does(objects: list[Object]) -> None:
+def test_engines_follow_demand_and_gateways_their_cpu_and_nothing_else_is_scaled(
+    objects: list[Object],
+) -> None:
     deployments = of_kind(objects, "Deployment")
     scaled = {
         each["spec"]["scaleTargetRef"]["name"] for each in of_kind(objects, "ScaledObject").values()
     }
     assert all("-engine-" in name for name in scaled)
+    # Gateways follow their CPU where the values ask for it.
+    scaled |= {
+        each["spec"]["scaleTargetRef"]["name"]
+        for each in of_kind(objects, "HorizontalPodAutoscaler").values()
+    }
     assert {name for name, each in deployments.items() if "replicas" not in each["spec"]} == scaled
     assert all(each["spec"].get("replicas", 1) >= 1 for each in deployments.values())
 

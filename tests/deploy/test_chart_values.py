@@ -37,6 +37,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "at '/otlpEndpoint': 'collector:4317' does not match pattern",
     ),
     ({"httpRoute": {"enabled": True}}, "httpRoute.parentRefs is empty"),
+    (
+        {"engines": [{"name": "a", "model": "m", "hosts": 2}]},
+        "engines[0].hosts is 2; allowed: 1, or pipelineParallelSize (1), a stage for each",
+    ),
     ({"inferencePool": {"enabled": True}}, "inferencePool.endpointPicker.name is missing"),
     (
         {"gateway": {"replicas": 4, "autoscaling": {"enabled": True, "maxReplicas": 3}}},

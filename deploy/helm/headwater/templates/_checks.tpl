@@ -14,6 +14,9 @@
 {{- if and .gpus (eq .device "cpu") -}}
 {{- fail (printf "%s.gpus is %v; allowed: 0 with device cpu, or another device" $at .gpus) -}}
 {{- end -}}
+{{- if and (gt (int .hosts) 1) (ne (int .hosts) (int .pipelineParallelSize)) -}}
+{{- fail (printf "%s.hosts is %v; allowed: 1, or pipelineParallelSize (%v), a stage for each" $at .hosts .pipelineParallelSize) -}}
+{{- end -}}
 {{- $limit := dig "limits" "memory" "" .resources | toString -}}
 {{- if and (ne .device "cpu") $limit (lt (include "headwater.mebibytes" $limit | int) 8192) -}}
 {{- fail (printf "%s.resources.limits.memory is %s; allowed with device %s: 8Gi or more, or no limit" $at $limit .device) -}}

@@ -110,6 +110,11 @@ its node: a thread for each would wait for the others most of the time. */ -}}
 {{- if and .root.Values.keda.enabled (ne (int .engine.minReplicas) (int .engine.maxReplicas)) }}true{{ end -}}
 {{- end -}}
 
+{{- /* Whether an engine has stages on other hosts: "true" or nothing. */ -}}
+{{- define "headwater.hasStageHosts" -}}
+{{- range include "headwater.engines" . | fromJsonArray }}{{ if gt (int .hosts) 1 }}true{{ end }}{{ end -}}
+{{- end -}}
+
 {{- /* Port of a URL; nothing where it names none. */ -}}
 {{- define "headwater.portOf" -}}
 {{- regexReplaceAll "^.*@" . "" | regexFind ":[0-9]+([/?]|$)" | trimAll ":/?" -}}
