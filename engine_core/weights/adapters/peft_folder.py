@@ -125,7 +125,7 @@ def _entries_of(data: bytearray) -> dict[str, _Entry]:
     first = 8 + length
     is_whole = first <= len(data) and length <= MAX_HEADER_BYTES
     require(is_whole, "adapter file", TENSORS_NAME, WHOLE)
-    header = object_of(bytes(data[8:first]), f"header of {TENSORS_NAME}")
+    header = object_of(data[8:first], f"header of {TENSORS_NAME}")
     entries = {}
     for name, facts in header.items():
         if name == "__metadata__":
