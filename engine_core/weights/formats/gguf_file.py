@@ -47,6 +47,8 @@ YARN_FIELDS = {
     "yarn_attn_factor": "attention_factor",
 }
 """Keys behind `rope.scaling.` that a file may have."""
+NORMALIZED = ("qwen3moe", "qwen3next", "qwen35moe", "lfm2moe")
+"""Families whose weights of experts are divided by their sum, and whose files do not state it."""
 MAX_FACTORS = 4096
 MAX_DRAFTING = 16
 """Several times as many layers that draft as any model has."""
@@ -118,7 +120,7 @@ class GgufFile:
             "num_hidden_layers": self._num_layers,
             "num_nextn_predict_layers": self._num_drafting,
             "num_attention_heads": num_heads,
-            "num_key_value_heads": self.meta("attention.head_count_kv", num_heads),
+            "num_key_value_heads": self._num_kv_heads,
             "head_dim": head_dim,
             "max_position_embeddings": self.meta("context_length"),
             self._family.norm_eps: self._norm_eps(),
@@ -194,6 +196,9 @@ class GgufFile:
         tensor = self._tensors[name]
         values = np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
         loaded = self._in_our_order(name, torch.from_numpy(values))
+        layer = _OF_LAYER.fullmatch(name)
+        if layer is not None and layer[2] in self._family.changed:
+            return self._family.changed[layer[2]](loaded)
         # Some norms of Hugging Face multiply by 1 + weight, those of a file by its weight.
         return loaded - self._family.norm_offset if name.endswith("_norm.weight") else loaded
 
@@ -207,7 +212,7 @@ class GgufFile:
             return rows
         heads = self.meta("attention.head_count")
         if ".attn_k." in name:
-            heads = self.meta("attention.head_count_kv", heads)
+            heads = self._num_kv_heads
         if len(rows) % (2 * heads):
             raise ConfigError(
                 f"checkpoint tensor {name}", tuple(rows.shape), f"pairs of rows of {heads} heads"
@@ -227,6 +232,13 @@ class GgufFile:
             raise ConfigError("tensor", name, "tensors of a Llama-like decoder")
         whole = names[rest] if rest in names else f"{names[stem]}.{kind}"
         return f"model.layers.{match[1]}.{whole}"
+
+    @property
+    def _num_kv_heads(self) -> Any:
+        """Key heads of a layer that has any; a file may have them by layer."""
+        heads = self.meta("attention.head_count_kv", self.meta("attention.head_count"))
+        is_list = isinstance(heads, list) and heads and all(type(each) is int for each in heads)
+        return max(heads) if is_list else heads
 
     @property
     def _num_drafting(self) -> int:
@@ -256,8 +268,7 @@ class GgufFile:
             "num_local_experts": count,
             "num_experts_per_tok": self.meta("expert_used_count"),
             "moe_intermediate_size": inner,
-            # Files of Qwen do not state it.
-            "norm_topk_prob": self.meta("expert_weights_norm", self._arch == "qwen3moe"),
+            "norm_topk_prob": self.meta("expert_weights_norm", self._arch in NORMALIZED),
         }
         if self._arch == "qwen2moe":
             fields["shared_expert_intermediate_size"] = self.meta(
