@@ -68,6 +68,11 @@ GEMMA4 = SHAPE | {
 }
 FULL = "full_attention"
 MAMBA = "linear_attention"
+DELTA = SHAPE | {
+    **{"head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4},
+    **{"linear_key_head_dim": 32, "linear_value_head_dim": 32},
+    **{"num_hidden_layers": 4, "layer_types": 3 * [MAMBA] + [FULL]},
+}
 FALCON_H1 = SHAPE | {
     **{"pad_token_id": 0, "head_dim": 16, "mamba_d_ssm": 64, "mamba_n_heads": 4},
     **{"mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 2, "mamba_chunk_size": 16},
@@ -259,6 +264,13 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     ),
     "qwen3": lambda: transformers.Qwen3Config(**HEADS_OF_32, rope_parameters=YARN),
     "qwen3-moe": lambda: transformers.Qwen3MoeConfig(**TIED, **EXPERTS, norm_topk_prob=True),
+    "qwen3-next": lambda: transformers.Qwen3NextConfig(
+        **DELTA | {"intermediate_size": 16}, **EXPERTS, shared_expert_intermediate_size=32
+    ),
+    "qwen3.5": lambda: transformers.Qwen3_5TextConfig(**DELTA),
+    "qwen3.5-moe": lambda: transformers.Qwen3_5MoeTextConfig(
+        **DELTA, **EXPERTS, shared_expert_intermediate_size=32
+    ),
     "qwen3-vl": lambda: transformers.Qwen3VLConfig(
         text_config=HEADS_OF_32
         | {"rope_parameters": {"rope_theta": 1e4, "mrope_section": [6, 5, 5]}},
@@ -273,7 +285,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     ),
     "starcoder2": lambda: transformers.Starcoder2Config(**TIED, sliding_window=None),
 }
-SEEDS = {"mixtral": 1}
+SEEDS = {"mixtral": 1, "qwen3-next": 1}
 """Seeds of models whose routers are not undecided about a token of the prompt with others."""
 PUBLISHED = {
     "cohere2": {"rotary_pct": 1.0},

@@ -65,6 +65,7 @@ def convert(folder: Path, config: dict[str, Any], path: Path) -> None:
 
     model = get_model_class(config["architectures"][0])
     model.set_vocab = TextModel._set_vocab_gpt2
+    model.no_mtp = "num_nextn_predict_layers" not in config
     TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
     kinds = gguf.LlamaFileType
     kind = kinds.MOSTLY_Q8_0 if path.stem.endswith(PACKED) else kinds.MOSTLY_F16

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from . import gguf_experts, gguf_fields, gguf_states
+from . import gguf_delta, gguf_experts, gguf_fields, gguf_states
 from .gguf_fields import Config, GgufFields
 
 Names = Mapping[str, str]
@@ -113,10 +114,22 @@ class GgufFamily:
     """Whether `fields` reads tensors of rotary positions."""
     changed: Mapping[str, gguf_states.Change] = field(default_factory=dict)
     """By a name behind `blk.N.`, what makes a tensor that of a checkpoint."""
+    rows: Callable[[GgufFields, str], list[int] | None] = lambda file, name: None
+    columns: Callable[[GgufFields, str], list[int] | None] = lambda file, name: None
+    """By a name behind `blk.N.`, the rows or columns of a file's matrix in our order; None: they lie
+    so."""
     fields: Callable[[GgufFields, Config], Config] = lambda file, config: {}
     """Fields of a Hugging Face config beside those that all families have."""
 
 
+DELTA_NETS: dict[str, Any] = {
+    "layer_names": LAYER_NAMES | gguf_delta.NAMES,
+    "norm_offset": 1.0,
+    "rotates_parts": True,
+    "changed": gguf_delta.CHANGES,
+    "fields": gguf_delta.qwen3_5,
+}
+"""Fields of families with gated delta nets."""
 FAMILIES = {
     "cohere2": GgufFamily(
         architecture="Cohere2ForCausalLM", norm_eps="layer_norm_eps", fields=gguf_fields.cohere2
@@ -266,6 +279,27 @@ FAMILIES = {
     "qwen2moe": GgufFamily(architecture="Qwen2MoeForCausalLM"),
     "qwen2vl": GgufFamily(architecture="Qwen2_5_VLForConditionalGeneration"),
     "qwen3": GgufFamily(architecture="Qwen3ForCausalLM"),
+    "qwen35": GgufFamily(
+        architecture="Qwen3_5ForCausalLM",
+        also=("Qwen3_5ForConditionalGeneration",),
+        **DELTA_NETS,
+        rows=gguf_delta.rows_in_turns,
+        columns=gguf_delta.columns_in_turns,
+    ),
+    "qwen35moe": GgufFamily(
+        architecture="Qwen3_5MoeForCausalLM",
+        also=("Qwen3_5MoeForConditionalGeneration",),
+        **DELTA_NETS,
+        rows=gguf_delta.rows_in_turns,
+        columns=gguf_delta.columns_in_turns,
+    ),
+    # Its projections lie by kind in a file, as those of Qwen3.5.
+    "qwen3next": GgufFamily(
+        architecture="Qwen3_5MoeForCausalLM",
+        also=("Qwen3NextForCausalLM",),
+        **DELTA_NETS,
+        rows=gguf_delta.rows_of,
+    ),
     "qwen3moe": GgufFamily(architecture="Qwen3MoeForCausalLM"),
     "qwen3vl": GgufFamily(architecture="Qwen3VLForConditionalGeneration"),
     "seed_oss": GgufFamily(

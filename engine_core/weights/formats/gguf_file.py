@@ -154,6 +154,9 @@ class GgufFile:
                 yield from self._of_experts(name, match[1], _EXPERTS[match[2]], match[3])
             else:
                 format = FORMATS.get(tensor.tensor_type) if len(tensor.shape) == 2 else None
+                if self._columns(name) is not None:
+                    # Numbers that trade places share scales.
+                    format = None
                 yield (
                     self._hf_name(name),
                     self._dequantize(name) if format is None else self._packed(name, format),
@@ -196,6 +199,9 @@ class GgufFile:
         tensor = self._tensors[name]
         values = np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
         loaded = self._in_our_order(name, torch.from_numpy(values))
+        columns = self._columns(name)
+        if columns is not None:
+            return loaded[:, columns]
         layer = _OF_LAYER.fullmatch(name)
         if layer is not None and layer[2] in self._family.changed:
             return self._family.changed[layer[2]](loaded)
@@ -207,7 +213,14 @@ class GgufFile:
         return pack(self._in_our_order(name, rows), format)
 
     def _in_our_order(self, name: str, rows: torch.Tensor) -> torch.Tensor:
-        """A tensor's rows, whatever they hold, as a model that rotates halves has them."""
+        """A tensor's rows, whatever they hold, in the order of a checkpoint; those of queries and
+        keys as a model that rotates halves has them."""
+        layer = _OF_LAYER.fullmatch(name)
+        order = None if layer is None else self._family.rows(self, layer[2])
+        if order is not None:
+            own = (f"checkpoint tensor {name}", tuple(rows.shape), f"{len(order)} rows")
+            require(len(rows) == len(order), *own)
+            return rows[order]
         if not self._family.is_permuted or not (".attn_q." in name or ".attn_k." in name):
             return rows
         heads = self.meta("attention.head_count")
@@ -218,6 +231,11 @@ class GgufFile:
                 f"checkpoint tensor {name}", tuple(rows.shape), f"pairs of rows of {heads} heads"
             )
         return rows.view(heads, -1, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
+
+    def _columns(self, name: str) -> list[int] | None:
+        """Columns of a tensor in our order; None: they lie so."""
+        layer = _OF_LAYER.fullmatch(name)
+        return None if layer is None else self._family.columns(self, layer[2])
 
     def _hf_name(self, name: str) -> str:
         family = self._family
