@@ -66,6 +66,34 @@ GEMMA4 = SHAPE | {
     "final_logit_softcapping": 8.0,
     "tie_word_embeddings": True,
 }
+FULL = "full_attention"
+MAMBA = "linear_attention"
+DELTA = SHAPE | {
+    **{"head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4},
+    **{"linear_key_head_dim": 32, "linear_value_head_dim": 32},
+    **{"num_hidden_layers": 4, "layer_types": 3 * [MAMBA] + [FULL]},
+}
+FALCON_H1 = SHAPE | {
+    **{"pad_token_id": 0, "head_dim": 16, "mamba_d_ssm": 64, "mamba_n_heads": 4},
+    **{"mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 2, "mamba_chunk_size": 16},
+    **{"embedding_multiplier": 4.0, "lm_head_multiplier": 0.5, "key_multiplier": 0.5},
+    **{"attention_in_multiplier": 2.0, "attention_out_multiplier": 0.5},
+    **{"ssm_in_multiplier": 2.0, "ssm_out_multiplier": 0.5, "mlp_multipliers": [0.5, 0.25]},
+    "ssm_multipliers": [0.5, 0.25, 0.5, 1.0, 0.5],
+}
+"""Multipliers are powers of two: the converter rounds weights after it has multiplied them."""
+GRANITE_HYBRID = SHAPE | {
+    **{"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1},
+    **{"layer_types": [MAMBA, FULL], "shared_intermediate_size": 32},
+    "max_position_embeddings": 1 << 20,
+    **{"embedding_multiplier": 12.0, "logits_scaling": 8.0},
+    **{"residual_multiplier": 0.22, "attention_multiplier": 0.05},
+}
+NEMOTRON_H = {name: value for name, value in SHAPE.items() if name != "num_hidden_layers"} | {
+    **{"pad_token_id": 0, "head_dim": 16, "mamba_num_heads": 4, "mamba_head_dim": 16},
+    **{"ssm_state_size": 16, "n_groups": 2, "chunk_size": 16, "time_step_min": 1e-30},
+    "max_position_embeddings": 1 << 20,
+}
 VISION = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 FAMILIES: dict[str, Callable[[], Any]] = {
@@ -160,6 +188,34 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         **{"residual_multiplier": 0.22, "attention_multiplier": 0.05},
     ),
     "internlm3": lambda: transformers.LlamaConfig(**SHAPE, head_dim=16),
+    "falcon-h1": lambda: transformers.FalconH1Config(**FALCON_H1),
+    "falcon-h1-with-norms": lambda: transformers.FalconH1Config(
+        **FALCON_H1, mamba_rms_norm=True, mamba_norm_before_gate=False
+    ),
+    "granite-hybrid": lambda: transformers.GraniteMoeHybridConfig(
+        **GRANITE_HYBRID | {"intermediate_size": 16},
+        **{"num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+    "granite-hybrid-without-experts": lambda: transformers.GraniteMoeHybridConfig(
+        **GRANITE_HYBRID, num_local_experts=0, num_experts_per_tok=0
+    ),
+    "lfm2": lambda: transformers.Lfm2Config(
+        **TIED, layer_types=["conv", FULL], block_multiple_of=16
+    ),
+    "lfm2-moe": lambda: transformers.Lfm2MoeConfig(
+        **TIED | {"num_hidden_layers": 3},
+        **EXPERTS,
+        **{"layer_types": ["conv", FULL, "conv"], "num_dense_layers": 1},
+    ),
+    "nemotron-h": lambda: transformers.NemotronHConfig(
+        **NEMOTRON_H, layers_block_type=[MAMBA, "mlp", FULL, "mlp", MAMBA]
+    ),
+    "nemotron3": lambda: transformers.NemotronHConfig(
+        **NEMOTRON_H | {"intermediate_size": 16},
+        layers_block_type=[MAMBA, "moe", MAMBA, FULL, "moe"],
+        **{"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+        **{"moe_shared_expert_intermediate_size": 32, "routed_scaling_factor": 1.5},
+    ),
     "llama": lambda: transformers.LlamaConfig(**SHAPE, attention_bias=True),
     "llama-with-linear-rope": lambda: transformers.LlamaConfig(
         **SHAPE, rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
@@ -208,6 +264,13 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     ),
     "qwen3": lambda: transformers.Qwen3Config(**HEADS_OF_32, rope_parameters=YARN),
     "qwen3-moe": lambda: transformers.Qwen3MoeConfig(**TIED, **EXPERTS, norm_topk_prob=True),
+    "qwen3-next": lambda: transformers.Qwen3NextConfig(
+        **DELTA | {"intermediate_size": 16}, **EXPERTS, shared_expert_intermediate_size=32
+    ),
+    "qwen3.5": lambda: transformers.Qwen3_5TextConfig(**DELTA),
+    "qwen3.5-moe": lambda: transformers.Qwen3_5MoeTextConfig(
+        **DELTA, **EXPERTS, shared_expert_intermediate_size=32
+    ),
     "qwen3-vl": lambda: transformers.Qwen3VLConfig(
         text_config=HEADS_OF_32
         | {"rope_parameters": {"rope_theta": 1e4, "mrope_section": [6, 5, 5]}},
@@ -222,16 +285,33 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     ),
     "starcoder2": lambda: transformers.Starcoder2Config(**TIED, sliding_window=None),
 }
-SEEDS = {"mixtral": 1}
+SEEDS = {"mixtral": 1, "qwen3-next": 1}
 """Seeds of models whose routers are not undecided about a token of the prompt with others."""
 PUBLISHED = {
     "cohere2": {"rotary_pct": 1.0},
     "gpt-neox": {"rotary_pct": 0.5},
     "gpt-neox-one-after-the-other": {"rotary_pct": 0.25},
     "gpt2": {"n_ctx": 128},
+    "granite-hybrid": {"layer_types": ["mamba", "attention"]},
+    "granite-hybrid-without-experts": {"layer_types": ["mamba", "attention"]},
+    "nemotron-h": {
+        "hybrid_override_pattern": "M-*-M",
+        "num_hidden_layers": 5,
+        "layers_block_type": None,
+        "num_experts_per_tok": None,
+        "n_routed_experts": None,
+        "n_group": None,
+        "topk_group": None,
+    },
+    "nemotron3": {
+        "hybrid_override_pattern": "MEM*E",
+        "num_hidden_layers": 5,
+        "layers_block_type": None,
+    },
     "internlm3": {"architectures": ["InternLM3ForCausalLM"], "model_type": "internlm3"},
 }
-"""Fields of published configs that the converter reads and transformers no longer writes."""
+"""Fields of published configs that the converter reads and transformers no longer writes; None:
+those that it writes and published ones have not."""
 OTHERWISE_BY_LLAMA_CPP = {
     "exaone4-with-windows": "windows count in models of 64 layers alone",
     "gpt-oss": "yarn's bounds are whole pairs",
@@ -241,6 +321,13 @@ OTHERWISE_BY_LLAMA_CPP = {
 """What llama.cpp does not compute as transformers does."""
 DRAFTING = "model.layers.1."
 """Layer that stands for the one that drafts, which transformers does not write."""
+
+
+def as_published(config: Mapping[str, Any], family: str) -> dict[str, Any]:
+    """A config that transformers wrote with the fields of the family's published ones."""
+    published = PUBLISHED.get(family, {})
+    absent = {name for name, value in published.items() if value is None}
+    return {name: value for name, value in {**config, **published}.items() if name not in absent}
 
 
 def random_model(family: str) -> Any:

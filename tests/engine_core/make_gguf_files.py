@@ -30,9 +30,9 @@ from tests.engine_core.gguf_models import (
     FAMILIES,
     OTHERWISE_BY_LLAMA_CPP,
     PROMPT,
-    PUBLISHED,
     SPECIAL,
     TOKENS,
+    as_published,
     drafting_layer,
     pack_experts,
     random_model,
@@ -65,11 +65,12 @@ def convert(folder: Path, config: dict[str, Any], path: Path) -> None:
 
     model = get_model_class(config["architectures"][0])
     model.set_vocab = TextModel._set_vocab_gpt2
+    model.no_mtp = "num_nextn_predict_layers" not in config
     TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
     kinds = gguf.LlamaFileType
     kind = kinds.MOSTLY_Q8_0 if path.stem.endswith(PACKED) else kinds.MOSTLY_F16
-    # transformers reads this field under another name.
-    own = config if "rotary_pct" in config else None
+    # transformers reads these fields under other names.
+    own = config if {"rotary_pct", "hybrid_override_pattern"} & config.keys() else None
     with torch.inference_mode():
         model(folder, kind, path, eager=True, hparams=own).write()
 
@@ -119,7 +120,8 @@ def make(family: str) -> dict[str, Any]:
         folder = Path(made)
         model.save_pretrained(folder)
         write_vocabulary(folder)
-        config = json.loads((folder / "config.json").read_text()) | PUBLISHED.get(family, {})
+        written = json.loads((folder / "config.json").read_text())
+        config = as_published(written, family)
         (folder / "config.json").write_text(json.dumps(config))
         if family == "gpt-oss":
             config["quantization_config"] = {"quant_method": "mxfp4"}

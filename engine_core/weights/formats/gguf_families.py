@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from . import gguf_experts, gguf_fields
+from . import gguf_delta, gguf_experts, gguf_fields, gguf_states
 from .gguf_fields import Config, GgufFields
 
 Names = Mapping[str, str]
@@ -111,10 +112,24 @@ class GgufFamily:
     """Whether a file may say that a part of a head rotates."""
     fields_read_factors: bool = False
     """Whether `fields` reads tensors of rotary positions."""
+    changed: Mapping[str, gguf_states.Change] = field(default_factory=dict)
+    """By a name behind `blk.N.`, what makes a tensor that of a checkpoint."""
+    rows: Callable[[GgufFields, str], list[int] | None] = lambda file, name: None
+    columns: Callable[[GgufFields, str], list[int] | None] = lambda file, name: None
+    """By a name behind `blk.N.`, the rows or columns of a file's matrix in our order; None: they lie
+    so."""
     fields: Callable[[GgufFields, Config], Config] = lambda file, config: {}
     """Fields of a Hugging Face config beside those that all families have."""
 
 
+DELTA_NETS: dict[str, Any] = {
+    "layer_names": LAYER_NAMES | gguf_delta.NAMES,
+    "norm_offset": 1.0,
+    "rotates_parts": True,
+    "changed": gguf_delta.CHANGES,
+    "fields": gguf_delta.qwen3_5,
+}
+"""Fields of families with gated delta nets."""
 FAMILIES = {
     "cohere2": GgufFamily(
         architecture="Cohere2ForCausalLM", norm_eps="layer_norm_eps", fields=gguf_fields.cohere2
@@ -125,6 +140,13 @@ FAMILIES = {
     ),
     "exaone4": GgufFamily(
         architecture="Exaone4ForCausalLM", layer_names=NORMS_BEHIND, fields=gguf_fields.exaone4
+    ),
+    "falcon-h1": GgufFamily(
+        architecture="FalconH1ForCausalLM",
+        layer_names=LAYER_NAMES | gguf_states.FALCON_NAMES,
+        model_names=gguf_states.FALCON_MODEL_NAMES,
+        changed=gguf_states.MAMBA_CHANGES,
+        fields=gguf_states.falcon_h1,
     ),
     "gemma": GgufFamily(architecture="GemmaForCausalLM", norm_offset=1.0, fields=gguf_fields.gemma),
     "gemma2": GgufFamily(
@@ -183,10 +205,29 @@ FAMILIES = {
     "granite": GgufFamily(
         architecture="GraniteForCausalLM", is_permuted=True, fields=gguf_fields.granite
     ),
+    "granitehybrid": GgufFamily(
+        architecture="GraniteMoeHybridForCausalLM",
+        is_permuted=True,
+        layer_names=LAYER_NAMES | gguf_states.GRANITE_NAMES,
+        changed=gguf_states.MAMBA_CHANGES,
+        fields=gguf_states.granite_hybrid,
+    ),
     "granitemoe": GgufFamily(
         architecture="GraniteMoeForCausalLM", is_permuted=True, fields=gguf_fields.granite
     ),
     "hy_v3": GgufFamily(architecture="HYV3ForCausalLM", fields=gguf_experts.hy3),
+    "lfm2": GgufFamily(
+        architecture="Lfm2ForCausalLM",
+        layer_names=gguf_states.LFM2_NAMES,
+        model_names=gguf_states.LFM2_MODEL_NAMES,
+        fields=gguf_states.lfm2,
+    ),
+    "lfm2moe": GgufFamily(
+        architecture="Lfm2MoeForCausalLM",
+        layer_names=gguf_states.LFM2_NAMES,
+        model_names=gguf_states.LFM2_MODEL_NAMES,
+        fields=gguf_states.lfm2,
+    ),
     "llama": GgufFamily(
         architecture="LlamaForCausalLM",
         also=("InternLM3ForCausalLM", "MixtralForCausalLM"),
@@ -203,6 +244,22 @@ FAMILIES = {
         also=("Mistral3ForConditionalGeneration",),
         is_permuted=True,
         fields=gguf_fields.mistral3,
+    ),
+    "nemotron_h": GgufFamily(
+        architecture="NemotronHForCausalLM",
+        layer_names=gguf_states.NEMOTRON_NAMES,
+        model_names=gguf_states.NEMOTRON_MODEL_NAMES,
+        norm_eps="layer_norm_epsilon",
+        changed=gguf_states.MAMBA_CHANGES,
+        fields=gguf_states.nemotron_h,
+    ),
+    "nemotron_h_moe": GgufFamily(
+        architecture="NemotronHForCausalLM",
+        layer_names=gguf_states.NEMOTRON_NAMES,
+        model_names=gguf_states.NEMOTRON_MODEL_NAMES,
+        norm_eps="layer_norm_epsilon",
+        changed=gguf_states.MAMBA_CHANGES,
+        fields=gguf_states.nemotron_h,
     ),
     "olmo2": GgufFamily(
         architecture="Olmo2ForCausalLM",
@@ -222,6 +279,27 @@ FAMILIES = {
     "qwen2moe": GgufFamily(architecture="Qwen2MoeForCausalLM"),
     "qwen2vl": GgufFamily(architecture="Qwen2_5_VLForConditionalGeneration"),
     "qwen3": GgufFamily(architecture="Qwen3ForCausalLM"),
+    "qwen35": GgufFamily(
+        architecture="Qwen3_5ForCausalLM",
+        also=("Qwen3_5ForConditionalGeneration",),
+        **DELTA_NETS,
+        rows=gguf_delta.rows_in_turns,
+        columns=gguf_delta.columns_in_turns,
+    ),
+    "qwen35moe": GgufFamily(
+        architecture="Qwen3_5MoeForCausalLM",
+        also=("Qwen3_5MoeForConditionalGeneration",),
+        **DELTA_NETS,
+        rows=gguf_delta.rows_in_turns,
+        columns=gguf_delta.columns_in_turns,
+    ),
+    # Its projections lie by kind in a file, as those of Qwen3.5.
+    "qwen3next": GgufFamily(
+        architecture="Qwen3_5MoeForCausalLM",
+        also=("Qwen3NextForCausalLM",),
+        **DELTA_NETS,
+        rows=gguf_delta.rows_of,
+    ),
     "qwen3moe": GgufFamily(architecture="Qwen3MoeForCausalLM"),
     "qwen3vl": GgufFamily(architecture="Qwen3VLForConditionalGeneration"),
     "seed_oss": GgufFamily(

@@ -47,6 +47,8 @@ YARN_FIELDS = {
     "yarn_attn_factor": "attention_factor",
 }
 """Keys behind `rope.scaling.` that a file may have."""
+NORMALIZED = ("qwen3moe", "qwen3next", "qwen35moe", "lfm2moe")
+"""Families whose weights of experts are divided by their sum, and whose files do not state it."""
 MAX_FACTORS = 4096
 MAX_DRAFTING = 16
 """Several times as many layers that draft as any model has."""
@@ -118,7 +120,7 @@ class GgufFile:
             "num_hidden_layers": self._num_layers,
             "num_nextn_predict_layers": self._num_drafting,
             "num_attention_heads": num_heads,
-            "num_key_value_heads": self.meta("attention.head_count_kv", num_heads),
+            "num_key_value_heads": self._num_kv_heads,
             "head_dim": head_dim,
             "max_position_embeddings": self.meta("context_length"),
             self._family.norm_eps: self._norm_eps(),
@@ -152,6 +154,9 @@ class GgufFile:
                 yield from self._of_experts(name, match[1], _EXPERTS[match[2]], match[3])
             else:
                 format = FORMATS.get(tensor.tensor_type) if len(tensor.shape) == 2 else None
+                if self._columns(name) is not None:
+                    # Numbers that trade places share scales.
+                    format = None
                 yield (
                     self._hf_name(name),
                     self._dequantize(name) if format is None else self._packed(name, format),
@@ -194,6 +199,12 @@ class GgufFile:
         tensor = self._tensors[name]
         values = np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
         loaded = self._in_our_order(name, torch.from_numpy(values))
+        columns = self._columns(name)
+        if columns is not None:
+            return loaded[:, columns]
+        layer = _OF_LAYER.fullmatch(name)
+        if layer is not None and layer[2] in self._family.changed:
+            return self._family.changed[layer[2]](loaded)
         # Some norms of Hugging Face multiply by 1 + weight, those of a file by its weight.
         return loaded - self._family.norm_offset if name.endswith("_norm.weight") else loaded
 
@@ -202,17 +213,29 @@ class GgufFile:
         return pack(self._in_our_order(name, rows), format)
 
     def _in_our_order(self, name: str, rows: torch.Tensor) -> torch.Tensor:
-        """A tensor's rows, whatever they hold, as a model that rotates halves has them."""
+        """A tensor's rows, whatever they hold, in the order of a checkpoint; those of queries and
+        keys as a model that rotates halves has them."""
+        layer = _OF_LAYER.fullmatch(name)
+        order = None if layer is None else self._family.rows(self, layer[2])
+        if order is not None:
+            own = (f"checkpoint tensor {name}", tuple(rows.shape), f"{len(order)} rows")
+            require(len(rows) == len(order), *own)
+            return rows[order]
         if not self._family.is_permuted or not (".attn_q." in name or ".attn_k." in name):
             return rows
         heads = self.meta("attention.head_count")
         if ".attn_k." in name:
-            heads = self.meta("attention.head_count_kv", heads)
+            heads = self._num_kv_heads
         if len(rows) % (2 * heads):
             raise ConfigError(
                 f"checkpoint tensor {name}", tuple(rows.shape), f"pairs of rows of {heads} heads"
             )
         return rows.view(heads, -1, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
+
+    def _columns(self, name: str) -> list[int] | None:
+        """Columns of a tensor in our order; None: they lie so."""
+        layer = _OF_LAYER.fullmatch(name)
+        return None if layer is None else self._family.columns(self, layer[2])
 
     def _hf_name(self, name: str) -> str:
         family = self._family
@@ -227,6 +250,13 @@ class GgufFile:
             raise ConfigError("tensor", name, "tensors of a Llama-like decoder")
         whole = names[rest] if rest in names else f"{names[stem]}.{kind}"
         return f"model.layers.{match[1]}.{whole}"
+
+    @property
+    def _num_kv_heads(self) -> Any:
+        """Key heads of a layer that has any; a file may have them by layer."""
+        heads = self.meta("attention.head_count_kv", self.meta("attention.head_count"))
+        is_list = isinstance(heads, list) and heads and all(type(each) is int for each in heads)
+        return max(heads) if is_list else heads
 
     @property
     def _num_drafting(self) -> int:
@@ -256,8 +286,7 @@ class GgufFile:
             "num_local_experts": count,
             "num_experts_per_tok": self.meta("expert_used_count"),
             "moe_intermediate_size": inner,
-            # Files of Qwen do not state it.
-            "norm_topk_prob": self.meta("expert_weights_norm", self._arch == "qwen3moe"),
+            "norm_topk_prob": self.meta("expert_weights_norm", self._arch in NORMALIZED),
         }
         if self._arch == "qwen2moe":
             fields["shared_expert_intermediate_size"] = self.meta(
