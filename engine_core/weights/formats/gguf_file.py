@@ -204,7 +204,8 @@ class GgufFile:
             return loaded[:, columns]
         layer = _OF_LAYER.fullmatch(name)
         if layer is not None and layer[2] in self._family.changed:
-            return self._family.changed[layer[2]](loaded)
+            changed: torch.Tensor = self._family.changed[layer[2]](loaded)
+            return changed
         # Some norms of Hugging Face multiply by 1 + weight, those of a file by its weight.
         return loaded - self._family.norm_offset if name.endswith("_norm.weight") else loaded
 
