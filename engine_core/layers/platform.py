@@ -19,7 +19,7 @@ from headwater.kernels.states.state_memory import StateMemory
 from ..sampling.operations import SamplingOperations
 from .batch import ForwardBatch
 from .linear.linear import Linear, Product, Tokens
-from .routing import ExpertProduct, ExpertStack, Router, Routes
+from .routing import ExpertProduct, ExpertStack, Router, Routes, SharedLinears
 
 
 class Platform(Protocol):
@@ -88,10 +88,22 @@ class Platform(Protocol):
     ) -> torch.Tensor:
         """q [T, Hq, D] → [T, Hq D]; keys and values are read back from the cache, those of this
         step too. scale is that of the softmax, 1 / sqrt(D) by default. A position sees the last
-        `window` keys, its own included, which is 0 for all or the model's `sliding_window`. Scores are
+        `window` keys, its own included, which is 0 for all or the model's `sliding_window`; a negative
+        one, which only platforms with `chunks` are given, cuts sequences into chunks of so many
+        positions, and a position sees the keys of its chunk up to its own. Scores are
         capped by tanh to `softcap`, which only platforms with `softcaps` are given; 0: not. Sinks
         float32 [Hq], which only platforms with `sinks` are given, are scores of keys whose values
         are zeros: they take a share of each softmax of their head."""
+
+
+@runtime_checkable
+class GatingPlatform(Protocol):
+    """A platform that takes queries from between their gates; for others these are copied.
+    `qk_norm_rope_store_kv` of it has the option `has_gates`: in qkv [T, (2 Hq + 2 Hk) D] the gates
+    of a head follow its query."""
+
+    def gate_heads(self, attended: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        """attended [T, Hq D] times the sigmoid of gates [T, Hq, D], whose heads may lie apart."""
 
 
 def plans_of(platform: Platform, batch: ForwardBatch) -> Any:
@@ -177,12 +189,23 @@ class ExpertPlatform(Platform, Protocol):
 
 @runtime_checkable
 class SharingPlatform(Protocol):
-    """A platform that adds a gated shared expert in one launch; for others it is composed."""
+    """A platform that adds a shared expert in fewer launches; for others it is composed."""
 
     def gated_sum(
         self, out: torch.Tensor, shared: torch.Tensor, x: torch.Tensor, gate: torch.Tensor
     ) -> torch.Tensor:
         """out + sigmoid(x · gate) shared, [T, H] each, for gate [1, H]."""
+
+    def joint_experts(
+        self,
+        gate_up: ExpertStack,
+        down: ExpertStack,
+        shared: SharedLinears,
+        activation: str,
+        apart: ExpertProduct,
+    ) -> ExpertProduct:
+        """The product of `experts` with the shared expert added, which `apart` makes too; with the
+        same bits."""
 
 
 class StatePlatform(Platform, Protocol):

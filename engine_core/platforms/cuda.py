@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from headwater.kernels.adapters.row_additions import RowAdditions
+from headwater.kernels.attention.gate_heads import gate_heads
 from headwater.kernels.attention.qk_norm_rope_store_kv import qk_norm_rope_store_kv
 from headwater.kernels.attention.rotary_pairs import RotaryPairs
 from headwater.kernels.gemm.gemm import configure_blas
@@ -26,18 +27,18 @@ from headwater.kernels.quant.token_rounding import RoundedTokens, Rounding
 from ..config import EngineConfig
 from ..layers.batch import ForwardBatch
 from ..layers.linear.linear import Linear, Product
-from ..layers.routing import ExpertProduct, ExpertStack, Router, Routes
 from ..sampling.operations import SamplingOperations
 from ..weights.model_config import ModelConfig
 from .cuda_attention import ANY_GPU, AttentionKernels, attention_kernels, given
 from .cuda_attention_plans import AttentionPlan, AttentionPlans
+from .cuda_experts import CudaMixtures
 from .cuda_products import EARLY_ROWS, CudaProducts
 from .cuda_sampling import CudaSampling
 from .encoders.cuda import CudaTexts
 from .states.cuda import CudaStates
 
 
-class CudaPlatform(RowAdditions, CudaTexts, CudaStates):
+class CudaPlatform(RowAdditions, CudaTexts, CudaStates, CudaMixtures):
     """See `Platform`. Holds the workspace of decode attention, so one platform serves one stream of
     launches."""
 
@@ -61,6 +62,7 @@ class CudaPlatform(RowAdditions, CudaTexts, CudaStates):
         self.sampling: SamplingOperations = CudaSampling()
         num_chosen = 0 if model.experts is None else model.experts.num_chosen
         self.products = self._products_class(device, num_chosen)
+        self.mixtures = self.products.experts
         self.plans = AttentionPlans(
             model,
             block_size,
@@ -75,7 +77,7 @@ class CudaPlatform(RowAdditions, CudaTexts, CudaStates):
             max(model.num_kv_heads, model.of_global_layers.num_kv_heads), device=device
         )
         self._is_mixed = model.mixed is not None
-        self._window = model.sliding_window
+        self._window = model.window_mask
         self._attention_kernels: dict[tuple[object, ...], AttentionKernels] = {}
         """The table's rows by kind of queries, cache and layer."""
 
@@ -104,17 +106,6 @@ class CudaPlatform(RowAdditions, CudaTexts, CudaStates):
 
     def activation(self, x: torch.Tensor, name: str) -> torch.Tensor:
         return ACTIVATIONS[name](x)
-
-    def route(self, logits: torch.Tensor, router: Router) -> Routes:
-        return self.products.experts.route(logits, router)
-
-    def experts(self, gate_up: ExpertStack, down: ExpertStack, activation: str) -> ExpertProduct:
-        return self.products.experts.product(gate_up, down, activation)
-
-    def gated_sum(
-        self, out: torch.Tensor, shared: torch.Tensor, x: torch.Tensor, gate: torch.Tensor
-    ) -> torch.Tensor:
-        return self.products.experts.gated_sum(out, shared, x, gate)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return rms_norm(x, weight, eps, dependent=_is_early(x), early=self.products.are_early)
@@ -156,10 +147,12 @@ class CudaPlatform(RowAdditions, CudaTexts, CudaStates):
         k_norm: torch.Tensor | None,
         eps: float,
         pairs: RotaryPairs | None = None,
+        has_gates: bool = False,
     ) -> torch.Tensor:
         num_kv_heads = kv_cache.shape[2]
         head_dim = kv_cache.shape[4]
-        q = qkv.new_empty(qkv.shape[0], qkv.shape[1] // head_dim - 2 * num_kv_heads, head_dim)
+        num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
+        q = qkv.new_empty(len(qkv), num_heads // 2 if has_gates else num_heads, head_dim)
         qk_norm_rope_store_kv(
             qkv,
             batch.positions,
@@ -174,9 +167,13 @@ class CudaPlatform(RowAdditions, CudaTexts, CudaStates):
             eps=eps,
             **self._scales(kv_cache),
             pairs=pairs,
+            has_gates=has_gates,
             dependent=_is_early(qkv),
         )
         return q
+
+    def gate_heads(self, attended: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        return gate_heads(attended, gates, dependent=_is_early(attended))
 
     def attention(
         self,
