@@ -27,12 +27,25 @@ MOST_PROGRAMS = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockRows:
-    """Rows of T tokens over the tokens of their blocks, float32 [T, value heads, block_size]."""
+    """Rows of T tokens over the tokens of their blocks, [T, value heads, block_size], with equal
+    strides, of the model's dtype: products round them to it."""
 
     inverse: torch.Tensor
     """Rows of the inverse T."""
     weights: torch.Tensor
     """Rows of W T."""
+    lower: torch.Tensor
+    """Rows of L, float32, in the memory of the other two, which replace them."""
+
+    @classmethod
+    def empty(cls, mixed: MixedInputs, num_values: int, block_size: int) -> BlockRows:
+        shape = len(mixed.rows), num_values, block_size
+        dtype = mixed.rows.dtype
+        lower = mixed.gates.new_empty(shape)
+        if dtype == lower.dtype:
+            return cls(inverse=torch.empty_like(lower), weights=lower, lower=lower)
+        inverse, weights = lower.view(dtype).chunk(2, dim=2)
+        return cls(inverse=inverse, weights=weights, lower=lower)
 
 
 def inverse_rows(
@@ -43,16 +56,14 @@ def inverse_rows(
     unit = layer.unit
     num_tokens = len(mixed.rows)
     num_values = layer.num_heads * unit.num_values
-    rows = BlockRows(
-        inverse=mixed.gates.new_empty(num_tokens, num_values, unit.block_size),
-        weights=mixed.gates.new_empty(num_tokens, num_values, unit.block_size),
-    )
+    rows = BlockRows.empty(mixed, num_values, unit.block_size)
     num_rows = len(memory.starts)
     is_wide = mixed.rows.dtype == torch.float32
     programs = min(max(num_tokens // unit.block_size, 1), MOST_PROGRAMS)
     _inverse_rows[(num_rows, num_values, 1 if num_rows == num_tokens else programs)](
         mixed.rows,
         mixed.gates,
+        rows.lower,
         rows.inverse,
         rows.weights,
         memory.pages,
@@ -63,7 +74,9 @@ def inverse_rows(
         memory.tokens,
         mixed.rows.stride(0),
         mixed.gates.stride(0),
+        rows.lower.stride(0),
         rows.inverse.stride(0),
+        rows.inverse.stride(1),
         memory.pages.stride(0),
         memory.first.stride(0),
         memory.first_unit,
@@ -87,9 +100,39 @@ def inverse_rows(
 
 
 @triton.jit
+def _as_products(b_x):
+    """The numbers [N, N] where the matrix unit puts its products: a thread then has some rows'
+    numbers of a few neighbouring columns, and adds a row without the other warps."""
+    b_zero = tl.zeros((b_x.shape[0], 16), tl.bfloat16)
+    return tl.dot(b_zero, tl.trans(b_zero), b_x)
+
+
+@triton.jit
+def _solved(b_inverse, b_lower, p_lower, stride, is_own, first, end, NEIGHBOURS: tl.constexpr):
+    """The inverse with its rows from `first` to `end`, which are those of the identity before.
+    Rows of L go to memory, from where each thread reads what it needs; NOTE: rows of neighbours
+    belong to other programs, so that those are taken from registers."""
+    o_t = tl.arange(0, b_inverse.shape[0])
+    if not NEIGHBOURS:
+        p_own = p_lower + o_t[:, None].to(tl.int64) * stride + o_t[None, :]
+        tl.store(p_own, b_lower, mask=is_own[:, None])
+        tl.debug_barrier()
+    b_turned = _as_products(tl.trans(b_inverse))
+    for i in range(first, end):
+        if NEIGHBOURS:
+            b_row = tl.sum(tl.where((o_t == i)[:, None], b_lower, 0.0), axis=0)
+        else:
+            b_row = tl.load(p_lower + i * stride + o_t)
+        b_change = tl.sum(b_row[None, :] * b_turned, axis=1)
+        b_turned = tl.where((o_t == i)[None, :], b_turned - b_change[:, None], b_turned)
+    return tl.trans(b_turned)
+
+
+@triton.jit
 def _inverse_rows(
     p_rows,
     p_gates,
+    p_lower,
     p_inverse,
     p_weights,
     p_pages,
@@ -100,7 +143,9 @@ def _inverse_rows(
     p_tokens,
     stride_row,
     stride_gate,
+    stride_lower,
     stride_out,
+    stride_head,
     stride_page,
     stride_table,
     first_unit,
@@ -194,24 +239,33 @@ def _inverse_rows(
         b_sum = tl.cumsum(b_decay, 0)
         is_seen = o_t[:, None] >= o_t[None, :]
         b_left = tl.exp(tl.where(is_seen, b_sum[:, None] - b_sum[None, :], -float("inf")))
-        # L transposed, so that a row of it lies along the rows of the inverse.
-        is_later = o_t[:, None] < o_t[None, :]
-        b_gap = tl.exp(tl.where(is_later, b_sum[None, :] - b_sum[:, None], -float("inf")))
-        b_upper = dot(b_key, tl.trans(b_key), PRECISION, ROUNDS) * b_gap * b_share[None, :]
+        is_earlier = o_t[:, None] > o_t[None, :]
+        b_gap = tl.exp(tl.where(is_earlier, b_sum[:, None] - b_sum[None, :], -float("inf")))
+        b_lower = dot(b_key, tl.trans(b_key), PRECISION, ROUNDS) * b_gap * b_share[:, None]
         # Rows of tokens before the pass, and of those that are to come.
         o_cell = o_t[:, None] * BLOCK + o_t[None, :]
         is_kept = (o_position < read)[:, None] & (o_cell >= 0)
         b_one = tl.where(o_t[:, None] == o_t[None, :], 1.0, 0.0)
         b_inverse = tl.where(is_kept, tl.load(p_kept + o_cell, mask=is_kept, other=0.0), b_one)
-        for i in range(tl.maximum(read - border, 0), tl.minimum(end - border, BLOCK)):
-            b_row = tl.sum(tl.where((o_t == i)[None, :], b_upper, 0.0), axis=1)
-            b_change = tl.sum(b_row[:, None] * b_inverse, axis=0)
-            b_inverse = tl.where((o_t == i)[:, None], b_inverse - b_change[None, :], b_inverse)
+        p_row = p_lower + (token + border - start).to(tl.int64) * stride_lower + i_value * BLOCK
+        b_inverse = _solved(
+            b_inverse,
+            b_lower,
+            p_row,
+            stride_lower,
+            is_own,
+            tl.maximum(read - border, 0),
+            tl.minimum(end - border, BLOCK),
+            NEIGHBOURS,
+        )
         b_weight = dot(b_query, tl.trans(b_key), PRECISION, ROUNDS) * b_left
         b_weight = dot(b_weight, b_inverse, PRECISION, ROUNDS)
-        o_out = o_token[:, None] * stride_out + i_value * BLOCK + o_t[None, :]
-        tl.store(p_inverse + o_out, b_inverse, mask=is_own[:, None])
-        tl.store(p_weights + o_out, b_weight, mask=is_own[:, None])
+        if not NEIGHBOURS:
+            tl.debug_barrier()
+        o_out = o_token[:, None] * stride_out + i_value * stride_head + o_t[None, :]
+        dtype: tl.constexpr = p_inverse.dtype.element_ty
+        tl.store(p_inverse + o_out, b_inverse.to(dtype), mask=is_own[:, None])
+        tl.store(p_weights + o_out, b_weight.to(dtype), mask=is_own[:, None])
         if i_block == 0:
             tl.store(p_kept + o_cell, b_inverse, mask=is_own[:, None])
         elif border == end // BLOCK * BLOCK:

@@ -126,9 +126,10 @@ def _mix(
     CHANNELS: tl.constexpr,
     IS_SCALED: tl.constexpr,
     IS_KEPT: tl.constexpr,
+    IS_INNER: tl.constexpr,
 ):
     """Mixes queries, keys or values of tokens [positions] and stores them; keeps their inputs, and
-    keys, in tails of the first and the last block."""
+    keys, in tails of the first and the last block. IS_INNER: there are none of these to keep."""
     b_x, b_mixed = convolved(
         p_own,
         stride_own,
@@ -144,10 +145,14 @@ def _mix(
         CHANNELS,
         CHANNELS,
         BEFORE,
+        IS_INNER,
     )
     if IS_SCALED:
         b_mixed = b_mixed * (scale * tl.rsqrt(tl.sum(b_mixed * b_mixed, axis=1) + _L2_EPS))[:, None]
     b_mixed = b_mixed.to(p_to.dtype.element_ty)
+    if IS_INNER:
+        tl.store(p_to + o_d[None, :], b_mixed)
+        return
     is_own = o_position < end
     tl.store(p_to + o_d[None, :], b_mixed, mask=is_own[:, None])
     o_row = o_position - start // BLOCK * BLOCK
@@ -178,6 +183,131 @@ def _gates(p_row, decay_column, share_column, rate, bias, is_own):
     b_a = tl.load(p_row + decay_column, mask=is_own, other=0.0).to(tl.float32) + bias
     b_b = tl.load(p_row + share_column, mask=is_own, other=0.0).to(tl.float32)
     return -rate * softplus(b_a), 1 / (1 + tl.exp(-b_b))
+
+
+@triton.jit
+def _mix_tile(
+    p_query,
+    p_key,
+    p_value,
+    p_narrow,
+    p_rates,
+    p_biases,
+    p_taps,
+    p_rows,
+    p_gates,
+    p_read,
+    p_tail,
+    p_next_tail,
+    p_keys,
+    p_next_keys,
+    p_kept_gates,
+    p_next_gates,
+    first,
+    start,
+    end,
+    token,
+    oldest,
+    first_read,
+    read_before,
+    scale,
+    i_head,
+    i_part,
+    num_heads,
+    stride_wide,
+    stride_narrow,
+    decay_first,
+    decay_stride,
+    share_first,
+    share_stride,
+    NUM_VALUES: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+    IS_INNER: tl.constexpr,
+):
+    """Mixes a part of one key head, of TILE tokens from `first` on."""
+    CHANNELS: tl.constexpr = 2 * KEY_DIM + NUM_VALUES * VALUE_DIM
+    before = start // BLOCK * BLOCK
+    border = end // BLOCK * BLOCK
+    o_k = tl.arange(0, KEY_DIM)
+    o_v = tl.arange(0, VALUE_DIM)
+    o_position = first + tl.arange(0, TILE)
+    is_own = o_position < end
+    o_token = (token + o_position - start).to(tl.int64)
+    p_to = p_rows + (o_token[:, None] * num_heads + i_head) * CHANNELS
+    for part in tl.static_range(2):
+        # Queries are scaled, and of no use to later tokens.
+        column = part * KEY_DIM
+        if i_part == part:
+            _mix(
+                p_query if part == 0 else p_key,
+                stride_wide,
+                p_taps + column,
+                p_read + column,
+                p_to + column,
+                p_tail + column,
+                p_next_tail + column,
+                p_keys,
+                p_next_keys,
+                o_position,
+                o_k,
+                start,
+                end,
+                first_read,
+                oldest,
+                read_before,
+                scale if part == 0 else 1.0,
+                BLOCK,
+                CHANNELS,
+                True,
+                part == 1,
+                IS_INNER,
+            )
+    for value in tl.static_range(NUM_VALUES):
+        column = 2 * KEY_DIM + value * VALUE_DIM
+        if i_part == 2 + value:
+            _mix(
+                p_value + value * VALUE_DIM,
+                stride_wide,
+                p_taps + column,
+                p_read + column,
+                p_to + column,
+                p_tail + column,
+                p_next_tail + column,
+                p_keys,
+                p_next_keys,
+                o_position,
+                o_v,
+                start,
+                end,
+                first_read,
+                oldest,
+                read_before,
+                1.0,
+                BLOCK,
+                CHANNELS,
+                False,
+                False,
+                IS_INNER,
+            )
+            b_decay, b_share = _gates(
+                p_narrow + o_token * stride_narrow,
+                decay_first + i_head * decay_stride + value,
+                share_first + i_head * share_stride + value,
+                tl.load(p_rates + i_head * NUM_VALUES + value),
+                tl.load(p_biases + i_head * NUM_VALUES + value),
+                is_own,
+            )
+            o_gate = (o_token * num_heads + i_head) * NUM_VALUES + value
+            _store_gates(p_gates + 2 * o_gate, b_decay, b_share, is_own)
+            if not IS_INNER:
+                p_gate = p_kept_gates + 2 * ((o_position - before) * NUM_VALUES + value)
+                _store_gates(p_gate, b_decay, b_share, is_own & (o_position < before + BLOCK))
+                p_gate = p_next_gates + 2 * ((o_position - border) * NUM_VALUES + value)
+                is_last = is_own & (o_position >= border) & (border > before)
+                _store_gates(p_gate, b_decay, b_share, is_last)
 
 
 @triton.jit
@@ -274,79 +404,93 @@ def _mix_inputs(
     oldest = start - earlier
     first_read = token - earlier
     read_before = oldest // BLOCK * BLOCK
-    o_k = tl.arange(0, KEY_DIM)
-    o_v = tl.arange(0, VALUE_DIM)
     num_tiles = (end - start + TILE - 1) // TILE
     for tile in range(tl.program_id(2), num_tiles, tl.num_programs(2)):
-        o_position = start + tile * TILE + tl.arange(0, TILE)
-        is_own = o_position < end
-        o_token = (token + o_position - start).to(tl.int64)
-        p_to = p_rows + (o_token[:, None] * num_heads + i_head) * CHANNELS
-        for part in tl.static_range(2):
-            # Queries are scaled, and of no use to later tokens.
-            column = part * KEY_DIM
-            if i_part == part:
-                _mix(
-                    p_query if part == 0 else p_key,
-                    stride_wide,
-                    p_taps + column,
-                    p_read + column,
-                    p_to + column,
-                    p_tail + column,
-                    p_next_tail + column,
-                    p_keys,
-                    p_next_keys,
-                    o_position,
-                    o_k,
-                    start,
-                    end,
-                    first_read,
-                    oldest,
-                    read_before,
-                    scale if part == 0 else 1.0,
-                    BLOCK,
-                    CHANNELS,
-                    True,
-                    part == 1,
-                )
-        for value in tl.static_range(NUM_VALUES):
-            column = 2 * KEY_DIM + value * VALUE_DIM
-            if i_part == 2 + value:
-                _mix(
-                    p_value + value * VALUE_DIM,
-                    stride_wide,
-                    p_taps + column,
-                    p_read + column,
-                    p_to + column,
-                    p_tail + column,
-                    p_next_tail + column,
-                    p_keys,
-                    p_next_keys,
-                    o_position,
-                    o_v,
-                    start,
-                    end,
-                    first_read,
-                    oldest,
-                    read_before,
-                    1.0,
-                    BLOCK,
-                    CHANNELS,
-                    False,
-                    False,
-                )
-                b_decay, b_share = _gates(
-                    p_narrow + o_token * stride_narrow,
-                    decay_first + i_head * decay_stride + value,
-                    share_first + i_head * share_stride + value,
-                    tl.load(p_rates + i_head * NUM_VALUES + value),
-                    tl.load(p_biases + i_head * NUM_VALUES + value),
-                    is_own,
-                )
-                o_gate = (o_token * num_heads + i_head) * NUM_VALUES + value
-                _store_gates(p_gates + 2 * o_gate, b_decay, b_share, is_own)
-                p_gate = p_kept_gates + 2 * ((o_position - before) * NUM_VALUES + value)
-                _store_gates(p_gate, b_decay, b_share, is_own & (o_position < before + BLOCK))
-                p_gate = p_next_gates + 2 * ((o_position - border) * NUM_VALUES + value)
-                is_last = is_own & (o_position >= border) & (border > before)
-                _store_gates(p_gate, b_decay, b_share, is_last)
+        first = start + tile * TILE
+        # Inner tiles read no tail and are kept in none.
+        is_inner = (first >= start + BEFORE) & (first >= before + BLOCK)
+        is_inner = is_inner & (first + TILE + BEFORE <= border)
+        if is_inner:
+            _mix_tile(
+                p_query,
+                p_key,
+                p_value,
+                p_narrow,
+                p_rates,
+                p_biases,
+                p_taps,
+                p_rows,
+                p_gates,
+                p_read,
+                p_tail,
+                p_next_tail,
+                p_keys,
+                p_next_keys,
+                p_kept_gates,
+                p_next_gates,
+                first,
+                start,
+                end,
+                token,
+                oldest,
+                first_read,
+                read_before,
+                scale,
+                i_head,
+                i_part,
+                num_heads,
+                stride_wide,
+                stride_narrow,
+                decay_first,
+                decay_stride,
+                share_first,
+                share_stride,
+                NUM_VALUES,
+                KEY_DIM,
+                VALUE_DIM,
+                BLOCK,
+                TILE,
+                True,
+            )
+        else:
+            _mix_tile(
+                p_query,
+                p_key,
+                p_value,
+                p_narrow,
+                p_rates,
+                p_biases,
+                p_taps,
+                p_rows,
+                p_gates,
+                p_read,
+                p_tail,
+                p_next_tail,
+                p_keys,
+                p_next_keys,
+                p_kept_gates,
+                p_next_gates,
+                first,
+                start,
+                end,
+                token,
+                oldest,
+                first_read,
+                read_before,
+                scale,
+                i_head,
+                i_part,
+                num_heads,
+                stride_wide,
+                stride_narrow,
+                decay_first,
+                decay_stride,
+                share_first,
+                share_stride,
+                NUM_VALUES,
+                KEY_DIM,
+                VALUE_DIM,
+                BLOCK,
+                TILE,
+                False,
+            )

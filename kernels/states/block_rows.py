@@ -150,13 +150,16 @@ def load_inputs(
     before,
     CHANNELS: tl.constexpr,
     BEFORE: tl.constexpr,
+    IS_INNER: tl.constexpr = False,
 ):
     """Inputs of a convolution [positions, numbers]: of the batch's tokens, and of those before them
     from the tail of the block that begins at `before`, which begins with those of `BEFORE` tokens
-    before it. Zeros before a sequence."""
-    is_own = (o_position >= start) & (o_position < end)
+    before it. Zeros before a sequence. IS_INNER: all are the batch's."""
     o_token = (token + o_position - start).to(tl.int64)
     p_token = p_own + o_token[:, None] * stride_own + o_d[None, :]
+    if IS_INNER:
+        return tl.load(p_token)
+    is_own = (o_position >= start) & (o_position < end)
     b_own = tl.load(p_token, mask=is_own[:, None], other=0.0)
     is_kept = (o_position >= 0) & (o_position < start)
     o_row = o_position - before + BEFORE
@@ -180,8 +183,10 @@ def convolved(
     TAP_STRIDE: tl.constexpr,
     CHANNELS: tl.constexpr,
     BEFORE: tl.constexpr,
+    IS_INNER: tl.constexpr = False,
 ):
-    """Inputs, and the SiLU of their convolution in float32, [positions, numbers]."""
+    """Inputs as of `load_inputs`, and the SiLU of their convolution in float32, [positions,
+    numbers]."""
     b_sum = tl.zeros((o_position.shape[0], o_d.shape[0]), tl.float32) + b_bias[None, :]
     for i in tl.static_range(BEFORE + 1):
         b_x = load_inputs(
@@ -196,8 +201,11 @@ def convolved(
             before,
             CHANNELS,
             BEFORE,
+            IS_INNER,
         )
-        b_sum += b_x.to(tl.float32) * tl.load(p_taps + i * TAP_STRIDE + o_d)[None, :]
+        # Each thread loads the taps of its own numbers: none are exchanged.
+        p_tap = p_taps + i * TAP_STRIDE + o_d[None, :] + tl.zeros_like(o_position)[:, None]
+        b_sum += b_x.to(tl.float32) * tl.load(p_tap)
     return b_x, b_sum / (1 + tl.exp(-b_sum))
 
 
