@@ -13,7 +13,7 @@ from .mlp import Mlp, PlainMlp
 from .norm import LayerNorm, RMSNorm
 from .platform import ExpertPlatform, Platform, SharingPlatform
 from .process_group import Group
-from .routing import ExpertStack, Router, Routes
+from .routing import ExpertProduct, ExpertStack, Router, Routes, SharedLinears
 
 PlainNorm = RMSNorm | LayerNorm
 """A norm that rounds nothing."""
@@ -26,6 +26,9 @@ class SharedExpert:
         """gate [1, H]; None: it is added as it is."""
         self._platform = platform
         self._mlp = mlp
+        self._linears = None
+        if isinstance(mlp, Mlp):
+            self._linears = SharedLinears(mlp.gate_up, mlp.down, gate)
         self._gate = None if gate is None else platform.linear(gate)
         self._weight: torch.Tensor | None = None
         """Weight of the gate, where the platform reads it as it adds the expert."""
@@ -41,6 +44,14 @@ class SharedExpert:
         if self._gate is not None:
             shared = self._platform.activation(self._gate(x), "sigmoid") * shared
         return out + shared
+
+    def joined_with(
+        self, gate_up: ExpertStack, down: ExpertStack, activation: str, apart: ExpertProduct
+    ) -> ExpertProduct:
+        """`apart`, which adds this expert to the others, in fewer launches where there are such."""
+        if self._linears is None or not isinstance(self._platform, SharingPlatform):
+            return apart
+        return self._platform.joint_experts(gate_up, down, self._linears, activation, apart)
 
 
 class Experts:
@@ -76,6 +87,9 @@ class Experts:
         self._shared = shared
         self._scales_inputs = scales_inputs
         self._expert_scales = None if expert_scales is None else expert_scales.float()
+        self._sum: ExpertProduct = self._sum_apart
+        if shared is not None and group.size == 1 and not scales_inputs and not self._is_tree:
+            self._sum = shared.joined_with(gate_up, down, activation, self._sum_apart)
 
     def __call__(self, x: torch.Tensor, routed_by: torch.Tensor | None = None) -> torch.Tensor:
         """x [T, H] → [T, H]. The router reads `routed_by` [T, H]; None: x."""
@@ -84,6 +98,9 @@ class Experts:
         if self._expert_scales is not None:
             scales = self._expert_scales[routes.experts.long()]
             routes = Routes(routes.experts, routes.weights * scales)
+        return self._sum(x, routes)
+
+    def _sum_apart(self, x: torch.Tensor, routes: Routes) -> torch.Tensor:
         own = self._product(*self._scaled(x, routes))
         out = self._group.tree_sum(own, x.dtype) if self._is_tree else self._group.sum(own)
         return out if self._shared is None else self._shared.added_to(out, x)

@@ -19,7 +19,7 @@ from headwater.kernels.states.state_memory import StateMemory
 from ..sampling.operations import SamplingOperations
 from .batch import ForwardBatch
 from .linear.linear import Linear, Product, Tokens
-from .routing import ExpertProduct, ExpertStack, Router, Routes
+from .routing import ExpertProduct, ExpertStack, Router, Routes, SharedLinears
 
 
 class Platform(Protocol):
@@ -177,12 +177,23 @@ class ExpertPlatform(Platform, Protocol):
 
 @runtime_checkable
 class SharingPlatform(Protocol):
-    """A platform that adds a gated shared expert in one launch; for others it is composed."""
+    """A platform that adds a shared expert in fewer launches; for others it is composed."""
 
     def gated_sum(
         self, out: torch.Tensor, shared: torch.Tensor, x: torch.Tensor, gate: torch.Tensor
     ) -> torch.Tensor:
         """out + sigmoid(x · gate) shared, [T, H] each, for gate [1, H]."""
+
+    def joint_experts(
+        self,
+        gate_up: ExpertStack,
+        down: ExpertStack,
+        shared: SharedLinears,
+        activation: str,
+        apart: ExpertProduct,
+    ) -> ExpertProduct:
+        """The product of `experts` with the shared expert added, which `apart` makes too; with the
+        same bits."""
 
 
 class StatePlatform(Platform, Protocol):

@@ -114,6 +114,18 @@ class ExpertStack:
         return self.linear.weight.view(self.num_experts, self.out_features, self.in_features)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedLinears:
+    """Linear layers of an expert that every token has."""
+
+    gate_up: Linear
+    """[2 I, H], gates first."""
+    down: Linear
+    """[H, I]"""
+    gate: Linear | None
+    """[1, H], whose product's sigmoid is the expert's share; None: it is added as it is."""
+
+
 ExpertProduct = Callable[[torch.Tensor, Routes], torch.Tensor]
 """x [T, H] and its routes → [T, H]: the sum of each token's experts, each times its weight, added
 in float32 in routing order and rounded to x's dtype once. Pairs of `ELSEWHERE` count for nothing.

@@ -26,18 +26,18 @@ from headwater.kernels.quant.token_rounding import RoundedTokens, Rounding
 from ..config import EngineConfig
 from ..layers.batch import ForwardBatch
 from ..layers.linear.linear import Linear, Product
-from ..layers.routing import ExpertProduct, ExpertStack, Router, Routes
 from ..sampling.operations import SamplingOperations
 from ..weights.model_config import ModelConfig
 from .cuda_attention import ANY_GPU, AttentionKernels, attention_kernels, given
 from .cuda_attention_plans import AttentionPlan, AttentionPlans
+from .cuda_experts import CudaMixtures
 from .cuda_products import EARLY_ROWS, CudaProducts
 from .cuda_sampling import CudaSampling
 from .encoders.cuda import CudaTexts
 from .states.cuda import CudaStates
 
 
-class CudaPlatform(RowAdditions, CudaTexts, CudaStates):
+class CudaPlatform(RowAdditions, CudaTexts, CudaStates, CudaMixtures):
     """See `Platform`. Holds the workspace of decode attention, so one platform serves one stream of
     launches."""
 
@@ -61,6 +61,7 @@ class CudaPlatform(RowAdditions, CudaTexts, CudaStates):
         self.sampling: SamplingOperations = CudaSampling()
         num_chosen = 0 if model.experts is None else model.experts.num_chosen
         self.products = self._products_class(device, num_chosen)
+        self.mixtures = self.products.experts
         self.plans = AttentionPlans(
             model,
             block_size,
@@ -104,17 +105,6 @@ class CudaPlatform(RowAdditions, CudaTexts, CudaStates):
 
     def activation(self, x: torch.Tensor, name: str) -> torch.Tensor:
         return ACTIVATIONS[name](x)
-
-    def route(self, logits: torch.Tensor, router: Router) -> Routes:
-        return self.products.experts.route(logits, router)
-
-    def experts(self, gate_up: ExpertStack, down: ExpertStack, activation: str) -> ExpertProduct:
-        return self.products.experts.product(gate_up, down, activation)
-
-    def gated_sum(
-        self, out: torch.Tensor, shared: torch.Tensor, x: torch.Tensor, gate: torch.Tensor
-    ) -> torch.Tensor:
-        return self.products.experts.gated_sum(out, shared, x, gate)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return rms_norm(x, weight, eps, dependent=_is_early(x), early=self.products.are_early)

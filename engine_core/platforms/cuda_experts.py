@@ -19,11 +19,13 @@ from headwater.kernels.gemm.packed_words import PackedWords
 from ..config import ConfigError
 from ..layers.linear.dense import DenseLinear
 from ..layers.linear.int4 import Int4Linear
+from ..layers.linear.linear import Linear
 from ..layers.linear.mxfp4 import Mxfp4Linear
 from ..layers.linear.ordered import OrderedLinear
-from ..layers.routing import ExpertProduct, ExpertStack, Router, Routes, Scoring
+from ..layers.routing import ExpertProduct, ExpertStack, Router, Routes, Scoring, SharedLinears
 from ..weights.model_config import CLAMPED_SWIGLU
 
+SILU = "silu"
 GELU = "gelu_tanh"
 ALLOWED = (
     "dense, or of mxfp4, or 4 or 8 bits in groups that follow one another, in bfloat16 on a Hopper "
@@ -108,13 +110,45 @@ class _PackedLayer:
 _Layer = _DenseLayer | _PackedLayer
 
 
+@dataclass(frozen=True, slots=True)
+class _JointLayer:
+    """Experts of one layer with a shared one of their sizes: two launches for few tokens."""
+
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    shared: dense.SharedExpert
+    is_gelu: bool
+
+    def product(self, x: torch.Tensor, routes: Routes, *, is_early: bool) -> torch.Tensor:
+        return dense.few_product(
+            x,
+            routes.experts,
+            routes.weights,
+            self.gate_up,
+            self.down,
+            is_gelu=self.is_gelu,
+            shared=self.shared,
+            dependent=is_early,
+        )
+
+    def launch_all(self, num_chosen: int, early_rows: int) -> None:
+        dense.launch_few_tiles(
+            self.gate_up,
+            self.down,
+            num_chosen,
+            is_gelu=self.is_gelu,
+            shared=self.shared,
+            early_tokens=early_rows,
+        )
+
+
 class CudaExperts:
     """The experts of a model's layers. Up to `early_rows` tokens kernels start while those before
     them end."""
 
     def __init__(self, early_rows: int) -> None:
         self._early_rows = early_rows
-        self._layers: dict[tuple[object, ...], _Layer] = {}
+        self._layers: dict[tuple[object, ...], _Layer | _JointLayer] = {}
         """A layer of each kind, size and activation."""
 
     def route(self, logits: torch.Tensor, router: Router) -> Routes:
@@ -146,6 +180,22 @@ class CudaExperts:
         self._layers[gate_up.kind, down.kind, sizes, activation] = layer
         return partial(self._product, layer)
 
+    def joint(
+        self,
+        gate_up: ExpertStack,
+        down: ExpertStack,
+        shared: SharedLinears,
+        activation: str,
+        apart: ExpertProduct,
+    ) -> ExpertProduct:
+        """See `SharingPlatform`."""
+        layer = _joint_layer_of(gate_up, down, shared, activation)
+        if layer is None:
+            return apart
+        sizes = gate_up.out_features, gate_up.in_features
+        self._layers["joint", shared.gate is None, sizes, activation] = layer
+        return partial(self._joint, layer, apart)
+
     def launch_all(self, num_chosen: int) -> None:
         """Once with all kernels of the products that were made, so that no step compiles them."""
         for layer in self._layers.values():
@@ -154,8 +204,43 @@ class CudaExperts:
     def _product(self, layer: _Layer, x: torch.Tensor, routes: Routes) -> torch.Tensor:
         return layer.product(x, routes, is_early=self._is_early(x))
 
+    def _joint(
+        self, layer: _JointLayer, apart: ExpertProduct, x: torch.Tensor, routes: Routes
+    ) -> torch.Tensor:
+        num_pairs = routes.experts.numel()
+        if not num_pairs or not dense.are_few(num_pairs):
+            return apart(x, routes)
+        return layer.product(x, routes, is_early=self._is_early(x))
+
     def _is_early(self, x: torch.Tensor) -> bool:
         return x.shape[0] <= self._early_rows
+
+
+class CudaMixtures:
+    """See `ExpertPlatform` and `SharingPlatform`."""
+
+    mixtures: CudaExperts
+
+    def route(self, logits: torch.Tensor, router: Router) -> Routes:
+        return self.mixtures.route(logits, router)
+
+    def experts(self, gate_up: ExpertStack, down: ExpertStack, activation: str) -> ExpertProduct:
+        return self.mixtures.product(gate_up, down, activation)
+
+    def gated_sum(
+        self, out: torch.Tensor, shared: torch.Tensor, x: torch.Tensor, gate: torch.Tensor
+    ) -> torch.Tensor:
+        return self.mixtures.gated_sum(out, shared, x, gate)
+
+    def joint_experts(
+        self,
+        gate_up: ExpertStack,
+        down: ExpertStack,
+        shared: SharedLinears,
+        activation: str,
+        apart: ExpertProduct,
+    ) -> ExpertProduct:
+        return self.mixtures.joint(gate_up, down, shared, activation, apart)
 
 
 def _layer_of(gate_up: ExpertStack, down: ExpertStack, activation: str) -> _Layer:
@@ -168,6 +253,29 @@ def _layer_of(gate_up: ExpertStack, down: ExpertStack, activation: str) -> _Laye
     if gate_up.kind == down.kind == DenseLinear.kind:
         return _DenseLayer(gate_up.weight, down.weight, *gate)
     return _PackedLayer(_words_of(gate_up), _words_of(down), gate_up.num_experts, *gate)
+
+
+def _joint_layer_of(
+    gate_up: ExpertStack, down: ExpertStack, shared: SharedLinears, activation: str
+) -> _JointLayer | None:
+    """None: the shared expert has other sizes, or some weights are not in the model's dtype."""
+    pairs = ((gate_up, shared.gate_up), (down, shared.down))
+    have_sizes = all(
+        (one.out_features, one.in_features) == (of_all.out_features, of_all.in_features)
+        for of_all, one in pairs
+    )
+    linears = [shared.gate_up, shared.down, *([] if shared.gate is None else [shared.gate])]
+    are_dense = {gate_up.kind, down.kind, *(each.kind for each in linears)} == {DenseLinear.kind}
+    if not (have_sizes and are_dense) or activation not in (SILU, GELU):
+        return None
+    gate = None if shared.gate is None else _matrix(shared.gate)
+    expert = dense.SharedExpert(_matrix(shared.gate_up), _matrix(shared.down), gate)
+    return _JointLayer(gate_up.weight, down.weight, expert, activation == GELU)
+
+
+def _matrix(linear: Linear) -> torch.Tensor:
+    assert isinstance(linear, DenseLinear)
+    return linear.weight
 
 
 def _words_of(stack: ExpertStack) -> PackedWords:

@@ -10,7 +10,8 @@ import triton.language as tl
 
 from ..launch.dependent_launch import launch_options, release_dependents, wait_for_inputs
 
-MOST_WARPS = 8
+NUM_WARPS = 4
+"""Fixed, so that `row_sums` adds the products of a share in the same order."""
 
 
 def gated_sum(
@@ -41,7 +42,7 @@ def gated_sum(
             width,
             BLOCK=block,
             DEPENDENT=dependent,
-            num_warps=min(max(block // 512, 1), MOST_WARPS),
+            num_warps=NUM_WARPS,
             **launch_options(dependent),
         )
     return made
@@ -52,6 +53,18 @@ def gated_sum_twin(
 ) -> torch.Tensor:
     """`gated_sum` in plain torch, in float64."""
     return out.double() + (x.double() @ gate.double().t()).sigmoid() * shared.double()
+
+
+@triton.jit
+def share_of(p_x, inside, b_gate):
+    """The share of a token's shared expert: the sigmoid of x · gate."""
+    b_x = tl.load(p_x, mask=inside, other=0.0).to(tl.float32)
+    return 1 / (1 + tl.exp(-tl.sum(b_x * b_gate, axis=0)))
+
+
+@triton.jit
+def add_shared(b_out, b_shared, share):
+    return tl.fma(b_shared.to(tl.float32), share, b_out.to(tl.float32))
 
 
 @triton.jit
@@ -74,10 +87,8 @@ def _gated_sum(
     b_gate = tl.load(p_gate + o_i, mask=inside, other=0.0).to(tl.float32)
     wait_for_inputs(DEPENDENT)
     release_dependents(DEPENDENT)
-    b_x = tl.load(p_x + i_token * stride_x + o_i, mask=inside, other=0.0).to(tl.float32)
+    share = share_of(p_x + i_token * stride_x + o_i, inside, b_gate)
     b_shared = tl.load(p_shared + i_token * stride_shared + o_i, mask=inside, other=0.0)
-    b_out = tl.load(p_out + i_token * stride_out + o_i, mask=inside, other=0.0).to(tl.float32)
-    share = 1 / (1 + tl.exp(-tl.sum(b_x * b_gate, axis=0)))
-    b_out = tl.fma(b_shared.to(tl.float32), share, b_out)
-    b_out = b_out.to(p_made.dtype.element_ty)
-    tl.store(p_made + i_token * width + o_i, b_out, mask=inside)
+    b_out = tl.load(p_out + i_token * stride_out + o_i, mask=inside, other=0.0)
+    b_out = add_shared(b_out, b_shared, share)
+    tl.store(p_made + i_token * width + o_i, b_out.to(p_made.dtype.element_ty), mask=inside)

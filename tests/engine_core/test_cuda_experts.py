@@ -11,12 +11,15 @@ import torch
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.conformance.subject import Subject
 from headwater.engine_core.devices import cuda
+from headwater.engine_core.layers.experts import Experts, SharedExpert
 from headwater.engine_core.layers.linear.dense import DenseLinear
 from headwater.engine_core.layers.linear.fp8 import Fp8Linear
 from headwater.engine_core.layers.linear.int4 import Int4Linear
 from headwater.engine_core.layers.linear.int8 import Int8Linear
 from headwater.engine_core.layers.linear.kinds import Weights
 from headwater.engine_core.layers.linear.ordered import order_linears
+from headwater.engine_core.layers.mlp import Mlp
+from headwater.engine_core.layers.process_group import Alone
 from headwater.engine_core.layers.routing import ExpertStack, Router
 from headwater.engine_core.weights.rounding import ROUNDINGS
 
@@ -83,3 +86,34 @@ def test_experts_without_kernels_are_refused_by_their_kind() -> None:
     gate_up, down = (packed("fp8", n, k, platform.device) for n, k in ((264, 256), (256, 128)))
     with pytest.raises(ConfigError, match="kind of weights of experts"):
         platform.experts(gate_up, down, "silu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("has_gate", [True, False], ids=["gate", "no gate"])
+def test_a_shared_expert_is_added_to_few_tokens_as_to_many(has_gate: bool) -> None:
+    platform = Subject(cuda, "bfloat16").platform(hidden=2048)
+    device = platform.device
+    num_experts, inner, hidden = 16, 512, 2048
+
+    def dense(n: int, k: int) -> DenseLinear:
+        return DenseLinear((torch.randn(n, k, device=device) * k**-0.5).bfloat16())
+
+    stacks = (
+        ExpertStack(dense(num_experts * 2 * inner, hidden), num_experts),
+        ExpertStack(dense(num_experts * hidden, inner), num_experts),
+    )
+    gate = dense(1, hidden) if has_gate else None
+    mlp = Mlp(platform, dense(2 * inner, hidden), dense(hidden, inner), "silu")
+    experts = Experts(
+        platform,
+        Router(num_chosen=8, is_normalized=True),
+        platform.linear(dense(num_experts, hidden)),
+        *stacks,
+        "silu",
+        Alone(),
+        SharedExpert(platform, mlp, gate),
+    )
+    x = torch.randn(40, hidden, device=device).bfloat16()
+    together = experts(x)
+    for count in (1, 2, 3, 4, 5):
+        assert torch.equal(experts(x[:count]), together[:count]), count
