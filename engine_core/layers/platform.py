@@ -88,10 +88,22 @@ class Platform(Protocol):
     ) -> torch.Tensor:
         """q [T, Hq, D] → [T, Hq D]; keys and values are read back from the cache, those of this
         step too. scale is that of the softmax, 1 / sqrt(D) by default. A position sees the last
-        `window` keys, its own included, which is 0 for all or the model's `sliding_window`. Scores are
+        `window` keys, its own included, which is 0 for all or the model's `sliding_window`; a negative
+        one, which only platforms with `chunks` are given, cuts sequences into chunks of so many
+        positions, and a position sees the keys of its chunk up to its own. Scores are
         capped by tanh to `softcap`, which only platforms with `softcaps` are given; 0: not. Sinks
         float32 [Hq], which only platforms with `sinks` are given, are scores of keys whose values
         are zeros: they take a share of each softmax of their head."""
+
+
+@runtime_checkable
+class GatingPlatform(Protocol):
+    """A platform that takes queries from between their gates; for others these are copied.
+    `qk_norm_rope_store_kv` of it has the option `has_gates`: in qkv [T, (2 Hq + 2 Hk) D] the gates
+    of a head follow its query."""
+
+    def gate_heads(self, attended: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        """attended [T, Hq D] times the sigmoid of gates [T, Hq, D], whose heads may lie apart."""
 
 
 def plans_of(platform: Platform, batch: ForwardBatch) -> Any:

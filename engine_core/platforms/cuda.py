@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from headwater.kernels.adapters.row_additions import RowAdditions
+from headwater.kernels.attention.gate_heads import gate_heads
 from headwater.kernels.attention.qk_norm_rope_store_kv import qk_norm_rope_store_kv
 from headwater.kernels.attention.rotary_pairs import RotaryPairs
 from headwater.kernels.gemm.gemm import configure_blas
@@ -146,10 +147,12 @@ class CudaPlatform(RowAdditions, CudaTexts, CudaStates, CudaMixtures):
         k_norm: torch.Tensor | None,
         eps: float,
         pairs: RotaryPairs | None = None,
+        has_gates: bool = False,
     ) -> torch.Tensor:
         num_kv_heads = kv_cache.shape[2]
         head_dim = kv_cache.shape[4]
-        q = qkv.new_empty(qkv.shape[0], qkv.shape[1] // head_dim - 2 * num_kv_heads, head_dim)
+        num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
+        q = qkv.new_empty(len(qkv), num_heads // 2 if has_gates else num_heads, head_dim)
         qk_norm_rope_store_kv(
             qkv,
             batch.positions,
@@ -164,9 +167,13 @@ class CudaPlatform(RowAdditions, CudaTexts, CudaStates, CudaMixtures):
             eps=eps,
             **self._scales(kv_cache),
             pairs=pairs,
+            has_gates=has_gates,
             dependent=_is_early(qkv),
         )
         return q
+
+    def gate_heads(self, attended: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        return gate_heads(attended, gates, dependent=_is_early(attended))
 
     def attention(
         self,

@@ -41,6 +41,7 @@ def qk_norm_rope_store_kv(
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
     pairs: RotaryPairs | None = None,
+    has_gates: bool = False,
     dependent: bool = False,
 ) -> None:
     """Writes q_out [T, Hq, D] and the caches [num_blocks, Hk, block_size, D].
@@ -50,6 +51,8 @@ def qk_norm_rope_store_kv(
     positions, D], cosines in the first half. bias [(Hq + 2 Hk) D] or None. q_norm, k_norm [D], both
     or neither. k_scale, v_scale float32 [Hk] for fp8 caches: what is stored is value / scale, in
     the order that `paged_cache` reads. `pairs`: those that rotate; None: halves of a head.
+    `has_gates`: in qkv [T, (2 Hq + 2 Hk) D], and in its bias, D numbers that are not read follow
+    each query.
     """
     num_tokens, num_q_heads, head_dim = q_out.shape
     num_kv_heads = k_cache.shape[1]
@@ -81,6 +84,7 @@ def qk_norm_rope_store_kv(
         qkv.stride(0),
         *k_cache.stride()[:3],
         NUM_Q_HEADS=num_q_heads,
+        QUERY_HEADS=2 if has_gates else 1,
         NUM_KV_HEADS=num_kv_heads,
         PAGE=block_size,
         HALF=head_dim // 2,
@@ -215,6 +219,7 @@ def _qk_norm_rope_store_kv(
     stride_head,
     stride_slot,
     NUM_Q_HEADS: tl.constexpr,
+    QUERY_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     PAGE: tl.constexpr,
     HALF: tl.constexpr,
@@ -236,13 +241,15 @@ def _qk_norm_rope_store_kv(
     is_v = i_group >= Q_GROUPS + KV_GROUPS
     o_d = tl.arange(0, HALF)
 
-    first = tl.where(is_q, 0, tl.where(is_v, NUM_Q_HEADS + NUM_KV_HEADS, NUM_Q_HEADS))
+    # A query takes the room of so many heads.
+    KEYS_AT: tl.constexpr = NUM_Q_HEADS * QUERY_HEADS
+    first = tl.where(is_q, 0, tl.where(is_v, KEYS_AT + NUM_KV_HEADS, KEYS_AT))
     own_group = tl.where(
         is_q, i_group, tl.where(is_v, i_group - Q_GROUPS - KV_GROUPS, i_group - Q_GROUPS)
     )
     o_head = own_group * HEADS + tl.arange(0, HEADS)
     inside = o_head < tl.where(is_q, NUM_Q_HEADS, NUM_KV_HEADS)
-    o_in = (first + o_head)[:, None] * (2 * HALF)
+    o_in = (first + o_head * tl.where(is_q, QUERY_HEADS, 1))[:, None] * (2 * HALF)
     # Where the numbers of a pair stand in a head; those of values are halves of it.
     o_low = o_d
     o_high = o_d + HALF

@@ -80,9 +80,9 @@ class Attention:
         return self._qkv(x)
 
     def stored(
-        self, qkv: torch.Tensor, batch: ForwardBatch, kv_cache: torch.Tensor
+        self, qkv: torch.Tensor, batch: ForwardBatch, kv_cache: torch.Tensor, **options: Any
     ) -> torch.Tensor:
-        """Like `queries`, for qkv [T, (Hq + 2 Hk) D]."""
+        """Like `queries`, for qkv [T, (Hq + 2 Hk) D]; options of the platform's operation."""
         queries = self._platform.qk_norm_rope_store_kv(
             qkv if self._norms is None else self._norms(qkv),
             batch,
@@ -94,6 +94,7 @@ class Attention:
             k_norm=self.k_norm,
             eps=self._eps,
             **self._rotated,
+            **options,
         )
         if self._query_scales is None:
             return queries
