@@ -19,6 +19,7 @@ class BiasedLinear(Linear):
         self.in_features = linear.in_features
         self.rounds_to = linear.rounds_to
         self.bias = bias
+        self.linear = linear
         self.unbiased = platform.linear(linear)
 
     def product(self, x: torch.Tensor) -> torch.Tensor:

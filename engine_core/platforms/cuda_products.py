@@ -62,7 +62,7 @@ class CudaProducts:
             OrderedLinear.kind: self._packed,
             PlanesLinear.kind: self._packed,
             RoundedLinear.kind: partial(rounded_product, early_rows=EARLY_ROWS),
-            BiasedLinear.kind: partial(biased_product, early_rows=EARLY_ROWS),
+            BiasedLinear.kind: self._biased,
         }
         self.experts = CudaExperts(EARLY_ROWS)
         self._gated = {(DenseLinear.kind, "silu"): self._dense_silu}
@@ -139,6 +139,14 @@ class CudaProducts:
     def _dense(self, linear: Linear) -> Product:
         weight = matrix_of(linear)
         return dense_product(weight, self._choice(ProbedProduct.of(weight)), EARLY_ROWS)
+
+    def _biased(self, linear: Linear) -> Product:
+        assert isinstance(linear, BiasedLinear)
+        if linear.linear.kind != DenseLinear.kind:
+            return biased_product(linear, early_rows=EARLY_ROWS)
+        weight = matrix_of(linear.linear)
+        choice = self._choice(ProbedProduct.of(weight))
+        return dense_product(weight, choice, EARLY_ROWS, linear.bias)
 
     def _dense_silu(self, linear: Linear) -> Product:
         weight = matrix_of(linear)

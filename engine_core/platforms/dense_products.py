@@ -39,9 +39,15 @@ def dense_matrices(weights: Weights) -> dict[str, torch.Tensor]:
     }
 
 
-def dense_product(weight: torch.Tensor, choice: ProductChoice, early_rows: int) -> Product:
-    """Up to so many rows a product starts while the kernel before it ends."""
-    return partial(_linear, weight=weight, choice=choice, early_rows=early_rows)
+def dense_product(
+    weight: torch.Tensor,
+    choice: ProductChoice,
+    early_rows: int,
+    bias: torch.Tensor | None = None,
+) -> Product:
+    """Up to so many rows a product starts while the kernel before it ends. bias [N]: added to the
+    product."""
+    return partial(_linear, weight=weight, bias=bias, choice=choice, early_rows=early_rows)
 
 
 def dense_silu_product(weight: torch.Tensor, choice: ProductChoice, early_rows: int) -> Product:
@@ -51,9 +57,15 @@ def dense_silu_product(weight: torch.Tensor, choice: ProductChoice, early_rows: 
 
 
 def _linear(
-    x: torch.Tensor, weight: torch.Tensor, *, choice: ProductChoice, early_rows: int
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    bias: torch.Tensor | None,
+    choice: ProductChoice,
+    early_rows: int,
 ) -> torch.Tensor:
-    return linear(x, weight, dependent=x.shape[0] <= early_rows, is_own=choice.is_own)
+    is_early = x.shape[0] <= early_rows
+    return linear(x, weight, bias=bias, dependent=is_early, is_own=choice.is_own)
 
 
 def _linear_silu_mul(

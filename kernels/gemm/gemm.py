@@ -22,6 +22,7 @@ import triton.language as tl
 
 from ..launch.dependent_launch import ask_early, launch_options, release_dependents, wait_for_inputs
 from ..norm.silu_mul import gated, silu_mul
+from .add_bias import add_bias
 from .gated_gemm import gated_gemm, is_gated_at_once
 from .hopper_few_rows_gemm import FewRowTiles, few_rows_gemm
 from .hopper_few_rows_gemm import serves as serves_few
@@ -177,11 +178,13 @@ def linear(
     weight: torch.Tensor,
     out: torch.Tensor | None = None,
     *,
+    bias: torch.Tensor | None = None,
     dependent: bool = False,
     is_own: bool = False,
 ) -> torch.Tensor:
     """x [M, K] times weight [N, K]: out [M, N] in x's dtype, accumulated in float32. With `is_own`
-    only Headwater's kernels are used: the library's product of these has other bits."""
+    only Headwater's kernels are used: the library's product of these has other bits. A bias [N] is
+    added to the rounded product, and the sum rounded again."""
     out = x.new_empty(x.shape[0], weight.shape[0]) if out is None else out
     few_tiles = choose_few_rows(x, weight)
     row_tiles = choose_rows(x, weight)
@@ -191,11 +194,14 @@ def linear(
     elif row_tiles is not None:
         rows_gemm(x, weight, out, row_tiles, gates=False, dependent=dependent)
     elif tiles is not None:
-        skinny_gemm(x, weight, out, tiles, dependent=dependent)
+        skinny_gemm(x, weight, out, tiles, bias=bias, dependent=dependent)
+        return out
     elif is_own:
         wide_gemm(x, weight, out)
     else:
         library_gemm(x, weight, out)
+    if bias is not None:
+        add_bias(out, bias, dependent=dependent)
     return out
 
 
@@ -209,11 +215,15 @@ def skinny_gemm(
     out: torch.Tensor,
     tiles: Tiles,
     *,
+    bias: torch.Tensor | None = None,
     dependent: bool = False,
 ) -> None:
     grid = triton.cdiv(out.shape[1], tiles.block_n), triton.cdiv(len(x), tiles.block_m)
     _skinny_gemm[grid](
-        *matrices(x, weight, out), WIDE=tiles.wide, **_constants(weight, tiles, dependent=dependent)
+        bias,
+        *matrices(x, weight, out),
+        WIDE=tiles.wide,
+        **_constants(weight, tiles, dependent=dependent),
     )
 
 
@@ -335,6 +345,7 @@ def _ask_for_weights(
 # One kernel for one row, whose masks it need not compute, and one for all other numbers of rows.
 @triton.jit(do_not_specialize_on_alignment=["m"])
 def _skinny_gemm(
+    p_bias,
     p_x,
     p_w,
     p_out,
@@ -370,6 +381,11 @@ def _skinny_gemm(
         WIDE,
     )
     b_out = b_acc.to(p_out.dtype.element_ty)
+    if p_bias is not None:
+        # Rounded as a product that is stored.
+        o_bias = o_n if WIDE else tl.trans(o_n)
+        b_bias = tl.load(p_bias + o_bias, mask=o_bias < n, other=0.0)
+        b_out = (b_out.to(tl.float32) + b_bias.to(tl.float32)).to(p_out.dtype.element_ty)
     if WIDE:
         tl.store(p_out + tl.trans(o_m) * stride_out + o_n, b_out, mask=tl.trans(is_m) & is_n)
     else:

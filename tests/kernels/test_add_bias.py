@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from headwater.kernels.gemm.add_bias import add_bias
+from headwater.kernels.gemm.gemm import linear
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
@@ -32,3 +33,17 @@ def test_gelu_follows_the_sum_before_it_is_rounded(
     add_bias(x, bias, has_gelu=True)
     tolerance = 1e-2 if dtype == torch.bfloat16 else 1e-6
     torch.testing.assert_close(x.double(), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 96, 256), (3, 70, 192), (3, 2112, 64)])
+def test_a_product_adds_its_bias_as_a_launch_of_its_own(
+    m: int, n: int, k: int, generator: torch.Generator
+) -> None:
+    x, weight, biases = (
+        torch.randn(size, k, generator=generator, device=generator.device).bfloat16()
+        for size in (m, n, n)
+    )
+    bias = biases[:, 0].contiguous()
+    expected = linear(x, weight)
+    add_bias(expected, bias)
+    assert torch.equal(linear(x, weight, bias=bias), expected)
