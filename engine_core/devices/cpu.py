@@ -45,6 +45,7 @@ capabilities = Capabilities(
     solved_states=True,
     adapters=True,
     softcaps=True,
+    chunks=True,
     odd_heads=True,
     mixed_layers=True,
     encoders=True,

@@ -32,6 +32,7 @@ capabilities = Capabilities(
     size_multiple=8,
     windows=True,
     softcaps=True,
+    chunks=True,
     rotary_pairs=True,
     activations=True,
     encoders=True,

@@ -133,7 +133,7 @@ class Parts:
             k_norm=k_norm,
             eps=config.rms_norm_eps,
             scale=config.attention_scale,
-            window=config.window_of(i),
+            window=config.mask_of(i),
             softcap=config.attention_softcap,
             pairs=self._pairs,
             norms=projection_norms(config, self._weights, self._platform, prefix),

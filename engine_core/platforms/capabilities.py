@@ -29,6 +29,8 @@ class Capabilities:
     scale."""
     windows: bool = False
     """Attention over a window of the last keys."""
+    chunks: bool = False
+    """Attention within chunks of positions."""
     rotary_pairs: bool = False
     """Rotation of a part of a head, and of neighbouring numbers (`RotaryPairs`)."""
     activations: bool = False

@@ -77,7 +77,7 @@ class CudaPlatform(RowAdditions, CudaTexts, CudaStates, CudaMixtures):
             max(model.num_kv_heads, model.of_global_layers.num_kv_heads), device=device
         )
         self._is_mixed = model.mixed is not None
-        self._window = model.sliding_window
+        self._window = model.window_mask
         self._attention_kernels: dict[tuple[object, ...], AttentionKernels] = {}
         """The table's rows by kind of queries, cache and layer."""
 

@@ -91,7 +91,7 @@ class AttentionPlans:
 
         self._decode_plans = allocated(model.of_global_layers)
         self._ends_plan = self._decode_plans[-1].beside()
-        self._window = model.sliding_window
+        self._window = model.window_mask
         # Without a window nobody asks for these.
         windowed = self._decode_plans if model.mixed is None else allocated(model)
         self._windowed_plans = [

@@ -130,6 +130,9 @@ class ModelConfig:
     """Keys that a position sees in layers with a window, its own included; 0: no layer has one."""
     is_windowed: tuple[bool, ...] = ()
     """Whether each layer has a window; empty: none has."""
+    attends_in_chunks: bool = False
+    """Whether windows are chunks of `sliding_window` positions, of which a position sees its own up
+    to itself."""
     has_sinks: bool = False
     """Whether each query head has a sink, a learned score that takes a share of every softmax."""
     quantization: Quantization | None = None
@@ -290,6 +293,7 @@ class ModelConfig:
         has_biases = self.experts is not None and self.experts.has_biases
         wanted: dict[str, tuple[str, object]] = {
             "windows": ("sliding_window", self.sliding_window),
+            "chunks": ("attention_chunk_size", self.attends_in_chunks and self.sliding_window),
             "sinks": ("attention sinks", self.has_sinks),
             "softcaps": ("attn_logit_softcapping", self.attention_softcap),
             "rotary_pairs": ("rotary_dim", is_partial or self.is_interleaved),
@@ -349,8 +353,23 @@ class ModelConfig:
         return self
 
     def window_of(self, layer: int) -> int:
-        """Keys that a position sees in a layer; 0: all up to its own."""
+        """Most keys that a position sees in a layer; 0: all up to its own."""
         return self.sliding_window if self.is_windowed and self.is_windowed[layer] else 0
+
+    def mask_of(self, layer: int) -> int:
+        """The window of a layer as `Platform.attention` takes it."""
+        return self.window_mask if self.window_of(layer) else 0
+
+    @property
+    def window_mask(self) -> int:
+        """`mask_of` layers with windows."""
+        return -self.sliding_window if self.attends_in_chunks else self.sliding_window
+
+    def up_to(self, max_model_len: int) -> ModelConfig:
+        """The model of sequences up to this length, of which one chunk hides nothing."""
+        if not self.attends_in_chunks or max_model_len > self.sliding_window:
+            return self
+        return replace(self, sliding_window=0, is_windowed=(), attends_in_chunks=False)
 
     def kv_layer(self, layer: int) -> int:
         """The layer whose keys and values a layer reads."""

@@ -153,7 +153,8 @@ def attention_of_rows(
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of the last len(q) positions of one sequence of seq_len keys, each seeing the last
-    `window` keys up to its own, or all of them; [C, Hq, D]. `softcap` is that of scores, which
+    `window` keys up to its own, or all of them, or with a negative one those of its chunk of
+    −window positions; [C, Hq, D]. `softcap` is that of scores, which
     become softcap * tanh(score / softcap); 0: none. Sinks [Hq] are scores of keys whose values are
     zeros."""
     dtype = torch.promote_types(q.dtype, torch.float32)
@@ -163,10 +164,10 @@ def attention_of_rows(
     scores = torch.einsum("chgd,nhd->hgcn", grouped, k) * (scale or 1 / math.sqrt(q.shape[2]))
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
-    ages = torch.arange(seq_len - len(q), seq_len, device=q.device)[:, None] - torch.arange(
-        seq_len, device=q.device
-    )
-    hidden = (ages < 0) | (ages >= (window or seq_len))
+    keys = torch.arange(seq_len, device=q.device)
+    own = keys[seq_len - len(q) :, None]
+    oldest = own // -window * -window if window < 0 else own - (window or seq_len) + 1
+    hidden = (keys > own) | (keys < oldest)
     scores = scores.masked_fill(hidden, float("-inf"))
     if sinks is not None:
         of_heads = sinks.to(dtype).view(k.shape[1], -1, 1, 1)

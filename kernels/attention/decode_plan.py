@@ -136,8 +136,9 @@ def plan_decode(
     """Fills the plan. seq_lens int32 [R]: keys that a row reads, its own included, 0 for a padding
     row; table_rows int32 [R]: the row of block_tables int32 [rows, max_blocks] that belongs to each
     row. With `share`, splits are compared for blocks in common. A row sees the last `window` keys,
-    or all: splits before the window get no item. Rows with windows share nothing, since a split is
-    seldom inside the windows of all of them."""
+    or all, or with a negative one those of its chunk of −window positions: splits before these get
+    no item. Rows with windows share nothing, since a split is seldom inside the windows of all of
+    them."""
     num_rows = len(seq_lens)
     assert num_rows <= plan.max_rows
     assert not (share and window)

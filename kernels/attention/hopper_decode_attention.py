@@ -14,11 +14,14 @@ from triton.experimental.gluon.language.nvidia import hopper
 
 from ..launch import dependent_launch
 from ..launch.hopper_copies import release_dependents, wait_for_inputs
+from . import online_softmax
 from .decode_plan import DecodePlan
 from .hopper_attention import finite, fold, hide, reference, spread, weigh, with_sinks
 from .hopper_rings import as_ring_source, finish_reads
 from .online_softmax import HALF, base_2_scale
 from .paged_cache import head_constants
+
+oldest_key = gluon.jit(online_softmax.oldest_key.fn)
 
 NUM_STAGES = 3
 MAX_PROGRAMS = 128
@@ -124,7 +127,7 @@ def _decode_rows(
         first = i_split * SPLIT
         oldest = 0
         if WINDOW:
-            oldest = gl.maximum(seq_len - WINDOW, 0)
+            oldest = oldest_key(seq_len - 1, WINDOW)
             first = gl.maximum(first, oldest // TILE * TILE)
         if first < end:
             p_row = p_table + gl.load(p_table_row + i_row).to(gl.int64) * stride_table

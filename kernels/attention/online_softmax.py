@@ -12,8 +12,9 @@ Weights are relative to the maximum rounded down to a multiple of eight powers o
 digit, seldom changes from tile to tile, and a kernel that sees no change need not scale anything: a
 factor of one leaves the bits.
 
-A sliding window hides the keys before it. Splits and tiles lie where they lie without one; those of
-which a row sees nothing leave its state as it is, to the bit, and may be left out.
+A sliding window hides the keys before it, and a chunk of positions, a negative window, those of
+earlier chunks. Splits and tiles lie where they lie without one; those of which a row sees nothing
+leave its state as it is, to the bit, and may be left out.
 """
 
 from __future__ import annotations
@@ -58,12 +59,22 @@ def base_2_scale(scale: float | None, head_dim: int) -> float:
 
 
 @triton.jit
+def oldest_key(position, WINDOW: tl.constexpr):
+    """The first key that a position sees: of its window of the last WINDOW keys, or of its chunk
+    where sequences are cut into chunks of −WINDOW positions."""
+    if WINDOW < 0:
+        return position // -WINDOW * -WINDOW
+    return tl.maximum(position - WINDOW + 1, 0)
+
+
+@triton.jit
 def first_keys(first, seq_len, WINDOW: tl.constexpr, TILE: tl.constexpr):
     """First position of a walk that would begin at `first`, rounded to a multiple of TILE, and the
-    oldest key that the last of seq_len positions sees. WINDOW 0: it sees all."""
+    oldest key that the last of seq_len positions sees. WINDOW as in `oldest_key`; 0: it sees
+    all."""
     oldest = 0
     if WINDOW:
-        oldest = tl.maximum(seq_len - WINDOW, 0)
+        oldest = oldest_key(seq_len - 1, WINDOW)
         first = tl.maximum(first, oldest // TILE * TILE)
     return first, oldest
 

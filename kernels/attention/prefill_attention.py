@@ -30,6 +30,7 @@ from .online_softmax import (
     joined,
     merge_states,
     narrowing,
+    oldest_key,
     parts_of,
     row_sums,
     stages_of,
@@ -105,7 +106,8 @@ def prefill_attention(
     seq_lens int32 [S]: keys in the cache, the chunk's own included; the chunk is the end of them.
     table_rows int32 [S] into block_tables int32 [rows, max_blocks]; tiles from `prefill_tiles`;
     k_scale and v_scale float32 [Hk] for fp8 caches. scale is that of the softmax, 1 / sqrt(D) by
-    default. A position sees the last `window` keys, its own included, or all up to its own.
+    default. A position sees the last `window` keys, its own included, or all up to its own; with a negative
+    one those of its chunk of −window positions.
     Sinks and softcap as in `decode_attention`. tile_tokens: tokens of a tile in the list, where it
     was made for another number of query heads of a key head; 0: it was made for this one. Programs
     that have no rows for all tokens of a tile divide it.
@@ -286,8 +288,8 @@ def _prefill_tiles(
             o_n = i_n + tl.arange(0, HALF)[None, :]
             visible = (o_n <= b_position[:, None], o_n + HALF <= b_position[:, None])
             if WINDOW:
-                b_before = b_position[:, None] - WINDOW
-                visible = (visible[0] & (o_n > b_before), visible[1] & (o_n + HALF > b_before))
+                b_oldest = oldest_key(b_position, WINDOW)[:, None]
+                visible = (visible[0] & (o_n >= b_oldest), visible[1] & (o_n + HALF >= b_oldest))
             b_m_split, b_l_split, b_acc_split = attend_tile(
                 b_q,
                 keys,

@@ -116,7 +116,8 @@ def attention(
 ) -> torch.Tensor:
     """Attention of q [T, Hq, D], contiguous, over kv_cache [2, num_blocks, Hk, block_size, D] of
     q's dtype, in which the heads of a block lie together; block_size and D divide by 16. Returns
-    [T, Hq, D]. A position sees the last `window` keys, its own included; 0: all up to its own.
+    [T, Hq, D]. A position sees the last `window` keys, its own included; 0: all up to its own;
+    a negative one: those of its chunk, where sequences are cut into chunks of −window positions.
     Scores are capped by tanh to `softcap`; 0: they are not. Sinks float32 [Hq] are scores of keys
     whose values are zeros. Keys and values that a position does not see may hold any finite
     numbers."""
@@ -186,7 +187,7 @@ def _tile(arguments: int, i: int, p_scratch: int, element: Any) -> None:
     window = argument(arguments, 13)
     # The first key that any row of the tile sees. Chunks lie where they lie without a window: what
     # is skipped of them weighs zero, so a row's bits do not depend on the rows beside it.
-    oldest = max(start + first // group + 1 - window, 0) if window else 0
+    oldest = max(_num_hidden(start + first // group + 1, window), 0)
     for key in range(oldest // CHUNK * CHUNK, num_keys, CHUNK):
         begin = max(oldest - key, 0) // NUM_LANES * NUM_LANES
         count = min(CHUNK, num_keys - key)
@@ -218,6 +219,15 @@ def _tile(arguments: int, i: int, p_scratch: int, element: Any) -> None:
         for d in range(0, head_dim, NUM_LANES):
             x = div(load(p_out + (j * head_dim + d) * 4, F32_ELEMENT), total)
             store(p_row + d * size_of(element), x, element)
+
+
+@njit
+def _num_hidden(num_keys: int, window: int) -> int:
+    """Number of the first keys that the last of so many positions does not see, or less than one;
+    window as in `attention`."""
+    if window < 0:
+        return (num_keys - 1) // -window * -window
+    return num_keys - window if window else 0
 
 
 @njit
@@ -254,6 +264,13 @@ def _score(
     head_dim = argument(arguments, 8)
     block_size = argument(arguments, 9)
     window = argument(arguments, 13)
+    # How many of the chunk's keys are hidden from each row since they are too old.
+    behind = (
+        _num_hidden(key + seen[0], window) - key,
+        _num_hidden(key + seen[1], window) - key,
+        _num_hidden(key + seen[2], window) - key,
+        _num_hidden(key + seen[3], window) - key,
+    )
     width = head_dim * 4
     is_capped = argument(arguments, 15)
     softcap = splat(float32_at(address_of(arguments, 14)))
@@ -291,11 +308,11 @@ def _score(
         a_1 = keep_first(a_1, seen[1] - at, hidden)
         a_2 = keep_first(a_2, seen[2] - at, hidden)
         a_3 = keep_first(a_3, seen[3] - at, hidden)
-        if window and at < seen[3] - window:
-            a_0 = keep_first(hidden, seen[0] - window - at, a_0)
-            a_1 = keep_first(hidden, seen[1] - window - at, a_1)
-            a_2 = keep_first(hidden, seen[2] - window - at, a_2)
-            a_3 = keep_first(hidden, seen[3] - window - at, a_3)
+        if at < behind[3]:
+            a_0 = keep_first(hidden, behind[0] - at, a_0)
+            a_1 = keep_first(hidden, behind[1] - at, a_1)
+            a_2 = keep_first(hidden, behind[2] - at, a_2)
+            a_3 = keep_first(hidden, behind[3] - at, a_3)
         p = p_scores + at * 4
         store(p, a_0, F32_ELEMENT)
         store(p + CHUNK * 4, a_1, F32_ELEMENT)

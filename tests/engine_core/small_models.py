@@ -100,6 +100,7 @@ LLAMA4 = HEADS_OF_32 | {
     "no_rope_layer_interval": 3,
     "floor_scale": 16,
     "attn_scale": 0.5,
+    "attention_chunk_size": 40,
 }
 EXPERTS = {
     "num_experts": 8,

@@ -463,13 +463,20 @@ def test_what_a_config_says_of_experts_and_is_not_served_is_refused_by_its_field
         checked(options, "cpu", cpu.capabilities)
 
 
-def test_llama_4_serves_sequences_of_one_chunk(published: Folder, tmp_path: Path) -> None:
+def test_llama_4_has_no_chunks_where_no_sequence_is_longer_than_one(
+    published: Folder, tmp_path: Path
+) -> None:
     config = json.loads((published("llama4") / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"attention_chunk_size": 96}))
     options = ExecutorOptions(model_folder=tmp_path, load_format="dummy", max_model_len=96)
-    checked(options, "cpu", cpu.capabilities)
-    with pytest.raises(ConfigError, match="max_model_len is 97; allowed: at most 96"):
-        checked(replace(options, max_model_len=97), "cpu", cpu.capabilities)
+    model = checked(options, "cpu", cpu.capabilities).model
+    assert [model.mask_of(i) for i in range(model.num_layers)] == [0] * model.num_layers
+    longer = replace(options, max_model_len=97)
+    model = checked(longer, "cpu", cpu.capabilities).model
+    assert {model.mask_of(i) for i in range(model.num_layers)} == {0, -96}
+    without = replace(cpu.capabilities, chunks=False)
+    with pytest.raises(ConfigError, match="attention_chunk_size is 96; allowed: sequences of one"):
+        checked(longer, "other", without)
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,8 @@ def test_norms_take_weights_in_float32() -> None:
         (2, 1, 64, 128, 17),
         (2, 4, 64, 16, 256),
         (2, 4, 64, 16, 701),
+        (2, 4, 64, 16, -250),
+        (3, 3, 64, 16, -100),
     ],
 )
 def test_attention_gives_a_position_the_same_bits_in_any_chunk(
@@ -212,11 +214,17 @@ def test_attention_gives_a_position_the_same_bits_in_any_chunk(
         c[table[0].long()].transpose(1, 2).flatten(0, 1)[:length].double()
         for c in (k_cache, v_cache)
     )
+    seen = torch.ones(length, length, dtype=torch.bool).tril()
+    if window < 0:
+        chunks = torch.arange(length) // -window
+        seen &= chunks[:, None] == chunks
+    elif window:
+        seen = seen.triu(1 - window)
     expected = torch.nn.functional.scaled_dot_product_attention(
         q.double().transpose(0, 1),
         keys.repeat_interleave(group, 1).transpose(0, 1),
         values.repeat_interleave(group, 1).transpose(0, 1),
-        attn_mask=torch.ones(length, length, dtype=torch.bool).tril().triu(1 - (window or length)),
+        attn_mask=seen,
     )
     assert relative_error(whole, expected.transpose(0, 1)) < bound(dtype)
 

@@ -35,6 +35,8 @@ WINDOWED = [
     pytest.param(4, 1, 256, 512, id="gemma3-270m", marks=LONG_INTERPRETED),
     pytest.param(4, 2, 64, 100, id="less-than-a-tile"),
     pytest.param(4, 2, 64, 1, id="itself", marks=LONG_INTERPRETED),
+    pytest.param(4, 2, 64, -200, id="chunks"),
+    pytest.param(40, 8, 128, -2048, id="chunks of llama 4", marks=GPU),
     pytest.param(8, 4, 256, 1024, id="gemma3-4b", marks=GPU),
     pytest.param(32, 16, 128, 1024, id="gemma3-27b", marks=GPU),
 ]

@@ -31,6 +31,8 @@ WINDOWED = [
     ),
     pytest.param([77, 600, 230], [77, 3, 230], 3, 1, 64, 100, id="less-than-a-tile"),
     pytest.param([200], [200], 4, 2, 64, 1, id="itself", marks=LONG_INTERPRETED),
+    pytest.param([330, 260], [330, 3], 2, 1, 64, -100, id="chunks"),
+    pytest.param([9000, 4096], [3000, 65], 40, 8, 128, -2048, id="chunks of llama 4", marks=GPU),
     pytest.param(
         [1, 1000, 4097, 2048], [1, 1000, 33, 2048], 8, 4, 256, 1024, id="gemma3-4b", marks=GPU
     ),

@@ -49,6 +49,7 @@ KV_CACHE_DTYPES = ("auto", "fp8")
 WITHOUT = {
     "windows": "no window",
     "softcaps": "no cap of scores",
+    "chunks": "sequences of one chunk (max_model_len)",
     "sinks": "no sinks",
     "rotary_pairs": "heads that rotate whole, by halves,",
     "activations": "silu or gelu_pytorch_tanh with a gate, and logits without a cap,",
@@ -73,6 +74,7 @@ def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> Build
     if options.load_format not in ("auto", *DUMMIES):
         raise ConfigError("load_format", options.load_format, " or ".join(("auto", *DUMMIES)))
     model = models.read_config(options.model_folder)
+    model = model.up_to(options.max_model_len or model.max_position_embeddings)
     if flags.rotary_pairs and not flags.odd_heads:
         model = model.with_padded_heads()
     if flags.solved_states:

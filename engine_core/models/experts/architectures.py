@@ -7,7 +7,6 @@ from ..configs.experts import corrected_moe, gpt_oss, llama4, mixtral, qwen_moe
 
 DECODER = "decoder:Decoder"
 WIDTH_NORMS = ("tensor parallel on CPUs alone, and not with `--numerics tree`",)
-CHUNKS = ("8,192 positions, those of a chunk",)
 MIXTURES = {
     "Ernie4_5_MoeForCausalLM": own(
         DECODER,
@@ -36,7 +35,6 @@ MIXTURES = {
         llama4.read_llama4,
         "Llama 4 (text)",
         "llama4_text",
-        limits=CHUNKS,
     ),
     "Llama4ForConditionalGeneration": own(
         "experts.llama4:Llama4",
@@ -44,7 +42,6 @@ MIXTURES = {
         "Llama 4 Scout, Maverick",
         "llama4",
         is_text_part=True,
-        limits=CHUNKS,
     ),
     "MiniMaxM2ForCausalLM": own(
         DECODER,

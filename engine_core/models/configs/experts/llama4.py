@@ -31,15 +31,15 @@ def read_llama4(config: Config) -> ModelConfig:
         qkv_bias=bias,
         o_bias=bias,
     )
-    return with_experts(_of_one_chunk(read, config), _experts(config))
+    return with_experts(_in_chunks(read, config), _experts(config))
 
 
-def _of_one_chunk(model: ModelConfig, config: Config) -> ModelConfig:
-    """Layers that rotate attend within chunks of positions: sequences of one chunk are served."""
+def _in_chunks(model: ModelConfig, config: Config) -> ModelConfig:
+    """Layers that rotate attend within chunks of positions."""
     if config.get("attention_chunk_size", CHUNK) is None:
         return model
     chunk = count_of(config, "attention_chunk_size", CHUNK)
-    return replace(model, max_position_embeddings=min(model.max_position_embeddings, chunk))
+    return replace(model, sliding_window=chunk, is_windowed=model.is_rotary, attends_in_chunks=True)
 
 
 def _experts(config: Config) -> ExpertsConfig:
