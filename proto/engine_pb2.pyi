@@ -620,6 +620,7 @@ class Work(_message.Message):
     DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    EXPERTS_FIELD_NUMBER: _builtins.int
     preemptions: _builtins.int
     """times it gave up its blocks and began again"""
     steps: _builtins.int
@@ -632,6 +633,10 @@ class Work(_message.Message):
     """of these, part of the answer"""
     output_tokens: _builtins.int
     """answered in these steps; without those of an earlier engine"""
+    @_builtins.property
+    def experts(self) -> Global___Experts:
+        """absent: the model has none, or none were counted yet"""
+
     def __init__(
         self,
         *,
@@ -641,14 +646,45 @@ class Work(_message.Message):
         draft_tokens: _builtins.int = ...,
         accepted_tokens: _builtins.int = ...,
         output_tokens: _builtins.int = ...,
+        experts: Global___Experts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["experts", b"experts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "draft_tokens", b"draft_tokens", "mean_batch", b"mean_batch", "output_tokens", b"output_tokens", "preemptions", b"preemptions", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "draft_tokens", b"draft_tokens", "experts", b"experts", "mean_batch", b"mean_batch", "output_tokens", b"output_tokens", "preemptions", b"preemptions", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Work: _TypeAlias = Work  # noqa: Y015
+
+@_typing.final
+class Experts(_message.Message):
+    """Experts of the engine's model when a stream ended, over the rows of all its streams."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LARGEST_SHARE_FIELD_NUMBER: _builtins.int
+    STEP_EXPERTS_FIELD_NUMBER: _builtins.int
+    STEP_BYTES_FIELD_NUMBER: _builtins.int
+    largest_share: _builtins.float
+    """of a layer's rows so far that its most chosen expert has; the largest of all layers"""
+    step_experts: _builtins.int
+    """experts that a recent step read, over all layers"""
+    step_bytes: _builtins.int
+    """bytes of their weights, as stored"""
+    def __init__(
+        self,
+        *,
+        largest_share: _builtins.float = ...,
+        step_experts: _builtins.int = ...,
+        step_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["largest_share", b"largest_share", "step_bytes", b"step_bytes", "step_experts", b"step_experts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Experts: _TypeAlias = Experts  # noqa: Y015
 
 @_typing.final
 class PromptLogprobs(_message.Message):

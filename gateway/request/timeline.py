@@ -170,6 +170,20 @@ def work_fields(works: Iterable[engine_pb2.Work | None]) -> dict[str, Any] | Non
             sum(work.mean_batch * work.steps for work in done) / max(steps, 1), 2
         ),
         "preemptions": sum(work.preemptions for work in done),
+        "experts": _experts_of(done),
+    }
+
+
+def _experts_of(works: list[engine_pb2.Work]) -> dict[str, Any] | None:
+    """Experts of the model when the last of these ended; None: it has none, or none were
+    counted."""
+    found = [work.experts for work in works if work.HasField("experts")]
+    if not found:
+        return None
+    return {
+        "largest_share": round(found[-1].largest_share, 4),
+        "step_experts": found[-1].step_experts,
+        "step_bytes": found[-1].step_bytes,
     }
 
 

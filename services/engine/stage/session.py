@@ -23,6 +23,7 @@ from ...runtime.errors import BadRequest, HeadwaterError, Unavailable
 from ...runtime.session.answering import AnsweringEnd
 from ...runtime.session.attempt_fence import AttemptFence, Prompt
 from ...runtime.tracing import Tracing
+from ..core.figures import CoreFigures
 from ..core.messages import Cancel, Command, Credit, Probe, Stall
 from .frames import MAX_ERROR_CHARS, Rows, embedding_frame, prompt_logprob_frames, step_frames
 from .outbox import Outbox
@@ -48,6 +49,10 @@ class Host(Protocol):
     keys: Iterator[int]
     """Names of choices between server and core, never the same twice."""
     fence: AttemptFence
+
+    @property
+    def core_figures(self) -> CoreFigures:
+        """Newest figures of the core."""
 
     def check_open(self) -> None:
         """Raises `Unavailable` where no new request is taken now."""
@@ -132,8 +137,11 @@ class EngineSession:
             for start in output.starts
             if start.key in ids
         ]
+        experts = self._host.core_figures.experts
         finishes = [
-            self._forget(ids[end.key]).finish(end) for end in output.finishes if end.key in ids
+            self._forget(ids[end.key]).finish(end, experts)
+            for end in output.finishes
+            if end.key in ids
         ]
         at_once = [finish for finish in finishes if not self._outbox.holds(finish)]
         self._outbox.put(step_frames(output.step, rows, starts, at_once))

@@ -10,6 +10,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 
+from headwater.engine_core.expert_figures import ExpertFigures
 from headwater.engine_core.request import FinishReason
 from headwater.engine_core.step_output import Finished, Started, Work
 from headwater.proto import common_pb2
@@ -110,7 +111,9 @@ class Stream:
             cached_by_tier=started.cached_by_tier,
         )
 
-    def finish(self, finished: Finished) -> pb.Finish:
+    def finish(self, finished: Finished, experts: ExpertFigures | None) -> pb.Finish:
+        """The end, with what the engine did for the stream; experts: newest figures of the
+        model's."""
         self._end_span(finished)
         error = finished.error
         cause = LIVE
@@ -135,7 +138,7 @@ class Stream:
             retriable=cause not in FINAL,
             cause=cause,
             retry_seconds=finished.retry_seconds,
-            work=self._work(finished.work, finished.num_output_tokens)
+            work=self._work(finished.work, finished.num_output_tokens, experts)
             if finished.work is not None
             else None,
         )
@@ -163,7 +166,7 @@ class Stream:
             }
             self.span.end(finished.error, **told)
 
-    def _work(self, work: Work, num_output_tokens: int) -> pb.Work:
+    def _work(self, work: Work, num_output_tokens: int, experts: ExpertFigures | None) -> pb.Work:
         return pb.Work(
             preemptions=work.num_preemptions,
             steps=work.num_steps,
@@ -171,4 +174,13 @@ class Stream:
             draft_tokens=work.num_draft_tokens,
             accepted_tokens=work.num_accepted_tokens,
             output_tokens=num_output_tokens - self.num_resumed,
+            experts=None if experts is None else _experts(experts),
         )
+
+
+def _experts(figures: ExpertFigures) -> pb.Experts:
+    return pb.Experts(
+        largest_share=max(figures.largest_shares, default=0.0),
+        step_experts=figures.num_read,
+        step_bytes=figures.num_bytes_read,
+    )

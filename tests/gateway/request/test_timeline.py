@@ -4,7 +4,7 @@ import pytest
 
 from headwater.gateway.request.timeline import Attempt, Timeline, work_fields
 from headwater.gateway.router.decision import Decision
-from headwater.proto.engine_pb2 import Work
+from headwater.proto.engine_pb2 import Experts, Work
 from headwater.services.runtime.member import Kind, Member
 
 
@@ -52,6 +52,20 @@ def test_the_work_of_choices_adds_up_and_those_without_a_word_of_it_are_left_out
         "accepted_tokens": 9,
         "mean_batch_size": 2.5,
         "preemptions": 1,
+        "experts": None,
     }
     assert work_fields([None]) is None
+
+
+def test_work_has_the_experts_of_the_choice_that_was_named_last() -> None:
+    experts = [
+        Experts(largest_share=0.25, step_experts=90, step_bytes=900),
+        Experts(largest_share=0.5, step_experts=80, step_bytes=800),
+    ]
+    found = work_fields([Work(experts=each) for each in experts] + [Work()])
+    expected = {"largest_share": 0.5, "step_experts": 80, "step_bytes": 800}
+    assert (found or {})["experts"] == expected
+
+
+def test_work_without_steps_has_no_tokens_of_a_step() -> None:
     assert (work_fields([Work()]) or {})["tokens_per_step"] == 0

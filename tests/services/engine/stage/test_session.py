@@ -6,10 +6,12 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+from headwater.engine_core.expert_figures import ExpertFigures
 from headwater.engine_core.request import FinishReason, NewRequest, Speculation
 from headwater.engine_core.step_output import Finished, StepOutput, Work
 from headwater.proto import engine_pb2 as pb
 from headwater.proto.common_pb2 import LOSS_CAUSE_MISSING, LOSS_CAUSE_SUPERSEDED, Speculative
+from headwater.services.engine.core.figures import CoreFigures
 from headwater.services.engine.core.messages import Add, Cancel, Command, Credit, Probe, Stall
 from headwater.services.engine.stage.requests import Limits
 from headwater.services.engine.stage.session import EngineSession
@@ -27,6 +29,7 @@ class Recorder:
         self.keys: Iterator[int] = itertools.count(1)
         self.commands: list[Command] = []
         self.fence = AttemptFence()
+        self.core_figures = CoreFigures()
 
     def check_open(self) -> None:
         pass
@@ -244,12 +247,31 @@ async def test_the_end_of_a_stream_says_what_was_drafted_and_answered_here() -> 
     session.end()
     (finish,) = [each for frame in left_to_send(session) for each in frame.finishes]
     told = finish.work
+    assert not told.HasField("experts")
     assert (told.steps, told.draft_tokens, told.accepted_tokens, told.output_tokens) == (
         4,
         9,
         6,
         13,
     )
+
+
+async def test_the_end_of_a_stream_has_the_newest_figures_of_experts() -> None:
+    host = Recorder()
+    host.core_figures.experts = ExpertFigures(
+        num_rows=[3, 5], largest_shares=[0.5, 0.75], num_read=4, num_bytes_read=800
+    )
+    session = EngineSession(host)
+    session.take(pb.ClientFrame(adds=[add(1, [1, 2, 3], 16)]))
+    work = Work(
+        num_preemptions=0, num_steps=4, mean_batch=1.0, num_draft_tokens=0, num_accepted_tokens=0
+    )
+    end = Finished(key=1, reason=FinishReason.LENGTH, num_output_tokens=16, work=work)
+    session.deliver(StepOutput(step=9, finishes=[end]))
+    session.end()
+    (finish,) = [each for frame in left_to_send(session) for each in frame.finishes]
+    found = finish.work.experts
+    assert (found.largest_share, found.step_experts, found.step_bytes) == (0.75, 4, 800)
 
 
 async def test_ends_of_sequence_stop_unless_ignored_and_wait_for_min_tokens() -> None:
