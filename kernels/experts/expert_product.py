@@ -24,10 +24,10 @@ from .work_list import MOST_AT_ONCE, SMALL_BLOCK, list_tiles
 
 GROUPED_ROWS = 64
 """Average rows an expert from which products use the kernel for many rows on Hopper."""
-GATHERED_ROWS = (384, 768)
+GATHERED_ROWS = (256, 768)
 """From and up to how many rows an expert on average a product that gathers tokens takes less time
-than copies and a product. On an H200 it takes 44 us less of 764 for 8,192 tokens of 128 experts,
-and more for 2,048 and for 65,536 (2026-11-29)."""
+than copies and a product. On an H200 it takes 43 us less of 1,056 for 8,192 tokens of 256 experts,
+44 less of 764 with 128 experts, and more there for 2,048 and for 65,536 (2026-11-29)."""
 FEWEST_PAIRS = 8
 """Most pairs of a token alone, as models have them."""
 FEWEST_TILES = (RowTiles(16, 64, 128, 4, 5, wide=True), RowTiles(16, 64, 128, 4, 4, wide=True))
@@ -44,9 +44,10 @@ ROW_TILES = {
 }
 """Tiles of gated products and of those after them, by the number of rows in a tile. Measured on an
 H200 with 128 experts of 768 and 2,048 (2026-11-29): all read weights at 3.5 to 4.4 TB/s."""
-SUMMED_TILES = RowTiles(16, 128, 128, 8, 4, wide=True)
+SUMMED_TILES = RowTiles(16, 256, 64, 8, 4, wide=True)
 """Tiles of products behind gated ones whose last programs add: fewer of them wait for one another.
-On an H200 a token's 8 of 256 experts of 512 take 20.4 us with them and 22.0 with `FEW_TILES`
+On an H200 a token's 8 of 256 experts of 512 and a shared one take 24.8 us with them, 26.0 with 64
+outputs a tile, and 32.1 in launches apart; those of four tokens 62.2, 63.7 and 66.5
 (2026-11-29)."""
 FLOAT32_TILES = RowTiles(16, 64, 32, 4, 3)
 """Tiles of float32, which no matrix unit multiplies."""
