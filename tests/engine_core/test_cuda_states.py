@@ -70,6 +70,7 @@ def exact(given: list[Answer]) -> list[tuple[list[int], list[float]]]:
     return [(each.token_ids, [entry.logprob for entry in each.logprobs]) for each in given]
 
 
+@pytest.mark.parametrize("folders", ["qwen3.5-moe"], indirect=True)
 def test_greedy_tokens_are_those_of_transformers(folders: tuple[Path, Path, Any]) -> None:
     _, folder, model = folders
     with closing(engine(folder)) as one:
