@@ -77,12 +77,14 @@ FLOAT32 = {
     *("qwen3-moe", "mixtral", "olmoe", "minimax-m2", "hy3", "ernie4.5-moe", "gpt-oss"),
     *("llama4", "llama4 with a tower", "gemma4 with experts"),
     *("qwen3-next", "qwen3.5-moe", "gemma4 with a tower"),
+    *("granite4-hybrid", "granite4-hybrid without experts", "lfm2-moe"),
+    *("nemotron-h", "falcon-h1", "falcon-h1 with norms"),
 }
 """Small models of which one rounding to bf16 moves tokens far, as when a router chooses another
 expert: answers of transformers in bf16 lie up to 1.3 behind its own in float32 (2026-11-29)."""
 
 
-ON_CPUS_ALONE = {"lfm2", "lfm2-moe", "granite4-hybrid", "granite4-hybrid without experts"}
+ON_CPUS_ALONE = {"nemotron3"}
 SENSITIVE = {"gemma4 with experts"}
 """Small models of which rounding to TF32, as GPUs multiply float32, moves tokens as far: those of
 transformers so rounded lie up to 0.83 behind, and a fourth are others (2026-11-29)."""
