@@ -1,0 +1,132 @@
+"""Each alert fires in Prometheus' own rule engine on series of a deployment that is broken, and on
+none of one that is well."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.deploy.chart import CHART
+
+PROMTOOL = os.environ.get("HEADWATER_PROMTOOL") or shutil.which("promtool")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        PROMTOOL is None,
+        reason="promtool is missing (Debian: apt install prometheus; or name it in HEADWATER_PROMTOOL)",
+    ),
+]
+RULES = CHART / "files/rules.yaml"
+STEP = "15s"
+END = "20m"
+FIRST_TOKENS = "headwater_time_to_first_token_seconds_bucket"
+RUNNING = 'headwater_num_requests_running{instance="e",model_name="m"}'
+STEPS = 'headwater_step_seconds_count{instance="e",model_name="m"}'
+SERIES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
+    "HeadwaterStageIsGone": (
+        {'up{job="headwater",instance="e"}': "0x100"},
+        {'up{job="headwater",instance="e"}': "1x100"},
+    ),
+    "HeadwaterIsNotScraped": (
+        {'up{job="another"}': "1x100"},
+        {'up{job="headwater"}': "1x100"},
+    ),
+    "HeadwaterRequestsFail": (
+        {
+            'headwater_http_responses_total{status="503"}': "0+10x100",
+            'headwater_http_responses_total{status="200"}': "0+100x100",
+        },
+        {
+            'headwater_http_responses_total{status="400"}': "0+10x100",
+            'headwater_http_responses_total{status="200"}': "0+100x100",
+        },
+    ),
+    "HeadwaterRequestsWaitForAnEngine": (
+        {'headwater_model_requests_without_replica{model_name="m"}': "3x100"},
+        {'headwater_model_requests_without_replica{model_name="m"}': "3x10 0x90"},
+    ),
+    "HeadwaterFirstTokensAreSlow": (
+        {
+            FIRST_TOKENS + '{le="5",model_name="m"}': "0+1x100",
+            FIRST_TOKENS + '{le="10",model_name="m"}': "0+10x100",
+            FIRST_TOKENS + '{le="+Inf",model_name="m"}': "0+10x100",
+        },
+        {
+            FIRST_TOKENS + '{le="5",model_name="m"}': "0+10x100",
+            FIRST_TOKENS + '{le="10",model_name="m"}': "0+10x100",
+            FIRST_TOKENS + '{le="+Inf",model_name="m"}': "0+10x100",
+        },
+    ),
+    # Engines have the label that gateways lack.
+    "HeadwaterQueueGrows": (
+        {"headwater_num_requests_waiting": "200x100"},
+        {'headwater_num_requests_waiting{model_name="m"}': "200x100"},
+    ),
+    "HeadwaterEngineStandsStill": (
+        {RUNNING: "2x100", STEPS: "5x100"},
+        {RUNNING: "2x100", STEPS: "0+5x100"},
+    ),
+    "HeadwaterCacheIsTooSmall": (
+        {'headwater_num_preemptions_total{instance="e"}': "0+15x100"},
+        {'headwater_num_preemptions_total{instance="e"}': "0+1x100"},
+    ),
+    "HeadwaterGoesWithout": (
+        {'headwater_without{what="redis"}': "1x100"},
+        {'headwater_without{what="redis"}': "0x100"},
+    ),
+    "HeadwaterIndexIsBehind": (
+        {'headwater_index_synced{replica="r"}': "0x100"},
+        {'headwater_index_synced{replica="r"}': "1x100"},
+    ),
+    "HeadwaterPredictionsFail": (
+        {'headwater_router_trust{replica="r"}': "0.2x100"},
+        {'headwater_router_trust{replica="r"}': "0.9x100"},
+    ),
+    "HeadwaterStrangersCall": (
+        {'headwater_refused_total{what="call",why="stale"}': "0+1x100"},
+        {'headwater_refused_total{what="call",why="stale"}': "5x100"},
+    ),
+    "HeadwaterAnswersMove": (
+        {'headwater_migrations_total{cause="lost"}': "0+15x100"},
+        {'headwater_migrations_total{cause="lost"}': "0+1x100"},
+    ),
+}
+"""Series of each alert where it has to fire, and where it must not: values every 15 s."""
+
+
+def case(alert: str, series: dict[str, str], *, fires: bool) -> dict[str, object]:
+    count = {"labels": "{}", "value": 1}
+    return {
+        "interval": STEP,
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": f'count(ALERTS{{alertname="{alert}",alertstate="firing"}})',
+                "eval_time": END,
+                "exp_samples": [count] * fires,
+            }
+        ],
+    }
+
+
+def test_each_alert_fires_on_what_it_is_for_and_on_nothing_else(tmp_path: Path) -> None:
+    rules = yaml.safe_load(RULES.read_text())["groups"][0]["rules"]
+    assert SERIES.keys() == {rule["alert"] for rule in rules}
+    cases = [
+        case(alert, series, fires=fires)
+        for alert, (broken, well) in SERIES.items()
+        for series, fires in ((broken, True), (well, False))
+    ]
+    plan = {"rule_files": [str(RULES)], "evaluation_interval": STEP, "tests": cases}
+    path = tmp_path / "alerts.yaml"
+    path.write_text(yaml.safe_dump(plan))
+    assert PROMTOOL is not None
+    done = subprocess.run(
+        [PROMTOOL, "test", "rules", str(path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
