@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
@@ -19,7 +18,6 @@ from ..drafter.none import NoDrafter
 from ..entry.text_entry import TextEntry, TextStep
 from ..exit.pool import Pool
 from ..model.no_caches import NoCaches
-from ..model.text_graphs import SIZES, TextGraphs
 from ..model.text_layers import TextLayers
 from ..ranks.rank import Rank
 from ..step_executor import StepExecutor
@@ -27,8 +25,9 @@ from ..tiers.none import NoTiers
 from .loader import Loader
 
 NO_PAGES: tuple[int, ...] = ()
-ROW_COUNTS = (1, 16, 64, 128, 512, 2048)
-"""Numbers of rows of products that are compared before texts are computed."""
+ROW_COUNTS = (1, 16, 64, 128, 256, 512, 1024, 2048)
+"""Numbers of rows of products that are compared before texts are computed; those of graphs are
+among them."""
 FEWEST_BLOCKS = 2
 """Blocks of a pool: page 0, and one that no text takes."""
 
@@ -44,11 +43,8 @@ def build_encoder(
     _prepare_products(device, platform, weights, config)
     encoder = found(request.model, weights, platform, config.max_model_len)
     encoding = cast(EncoderPlatform, platform)
-    layers: TextLayers | TextGraphs = TextLayers(encoder)
-    preparations: list[Callable[[], object]] = []
-    if device.capabilities.graphs:
-        layers = TextGraphs(encoder, encoding.plan_texts([1]), config.max_num_seqs)
-        preparations = layers.preparations
+    make_layers = getattr(device, "text_layers", TextLayers)
+    layers: TextLayers = make_layers(encoder, encoding, config.max_num_seqs)
     executor = StepExecutor(
         device=TextDevice(config, request.model.vocab_size),
         caches=NoCaches(),
@@ -57,7 +53,7 @@ def build_encoder(
         exit=Pool(encoder),
         drafter=NoDrafter(),
         tiers=NoTiers(),
-        preparations=preparations,
+        preparations=layers.preparations,
     )
     return executor, config
 
@@ -69,7 +65,7 @@ def _prepare_products(
     prepare = getattr(device, "prepare_products", None)
     if prepare is None:
         return
-    counts = sorted({*ROW_COUNTS, *SIZES, config.max_num_batched_tokens})
+    counts = sorted({*ROW_COUNTS, config.max_num_batched_tokens})
     by_shape = {(each.out_features, each.in_features): each for each in weights.linears.values()}
     for linear in by_shape.values():
         prepare(platform, linear, counts)

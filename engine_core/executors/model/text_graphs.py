@@ -3,43 +3,40 @@ kernels of a small step more slowly than the device computes them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
 
 from headwater.kernels.attention.mutual_attention import QUERIES
 
+from ...layers.platform import EncoderPlatform
 from ...layers.text_batch import TextBatch
 from ...models.encoders.encoder import Encoder
 from ..device.cuda_graphs import Graphs
+from .text_layers import TextLayers
 
 SIZES = (128, 256, 512, 1024, 2048)
 """Tokens of graphs. A step is computed by the next one; larger steps are launched as they are."""
 
 
-class TextGraphs:
+class TextGraphs(TextLayers):
     """See `Layers`. Tokens of a graph behind those of the step are computed in vain."""
 
-    def __init__(self, encoder: Encoder, plan: torch.Tensor, most_texts: int) -> None:
-        """`plan`: the platform's plan of some texts, rows of numbers that are zeros for no text."""
-        self._encoder = encoder
-        self._plan = plan
+    def __init__(self, encoder: Encoder, platform: EncoderPlatform, most_texts: int) -> None:
+        super().__init__(encoder, platform, most_texts)
+        self._plan: torch.Tensor = platform.plan_texts([1])
+        """Plan of a text: rows of numbers, which are zeros for no text."""
         self._most_texts = most_texts
         self._graphs = Graphs()
         self._batches: dict[int, TextBatch] = {}
-
-    @property
-    def preparations(self) -> list[Callable[[], object]]:
-        """Captures of the graphs, one by one."""
-        return [partial(self._prepared, size) for size in SIZES]
+        self.preparations = [partial(self._prepared, size) for size in SIZES]
 
     def hidden(self, taken: TextBatch) -> torch.Tensor:
         num_tokens = len(taken.token_ids)
         size = next((each for each in SIZES if each >= num_tokens), None)
         batch = None if size is None else self._batch(size)
         if size is None or batch is None or len(taken.texts) > len(batch.texts):
-            return self._encoder.forward(taken)
+            return super().hidden(taken)
         _fill(batch.token_ids, taken.token_ids)
         _fill(batch.positions, taken.positions)
         _fill(batch.texts, taken.texts)
