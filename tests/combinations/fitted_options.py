@@ -73,13 +73,9 @@ def _blocks_of_states(folder: Path) -> int:
 
 def _fewest_ranks(folder: Path) -> int:
     model = registry.read_config(folder)
-    if model.latent is not None:
-        # Any number is refused.
-        return 2
+    num_kv_heads = model.num_kv_heads if model.latent is None else model.num_heads
     return next(
-        n
-        for n in range(2, model.num_heads + 1)
-        if model.num_heads % n == model.num_kv_heads % n == 0
+        n for n in range(2, model.num_heads + 1) if model.num_heads % n == num_kv_heads % n == 0
     )
 
 
