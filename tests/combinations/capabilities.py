@@ -528,6 +528,7 @@ SLEEP = Capability(
             "MXFP4 experts": "a model with 8 experts",
             "adapters": "adapter_memory",
             "state layers": "a model with 3 state layers",
+            "latent attention": "latent attention",
         }.items()
     },
 )

@@ -201,6 +201,7 @@ REFUSED_OF_ENGINE = {
             (table.EXPERTS, "a model with 8 experts"),
             (table.STATES, "a model with 3 state layers"),
             (table.MIXED, "layers of several shapes"),
+            (table.LATENT, "latent attention"),
             (table.FOREIGN, FOREIGN),
             (table.ENCODER, "the encoder"),
             (table.TENSOR_PARALLEL, "tensor_parallel_size 2"),
