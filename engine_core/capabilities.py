@@ -116,6 +116,7 @@ ENGINE = (
         fields=("tensor_parallel_size",),
         off="1",
         beside=frozenset({INT8_ACTIVATIONS, ROUNDED_ACTIVATIONS, EXPERTS}),
+        beside_if={"rank_latents": frozenset({LATENT})},
         flag="parallel",
     ),
     Capability(

@@ -269,7 +269,7 @@ def _sequences(
     the same numbers."""
     heads, kv_heads, head_dim, block_size = shape
     lengths = [start + count for start, count in zip(starts, counts, strict=True)]
-    tables = _tables(subject, lengths, block_size, num_shared)
+    tables = tables_of(subject, lengths, block_size, num_shared)
     num_blocks = int(tables.max()) + 1
     kv_dtype = torch.float8_e4m3fn if kv_format == "fp8" else subject.dtype
     # Every slot of the blocks in use is written once: slots behind a sequence's end are never
@@ -292,7 +292,9 @@ def _sequences(
     return Sequences(starts=starts, counts=counts, q=q, tables=tables, cache=cache, stored=stored)
 
 
-def _tables(subject: Subject, lengths: Sequence[int], block_size: int, num_shared: int) -> Tensor:
+def tables_of(
+    subject: Subject, lengths: Sequence[int], block_size: int, num_shared: int = 0
+) -> Tensor:
     """Block ids in random order; block 0 belongs to no sequence."""
     num_blocks = [-(-length // block_size) for length in lengths]
     ids = subject.permutation(sum(num_blocks)).int() + 1
@@ -342,7 +344,7 @@ def _stored(subject: Subject, heads: int, kv_heads: int, head_dim: int) -> Case:
         heads=heads, kv_heads=kv_heads, head_dim=head_dim, block_size=block_size
     )
     lengths = DECODE_LENS[:16]
-    tables = _tables(subject, lengths, block_size, 0)
+    tables = tables_of(subject, lengths, block_size, 0)
     owners = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     positions = torch.cat([torch.arange(length) for length in lengths])
     slots = tables[owners, positions // block_size].long() * block_size + positions % block_size

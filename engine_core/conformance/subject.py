@@ -4,6 +4,7 @@ takes weights."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from ..layers.linear.linear import Linear, Product
 from ..options import BuildRequest, ExecutorOptions
 from ..platforms.device import Device
 from ..platforms.stored_weights import StoredWeights
+from ..weights.latent_config import LatentConfig
 from ..weights.model_config import ModelConfig
 from ..weights.model_file import DTYPES
 from .case import ALLOWED
@@ -74,9 +76,10 @@ class Subject:
         hidden: int = 64,
         block_size: int = 0,
         window: int = 0,
+        latent: LatentConfig | None = None,
     ) -> Any:
         """The platform for a model of these sizes."""
-        model = _model(heads, kv_heads, head_dim, hidden, window)
+        model = replace(_model(heads, kv_heads, head_dim, hidden, window), latent=latent)
         config = EngineConfig(
             block_size=block_size or self.flags.block_sizes[0],
             num_blocks=1024,

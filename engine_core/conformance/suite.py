@@ -15,11 +15,12 @@ from ..platforms.device import Device
 from .attention import attention_cases
 from .case import NUM_ITEMS, Case, Line, examine
 from .experts import expert_cases
+from .latents import latent_cases
 from .rows import row_cases
 from .sampling import sampling_cases
 from .subject import EPS, NEEDED, Subject, rows_of
 
-PARTS = ("rows", "experts", "attention", "sampling", "hooks")
+PARTS = ("rows", "experts", "attention", "latents", "sampling", "hooks")
 NEEDED_OF_SAMPLING = ("draw", "draw_filtered", "mask_tokens", "logprobs")
 
 
@@ -125,5 +126,12 @@ def _replay(subject: Subject) -> Case:
     )
 
 
-_MAKERS = (row_cases, expert_cases, attention_cases, sampling_cases, _hook_cases)
+_MAKERS = (
+    row_cases,
+    expert_cases,
+    attention_cases,
+    latent_cases,
+    sampling_cases,
+    _hook_cases,
+)
 _CASES = dict(zip(PARTS, _MAKERS, strict=True))

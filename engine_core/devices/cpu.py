@@ -59,6 +59,7 @@ capabilities = Capabilities(
     rank_norms=True,
     rank_drafts=True,
     rank_adapters=True,
+    rank_latents=True,
     rank_draft_slots=True,
     stages=True,
     stage_hosts=True,

@@ -96,6 +96,8 @@ class Capabilities:
     there."""
     rank_adapters: bool = False
     """Adapters beside several ranks, which divide them: `--adapter-memory` needs it there."""
+    rank_latents: bool = False
+    """Ranks divide the heads that share latents, which each of them keeps."""
     rank_draft_slots: bool = False
     """Ranks that draft keep blocks in host memory too: needed for `rank_slots` and `rank_drafts`
     together."""

@@ -124,7 +124,8 @@ def stages(
 def check_layout(layout: ParallelLayout, model: ModelConfig, *, size_multiple: int) -> None:
     """Raises `ConfigError` naming the sizes that divide the model, where this layout does not."""
     if not _divides(layout.tensor, model, size_multiple):
-        sizes = [n for n in range(1, model.num_kv_heads + 1) if _divides(n, model, size_multiple)]
+        most = model.num_heads if model.latent else model.num_kv_heads
+        sizes = [n for n in range(1, most + 1) if _divides(n, model, size_multiple)]
         allowed = f"{_either(sizes)}, which divide {_divided(model)}"
         raise ConfigError("tensor_parallel_size", layout.tensor, allowed)
     most = min(MAX_STAGES, model.num_layers)
@@ -140,10 +141,15 @@ def local_config(model: ModelConfig, shard: Shard) -> ModelConfig:
     return replace(
         model,
         num_heads=model.num_heads // shard.size,
-        num_kv_heads=model.num_kv_heads // shard.size,
+        num_kv_heads=len(kv_heads(model, shard)),
         intermediate_size=model.intermediate_size // shard.size,
         experts=None if model.experts is None else model.experts.divided(shard.index, shard.size),
     )
+
+
+def kv_heads(model: ModelConfig, shard: Shard) -> range:
+    """KV heads of one shard. Each has the one latent of a token that all heads share."""
+    return shard.part(model.num_kv_heads) if model.latent is None else range(1)
 
 
 def _aligned(num_tokens: int) -> int:
@@ -152,7 +158,8 @@ def _aligned(num_tokens: int) -> int:
 
 def _divides(size: int, model: ModelConfig, size_multiple: int) -> bool:
     inner = (each // size_multiple for each in model.divided_sizes)
-    divided = (model.num_heads, model.num_kv_heads, *inner, *_whole_experts(model))
+    heads = (model.num_heads, *([] if model.latent else [model.num_kv_heads]))
+    divided = (*heads, *inner, *_whole_experts(model))
     return (
         size >= 1
         and all(each % size == 0 for each in divided)
@@ -170,7 +177,7 @@ def _divided(model: ModelConfig) -> str:
     """Query heads, KV heads, MLPs and experts that ranks divide, in words."""
     *parts, last = (
         f"{model.num_heads} query heads",
-        f"{model.num_kv_heads} KV heads",
+        *([] if model.latent else [f"{model.num_kv_heads} KV heads"]),
         *([f"{' and '.join(map(str, sizes))} of an MLP"] if (sizes := model.divided_sizes) else []),
         *(f"{count} experts" for count in _whole_experts(model)),
     )

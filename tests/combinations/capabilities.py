@@ -408,6 +408,7 @@ EXPERTS = Capability(
         "MXFP4 experts": ONE_ARCHITECTURE,
         "state layers": ONE_ARCHITECTURE,
         "window layers": ONE_ARCHITECTURE,
+        "latent attention": ONE_ARCHITECTURE,
     },
 )
 
@@ -497,6 +498,7 @@ STATE_LAYERS = Capability(
         ),
         "tree numerics": Refused(field="numerics", says=f"allowed: default {WITH_STATES}"),
         "window layers": ONE_ARCHITECTURE,
+        "latent attention": ONE_ARCHITECTURE,
         "MXFP4 experts": Refused(
             field="quantization",
             says="allowed: auto: the weights of the model folder are not packed",
@@ -527,6 +529,7 @@ SLEEP = Capability(
             "MXFP4 experts": "a model with 8 experts",
             "adapters": "adapter_memory",
             "state layers": "a model with 3 state layers",
+            "latent attention": "latent attention",
         }.items()
     },
 )
@@ -546,6 +549,35 @@ WINDOW_LAYERS = Capability(
     is_simulated=False,
     took_place=lambda answer: answer.num_window_layers > 0,
     beside={
+        "latent attention": ONE_ARCHITECTURE,
+        "MXFP4 experts": Refused(
+            field="quantization",
+            says="allowed: auto: the weights of the model folder are not packed",
+        ),
+    },
+)
+
+WITH_LATENTS = "with latent attention"
+
+LATENT_ATTENTION = Capability(
+    name="latent attention",
+    promise=Promise.OWN,
+    model={
+        "architectures": ["MiniCPM3ForCausalLM"],
+        "model_type": "minicpm3",
+        "q_lora_rank": 64,
+        "kv_lora_rank": 64,
+        "qk_nope_head_dim": 32,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 64,
+    },
+    is_simulated=False,
+    took_place=lambda answer: answer.latent_rank > 0,
+    beside={
+        "fp8 KV": Refused(field="kv_cache_dtype", says=f"allowed: auto {WITH_LATENTS}"),
+        "draft heads": Refused(field="draft_heads", says=f"allowed: none {WITH_LATENTS}"),
+        "tree numerics": Refused(field="numerics", says=f"allowed: default {WITH_LATENTS}"),
+        "adapters": Refused(field="adapter_memory", says=f"allowed: 0 {WITH_LATENTS}"),
         "MXFP4 experts": Refused(
             field="quantization",
             says="allowed: auto: the weights of the model folder are not packed",
@@ -589,4 +621,5 @@ CAPABILITIES = (
     STATE_LAYERS,
     WINDOW_LAYERS,
     SLEEP,
+    LATENT_ATTENTION,
 )

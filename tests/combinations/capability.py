@@ -89,6 +89,8 @@ class Answer:
     """Layers of that model that keep a state."""
     num_window_layers: int = 0
     """Layers of that model that see a window."""
+    latent_rank: int = 0
+    """Numbers that its keys and values are made of; 0: it caches keys and values."""
     numerics: str = ""
     """What the engine was told of its sums; one that cannot make them so does not start."""
 

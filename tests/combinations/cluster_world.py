@@ -28,6 +28,7 @@ from tests.combinations.weights_folder import (
     WINDOW_LAYER,
     engine_options,
     kind_of,
+    latent_rank_of,
     num_experts_of,
     num_layers_of,
 )
@@ -331,6 +332,7 @@ class ClusterWorld:
         answer.num_experts = num_experts_of(served)
         answer.num_state_layers = num_layers_of(served, STATE_LAYER)
         answer.num_window_layers = num_layers_of(served, WINDOW_LAYER)
+        answer.latent_rank = latent_rank_of(served)
         answer.numerics = str(kind.options.get("numerics", ""))
         return answer
 

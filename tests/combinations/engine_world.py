@@ -44,6 +44,7 @@ from tests.combinations.weights_folder import (
     WINDOW_LAYER,
     engine_options,
     kind_of,
+    latent_rank_of,
     num_experts_of,
     num_layers_of,
 )
@@ -126,6 +127,7 @@ class Replica:
         served = {"model_folder": options.model_folder}
         self.num_state_layers = num_layers_of(served, STATE_LAYER)
         self.num_window_layers = num_layers_of(served, WINDOW_LAYER)
+        self.latent_rank = latent_rank_of(served)
         self._executor, config, self.facts = build_executor(
             options, lambda phase, done, total: None
         )
@@ -402,6 +404,7 @@ class EngineWorld:
             adapter=replica.adapter.hex() if replica.adapter in after.resident_adapters else "",
             num_state_layers=replica.num_state_layers,
             num_window_layers=replica.num_window_layers,
+            latent_rank=replica.latent_rank,
             numerics=asked.options.get("numerics", ""),
         )
 

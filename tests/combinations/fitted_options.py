@@ -73,10 +73,9 @@ def _blocks_of_states(folder: Path) -> int:
 
 def _fewest_ranks(folder: Path) -> int:
     model = registry.read_config(folder)
+    num_kv_heads = model.num_kv_heads if model.latent is None else model.num_heads
     return next(
-        n
-        for n in range(2, model.num_heads + 1)
-        if model.num_heads % n == model.num_kv_heads % n == 0
+        n for n in range(2, model.num_heads + 1) if model.num_heads % n == num_kv_heads % n == 0
     )
 
 
@@ -86,11 +85,14 @@ def _heads(folder: Path) -> Path:
     if not heads.exists():
         model = registry.read_config(folder)
         # A GPU serves heads whose key heads are shared by as many query heads as the model's.
-        num_heads = model.hidden_size // model.head_dim
+        num_heads = num_kv_heads = model.num_heads
+        if model.latent is None:
+            num_heads = model.hidden_size // model.head_dim
+            num_kv_heads = num_heads * model.num_kv_heads // model.num_heads
         config = LAYER | {
             "hidden_size": model.hidden_size,
             "num_attention_heads": num_heads,
-            "num_key_value_heads": num_heads * model.num_kv_heads // model.num_heads,
+            "num_key_value_heads": num_kv_heads,
             "vocab_size": model.vocab_size,
             "bias": False,
         }

@@ -84,6 +84,15 @@ def num_experts_of(options: dict[str, Any]) -> int:
     return found
 
 
+def latent_rank_of(options: dict[str, Any]) -> int:
+    """Numbers that keys and values of the model are made of, which an engine serves; 0: it caches
+    keys and values."""
+    folder = options["model_folder"]
+    config = {} if folder is None else json.loads((folder / "config.json").read_text())
+    found: int = config.get("kv_lora_rank", 0)
+    return found
+
+
 STATE_LAYER = "linear_attention"
 WINDOW_LAYER = "sliding_attention"
 """Types of layers, as `config.json` calls them."""
@@ -208,9 +217,12 @@ def _in_blocks(folder: Path, kind: str, dtype: str) -> Path:
     for turn, (name, tensor) in enumerate(random.items()):
         is_of_layer = name.startswith("layers.")
         format = LAYER_FORMATS[turn % len(LAYER_FORMATS)] if is_of_layer else Q8_0
+        spec = layout[name]
+        # Conversion expands tables of layers.
+        is_packed = not spec.is_routing and (spec.is_linear or not is_of_layer)
         tensors |= (
             blocks.named([_quantized(tensor, format)], name)
-            if tensor.dim() == 2 and tensor.shape[1] % 32 == 0 and not layout[name].is_routing
+            if is_packed and tensor.dim() == 2 and tensor.shape[1] % 32 == 0
             else {name: tensor}
         )
     model_file.save(tensors, copy)

@@ -126,7 +126,6 @@ REFUSED_OF_ENGINE = {
         for other, refused in (
             (table.FOREIGN, "model_code transformers: headwater"),
             (table.ENCODER, "architectures BertModel: a decoder"),
-            (table.TENSOR_PARALLEL, "tensor_parallel_size 2: 1"),
             (table.TREE, "numerics tree: default"),
             (table.FP8_KV, "kv_cache_dtype fp8: auto"),
             (table.DRAFT_HEADS, "draft_heads /folder: none"),
@@ -202,6 +201,7 @@ REFUSED_OF_ENGINE = {
             (table.EXPERTS, "a model with 8 experts"),
             (table.STATES, "a model with 3 state layers"),
             (table.MIXED, "layers of several shapes"),
+            (table.LATENT, "latent attention"),
             (table.FOREIGN, FOREIGN),
             (table.ENCODER, "the encoder"),
             (table.TENSOR_PARALLEL, "tensor_parallel_size 2"),
@@ -374,7 +374,8 @@ def test_names_of_the_table_are_there_once_and_are_known() -> None:
 
 
 def test_a_pair_is_refused_where_its_cell_of_the_combinations_is() -> None:
-    """Cells of weights are apart: what they are beside depends on how activations are rounded."""
+    """Cells of weights are apart: what they are beside depends on how activations are rounded. No
+    cell asks for two architectures of one model."""
     names = {row.name for row in TABLE} - table.QUANTIZED
     refused = {*REFUSED_OF_ENGINE, *REFUSED_OF_REQUEST, (table.BEAMS, table.TOOLS)}
     cells = {
@@ -384,4 +385,5 @@ def test_a_pair_is_refused_where_its_cell_of_the_combinations_is() -> None:
     }
     with_cells = {name for cell in CELLS.values() for name in (cell.first.name, cell.second.name)}
     of_table = {frozenset(pair) for pair in refused if set(pair) <= with_cells & names}
-    assert cells == of_table
+    architectures = {row.name for row in TABLE if row.name in OF_MODEL}
+    assert cells == {pair for pair in of_table if not pair <= architectures}

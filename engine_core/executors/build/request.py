@@ -11,6 +11,7 @@ from ...capabilities import (
     EXPERTS,
     FOREIGN,
     INT8_ACTIVATIONS,
+    LATENT,
     ROUNDED_ACTIVATIONS,
     W8A8,
     Asked,
@@ -153,7 +154,7 @@ def _checked_draft(
         raise ConfigError(
             "draft_model", str(folder), f"a model that is served by itself; of this one {error}"
         ) from None
-    for name in asked_of_layers(draft.model):
+    for name in asked_of_layers(draft.model).keys() - {LATENT}:
         raise ConfigError("draft_model", str(folder), f"a model without {name}")
     if draft.model.vocab_size != model.vocab_size:
         allowed = (

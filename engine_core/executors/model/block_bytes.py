@@ -50,8 +50,10 @@ def state_shape(
 
 def cache_bytes_of(request: BuildRequest, pages: PagePlan) -> int:
     """Bytes of a page in the memory of all ranks. Each rank has a part of the served model's keys
-    and values, and all keys and values of the drafter."""
+    and values, or all latents, and all keys and values of the drafter."""
     num_others = request.options.tensor_parallel_size - 1
+    if request.model.latent is not None:
+        return (1 + num_others) * block_bytes_of(request, pages)
     drafted = _bytes_of(request, _draft_layouts(request))
     return block_bytes_of(request, pages) + num_others * drafted
 

@@ -17,7 +17,15 @@ from ...models.model import model_class
 from ...options import BuildRequest
 from ...system.ring import map_at_least
 from ...weights.model_config import ModelConfig
-from ...weights.shards import WHOLE, ParallelLayout, Shard, Stage, local_config, stages
+from ...weights.shards import (
+    WHOLE,
+    ParallelLayout,
+    Shard,
+    Stage,
+    kv_heads,
+    local_config,
+    stages,
+)
 from ..tiers.block_slice import BlockSlice
 from .stage_link import StageLinks
 
@@ -105,13 +113,13 @@ def stages_of(request: BuildRequest) -> list[Stage]:
 
 def block_slice(request: BuildRequest, rank: Rank) -> BlockSlice:
     """This rank's part of a block in a slot, which is as one process has it: its bytes do not
-    depend on the layout."""
+    depend on the layout. Ranks that divide heads write the same latents to the same place."""
     planes = request.model.kv_planes
     return BlockSlice(
         num_planes=planes * rank.stage.total,
         planes=range(planes * rank.stage.first, planes * rank.stage.stop),
         num_heads=request.model.num_kv_heads,
-        heads=rank.shard.part(request.model.num_kv_heads),
+        heads=kv_heads(request.model, rank.shard),
     )
 
 

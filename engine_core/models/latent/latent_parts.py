@@ -16,7 +16,7 @@ from ...layers.mixers.latent_attention import LatentAttention, LowRankQueries
 from ...layers.norm import RMSNorm
 from ...layers.platform import LatentPlatform, Platform
 from ...layers.rope import cos_sin_table
-from ...weights.layout import WeightSpec, linear, norm, table
+from ...weights.layout import Split, WeightSpec, joined_linear, linear, norm, table
 from ...weights.model_config import ModelConfig
 from ..experts.expert_parts import check_unrounded
 
@@ -45,24 +45,25 @@ LOW_RANK_EPS = 1e-6
 
 def latent_weights_of(config: ModelConfig) -> dict[str, WeightSpec]:
     """Weights of one layer. The weight that latents are raised by is never packed: queries are
-    multiplied by a part of it transposed."""
+    multiplied by a part of it transposed. Ranks divide heads; each makes all latents."""
     latent = config.latent
     assert latent is not None
     hidden = config.hidden_size
     num_queries = config.num_heads * latent.query_dim
-    queries = {Q: linear(num_queries, hidden)}
+    queries = {Q: joined_linear((num_queries,), hidden)}
     if latent.query_rank:
         queries = {
             Q_A: linear(latent.query_rank, hidden),
             Q_NORM: norm(latent.query_rank),
-            Q_B: linear(num_queries, latent.query_rank),
+            Q_B: joined_linear((num_queries,), latent.query_rank),
         }
+    raised = config.num_heads * latent.raised_dim
     return {
         **queries,
         KV_A: linear(latent.width, hidden),
         KV_NORM: norm(latent.kv_rank),
-        KV_B: table(config.num_heads * latent.raised_dim, latent.kv_rank),
-        OUT: linear(hidden, config.num_heads * latent.value_dim),
+        KV_B: replace(table(raised, latent.kv_rank, split=Split.OUTPUTS), parts=(raised,)),
+        OUT: linear(hidden, config.num_heads * latent.value_dim, split=Split.INPUTS),
     }
 
 
