@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 import triton
 import triton.language as tl
@@ -12,15 +14,40 @@ from ..launch.dependent_launch import (
     release_dependents,
     wait_for_inputs,
 )
-from .decode_plan import FEW_ROWS, DecodePlan
+from .decode_plan import FEW_ROWS
 from .online_softmax import SPLIT, finish, first_keys, merge_states, with_sinks
 
 MAX_READ_AHEAD_DIM = 256
 
 
+class SplitPlan(Protocol):
+    """Partial results of a plan's splits, as `DecodePlan` describes them."""
+
+    @property
+    def max_splits(self) -> int: ...
+
+    @property
+    def is_direct(self) -> bool: ...
+
+    @property
+    def counts(self) -> torch.Tensor: ...
+
+    @property
+    def first_partials(self) -> torch.Tensor: ...
+
+    @property
+    def folded(self) -> torch.Tensor | None: ...
+
+    @property
+    def partial_acc(self) -> torch.Tensor: ...
+
+    @property
+    def partial_ml(self) -> torch.Tensor: ...
+
+
 def reduce_splits(
     seq_lens: torch.Tensor,
-    plan: DecodePlan,
+    plan: SplitPlan,
     out: torch.Tensor,
     *,
     v_scale: torch.Tensor | None = None,
