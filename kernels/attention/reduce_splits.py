@@ -75,6 +75,7 @@ def reduce_splits(
         NUM_Q_HEADS=num_q_heads,
         GROUP=1 if v_scale is None else num_q_heads // len(v_scale),
         HEAD_DIM=head_dim,
+        BLOCK_D=triton.next_power_of_2(head_dim),
         HEADS=heads,
         SPLIT=SPLIT,
         UNROLL=_unrolled(heads, head_dim),
@@ -109,6 +110,7 @@ def _reduce_splits(
     NUM_Q_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
     HEADS: tl.constexpr,
     SPLIT: tl.constexpr,
     UNROLL: tl.constexpr,
@@ -121,7 +123,8 @@ def _reduce_splits(
 ):
     i_row = tl.program_id(0)
     b_head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-    o_d = tl.arange(0, HEAD_DIM)
+    o_d = tl.arange(0, BLOCK_D)
+    is_d = (o_d < HEAD_DIM)[None, :]
     seq_len = tl.load(p_seq_len + i_row)
     num_splits = (seq_len + SPLIT - 1) // SPLIT
     oldest_split = first_keys(0, seq_len, WINDOW, SPLIT)[0] // SPLIT
@@ -140,13 +143,14 @@ def _reduce_splits(
     if num_splits > num_folded:
         b_m = tl.full((HEADS,), float("-inf"), tl.float32)
         b_l = tl.zeros((HEADS,), tl.float32)
-        b_acc = tl.zeros((HEADS, HEAD_DIM), tl.float32)
+        b_acc = tl.zeros((HEADS, BLOCK_D), tl.float32)
         if p_folded is not None:
             # The merge goes on from the state of the folded splits.
             o_partial = first * NUM_Q_HEADS + b_head
             b_m = tl.load(p_partial_ml + o_partial * 2)
             b_l = tl.load(p_partial_ml + o_partial * 2 + 1)
-            b_acc = tl.load(p_partial_acc + o_partial[:, None] * HEAD_DIM + o_d[None, :])
+            p_acc = p_partial_acc + o_partial[:, None] * HEAD_DIM + o_d[None, :]
+            b_acc = tl.load(p_acc, mask=is_d, other=0.0)
             oldest_split = num_folded
         for i_first in range(oldest_split, num_splits, UNROLL):
             for i_ahead in tl.static_range(UNROLL):
@@ -156,11 +160,12 @@ def _reduce_splits(
                 b_m_next = tl.load(p_partial_ml + o_partial * 2, mask=present, other=float("-inf"))
                 b_l_next = tl.load(p_partial_ml + o_partial * 2 + 1, mask=present, other=0.0)
                 p_acc_next = p_partial_acc + o_partial[:, None] * HEAD_DIM + o_d[None, :]
-                b_acc_next = tl.load(p_acc_next, mask=present, other=0.0)
+                b_acc_next = tl.load(p_acc_next, mask=present & is_d, other=0.0)
                 b_m, b_l, b_acc = merge_states(b_m, b_l, b_acc, b_m_next, b_l_next, b_acc_next)
         b_l = with_sinks(b_m, b_l, p_sinks, b_head, b_head >= 0)
         b_v_scale = tl.full((HEADS,), 1.0, tl.float32)
         if HAS_SCALE:
             b_v_scale = tl.load(p_v_scale + b_head // GROUP)
         o_out = (i_row * NUM_Q_HEADS + b_head)[:, None] * HEAD_DIM + o_d[None, :]
-        tl.store(p_out + o_out, finish(b_l, b_acc, b_v_scale).to(p_out.dtype.element_ty))
+        b_out = finish(b_l, b_acc, b_v_scale).to(p_out.dtype.element_ty)
+        tl.store(p_out + o_out, b_out, mask=is_d)

@@ -134,7 +134,6 @@ def _launch(
     assert q.is_contiguous()
     assert out.is_contiguous()
     assert cache.shape[2] == q.shape[2]
-    assert rank == triton.next_power_of_2(rank)
     _attend_latents[(num_programs, ROWS // FEW_ROWS)](
         q,
         cache,
@@ -149,6 +148,7 @@ def _launch(
         stride_slot=cache.stride(1),
         HEADS=q.shape[1],
         RANK=rank,
+        BLOCK_RANK=max(triton.next_power_of_2(rank), SMALLEST),
         ROTARY=rotary,
         BLOCK_ROTARY=max(triton.next_power_of_2(rotary), SMALLEST),
         PAGE=cache.shape[1],
@@ -183,6 +183,7 @@ def _attend_latents(
     HEADS: tl.constexpr,
     RANK: tl.constexpr,
     ROTARY: tl.constexpr,
+    BLOCK_RANK: tl.constexpr,
     BLOCK_ROTARY: tl.constexpr,
     PAGE: tl.constexpr,
     SPLIT: tl.constexpr,
@@ -193,8 +194,9 @@ def _attend_latents(
     walk = (p_count, p_item, p_first, p_seq_len, p_table_row, p_query_start, num_parts)
     first_row = tl.program_id(1) * ROWS
     o_r = first_row + tl.arange(0, ROWS)
-    o_c = tl.arange(0, RANK)
+    o_c = tl.arange(0, BLOCK_RANK)
     o_t = tl.arange(0, BLOCK_ROTARY)
+    is_c = (o_c < RANK)[None, :]
     is_t = (o_t < ROTARY)[None, :]
     place, last = places_of(walk, HEADS, DECODES)
     while place < last:
@@ -207,49 +209,49 @@ def _attend_latents(
             p_row = p_table + table_row.to(tl.int64) * stride_table
             p_rows = p_q + (rows[0] + o_r).to(tl.int64)[:, None] * (RANK + ROTARY)
             b_q = (
-                tl.load(p_rows + o_c[None, :], mask=is_row, other=0.0),
+                tl.load(p_rows + o_c[None, :], mask=is_row & is_c, other=0.0),
                 tl.load(p_rows + RANK + o_t[None, :], mask=is_row & is_t, other=0.0),
             )
             b_position = (context + (rows[2] + o_r) // HEADS)[:, None]
             o_total = (partial + o_r).to(tl.int64)
             p_totals = p_total + o_total[:, None] * RANK + o_c[None, :]
-            b_m, b_l, b_acc = _fresh(ROWS, RANK)
+            b_m, b_l, b_acc = _fresh(ROWS, BLOCK_RANK)
             b_m_all = b_m
             b_l_all = tl.zeros((ROWS,), tl.float32)
             for i_n in range(first, end, KEYS):
                 if (i_n > first) & (i_n % SPLIT == 0):
-                    has_total = is_row & (i_n - first > SPLIT)
+                    has_total = is_row & is_c & (i_n - first > SPLIT)
                     b_total = tl.load(p_totals, mask=has_total, other=0.0)
                     b_m_all, b_l_all, b_total = merge_states(
                         b_m_all, b_l_all, b_total, b_m, row_sums(b_l), b_acc
                     )
-                    tl.store(p_totals, b_total, mask=is_row)
-                    b_m, b_l, b_acc = _fresh(ROWS, RANK)
+                    tl.store(p_totals, b_total, mask=is_row & is_c)
+                    b_m, b_l, b_acc = _fresh(ROWS, BLOCK_RANK)
                 o_n = i_n + tl.arange(0, KEYS)
                 b_block = tl.load(p_row + tl.minimum(o_n, end - 1) // PAGE).to(tl.int64)
                 p_latents = p_cache + (b_block * stride_block + o_n % PAGE * stride_slot)[:, None]
                 is_key = (o_n < end)[:, None]
                 latents = (
-                    tl.load(p_latents + o_c[None, :], mask=is_key, other=0.0),
+                    tl.load(p_latents + o_c[None, :], mask=is_key & is_c, other=0.0),
                     tl.load(p_latents + RANK + o_t[None, :], mask=is_key & is_t, other=0.0),
                 )
                 visible = (o_n < end)[None, :] & (o_n[None, :] <= b_position)
                 b_m, b_l, b_acc = attend_latents(b_q, latents, visible, qk_scale, b_m, b_l, b_acc)
-            has_total = is_row & (end - first > SPLIT)
+            has_total = is_row & is_c & (end - first > SPLIT)
             b_total = tl.load(p_totals, mask=has_total, other=0.0)
             b_m, b_l_all, b_acc = merge_states(b_m_all, b_l_all, b_total, b_m, row_sums(b_l), b_acc)
             if is_whole:
                 p_outs = p_out + (rows[0] + o_r).to(tl.int64)[:, None] * RANK + o_c[None, :]
                 b_out = finish(b_l_all, b_acc, 1.0).to(p_out.dtype.element_ty)
-                tl.store(p_outs, b_out, mask=is_row)
+                tl.store(p_outs, b_out, mask=is_row & is_c)
             else:
-                tl.store(p_totals, b_acc, mask=is_row)
+                tl.store(p_totals, b_acc, mask=is_row & is_c)
                 tl.store(p_ml + o_total * 2, b_m, mask=o_r < rows[1])
                 tl.store(p_ml + o_total * 2 + 1, b_l_all, mask=o_r < rows[1])
 
 
 @triton.jit
-def _fresh(ROWS: tl.constexpr, RANK: tl.constexpr):
+def _fresh(ROWS: tl.constexpr, BLOCK_RANK: tl.constexpr):
     """State of a split without keys: maxima, columns of sums, and values."""
     b_m = tl.full((ROWS,), float("-inf"), tl.float32)
-    return b_m, tl.zeros((ROWS, 16), tl.float32), tl.zeros((ROWS, RANK), tl.float32)
+    return b_m, tl.zeros((ROWS, 16), tl.float32), tl.zeros((ROWS, BLOCK_RANK), tl.float32)

@@ -9,10 +9,10 @@ import torch
 
 from headwater.kernels.attention.decode_attention import attention_of_rows
 from headwater.kernels.attention.reduce_splits import reduce_splits
-from headwater.kernels.launch.device import upload
 from headwater.kernels.latent import hopper_latent_attention, latent_attention
 from headwater.kernels.latent.latent_attention import list_row_tiles, room_for_totals
 from headwater.kernels.latent.latent_plan import LatentPlan, plan_latents
+from headwater.kernels.launch.device import upload
 from tests.kernels.paging import POISON, PagedBatch
 
 SCALE = 0.05

@@ -17,6 +17,7 @@ TINY: Shape = (3, 32, 8, 16, torch.bfloat16)
 SHAPES = [
     pytest.param(TINY, id="tiny"),
     pytest.param((4, 16, 16, 32, torch.float32), id="tiny-float32"),
+    pytest.param((5, 48, 16, 64, torch.bfloat16), id="odd-rank", marks=LONG_INTERPRETED),
     pytest.param((66, 32, 16, 16, torch.bfloat16), id="many-heads", marks=LONG_INTERPRETED),
 ]
 GPU_SHAPES = [
