@@ -34,10 +34,12 @@ from .cuda_attention_plans import AttentionPlan, AttentionPlans
 from .cuda_products import EARLY_ROWS, CudaProducts
 from .cuda_sampling import CudaSampling
 from .encoders.cuda import CudaTexts
+from .latents.cuda import CudaLatents
+from .latents.cuda_plans import LatentPlans
 from .states.cuda import CudaStates
 
 
-class CudaPlatform(RowAdditions, CudaTexts, CudaStates):
+class CudaPlatform(RowAdditions, CudaTexts, CudaStates, CudaLatents):
     """See `Platform`. Holds the workspace of decode attention, so one platform serves one stream of
     launches."""
 
@@ -61,7 +63,8 @@ class CudaPlatform(RowAdditions, CudaTexts, CudaStates):
         self.sampling: SamplingOperations = CudaSampling()
         num_chosen = 0 if model.experts is None else model.experts.num_chosen
         self.products = self._products_class(device, num_chosen)
-        self.plans = AttentionPlans(
+        plans_class = AttentionPlans if model.latent is None else LatentPlans
+        self.plans = plans_class(
             model,
             block_size,
             max_decodes=max_decodes,
@@ -197,7 +200,7 @@ class CudaPlatform(RowAdditions, CudaTexts, CudaStates):
         scored = given(softcap=softcap or None, sinks=sinks)
         out = torch.empty_like(q)
         if n:
-            decode = plan.windowed if window else plan.decode
+            decode = plan.of_keys()[1 if window else 0]
             where = (
                 kv_cache[0],
                 kv_cache[1],

@@ -8,7 +8,7 @@ made on the device from the lengths of a step and serves all of its layers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -80,6 +80,12 @@ class LatentPlan:
             partial_acc=floats(partials, num_heads, rank),
             partial_ml=floats(partials, num_heads, 2),
         )
+
+    def beside(self) -> LatentPlan:
+        """Plan for other rows of the same step, whose attention comes after this one's: it writes
+        partial results to the same place."""
+        own = ("counts", "row_of_split", "first_partials", "folded")
+        return replace(self, **{name: getattr(self, name).clone() for name in own})
 
 
 def plan_latents(plan: LatentPlan, seq_lens: torch.Tensor) -> None:
