@@ -158,7 +158,7 @@ def _attend_latents(
     p_query_start,
     p_table,
     p_total,
-    p_partial_ml,
+    p_ml,
     p_out,
     qk_scale,
     stride_table,
@@ -180,7 +180,7 @@ def _attend_latents(
     weights: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, KEYS], wide.dtype)
     queries = (
         gl.allocate_shared_memory(wide.dtype, [4, ROWS, WIDE], q_wide.layout),
-        gl.allocate_shared_memory(wide.dtype, [ROWS, ROTARY], q_narrow.layout),
+        gl.allocate_shared_memory(wide.dtype, [1, ROWS, ROTARY], q_narrow.layout),
     )
     ring = (
         gl.allocate_shared_memory(wide.dtype, [4 * STAGES, KEYS, WIDE], wide.layout),
@@ -191,25 +191,21 @@ def _attend_latents(
         gl.allocate_shared_memory(gl.float32, [3 * WEIGHTS, ROWS], vector),
     )
     # NOTE: a tile of latents is freed by all three teams, a tile of weights by those of values.
-    barriers = (
-        _make_barriers(STAGES, 1),
-        _make_barriers(STAGES, 3),
-        _make_barriers(WEIGHTS, 1),
-        _make_barriers(WEIGHTS, 2),
-        _make_barriers(1, 1),
-        _make_barriers(1, 1),
-    )
+    tiles = (_make_barriers(STAGES, 1), _make_barriers(STAGES, 3))
+    sends = (_make_barriers(WEIGHTS, 1), _make_barriers(WEIGHTS, 2))
+    loads = (_make_barriers(1, 1), _make_barriers(1, 1))
     hopper.fence_async_shared()
     gl.thread_barrier()
-    memory = (queries, ring, messages, barriers)
     walk = (p_count, p_item, p_first, p_seq_len, p_table_row, p_query_start, num_parts)
-    shape: gl.constexpr = (HEADS, BLOCK_ROWS, PAGE, SPLIT, KEYS, STAGES, WEIGHTS, DECODES)
+    shape: gl.constexpr = (HEADS, SPLIT, STAGES, WEIGHTS, DECODES, BLOCK_ROWS, PAGE)
+    sources = (q_wide, q_narrow, wide, narrow, p_table, stride_table)
+    score = (queries, ring, messages, tiles, sends, loads, walk, qk_scale, p_ml, shape)
     gl.warp_specialize(
         [
-            (_score, (memory, walk, p_partial_ml, qk_scale, shape)),
-            (_add_values, (memory, walk, p_total, p_out, 0, shape)),
-            (_add_values, (memory, walk, p_total, p_out, 1, shape)),
-            (_copy, (memory, walk, (q_wide, q_narrow, wide, narrow), p_table, stride_table, shape)),
+            (_score, score),
+            (_add_values, (ring, messages, tiles, sends, walk, p_total, p_out, 0, shape)),
+            (_add_values, (ring, messages, tiles, sends, walk, p_total, p_out, 1, shape)),
+            (_copy, (queries, ring, tiles, loads, walk, sources, shape)),
         ],
         [4, 4, 1],
         [REGISTERS, REGISTERS, 24],
@@ -225,186 +221,186 @@ def _make_barriers(NUM: gl.constexpr, ARRIVALS: gl.constexpr):
 
 
 @gluon.jit
-def _copy(memory, walk, sources, p_table, stride_table, shape: gl.constexpr):
-    """Fills the ring with latents, and the place of queries with those of the next item."""
-    queries, ring, messages, barriers = memory
-    ready, free, p_ready, p_free, q_ready, q_free = barriers
-    q_wide, q_narrow, wide, narrow = sources
-    BLOCK_ROWS: gl.constexpr = shape[1]
-    PAGE: gl.constexpr = shape[2]
-    KEYS: gl.constexpr = shape[4]
-    STAGES: gl.constexpr = shape[5]
-    WIDE: gl.constexpr = wide.block_shape[1]
-    ROTARY: gl.constexpr = narrow.block_shape[1]
+def _copy(queries, ring, tiles, loads, walk, sources, shape: gl.constexpr):
+    """Fills the ring with latents, and the place of queries with those of the next piece."""
+    ready, free = tiles
+    q_wide, q_narrow, wide, narrow, p_table, stride_table = sources
+    STAGES: gl.constexpr = shape[2]
+    BLOCK_ROWS: gl.constexpr = shape[5]
+    PAGE: gl.constexpr = shape[6]
+    KEYS: gl.constexpr = wide.block_shape[0]
     turn = gl.program_id(0) * 0
-    num_items = gl.program_id(0) * 0
-    place, last = _places_of(walk, shape[0], shape[7])
+    num_pieces = gl.program_id(0) * 0
+    place, last = _places_of(walk, shape[0], shape[4])
     while place < last:
-        rows, context, table_row, keys, partial, is_whole, place = _piece_at(
-            walk, place, last, shape[0], shape[3], shape[7]
-        )
-        first, end = keys
+        piece = _piece_at(walk, place, last, shape[0], shape[1], shape[4])
+        first, end = piece[3]
         if first < end:
-            p_row = p_table + table_row.to(gl.int64) * stride_table
+            p_row = p_table + piece[2].to(gl.int64) * stride_table
             page = gl.load(p_row + first // PAGE)
-            hopper.mbarrier.wait(q_free.index(0), (num_items & 1) ^ 1)
-            hopper.mbarrier.expect(
-                q_ready.index(0), 4 * q_wide.block_type.nbytes + q_narrow.block_type.nbytes
-            )
-            for i in gl.static_range(4):
-                hopper.tma.async_copy_global_to_shared(
-                    q_wide, [rows[0], i * WIDE], q_ready.index(0), queries[0].index(i)
-                )
-            hopper.tma.async_copy_global_to_shared(
-                q_narrow, [rows[0], 4 * WIDE], q_ready.index(0), queries[1]
-            )
-            num_items += 1
+            hopper.mbarrier.wait(loads[1].index(0), (num_pieces & 1) ^ 1)
+            _copy_rows(q_wide, q_narrow, piece[0][0], loads[0].index(0), queries, 0)
+            num_pieces += 1
             for start in range(first, end, KEYS):
                 row = page * BLOCK_ROWS + start % PAGE
                 page = gl.load(p_row + gl.minimum(start + KEYS, end - 1) // PAGE)
                 slot = turn % STAGES
                 hopper.mbarrier.wait(free.index(slot), (turn // STAGES & 1) ^ 1)
-                hopper.mbarrier.expect(
-                    ready.index(slot), 4 * wide.block_type.nbytes + narrow.block_type.nbytes
-                )
-                for i in gl.static_range(4):
-                    hopper.tma.async_copy_global_to_shared(
-                        wide, [row, i * WIDE], ready.index(slot), ring[0].index(4 * slot + i)
-                    )
-                hopper.tma.async_copy_global_to_shared(
-                    narrow, [row, 4 * WIDE], ready.index(slot), ring[1].index(slot)
-                )
+                _copy_rows(wide, narrow, row, ready.index(slot), ring, slot)
                 turn += 1
+        place = piece[6]
 
 
 @gluon.jit
-def _score(memory, walk, p_partial_ml, qk_scale, shape: gl.constexpr):
+def _copy_rows(wide, narrow, row, barrier, targets, slot):
+    """Copies rows of 576 numbers, from `row` on."""
+    WIDE: gl.constexpr = wide.block_shape[1]
+    hopper.mbarrier.expect(barrier, 4 * wide.block_type.nbytes + narrow.block_type.nbytes)
+    for i in gl.static_range(4):
+        hopper.tma.async_copy_global_to_shared(
+            wide, [row, i * WIDE], barrier, targets[0].index(4 * slot + i)
+        )
+    hopper.tma.async_copy_global_to_shared(narrow, [row, 4 * WIDE], barrier, targets[1].index(slot))
+
+
+@gluon.jit
+def _score(queries, ring, messages, tiles, sends, loads, walk, qk_scale, p_ml, shape: gl.constexpr):
     """Sends weights of each tile to the teams of values, and the factors by which they scale and
     merge what they have."""
-    queries, ring, messages, barriers = memory
-    ready, free, p_ready, p_free, q_ready, q_free = barriers
+    turn = gl.program_id(0) * 0
+    sent = gl.program_id(0) * 0
+    num_pieces = gl.program_id(0) * 0
+    place, last = _places_of(walk, shape[0], shape[4])
+    while place < last:
+        piece = _piece_at(walk, place, last, shape[0], shape[1], shape[4])
+        if piece[3][0] < piece[3][1]:
+            hopper.mbarrier.wait(loads[0].index(0), num_pieces & 1)
+            num_pieces += 1
+            turn, sent = _score_piece(
+                queries,
+                ring,
+                messages,
+                tiles,
+                sends,
+                loads[1],
+                piece,
+                turn,
+                sent,
+                qk_scale,
+                p_ml,
+                shape,
+            )
+        place = piece[6]
+
+
+@gluon.jit
+def _score_piece(
+    queries, ring, messages, tiles, sends, q_free, piece, turn, sent, qk_scale, p_ml, shape: gl.constexpr
+):  # fmt: skip
+    """Scores of a piece's tiles, each beside the weights of the tile before. Returns the turns that
+    follow, of tiles and of what is sent."""
+    ready, free = tiles
     HEADS: gl.constexpr = shape[0]
-    SPLIT: gl.constexpr = shape[3]
-    KEYS: gl.constexpr = shape[4]
-    STAGES: gl.constexpr = shape[5]
-    WEIGHTS: gl.constexpr = shape[6]
+    SPLIT: gl.constexpr = shape[1]
+    STAGES: gl.constexpr = shape[2]
+    WEIGHTS: gl.constexpr = shape[3]
     ROWS: gl.constexpr = messages[0].shape[1]
+    KEYS: gl.constexpr = messages[0].shape[2]
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     row: gl.constexpr = gl.SliceLayout(1, layout)
     o_r = gl.arange(0, ROWS, layout=row)
-    turn = gl.program_id(0) * 0
-    sent = gl.program_id(0) * 0
-    num_items = gl.program_id(0) * 0
-    place, last = _places_of(walk, shape[0], shape[7])
-    while place < last:
-        rows, context, table_row, keys, partial, is_whole, place = _piece_at(
-            walk, place, last, shape[0], shape[3], shape[7]
-        )
-        first, end = keys
-        if first < end:
-            num_tiles = (end - first + KEYS - 1) // KEYS
-            b_position = context + (rows[2] + o_r) // HEADS
-            hopper.mbarrier.wait(q_ready.index(0), num_items & 1)
-            num_items += 1
-            hopper.mbarrier.wait(ready.index(turn % STAGES), turn // STAGES & 1)
-            b_s = _scores(queries, ring, turn % STAGES, layout)
-            b_s = hopper.warpgroup_mma_wait(0, deps=[b_s])
-            hopper.mbarrier.arrive(free.index(turn % STAGES), count=1)
-            turn += 1
-            b_m = gl.full([ROWS], float("-inf"), gl.float32, row)
-            b_l = _columns(gl.full([ROWS, KEYS], 0.0, gl.float32, layout))
-            b_m_all = gl.full([ROWS], float("-inf"), gl.float32, row)
-            b_l_all = gl.full([ROWS], 0.0, gl.float32, row)
-            for i in range(num_tiles - 1):
-                slot = turn % STAGES
-                hopper.mbarrier.wait(ready.index(slot), turn // STAGES & 1)
-                b_next = _scores(queries, ring, slot, layout)
-                state = (b_m, b_l, b_m_all, b_l_all)
-                state = _weigh_tile(
-                    messages, p_ready, p_free, sent, b_s, first + i * KEYS, i, b_position,
-                    qk_scale, state, SPLIT, WEIGHTS,
-                )  # fmt: skip
-                b_m, b_l, b_m_all, b_l_all = state
-                sent += 1
-                b_s = hopper.warpgroup_mma_wait(0, deps=[b_next])
-                hopper.mbarrier.arrive(free.index(slot), count=1)
-                turn += 1
-            hopper.mbarrier.arrive(q_free.index(0), count=1)
-            i = num_tiles - 1
-            state = (b_m, b_l, b_m_all, b_l_all)
-            b_m, b_l, b_m_all, b_l_all = _weigh_tile(
-                messages, p_ready, p_free, sent, b_s, first + i * KEYS, i, b_position,
-                qk_scale, state, SPLIT, WEIGHTS,
-            )  # fmt: skip
-            sent += 1
-            b_m, b_l, b_old, b_new = _merged(b_m_all, b_l_all, b_m, b_l)
-            slot = sent % WEIGHTS
-            hopper.mbarrier.wait(p_free.index(slot), (sent // WEIGHTS & 1) ^ 1)
-            messages[1].index(3 * slot).store(1.0 / b_l)
-            messages[1].index(3 * slot + 1).store(b_old)
-            messages[1].index(3 * slot + 2).store(b_new)
-            gl.thread_barrier()
-            hopper.mbarrier.arrive(p_ready.index(slot), count=1)
-            sent += 1
-            if not is_whole:
-                o_ml = (partial + o_r).to(gl.int64) * 2
-                gl.store(p_partial_ml + o_ml, b_m, mask=o_r < rows[1])
-                gl.store(p_partial_ml + o_ml + 1, b_l, mask=o_r < rows[1])
+    first, end = piece[3]
+    num_tiles = (end - first + KEYS - 1) // KEYS
+    query = (piece[1] + (piece[0][2] + o_r) // HEADS, qk_scale)
+    hopper.mbarrier.wait(ready.index(turn % STAGES), turn // STAGES & 1)
+    b_s = _scores(queries, ring, turn % STAGES, layout)
+    b_s = hopper.warpgroup_mma_wait(0, deps=[b_s])
+    hopper.mbarrier.arrive(free.index(turn % STAGES), count=1)
+    turn += 1
+    b_m = gl.full([ROWS], float("-inf"), gl.float32, row)
+    b_l = _columns(gl.full([ROWS, KEYS], 0.0, gl.float32, layout))
+    b_m_all = gl.full([ROWS], float("-inf"), gl.float32, row)
+    b_l_all = gl.full([ROWS], 0.0, gl.float32, row)
+    state = (b_m, b_l, b_m_all, b_l_all)
+    for i in range(num_tiles - 1):
+        slot = turn % STAGES
+        hopper.mbarrier.wait(ready.index(slot), turn // STAGES & 1)
+        b_next = _scores(queries, ring, slot, layout)
+        state = _weigh_tile(messages, sends, sent, b_s, first, i, query, state, SPLIT, WEIGHTS)
+        b_s = hopper.warpgroup_mma_wait(0, deps=[b_next])
+        hopper.mbarrier.arrive(free.index(slot), count=1)
+        sent += 1
+        turn += 1
+    hopper.mbarrier.arrive(q_free.index(0), count=1)
+    i = num_tiles - 1
+    state = _weigh_tile(messages, sends, sent, b_s, first, i, query, state, SPLIT, WEIGHTS)
+    sent += 1
+    b_m, b_l = _send_end(messages, sends, sent, state, WEIGHTS)
+    if not piece[5]:
+        p_row = p_ml + (piece[4] + o_r).to(gl.int64) * 2
+        gl.store(p_row, b_m, mask=o_r < piece[0][1])
+        gl.store(p_row + 1, b_l, mask=o_r < piece[0][1])
+    return turn, sent + 1
 
 
 @gluon.jit
 def _scores(queries, ring, slot, layout: gl.constexpr):
     KEYS: gl.constexpr = ring[0].shape[1]
-    b_s = gl.full([queries[1].shape[0], KEYS], 0.0, gl.float32, layout)
+    b_s = gl.full([queries[0].shape[1], KEYS], 0.0, gl.float32, layout)
     for i in gl.static_range(4):
         keys = ring[0].index(4 * slot + i).permute((1, 0))
         b_s = hopper.warpgroup_mma(queries[0].index(i), keys, b_s, use_acc=i > 0, is_async=True)
     keys = ring[1].index(slot).permute((1, 0))
-    return hopper.warpgroup_mma(queries[1], keys, b_s, is_async=True)
+    return hopper.warpgroup_mma(queries[1].index(0), keys, b_s, is_async=True)
 
 
 @gluon.jit
 def _weigh_tile(
-    messages,
-    p_ready,
-    p_free,
-    sent,
-    b_s,
-    first,
-    i,
-    b_position,
-    qk_scale,
-    state,
-    SPLIT: gl.constexpr,
-    WEIGHTS: gl.constexpr,
-):
-    """Computes `latent_tiles.weigh_tile` of tile i, whose keys start at position `first`, and sends
-    it."""
+    messages, sends, sent, b_s, first, i, query, state, SPLIT: gl.constexpr, WEIGHTS: gl.constexpr
+):  # fmt: skip
+    """Weighs tile i of a piece, as `latent_tiles.attend_latents` does, and sends the weights.
+    `state`: maximum and sums of the split, and of the splits before."""
+    b_position, qk_scale = query
     b_m, b_l, b_m_all, b_l_all = state
     KEYS: gl.constexpr = b_s.shape[1]
     slot = sent % WEIGHTS
-    starts_split = (first % SPLIT == 0) & (i > 0)
-    o_n = first + gl.arange(0, KEYS, layout=gl.SliceLayout(0, b_s.type.layout))
+    start = first + i * KEYS
+    starts_split = (start % SPLIT == 0) & (i > 0)
+    o_n = start + gl.arange(0, KEYS, layout=gl.SliceLayout(0, b_s.type.layout))
     b_s = gl.where(o_n[None, :] <= b_position[:, None], b_s, float("-inf"))
     b_top = gl.floor(gl.max(b_s, axis=1) * qk_scale * (1.0 / GRAIN)) * GRAIN
-    b_old_m = gl.where(starts_split, float("-inf"), b_m)
-    b_m_new = gl.maximum(b_old_m, b_top)
+    b_m_old = gl.where(starts_split, float("-inf"), b_m)
+    b_m_new = gl.maximum(b_m_old, b_top)
     b_shift = finite(b_m_new)
     b_p = weigh(b_s, qk_scale, b_shift)
-    b_alpha = gl.exp2(b_old_m - b_shift)
+    b_alpha = gl.exp2(b_m_old - b_shift)
     b_l_new = gl.fma(b_l, spread(b_alpha, b_l), _columns(b_p))
-    hopper.mbarrier.wait(p_free.index(slot), (sent // WEIGHTS & 1) ^ 1)
+    hopper.mbarrier.wait(sends[1].index(slot), (sent // WEIGHTS & 1) ^ 1)
     if starts_split:
         b_m_all, b_l_all, b_old, b_new = _merged(b_m_all, b_l_all, b_m, b_l)
         messages[1].index(3 * slot + 1).store(b_old)
         messages[1].index(3 * slot + 2).store(b_new)
     messages[0].index(slot).store(b_p.to(messages[0].dtype))
-    # NOTE: values of a tile that starts a state replace what was there, and nothing is scaled.
-    messages[1].index(3 * slot).store(gl.where(b_old_m == float("-inf"), 1.0, b_alpha))
+    # NOTE: values of a tile that starts a split replace what was there, and nothing is scaled.
+    messages[1].index(3 * slot).store(gl.where(b_m_old == float("-inf"), 1.0, b_alpha))
     hopper.fence_async_shared()
     gl.thread_barrier()
-    hopper.mbarrier.arrive(p_ready.index(slot), count=1)
+    hopper.mbarrier.arrive(sends[0].index(slot), count=1)
     return b_m_new, b_l_new, b_m_all, b_l_all
+
+
+@gluon.jit
+def _send_end(messages, sends, sent, state, WEIGHTS: gl.constexpr):
+    """Merges the last split of a piece and sends the factors. Returns maximum and sum."""
+    b_m, b_l, b_old, b_new = _merged(state[2], state[3], state[0], state[1])
+    slot = sent % WEIGHTS
+    hopper.mbarrier.wait(sends[1].index(slot), (sent // WEIGHTS & 1) ^ 1)
+    messages[1].index(3 * slot).store(1.0 / b_l)
+    messages[1].index(3 * slot + 1).store(b_old)
+    messages[1].index(3 * slot + 2).store(b_new)
+    gl.thread_barrier()
+    hopper.mbarrier.arrive(sends[0].index(slot), count=1)
+    return b_m, b_l
 
 
 @gluon.jit
@@ -428,84 +424,92 @@ def _merged(b_m, b_l, b_m_next, b_l_next):
 
 
 @gluon.jit
-def _add_values(memory, walk, p_total, p_out, HALF: gl.constexpr, shape: gl.constexpr):
+def _add_values(
+    ring, messages, tiles, sends, walk, p_total, p_out, HALF: gl.constexpr, shape: gl.constexpr
+):
     """Adds up one half of the values' numbers."""
-    queries, ring, messages, barriers = memory
-    ready, free, p_ready, p_free, q_ready, q_free = barriers
-    SPLIT: gl.constexpr = shape[3]
-    KEYS: gl.constexpr = shape[4]
-    STAGES: gl.constexpr = shape[5]
-    WEIGHTS: gl.constexpr = shape[6]
+    turn = gl.program_id(0) * 0
+    sent = gl.program_id(0) * 0
+    place, last = _places_of(walk, shape[0], shape[4])
+    while place < last:
+        piece = _piece_at(walk, place, last, shape[0], shape[1], shape[4])
+        if piece[3][0] < piece[3][1]:
+            turn, sent = _add_piece(
+                ring, messages, tiles, sends, piece, turn, sent, p_total, p_out, HALF, shape
+            )
+        place = piece[6]
+
+
+@gluon.jit
+def _add_piece(
+    ring, messages, tiles, sends, piece, turn, sent, p_total, p_out, HALF: gl.constexpr, shape: gl.constexpr
+):  # fmt: skip
+    """Adds up the values of a piece and stores them. Returns turns as `_score_piece`."""
+    ready, free = tiles
+    SPLIT: gl.constexpr = shape[1]
+    STAGES: gl.constexpr = shape[2]
+    WEIGHTS: gl.constexpr = shape[3]
     ROWS: gl.constexpr = messages[0].shape[1]
+    KEYS: gl.constexpr = messages[0].shape[2]
     WIDE: gl.constexpr = ring[0].shape[2]
     RANK: gl.constexpr = 4 * WIDE
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDE, 16])
     row: gl.constexpr = gl.SliceLayout(1, layout)
     o_r = gl.arange(0, ROWS, layout=row)
     o_d = 2 * HALF * WIDE + gl.arange(0, WIDE, layout=gl.SliceLayout(0, layout))
-    turn = gl.program_id(0) * 0
-    sent = gl.program_id(0) * 0
-    place, last = _places_of(walk, shape[0], shape[7])
-    while place < last:
-        rows, context, table_row, keys, partial, is_whole, place = _piece_at(
-            walk, place, last, shape[0], shape[3], shape[7]
-        )
-        first, end = keys
-        if first < end:
-            num_tiles = (end - first + KEYS - 1) // KEYS
-            o_total = (partial + o_r).to(gl.int64)[:, None] * RANK + o_d[None, :]
-            is_row = (o_r < rows[1])[:, None]
-            b_left = gl.full([ROWS, WIDE], 0.0, gl.float32, layout)
-            b_right = gl.full([ROWS, WIDE], 0.0, gl.float32, layout)
-            for i in range(num_tiles):
-                slot = turn % STAGES
-                w_slot = sent % WEIGHTS
-                starts_split = (first + i * KEYS) % SPLIT == 0
-                hopper.mbarrier.wait(p_ready.index(w_slot), sent // WEIGHTS & 1)
-                if starts_split & (i > 0):
-                    p_left = p_total + o_total
-                    b_old = messages[1].index(3 * w_slot + 1).load(row)
-                    b_new = messages[1].index(3 * w_slot + 2).load(row)
-                    has_total = is_row & (i * KEYS > SPLIT)
-                    b_left = _merge(p_left, has_total, b_old, b_new, b_left)
-                    gl.store(p_left, b_left, mask=is_row)
-                    b_right = _merge(p_left + WIDE, has_total, b_old, b_new, b_right)
-                    gl.store(p_left + WIDE, b_right, mask=is_row)
-                b_alpha = messages[1].index(3 * w_slot).load(row)
-                b_left = scaled(b_left, b_alpha)
-                b_right = scaled(b_right, b_alpha)
-                hopper.mbarrier.wait(ready.index(slot), turn // STAGES & 1)
-                b_p = messages[0].index(w_slot)
-                goes_on = (first + i * KEYS) % SPLIT != 0
-                left = ring[0].index(4 * slot + 2 * HALF)
-                right = ring[0].index(4 * slot + 2 * HALF + 1)
-                b_left = hopper.warpgroup_mma(b_p, left, b_left, use_acc=goes_on, is_async=True)
-                b_right = hopper.warpgroup_mma(b_p, right, b_right, use_acc=goes_on, is_async=True)
-                b_left, b_right = hopper.warpgroup_mma_wait(0, deps=[b_left, b_right])
-                gl.thread_barrier()
-                hopper.mbarrier.arrive(p_free.index(w_slot), count=1)
-                hopper.mbarrier.arrive(free.index(slot), count=1)
-                turn += 1
-                sent += 1
-            w_slot = sent % WEIGHTS
-            hopper.mbarrier.wait(p_ready.index(w_slot), sent // WEIGHTS & 1)
-            b_scale = messages[1].index(3 * w_slot).load(row)
+    first, end = piece[3]
+    is_row = (o_r < piece[0][1])[:, None]
+    p_left = p_total + (piece[4] + o_r).to(gl.int64)[:, None] * RANK + o_d[None, :]
+    b_left = gl.full([ROWS, WIDE], 0.0, gl.float32, layout)
+    b_right = gl.full([ROWS, WIDE], 0.0, gl.float32, layout)
+    for start in range(first, end, KEYS):
+        slot = turn % STAGES
+        w_slot = sent % WEIGHTS
+        goes_on = start % SPLIT != 0
+        hopper.mbarrier.wait(sends[0].index(w_slot), sent // WEIGHTS & 1)
+        if (start % SPLIT == 0) & (start > first):
             b_old = messages[1].index(3 * w_slot + 1).load(row)
             b_new = messages[1].index(3 * w_slot + 2).load(row)
-            gl.thread_barrier()
-            hopper.mbarrier.arrive(p_free.index(w_slot), count=1)
-            sent += 1
-            if end - first > SPLIT:
-                b_left = _merge(p_total + o_total, is_row, b_old, b_new, b_left)
-                b_right = _merge(p_total + o_total + WIDE, is_row, b_old, b_new, b_right)
-            if is_whole:
-                o_out = (rows[0] + o_r).to(gl.int64)[:, None] * RANK + o_d[None, :]
-                dtype: gl.constexpr = p_out.dtype.element_ty
-                gl.store(p_out + o_out, (b_left * b_scale[:, None]).to(dtype), mask=is_row)
-                gl.store(p_out + o_out + WIDE, (b_right * b_scale[:, None]).to(dtype), mask=is_row)
-            else:
-                gl.store(p_total + o_total, b_left, mask=is_row)
-                gl.store(p_total + o_total + WIDE, b_right, mask=is_row)
+            has_total = is_row & (start - first > SPLIT)
+            b_left = _merge(p_left, has_total, b_old, b_new, b_left)
+            gl.store(p_left, b_left, mask=is_row)
+            b_right = _merge(p_left + WIDE, has_total, b_old, b_new, b_right)
+            gl.store(p_left + WIDE, b_right, mask=is_row)
+        b_alpha = messages[1].index(3 * w_slot).load(row)
+        b_left = scaled(b_left, b_alpha)
+        b_right = scaled(b_right, b_alpha)
+        hopper.mbarrier.wait(ready.index(slot), turn // STAGES & 1)
+        weights = messages[0].index(w_slot)
+        left = ring[0].index(4 * slot + 2 * HALF)
+        right = ring[0].index(4 * slot + 2 * HALF + 1)
+        b_left = hopper.warpgroup_mma(weights, left, b_left, use_acc=goes_on, is_async=True)
+        b_right = hopper.warpgroup_mma(weights, right, b_right, use_acc=goes_on, is_async=True)
+        b_left, b_right = hopper.warpgroup_mma_wait(0, deps=[b_left, b_right])
+        # Factors are read by all warps, not by the product alone.
+        gl.thread_barrier()
+        hopper.mbarrier.arrive(sends[1].index(w_slot), count=1)
+        hopper.mbarrier.arrive(free.index(slot), count=1)
+        turn += 1
+        sent += 1
+    w_slot = sent % WEIGHTS
+    hopper.mbarrier.wait(sends[0].index(w_slot), sent // WEIGHTS & 1)
+    b_scale = messages[1].index(3 * w_slot).load(row)
+    b_old = messages[1].index(3 * w_slot + 1).load(row)
+    b_new = messages[1].index(3 * w_slot + 2).load(row)
+    gl.thread_barrier()
+    hopper.mbarrier.arrive(sends[1].index(w_slot), count=1)
+    if end - first > SPLIT:
+        b_left = _merge(p_left, is_row, b_old, b_new, b_left)
+        b_right = _merge(p_left + WIDE, is_row, b_old, b_new, b_right)
+    if piece[5]:
+        dtype: gl.constexpr = p_out.dtype.element_ty
+        p_rows = p_out + (piece[0][0] + o_r).to(gl.int64)[:, None] * RANK + o_d[None, :]
+        gl.store(p_rows, (b_left * b_scale[:, None]).to(dtype), mask=is_row)
+        gl.store(p_rows + WIDE, (b_right * b_scale[:, None]).to(dtype), mask=is_row)
+    else:
+        gl.store(p_left, b_left, mask=is_row)
+        gl.store(p_left + WIDE, b_right, mask=is_row)
+    return turn, sent + 1
 
 
 @gluon.jit
