@@ -17,7 +17,10 @@ from ..launch.dependent_launch import (
 from .decode_plan import FEW_ROWS
 from .online_softmax import SPLIT, finish, first_keys, merge_states, with_sinks
 
-MAX_READ_AHEAD_DIM = 256
+MAX_DIMS = 256
+"""Numbers of the largest head that one program merges: its registers hold several splits of so
+many. Of larger heads a program merges PART_DIMS."""
+PART_DIMS = 128
 
 
 class SplitPlan(Protocol):
@@ -62,7 +65,8 @@ def reduce_splits(
     fills rings with weights."""
     num_rows, num_q_heads, head_dim = out.shape
     heads = 8 if num_rows * num_q_heads >= 4096 and num_q_heads % 8 == 0 else 1
-    _reduce_splits[(num_rows, num_q_heads // heads)](
+    block_d = triton.next_power_of_2(head_dim) if head_dim <= MAX_DIMS else PART_DIMS
+    _reduce_splits[(num_rows, num_q_heads // heads, triton.cdiv(head_dim, block_d))](
         seq_lens,
         plan.counts,
         plan.first_partials,
@@ -75,10 +79,10 @@ def reduce_splits(
         NUM_Q_HEADS=num_q_heads,
         GROUP=1 if v_scale is None else num_q_heads // len(v_scale),
         HEAD_DIM=head_dim,
-        BLOCK_D=triton.next_power_of_2(head_dim),
+        BLOCK_D=block_d,
         HEADS=heads,
         SPLIT=SPLIT,
-        UNROLL=_unrolled(heads, head_dim),
+        UNROLL=4 if heads > 1 else 16,
         MAX_SPLITS=plan.max_splits,
         WINDOW=window,
         DIRECT=plan.is_direct,
@@ -88,12 +92,6 @@ def reduce_splits(
         num_warps=4 if heads > 1 else 1,
         **launch_options(dependent),
     )
-
-
-def _unrolled(heads: int, head_dim: int) -> int:
-    """Number of splits that a program reads ahead; registers hold half as many of wide heads."""
-    most = 4 if heads > 1 else 16
-    return most if head_dim <= MAX_READ_AHEAD_DIM else most // 2
 
 
 @triton.jit
@@ -123,7 +121,7 @@ def _reduce_splits(
 ):
     i_row = tl.program_id(0)
     b_head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-    o_d = tl.arange(0, BLOCK_D)
+    o_d = tl.program_id(2) * BLOCK_D + tl.arange(0, BLOCK_D)
     is_d = (o_d < HEAD_DIM)[None, :]
     seq_len = tl.load(p_seq_len + i_row)
     num_splits = (seq_len + SPLIT - 1) // SPLIT
@@ -137,7 +135,7 @@ def _reduce_splits(
     wait_for_inputs(DEPENDENT)
     if not EARLY:
         release_dependents(DEPENDENT)
-    if i_row + tl.program_id(1) == 0:
+    if i_row + tl.program_id(1) + tl.program_id(2) == 0:
         # The next layer draws its tickets anew.
         tl.store(p_count + 3, 0)
     if num_splits > num_folded:

@@ -33,7 +33,7 @@ NUM_STAGES = 4 if KEYS == 32 else 2
 """Number of tiles of latents in shared memory."""
 NUM_WEIGHTS = 2
 """Number of tiles of weights in shared memory."""
-REGISTERS = 176
+REGISTERS = 160
 """Registers of a thread that adds up values."""
 
 _places_of = gluon.jit(places_of.fn)
@@ -57,7 +57,7 @@ def hopper_latent_decode(
         plan.num_ranges * -(-num_heads // ROWS),
         q,
         cache,
-        (plan.counts, plan.row_of_split, plan.first_partials, seq_lens, table_rows, seq_lens),
+        (plan.range_starts, plan.row_of_split, plan.first_partials, seq_lens, table_rows, seq_lens),
         block_tables,
         plan.num_ranges,
         (plan.partial_acc, plan.partial_ml),
@@ -150,7 +150,7 @@ def _attend_latents(
     q_narrow,
     wide,
     narrow,
-    p_count,
+    p_start,
     p_item,
     p_first,
     p_seq_len,
@@ -196,7 +196,7 @@ def _attend_latents(
     loads = (_make_barriers(1, 1), _make_barriers(1, 1))
     hopper.fence_async_shared()
     gl.thread_barrier()
-    walk = (p_count, p_item, p_first, p_seq_len, p_table_row, p_query_start, num_parts)
+    walk = (p_start, p_item, p_first, p_seq_len, p_table_row, p_query_start, num_parts)
     shape: gl.constexpr = (HEADS, SPLIT, STAGES, WEIGHTS, DECODES, BLOCK_ROWS, PAGE)
     sources = (q_wide, q_narrow, wide, narrow, p_table, stride_table)
     score = (queries, ring, messages, tiles, sends, loads, walk, qk_scale, p_ml, shape)
@@ -312,8 +312,14 @@ def _score_piece(
     first, end = piece[3]
     num_tiles = (end - first + KEYS - 1) // KEYS
     query = (piece[1] + (piece[0][2] + o_r) // HEADS, qk_scale)
+    operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
+    held = (
+        queries[0].index(0).load(operand),
+        queries[0].index(1).load(operand),
+        queries[0].index(2).load(operand),
+    )
     hopper.mbarrier.wait(ready.index(turn % STAGES), turn // STAGES & 1)
-    b_s = _scores(queries, ring, turn % STAGES, layout)
+    b_s = _scores(held, queries, ring, turn % STAGES, layout)
     b_s = hopper.warpgroup_mma_wait(0, deps=[b_s])
     hopper.mbarrier.arrive(free.index(turn % STAGES), count=1)
     turn += 1
@@ -325,7 +331,7 @@ def _score_piece(
     for i in range(num_tiles - 1):
         slot = turn % STAGES
         hopper.mbarrier.wait(ready.index(slot), turn // STAGES & 1)
-        b_next = _scores(queries, ring, slot, layout)
+        b_next = _scores(held, queries, ring, slot, layout)
         state = _weigh_tile(messages, sends, sent, b_s, first, i, query, state, SPLIT, WEIGHTS)
         b_s = hopper.warpgroup_mma_wait(0, deps=[b_next])
         hopper.mbarrier.arrive(free.index(slot), count=1)
@@ -344,12 +350,15 @@ def _score_piece(
 
 
 @gluon.jit
-def _scores(queries, ring, slot, layout: gl.constexpr):
+def _scores(held, queries, ring, slot, layout: gl.constexpr):
     KEYS: gl.constexpr = ring[0].shape[1]
     b_s = gl.full([queries[0].shape[1], KEYS], 0.0, gl.float32, layout)
     for i in gl.static_range(4):
         keys = ring[0].index(4 * slot + i).permute((1, 0))
-        b_s = hopper.warpgroup_mma(queries[0].index(i), keys, b_s, use_acc=i > 0, is_async=True)
+        if i < 3:
+            b_s = hopper.warpgroup_mma(held[i], keys, b_s, use_acc=i > 0, is_async=True)
+        else:
+            b_s = hopper.warpgroup_mma(queries[0].index(i), keys, b_s, is_async=True)
     keys = ring[1].index(slot).permute((1, 0))
     return hopper.warpgroup_mma(queries[1].index(0), keys, b_s, is_async=True)
 
@@ -384,7 +393,6 @@ def _weigh_tile(
     # NOTE: values of a tile that starts a split replace what was there, and nothing is scaled.
     messages[1].index(3 * slot).store(gl.where(b_m_old == float("-inf"), 1.0, b_alpha))
     hopper.fence_async_shared()
-    gl.thread_barrier()
     hopper.mbarrier.arrive(sends[0].index(slot), count=1)
     return b_m_new, b_l_new, b_m_all, b_l_all
 
@@ -398,7 +406,6 @@ def _send_end(messages, sends, sent, state, WEIGHTS: gl.constexpr):
     messages[1].index(3 * slot).store(1.0 / b_l)
     messages[1].index(3 * slot + 1).store(b_old)
     messages[1].index(3 * slot + 2).store(b_new)
-    gl.thread_barrier()
     hopper.mbarrier.arrive(sends[0].index(slot), count=1)
     return b_m, b_l
 
@@ -462,41 +469,36 @@ def _add_piece(
     p_left = p_total + (piece[4] + o_r).to(gl.int64)[:, None] * RANK + o_d[None, :]
     b_left = gl.full([ROWS, WIDE], 0.0, gl.float32, layout)
     b_right = gl.full([ROWS, WIDE], 0.0, gl.float32, layout)
+    hopper.mbarrier.wait(sends[0].index(sent % WEIGHTS), sent // WEIGHTS & 1)
+    b_scale = messages[1].index(3 * (sent % WEIGHTS)).load(row)
     for start in range(first, end, KEYS):
         slot = turn % STAGES
         w_slot = sent % WEIGHTS
         goes_on = start % SPLIT != 0
-        hopper.mbarrier.wait(sends[0].index(w_slot), sent // WEIGHTS & 1)
         if (start % SPLIT == 0) & (start > first):
             b_old = messages[1].index(3 * w_slot + 1).load(row)
             b_new = messages[1].index(3 * w_slot + 2).load(row)
-            has_total = is_row & (start - first > SPLIT)
-            b_left = _merge(p_left, has_total, b_old, b_new, b_left)
-            gl.store(p_left, b_left, mask=is_row)
-            b_right = _merge(p_left + WIDE, has_total, b_old, b_new, b_right)
-            gl.store(p_left + WIDE, b_right, mask=is_row)
-        b_alpha = messages[1].index(3 * w_slot).load(row)
-        b_left = scaled(b_left, b_alpha)
-        b_right = scaled(b_right, b_alpha)
+            is_first = start - first <= SPLIT
+            b_left, b_right = _end_split(p_left, is_row, is_first, b_old, b_new, b_left, b_right)
+        b_left = scaled(b_left, b_scale)
+        b_right = scaled(b_right, b_scale)
         hopper.mbarrier.wait(ready.index(slot), turn // STAGES & 1)
         weights = messages[0].index(w_slot)
         left = ring[0].index(4 * slot + 2 * HALF)
         right = ring[0].index(4 * slot + 2 * HALF + 1)
         b_left = hopper.warpgroup_mma(weights, left, b_left, use_acc=goes_on, is_async=True)
         b_right = hopper.warpgroup_mma(weights, right, b_right, use_acc=goes_on, is_async=True)
-        b_left, b_right = hopper.warpgroup_mma_wait(0, deps=[b_left, b_right])
-        # Factors are read by all warps, not by the product alone.
-        gl.thread_barrier()
-        hopper.mbarrier.arrive(sends[1].index(w_slot), count=1)
-        hopper.mbarrier.arrive(free.index(slot), count=1)
         turn += 1
         sent += 1
+        # What follows a tile is there before its product has ended: the next one, or the end.
+        hopper.mbarrier.wait(sends[0].index(sent % WEIGHTS), sent // WEIGHTS & 1)
+        b_scale = messages[1].index(3 * (sent % WEIGHTS)).load(row)
+        b_left, b_right = hopper.warpgroup_mma_wait(0, deps=[b_left, b_right])
+        hopper.mbarrier.arrive(sends[1].index(w_slot), count=1)
+        hopper.mbarrier.arrive(free.index(slot), count=1)
     w_slot = sent % WEIGHTS
-    hopper.mbarrier.wait(sends[0].index(w_slot), sent // WEIGHTS & 1)
-    b_scale = messages[1].index(3 * w_slot).load(row)
     b_old = messages[1].index(3 * w_slot + 1).load(row)
     b_new = messages[1].index(3 * w_slot + 2).load(row)
-    gl.thread_barrier()
     hopper.mbarrier.arrive(sends[1].index(w_slot), count=1)
     if end - first > SPLIT:
         b_left = _merge(p_left, is_row, b_old, b_new, b_left)
@@ -513,8 +515,31 @@ def _add_piece(
 
 
 @gluon.jit
+def _end_split(p_left, is_row, is_first, b_old, b_new, b_left, b_right):
+    """Merges a split that ended into what waits in device memory; the first one becomes that. What
+    it returns counts for nothing: the next split begins anew."""
+    WIDE: gl.constexpr = b_left.shape[1]
+    if is_first:
+        gl.store(p_left, b_left, mask=is_row)
+        gl.store(p_left + WIDE, b_right, mask=is_row)
+    elif gl.min(gl.where(b_old == 1.0, 1, 0), axis=0) == 1:
+        # The sum is made in the second-level cache, and nothing waits for it. It takes sums below
+        # 2 ** -126 for zeros.
+        b_left = b_left * b_new[:, None]
+        b_right = b_right * b_new[:, None]
+        gl.atomic_add(p_left, b_left, mask=is_row, sem="relaxed")
+        gl.atomic_add(p_left + WIDE, b_right, mask=is_row, sem="relaxed")
+    else:
+        b_left = _merge(p_left, is_row, b_old, b_new, b_left)
+        gl.store(p_left, b_left, mask=is_row)
+        b_right = _merge(p_left + WIDE, is_row, b_old, b_new, b_right)
+        gl.store(p_left + WIDE, b_right, mask=is_row)
+    return b_left, b_right
+
+
+@gluon.jit
 def _merge(p_total, has_total, b_old, b_new, b_acc):
     """Values of `online_softmax.merge_states`: of what waits in device memory, and of a split that
     ended."""
-    b_total = gl.load(p_total, mask=has_total, other=0.0)
+    b_total = gl.load(p_total, mask=has_total, other=0.0, cache_modifier=".cg")
     return gl.fma(b_total, spread(b_old, b_acc), b_acc * b_new[:, None])

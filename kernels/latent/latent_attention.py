@@ -74,7 +74,7 @@ def latent_decode(
         plan.num_ranges * triton.cdiv(num_heads, ROWS),
         q,
         cache,
-        (plan.counts, plan.row_of_split, plan.first_partials, seq_lens, table_rows, seq_lens),
+        (plan.range_starts, plan.row_of_split, plan.first_partials, seq_lens, table_rows, seq_lens),
         block_tables,
         plan.num_ranges,
         (plan.partial_acc, plan.partial_ml),
@@ -165,7 +165,7 @@ def _launch(
 def _attend_latents(
     p_q,
     p_cache,
-    p_count,
+    p_start,
     p_item,
     p_first,
     p_seq_len,
@@ -191,7 +191,7 @@ def _attend_latents(
     ROWS: tl.constexpr,
     DECODES: tl.constexpr,
 ):
-    walk = (p_count, p_item, p_first, p_seq_len, p_table_row, p_query_start, num_parts)
+    walk = (p_start, p_item, p_first, p_seq_len, p_table_row, p_query_start, num_parts)
     first_row = tl.program_id(1) * ROWS
     o_r = first_row + tl.arange(0, ROWS)
     o_c = tl.arange(0, BLOCK_RANK)

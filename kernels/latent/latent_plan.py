@@ -31,7 +31,9 @@ class LatentPlan:
     num_ranges: int
     """Number of parts into which all splits are divided."""
     counts: torch.Tensor
-    """int32 [4]: number of all splits; the others are of no use here."""
+    """int32 [4], of no use here; see `DecodePlan`."""
+    range_starts: torch.Tensor
+    """int32 [num_ranges + 1]: first split of each range, and the number of all splits."""
     row_of_split: torch.Tensor
     """int32 [max_rows * max_splits]: row of each split, rows one after another."""
     first_partials: torch.Tensor
@@ -62,6 +64,7 @@ class LatentPlan:
         max_splits = triton.cdiv(max_seq_len, SPLIT)
         partials = max_rows * max_splits if max_partials is None else max_partials
         tiles_of_heads = triton.cdiv(num_heads, ROWS)
+        num_ranges = num_ranges or max(num_multiprocessors(device) // tiles_of_heads, 1)
 
         def ints(size: int) -> torch.Tensor:
             return torch.zeros(size, dtype=torch.int32, device=device)
@@ -72,8 +75,9 @@ class LatentPlan:
         return cls(
             max_rows=max_rows,
             max_splits=max_splits,
-            num_ranges=num_ranges or max(num_multiprocessors(device) // tiles_of_heads, 1),
+            num_ranges=num_ranges,
             counts=ints(4),
+            range_starts=ints(num_ranges + 1),
             row_of_split=ints(max_rows * max_splits),
             first_partials=ints(max_rows),
             folded=ints(max_rows),
@@ -84,7 +88,7 @@ class LatentPlan:
     def beside(self) -> LatentPlan:
         """Plan for other rows of the same step, whose attention comes after this one's: it writes
         partial results to the same place."""
-        own = ("counts", "row_of_split", "first_partials", "folded")
+        own = ("counts", "range_starts", "row_of_split", "first_partials", "folded")
         return replace(self, **{name: getattr(self, name).clone() for name in own})
 
 
@@ -95,14 +99,14 @@ def plan_latents(plan: LatentPlan, seq_lens: torch.Tensor) -> None:
     assert num_rows <= plan.max_rows
     _plan_latents[(num_rows,)](
         seq_lens,
-        plan.counts,
+        plan.range_starts,
         plan.row_of_split,
         plan.first_partials,
         plan.folded,
         num_rows,
         plan.num_ranges,
         SPLIT=SPLIT,
-        BLOCK_R=triton.next_power_of_2(plan.max_rows),
+        BLOCK_R=triton.next_power_of_2(max(plan.max_rows, plan.num_ranges + 1)),
         BLOCK_S=64,
         num_warps=4,
     )
@@ -111,7 +115,7 @@ def plan_latents(plan: LatentPlan, seq_lens: torch.Tensor) -> None:
 @triton.jit(do_not_specialize=["num_rows", "num_ranges"])
 def _plan_latents(
     p_seq_len,
-    p_count,
+    p_start,
     p_row,
     p_first,
     p_folded,
@@ -126,15 +130,24 @@ def _plan_latents(
     b_len = tl.load(p_seq_len + o_r, mask=o_r < num_rows, other=0)
     b_splits = (b_len + SPLIT - 1) // SPLIT
     num_all = tl.sum(b_splits, axis=0)
-    first = tl.sum(tl.where(o_r < i_row, b_splits, 0), axis=0)
     num_splits = (tl.load(p_seq_len + i_row) + SPLIT - 1) // SPLIT
+    first = tl.sum(tl.where(o_r < i_row, b_splits, 0), axis=0)
+    # Where the longest row is at most an eighth longer than an equal share, a range is a row, and
+    # nothing is left to merge.
+    takes_rows = (num_rows <= num_ranges) & (
+        tl.max(b_splits, axis=0) * num_ranges * 8 <= num_all * 9
+    )
     if i_row == 0:
-        tl.store(p_count, num_all)
+        b_first = tl.cumsum(b_splits, axis=0) - b_splits
+        b_equal = range_start(o_r, num_all, num_ranges)
+        b_start = tl.where(takes_rows, tl.where(o_r < num_rows, b_first, num_all), b_equal)
+        tl.store(p_start + o_r, b_start, mask=o_r <= num_ranges)
     tl.store(p_first + i_row, first)
     # The range that the first split lies in is the last one that begins before its end.
     i_range = ((first + 1) * num_ranges - 1) // tl.maximum(num_all, 1)
     end = range_start(i_range + 1, num_all, num_ranges)
-    tl.store(p_folded + i_row, tl.maximum(tl.minimum(num_splits, end - first), 1))
+    num_folded = tl.where(takes_rows, num_splits, tl.minimum(num_splits, end - first))
+    tl.store(p_folded + i_row, tl.maximum(num_folded, 1))
     for i_first in range(0, num_splits, BLOCK_S):
         o_s = i_first + tl.arange(0, BLOCK_S)
         b_row = tl.full((BLOCK_S,), 0, tl.int32) + i_row
@@ -143,5 +156,5 @@ def _plan_latents(
 
 @triton.jit
 def range_start(i_range, num_all, num_ranges):
-    """First split of a range; a range ends where the next one starts."""
+    """First split of a range of equal ones; a range ends where the next one starts."""
     return (i_range.to(tl.int64) * num_all // num_ranges).to(tl.int32)

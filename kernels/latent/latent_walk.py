@@ -10,21 +10,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .latent_plan import range_start
-
 
 @triton.jit
 def places_of(walk, HEADS: tl.constexpr, DECODES: tl.constexpr):
     """First place of a program's work and the end of it: splits among all of a plan, or rounds of
-    tiles. `walk`: the plan's counts, its rows of splits or the list of tiles, its first partials,
+    tiles. `walk`: the plan's starts of ranges, its rows of splits or the list of tiles, its first partials,
     lengths of sequences, their rows of the block tables, starts of queries, and the number of
-    ranges or of tiles."""
+    tiles."""
     if DECODES:
         TILES: tl.constexpr = (HEADS + 63) // 64
         i_range = tl.program_id(0) // TILES
-        num_all = tl.load(walk[0])
-        first = range_start(i_range, num_all, walk[6])
-        end = range_start(i_range + 1, num_all, walk[6])
+        first = tl.load(walk[0] + i_range)
+        end = tl.load(walk[0] + i_range + 1)
     else:
         first = tl.program_id(0) * 0
         end = (walk[6] + tl.num_programs(0) - 1) // tl.num_programs(0)
