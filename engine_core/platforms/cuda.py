@@ -13,6 +13,7 @@ from headwater.kernels.adapters.row_additions import RowAdditions
 from headwater.kernels.attention.qk_norm_rope_store_kv import qk_norm_rope_store_kv
 from headwater.kernels.attention.rotary_pairs import RotaryPairs
 from headwater.kernels.gemm.gemm import configure_blas
+from headwater.kernels.norm import silu_mul
 from headwater.kernels.norm.activation import ACTIVATIONS
 from headwater.kernels.norm.rms_norm import (
     add_rms_norm,
@@ -20,7 +21,6 @@ from headwater.kernels.norm.rms_norm import (
     rounded_add_rms_norm,
     rounded_rms_norm,
 )
-from headwater.kernels.norm.silu_mul import GATES, rounded_mul
 from headwater.kernels.quant.token_rounding import RoundedTokens, Rounding
 
 from ..config import EngineConfig
@@ -30,12 +30,12 @@ from ..layers.routing import ExpertProduct, ExpertStack, Router, Routes
 from ..sampling.operations import SamplingOperations
 from ..weights.model_config import ModelConfig
 from .cuda_attention import ANY_GPU, AttentionKernels, attention_kernels, given
-from .cuda_attention_plans import AttentionPlan, AttentionPlans
+from .cuda_attention_plans import AttentionPlan
 from .cuda_products import EARLY_ROWS, CudaProducts
 from .cuda_sampling import CudaSampling
 from .encoders.cuda import CudaTexts
 from .latents.cuda import CudaLatents
-from .latents.cuda_plans import LatentPlans
+from .latents.cuda_plans import plans_for
 from .states.cuda import CudaStates
 
 
@@ -63,8 +63,7 @@ class CudaPlatform(RowAdditions, CudaTexts, CudaStates, CudaLatents):
         self.sampling: SamplingOperations = CudaSampling()
         num_chosen = 0 if model.experts is None else model.experts.num_chosen
         self.products = self._products_class(device, num_chosen)
-        plans_class = AttentionPlans if model.latent is None else LatentPlans
-        self.plans = plans_class(
+        self.plans = plans_for(
             model,
             block_size,
             max_decodes=max_decodes,
@@ -103,7 +102,7 @@ class CudaPlatform(RowAdditions, CudaTexts, CudaStates, CudaLatents):
         return self.products.gated(linear, activation)
 
     def gate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
-        return GATES[activation](x, dependent=_is_early(x), early=self.products.are_early)
+        return silu_mul.GATES[activation](x, dependent=_is_early(x), early=self.products.are_early)
 
     def activation(self, x: torch.Tensor, name: str) -> torch.Tensor:
         return ACTIVATIONS[name](x)
@@ -145,7 +144,9 @@ class CudaPlatform(RowAdditions, CudaTexts, CudaStates, CudaLatents):
         return rounded_add_rms_norm(x, residual, weight, eps, rounds_to, dependent=_is_early(x))
 
     def rounded_gate(self, x: torch.Tensor, activation: str, rounds_to: Rounding) -> RoundedTokens:
-        return rounded_mul(x, rounds_to, is_gelu=activation == "gelu_tanh", dependent=_is_early(x))
+        return silu_mul.rounded_mul(
+            x, rounds_to, is_gelu=activation == "gelu_tanh", dependent=_is_early(x)
+        )
 
     def qk_norm_rope_store_kv(
         self,

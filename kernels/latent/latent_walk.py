@@ -1,5 +1,5 @@
-"""What a program of attention over latents computes, one piece after another: splits of decoding
-rows, or tiles of rows of prompts' chunks.
+"""Walk of a program of attention over latents, piece by piece: over splits of decoding rows, or over
+tiles of rows of prompts' chunks.
 
 Decoding rows are chunks of one token. A piece is at most 64 query rows of one sequence, tokens times
 heads, and a range of its keys.

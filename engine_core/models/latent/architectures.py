@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..architecture import own
 from ..configs.latent import deepseek, minicpm3
 
-LATENTS = ("CPUs alone", "one process, or pipeline stages", "not with `--kv-cache-dtype fp8`")
+LATENTS = ("one process, or pipeline stages", "not with `--kv-cache-dtype fp8`")
 DEEPSEEK = "latent.deepseek:DeepSeek"
 LATENT_ARCHITECTURES = {
     "DeepseekV2ForCausalLM": own(

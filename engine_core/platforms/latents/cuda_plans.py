@@ -3,6 +3,8 @@ splits and of prompts' rows that its kernels walk."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from headwater.kernels.latent.latent_attention import list_row_tiles, room_for_totals
@@ -62,3 +64,9 @@ class LatentPlans(AttentionPlans):
         if plan.num_decodes:
             assert isinstance(plan.decode, LatentPlan)
             plan_latents(plan.decode, plan.seq_lens)
+
+
+def plans_for(model: ModelConfig, block_size: int, **sizes: Any) -> AttentionPlans:
+    """Plans of a model's attention; arguments are those of `AttentionPlans`."""
+    plans = AttentionPlans if model.latent is None else LatentPlans
+    return plans(model, block_size, **sizes)
