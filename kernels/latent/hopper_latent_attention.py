@@ -60,7 +60,7 @@ def hopper_latent_decode(
         (plan.range_starts, plan.row_of_split, plan.first_partials, seq_lens, table_rows, seq_lens),
         block_tables,
         plan.num_ranges,
-        (plan.partial_acc, plan.partial_ml),
+        (plan.totals, plan.partial_acc, plan.partial_ml),
         out,
         scale,
         DECODES=True,
@@ -90,7 +90,7 @@ def hopper_latent_prefill(
         (seq_lens, tiles, seq_lens, seq_lens, table_rows, query_starts),
         block_tables,
         len(tiles),
-        (totals, totals),
+        (totals, totals, totals),
         out,
         scale,
         DECODES=False,
@@ -104,7 +104,7 @@ def _launch(
     walk: tuple[torch.Tensor, ...],
     block_tables: torch.Tensor,
     num_parts: int,
-    partials: tuple[torch.Tensor, torch.Tensor],
+    partials: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     out: torch.Tensor,
     scale: float,
     **constants: Any,
@@ -158,6 +158,7 @@ def _attend_latents(
     p_query_start,
     p_table,
     p_total,
+    p_partial,
     p_ml,
     p_out,
     qk_scale,
@@ -199,12 +200,13 @@ def _attend_latents(
     walk = (p_start, p_item, p_first, p_seq_len, p_table_row, p_query_start, num_parts)
     shape: gl.constexpr = (HEADS, SPLIT, STAGES, WEIGHTS, DECODES, BLOCK_ROWS, PAGE)
     sources = (q_wide, q_narrow, wide, narrow, p_table, stride_table)
+    results = (p_total, p_partial, p_out)
     score = (queries, ring, messages, tiles, sends, loads, walk, qk_scale, p_ml, shape)
     gl.warp_specialize(
         [
             (_score, score),
-            (_add_values, (ring, messages, tiles, sends, walk, p_total, p_out, 0, shape)),
-            (_add_values, (ring, messages, tiles, sends, walk, p_total, p_out, 1, shape)),
+            (_add_values, (ring, messages, tiles, sends, walk, results, 0, shape)),
+            (_add_values, (ring, messages, tiles, sends, walk, results, 1, shape)),
             (_copy, (queries, ring, tiles, loads, walk, sources, shape)),
         ],
         [4, 4, 1],
@@ -432,7 +434,7 @@ def _merged(b_m, b_l, b_m_next, b_l_next):
 
 @gluon.jit
 def _add_values(
-    ring, messages, tiles, sends, walk, p_total, p_out, HALF: gl.constexpr, shape: gl.constexpr
+    ring, messages, tiles, sends, walk, results, HALF: gl.constexpr, shape: gl.constexpr
 ):
     """Adds up one half of the values' numbers."""
     turn = gl.program_id(0) * 0
@@ -442,14 +444,14 @@ def _add_values(
         piece = _piece_at(walk, place, last, shape[0], shape[1], shape[4])
         if piece[3][0] < piece[3][1]:
             turn, sent = _add_piece(
-                ring, messages, tiles, sends, piece, turn, sent, p_total, p_out, HALF, shape
+                ring, messages, tiles, sends, piece, turn, sent, results, HALF, shape
             )
         place = piece[6]
 
 
 @gluon.jit
 def _add_piece(
-    ring, messages, tiles, sends, piece, turn, sent, p_total, p_out, HALF: gl.constexpr, shape: gl.constexpr
+    ring, messages, tiles, sends, piece, turn, sent, results, HALF: gl.constexpr, shape: gl.constexpr
 ):  # fmt: skip
     """Adds up the values of a piece and stores them. Returns turns as `_score_piece`."""
     ready, free = tiles
@@ -466,7 +468,7 @@ def _add_piece(
     o_d = 2 * HALF * WIDE + gl.arange(0, WIDE, layout=gl.SliceLayout(0, layout))
     first, end = piece[3]
     is_row = (o_r < piece[0][1])[:, None]
-    p_left = p_total + (piece[4] + o_r).to(gl.int64)[:, None] * RANK + o_d[None, :]
+    p_left = results[0] + (gl.program_id(0) * ROWS + o_r)[:, None] * RANK + o_d[None, :]
     b_left = gl.full([ROWS, WIDE], 0.0, gl.float32, layout)
     b_right = gl.full([ROWS, WIDE], 0.0, gl.float32, layout)
     hopper.mbarrier.wait(sends[0].index(sent % WEIGHTS), sent // WEIGHTS & 1)
@@ -504,13 +506,15 @@ def _add_piece(
         b_left = _merge(p_left, is_row, b_old, b_new, b_left)
         b_right = _merge(p_left + WIDE, is_row, b_old, b_new, b_right)
     if piece[5]:
+        p_out = results[2]
         dtype: gl.constexpr = p_out.dtype.element_ty
         p_rows = p_out + (piece[0][0] + o_r).to(gl.int64)[:, None] * RANK + o_d[None, :]
         gl.store(p_rows, (b_left * b_scale[:, None]).to(dtype), mask=is_row)
         gl.store(p_rows + WIDE, (b_right * b_scale[:, None]).to(dtype), mask=is_row)
     else:
-        gl.store(p_left, b_left, mask=is_row)
-        gl.store(p_left + WIDE, b_right, mask=is_row)
+        p_partials = results[1] + (piece[4] + o_r).to(gl.int64)[:, None] * RANK + o_d[None, :]
+        gl.store(p_partials, b_left, mask=is_row)
+        gl.store(p_partials + WIDE, b_right, mask=is_row)
     return turn, sent + 1
 
 

@@ -77,7 +77,7 @@ def latent_decode(
         (plan.range_starts, plan.row_of_split, plan.first_partials, seq_lens, table_rows, seq_lens),
         block_tables,
         plan.num_ranges,
-        (plan.partial_acc, plan.partial_ml),
+        (plan.totals, plan.partial_acc, plan.partial_ml),
         out,
         scale,
         DECODES=True,
@@ -110,7 +110,7 @@ def latent_prefill(
         (seq_lens, tiles, seq_lens, seq_lens, table_rows, query_starts),
         block_tables,
         len(tiles),
-        (totals, totals),
+        (totals, totals, totals),
         out,
         scale,
         DECODES=False,
@@ -124,7 +124,7 @@ def _launch(
     walk: tuple[torch.Tensor, ...],
     block_tables: torch.Tensor,
     num_parts: int,
-    partials: tuple[torch.Tensor, torch.Tensor],
+    partials: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     out: torch.Tensor,
     scale: float,
     **constants: Any,
@@ -173,6 +173,7 @@ def _attend_latents(
     p_query_start,
     p_table,
     p_total,
+    p_partial,
     p_ml,
     p_out,
     qk_scale,
@@ -213,7 +214,7 @@ def _attend_latents(
                 tl.load(p_rows + RANK + o_t[None, :], mask=is_row & is_t, other=0.0),
             )
             b_position = (context + (rows[2] + o_r) // HEADS)[:, None]
-            o_total = (partial + o_r).to(tl.int64)
+            o_total = (tl.program_id(0) * 64 + o_r).to(tl.int64)
             p_totals = p_total + o_total[:, None] * RANK + o_c[None, :]
             b_m, b_l, b_acc = _fresh(ROWS, BLOCK_RANK)
             b_m_all = b_m
@@ -245,9 +246,11 @@ def _attend_latents(
                 b_out = finish(b_l_all, b_acc, 1.0).to(p_out.dtype.element_ty)
                 tl.store(p_outs, b_out, mask=is_row & is_c)
             else:
-                tl.store(p_totals, b_acc, mask=is_row & is_c)
-                tl.store(p_ml + o_total * 2, b_m, mask=o_r < rows[1])
-                tl.store(p_ml + o_total * 2 + 1, b_l_all, mask=o_r < rows[1])
+                o_partial = (partial + o_r).to(tl.int64)
+                p_partials = p_partial + o_partial[:, None] * RANK + o_c[None, :]
+                tl.store(p_partials, b_acc, mask=is_row & is_c)
+                tl.store(p_ml + o_partial * 2, b_m, mask=o_r < rows[1])
+                tl.store(p_ml + o_partial * 2 + 1, b_l_all, mask=o_r < rows[1])
 
 
 @triton.jit

@@ -40,6 +40,8 @@ class LatentPlan:
     """int32 [max_rows]: place of a row's first split among all, and of its first partial result."""
     folded: torch.Tensor
     """int32 [max_rows]: number of first splits of a row that one program merges."""
+    totals: torch.Tensor
+    """float32 [programs * ROWS, rank]: merged splits that wait for the next one of a program."""
     partial_acc: torch.Tensor
     """float32 [partials, Hq, rank]"""
     partial_ml: torch.Tensor
@@ -59,8 +61,8 @@ class LatentPlan:
         max_partials: int | None = None,
         num_ranges: int | None = None,
     ) -> LatentPlan:
-        """max_partials bounds the splits of all rows together; by default the worst case.
-        num_ranges is by default as many as programs run at once."""
+        """Where all rows together have more splits than `max_partials`, by default the worst case,
+        programs compute whole rows. num_ranges is by default as many as programs run at once."""
         max_splits = triton.cdiv(max_seq_len, SPLIT)
         partials = max_rows * max_splits if max_partials is None else max_partials
         tiles_of_heads = triton.cdiv(num_heads, ROWS)
@@ -81,6 +83,7 @@ class LatentPlan:
             row_of_split=ints(max_rows * max_splits),
             first_partials=ints(max_rows),
             folded=ints(max_rows),
+            totals=floats(num_ranges * tiles_of_heads * ROWS, rank),
             partial_acc=floats(partials, num_heads, rank),
             partial_ml=floats(partials, num_heads, 2),
         )
@@ -105,6 +108,7 @@ def plan_latents(plan: LatentPlan, seq_lens: torch.Tensor) -> None:
         plan.folded,
         num_rows,
         plan.num_ranges,
+        len(plan.partial_acc),
         SPLIT=SPLIT,
         BLOCK_R=triton.next_power_of_2(max(plan.max_rows, plan.num_ranges + 1)),
         BLOCK_S=64,
@@ -112,7 +116,7 @@ def plan_latents(plan: LatentPlan, seq_lens: torch.Tensor) -> None:
     )
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_ranges"])
+@triton.jit(do_not_specialize=["num_rows", "num_ranges", "max_partials"])
 def _plan_latents(
     p_seq_len,
     p_start,
@@ -121,6 +125,7 @@ def _plan_latents(
     p_folded,
     num_rows,
     num_ranges,
+    max_partials,
     SPLIT: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_S: tl.constexpr,
@@ -132,16 +137,20 @@ def _plan_latents(
     num_all = tl.sum(b_splits, axis=0)
     num_splits = (tl.load(p_seq_len + i_row) + SPLIT - 1) // SPLIT
     first = tl.sum(tl.where(o_r < i_row, b_splits, 0), axis=0)
-    # Where the longest row is at most an eighth longer than an equal share, a range is a row, and
-    # nothing is left to merge.
-    takes_rows = (num_rows <= num_ranges) & (
-        tl.max(b_splits, axis=0) * num_ranges * 8 <= num_all * 9
-    )
+    # Ranges are whole rows, and nothing is left to merge, where the longest row is at most an eighth
+    # longer than an equal share, and where partial results would have no room.
+    is_even = tl.max(b_splits, axis=0) * num_ranges * 8 <= num_all * 9
+    takes_rows = (is_even & (num_rows <= num_ranges)) | (num_all > max_partials)
+    if takes_rows:
+        i_range = (i_row * num_ranges + num_rows - 1) // num_rows
+        if num_rows <= num_ranges:
+            i_range = i_row
+        is_start = (num_rows <= num_ranges) | (i_range * num_rows // num_ranges == i_row)
+        tl.store(p_start + i_range, first, mask=is_start)
     if i_row == 0:
-        b_first = tl.cumsum(b_splits, axis=0) - b_splits
-        b_equal = range_start(o_r, num_all, num_ranges)
-        b_start = tl.where(takes_rows, tl.where(o_r < num_rows, b_first, num_all), b_equal)
-        tl.store(p_start + o_r, b_start, mask=o_r <= num_ranges)
+        b_start = tl.where(takes_rows, num_all, range_start(o_r, num_all, num_ranges))
+        is_known = takes_rows & (o_r < tl.minimum(num_rows, num_ranges))
+        tl.store(p_start + o_r, b_start, mask=(o_r <= num_ranges) & (is_known == 0))
     tl.store(p_first + i_row, first)
     # The range that the first split lies in is the last one that begins before its end.
     i_range = ((first + 1) * num_ranges - 1) // tl.maximum(num_all, 1)

@@ -64,10 +64,12 @@ class LatentBatch:
         rows: list[int] | None = None,
         *,
         hopper: bool = False,
-        num_ranges: int = 0,
+        num_ranges: int | None = None,
+        max_partials: int | None = None,
     ) -> torch.Tensor:
         """Attention of the last token of these sequences, by default all, into poisoned memory;
-        with splits divided into so many ranges, by default the plan's."""
+        with splits divided into so many ranges and room for so many partial results, by default
+        as the plan says."""
         chosen = self.ints(list(range(len(self.pages.seq_lens))) if rows is None else rows).long()
         seq_lens = self.pages.lengths()[chosen]
         plan = LatentPlan.allocate(
@@ -76,7 +78,8 @@ class LatentBatch:
             num_heads=q.shape[1],
             rank=self.rank,
             device=q.device,
-            **({"num_ranges": num_ranges} if num_ranges else {}),
+            num_ranges=num_ranges,
+            max_partials=max_partials,
         )
         plan.partial_acc.fill_(POISON)
         plan.partial_ml.fill_(POISON)

@@ -7,12 +7,17 @@ from typing import Any
 
 import torch
 
+from headwater.kernels.attention.online_softmax import SPLIT
 from headwater.kernels.latent.latent_attention import list_row_tiles, room_for_totals
 from headwater.kernels.latent.latent_plan import ROWS, LatentPlan, plan_latents
 
 from ...executor import Int32Array
 from ...weights.model_config import ModelConfig
 from ..cuda_attention_plans import AttentionPlan, AttentionPlans
+
+MOST_PARTIAL_BYTES = 512 << 20
+"""Bytes of partial results of decode, which the longest contexts of many rows would exceed: a program
+then computes whole rows."""
 
 
 class LatentPlans(AttentionPlans):
@@ -34,15 +39,18 @@ class LatentPlans(AttentionPlans):
         self._device = device
         self._block_size = block_size
         self._num_heads = model.num_heads
+        rank = model.latent.kv_rank
+        most = max_decodes * -(-max_model_len // SPLIT)
         self._decode_plan = LatentPlan.allocate(
             max_rows=max_decodes,
             max_seq_len=max_model_len,
             num_heads=model.num_heads,
-            rank=model.latent.kv_rank,
+            rank=rank,
             device=device,
+            max_partials=min(most, MOST_PARTIAL_BYTES // (4 * model.num_heads * rank)),
         )
         self._ends = self._decode_plan.beside()
-        self.totals = room_for_totals(model.latent.kv_rank, device)
+        self.totals = room_for_totals(rank, device)
         """Workspace of prefill; see `latent_prefill`."""
 
     def decode(self, num_rows: int, *, folds: bool = False) -> LatentPlan:
