@@ -97,37 +97,36 @@ def _store_latents(
     p_angle = p_cos_sin + tl.load(p_position + i_token).to(tl.int64) * (2 * HALF) + o_pair
     b_cos = tl.load(p_angle, mask=is_pair, other=0.0)
     b_sin = tl.load(p_angle + HALF, mask=is_pair, other=0.0)
+    angles = (b_cos[None, :], b_sin[None, :])
+    places = (o_low[None, :], o_high[None, :])
+    wait_for_inputs(DEPENDENT)
+    release_dependents(DEPENDENT)
     if tl.program_id(1) == 0:
         slot = tl.load(p_slot + i_token).to(tl.int64)
+        p_latent = p_cache + slot // PAGE * stride_block + slot % PAGE * stride_slot
+        p_own = p_kv + i_token * stride_kv
         o_c = tl.arange(0, BLOCK_RANK)
         is_c = o_c < RANK
         b_norm = tl.load(p_norm + o_c, mask=is_c, other=0.0).to(tl.float32)
-        wait_for_inputs(DEPENDENT)
-        release_dependents(DEPENDENT)
-        p_latent = p_cache + slot // PAGE * stride_block + slot % PAGE * stride_slot
-        p_own = p_kv + i_token * stride_kv
         b_c = tl.load(p_own + o_c, mask=is_c, other=0.0).to(tl.float32)
         b_c = b_c * tl.rsqrt(tl.sum(b_c * b_c, axis=0) / RANK + eps) * b_norm
-        dtype = p_cache.dtype.element_ty
-        tl.store(p_latent + o_c, b_c.to(dtype), mask=is_c & (slot >= 0))
-        b_low = tl.load(p_own + RANK + o_low, mask=is_pair, other=0.0).to(tl.float32)
-        b_high = tl.load(p_own + RANK + o_high, mask=is_pair, other=0.0).to(tl.float32)
-        is_stored = is_pair & (slot >= 0)
-        b_left = b_low * b_cos - b_high * b_sin
-        b_right = b_high * b_cos + b_low * b_sin
-        tl.store(p_latent + RANK + o_low, b_left.to(dtype), mask=is_stored)
-        tl.store(p_latent + RANK + o_high, b_right.to(dtype), mask=is_stored)
+        tl.store(p_latent + o_c, b_c.to(p_cache.dtype.element_ty), mask=is_c & (slot >= 0))
+        is_stored = is_pair[None, :] & (slot >= 0)
+        _rotate(p_own + RANK, p_latent + RANK, places, angles, is_pair[None, :], is_stored)
     else:
-        wait_for_inputs(DEPENDENT)
-        release_dependents(DEPENDENT)
         o_head = (tl.program_id(1) - 1) * HEADS + tl.arange(0, HEADS)
         p_heads = p_q + (i_token * NUM_HEADS + o_head)[:, None] * HEAD_DIM + (HEAD_DIM - 2 * HALF)
         inside = (o_head < NUM_HEADS)[:, None] & is_pair[None, :]
-        p_low = p_heads + o_low[None, :]
-        p_high = p_heads + o_high[None, :]
-        b_low = tl.load(p_low, mask=inside, other=0.0).to(tl.float32)
-        b_high = tl.load(p_high, mask=inside, other=0.0).to(tl.float32)
-        b_left = b_low * b_cos[None, :] - b_high * b_sin[None, :]
-        b_right = b_high * b_cos[None, :] + b_low * b_sin[None, :]
-        tl.store(p_low, b_left.to(p_q.dtype.element_ty), mask=inside)
-        tl.store(p_high, b_right.to(p_q.dtype.element_ty), mask=inside)
+        _rotate(p_heads, p_heads, places, angles, inside, inside)
+
+
+@triton.jit
+def _rotate(p_x, p_out, places, angles, is_read, is_stored):
+    """Rotates pairs of numbers; `places`: those of their first and second ones; `angles`: cosines
+    and sines."""
+    b_low = tl.load(p_x + places[0], mask=is_read, other=0.0).to(tl.float32)
+    b_high = tl.load(p_x + places[1], mask=is_read, other=0.0).to(tl.float32)
+    b_left = b_low * angles[0] - b_high * angles[1]
+    b_right = b_high * angles[0] + b_low * angles[1]
+    tl.store(p_out + places[0], b_left.to(p_out.dtype.element_ty), mask=is_stored)
+    tl.store(p_out + places[1], b_right.to(p_out.dtype.element_ty), mask=is_stored)
