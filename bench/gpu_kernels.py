@@ -47,6 +47,7 @@ from .gpu_timing import (
     timed_in_turn,
 )
 from .int4_products import int4_products
+from .latent_attention import latent_attention
 from .program import program_name
 from .window_attention import window_attention
 
@@ -395,6 +396,7 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "decodes": decodes,
     "prefills": prefills,
     "windows": window_attention,
+    "latents": latent_attention,
     "elementwise": elementwise,
     "sampling": sampling,
 }

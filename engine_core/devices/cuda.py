@@ -46,6 +46,7 @@ capabilities = Capabilities(
     states=True,
     short_convs=True,
     mamba=True,
+    latents=True,
     state_block_sizes=(16, 32, 64),
     adapters=True,
     mixed_layers=True,

@@ -14,6 +14,7 @@ from headwater.kernels.attention.gate_heads import gate_heads
 from headwater.kernels.attention.qk_norm_rope_store_kv import qk_norm_rope_store_kv
 from headwater.kernels.attention.rotary_pairs import RotaryPairs
 from headwater.kernels.gemm.gemm import configure_blas
+from headwater.kernels.norm import silu_mul
 from headwater.kernels.norm.activation import ACTIVATIONS
 from headwater.kernels.norm.rms_norm import (
     add_rms_norm,
@@ -21,7 +22,6 @@ from headwater.kernels.norm.rms_norm import (
     rounded_add_rms_norm,
     rounded_rms_norm,
 )
-from headwater.kernels.norm.silu_mul import GATES, rounded_mul
 from headwater.kernels.quant.token_rounding import RoundedTokens, Rounding
 
 from ..config import EngineConfig
@@ -30,15 +30,17 @@ from ..layers.linear.linear import Linear, Product
 from ..sampling.operations import SamplingOperations
 from ..weights.model_config import ModelConfig
 from .cuda_attention import ANY_GPU, AttentionKernels, attention_kernels, given
-from .cuda_attention_plans import AttentionPlan, AttentionPlans
+from .cuda_attention_plans import AttentionPlan
 from .cuda_experts import CudaMixtures
 from .cuda_products import EARLY_ROWS, CudaProducts
 from .cuda_sampling import CudaSampling
 from .encoders.cuda import CudaTexts
+from .latents.cuda import CudaLatents
+from .latents.cuda_plans import plans_for
 from .states.cuda import CudaStates
 
 
-class CudaPlatform(RowAdditions, CudaTexts, CudaStates, CudaMixtures):
+class CudaPlatform(RowAdditions, CudaTexts, CudaStates, CudaLatents, CudaMixtures):
     """See `Platform`. Holds the workspace of decode attention, so one platform serves one stream of
     launches."""
 
@@ -63,7 +65,7 @@ class CudaPlatform(RowAdditions, CudaTexts, CudaStates, CudaMixtures):
         num_chosen = 0 if model.experts is None else model.experts.num_chosen
         self.products = self._products_class(device, num_chosen)
         self.mixtures = self.products.experts
-        self.plans = AttentionPlans(
+        self.plans = plans_for(
             model,
             block_size,
             max_decodes=max_decodes,
@@ -102,7 +104,7 @@ class CudaPlatform(RowAdditions, CudaTexts, CudaStates, CudaMixtures):
         return self.products.gated(linear, activation)
 
     def gate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
-        return GATES[activation](x, dependent=_is_early(x), early=self.products.are_early)
+        return silu_mul.GATES[activation](x, dependent=_is_early(x), early=self.products.are_early)
 
     def activation(self, x: torch.Tensor, name: str) -> torch.Tensor:
         return ACTIVATIONS[name](x)
@@ -133,7 +135,9 @@ class CudaPlatform(RowAdditions, CudaTexts, CudaStates, CudaMixtures):
         return rounded_add_rms_norm(x, residual, weight, eps, rounds_to, dependent=_is_early(x))
 
     def rounded_gate(self, x: torch.Tensor, activation: str, rounds_to: Rounding) -> RoundedTokens:
-        return rounded_mul(x, rounds_to, is_gelu=activation == "gelu_tanh", dependent=_is_early(x))
+        return silu_mul.rounded_mul(
+            x, rounds_to, is_gelu=activation == "gelu_tanh", dependent=_is_early(x)
+        )
 
     def qk_norm_rope_store_kv(
         self,
@@ -194,7 +198,7 @@ class CudaPlatform(RowAdditions, CudaTexts, CudaStates, CudaMixtures):
         scored = given(softcap=softcap or None, sinks=sinks)
         out = torch.empty_like(q)
         if n:
-            decode = plan.windowed if window else plan.decode
+            decode = plan.of_keys()[1 if window else 0]
             where = (
                 kv_cache[0],
                 kv_cache[1],

@@ -10,6 +10,7 @@ import torch
 
 from headwater.kernels.attention.decode_plan import DecodePlan, plan_decode
 from headwater.kernels.attention.prefill_attention import list_tiles, tokens_per_tile
+from headwater.kernels.latent.latent_plan import LatentPlan
 from headwater.kernels.launch.device import upload
 
 from ..executor import Int32Array
@@ -38,8 +39,8 @@ class AttentionPlan:
     """int32 [num_decodes] into block_tables."""
     block_tables: torch.Tensor
     """int32 [rows, blocks]"""
-    decode: DecodePlan
-    windowed: DecodePlan
+    decode: DecodePlan | LatentPlan
+    windowed: DecodePlan | LatentPlan
     """Like `decode`, for layers with a sliding window."""
     shares: bool
     chunk_lens: torch.Tensor
@@ -51,6 +52,12 @@ class AttentionPlan:
     tiles: torch.Tensor
     """int32 [tiles, 2] of the chunks, as `list_tiles` makes them."""
     dependent: bool
+
+    def of_keys(self) -> tuple[DecodePlan, DecodePlan]:
+        """`decode` and `windowed`, of a model whose layers cache keys and values."""
+        assert isinstance(self.decode, DecodePlan)
+        assert isinstance(self.windowed, DecodePlan)
+        return self.decode, self.windowed
 
 
 class AttentionPlans:
@@ -101,15 +108,20 @@ class AttentionPlans:
             self._windowed_plans[-1].beside() if self._window else self._ends_plan
         )
 
-    def decode(self, num_rows: int, *, folds: bool = False) -> DecodePlan:
+    def decode(self, num_rows: int, *, folds: bool = False) -> DecodePlan | LatentPlan:
         """The workspace for this many decoding rows: a single row has one of its own, which needs
         no work list. With `folds`, first splits are folded: of rows that share nothing."""
         plan = next(plan for plan in self._decode_plans if num_rows <= plan.max_rows)
         return plan if folds else plan.without_folds()
 
-    def windowed(self, num_rows: int) -> DecodePlan:
+    def windowed(self, num_rows: int) -> DecodePlan | LatentPlan:
         """Like `decode`, for layers with a sliding window."""
         return next(plan for plan in self._windowed_plans if num_rows <= plan.max_rows)
+
+    def ends(self, *, folds: bool) -> tuple[DecodePlan | LatentPlan, DecodePlan | LatentPlan]:
+        """Like `decode` and `windowed`, for the last layer."""
+        plan = self._ends_plan if folds else self._ends_plan.without_folds()
+        return plan, self._windowed_ends_plan
 
     def of_batch(self, batch: ForwardBatch, *, of_ends: bool = False) -> AttentionPlan:
         """Rows of one token at the front of the batch take the decode kernels; one elsewhere is a
@@ -151,13 +163,14 @@ class AttentionPlans:
         """Plan of the last layer, where every row that is looked at decodes; beside that of the
         other layers."""
         nothing = seq_lens[:0]
+        decode, windowed = self.ends(folds=folds)
         plan = AttentionPlan(
             num_decodes=len(seq_lens),
             seq_lens=seq_lens,
             table_rows=table_rows,
             block_tables=block_tables,
-            decode=self._ends_plan if folds else self._ends_plan.without_folds(),
-            windowed=self._windowed_ends_plan,
+            decode=decode,
+            windowed=windowed,
             shares=shares,
             chunk_lens=nothing,
             chunk_rows=nothing,
@@ -179,12 +192,12 @@ class AttentionPlans:
     def refresh(self, plan: AttentionPlan) -> None:
         """Launches what follows a change of lengths or block tables; in a graph, it goes before the
         first layer."""
-        n = plan.num_decodes
-        if n and not plan.decode.is_direct:
+        decode, windowed = plan.of_keys()
+        if plan.num_decodes and not decode.is_direct:
             where = plan.seq_lens, plan.table_rows, plan.block_tables, self._block_size
-            plan_decode(plan.decode, *where, share=plan.shares)
+            plan_decode(decode, *where, share=plan.shares)
             if self._window:
-                plan_decode(plan.windowed, *where, share=False, window=self._window)
+                plan_decode(windowed, *where, share=False, window=self._window)
 
     def _to_device(self, values: np.ndarray[tuple[int, ...], np.dtype[np.integer]]) -> torch.Tensor:
         return upload(values.astype(np.int32), self._device)

@@ -114,12 +114,12 @@ def attend_tile(
     if MASKED:
         b_left = tl.where(visible[0], b_left, float("-inf"))
         b_right = tl.where(visible[1], b_right, float("-inf"))
-    b_m_new = tl.maximum(b_m, _reference(tl.max(tl.maximum(b_left, b_right), axis=1) * qk_scale))
-    b_shift = _finite(b_m_new)
-    b_left = _weights(b_left, qk_scale, b_shift)
-    b_right = _weights(b_right, qk_scale, b_shift)
+    b_m_new = tl.maximum(b_m, reference(tl.max(tl.maximum(b_left, b_right), axis=1) * qk_scale))
+    b_shift = finite(b_m_new)
+    b_left = weigh(b_left, qk_scale, b_shift)
+    b_right = weigh(b_right, qk_scale, b_shift)
     b_alpha = tl.exp2(b_m - b_shift)[:, None]
-    b_l = tl.fma(b_l, tl.broadcast_to(b_alpha, b_l.shape), _columns(b_left + b_right))
+    b_l = tl.fma(b_l, tl.broadcast_to(b_alpha, b_l.shape), columns(b_left + b_right))
     b_left = b_left.to(b_q[0].dtype)
     b_right = b_right.to(b_q[0].dtype)
     if len(b_acc) == 1:
@@ -160,7 +160,7 @@ def merge_states(b_m, b_l, b_acc, b_m_next, b_l_next, b_acc_next):
     """Merges the state of earlier splits and that of the next one, sums [ROWS]. An empty side
     changes nothing, to the bit."""
     b_m_new = tl.maximum(b_m, b_m_next)
-    b_shift = _finite(b_m_new)
+    b_shift = finite(b_m_new)
     b_old = tl.exp2(b_m - b_shift)
     b_next = tl.exp2(b_m_next - b_shift)
     b_l = tl.fma(b_l, b_old, b_l_next * b_next)
@@ -184,7 +184,7 @@ def with_sinks(b_m, b_l, p_sinks, o_head, is_head):
     if p_sinks is not None:
         b_sink = tl.load(p_sinks + o_head, mask=is_head, other=float("-inf"))
         b_log2_e = tl.full(b_sink.shape, BASE_2, tl.float32)
-        b_l = b_l + tl.exp2(tl.fma(b_sink, b_log2_e, -_finite(b_m)))
+        b_l = b_l + tl.exp2(tl.fma(b_sink, b_log2_e, -finite(b_m)))
     return b_l
 
 
@@ -219,12 +219,12 @@ def _add_values(b_left, b_right, b_v_left, b_v_right, b_acc):
 
 
 @triton.jit
-def _reference(b_m):
+def reference(b_m):
     return tl.floor(b_m * (1.0 / GRAIN)) * GRAIN
 
 
 @triton.jit
-def _weights(b_s, qk_scale, b_shift):
+def weigh(b_s, qk_scale, b_shift):
     b_scale = tl.full(b_s.shape, 1.0, tl.float32) * qk_scale
     return tl.exp2(tl.fma(b_s, b_scale, tl.broadcast_to(-b_shift[:, None], b_s.shape)))
 
@@ -238,7 +238,7 @@ def _fold(b_x):
 
 
 @triton.jit
-def _columns(b_x):
+def columns(b_x):
     """Folds [ROWS, HALF] to [ROWS, 16]."""
     if b_x.shape[1] > 32:
         b_x = _fold(b_x)
@@ -248,7 +248,7 @@ def _columns(b_x):
 
 
 @triton.jit
-def _finite(b_m):
+def finite(b_m):
     """Replaces a maximum of minus infinity, that of rows without a key so far, by zero: their
     exponentials stay zero."""
     return tl.where(b_m == float("-inf"), 0.0, b_m)

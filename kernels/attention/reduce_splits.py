@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 import triton
 import triton.language as tl
@@ -12,15 +14,43 @@ from ..launch.dependent_launch import (
     release_dependents,
     wait_for_inputs,
 )
-from .decode_plan import FEW_ROWS, DecodePlan
+from .decode_plan import FEW_ROWS
 from .online_softmax import SPLIT, finish, first_keys, merge_states, with_sinks
 
-MAX_READ_AHEAD_DIM = 256
+MAX_DIMS = 256
+"""Numbers of the largest head that one program merges: its registers hold several splits of so
+many. Of larger heads a program merges PART_DIMS."""
+PART_DIMS = 128
+
+
+class SplitPlan(Protocol):
+    """Partial results of a plan's splits, as `DecodePlan` describes them."""
+
+    @property
+    def max_splits(self) -> int: ...
+
+    @property
+    def is_direct(self) -> bool: ...
+
+    @property
+    def counts(self) -> torch.Tensor: ...
+
+    @property
+    def first_partials(self) -> torch.Tensor: ...
+
+    @property
+    def folded(self) -> torch.Tensor | None: ...
+
+    @property
+    def partial_acc(self) -> torch.Tensor: ...
+
+    @property
+    def partial_ml(self) -> torch.Tensor: ...
 
 
 def reduce_splits(
     seq_lens: torch.Tensor,
-    plan: DecodePlan,
+    plan: SplitPlan,
     out: torch.Tensor,
     *,
     v_scale: torch.Tensor | None = None,
@@ -35,7 +65,8 @@ def reduce_splits(
     fills rings with weights."""
     num_rows, num_q_heads, head_dim = out.shape
     heads = 8 if num_rows * num_q_heads >= 4096 and num_q_heads % 8 == 0 else 1
-    _reduce_splits[(num_rows, num_q_heads // heads)](
+    block_d = triton.next_power_of_2(head_dim) if head_dim <= MAX_DIMS else PART_DIMS
+    _reduce_splits[(num_rows, num_q_heads // heads, triton.cdiv(head_dim, block_d))](
         seq_lens,
         plan.counts,
         plan.first_partials,
@@ -48,9 +79,10 @@ def reduce_splits(
         NUM_Q_HEADS=num_q_heads,
         GROUP=1 if v_scale is None else num_q_heads // len(v_scale),
         HEAD_DIM=head_dim,
+        BLOCK_D=block_d,
         HEADS=heads,
         SPLIT=SPLIT,
-        UNROLL=_unrolled(heads, head_dim),
+        UNROLL=4 if heads > 1 else 16,
         MAX_SPLITS=plan.max_splits,
         WINDOW=window,
         DIRECT=plan.is_direct,
@@ -60,12 +92,6 @@ def reduce_splits(
         num_warps=4 if heads > 1 else 1,
         **launch_options(dependent),
     )
-
-
-def _unrolled(heads: int, head_dim: int) -> int:
-    """Number of splits that a program reads ahead; registers hold half as many of wide heads."""
-    most = 4 if heads > 1 else 16
-    return most if head_dim <= MAX_READ_AHEAD_DIM else most // 2
 
 
 @triton.jit
@@ -82,6 +108,7 @@ def _reduce_splits(
     NUM_Q_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
     HEADS: tl.constexpr,
     SPLIT: tl.constexpr,
     UNROLL: tl.constexpr,
@@ -94,7 +121,8 @@ def _reduce_splits(
 ):
     i_row = tl.program_id(0)
     b_head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-    o_d = tl.arange(0, HEAD_DIM)
+    o_d = tl.program_id(2) * BLOCK_D + tl.arange(0, BLOCK_D)
+    is_d = (o_d < HEAD_DIM)[None, :]
     seq_len = tl.load(p_seq_len + i_row)
     num_splits = (seq_len + SPLIT - 1) // SPLIT
     oldest_split = first_keys(0, seq_len, WINDOW, SPLIT)[0] // SPLIT
@@ -107,19 +135,20 @@ def _reduce_splits(
     wait_for_inputs(DEPENDENT)
     if not EARLY:
         release_dependents(DEPENDENT)
-    if i_row + tl.program_id(1) == 0:
+    if i_row + tl.program_id(1) + tl.program_id(2) == 0:
         # The next layer draws its tickets anew.
         tl.store(p_count + 3, 0)
     if num_splits > num_folded:
         b_m = tl.full((HEADS,), float("-inf"), tl.float32)
         b_l = tl.zeros((HEADS,), tl.float32)
-        b_acc = tl.zeros((HEADS, HEAD_DIM), tl.float32)
+        b_acc = tl.zeros((HEADS, BLOCK_D), tl.float32)
         if p_folded is not None:
             # The merge goes on from the state of the folded splits.
             o_partial = first * NUM_Q_HEADS + b_head
             b_m = tl.load(p_partial_ml + o_partial * 2)
             b_l = tl.load(p_partial_ml + o_partial * 2 + 1)
-            b_acc = tl.load(p_partial_acc + o_partial[:, None] * HEAD_DIM + o_d[None, :])
+            p_acc = p_partial_acc + o_partial[:, None] * HEAD_DIM + o_d[None, :]
+            b_acc = tl.load(p_acc, mask=is_d, other=0.0)
             oldest_split = num_folded
         for i_first in range(oldest_split, num_splits, UNROLL):
             for i_ahead in tl.static_range(UNROLL):
@@ -129,11 +158,12 @@ def _reduce_splits(
                 b_m_next = tl.load(p_partial_ml + o_partial * 2, mask=present, other=float("-inf"))
                 b_l_next = tl.load(p_partial_ml + o_partial * 2 + 1, mask=present, other=0.0)
                 p_acc_next = p_partial_acc + o_partial[:, None] * HEAD_DIM + o_d[None, :]
-                b_acc_next = tl.load(p_acc_next, mask=present, other=0.0)
+                b_acc_next = tl.load(p_acc_next, mask=present & is_d, other=0.0)
                 b_m, b_l, b_acc = merge_states(b_m, b_l, b_acc, b_m_next, b_l_next, b_acc_next)
         b_l = with_sinks(b_m, b_l, p_sinks, b_head, b_head >= 0)
         b_v_scale = tl.full((HEADS,), 1.0, tl.float32)
         if HAS_SCALE:
             b_v_scale = tl.load(p_v_scale + b_head // GROUP)
         o_out = (i_row * NUM_Q_HEADS + b_head)[:, None] * HEAD_DIM + o_d[None, :]
-        tl.store(p_out + o_out, finish(b_l, b_acc, b_v_scale).to(p_out.dtype.element_ty))
+        b_out = finish(b_l, b_acc, b_v_scale).to(p_out.dtype.element_ty)
+        tl.store(p_out + o_out, b_out, mask=is_d)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from ..architecture import own
 from ..configs.latent import deepseek, minicpm3
 
-LATENTS = ("CPUs alone", "not with `--numerics tree`, nor with `--kv-cache-dtype fp8`")
+LATENTS = (
+    "tensor parallel on CPUs alone",
+    "not with `--numerics tree`, nor with `--kv-cache-dtype fp8`",
+)
 DEEPSEEK = "latent.deepseek:DeepSeek"
 LATENT_ARCHITECTURES = {
     "DeepseekV2ForCausalLM": own(
