@@ -80,6 +80,28 @@ def plot_curves(
     _save(figure, path, title, figures)
 
 
+def plot_lines(
+    path: Path,
+    panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]],
+    axes: tuple[str, str],
+    title: str,
+    figures: str,
+) -> None:
+    """Points (x, y) joined by lines, a panel for each group, a line for each name; `axes` names
+    both axes."""
+    figure = _figure(width=4.2 * len(panels), height=3.4)
+    for panel, (group, lines) in zip(
+        figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
+    ):
+        for name, points in lines.items():
+            panel.plot(*zip(*points, strict=True), marker="o", markersize=4, label=name)
+        panel.set(title=group, xlabel=axes[0], ylabel=axes[1])
+        panel.grid(alpha=0.3)
+        panel.legend(fontsize=7)
+    figure.suptitle(title)
+    _save(figure, path, title, figures)
+
+
 def plot_front(
     path: Path,
     points: Sequence[tuple[float, float, str, bool]],

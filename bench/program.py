@@ -124,6 +124,10 @@ BENCHMARKS = {
         "snapshot_hits",
         "Prefix hits of a model with states: at its snapshots, beside one at each border.",
     ),
+    "eviction": (
+        "eviction",
+        "Orders of eviction on traces of agents: by value, LRU, informed, Belady's.",
+    ),
     "kv-overhead": ("kv_overhead", "Cost of a tier behind the KV cache while no memory is short."),
     "hand-over": (
         "hand_over",

@@ -11,6 +11,9 @@ from .table_columns import TableColumns
 
 BLOCK_SIZES = (16, 32, 64, 128)
 MOST_DRAFTS = 31
+BY_VALUE = "value"
+LRU = "lru"
+EVICTIONS = (BY_VALUE, LRU)
 MOST_SETS = 3
 """Most state sets of a row, besides one for each step in flight."""
 
@@ -64,6 +67,11 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     policy: str = DEFAULT
     """Order of waiting requests by name, and of single tiers; see `Policies.of`."""
+    eviction: str = BY_VALUE
+    """Order in which cached blocks that nobody uses are evicted: `value` or `lru`."""
+    attention_pivot: int = 0
+    """Position at which attention over the tokens before it takes as long as all else of a token; 0:
+    not known."""
 
     def __post_init__(self) -> None:
         require(
@@ -82,6 +90,8 @@ class EngineConfig:
             Policies.of(self.policy)
         except PolicyError:
             raise ConfigError("policy", self.policy, ALLOWED) from None
+        require(self.eviction in EVICTIONS, "eviction", self.eviction, " or ".join(EVICTIONS))
+        require(self.attention_pivot >= 0, "attention_pivot", self.attention_pivot, "0 or more")
         for name in ("num_host_blocks", "num_staged_blocks", "num_peer_blocks"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         windows = self.page_windows

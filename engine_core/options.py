@@ -192,9 +192,10 @@ def engine_config(
     block_bytes: int,
     page_windows: tuple[int, ...] = (0,),
     state_pages: int = 0,
+    attention_pivot: int = 0,
 ) -> EngineConfig:
-    """`num_blocks` of all layers, `block_bytes` of one page group; `page_windows` and
-    `state_pages`: see `EngineConfig`. Raises `ConfigError`."""
+    """`num_blocks` of all layers, `block_bytes` of one page group; the others: see `EngineConfig`.
+    Raises `ConfigError`."""
     if 0 < options.kv_swap_memory < block_bytes:
         raise ConfigError(
             "kv_swap_memory",
@@ -224,6 +225,7 @@ def engine_config(
         and options.layout.num_ranks == 1,
         page_windows=page_windows,
         state_pages=state_pages,
+        attention_pivot=attention_pivot,
         max_model_len=max_model_len,
         max_num_seqs=options.max_num_seqs,
         spare_rows=options.spare_rows,

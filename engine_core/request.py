@@ -82,6 +82,14 @@ class NewRequest:
     """Goal: so much time passes from one token to the next; 0: there is none."""
     tenant: str = ""
     weight: float = 1.0
+    turn_kind: str = ""
+    """Word for what the next turn of the conversation waits for, or came from; empty: not known."""
+    session: str = ""
+    """Name of the conversation within its tenant; empty: not known."""
+    cache_priority: int = 0
+    """Hint: one step more doubles the value of its cached blocks."""
+    keep_seconds: float = 0.0
+    """Hint: for so long its cached blocks are kept before others of its tenant; 0: no longer."""
     speculation: Speculation = Speculation()
     forks: bool = False
     """Whether others begin, or began, as this one does, so that it shares with them to the

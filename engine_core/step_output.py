@@ -179,6 +179,8 @@ class EngineLoad:
     """KV slots of used blocks that stand for no known token: behind the last one of a sequence."""
     num_preemptions: int = 0
     """Preemptions so far; all below counts so far, too."""
+    num_kept_blocks: int = 0
+    """Cached blocks that nobody uses and that a hint keeps."""
     num_copied_blocks: int = 0
     """Partly filled blocks that were copied for sequences that begin alike."""
     prefix_queries: int = 0

@@ -106,6 +106,7 @@ class Add(_message.Message):
     TTFT_GOAL_MS_FIELD_NUMBER: _builtins.int
     TPOT_GOAL_MS_FIELD_NUMBER: _builtins.int
     SECOND_START_FIELD_NUMBER: _builtins.int
+    CACHE_HINTS_FIELD_NUMBER: _builtins.int
     HOLDER_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """the gateway's"""
@@ -186,6 +187,10 @@ class Add(_message.Message):
         """bad words as token sequences"""
 
     @_builtins.property
+    def cache_hints(self) -> Global___CacheHints:
+        """on the worth of its cached blocks; absent: none"""
+
+    @_builtins.property
     def holder(self) -> Global___Holder:
         """another engine that may have more of the prompt cached; absent: none is known"""
 
@@ -224,15 +229,50 @@ class Add(_message.Message):
         ttft_goal_ms: _builtins.int = ...,
         tpot_goal_ms: _builtins.int = ...,
         second_start: _builtins.int = ...,
+        cache_hints: Global___CacheHints | None = ...,
         holder: Global___Holder | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["holder", b"holder", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cache_hints", b"cache_hints", "holder", b"holder", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "age_ms", b"age_ms", "attempt", b"attempt", "bad_word_ids", b"bad_word_ids", "cache_namespace", b"cache_namespace", "choice_indices", b"choice_indices", "credit", b"credit", "deadline_ms", b"deadline_ms", "eos_token_ids", b"eos_token_ids", "expected_tokens", b"expected_tokens", "forks", b"forks", "grammar", b"grammar", "hand_over", b"hand_over", "holder", b"holder", "num_grammar_bytes", b"num_grammar_bytes", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "output_ids", b"output_ids", "pooling", b"pooling", "prompt_ids", b"prompt_ids", "prompt_index", b"prompt_index", "request_id", b"request_id", "sampling", b"sampling", "second_start", b"second_start", "stream_ids", b"stream_ids", "tenant", b"tenant", "tier", b"tier", "tpot_goal_ms", b"tpot_goal_ms", "traceparent", b"traceparent", "tracestate", b"tracestate", "ttft_goal_ms", b"ttft_goal_ms", "virtual_time", b"virtual_time", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "age_ms", b"age_ms", "attempt", b"attempt", "bad_word_ids", b"bad_word_ids", "cache_hints", b"cache_hints", "cache_namespace", b"cache_namespace", "choice_indices", b"choice_indices", "credit", b"credit", "deadline_ms", b"deadline_ms", "eos_token_ids", b"eos_token_ids", "expected_tokens", b"expected_tokens", "forks", b"forks", "grammar", b"grammar", "hand_over", b"hand_over", "holder", b"holder", "num_grammar_bytes", b"num_grammar_bytes", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "output_ids", b"output_ids", "pooling", b"pooling", "prompt_ids", b"prompt_ids", "prompt_index", b"prompt_index", "request_id", b"request_id", "sampling", b"sampling", "second_start", b"second_start", "stream_ids", b"stream_ids", "tenant", b"tenant", "tier", b"tier", "tpot_goal_ms", b"tpot_goal_ms", "traceparent", b"traceparent", "tracestate", b"tracestate", "ttft_goal_ms", b"ttft_goal_ms", "virtual_time", b"virtual_time", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Add: _TypeAlias = Add  # noqa: Y015
+
+@_typing.final
+class CacheHints(_message.Message):
+    """Hints on how long the cached blocks of a request are worth keeping. They change no answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    TURN_KIND_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    KEEP_SECONDS_FIELD_NUMBER: _builtins.int
+    session: _builtins.str
+    """name of the conversation within its tenant; empty: not known"""
+    turn_kind: _builtins.str
+    """who wrote the last message: tool, person; empty: not known"""
+    priority: _builtins.int
+    """one step more doubles the blocks' value"""
+    keep_seconds: _builtins.int
+    """in which they are kept before others of the tenant; 0: no longer"""
+    def __init__(
+        self,
+        *,
+        session: _builtins.str = ...,
+        turn_kind: _builtins.str = ...,
+        priority: _builtins.int = ...,
+        keep_seconds: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_seconds", b"keep_seconds", "priority", b"priority", "session", b"session", "turn_kind", b"turn_kind"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CacheHints: _TypeAlias = CacheHints  # noqa: Y015
 
 @_typing.final
 class Holder(_message.Message):

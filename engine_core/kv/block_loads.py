@@ -129,23 +129,28 @@ class BlockLoads:
         hashes and follow `parent`; sources may copy those that no request uses now."""
         self._release(blocks, hashes, [parent, *hashes], owner)
 
-    def release_part(self, chain: HashChain, kind: int, held: HeldPages) -> None:
-        """Like `release`, for pages of a kind of a chain's blocks."""
+    def release_part(self, chain: HashChain, kind: int, held: HeldPages, part: str = "") -> None:
+        """Like `release`, for pages of a kind of a chain's blocks. `part`: kind of turn of pages
+        that do not come back as others do; empty: that of the chain."""
+        start = held.first * self._keys.pages_of_block(kind)
+        turn = chain.turn.part(part) if part else chain.turn
+        self._pool.release(held.pages, turn=turn, start=start)
         if not self._keepers:
-            self._pool.release(held.pages)
             return
         parent = chain.parent_of(held.first) if chain.hashes else b""
         hashes = chain.hashes[held.first :]
-        self._release(held.pages, *self._keys.of(kind, hashes, held, parent), chain.owner)
+        self._save(held.pages, *self._keys.of(kind, hashes, held, parent), chain.owner)
 
     def release_set(self, chain: HashChain, num_blocks: int, pages: Sequence[int]) -> None:
         """Like `release`, of the pages of the state set behind so many of a chain's blocks."""
+        # With the kind of its blocks, so that both leave at about the same time.
+        turn = chain.turn.part(chain.turn.kind)
+        self._pool.release(pages, turn=turn, start=num_blocks - 1)
         if not self._keepers:
-            self._pool.release(pages)
             return
         keys = self._keys.of_set(chain.hashes[num_blocks - 1])
         parents = [chain.parent_of(num_blocks - 1)] * len(keys)
-        self._release(pages, keys, parents, chain.owner)
+        self._save(pages, keys, parents, chain.owner)
 
     def _release(
         self,
@@ -157,8 +162,18 @@ class BlockLoads:
         """Lets go of pages; sources may copy those of the first, which have keys, that no request
         uses now."""
         self._pool.release(pages)
-        if not self._keepers:
-            return
+        if self._keepers:
+            self._save(pages, keys, parents, owner)
+
+    def _save(
+        self,
+        pages: Sequence[int],
+        keys: Sequence[bytes],
+        parents: Sequence[bytes],
+        owner: Owner,
+    ) -> None:
+        """Lets sources copy those of the first pages, which have keys, that no request uses
+        now."""
         are_unheld = self._pool.are_unheld(pages, keys)
         if True not in are_unheld:
             return

@@ -13,6 +13,10 @@ from collections.abc import Collection, Iterable, Sequence
 from operator import eq, gt
 
 from ..page_groups import is_block_hash
+from .value.recompute import RecomputeCosts
+from .value.return_times import ReturnClasses
+from .value.turn import UNKNOWN, Turn
+from .value.value_order import ValueOrder
 
 NULL_BLOCK = 0
 CachedBlock = tuple[int, bytes, int]
@@ -23,7 +27,14 @@ class BlockPool:
     """Blocks 1 … num_blocks - 1, with reference counts, an intrusive free list and a map from hash
     to block."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        costs: RecomputeCosts | None = None,
+        times: ReturnClasses | None = None,
+    ) -> None:
+        """`costs`: free blocks are evicted by value, of which these are part; None: the least
+        recently used first. `times`: what is known of return times; None: they are learnt."""
         assert num_blocks > 1
         self.num_usable = self.num_free = num_blocks - 1
         self.ref_counts = [0] * num_blocks
@@ -46,10 +57,18 @@ class BlockPool:
         self._evicted: list[bytes] = []
         self._changed: list[bytes] = []
         """Keys that are no block hashes and may be cached now, or no longer."""
-        self._partial_key_of: dict[int, bytes] = {}
-        """Keyed by block: names the tokens that its first positions stand for; see `note_partial`.
-        """
-        self._partial_of: dict[bytes, int] = {}
+        self._partial = PartialKeys()
+        self.values: ValueOrder | None = None
+        """Order of free blocks by value, which are not in the free list then."""
+        if costs is not None:
+            self.values = ValueOrder(
+                self._next,
+                self._prev,
+                self._hash_of,
+                costs,
+                times or ReturnClasses(),
+                self._link_early,
+            )
 
     @property
     def _border(self) -> int:
@@ -60,16 +79,41 @@ class BlockPool:
     def num_used(self) -> int:
         return self.num_usable - self.num_free
 
+    def note_time(self, now: float) -> None:
+        """Notes the time of what happens next, for the values of blocks."""
+        if self.values is not None:
+            self.values.now = now
+
     def allocate(self, count: int) -> list[int]:
         """Takes the `count` least worthy free blocks, each held once; what they cached is gone."""
         assert count <= self.num_free
         if not count:
             return []
+        values = self.values
+        num_listed = self.num_free if values is None else self.num_free - values.num_blocks
+        blocks = self._take_listed(min(count, num_listed))
+        if values is not None and count > num_listed:
+            blocks += values.take(count - num_listed)
         ref_counts = self.ref_counts
-        following = self._next
         hash_of = self._hash_of
         block_of = self._block_of
         generations = self.generations
+        for block in blocks:
+            ref_counts[block] = 1
+            generations[block] += 1
+            if (block_hash := hash_of[block]) is not None:
+                hash_of[block] = None
+                del block_of[block_hash]
+                if block_hash not in self.elsewhere:
+                    self.note_gone(block_hash)
+            if self._partial.by_block:
+                self._partial.forget(block)
+        self.num_free -= count
+        return blocks
+
+    def _take_listed(self, count: int) -> list[int]:
+        """Takes the first blocks of the free list."""
+        following = self._next
         border = self._border
         blocks = []
         block = NULL_BLOCK
@@ -80,22 +124,15 @@ class BlockPool:
                 self._link(NULL_BLOCK, border)
                 block = following[border]
             blocks.append(block)
-            ref_counts[block] = 1
-            generations[block] += 1
-            if (block_hash := hash_of[block]) is not None:
-                hash_of[block] = None
-                del block_of[block_hash]
-                if block_hash not in self.elsewhere:
-                    self.note_gone(block_hash)
-            if self._partial_key_of:
-                self._forget_partial(block)
-        before = border if following[NULL_BLOCK] == border else NULL_BLOCK
-        self._link(before, following[block])
-        self.num_free -= count
+        if blocks:
+            before = border if following[NULL_BLOCK] == border else NULL_BLOCK
+            self._link(before, following[block])
         return blocks
 
     def share(self, blocks: Sequence[int]) -> None:
-        """Holds each block once more, free ones included."""
+        """Holds each block once more, free ones included, given from first to last."""
+        if self.values is not None:
+            self.values.note_hit(blocks, self.ref_counts)
         for block in blocks:
             if self.ref_counts[block] == 0:
                 self._link(self._prev[block], self._next[block])
@@ -104,13 +141,23 @@ class BlockPool:
                 self.num_shared += 1
             self.ref_counts[block] += 1
 
-    def release(self, blocks: Sequence[int], *, is_early: bool = False) -> None:
+    def release(
+        self,
+        blocks: Sequence[int],
+        *,
+        is_early: bool = False,
+        turn: Turn = UNKNOWN,
+        start: int = 0,
+    ) -> None:
         """Lets go of a sequence's blocks, given from first to last; of those nobody holds the last
-        is evicted first. `is_early`: before all other blocks with a hash."""
+        is evicted first. `is_early`: before all other blocks with a hash. `turn`: whose blocks
+        these are, and `start` the index of the first in its chain, where values count."""
         ref_counts = self.ref_counts
         hash_of = self._hash_of
         following = self._next
         preceding = self._prev
+        is_by_value = self.values is not None and not is_early
+        valued = []
         for block in reversed(blocks):
             num_holds = ref_counts[block] - 1
             assert num_holds >= 0, f"block {block} freed twice"
@@ -118,7 +165,11 @@ class BlockPool:
             if num_holds == 1:
                 self.num_shared -= 1
             elif num_holds == 0:
-                is_worthless = hash_of[block] is None and block not in self._partial_key_of
+                self.num_free += 1
+                is_worthless = hash_of[block] is None and block not in self._partial.by_block
+                if is_by_value and not is_worthless:
+                    valued.append(block)
+                    continue
                 before = preceding[NULL_BLOCK]
                 if is_worthless or is_early:
                     before = NULL_BLOCK if is_worthless else self._border
@@ -126,7 +177,10 @@ class BlockPool:
                 following[before] = preceding[after] = block
                 preceding[block] = before
                 following[block] = after
-                self.num_free += 1
+        if valued:
+            assert self.values is not None
+            last = start + blocks.index(valued[0])
+            self.values.admit(valued, last, turn)
 
     def are_unheld(self, blocks: Sequence[int], hashes: Sequence[bytes]) -> list[bool]:
         """Whether each block still caches its hash while no request holds it."""
@@ -150,6 +204,8 @@ class BlockPool:
         assert self._hash_of[block] is None, f"block {block} is cached already"
         if block_hash in self._block_of:
             return False
+        if self.values is not None and block_hash in self.values.missed:
+            self.values.note_missed(block_hash)
         self._block_of[block_hash] = block
         self._hash_of[block] = block_hash
         if self._cached is not None:
@@ -187,17 +243,10 @@ class BlockPool:
         """Lets a held block be found by the tokens of its first positions, until it is taken for
         something else. Its later positions are not read."""
         assert self.ref_counts[block] > 0
-        assert key not in self._partial_of
-        self._forget_partial(block)
-        self._partial_of[key] = block
-        self._partial_key_of[block] = key
+        self._partial.note(block, key)
 
     def find_partial(self, key: bytes) -> int | None:
-        return self._partial_of.get(key)
-
-    def _forget_partial(self, block: int) -> None:
-        if (key := self._partial_key_of.pop(block, None)) is not None:
-            del self._partial_of[key]
+        return self._partial.find(key)
 
     def publish(self, generations: memoryview[int]) -> None:
         """From now on generations are counted in this memory, which others may read, and
@@ -269,6 +318,37 @@ class BlockPool:
         self._changed = []
         return changed
 
+    def _link_early(self, blocks: Sequence[int]) -> None:
+        """Puts free blocks before all others with a hash, the first of them first."""
+        before = self._border
+        behind = self._next[before]
+        for block in blocks:
+            self._link(before, block)
+            before = block
+        self._link(before, behind)
+
     def _link(self, block: int, after: int) -> None:
         self._next[block] = after
         self._prev[after] = block
+
+
+class PartialKeys:
+    """Keys of blocks whose first positions stand for known tokens, though they are not full."""
+
+    def __init__(self) -> None:
+        self.by_block: dict[int, bytes] = {}
+        self._block_of: dict[bytes, int] = {}
+
+    def note(self, block: int, key: bytes) -> None:
+        """Lets a block be found by this key alone."""
+        assert key not in self._block_of
+        self.forget(block)
+        self._block_of[key] = block
+        self.by_block[block] = key
+
+    def find(self, key: bytes) -> int | None:
+        return self._block_of.get(key)
+
+    def forget(self, block: int) -> None:
+        if (key := self.by_block.pop(block, None)) is not None:
+            del self._block_of[key]

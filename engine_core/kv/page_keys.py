@@ -37,6 +37,10 @@ class PageKeys:
             self._kinds.append(_Pages(set_groups, 1))
         self._num_groups = sum(len(kind.groups) for kind in self._kinds)
 
+    def pages_of_block(self, kind: int) -> int:
+        """Number of a block's pages that are of a kind."""
+        return len(self._kinds[kind].groups)
+
     def num_found(self, source: Source, hashes: Sequence[bytes]) -> int:
         """Leading blocks behind which a sequence can be continued with pages of a source: it has
         those of the first group, those of others that the next position sees, and a snapshot."""

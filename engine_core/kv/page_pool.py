@@ -3,17 +3,18 @@ windows; knows no requests."""
 
 from __future__ import annotations
 
-from ..config import EngineConfig
+from ..config import BY_VALUE, EngineConfig
 from .block_pool import BlockPool
 from .page_keys import PageKeys
 from .prefix_cache import HeldPages, Hits
+from .value.recompute import RecomputeCosts
 
 
 class PagePool(BlockPool):
     """A `BlockPool` of pages."""
 
     def __init__(self, config: EngineConfig) -> None:
-        super().__init__(config.num_blocks)
+        super().__init__(config.num_blocks, _costs_of(config))
         self._config = config
         self._kinds = config.page_kinds
         num_groups = config.num_page_groups
@@ -72,3 +73,14 @@ class PagePool(BlockPool):
             len(kind.groups) * max(0, end - first)
             for kind, first in zip(self._kinds, ends, strict=True)
         ]
+
+
+def _costs_of(config: EngineConfig) -> RecomputeCosts | None:
+    """Costs of pages by their place in a chain, whose blocks have one for each page group; None:
+    they do not count."""
+    if config.eviction != BY_VALUE or not config.enable_prefix_caching:
+        return None
+    if not config.attention_pivot:
+        return RecomputeCosts()
+    num_blocks = config.attention_pivot / config.block_size
+    return RecomputeCosts(num_blocks * config.num_page_groups)

@@ -19,6 +19,7 @@ from .block_pool import BlockPool
 from .block_source import Owner
 from .continuations import Continuations
 from .prefix_hash import TokenArray, block_hashes, next_block_hash, num_common, token_bytes
+from .value.turn import UNKNOWN, Turn
 
 
 @dataclass(slots=True)
@@ -30,6 +31,8 @@ class HashChain:
     tenant: str = ""
     hashes: list[bytes] = field(default_factory=list)
     num_cached: int = 0
+    turn: Turn = UNKNOWN
+    """Turn whose blocks these are, where they are evicted by value."""
 
     @property
     def owner(self) -> Owner:
@@ -65,6 +68,13 @@ class HeldPages(NamedTuple):
     """Index behind its last block."""
     pages: list[int]
     """Pages of these blocks, block by block."""
+
+    def cut(self, end: int) -> tuple[HeldPages, list[int]]:
+        """The pages before block `end`, and pages of the others."""
+        end = max(self.first, min(self.end, end))
+        per_block = len(self.pages) // max(1, self.end - self.first)
+        num_pages = (end - self.first) * per_block
+        return HeldPages(self.first, end, self.pages[:num_pages]), self.pages[num_pages:]
 
 
 class Hits(NamedTuple):

@@ -29,7 +29,7 @@ class TextBlock(Body, kw_only=True):
     """Accepted so that a block of another type is refused by its type."""
     citations: Any = None
     cache_control: Any = None
-    """Accepted in all places without effect: every prefix is cached."""
+    """A hint to keep the prompt's cached blocks; see `cache_hints`. It has no effect on answers."""
 
 
 TextBlocks = Annotated[

@@ -20,6 +20,7 @@ from ..ollama import schema as ollama
 from ..ollama.not_served import PATHS_NOT_SERVED as OLLAMA_PATHS
 from ..openai import models, scores
 from ..openai.answers import Answer, EventStream, Renderer
+from ..openai.cache_hints import hints_of
 from ..openai.chat import ChatRenderer
 from ..openai.completions import CompletionRenderer
 from ..openai.conversation_schema import ConversationChange, NewConversation, NewItems
@@ -290,7 +291,7 @@ class RestSurface:
         body: bytes,
     ) -> None:
         """Runs every prompt to its end and answers, whole or in a stream."""
-        caller = caller.with_body(asked.request_id, asked.priority)
+        caller = caller.with_body(asked.request_id, asked.priority).with_hints(hints_of(asked))
         exchange.request_id = caller.shown_id
         if asked.stream_options is not None and asked.stream_options.resumable and asked.stream:
             await self._resumable.answer(exchange, caller, asked, kind, renderer, body)

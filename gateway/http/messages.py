@@ -5,6 +5,7 @@ from __future__ import annotations
 from headwater.proto import processor_pb2
 from headwater.services.runtime import errors
 
+from ..anthropic.cache_hints import hints_of
 from ..anthropic.decode import RequestT, decode
 from ..anthropic.headers import check_headers
 from ..anthropic.message_answer import MessageAnswer, MessageEvents
@@ -81,7 +82,7 @@ def _prompt_of(asked: CountTokensRequest, num_bytes: int) -> processor_pb2.Promp
 
 def _request_of(caller: Caller, asked: MessagesRequest, num_bytes: int) -> GenerationRequest:
     return GenerationRequest(
-        caller=caller,
+        caller=caller.with_hints(hints_of(asked)),
         model=asked.model,
         prompt=_prompt_of(asked, num_bytes),
         sampling=to_sampling(asked),

@@ -8,6 +8,7 @@ import msgspec
 from headwater.services.runtime.errors import BadRequest
 
 from ..openai.answers import Answer, EventStream, Renderer
+from ..openai.cache_hints import hints_of
 from ..openai.chat import ChatRenderer
 from ..openai.completions import CompletionRenderer
 from ..openai.decode import decode
@@ -71,10 +72,12 @@ class ResumableStreams:
         elif kind is StreamKind.CHAT:
             chat = decode(body, ChatCompletionRequest)
             caller = caller.with_body(chat.request_id, chat.priority)
+            caller = caller.with_hints(hints_of(chat))
             await self._write(exchange, caller, chat, ChatRenderer(chat), out, found.context, found)
         elif kind is StreamKind.COMPLETION:
             completion = decode(body, CompletionRequest)
             caller = caller.with_body(completion.request_id, completion.priority)
+            caller = caller.with_hints(hints_of(completion))
             await self._write(
                 exchange,
                 caller,

@@ -172,6 +172,25 @@ class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
     disable_additional_properties: Flag | None = None
 
 
+class AgentHints(Body, kw_only=True):
+    """Hints that Dynamo's clients send."""
+
+    priority: Annotated[int, Meta(ge=-1000, le=1000, description="a whole number, -1000…1000")] = 0
+    """Higher is more important."""
+    osl: Annotated[int, Meta(ge=0, le=1 << 24, description="a number of tokens")] = 0
+    """Expected length of the answer."""
+    strict_priority: Any = None
+    latency_sensitivity: Any = None
+    speculative_prefill: Any = None
+    """Without effect, as the two fields before it."""
+
+
+class Nvext(Body, kw_only=True):
+    """Dynamo's extension of a body."""
+
+    agent_hints: Annotated[AgentHints, Meta(description="an object of hints")] | None = None
+
+
 class Answering(Sampling, kw_only=True):
     """Fields that chat and completions share besides sampling."""
 
@@ -190,6 +209,15 @@ class Answering(Sampling, kw_only=True):
     request_id: (
         Annotated[str, Meta(max_length=256, description="a string of up to 256 characters")] | None
     ) = None
+    session_id: (
+        Annotated[str, Meta(max_length=256, description="a string of up to 256 characters")] | None
+    ) = None
+    """Name of the conversation: the next turn takes over the value of its cached blocks."""
+    cache_ttl_seconds: (
+        Annotated[int, Meta(ge=0, le=86_400, description="a whole number, 0…86400")] | None
+    ) = None
+    """Time for which the prompt's cached blocks are kept before others of the tenant."""
+    nvext: Annotated[Nvext, Meta(description="an object with agent_hints")] | None = None
     return_token_ids: Flag | None = None
     return_tokens_as_token_ids: Flag | None = None
     response_format: Annotated[ResponseFormat, Meta(description="an object with a type")] | None = (

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from headwater.proto import engine_pb2
 from headwater.proto.output_processor_pb2 import Charge, Open
 
+from ..cache_hints import CacheHints
 from ..router.decision import Decision
 from .choice import Choice
 from .generation import Generation
@@ -52,6 +53,7 @@ def open_request(
         forks=len(generation.choices) > 1,
         hand_over=decision.hands_over,
         holder=_holder_of(decision),
+        cache_hints=cache_hints_of(caller.hints),
     )
     return Open(
         engine_address=decision.address,
@@ -61,6 +63,15 @@ def open_request(
         add=add,
         answer_format=prepared.answer_format if prepared.HasField("answer_format") else None,
         charge=_charge_of(generation),
+    )
+
+
+def cache_hints_of(hints: CacheHints) -> engine_pb2.CacheHints:
+    return engine_pb2.CacheHints(
+        session=hints.session,
+        turn_kind=hints.turn_kind,
+        priority=hints.priority,
+        keep_seconds=hints.keep_seconds,
     )
 
 

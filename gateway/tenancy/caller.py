@@ -14,6 +14,7 @@ import msgspec
 from headwater.services.runtime import errors
 from headwater.services.runtime.tracing import NoSpan, Span
 
+from ..cache_hints import NO_HINTS, CacheHints
 from .grant import Standing
 from .tenants import Identity, Tenant, authorization_of
 
@@ -56,6 +57,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     tracestate: str = ""
     span: Span = UNTRACED
     wants_receipt: bool = False
+    hints: CacheHints = NO_HINTS
     standing: Standing = msgspec.field(default_factory=Standing)
     """State of the tenant's limits; set when the request is counted and charged."""
 
@@ -80,6 +82,14 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
             traceparent=printable(headers.get("traceparent", "")),
             tracestate=_whole_entries(headers.get("tracestate", "")),
             wants_receipt=headers.get("x-headwater-receipt", "").lower() in ("1", "true", "yes"),
+        )
+
+    def with_hints(self, hints: CacheHints) -> Caller:
+        """The caller with hints of the body; a length of the answer in the headers comes first."""
+        return msgspec.structs.replace(
+            self,
+            hints=hints,
+            expected_tokens=self.expected_tokens or hints.expected_tokens,
         )
 
     def with_body(self, request_id: str | None, priority: int | None) -> Caller:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headwater.engine_core.capabilities import asked_of_options, refusals_of_engine
-from headwater.engine_core.config import BLOCK_SIZES
+from headwater.engine_core.config import BLOCK_SIZES, BY_VALUE, EVICTIONS
 from headwater.engine_core.queue_policies import ALLOWED, DEFAULT, Policies, PolicyError
 from headwater.engine_core.weights.formats import quantization as methods
 
@@ -28,6 +28,7 @@ KV_CACHE_DTYPES = ("auto", "fp8")
 ACTIVATION_DTYPES = ("auto", "int8", "model")
 QUANTIZATIONS = methods.QUANTIZATIONS
 NUMERICS = ("default", "tree")
+EVICTION_CHOICES = EVICTIONS
 CHOICES = {
     "executor": ("single", "simulated"),
     "load_format": LOAD_FORMATS,
@@ -39,6 +40,7 @@ CHOICES = {
     "numerics": NUMERICS,
     "kv_peer_direct": ("auto", "off"),
     "peer_access": ("auto", "off"),
+    "eviction": EVICTION_CHOICES,
 }
 _NUMBERS = ("num_blocks", "max_model_len", "long_prefill_chunk", "threads")
 _BYTES = (
@@ -216,6 +218,11 @@ class EngineSettings(StageSecuritySettings):
         DEFAULT,
         "order of waiting requests within a tenant's share: fair, fcfs, priority, srpt, mlfq or "
         "slo; with TIER=POLICY behind it for single tiers, as fair,1=srpt",
+    )
+    eviction: str = setting(
+        BY_VALUE,
+        "which cached blocks are evicted first: value (those that are least likely to save time "
+        "soon) or lru (the least recently used)",
     )
     threads: int = setting(0, "threads that compute on a CPU; 0: one for each core")
     simulated_step_seconds: float = setting(

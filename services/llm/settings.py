@@ -37,6 +37,7 @@ OF_ENGINE = (
     "draft_heads",
     "draft_model",
     "drafters",
+    "eviction",
     "executor",
     "expert_parallel",
     "gpu_memory_utilization",

@@ -13,6 +13,7 @@ from headwater.engine_core.platforms.registry import device_names, is_registered
 from ..answers.format_names import REASONING_CHOICES, TOOL_CHOICES
 from ..engine.settings import (
     ACTIVATION_DTYPES,
+    EVICTION_CHOICES,
     KV_CACHE_DTYPES,
     LOAD_FORMATS,
     NUMERICS,
@@ -39,6 +40,7 @@ CHOICES = {
     "speculation": SPECULATIONS,
     "numerics": NUMERICS,
     "kv_peer_direct": ("auto", "off"),
+    "eviction": EVICTION_CHOICES,
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...config import MOST_SETS, EngineConfig
 from ...models.model import reads_page_groups
 from ...options import BuildRequest, engine_config
+from ...weights.model_config import ModelConfig
 from ...weights.page_plan import PagePlan, one_group
 from ..model.block_bytes import block_bytes_of, cache_bytes_of, states_of
 from .pages import pages_of
@@ -40,7 +41,22 @@ def engine_config_of(
         block_bytes=block_bytes_of(request, pages),
         page_windows=pages.windows,
         state_pages=state_pages,
+        attention_pivot=attention_pivot_of(request.model),
     )
+
+
+def attention_pivot_of(model: ModelConfig) -> int:
+    """Position at which attention over the tokens before it takes as many multiplications as a
+    token's products with weights: about that at which it takes as long."""
+    attention_width = model.num_heads * model.head_dim
+    kv_width = model.num_kv_heads * model.head_dim
+    width = model.intermediate_size
+    if model.experts is not None:
+        width = model.experts.num_chosen * model.experts.intermediate_size
+        width += model.experts.shared_size
+    num_mlp_products = 3 if model.is_gated else 2
+    products = 2 * attention_width + 2 * kv_width + num_mlp_products * width
+    return model.hidden_size * products // (2 * attention_width)
 
 
 def _max_model_len(request: BuildRequest) -> int:

@@ -33,6 +33,12 @@ from .prefetches import Needs, Prefetches
 from .prefix_hits import PrefixHits
 from .wanted import Wanted
 
+UNSEEN = "unseen"
+"""Kind of turn of pages that no layer of a running sequence sees any more."""
+PREEMPTED = "preempted"
+"""Kind of turn of requests that gave up their blocks, and come back for them."""
+EVERY_TOKEN = 1 << 40
+"""Tokens of no sequence: more than any has."""
 Wait = Follow | Ticket
 """An event that a request waits for whose next blocks are on their way."""
 
@@ -58,6 +64,7 @@ class Blocks:
         self._block_size = config.block_size
         self._kinds = config.page_kinds
         self._is_caching = config.enable_prefix_caching
+        self._clock = clock
         self._pool = PagePool(config)
         self._cache = self._new_cache(config)
         self._loads = BlockLoads(
@@ -202,6 +209,8 @@ class Blocks:
         """Gives a row the blocks of its known tokens, as many as it holds at once, and takes cached
         ones as computed. Returns the columns of its pages, and the pages."""
         hits = wanted.hits
+        request.seated_at = self._clock()
+        self._pool.note_time(request.seated_at)
         self._pool.share(hits.pages)
         held = self._pool.longer(hits, wanted.num_new)
         request.chain.num_cached = hits.num_blocks
@@ -327,7 +336,8 @@ class Blocks:
             due = ends > self._table.firsts[idx, rows]
             chains = table.chains_of(rows[due])
             for row, end, chain in zip(rows[due].tolist(), ends[due].tolist(), chains, strict=True):
-                self._loads.release_part(chain, idx, self._table.take_leading(row, idx, end))
+                held = self._table.take_leading(row, idx, end)
+                self._loads.release_part(chain, idx, held, UNSEEN)
             has_released |= bool(due.any())
         return has_released
 
@@ -356,8 +366,16 @@ class Blocks:
     def release(self, request: RequestState) -> None:
         """Lets go of the blocks of a request's row, which computes nothing more."""
         row = request.row
+        self._pool.note_time(self._clock())
+        part = "" if request.has_finished else PREEMPTED
+        # No prompt goes on from an answer that its reader did not want.
+        is_cut = request.is_cancelled and self._pool.values is not None
+        end = (request.num_prompt_tokens if is_cut else EVERY_TOKEN) // self._block_size
         for kind, held in enumerate(self._table.held(row)):
-            self._loads.release_part(request.chain, kind, held)
+            kept, answer = held.cut(end)
+            if answer:
+                self._pool.release(answer, is_early=True)
+            self._loads.release_part(request.chain, kind, kept, part)
         self._table.vacate(row)
 
     def num_wasted_slots(self, num_known: Int32Array, is_alive: BoolArray) -> int:
@@ -459,6 +477,9 @@ class Blocks:
             load.num_pages_by_window = {
                 str(window): count for window, count in self._table.num_pages_by_window().items()
             }
+        if self._pool.values is not None:
+            self._pool.note_time(self._clock())
+            load.num_kept_blocks = self._pool.values.num_kept // num_groups
         load.num_copied_blocks = self._forks.num_copies
         load.prefix_queries = self._cache.num_queried_tokens
         load.prefix_hits = self._cache.num_hit_tokens

@@ -49,9 +49,9 @@ class PrefixHits:
             request.load_seconds += self._clock() - request.load_began
 
     def note_seated(self, request: RequestState) -> None:
-        """Notes that a request gets a row, with its first `num_computed` tokens cached."""
+        """Notes that a request got a row at `seated_at`, with its first `num_computed` tokens
+        cached."""
         num_hit_tokens = request.num_computed
-        request.seated_at = self._clock()
         if request.scheduled_at is None:
             request.scheduled_at = request.seated_at
             request.num_cached_tokens = min(num_hit_tokens, request.num_prompt_tokens)

@@ -13,6 +13,7 @@ from ...executor import NO_ADAPTER, Int32Array
 from ...first_come import Arrival
 from ...kv.block_source import Loader
 from ...kv.prefix_cache import HashChain
+from ...kv.value.turn import Turn
 from ...request import FinishReason, NewRequest, Speculation
 from ...sampling_params import SamplingParams
 from ...step_output import Finished, Work
@@ -96,6 +97,7 @@ class RequestState:
     scheduled_at: float | None = None
     has_started: bool = False
     has_finished: bool = False
+    is_cancelled: bool = False
     has_yielded: bool = False
     """Whether its seat went to another tenant; nothing waits for its return."""
     failed_sources: tuple[Loader, ...] = ()
@@ -139,7 +141,7 @@ class RequestState:
             num_prompt_tokens=len(new.prompt_ids),
             max_len=min(len(new.prompt_ids) + new.sampling.max_tokens, config.max_model_len),
             token_ids=np.asarray(new.prompt_ids + new.output_ids, dtype=np.int32),
-            chain=HashChain(new.namespace, new.tenant),
+            chain=HashChain(new.namespace, new.tenant, turn=turn_of(new)),
             credit=new.credit,
             added_at=now,
             tenant=new.tenant,
@@ -236,4 +238,16 @@ def finished_at_once(
         num_output_tokens=len(outputs),
         stop_token_id=stop_token_id,
         error=error,
+    )
+
+
+def turn_of(new: NewRequest) -> Turn:
+    """The turn that a request is, for the value of its cached blocks."""
+    return Turn(
+        tenant=new.tenant,
+        weight=new.weight,
+        kind=new.turn_kind,
+        session=new.session,
+        priority=new.cache_priority,
+        keep_seconds=new.keep_seconds,
     )

@@ -284,7 +284,7 @@ def main() -> None:
         executor, prefill_seconds=longest_step / config.max_num_batched_tokens
     )
     with contextlib.closing(measured):
-        config = replace(config, policy=_policy_of(settings, config))
+        config = replace(config, policy=_policy_of(settings, config), eviction=settings.eviction)
         progress("measuring steps", 0, 1)
         kept_costs = KeptCosts.of_engine(os.environ, settings, config, facts)
         link = None

@@ -118,6 +118,9 @@ class EngineCollector(Collector):
             "window",
             load.num_pages_by_window,
         )
+        yield self._gauge(
+            "kv_kept_blocks", "Cached blocks that a hint of a client keeps", load.num_kept_blocks
+        )
         yield self._counter(
             "kv_copied_blocks", "Partly filled blocks copied for forks", load.num_copied_blocks
         )

@@ -42,6 +42,7 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
             "load_format",
             "kv_cache_dtype",
             "activation_dtype",
+            "eviction",
             "kv_swap_memory",
             "gpu_memory_utilization",
         ),

@@ -23,7 +23,7 @@ def test_a_new_knob_is_a_decision() -> None:
         "speculation", "drafters", "max_draft_tokens", "draft_model", "draft_heads",
         "numerics", "tensor_parallel_size", "expert_parallel", "pipeline_parallel_size",
         "peer_access", "stage_hosts", "stage_listen", "stage_secret_file",
-        "role", "policy", "threads", "simulated_step_seconds", "simulated_prefill_seconds",
+        "role", "policy", "eviction", "threads", "simulated_step_seconds", "simulated_prefill_seconds",
         "simulated_draft_acceptance", "index_shards", "hang_limit", "drain_limit",
     ]  # fmt: skip
 

@@ -1,0 +1,75 @@
+"""Facts about blocks that outlast a stay in the cache: how many chains use them, and hints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class BlockNotes:
+    def __init__(self, num_blocks: int) -> None:
+        self.others = [0] * num_blocks
+        """By block, number of chains that are known to use it beside one."""
+        self._rounds: dict[int, int] = {}
+        """By last block of a stay that returned, how often its chain has returned so far."""
+        self._kept_until: dict[int, float] = {}
+        """By block that a hint keeps."""
+
+    def runs(self, blocks: Sequence[int]) -> list[tuple[int, int, int]]:
+        """Beginning, end and level of each run of blocks with about as many users. The level is 0
+        for one user, 1 for up to 3, 2 for up to 7, and 3 for more."""
+        others = self.others
+        if not any(map(others.__getitem__, blocks)):
+            return [(0, len(blocks), 0)]
+        levels = [_level(others[block]) for block in blocks]
+        starts = [0, *(idx for idx in range(1, len(blocks)) if levels[idx] != levels[idx - 1])]
+        ends = [*starts[1:], len(blocks)]
+        return [(start, end, levels[start]) for start, end in zip(starts, ends, strict=True)]
+
+    def note_return(self, block: int, num_rounds: int) -> None:
+        self._rounds[block] = num_rounds
+
+    def take_rounds(self, blocks: Sequence[int]) -> int:
+        """How often the chain of these blocks has returned. Blocks of several chains tell
+        nothing."""
+        rounds = self._rounds
+        others = self.others
+        most = 0
+        if rounds.keys().isdisjoint(blocks):
+            return most
+        for block in blocks:
+            if block in rounds:
+                found = rounds.pop(block)
+                if not others[block]:
+                    most = max(most, found)
+        return most
+
+    def keep(self, blocks: Sequence[int], until: float) -> float:
+        """Keeps blocks up to a time; returns up to when any of them is kept."""
+        kept_until = self._kept_until
+        if until:
+            for block in blocks:
+                kept_until[block] = max(until, kept_until.get(block, 0.0))
+        elif not kept_until:
+            return 0.0
+        return max(kept_until.get(block, 0.0) for block in blocks)
+
+    def num_kept(self, now: float) -> int:
+        """Blocks that a hint keeps."""
+        return sum(until > now for until in self._kept_until.values())
+
+    def forget(self, blocks: Sequence[int]) -> None:
+        """Forgets blocks whose contents are gone."""
+        for block in blocks:
+            self.others[block] = 0
+        noted: dict[int, Any]
+        for noted in (self._rounds, self._kept_until):
+            if noted and not noted.keys().isdisjoint(blocks):
+                for block in blocks:
+                    noted.pop(block, None)
+
+
+def _level(num_others: int) -> int:
+    if num_others < 3:
+        return 1 if num_others else 0
+    return 2 if num_others < 7 else 3

@@ -1,0 +1,190 @@
+"""Return times of blocks, learnt: how soon the next turn comes that continues a cached chain.
+
+Times are counted in buckets that grow by half an octave. Knows times; knows no blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+
+NUM_BUCKETS = 32
+SMALLEST_SECONDS = 0.25
+EDGES = [SMALLEST_SECONDS * (2 ** (idx / 2) - 1) for idx in range(NUM_BUCKETS + 1)]
+"""Seconds at which buckets begin and end: 0, 0.1, 0.25, … 16,384."""
+_PER_SECOND = 1 / SMALLEST_SECONDS
+_BUCKETS_PER_LOG2 = 2.0
+NUM_RECENT = 512
+"""Stays that a sample of them keeps."""
+STRIDES = (1, 8, 64)
+"""Each sample takes one stay in so many: the last one reaches far back, so that long
+return times are seen where stays are many."""
+REFRESH_EVERY = 256
+"""Most stays after which values are computed again."""
+PRIOR_HAZARD = 0.12
+"""Chance of a return in a bucket that is reached, where nothing is known: the same in all of them,
+so that the value falls with the time and the oldest goes first, as in LRU."""
+PRIOR_WEIGHT = 8.0
+"""Stays that what is known otherwise counts for, beside a class's own."""
+FEW_STAYS = 64
+FEW_RETURNS = 16
+"""Fewest stays or returns by which a class differs from the wider one. Of fewer only the beginnings
+were observed, without returns, so that the newest would seem to be worth least."""
+LEAST_HAZARD = 1e-6
+MOST_HAZARD = 0.99
+NEVER = math.inf
+
+
+def bucket_of(seconds: float) -> int:
+    """The bucket of an age."""
+    if seconds <= 0:
+        return 0
+    idx = int(_BUCKETS_PER_LOG2 * math.log2(_PER_SECOND * seconds + 1))
+    return min(idx, NUM_BUCKETS - 1)
+
+
+class Sample:
+    """Observation of one stay in the cache."""
+
+    __slots__ = ("began", "ended", "has_returned")
+
+    def __init__(self, began: float) -> None:
+        self.began = began
+        self.ended = NEVER
+        """Time of the return, or of the moment from which on it was not observed."""
+        self.has_returned = False
+
+    def end(self, now: float, *, has_returned: bool) -> None:
+        if self.ended == NEVER:
+            self.ended = now
+            self.has_returned = has_returned
+
+
+class ReturnTimes:
+    """Return times of one class of turns."""
+
+    def __init__(self, parent: ReturnTimes | None = None) -> None:
+        """`parent`: of a wider class, which counts where this one has few stays."""
+        self._parent = parent
+        self._samples = [deque[Sample](maxlen=NUM_RECENT) for _ in STRIDES]
+        self._num_begun = 0
+        self._due = 1
+        self.rates = rates_of([PRIOR_HAZARD] * NUM_BUCKETS)
+        """By bucket of a stay's age, returns a second of cache; see `rates_of`."""
+        self.hazards = [PRIOR_HAZARD] * NUM_BUCKETS
+        """By bucket, chance of a return in it, once it is reached."""
+
+    def begin(self, now: float) -> Sample:
+        """Notes a stay that begins now."""
+        sample = Sample(now)
+        self._note(sample, now)
+        return sample
+
+    def _note(self, stay: Sample, now: float) -> None:
+        for stride, sample in zip(STRIDES, self._samples, strict=True):
+            if self._num_begun % stride == 0:
+                sample.append(stay)
+        self._num_begun += 1
+        if self._parent is not None:
+            self._parent._note(stay, now)
+        if self._num_begun >= self._due:
+            self._refresh(now)
+
+    def _refresh(self, now: float) -> None:
+        self._due = self._num_begun + min(REFRESH_EVERY, self._num_begun)
+        prior = self._parent.hazards if self._parent is not None else None
+        self.hazards = self._learnt(now, prior)
+        self.rates = rates_of(self.hazards)
+
+    def _learnt(self, now: float, prior: Sequence[float] | None) -> list[float]:
+        """Hazards by the samples (Kaplan-Meier): a stay counts in each bucket that it was observed
+        to pass, or to return in."""
+        stays = [stay for sample in self._samples for stay in sample]
+        began = np.array([stay.began for stay in stays])
+        ended = np.array([stay.ended for stay in stays])
+        has_returned = np.array([stay.has_returned for stay in stays])
+        # What has not ended is observed up to now.
+        buckets = buckets_of(np.where(ended == NEVER, now, ended) - began)
+        returns = np.bincount(buckets[has_returned], minlength=NUM_BUCKETS)
+        censored = np.bincount(buckets[~has_returned], minlength=NUM_BUCKETS)
+        at_end = np.cumsum((returns + censored)[::-1])[::-1]
+        # Those whose observation ends in the bucket count as half of one.
+        at_risk = np.maximum(at_end - censored / 2, 0.0)
+        expected = np.full(NUM_BUCKETS, PRIOR_HAZARD) if prior is None else np.array(prior)
+        if self._num_begun < FEW_STAYS and returns.sum() < FEW_RETURNS:
+            return expected.tolist()  # type: ignore[no-any-return]
+        weights = _smooth(at_risk) + PRIOR_WEIGHT
+        hazards: list[float] = ((_smooth(returns) + PRIOR_WEIGHT * expected) / weights).tolist()
+        return hazards
+
+
+class ReturnClasses:
+    """Return times by class, most general part first: each class knows the wider one that leaves
+    out its last part."""
+
+    def __init__(self) -> None:
+        self._times: dict[tuple[object, ...], ReturnTimes] = {}
+
+    def of(self, key: tuple[object, ...]) -> ReturnTimes:
+        if (times := self._times.get(key)) is None:
+            parent = self.of(key[:-1]) if key else None
+            times = self._times[key] = self._new(parent)
+        return times
+
+    def _new(self, parent: ReturnTimes | None) -> ReturnTimes:
+        return ReturnTimes(parent)
+
+
+def buckets_of(seconds: FloatArray) -> npt.NDArray[np.int64]:
+    """The bucket of each age."""
+    logs = np.log2(_PER_SECOND * np.maximum(seconds, 0.0) + 1)
+    return np.minimum((_BUCKETS_PER_LOG2 * logs).astype(np.int64), NUM_BUCKETS - 1)
+
+
+def _smooth(counts: npt.NDArray[np.floating | np.integer]) -> FloatArray:
+    """Means of each count and its neighbours, the count itself weighing half."""
+    padded = np.pad(counts.astype(np.float64), 1, mode="edge")
+    smooth: FloatArray = (padded[:-2] + 2 * padded[1:-1] + padded[2:]) / 4
+    return smooth
+
+
+def rates_of(hazards: Sequence[float]) -> list[float]:
+    """By bucket of an age, the returns a second that the memory of a block brings if the block
+    stays for the best time from then on: P(return within the stay) ÷ expected length of the stay,
+    which a return ends. It is the index by which bandits with a known distribution are ranked
+    (Gittins 1979).
+
+    Seconds and returns up to the end of each bucket are points of a curve; the index is the
+    steepest line from a bucket's beginning to a later point, an edge of the hull above the curve.
+    """
+    reach = 1.0
+    points = [(0.0, 0.0)]
+    seconds, returned = points[0]
+    bounded = (min(max(hazard, LEAST_HAZARD), MOST_HAZARD) for hazard in hazards)
+    for hazard, start, end in zip(bounded, EDGES, EDGES[1:], strict=False):
+        # The mean time in a bucket whose rate is constant.
+        seconds += reach * (end - start) * hazard / -math.log1p(-hazard)
+        returned += reach * hazard
+        reach *= 1 - hazard
+        points.append((seconds, returned))
+    rates = [0.0] * NUM_BUCKETS
+    hull = [points[-1]]
+    for bucket in reversed(range(NUM_BUCKETS)):
+        seconds, returned = points[bucket]
+        while len(hull) > 1 and _slope(points[bucket], hull[-2]) >= _slope(
+            points[bucket], hull[-1]
+        ):
+            hull.pop()
+        rates[bucket] = _slope(points[bucket], hull[-1])
+        hull.append(points[bucket])
+    return rates
+
+
+def _slope(start: tuple[float, float], end: tuple[float, float]) -> float:
+    return (end[1] - start[1]) / max(end[0] - start[0], 1e-300)

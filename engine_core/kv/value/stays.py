@@ -1,0 +1,79 @@
+"""Stays of blocks in the cache: the blocks that one sequence gave back together, and the rings that
+they wait in. Knows no values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .return_times import ReturnTimes, Sample
+from .turn import Turn
+
+
+class Stay:
+    """Blocks of one chain that nobody holds, since one moment. They lie beside one another in a
+    ring, the last block of the chain first."""
+
+    __slots__ = (
+        *("depth", "is_diverged", "is_lost", "kept_until"),
+        *("num_blocks", "num_rounds", "ring", "sample", "tail", "turn"),
+    )
+
+    def __init__(self, ring: Ring, turn: Turn, sample: Sample, depth: int) -> None:
+        self.ring = ring
+        self.turn = turn
+        self.sample = sample
+        self.num_blocks = 0
+        self.num_rounds = 0
+        """How often its chain has returned so far."""
+        self.tail = 0
+        """Its last block, which is evicted first."""
+        self.depth = depth
+        """Index of the tail in its chain."""
+        self.kept_until = 0.0
+        """Time up to which a hint keeps it."""
+        self.is_lost = False
+        """Whether a block of it was evicted."""
+        self.is_diverged = False
+        """Whether a chain went on from the middle of it."""
+
+
+class Ring:
+    """Stays of one class whose chains are about as long, in the order in which they began: a ring
+    of linked blocks."""
+
+    __slots__ = ("border", "factor", "num_blocks", "share", "times")
+
+    def __init__(self, border: int, times: ReturnTimes, share: Share, factor: float = 1.0) -> None:
+        self.border = border
+        """Number of no block, which stands between the ring's ends."""
+        self.times = times
+        self.share = share
+        self.factor = factor
+        """By which hints multiply the value of its blocks."""
+        self.num_blocks = 0
+
+
+class Share:
+    """A tenant's part of the blocks that nobody holds."""
+
+    def __init__(self) -> None:
+        self.weight = 1.0
+        self.num_blocks = 0
+        self.last_used = 0.0
+        self.rings: dict[tuple[str, int, int, int, bool], Ring] = {}
+        """By kind of turn, class of length, priority, and whether a hint keeps its blocks."""
+
+
+def above_limit(shares: Iterable[Share], num_blocks: int, now: float, active: float) -> list[Share]:
+    """Shares that have as many of `num_blocks` blocks as their weight gives them, or more. A share
+    counts for `active` seconds after its tenant's last turn."""
+    found = list(shares)
+    if len(found) == 1:
+        return found
+    weights = [share.weight if now - share.last_used <= active else 0.0 for share in found]
+    total = sum(weights) or 1.0
+    return [
+        share
+        for share, weight in zip(found, weights, strict=True)
+        if share.num_blocks and share.num_blocks >= num_blocks * weight / total
+    ]

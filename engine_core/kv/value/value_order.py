@@ -1,0 +1,165 @@
+"""The order in which blocks that nobody holds are evicted: those of the least value first, and of a
+chain the last one. Knows blocks and turns; knows no requests."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from .block_notes import BlockNotes
+from .recompute import RecomputeCosts
+from .return_times import ReturnClasses, Sample
+from .rings import Rings
+from .stays import Stay
+from .turn import UNKNOWN, Turn
+from .victims import Victims
+
+MOST_REMEMBERED = 1 << 14
+"""Sessions whose last stay is remembered, and evicted stays whose return is still looked for."""
+SHARED_KINDS = ("", "shared by 2", "shared by 4", "shared by 8")
+LEFT = "left"
+"""Kind of the blocks behind the one from which another chain went on."""
+
+
+class ValueOrder:
+    """Free blocks that a pool caches."""
+
+    def __init__(
+        self,
+        following: list[int],
+        preceding: list[int],
+        hash_of: Sequence[bytes | None],
+        costs: RecomputeCosts,
+        times: ReturnClasses,
+        retire: Callable[[Sequence[int]], None],
+    ) -> None:
+        """`following`, `preceding` and `hash_of` are the pool's; `retire` puts blocks where those
+        without value are, in order of eviction."""
+        self.now = 0.0
+        """Time of what happens next, in seconds."""
+        self.missed: OrderedDict[bytes, Sample] = OrderedDict()
+        """Stays that were evicted and have not returned, by the hash of their last block."""
+        self._hash_of = hash_of
+        self._retire = retire
+        self._rings = Rings(following, preceding, costs, times)
+        self._notes = BlockNotes(len(hash_of))
+        self._victims = Victims(self._rings, costs)
+        self._last_of: OrderedDict[tuple[str, str], Stay] = OrderedDict()
+        """The last stay of each session, by tenant and session."""
+
+    @property
+    def num_blocks(self) -> int:
+        return self._rings.num_blocks
+
+    def num_of(self, tenant: str) -> int:
+        """Free blocks of a tenant."""
+        share = self._rings.shares.get(tenant)
+        return share.num_blocks if share is not None else 0
+
+    @property
+    def num_kept(self) -> int:
+        """Blocks that a hint keeps now."""
+        return self._notes.num_kept(self.now)
+
+    def admit(self, blocks: Sequence[int], last: int, turn: Turn = UNKNOWN) -> None:
+        """Takes blocks of a chain that nobody holds any more, the last one first, whose index in
+        its chain is `last`. Blocks with other numbers of users begin a stay of their own."""
+        num_rounds = self._notes.take_rounds(blocks)
+        newest = None
+        for start, end, level in self._notes.runs(blocks):
+            stay = self._begin(blocks[start:end], last - start, turn, level, num_rounds)
+            newest = newest if level else stay
+        if turn.session and newest is not None:
+            self._supersede(turn, newest)
+
+    def _begin(
+        self, blocks: Sequence[int], depth: int, turn: Turn, level: int, num_rounds: int
+    ) -> Stay:
+        until = self.now + turn.keep_seconds if turn.keep_seconds else 0.0
+        kept_until = self._notes.keep(blocks, until)
+        kind = SHARED_KINDS[level] if level else turn.kind
+        is_kept = kept_until > self.now
+        ring = self._rings.ring(turn, kind, depth, num_rounds, self.now, is_kept=is_kept)
+        stay = Stay(ring, turn, ring.times.begin(self.now), depth)
+        stay.num_rounds = num_rounds
+        stay.kept_until = kept_until
+        self._rings.append(stay, blocks)
+        return stay
+
+    def _supersede(self, turn: Turn, newest: Stay) -> None:
+        """Takes over the value of a session's last turn: what is left of that has none."""
+        key = turn.tenant, turn.session
+        last = self._last_of.pop(key, None)
+        self._last_of[key] = newest
+        if len(self._last_of) > MOST_REMEMBERED:
+            self._last_of.popitem(last=False)
+        if last is not None and last.is_diverged and last.num_blocks:
+            blocks = self._rings.withdraw(last)
+            self._notes.forget(blocks)
+            last.sample.end(self.now, has_returned=False)
+            self._retire(blocks)
+
+    def note_hit(self, blocks: Sequence[int], ref_counts: Sequence[int]) -> None:
+        """Notes that one more sequence holds these blocks, given from first to last. To be called
+        before its holds are counted; the caller unlinks the free ones."""
+        stay_of = self._rings.stay_of
+        others = self._notes.others
+        first = 0
+        stay: Stay | None = None
+        for idx, block in enumerate(blocks):
+            found = None
+            if ref_counts[block]:
+                others[block] += 1
+            else:
+                found = stay_of[block]
+                stay_of[block] = None
+            if found is not stay:
+                if stay is not None:
+                    self._leave(stay, blocks[first:idx])
+                stay = found
+                first = idx
+        if stay is not None:
+            self._leave(stay, blocks[first:])
+
+    def _leave(self, stay: Stay, blocks: Sequence[int]) -> None:
+        """Notes that blocks of a stay, from first to last, are in use again."""
+        tail = stay.tail
+        if self._rings.note_left(stay, len(blocks)):
+            stay.sample.end(self.now, has_returned=True)
+            self._notes.note_return(tail, stay.num_rounds + 1)
+            return
+        for block in blocks:
+            self._notes.others[block] += 1
+        stay.is_diverged = True
+        if not stay.turn.session:
+            self._reclass(stay)
+
+    def _reclass(self, stay: Stay) -> None:
+        """Moves what another chain left of a stay to the class of such blocks."""
+        blocks = self._rings.withdraw(stay)
+        stay.sample.end(self.now, has_returned=False)
+        is_kept = stay.kept_until > self.now
+        stay.ring = self._rings.ring(stay.turn, LEFT, stay.depth, 0, self.now, is_kept=is_kept)
+        stay.sample = stay.ring.times.begin(self.now)
+        self._rings.append(stay, blocks)
+
+    def take(self, count: int) -> list[int]:
+        """Takes so many blocks of the least values."""
+        blocks = list[int]()
+        while len(blocks) < count:
+            stay, most = self._victims.next(self.now)
+            if not stay.is_lost and (block_hash := self._hash_of[stay.tail]) is not None:
+                stay.is_lost = True
+                self.missed[block_hash] = stay.sample
+                if len(self.missed) > MOST_REMEMBERED:
+                    self.missed.popitem(last=False)
+            # A stay that is begun is evicted to its end: its first blocks are worth less.
+            taken = self._rings.take_last(stay, min(most, count - len(blocks)))
+            self._victims.note_taken(len(taken))
+            self._notes.forget(taken)
+            blocks += taken
+        return blocks
+
+    def note_missed(self, block_hash: bytes) -> None:
+        """Notes that an evicted stay would have returned now."""
+        self.missed.pop(block_hash).end(self.now, has_returned=True)

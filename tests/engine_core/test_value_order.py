@@ -1,0 +1,288 @@
+"""Eviction by value: which blocks go first, against what is known of their turns."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from headwater.engine_core.kv.block_pool import BlockPool
+from headwater.engine_core.kv.value.recompute import RecomputeCosts
+from headwater.engine_core.kv.value.return_times import (
+    EDGES,
+    NUM_BUCKETS,
+    ReturnTimes,
+    bucket_of,
+    rates_of,
+)
+from headwater.engine_core.kv.value.turn import UNKNOWN, Turn
+
+AGENT = Turn(kind="tool")
+PERSON = Turn(kind="person")
+
+
+class Cache:
+    """A pool whose chains are numbers: block i of chain c is cached by their hash."""
+
+    def __init__(self, num_blocks: int, pivot: float = 1e9) -> None:
+        self.pool = BlockPool(num_blocks + 1, RecomputeCosts(pivot))
+        assert self.pool.values is not None
+        self.values = self.pool.values
+
+    def use(self, chain: list[bytes], now: float, turn: Turn = UNKNOWN) -> int:
+        """Serves a chain at once; returns how many of its blocks were found."""
+        self.values.now = now
+        hits = self.pool.find_leading(chain)
+        self.pool.share(hits)
+        added = self.pool.allocate(len(chain) - len(hits))
+        for block, block_hash in zip(added, chain[len(hits) :], strict=True):
+            self.pool.cache(block, block_hash)
+        self.pool.release(hits + added, turn=turn)
+        return len(hits)
+
+    def evict(self, count: int) -> list[bytes]:
+        """Hashes that so many more blocks take the place of."""
+        self.pool.take_evicted()
+        blocks = self.pool.allocate(count)
+        evicted = self.pool.take_evicted()
+        self.pool.release(blocks)
+        return evicted
+
+
+def chain_of(name: str, length: int, prefix: list[bytes] | None = None) -> list[bytes]:
+    before = prefix or []
+    return [*before, *(f"{name}{idx}".encode() for idx in range(len(before), length))]
+
+
+def learnt(cache: Cache, turn: Turn, gap: float, num_turns: int = 40) -> float:
+    """Lets sessions return after `gap` seconds each time, and leave; returns the time after."""
+    now = cache.values.now + 1
+    for number in range(num_turns):
+        chain = chain_of(f"{turn.kind}{number}", 2)
+        cache.use(chain, now, turn)
+        now += gap
+        cache.use(chain, now, turn)
+        now += gap
+    return now
+
+
+def test_a_rate_is_highest_before_returns_are_due_and_falls_behind_them() -> None:
+    due = bucket_of(30.0)
+    rates = rates_of([0.9 if idx == due else 0.001 for idx in range(NUM_BUCKETS)])
+    assert rates[due] == max(rates)
+    assert sorted(rates[: due + 1]) == rates[: due + 1]
+    assert rates[due + 1] < rates[0] / 5
+
+
+def test_a_rate_of_one_return_is_its_chance_over_the_time_until_it() -> None:
+    rates = rates_of([0.0] * 10 + [0.9] + [0.0] * (NUM_BUCKETS - 11))
+    assert rates[10] == pytest.approx(0.9 / (EDGES[11] - EDGES[10]), rel=2.6 * 0.9)
+    assert rates[0] == pytest.approx(0.9 / EDGES[10], rel=0.2)
+
+
+def test_without_knowledge_the_oldest_goes_first() -> None:
+    cache = Cache(6)
+    for at, name in enumerate("abc"):
+        cache.use(chain_of(name, 2), at * 10.0)
+    cache.values.now = 40.0
+    assert cache.evict(4) == [b"a1", b"a0", b"b1", b"b0"]
+
+
+def test_return_times_are_learnt_of_stays_that_were_evicted_too() -> None:
+    times = ReturnTimes()
+    for number in range(300):
+        sample = times.begin(number * 1.0)
+        sample.end(number + 5.0, has_returned=True)
+    assert times.rates[0] == pytest.approx(1 / 5, rel=0.4)
+    assert times.rates[bucket_of(60.0)] < times.rates[0] / 10
+
+
+def test_blocks_of_turns_that_return_soon_stay_while_older_others_go_and_younger_ones_too() -> None:
+    cache = Cache(600)
+    learnt(cache, AGENT, 2.0)
+    now = learnt(cache, PERSON, 600.0)
+    cache.use(chain_of("slow", 4), now, PERSON)
+    cache.use(chain_of("quick", 4), now + 1, AGENT)
+    cache.use(chain_of("new", 4), now + 1.5, PERSON)
+    cache.values.now = now + 2
+    evicted = cache.evict(596)
+    assert not {f"quick{idx}".encode() for idx in range(4)} & set(evicted)
+
+
+def test_the_tail_of_a_chain_goes_before_its_head() -> None:
+    cache = Cache(8)
+    cache.use(chain_of("a", 8), 0.0)
+    assert cache.evict(8) == list(reversed(chain_of("a", 8)))
+
+
+def test_of_chains_of_one_age_the_longer_one_stays_since_it_takes_longer_to_compute() -> None:
+    cache = Cache(44, pivot=10)
+    cache.use(chain_of("long", 40), 0.0)
+    cache.use(chain_of("short", 4), 0.0)
+    assert cache.evict(4) == list(reversed(chain_of("short", 4)))
+
+
+def test_a_shared_prefix_counts_for_all_its_users() -> None:
+    cache = Cache(400)
+    now = 0.0
+    prefix = chain_of("shared", 3)
+    for number in range(60):
+        cache.use(chain_of(f"user{number}-", 5, prefix), now)
+        now += 3.0
+    cache.use(chain_of("alone", 3), now - 1)
+    cache.values.now = now
+    evicted = cache.evict(397)
+    assert not set(prefix) & set(evicted)
+
+
+def test_the_next_turn_of_a_session_leaves_nothing_of_value_behind() -> None:
+    """The template has dropped the thinking of the turn before, so that the chain goes on from the
+    middle of the old one."""
+    cache = Cache(30)
+    session = Turn(session="s")
+    old = chain_of("thinking", 10)
+    cache.use(chain_of("other", 6), 0.0)
+    cache.use(old, 5.0, session)
+    cache.use(chain_of("answer", 9, old[:4]), 6.0, session)
+    cache.pool.allocate(30 - 6 - 10 - 5)
+    assert cache.evict(6) == list(reversed(old[4:]))
+
+
+def test_another_session_may_go_on_from_the_middle_without_harm() -> None:
+    cache = Cache(30)
+    old = chain_of("first", 10)
+    cache.use(chain_of("other", 6), 0.0)
+    cache.use(old, 5.0, Turn(session="s"))
+    cache.use(chain_of("branch", 9, old[:4]), 6.0, Turn(session="t"))
+    cache.pool.allocate(30 - 6 - 10 - 5)
+    assert set(cache.evict(6)) == set(chain_of("other", 6))
+
+
+def test_a_hint_keeps_blocks_for_its_time_and_no_longer() -> None:
+    cache = Cache(8)
+    cache.use(chain_of("kept", 4), 0.0, Turn(keep_seconds=300))
+    cache.use(chain_of("young", 4), 200.0)
+    assert cache.values.num_kept == 4
+    assert cache.evict(2) == [b"young3", b"young2"]
+    cache.use(chain_of("young", 4), 399.0)
+    assert cache.values.num_kept == 0
+    assert cache.evict(2) == [b"kept3", b"kept2"]
+
+
+@pytest.mark.parametrize(("priority", "first"), [(3, "plain"), (-3, "hinted")])
+def test_blocks_of_a_higher_priority_stay_longer(priority: int, first: str) -> None:
+    cache = Cache(8)
+    cache.use(chain_of("plain", 4), 0.0)
+    cache.use(chain_of("hinted", 4), 0.0, Turn(priority=priority))
+    cache.values.now = 5.0
+    assert cache.evict(4) == list(reversed(chain_of(first, 4)))
+
+
+def test_a_flood_of_one_tenant_takes_nothing_of_another_ones_share() -> None:
+    cache = Cache(1000)
+    now = 0.0
+    for number in range(200):
+        cache.use(chain_of(f"calm{number}-", 5), now, Turn(tenant="calm", keep_seconds=1))
+        now += 0.1
+    for number in range(3000):
+        flood = Turn(tenant="flood", priority=8, keep_seconds=60)
+        cache.use(chain_of(f"flood{number}-", 5), now, flood)
+        now += 0.1
+        assert number < 200 or cache.values.num_of("calm") == pytest.approx(500, abs=10)
+    weighted = Turn(tenant="calm", weight=3.0)
+    for number in range(400):
+        cache.use(chain_of(f"more{number}-", 5), now, weighted)
+        now += 0.1
+    assert cache.values.num_of("calm") == pytest.approx(750, abs=20)
+
+
+def test_what_a_tenant_does_not_use_is_anothers() -> None:
+    cache = Cache(100)
+    cache.use(chain_of("calm", 5), 0.0, Turn(tenant="calm"))
+    for number in range(60):
+        cache.use(chain_of(f"flood{number}-", 5), number / 10, Turn(tenant="flood"))
+    assert cache.values.num_of("flood") == 95
+    assert cache.values.num_of("calm") == 5
+
+
+class OrderAgainstModel(RuleBasedStateMachine):
+    """Sequences of several tenants take, share, cache and give back blocks in any order."""
+
+    NUM_BLOCKS = 24
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(self.NUM_BLOCKS + 1, RecomputeCosts(4))
+        assert self.pool.values is not None
+        self.values = self.pool.values
+        self.holds = dict.fromkeys(range(1, self.NUM_BLOCKS + 1), 0)
+        self.held: list[list[int]] = []
+        self.names = count()
+
+    @rule(num_blocks=st.integers(0, 9), num_cached=st.integers(0, 9))
+    def allocate(self, num_blocks: int, num_cached: int) -> None:
+        if num_blocks > self.pool.num_free:
+            return
+        blocks = self.pool.allocate(num_blocks)
+        assert len(set(blocks)) == num_blocks
+        assert all(self.holds[block] == 0 for block in blocks)
+        self.holds.update(dict.fromkeys(blocks, 1))
+        for block in blocks[:num_cached]:
+            self.pool.cache(block, b"%d" % next(self.names))
+        self.held.append(blocks)
+
+    @precondition(lambda self: self.pool.cached_hashes())
+    @rule(data=st.data())
+    def hit(self, data: st.DataObject) -> None:
+        hashes = data.draw(
+            st.lists(st.sampled_from(sorted(self.pool.cached_hashes())), unique=True)
+        )
+        blocks = [block for each in hashes if (block := self.pool.find(each)) is not None]
+        self.pool.share(blocks)
+        for block in blocks:
+            self.holds[block] += 1
+        self.held.append(blocks)
+
+    @precondition(lambda self: self.held)
+    @rule(
+        data=st.data(),
+        is_early=st.booleans(),
+        tenant=st.sampled_from("ab"),
+        session=st.sampled_from(["", "s", "t"]),
+        keep_seconds=st.sampled_from([0.0, 0.0, 5.0]),
+    )
+    def release(
+        self, data: st.DataObject, is_early: bool, tenant: str, session: str, keep_seconds: float
+    ) -> None:
+        blocks = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+        turn = Turn(tenant=tenant, session=session, keep_seconds=keep_seconds)
+        self.pool.release(blocks, is_early=is_early, turn=turn)
+        for block in blocks:
+            self.holds[block] -= 1
+
+    @rule(seconds=st.floats(0, 1000))
+    def wait(self, seconds: float) -> None:
+        self.values.now += seconds
+
+    @invariant()
+    def counts_balance(self) -> None:
+        assert self.pool.ref_counts[1:] == list(self.holds.values())
+        num_free = sum(num_holds == 0 for num_holds in self.holds.values())
+        assert self.pool.num_free == num_free
+        assert self.values.num_of("a") + self.values.num_of("b") == self.values.num_blocks
+        assert self.values.num_blocks <= num_free
+
+    def teardown(self) -> None:
+        """Every free block can be had."""
+        blocks = self.pool.allocate(self.pool.num_free)
+        assert len(set(blocks)) == len(blocks)
+        assert self.values.num_blocks == 0
+
+
+OrderAgainstModel.TestCase.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None
+)
+TestOrderAgainstModel = OrderAgainstModel.TestCase
