@@ -33,7 +33,7 @@ so that the value falls with the time and the oldest goes first, as in LRU."""
 PRIOR_WEIGHT = 8.0
 """Stays that what is known otherwise counts for, beside a class's own."""
 FEW_STAYS = 64
-FEW_RETURNS = 16
+FEW_RETURNS = 4
 """Fewest stays or returns by which a class differs from the wider one. Of fewer only the beginnings
 were observed, without returns, so that the newest would seem to be worth least."""
 LEAST_HAZARD = 1e-6
