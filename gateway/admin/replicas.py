@@ -115,7 +115,7 @@ def _shown(member: Member) -> dict[str, Any]:
         "model": model.name if model is not None else None,
         "revision": model.revision if model is not None else None,
         "numerics_id": member.numerics_id,
-        "status": "draining" if member.draining or load.draining else "serving",
+        "status": _status(member, load),
         "role": load.role or BOTH,
         **{
             name: getattr(load, name)
@@ -131,3 +131,9 @@ def _shown(member: Member) -> dict[str, Any]:
             for each in member.adapters
         ],
     }
+
+
+def _status(member: Member, load: ReplicaLoad) -> str:
+    if member.draining or load.draining:
+        return "draining"
+    return "serving" if load.is_awake else load.sleep_state

@@ -67,6 +67,15 @@ function bounds(row) {
   return `${row.replicas} of ${wanted}${row.starting ? `, ${row.starting} starting` : ""}`;
 }
 
+// Where a model stands that takes turns on its device, with its bytes there and since when it computes nothing.
+function turnOf({ turn, is_pinned, wait_seconds, num_bytes, unused_seconds }) {
+  if (!turn) return "–";
+  const state = is_pinned ? `${turn}, pinned` : turn;
+  const wait = wait_seconds ? `, awake in ${wait_seconds.toFixed(1)} s` : "";
+  const unused = unused_seconds < 0 ? "" : `, unused ${Math.round(unused_seconds)} s`;
+  return `${state}${wait}, ${(num_bytes / 1e9).toFixed(2)} GB${unused}`;
+}
+
 function progressOf({ progress, problem }) {
   if (problem) return problem;
   return progress ? `${progress.what} ${progress.total ? percent(progress.done, progress.total) : ""}` : "";
@@ -80,6 +89,7 @@ function modelTable(say) {
       { title: "model", text: (row) => row.id, head: true },
       { title: "state", make: () => badge("", ""), update: (node, row) => setBadge(node, row.state, LEVELS[row.state] ?? "soft") },
       { title: "engines", text: bounds },
+      { title: "turn", text: turnOf },
       { title: "requests", text: (row) => count(row.num_requests), numeric: true },
       { title: "longest", text: (row) => (row.max_model_len ? `${count(row.max_model_len)} tokens` : "–"), numeric: true },
       {
@@ -91,7 +101,7 @@ function modelTable(say) {
           drawBar(node.children[1], row.progress?.total ?? 0, row.progress?.done ?? 0);
         },
       },
-      { title: "", make: (row) => actions(row, say), update: (node, row) => { node.hidden = !(row.isAdmin && row.is_supervised); } },
+      { title: "", make: (row) => actions(row, say), update: showActions },
     ],
     "No model is served yet.",
   );
@@ -121,8 +131,20 @@ function tenantsOf({ owner, tenants }) {
 
 function actions({ id }, say) {
   const scale = el("button", { type: "button", class: "quiet small", "aria-label": `Scale ${id}`, onclick: () => askScale(id, say) }, "Scale");
+  const turn = (what) => el("button", {
+    type: "button",
+    class: "quiet small",
+    "aria-label": `${what} ${id}`,
+    onclick: () => attempt(() => call("POST", `${path(id)}/${what.toLowerCase()}`), `${id}: ${what.toLowerCase()}`, say),
+  }, what);
+  const turns = el("span", { class: "row-actions" }, turn("Sleep"), turn("Wake"));
   const unload = el("button", { type: "button", class: "quiet small", "aria-label": `Unload ${id}`, onclick: () => askUnload(id, say) }, "Unload");
-  return el("div", { class: "row-actions" }, scale, unload);
+  return el("div", { class: "row-actions" }, turns, scale, unload);
+}
+
+function showActions(node, row) {
+  node.hidden = !(row.isAdmin && row.is_supervised);
+  node.firstElementChild.hidden = !row.turn;
 }
 
 function askScale(id, say) {

@@ -44,8 +44,8 @@ class DeviceMemory:
         self._address = address.value
         self._handle: int | None = None
         self.map()
-        self.bytes: torch.Tensor = torch.as_tensor(_Range(self._address, self.num_bytes)).view(
-            torch.uint8
+        self.bytes: torch.Tensor = torch.as_tensor(
+            _Range(self._address, self.num_bytes), device="cuda"
         )
         """uint8 [num_bytes], whose contents are arbitrary when memory was mapped."""
 

@@ -112,7 +112,8 @@ class TurnPolicy:
         excess = sum(sight.num_bytes for sight in awake) - self._resident_bytes
         if excess > 0:
             # An engine that was started again is awake.
-            return self._begun(Switch(tuple(self._evicted(awake, excess)), ""), now)
+            evicted = self._evicted(awake, excess)
+            return self._begun(Switch(tuple(evicted), ""), now) if evicted else None
         for idx, sight in enumerate(self._in_order(sights)):
             # Others go before the first only where they fit beside all that is awake: it may need
             # the room of several models, whose turns end one by one.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import signal
 import subprocess
 import sys
 import threading
@@ -97,3 +99,17 @@ def test_models_are_put_to_sleep_woken_and_pinned_by_hand(line: Line) -> None:
     assert cards["two"]["turn"] == "awake"
     unknown = line.client.post("/admin/models/three/sleep")
     assert unknown.status_code == 404
+
+
+@pytest.mark.long
+def test_no_answer_changes_over_deaths_and_turns(line: Line) -> None:
+    source = random.Random(7)
+    expected = {name: answer(line, name)["choices"][0]["text"] for name in ("one", "two")}
+    for _ in range(12):
+        if source.random() < 0.4:
+            victim = source.choice(("engine-0", "two-engine-0"))
+            os.kill(line.pid_of(victim), signal.SIGKILL)
+        model = source.choice(("one", "two"))
+        assert answer(line, model)["choices"][0]["text"] == expected[model]
+    line.wait_for(lambda: "awake" in turns(line).values(), 30, "no model is awake")
+    assert sorted(turns(line).values()) == ["asleep", "awake"]

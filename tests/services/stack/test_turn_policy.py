@@ -4,6 +4,7 @@ estimates, and with a bound on the time that goes into switching."""
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -70,6 +71,8 @@ def test_an_engine_that_came_back_awake_falls_asleep_where_there_is_no_room() ->
     ]
     policy.look(sights, 0.1)
     assert policy.decide(sights, 0.1) == Switch(("b",), "")
+    pinned = [replace(each, is_pinned=True) for each in sights]
+    assert TurnPolicy(100, now=0.0).decide(pinned, 0.1) is None
 
 
 def test_tenants_with_one_model_and_with_two_get_the_same_time() -> None:

@@ -1,0 +1,91 @@
+"""Engines that are called to sleep and to wake as the policy of turns says."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.member import Kind
+from headwater.services.runtime.membership import Members
+from headwater.services.stack import engine_calls
+from headwater.services.stack.model_stages import ModelStages, State
+from headwater.services.stack.model_turns import Demand, ModelTurns
+from headwater.services.stack.turn_policy import Waiting
+from tests.services.engine.engine_process import EngineProcess, engine_process
+
+ENGINE_BYTES = 2048 * 16 * 8
+"""Of an engine's simulated cache."""
+
+
+@dataclass
+class Device:
+    """Two models, each with an engine of its own, and what is known of them."""
+
+    engines: dict[str, EngineProcess]
+    turns: ModelTurns
+    tasks: asyncio.TaskGroup
+    reports: list[str]
+    members: Members = field(default_factory=lambda: Members(Bus(None), [Kind.ENGINE]))
+
+    def models(self) -> list[ModelStages]:
+        def stages(name: str) -> Any:
+            return SimpleNamespace(
+                name=name, state=State.SERVING, engines={0: None}, replica_id=lambda number: name
+            )
+
+        return [cast("ModelStages", stages(name)) for name in self.engines]
+
+    async def look(self, demand: dict[str, Demand] | None = None) -> None:
+        for engine in self.engines.values():
+            self.members.on_member(await engine_calls.described(engine.address), from_bus=True)
+        self.turns.look(self.models(), self.members, demand or {}, self.tasks)
+
+    async def until(self, states: dict[str, str], demand: dict[str, Demand] | None = None) -> None:
+        while {name: self.turns.entry(name).get("turn") for name in self.engines} != states:
+            await self.look(demand)
+            await asyncio.sleep(0.02)
+
+
+async def test_engines_sleep_and_wake_by_demand_and_by_hand() -> None:
+    reports: list[str] = []
+    with (
+        engine_process("--takes-turns", "--replica-id=a") as a,
+        engine_process("--takes-turns", "--replica-id=b") as b,
+    ):
+        async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+            turns = ModelTurns(ENGINE_BYTES * 3 // 2, reports.append)
+            device = Device({"a": a, "b": b}, turns, tasks, reports)
+            # Both are awake at first, and there is room for one.
+            await device.until({"a": "asleep", "b": "awake"})
+            load = (await engine_calls.described(a.address)).load
+            assert load is not None
+            assert load.num_released_bytes == ENGINE_BYTES
+            loop = asyncio.get_running_loop()
+            waiting = {"a": {"x": Waiting(loop.time(), 2.0)}}
+            await device.until({"a": "awake", "b": "asleep"}, waiting)
+            await device.look()
+            assert device.turns.entry("b")["wait_seconds"] > 0
+            assert device.turns.entry("a") | {"unused_seconds": 0} == {
+                "turn": "awake",
+                "wait_seconds": 0.0,
+                "num_bytes": ENGINE_BYTES,
+                "unused_seconds": 0,
+                "is_pinned": False,
+            }
+            assert "bytes are left for the other models" in turns.pin("a", is_pinned=True)
+            assert turns.sleep("a", tasks) == ""
+            await device.until({"a": "asleep", "b": "asleep"})
+            turns.wake("b")
+            await device.until({"a": "asleep", "b": "awake"})
+            assert reports == []
+            # An engine that has died is left out, and is no obstacle to others.
+            gone = await engine_calls.described(b.address)
+            os.kill(b.process.pid, signal.SIGKILL)
+            device.members.on_member(replace(gone, leaving=True), from_bus=True)
+            del device.engines["b"]
+            await device.until({"a": "awake"}, waiting)
