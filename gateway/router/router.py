@@ -47,7 +47,7 @@ _MAX_PREFIXES = 20_000
 """Number of prefixes whose last replicas are remembered."""
 NO_ADAPTER = "no adapter"
 """Guard of a replica that does not hold the request's adapter; it never gives way."""
-_LAST_RESORT = (MISPLACED, "full", "inexact", "failing")
+_LAST_RESORT = (MISPLACED, "full", "inexact", "failing", "asleep")
 """Guards that are overruled, in this order, when every replica has a guard."""
 
 

@@ -191,7 +191,7 @@ def running_cluster(
     for kind in kinds:
         flags = [f"--served-model-name={kind.name}"]
         options = wanted[kind.name]
-        flags += [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+        flags += [_flag(name, value) for name, value in options.items()]
         if "adapter_memory" in options:
             folder_of_adapter = adapter_of(options["model_folder"])
             flags.append(f"--lora-modules={_adapter_name(kind)}={folder_of_adapter}")
@@ -258,6 +258,11 @@ def _sleeping(replicas: Sequence[Replica]) -> Iterator[None]:
         finally:
             is_over.set()
             slept.result()
+
+
+def _flag(name: str, value: object) -> str:
+    flag = f"--{name.replace('_', '-')}"
+    return flag if value is True else f"{flag}={value}"
 
 
 class ClusterWorld:
