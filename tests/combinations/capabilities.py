@@ -510,7 +510,8 @@ SLEEP = Capability(
     options={"takes_turns": True},
     moves=frozenset({Move.SLEEP}),
     took_place=lambda answer: answer.num_sleeps > 0 and answer.num_preemptions > 0,
-    beside={
+    beside={"beams": Aside(because="a search asks for one token at a time, between two sleeps")}
+    | {
         name: Refused(field="takes_turns", says=f"takes_turns is True; allowed: False with {shown}")
         for name, shown in {
             "disk": "kv_disk_dir",
