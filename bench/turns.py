@@ -2,7 +2,8 @@
 
 A switch is one engine's sleep, the other one's waking and the first token of a fresh prompt there.
 The prompt that the first engine had before is asked again after its sleep: its blocks are still
-cached, on a CPU where they were, on a GPU in host memory.
+cached, on a CPU where they were, on a GPU in host memory. On a CPU both engines have the demo
+model, one thread each.
 """
 
 from __future__ import annotations
@@ -40,12 +41,13 @@ class Device:
         self.options: dict[str, object] = {"device": name, "takes_turns": True}
         if not self.is_gpu:
             self.folder = pull(DEMO_NAME, cache_dir=default_cache_dir(), progress=silent)
-            self.options |= {"max_model_len": num_tokens, "max_num_seqs": 16}
+            self.options |= {"max_model_len": num_tokens, "max_num_seqs": 16, "num_threads": 1}
             return
         self.folder = folder
         (folder / "config.json").write_text(json.dumps(MODELS[model]))
         self.options |= {"load_format": "dummy", "block_size": 64, "kv_swap_memory": HOST_BYTES}
         self.options |= {"num_blocks": num_tokens // 64, "max_num_batched_tokens": 8192}
+        self.options["max_model_len"] = num_tokens // 2
 
     def engine(self) -> Bench:
         return Bench(self.folder, self.options)
@@ -72,7 +74,8 @@ def main(
     check_choice("model", model, MODELS)
     name = resolve_device(device)
     with tempfile.TemporaryDirectory() as folder:
-        num_tokens = prefix_len + 4 * rounds * prompt_len
+        # Half of it is the longest context.
+        num_tokens = 4 * prefix_len + 4 * rounds * prompt_len
         if name != "cuda":
             prompt_len, prefix_len = min(prompt_len, 256), min(prefix_len, 1024)
             num_tokens = 2048

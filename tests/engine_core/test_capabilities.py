@@ -198,6 +198,7 @@ REFUSED_OF_ENGINE = {
     **{
         (other, table.SLEEP): f"takes_turns True: False with {shown}"
         for other, shown in (
+            (table.LATENT, "latent attention"),
             (table.EXPERTS, "a model with 8 experts"),
             (table.STATES, "a model with 3 state layers"),
             (table.MIXED, "layers of several shapes"),
