@@ -108,14 +108,16 @@ def run_at_random(seed: int, seconds: float) -> TurnWorld:
     return world
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.integers(0, 1 << 20))
 def test_switching_takes_its_share_and_no_request_starves(seed: int) -> None:
-    world = run_at_random(seed, 120)
+    world = run_at_random(seed, 240)
     most = SWITCHING_SHARE * world.now + (BURST_SWITCHES + 1) * max(1.0, world.switch_seconds)
     assert world.switching_seconds <= most
-    # Four others have their turns before a model's own.
-    longest = 5 * (world.policy.quantum + world.switch_seconds) + 15
+    # Each of the five models has its turn twice at most before a request's own model has one: the
+    # tenants of others may have been served less so far. 6.6 turns were the most of 105 seeds.
+    turn = max(EXPECTED_SWITCH, world.switch_seconds) * (1 / SWITCHING_SHARE - 1)
+    longest = 10 * (turn + world.switch_seconds)
     waits = [
         (each.first_served_at or world.now) - each.arrived_at
         for each in [*world.done, *world.requests]
