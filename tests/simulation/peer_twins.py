@@ -235,7 +235,7 @@ class Replica:
             ticket
             for prefetch in self.prefetches._open.values()
             for ticket in prefetch.tickets
-            if (load := self.peers._under_way.get(ticket)) and load.costs is self.peers._costs
+            if (pull := self.peers._under_way.get(ticket)) and pull.costs is self.peers._costs
         ]
         most = max(1, len(self.peers._swapper.slots) // 2)
         num_loading = sum(len(ticket.blocks) for ticket in by_records)
@@ -257,7 +257,7 @@ class Replica:
         num_free = len(self.peers._loads._free_slots) + len(self.leases._free_slots)
         assert num_free == self.config.num_peer_blocks, "slots are left"
         assert not len(self.prefetches), "prefetches are left"
-        assert not any(load.is_early for load in self.peers._under_way.values()), (
+        assert not any(pull.is_early for pull in self.peers._under_way.values()), (
             "early loads are left"
         )
 
