@@ -11,7 +11,7 @@ from .linear.dense import DenseLinear
 from .linear.linear import Linear, Product
 from .mlp import Mlp, PlainMlp
 from .norm import LayerNorm, RMSNorm
-from .platform import ExpertPlatform, Platform, SharingPlatform
+from .platform import ExpertPlatform, JoiningPlatform, Platform, SharingPlatform
 from .process_group import Group
 from .routing import ExpertProduct, ExpertStack, Router, Routes, SharedLinears
 
@@ -49,7 +49,7 @@ class SharedExpert:
         self, gate_up: ExpertStack, down: ExpertStack, activation: str, apart: ExpertProduct
     ) -> ExpertProduct:
         """`apart`, which adds this expert to the others, in fewer launches where there are such."""
-        if self._linears is None or not isinstance(self._platform, SharingPlatform):
+        if self._linears is None or not isinstance(self._platform, JoiningPlatform):
             return apart
         return self._platform.joint_experts(gate_up, down, self._linears, activation, apart)
 

@@ -196,6 +196,11 @@ class SharingPlatform(Protocol):
     ) -> torch.Tensor:
         """out + sigmoid(x · gate) shared, [T, H] each, for gate [1, H]."""
 
+
+@runtime_checkable
+class JoiningPlatform(Protocol):
+    """A platform that makes a shared expert in the launches of the others."""
+
     def joint_experts(
         self,
         gate_up: ExpertStack,

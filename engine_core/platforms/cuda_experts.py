@@ -258,7 +258,8 @@ def _layer_of(gate_up: ExpertStack, down: ExpertStack, activation: str) -> _Laye
 def _joint_layer_of(
     gate_up: ExpertStack, down: ExpertStack, shared: SharedLinears, activation: str
 ) -> _JointLayer | None:
-    """None: the shared expert has other sizes, or some weights are not in the model's dtype."""
+    """None: the shared expert has other sizes, or some weights are not in the model's dtype, or are
+    float32: products of experts read all digits of it, those of other layers ten bits."""
     pairs = ((gate_up, shared.gate_up), (down, shared.down))
     have_sizes = all(
         (one.out_features, one.in_features) == (of_all.out_features, of_all.in_features)
@@ -267,6 +268,8 @@ def _joint_layer_of(
     linears = [shared.gate_up, shared.down, *([] if shared.gate is None else [shared.gate])]
     are_dense = {gate_up.kind, down.kind, *(each.kind for each in linears)} == {DenseLinear.kind}
     if not (have_sizes and are_dense) or activation not in (SILU, GELU):
+        return None
+    if gate_up.weight.dtype == torch.float32:
         return None
     gate = None if shared.gate is None else _matrix(shared.gate)
     expert = dense.SharedExpert(_matrix(shared.gate_up), _matrix(shared.down), gate)

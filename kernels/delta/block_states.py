@@ -16,6 +16,7 @@ from ..states.block_rows import (
     clear,
     dot,
     first_read,
+    floats,
     load_gate,
     load_rows,
     unit_address,
@@ -100,11 +101,6 @@ def block_states(
 
 
 @triton.jit
-def _floats(p):
-    return p.to(tl.pointer_type(tl.float32), bitcast=True)
-
-
-@triton.jit
 def _tail_of(
     p_rows,
     p_unit,
@@ -125,8 +121,8 @@ def _tail_of(
     p_keys = (p_unit + KEYS_AT).to(elements, bitcast=True)
     p_values = (p_unit + VALUES_AT).to(elements, bitcast=True)
     p_values += i_of_head * BLOCK * VALUE_DIM + column
-    p_inverse = _floats(p_unit + ROWS_AT) + i_of_head * BLOCK * BLOCK
-    return p_tail, p_keys, p_values, p_inverse, _floats(p_unit + GATES_AT) + 2 * i_of_head
+    p_inverse = floats(p_unit + ROWS_AT) + i_of_head * BLOCK * BLOCK
+    return p_tail, p_keys, p_values, p_inverse, floats(p_unit + GATES_AT) + 2 * i_of_head
 
 
 @triton.jit
@@ -462,7 +458,7 @@ def _block_states(
     o_state = (i_of_head * KEY_DIM + o_k[:, None]) * VALUE_DIM + column + o_v[None, :]
     is_inside = (o_k < KEY_DIM)[:, None] & is_column
     # The state before a sequence is zeros, and no page holds it.
-    b_state = tl.load(_floats(p_unit) + o_state, mask=is_inside & (before > 0), other=0.0)
+    b_state = tl.load(floats(p_unit) + o_state, mask=is_inside & (before > 0), other=0.0)
     # The first block and the last one, and behind the first those between them.
     for border in range(before, end, tl.maximum(last - before, BLOCK)):
         b_state = _edge_block(
@@ -529,7 +525,7 @@ def _block_states(
                 ROUNDS,
             )
     if last > before:
-        tl.store(_floats(p_next) + o_state, b_state, mask=is_inside)
+        tl.store(floats(p_next) + o_state, b_state, mask=is_inside)
         _copy_inputs(
             p_tail,
             p_next_tail,

@@ -16,6 +16,7 @@ from ..states.block_rows import (
     clear,
     dot,
     first_read,
+    floats,
     load_gate,
     load_rows,
     unit_address,
@@ -93,18 +94,13 @@ def block_states(
 
 
 @triton.jit
-def _floats(p):
-    return p.to(tl.pointer_type(tl.float32), bitcast=True)
-
-
-@triton.jit
 def _tail_of(
     p_rows, p_unit, DECAYS_AT: tl.constexpr, KEYS_AT: tl.constexpr, VALUES_AT: tl.constexpr
 ):
     """Addresses of decays, keys and values in a unit's tail."""
     rows = tl.pointer_type(p_rows.dtype.element_ty)
     p_keys = (p_unit + KEYS_AT).to(rows, bitcast=True)
-    return _floats(p_unit + DECAYS_AT), p_keys, (p_unit + VALUES_AT).to(rows, bitcast=True)
+    return floats(p_unit + DECAYS_AT), p_keys, (p_unit + VALUES_AT).to(rows, bitcast=True)
 
 
 @triton.jit
@@ -252,7 +248,7 @@ def _block_states(
     o_state = (i_of_unit * STATE_DIM + o_n[:, None]) * HEAD_DIM + part + o_v[None, :]
     is_inside = (o_n < STATE_DIM)[:, None] & is_column
     # The state before a sequence is zeros, and no page holds it.
-    b_state = tl.load(_floats(p_unit) + o_state, mask=is_inside & (before > 0), other=0.0)
+    b_state = tl.load(floats(p_unit) + o_state, mask=is_inside & (before > 0), other=0.0)
     for border in range(before, end, BLOCK):
         o_position = border + o_t
         is_own = ((o_position >= start) & (o_position < end))[:, None]
@@ -304,4 +300,4 @@ def _block_states(
         if end >= border + BLOCK:
             b_state = _advanced(b_state, b_key, b_value, b_sum, BLOCK, PRECISION, ROUNDS)
     if last > before:
-        tl.store(_floats(p_next) + o_state, b_state, mask=is_inside)
+        tl.store(floats(p_next) + o_state, b_state, mask=is_inside)

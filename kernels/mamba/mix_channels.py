@@ -12,6 +12,7 @@ import triton.language as tl
 
 from ..states.block_rows import (
     convolved,
+    floats,
     load_inputs,
     oldest_neighbour,
     softplus,
@@ -94,11 +95,6 @@ def mix_channels(
         num_warps=1 if has_tokens else 4,
     )
     return mixed
-
-
-@triton.jit
-def _floats(p):
-    return p.to(tl.pointer_type(tl.float32), bitcast=True)
 
 
 @triton.jit
@@ -328,8 +324,8 @@ def _mix_channels(
             tl.store(p_gate, b_decay, mask=is_own[:, None])
             tl.store(p_gate + 1, b_step, mask=is_own[:, None])
             store_rows(
-                _floats(p_unit + DECAYS_AT) - i_head,
-                _floats(p_next + DECAYS_AT) - i_head,
+                floats(p_unit + DECAYS_AT) - i_head,
+                floats(p_next + DECAYS_AT) - i_head,
                 b_decay,
                 o_row,
                 o_next_row,

@@ -26,6 +26,12 @@ def unit_address(p_pages, p_table, stride_table, stride_page, i_row, unit, per_p
 
 
 @triton.jit
+def floats(p):
+    """The address as one of float32."""
+    return p.to(tl.pointer_type(tl.float32), bitcast=True)
+
+
+@triton.jit
 def _num_neighbours(p_first, p_last, p_starts, p_ends, stride_table, i_row, BEFORE: tl.constexpr):
     """Rows of one token before a row, at most `BEFORE`, that are of the same sequence: each ends
     where the next one starts, with the same state."""
@@ -33,10 +39,11 @@ def _num_neighbours(p_first, p_last, p_starts, p_ends, stride_table, i_row, BEFO
     for i in tl.static_range(BEFORE):
         row = tl.maximum(i_row - i - 1, 0)
         end = tl.load(p_ends + row)
-        is_next = (count == i) & (i_row > i) & (end == tl.load(p_starts + row + 1))
+        after = tl.minimum(row + 1, i_row)
+        is_next = (count == i) & (i_row > i) & (end == tl.load(p_starts + after))
         is_next = is_next & (end == tl.load(p_starts + row) + 1)
         state = tl.load(p_last + row * stride_table)
-        is_next = is_next & (state == tl.load(p_first + (row + 1) * stride_table))
+        is_next = is_next & (state == tl.load(p_first + after * stride_table))
         count += is_next.to(tl.int32)
     return count
 

@@ -48,15 +48,7 @@ def engine_config_of(
 def attention_pivot_of(model: ModelConfig) -> int:
     """Position at which attention over the tokens before it takes as many multiplications as a
     token's products with weights: about that at which it takes as long."""
-    attention_width = model.num_heads * model.head_dim
-    kv_width = model.num_kv_heads * model.head_dim
-    width = model.intermediate_size
-    if model.experts is not None:
-        width = model.experts.num_chosen * model.experts.intermediate_size
-        width += model.experts.shared_size
-    num_mlp_products = 3 if model.is_gated else 2
-    products = 2 * attention_width + 2 * kv_width + num_mlp_products * width
-    return model.hidden_size * products // (2 * attention_width)
+    return round(1 / model.attention_work)
 
 
 def _max_model_len(request: BuildRequest) -> int:
