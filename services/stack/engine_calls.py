@@ -16,6 +16,9 @@ from ..runtime.member import Member
 CALL_SECONDS = 60.0
 """Longest time that an engine takes to fall asleep or to wake: memory of hundreds of GB."""
 
+DESCRIBED_SECONDS = 10.0
+"""Longest time that an engine takes to describe itself."""
+
 
 class EngineCallFailed(Exception):
     """An engine did not do what it was called for. The message is a sentence."""
@@ -37,7 +40,7 @@ async def wake(address: str) -> None:
 async def described(address: str) -> Member:
     """An engine as it describes itself now. Raises `EngineCallFailed`."""
     async with _stub(address) as stub:
-        return Member.from_pb(await stub.Info(pb.InfoRequest(), timeout=CALL_SECONDS))
+        return Member.from_pb(await stub.Info(pb.InfoRequest(), timeout=DESCRIBED_SECONDS))
 
 
 @asynccontextmanager

@@ -16,13 +16,15 @@ from typing import Any
 from headwater.proto import events_pb2
 
 from ..runtime.bus import Subscription
-from ..runtime.member import AWAKE, Kind, ReplicaLoad
+from ..runtime.member import ASLEEP, AWAKE, Kind, ReplicaLoad
 from ..runtime.membership import Members
 from . import engine_calls
 from .engine_calls import EngineCallFailed
 from .model_stages import ModelStages, State
 from .turn_policy import ModelSight, Switch, TurnPolicy, Waiting
 
+RETRY_SECONDS = 1.0
+"""Time in which a model is left as it is, after a call of its engine failed."""
 OPERATOR = ""
 """Tenant for which a model is woken by hand: no tenant's key."""
 Demand = Mapping[str, Waiting]
@@ -43,6 +45,8 @@ class _Engine:
 @dataclass(slots=True)
 class _Model:
     is_pinned: bool = False
+    retry_at: float = 0.0
+    """Time until which its engine is not called again: a call failed."""
     woken_by_hand_at: float | None = None
     """Since when an operator waits for it."""
     asleep_since: float = 0.0
@@ -124,9 +128,9 @@ class ModelTurns:
 
     def pin(self, name: str, *, is_pinned: bool) -> str:
         """Has a model stay awake, or no longer. Returns why not; empty: done."""
-        others = [each for each in self._sights if each.name != name]
-        pinned = sum(each.num_bytes for each in self._sights if each.is_pinned or each.name == name)
-        largest = max((each.num_bytes for each in others if not each.is_pinned), default=0)
+        pins = {each for each, model in self._models.items() if model.is_pinned} | {name}
+        pinned = sum(each.num_bytes for each in self._sights if each.name in pins)
+        largest = max((each.num_bytes for each in self._sights if each.name not in pins), default=0)
         if is_pinned and pinned + largest > self._resident_bytes:
             return (
                 f"with {name!r} awake for good, {self._resident_bytes - pinned} bytes are left for "
@@ -179,6 +183,7 @@ class ModelTurns:
     def _sight(self, name: str, demand: Demand, now: float) -> ModelSight:
         model = self._model(name)
         engine = model.engine
+        is_left_alone = now < model.retry_at
         waiting = dict(demand)
         if engine is not None and not engine.is_awake:
             if _has_work(engine.load):
@@ -191,21 +196,21 @@ class ModelTurns:
             num_bytes=0 if engine is None else engine.load.num_releasable_bytes,
             is_awake=engine is not None and engine.is_awake,
             has_work=engine is not None and _has_work(engine.load),
-            is_pinned=model.is_pinned,
+            is_pinned=model.is_pinned or is_left_alone,
             # Without an engine there is none to wake: the supervisor starts it again.
-            waiting={} if engine is None else waiting,
+            waiting={} if engine is None or is_left_alone else waiting,
         )
 
     async def _do(self, switch: Switch) -> None:
-        """Carries a switch out. An engine that fails is seen as it is at the next look."""
+        """Carries a switch out. A model whose engine fails is left alone for a moment, so that
+        others are chosen."""
         self._waking = switch.wakes
         waiting = self._waiting_for(switch.wakes)
         try:
             for name in switch.sleeps:
                 await self._put_to_sleep(name)
-            if switch.wakes and (engine := self._model(switch.wakes).engine) is not None:
-                await engine_calls.wake(engine.address)
-                engine.is_awake = True
+            if switch.wakes:
+                await self._wake_up(switch.wakes)
         except EngineCallFailed as failed:
             self._report(f"turn of {switch.wakes or 'no model'}: {failed}")
         finally:
@@ -226,8 +231,32 @@ class ModelTurns:
         try:
             await engine_calls.sleep(engine.address)
         except EngineCallFailed:
-            engine.is_awake = True
+            # The memory of an engine that is still falling asleep is not free.
+            engine.is_awake = await self._state_after_failure(model, AWAKE) != ASLEEP
             raise
+
+    async def _wake_up(self, name: str) -> None:
+        model = self._model(name)
+        if (engine := model.engine) is None:
+            return
+        try:
+            await engine_calls.wake(engine.address)
+            engine.is_awake = True
+        except EngineCallFailed:
+            engine.is_awake = await self._state_after_failure(model, ASLEEP) == AWAKE
+            raise
+
+    async def _state_after_failure(self, model: _Model, otherwise: str) -> str:
+        """State of the engine as it says itself after a call that failed: a call that took too
+        long may have been obeyed. `otherwise`: where it does not answer."""
+        assert model.engine is not None
+        try:
+            load = (await engine_calls.described(model.engine.address)).load
+        except EngineCallFailed:
+            return otherwise
+        finally:
+            model.retry_at = self._clock() + RETRY_SECONDS
+        return otherwise if load is None else load.sleep_state or AWAKE
 
     def _waiting_for(self, name: str) -> Demand:
         return next((each.waiting for each in self._sights if each.name == name), {})

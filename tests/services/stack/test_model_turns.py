@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
+
+import pytest
 
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.member import Kind
@@ -49,6 +53,54 @@ class Device:
         while {name: self.turns.entry(name).get("turn") for name in self.engines} != states:
             await self.look(demand)
             await asyncio.sleep(0.02)
+
+
+@contextlib.asynccontextmanager
+async def two_engines(*flags: str) -> AsyncIterator[Device]:
+    """Engines of `a` and `b`, both awake at first, with room for one."""
+    reports: list[str] = []
+    with (
+        engine_process("--takes-turns", "--replica-id=a", *flags) as a,
+        engine_process("--takes-turns", "--replica-id=b", *flags) as b,
+    ):
+        async with asyncio.timeout(50), asyncio.TaskGroup() as tasks:
+            turns = ModelTurns(ENGINE_BYTES * 3 // 2, reports.append)
+            yield Device({"a": a, "b": b}, turns, tasks, reports)
+
+
+async def test_a_call_that_fails_is_not_repeated_without_a_pause() -> None:
+    async with two_engines() as device:
+        await device.until({"a": "asleep", "b": "awake"})
+        os.kill(device.engines["a"].process.pid, signal.SIGKILL)
+        await asyncio.to_thread(device.engines["a"].wait)
+        demand = {"a": {"x": Waiting(asyncio.get_running_loop().time())}}
+        # Heartbeats of `a` have yet to expire.
+        while not device.reports:
+            device.turns.look(device.models(), device.members, demand, device.tasks)
+            await asyncio.sleep(0.02)
+        for _ in range(20):
+            device.turns.look(device.models(), device.members, demand, device.tasks)
+            await asyncio.sleep(0.02)
+        assert len(device.reports) == 1
+
+
+async def test_an_engine_whose_reply_was_lost_is_asked_whether_it_sleeps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def obeyed_without_reply(address: str) -> int:
+        await sleep(address)
+        raise engine_calls.EngineCallFailed("Deadline Exceeded")
+
+    sleep = engine_calls.sleep
+    async with two_engines() as device:
+        await device.until({"a": "asleep", "b": "awake"})
+        monkeypatch.setattr(engine_calls, "sleep", obeyed_without_reply)
+        # Until `a` has fallen asleep.
+        while device.turns.sleep("b", device.tasks):  # noqa: ASYNC110 (a call in another task)
+            await asyncio.sleep(0.02)
+        while not device.reports:  # noqa: ASYNC110 (a call in another task)
+            await asyncio.sleep(0.02)
+        assert device.turns.entry("b")["turn"] == "asleep"
 
 
 async def test_engines_sleep_and_wake_by_demand_and_by_hand() -> None:
