@@ -27,6 +27,9 @@ RETRY_SECONDS = 1.0
 """Time in which a model is left as it is, after a call of its engine failed."""
 OPERATOR = ""
 """Tenant for which a model is woken by hand: no tenant's key."""
+TURNING = (State.SERVING, State.UNLOADING)
+"""States in which a model takes turns. One that is unloaded holds memory while it is awake, and has
+to wake where requests that it preempted are to end."""
 Demand = Mapping[str, Waiting]
 """Tenants whose requests wait for a model, at all gateways."""
 
@@ -95,7 +98,7 @@ class ModelTurns:
         """Looks at all models, and begins the switch that is due. To be called several times a
         second, and when demand changes."""
         now = self._clock()
-        served = [model for model in models if model.state is State.SERVING]
+        served = [model for model in models if model.state in TURNING]
         self._loads = {
             (each.replica_id, each.epoch): self._loads[each.replica_id, each.epoch]
             for each in members.of(Kind.ENGINE)

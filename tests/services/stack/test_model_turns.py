@@ -20,7 +20,14 @@ from headwater.services.stack import engine_calls
 from headwater.services.stack.model_stages import ModelStages, State
 from headwater.services.stack.model_turns import Demand, ModelTurns
 from headwater.services.stack.turn_policy import Waiting
-from tests.services.engine.engine_process import EngineProcess, engine_process
+from tests.services.engine.engine_process import (
+    EngineProcess,
+    add,
+    answer,
+    client_of,
+    engine_process,
+    prompt,
+)
 
 ENGINE_BYTES = 2048 * 16 * 8
 """Of an engine's simulated cache."""
@@ -34,12 +41,17 @@ class Device:
     turns: ModelTurns
     tasks: asyncio.TaskGroup
     reports: list[str]
+    states: dict[str, State] = field(default_factory=dict)
+    """Of models that are not served."""
     members: Members = field(default_factory=lambda: Members(Bus(None), [Kind.ENGINE]))
 
     def models(self) -> list[ModelStages]:
         def stages(name: str) -> Any:
             return SimpleNamespace(
-                name=name, state=State.SERVING, engines={0: None}, replica_id=lambda number: name
+                name=name,
+                state=self.states.get(name, State.SERVING),
+                engines={0: None},
+                replica_id=lambda number: name,
             )
 
         return [cast("ModelStages", stages(name)) for name in self.engines]
@@ -52,6 +64,11 @@ class Device:
     async def until(self, states: dict[str, str], demand: dict[str, Demand] | None = None) -> None:
         while {name: self.turns.entry(name).get("turn") for name in self.engines} != states:
             await self.look(demand)
+            await asyncio.sleep(0.02)
+
+    async def sleep(self, name: str) -> None:
+        """Begins to put a model to sleep, once no other switch is under way."""
+        while self.turns.sleep(name, self.tasks):  # noqa: ASYNC110 (a call in another task)
             await asyncio.sleep(0.02)
 
 
@@ -95,12 +112,24 @@ async def test_an_engine_whose_reply_was_lost_is_asked_whether_it_sleeps(
     async with two_engines() as device:
         await device.until({"a": "asleep", "b": "awake"})
         monkeypatch.setattr(engine_calls, "sleep", obeyed_without_reply)
-        # Until `a` has fallen asleep.
-        while device.turns.sleep("b", device.tasks):  # noqa: ASYNC110 (a call in another task)
-            await asyncio.sleep(0.02)
+        await device.sleep("b")
         while not device.reports:  # noqa: ASYNC110 (a call in another task)
             await asyncio.sleep(0.02)
         assert device.turns.entry("b")["turn"] == "asleep"
+
+
+async def test_a_model_that_is_unloaded_wakes_to_end_what_it_preempted() -> None:
+    async with two_engines("--simulated-step-seconds=0.005") as device:
+        await device.until({"a": "asleep", "b": "awake"})
+        async with client_of(device.engines["b"]) as client:
+            await client.send(add(1, prompt(1), 400))
+            await client.read_tokens(1, 3)
+            await device.sleep("b")
+            await device.until({"a": "asleep", "b": "asleep"})
+            device.states["b"] = State.UNLOADING
+            await device.until({"a": "asleep", "b": "awake"})
+            await client.read_until_finished(1)
+            assert client.tokens[1] == answer(prompt(1), 400)
 
 
 async def test_engines_sleep_and_wake_by_demand_and_by_hand() -> None:
