@@ -280,7 +280,7 @@ class ModelManager:
                 request = msgspec.json.decode(call.payload, type=ModelRequest)
                 answer: dict[str, Any] = {
                     "models": [
-                        {**model.card(), **self._turn_of(model)}
+                        {**model.card(), **self._turn_card(model)}
                         for model in self._asked(request, members, tasks)
                     ]
                 }
@@ -315,6 +315,9 @@ class ModelManager:
 
     def _turn_of(self, model: ModelStages) -> dict[str, Any]:
         return {} if self._turns is None else self._turns.entry(model.name)
+
+    def _turn_card(self, model: ModelStages) -> dict[str, Any]:
+        return {} if self._turns is None else self._turns.card(model.name)
 
     def _turn(self, request: ModelRequest, tasks: asyncio.TaskGroup) -> ModelStages:
         """Has a model sleep, wake or stay awake. Raises `Refused`."""

@@ -114,20 +114,26 @@ class ModelTurns:
             tasks.create_task(self._do(switch))
 
     def entry(self, name: str) -> dict[str, Any]:
-        """Fields of the model's entry in the catalogue, and of its card."""
+        """Fields of the model's entry in the catalogue, which is published whenever one changes:
+        none tells the time."""
         engine = self._model(name).engine
         if engine is None:
             return {}
-        now = self._clock()
-        last_used = self._policy.last_used(name)
+        wait = self._policy.wait_seconds(name, self._sights, self._clock())
         state = AWAKE if engine.is_awake else "waking" if name == self._waking else "asleep"
         return {
             "turn": state,
-            "wait_seconds": round(self._policy.wait_seconds(name, self._sights, now), 2),
+            "wait_seconds": round(wait, 1),
             "num_bytes": engine.load.num_releasable_bytes,
-            "unused_seconds": round(now - last_used, 1) if math.isfinite(last_used) else -1.0,
             "is_pinned": self._model(name).is_pinned,
         }
+
+    def card(self, name: str) -> dict[str, Any]:
+        """Fields of the model's card for administrators."""
+        if not (entry := self.entry(name)):
+            return {}
+        unused = self._clock() - self._policy.last_used(name)
+        return entry | {"unused_seconds": round(unused, 1) if math.isfinite(unused) else -1.0}
 
     def pin(self, name: str, *, is_pinned: bool) -> str:
         """Has a model stay awake, or no longer. Returns why not; empty: done."""
