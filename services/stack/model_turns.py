@@ -25,6 +25,8 @@ from .turn_policy import ModelSight, Switch, TurnPolicy, Waiting
 
 RETRY_SECONDS = 1.0
 """Time in which a model is left as it is, after a call of its engine failed."""
+START_SECONDS = 60.0
+"""Time in which room is kept for an engine that is started again; others then have as long."""
 OPERATOR = ""
 """Tenant for which a model is woken by hand: no tenant's key."""
 TURNING = (State.SERVING, State.UNLOADING)
@@ -56,6 +58,16 @@ class _Model:
     preempted: Demand = field(default_factory=dict)
     """Tenants for whose requests the engine had work when it fell asleep."""
     engine: _Engine | None = None
+    num_bytes: int = 0
+    """Of its engine, while it is awake."""
+    lost_at: float | None = None
+    """Since when it has no engine any more."""
+
+    def needs_room_to_start(self, now: float) -> bool:
+        """Whether an engine that is lost is kept room for: it is awake while it starts."""
+        return self.lost_at is not None and (now - self.lost_at) % (2 * START_SECONDS) < (
+            START_SECONDS
+        )
 
 
 class ModelTurns:
@@ -175,7 +187,9 @@ class ModelTurns:
         found = [members.get(Kind.ENGINE, stages.replica_id(number)) for number in stages.engines]
         member = next((each for each in found if each is not None), None)
         if member is None or member.load is None:
-            model.engine = None
+            if model.engine is not None:
+                model.engine = None
+                model.lost_at = now
             return
         load = self._loads.get((member.replica_id, member.epoch), member.load)
         known = model.engine
@@ -184,6 +198,8 @@ class ModelTurns:
         else:
             model.engine = _Engine(member.address, member.epoch, load, load.is_awake)
             model.asleep_since = now
+        model.num_bytes = load.num_releasable_bytes
+        model.lost_at = None
         self._policy.note_costs(stages.name, load.wake_seconds)
         if model.engine is not None and model.engine.is_awake:
             model.woken_by_hand_at = None
@@ -192,9 +208,18 @@ class ModelTurns:
     def _sight(self, name: str, demand: Demand, now: float) -> ModelSight:
         model = self._model(name)
         engine = model.engine
+        if engine is None:
+            # There is none to wake: the supervisor starts it again.
+            is_starting = model.needs_room_to_start(now) and (bool(demand) or model.is_pinned)
+            return ModelSight(
+                name=name,
+                num_bytes=model.num_bytes if is_starting else 0,
+                is_awake=is_starting,
+                is_pinned=is_starting,
+            )
         is_left_alone = now < model.retry_at
         waiting = dict(demand)
-        if engine is not None and not engine.is_awake:
+        if not engine.is_awake:
             if _has_work(engine.load):
                 preempted = model.preempted or {OPERATOR: Waiting(model.asleep_since)}
                 waiting |= preempted
@@ -202,12 +227,11 @@ class ModelTurns:
                 waiting[OPERATOR] = Waiting(model.woken_by_hand_at)
         return ModelSight(
             name=name,
-            num_bytes=0 if engine is None else engine.load.num_releasable_bytes,
-            is_awake=engine is not None and engine.is_awake,
-            has_work=engine is not None and _has_work(engine.load),
+            num_bytes=model.num_bytes,
+            is_awake=engine.is_awake,
+            has_work=_has_work(engine.load),
             is_pinned=model.is_pinned or is_left_alone,
-            # Without an engine there is none to wake: the supervisor starts it again.
-            waiting={} if engine is None or is_left_alone else waiting,
+            waiting={} if is_left_alone else waiting,
         )
 
     async def _do(self, switch: Switch) -> None:

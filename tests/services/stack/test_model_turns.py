@@ -18,7 +18,7 @@ from headwater.services.runtime.member import Kind
 from headwater.services.runtime.membership import Members
 from headwater.services.stack import engine_calls
 from headwater.services.stack.model_stages import ModelStages, State
-from headwater.services.stack.model_turns import Demand, ModelTurns
+from headwater.services.stack.model_turns import START_SECONDS, Demand, ModelTurns
 from headwater.services.stack.turn_policy import Waiting
 from tests.services.engine.engine_process import (
     EngineProcess,
@@ -43,6 +43,7 @@ class Device:
     reports: list[str]
     states: dict[str, State] = field(default_factory=dict)
     """Of models that are not served."""
+    dead: set[str] = field(default_factory=set)
     members: Members = field(default_factory=lambda: Members(Bus(None), [Kind.ENGINE]))
 
     def models(self) -> list[ModelStages]:
@@ -57,12 +58,21 @@ class Device:
         return [cast("ModelStages", stages(name)) for name in self.engines]
 
     async def look(self, demand: dict[str, Demand] | None = None) -> None:
-        for engine in self.engines.values():
+        for engine in (self.engines[name] for name in self.engines.keys() - self.dead):
             self.members.on_member(await engine_calls.described(engine.address), from_bus=True)
         self.turns.look(self.models(), self.members, demand or {}, self.tasks)
 
+    async def kill(self, name: str) -> None:
+        """Ends an engine, which the others are told."""
+        gone = await engine_calls.described(self.engines[name].address)
+        os.kill(self.engines[name].process.pid, signal.SIGKILL)
+        self.members.on_member(replace(gone, leaving=True), from_bus=True)
+        self.dead.add(name)
+
     async def until(self, states: dict[str, str], demand: dict[str, Demand] | None = None) -> None:
-        while {name: self.turns.entry(name).get("turn") for name in self.engines} != states:
+        while {
+            name: self.turns.entry(name).get("turn") for name in self.engines.keys() - self.dead
+        } != states:
             await self.look(demand)
             await asyncio.sleep(0.02)
 
@@ -132,6 +142,19 @@ async def test_a_model_that_is_unloaded_wakes_to_end_what_it_preempted() -> None
             assert client.tokens[1] == answer(prompt(1), 400)
 
 
+async def test_an_engine_that_was_lost_and_is_asked_for_gets_room_to_start_again() -> None:
+    async with two_engines() as device:
+        await device.until({"a": "asleep", "b": "awake"})
+        await device.kill("a")
+        await device.look()
+        demand = {"a": {"x": Waiting(asyncio.get_running_loop().time())}}
+        await device.until({"b": "asleep"}, demand)
+        # And no longer than others have afterwards.
+        model = device.turns._model("a")
+        assert model.lost_at is not None
+        assert not model.needs_room_to_start(model.lost_at + START_SECONDS + 1)
+
+
 async def test_engines_sleep_and_wake_by_demand_and_by_hand() -> None:
     reports: list[str] = []
     with (
@@ -165,8 +188,5 @@ async def test_engines_sleep_and_wake_by_demand_and_by_hand() -> None:
             await device.until({"a": "asleep", "b": "awake"})
             assert reports == []
             # An engine that has died is left out, and is no obstacle to others.
-            gone = await engine_calls.described(b.address)
-            os.kill(b.process.pid, signal.SIGKILL)
-            device.members.on_member(replace(gone, leaving=True), from_bus=True)
-            del device.engines["b"]
+            await device.kill("b")
             await device.until({"a": "awake"}, waiting)
