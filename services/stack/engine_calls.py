@@ -13,9 +13,9 @@ from headwater.proto import engine_pb2_grpc
 from ..runtime.channel import open_channel
 from ..runtime.member import Member
 
-CALL_SECONDS = 60.0
-"""Longest time that an engine takes to fall asleep or to wake: memory of hundreds of GB."""
-
+CALL_SECONDS = 600.0
+"""Longest time that an engine takes to fall asleep or to wake: `MOVING_SECONDS` of its core's
+watch."""
 DESCRIBED_SECONDS = 10.0
 """Longest time that an engine takes to describe itself."""
 
