@@ -47,6 +47,8 @@ class Sleep:
     def begin(self, call: int) -> None:
         """Lets the engine fall asleep. One that sleeps already goes on with it."""
         self._call = call
+        # Of an earlier call to wake: this one does not fail.
+        self._problem = ""
         if self.is_awake:
             self.state = SleepState.FALLING_ASLEEP
             self._begun_at = self._clock()

@@ -908,7 +908,6 @@ class CatalogueEntry(_message.Message):
     TURN_FIELD_NUMBER: _builtins.int
     WAIT_SECONDS_FIELD_NUMBER: _builtins.int
     NUM_BYTES_FIELD_NUMBER: _builtins.int
-    UNUSED_SECONDS_FIELD_NUMBER: _builtins.int
     IS_PINNED_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """as clients ask for it"""
@@ -924,8 +923,6 @@ class CatalogueEntry(_message.Message):
     """until it is awake, as far as one can tell; 0: it is"""
     num_bytes: _builtins.int
     """of the device, while it is awake"""
-    unused_seconds: _builtins.float
-    """since it last computed something; negative: it has not"""
     is_pinned: _builtins.bool
     """whether it stays awake"""
     def __init__(
@@ -938,12 +935,11 @@ class CatalogueEntry(_message.Message):
         turn: _builtins.str = ...,
         wait_seconds: _builtins.float = ...,
         num_bytes: _builtins.int = ...,
-        unused_seconds: _builtins.float = ...,
         is_pinned: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_pinned", b"is_pinned", "model", b"model", "num_bytes", b"num_bytes", "problem", b"problem", "retry_seconds", b"retry_seconds", "state", b"state", "turn", b"turn", "unused_seconds", b"unused_seconds", "wait_seconds", b"wait_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_pinned", b"is_pinned", "model", b"model", "num_bytes", b"num_bytes", "problem", b"problem", "retry_seconds", b"retry_seconds", "state", b"state", "turn", b"turn", "wait_seconds", b"wait_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

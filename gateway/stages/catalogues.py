@@ -74,7 +74,8 @@ class Catalogues:
         return [self._received[name].entries[model] for name in self.owners(model)]
 
     def turn_of(self, model: str) -> dict[str, Any]:
-        """Facts about a model's turn on its device, for people; empty where models take none."""
+        """Facts about a model's turn on its device, for tenants; empty where models take none. When
+        the model was last used is not among them: others may have used it."""
         entry = next((each for each in self.entries(model) if each.turn), None)
         if entry is None:
             return {}
@@ -83,7 +84,6 @@ class Catalogues:
                 "state": entry.turn,
                 "wait_seconds": entry.wait_seconds,
                 "num_bytes": entry.num_bytes,
-                "unused_seconds": None if entry.unused_seconds < 0 else entry.unused_seconds,
                 "is_pinned": entry.is_pinned,
             }
         }

@@ -5,6 +5,7 @@ management)."""
 from __future__ import annotations
 
 import ctypes
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -60,13 +61,13 @@ class DeviceMemory:
         size = _size(self.num_bytes)
         _call("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(self._properties), _word(0))
         address = _word(self._address)
-        try:
+        access = _Access(self._properties.location, _READ_WRITE)
+        with ExitStack() as undo:
+            undo.callback(_call, "cuMemRelease", handle)
             _call("cuMemMap", address, size, _size(0), handle, _word(0))
-            access = _Access(self._properties.location, _READ_WRITE)
+            undo.callback(_call, "cuMemUnmap", address, size)
             _call("cuMemSetAccess", address, size, ctypes.byref(access), _size(1))
-        except DriverError:
-            _call("cuMemRelease", handle)
-            raise
+            undo.pop_all()
         self._handle = handle.value
 
     def unmap(self) -> None:

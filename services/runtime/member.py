@@ -31,6 +31,8 @@ _SAME = ("address", "numerics_id", "draining", "leaving", "rest_url", "version")
 
 AWAKE = "awake"
 """`sleep_state` of an engine whose memory is here."""
+ASLEEP = "asleep"
+"""`sleep_state` of an engine that has given its memory back."""
 
 
 def new_epoch() -> int:

@@ -13,8 +13,11 @@ from headwater.proto import engine_pb2_grpc
 from ..runtime.channel import open_channel
 from ..runtime.member import Member
 
-CALL_SECONDS = 60.0
-"""Longest time that an engine takes to fall asleep or to wake: memory of hundreds of GB."""
+CALL_SECONDS = 600.0
+"""Longest time that an engine takes to fall asleep or to wake: `MOVING_SECONDS` of its core's
+watch."""
+DESCRIBED_SECONDS = 10.0
+"""Longest time that an engine takes to describe itself."""
 
 
 class EngineCallFailed(Exception):
@@ -37,7 +40,7 @@ async def wake(address: str) -> None:
 async def described(address: str) -> Member:
     """An engine as it describes itself now. Raises `EngineCallFailed`."""
     async with _stub(address) as stub:
-        return Member.from_pb(await stub.Info(pb.InfoRequest(), timeout=CALL_SECONDS))
+        return Member.from_pb(await stub.Info(pb.InfoRequest(), timeout=DESCRIBED_SECONDS))
 
 
 @asynccontextmanager

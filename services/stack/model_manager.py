@@ -134,8 +134,7 @@ class ModelManager:
             bus.subscribe(subjects.models_control(self._id)) as calls,
             bus.subscribe(subjects.EVERY_DEMAND) as words,
             bus.subscribe(subjects.HELLO) as hellos,
-            bus.subscribe(subjects.EVERY_LOAD) as loads,
-            owned_task(self._follow_loads(loads)),
+            owned_task(self._follow_loads(bus)),
             owned_task(self._answer(bus, calls, members, tasks)),
             owned_task(self._follow(words)),
             owned_task(self._greet(hellos)),
@@ -234,9 +233,12 @@ class ModelManager:
         now = self._now()
         return {name: demand_of(self._words(name, now)) for name in self._models}
 
-    async def _follow_loads(self, loads: Subscription) -> None:
+    async def _follow_loads(self, bus: Bus) -> None:
+        """Takes the load messages of engines where models take turns: many a second, which nothing
+        else here reads."""
         if self._turns is not None:
-            await self._turns.follow(loads)
+            async with bus.subscribe(subjects.EVERY_LOAD) as loads:
+                await self._turns.follow(loads)
 
     async def _follow(self, words: Subscription) -> None:
         async for _, word in words.decoded(events_pb2.Demand.FromString, "demand"):
@@ -278,7 +280,7 @@ class ModelManager:
                 request = msgspec.json.decode(call.payload, type=ModelRequest)
                 answer: dict[str, Any] = {
                     "models": [
-                        {**model.card(), **self._turn_of(model)}
+                        {**model.card(), **self._turn_card(model)}
                         for model in self._asked(request, members, tasks)
                     ]
                 }
@@ -313,6 +315,9 @@ class ModelManager:
 
     def _turn_of(self, model: ModelStages) -> dict[str, Any]:
         return {} if self._turns is None else self._turns.entry(model.name)
+
+    def _turn_card(self, model: ModelStages) -> dict[str, Any]:
+        return {} if self._turns is None else self._turns.card(model.name)
 
     def _turn(self, request: ModelRequest, tasks: asyncio.TaskGroup) -> ModelStages:
         """Has a model sleep, wake or stay awake. Raises `Refused`."""

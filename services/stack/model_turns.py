@@ -16,15 +16,22 @@ from typing import Any
 from headwater.proto import events_pb2
 
 from ..runtime.bus import Subscription
-from ..runtime.member import AWAKE, Kind, ReplicaLoad
+from ..runtime.member import ASLEEP, AWAKE, Kind, ReplicaLoad
 from ..runtime.membership import Members
 from . import engine_calls
 from .engine_calls import EngineCallFailed
 from .model_stages import ModelStages, State
 from .turn_policy import ModelSight, Switch, TurnPolicy, Waiting
 
+RETRY_SECONDS = 1.0
+"""Time in which a model is left as it is, after a call of its engine failed."""
+START_SECONDS = 60.0
+"""Time in which room is kept for an engine that is started again; others then have as long."""
 OPERATOR = ""
 """Tenant for which a model is woken by hand: no tenant's key."""
+TURNING = (State.SERVING, State.UNLOADING)
+"""States in which a model takes turns. One that is unloaded holds memory while it is awake, and has
+to wake where requests that it preempted are to end."""
 Demand = Mapping[str, Waiting]
 """Tenants whose requests wait for a model, at all gateways."""
 
@@ -43,12 +50,24 @@ class _Engine:
 @dataclass(slots=True)
 class _Model:
     is_pinned: bool = False
+    retry_at: float = 0.0
+    """Time until which its engine is not called again: a call failed."""
     woken_by_hand_at: float | None = None
     """Since when an operator waits for it."""
     asleep_since: float = 0.0
     preempted: Demand = field(default_factory=dict)
     """Tenants for whose requests the engine had work when it fell asleep."""
     engine: _Engine | None = None
+    num_bytes: int = 0
+    """Of its engine, while it is awake."""
+    lost_at: float | None = None
+    """Since when it has no engine any more."""
+
+    def needs_room_to_start(self, now: float) -> bool:
+        """Whether an engine that is lost is kept room for: it is awake while it starts."""
+        return self.lost_at is not None and (now - self.lost_at) % (2 * START_SECONDS) < (
+            START_SECONDS
+        )
 
 
 class ModelTurns:
@@ -91,7 +110,7 @@ class ModelTurns:
         """Looks at all models, and begins the switch that is due. To be called several times a
         second, and when demand changes."""
         now = self._clock()
-        served = [model for model in models if model.state is State.SERVING]
+        served = [model for model in models if model.state in TURNING]
         self._loads = {
             (each.replica_id, each.epoch): self._loads[each.replica_id, each.epoch]
             for each in members.of(Kind.ENGINE)
@@ -107,26 +126,32 @@ class ModelTurns:
             tasks.create_task(self._do(switch))
 
     def entry(self, name: str) -> dict[str, Any]:
-        """Fields of the model's entry in the catalogue, and of its card."""
+        """Fields of the model's entry in the catalogue, which is published whenever one changes:
+        none tells the time."""
         engine = self._model(name).engine
         if engine is None:
             return {}
-        now = self._clock()
-        last_used = self._policy.last_used(name)
+        wait = self._policy.wait_seconds(name, self._sights, self._clock())
         state = AWAKE if engine.is_awake else "waking" if name == self._waking else "asleep"
         return {
             "turn": state,
-            "wait_seconds": round(self._policy.wait_seconds(name, self._sights, now), 2),
+            "wait_seconds": round(wait, 1),
             "num_bytes": engine.load.num_releasable_bytes,
-            "unused_seconds": round(now - last_used, 1) if math.isfinite(last_used) else -1.0,
             "is_pinned": self._model(name).is_pinned,
         }
 
+    def card(self, name: str) -> dict[str, Any]:
+        """Fields of the model's card for administrators."""
+        if not (entry := self.entry(name)):
+            return {}
+        unused = self._clock() - self._policy.last_used(name)
+        return entry | {"unused_seconds": round(unused, 1) if math.isfinite(unused) else -1.0}
+
     def pin(self, name: str, *, is_pinned: bool) -> str:
         """Has a model stay awake, or no longer. Returns why not; empty: done."""
-        others = [each for each in self._sights if each.name != name]
-        pinned = sum(each.num_bytes for each in self._sights if each.is_pinned or each.name == name)
-        largest = max((each.num_bytes for each in others if not each.is_pinned), default=0)
+        pins = {each for each, model in self._models.items() if model.is_pinned} | {name}
+        pinned = sum(each.num_bytes for each in self._sights if each.name in pins)
+        largest = max((each.num_bytes for each in self._sights if each.name not in pins), default=0)
         if is_pinned and pinned + largest > self._resident_bytes:
             return (
                 f"with {name!r} awake for good, {self._resident_bytes - pinned} bytes are left for "
@@ -162,7 +187,9 @@ class ModelTurns:
         found = [members.get(Kind.ENGINE, stages.replica_id(number)) for number in stages.engines]
         member = next((each for each in found if each is not None), None)
         if member is None or member.load is None:
-            model.engine = None
+            if model.engine is not None:
+                model.engine = None
+                model.lost_at = now
             return
         load = self._loads.get((member.replica_id, member.epoch), member.load)
         known = model.engine
@@ -171,6 +198,8 @@ class ModelTurns:
         else:
             model.engine = _Engine(member.address, member.epoch, load, load.is_awake)
             model.asleep_since = now
+        model.num_bytes = load.num_releasable_bytes
+        model.lost_at = None
         self._policy.note_costs(stages.name, load.wake_seconds)
         if model.engine is not None and model.engine.is_awake:
             model.woken_by_hand_at = None
@@ -179,8 +208,18 @@ class ModelTurns:
     def _sight(self, name: str, demand: Demand, now: float) -> ModelSight:
         model = self._model(name)
         engine = model.engine
+        if engine is None:
+            # There is none to wake: the supervisor starts it again.
+            is_starting = model.needs_room_to_start(now) and (bool(demand) or model.is_pinned)
+            return ModelSight(
+                name=name,
+                num_bytes=model.num_bytes if is_starting else 0,
+                is_awake=is_starting,
+                is_pinned=is_starting,
+            )
+        is_left_alone = now < model.retry_at
         waiting = dict(demand)
-        if engine is not None and not engine.is_awake:
+        if not engine.is_awake:
             if _has_work(engine.load):
                 preempted = model.preempted or {OPERATOR: Waiting(model.asleep_since)}
                 waiting |= preempted
@@ -188,24 +227,23 @@ class ModelTurns:
                 waiting[OPERATOR] = Waiting(model.woken_by_hand_at)
         return ModelSight(
             name=name,
-            num_bytes=0 if engine is None else engine.load.num_releasable_bytes,
-            is_awake=engine is not None and engine.is_awake,
-            has_work=engine is not None and _has_work(engine.load),
-            is_pinned=model.is_pinned,
-            # Without an engine there is none to wake: the supervisor starts it again.
-            waiting={} if engine is None else waiting,
+            num_bytes=model.num_bytes,
+            is_awake=engine.is_awake,
+            has_work=_has_work(engine.load),
+            is_pinned=model.is_pinned or is_left_alone,
+            waiting={} if is_left_alone else waiting,
         )
 
     async def _do(self, switch: Switch) -> None:
-        """Carries a switch out. An engine that fails is seen as it is at the next look."""
+        """Carries a switch out. A model whose engine fails is left alone for a moment, so that
+        others are chosen."""
         self._waking = switch.wakes
         waiting = self._waiting_for(switch.wakes)
         try:
             for name in switch.sleeps:
                 await self._put_to_sleep(name)
-            if switch.wakes and (engine := self._model(switch.wakes).engine) is not None:
-                await engine_calls.wake(engine.address)
-                engine.is_awake = True
+            if switch.wakes:
+                await self._wake_up(switch.wakes)
         except EngineCallFailed as failed:
             self._report(f"turn of {switch.wakes or 'no model'}: {failed}")
         finally:
@@ -226,8 +264,32 @@ class ModelTurns:
         try:
             await engine_calls.sleep(engine.address)
         except EngineCallFailed:
-            engine.is_awake = True
+            # The memory of an engine that is still falling asleep is not free.
+            engine.is_awake = await self._state_after_failure(model, AWAKE) != ASLEEP
             raise
+
+    async def _wake_up(self, name: str) -> None:
+        model = self._model(name)
+        if (engine := model.engine) is None:
+            return
+        try:
+            await engine_calls.wake(engine.address)
+            engine.is_awake = True
+        except EngineCallFailed:
+            engine.is_awake = await self._state_after_failure(model, ASLEEP) == AWAKE
+            raise
+
+    async def _state_after_failure(self, model: _Model, otherwise: str) -> str:
+        """State of the engine as it says itself after a call that failed: a call that took too
+        long may have been obeyed. `otherwise`: where it does not answer."""
+        assert model.engine is not None
+        try:
+            load = (await engine_calls.described(model.engine.address)).load
+        except EngineCallFailed:
+            return otherwise
+        finally:
+            model.retry_at = self._clock() + RETRY_SECONDS
+        return otherwise if load is None else load.sleep_state or AWAKE
 
     def _waiting_for(self, name: str) -> Demand:
         return next((each.waiting for each in self._sights if each.name == name), {})

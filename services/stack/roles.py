@@ -87,7 +87,7 @@ NATS_RIGHTS = {
     ),
     Role.OPERATOR: NatsRights(
         publish=(subjects.HELLO, "catalogue.>", _INBOXES),
-        subscribe=("member.>", "demand.>", "ctl.models.>", subjects.HELLO, _INBOXES),
+        subscribe=("member.>", "load.>", "demand.>", "ctl.models.>", subjects.HELLO, _INBOXES),
     ),
 }
 

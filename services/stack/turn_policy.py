@@ -237,7 +237,9 @@ class TurnPolicy:
         return min(left, expected) if expected > 0 else left
 
     def _turn_of(self, name: str) -> float:
-        return self._model(name).turn_seconds or self.quantum
+        """Seconds of the model's turn where others wait: no longer than the quantum, though its
+        turns so far include time in which nobody else asked."""
+        return min(self._model(name).turn_seconds or self.quantum, self.quantum)
 
     def _evicted(self, awake: Iterable[ModelSight], lacking: int) -> list[str]:
         """Models that make room for so many bytes, as far as they do: those without work first,

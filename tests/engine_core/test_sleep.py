@@ -204,6 +204,9 @@ def test_an_engine_stays_asleep_where_its_device_lacks_the_memory() -> None:
     load = engine.load()
     assert (load.sleep_state, load.num_released_bytes) == ("asleep", 100)
     assert load.sleep_problem == "the engine needs 100 bytes of its device, of which 60 are free"
+    engine.sleep()
+    load = engine.load()
+    assert (load.sleep_state, load.sleep_problem) == ("asleep", "")
     memory.is_short = False
     engine.wake()
     load = engine.load()

@@ -13,6 +13,7 @@ from typing import assert_never
 import msgspec
 import structlog
 
+from headwater.engine_core.sleep import SleepState
 from headwater.engine_core.step_output import EngineLoad
 from headwater.engine_core.system.ring import PeerGone
 
@@ -35,9 +36,11 @@ from .messages import (
     Progress,
     Ready,
     Report,
+    Sleep,
     Step,
     ToPeers,
     Waiting,
+    Wake,
     decode_report,
     encode,
 )
@@ -129,6 +132,8 @@ class CoreClient:
 
     def send(self, command: Command) -> None:
         """Sends a command; callable from any thread. After the end nothing is sent."""
+        if isinstance(command, Sleep | Wake):
+            self._watch.moving(command.call)
         self._commands.send(encode(command))
 
     @property
@@ -216,6 +221,11 @@ class CoreClient:
                 # Later reports hold tokens and ends of other requests, and no report is repeated.
                 structlog.get_logger().error("a report of the engine core failed", exc_info=fault)
 
+    def _note_load(self, load: EngineLoad) -> None:
+        self.load = load
+        if load.sleep_state != SleepState.FALLING_ASLEEP:
+            self._watch.moved(load.sleep_call)
+
     def _take(self, report: Report) -> None:
         if isinstance(report, ToPeers):
             if self._on_peer_report is not None:
@@ -237,7 +247,7 @@ class CoreClient:
                         is_idle=is_idle,
                         step_seconds=report.seconds if isinstance(report, Step) else 0.0,
                     )
-                self.load = report.output.load if isinstance(report, Step) else report.load
+                self._note_load(report.output.load if isinstance(report, Step) else report.load)
                 if self._on_report is not None:
                     self._on_report(report)
                 elif isinstance(report, Step):

@@ -12,6 +12,9 @@ DOUBT = 2
 """Times what a step was expected to take at most; a step of the whole budget is rare, and mostly
 quicker than that."""
 TICK_SECONDS = 1.0
+MOVING_SECONDS = 600.0
+"""Silence that is allowed while a core gives its device's memory back or brings it back: hundreds
+of GB."""
 
 
 class CoreWatch:
@@ -25,6 +28,8 @@ class CoreWatch:
         self._owes = True
         self._has_started = False
         self._longest_step = self._expected_step = 0.0
+        self._moving_call = 0
+        """The call to sleep or to wake that is under way; 0: none is."""
         self.silence = 0.0
         """Seconds since it owes a word and has said none."""
 
@@ -33,7 +38,8 @@ class CoreWatch:
         """Seconds of silence."""
         if not self._has_started:
             return PATIENCE * self._limit
-        return max(self._limit, PATIENCE * self._longest_step, DOUBT * self._expected_step)
+        moving = MOVING_SECONDS if self._moving_call else 0.0
+        return max(self._limit, PATIENCE * self._longest_step, DOUBT * self._expected_step, moving)
 
     @property
     def may_be_in_step(self) -> bool:
@@ -50,6 +56,15 @@ class CoreWatch:
         if not self._owes:
             self._owes = True
             self.silence = 0.0
+
+    def moving(self, call: int) -> None:
+        """The core is called to sleep or to wake."""
+        self._moving_call = call
+
+    def moved(self, call: int) -> None:
+        """The core has done what this call asked for."""
+        if call >= self._moving_call:
+            self._moving_call = 0
 
     def heard(self, *, is_idle: bool, step_seconds: float = 0.0) -> None:
         """The core has said something: that it has nothing to do, or what a step of so many seconds

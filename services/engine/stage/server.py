@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
 from headwater.engine_core.request import NewRequest
+from headwater.engine_core.sleep import SleepState
 from headwater.engine_core.step_output import EngineLoad
 from headwater.proto.events_pb2 import KvEventBatch
 
@@ -206,13 +207,19 @@ class EngineServer:
         self.load_changed.set()
         self.prefetches.end()
         num_streams = self._sessions.num_streams
-        most_tokens = self.figures.tokens_within(seconds, self.totals.num_running)
+        most_tokens = self._tokens_within(seconds)
         num_cancelled = self._sessions.hand_over(most_tokens)
         await self._sessions.await_idle(seconds)
         num_cancelled += self._sessions.hand_over(0)
         await self._sessions.await_idle(_CONFIRM_SECONDS)
         self._sessions.end()
         return num_streams - num_cancelled, num_cancelled
+
+    def _tokens_within(self, seconds: float) -> float:
+        """Tokens that each stream gets in this time: none while the engine sleeps."""
+        if self.sleep_calls.state != SleepState.AWAKE:
+            return 0
+        return self.figures.tokens_within(seconds, self.totals.num_running)
 
     def _on_report(self, report: OfSteps) -> None:
         if isinstance(report, Step):

@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from headwater.proto import engine_pb2 as pb
+from headwater.proto.common_pb2 import LOSS_CAUSE_HANDED_OVER
 from tests.services.engine.engine_process import add, answer, client_of, engine_process, prompt
 
 FLAGS = ("--takes-turns", "--kv-swap-memory=1000000", "--simulated-step-seconds=0.005")
@@ -46,6 +47,18 @@ async def test_a_call_to_sleep_gives_way_to_a_later_one_to_wake() -> None:
             await asyncio.wait((asleep,))
             await client.read_until_finished(1)
             assert client.tokens[1] == answer(prompt(1), 100)
+
+
+async def test_an_engine_that_sleeps_hands_its_streams_over_at_once_when_it_drains() -> None:
+    with engine_process(*FLAGS, "--drain-limit=60") as engine:
+        async with client_of(engine) as client, asyncio.timeout(20):
+            await client.send(add(1, prompt(1), 200))
+            await client.read_tokens(1, 3)
+            await client.stub.Sleep(pb.SleepRequest())
+            engine.terminate()
+            await client.read_until_finished(1)
+            finish = client.finishes[1]
+            assert (finish.retriable, finish.cause) == (True, LOSS_CAUSE_HANDED_OVER)
 
 
 async def test_an_engine_that_keeps_its_memory_does_not_sleep() -> None:

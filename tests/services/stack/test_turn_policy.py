@@ -93,6 +93,20 @@ def test_a_large_model_is_not_passed_by_for_ever() -> None:
     assert large.first_served_at is not None
 
 
+def test_a_long_turn_that_nobody_contested_does_not_lengthen_estimates() -> None:
+    world = TurnWorld(dict.fromkeys("abc", 60), resident_bytes=100)
+    world.ask("a", "x", 10_000)
+    world.run(180)
+    world.ask("b", "x", 10_000)
+    world.run(1)
+    assert world.awake == {"b"}
+    # `c` waits for the turn of `b` and for one of `a`, which was awake for 180 s before.
+    late = world.ask("c", "x", 1)
+    world.run(40)
+    assert late.first_served_at is not None
+    assert late.estimate <= 2 * (QUANTUM_OF_EXPECTED + EXPECTED_SWITCH)
+
+
 def run_at_random(seed: int, seconds: float) -> TurnWorld:
     """Requests of four tenants for five models, as many as the device can compute or more."""
     source = random.Random(seed)

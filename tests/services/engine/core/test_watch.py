@@ -14,9 +14,10 @@ import pytest
 from headwater.engine_core.step_output import EngineLoad
 from headwater.proto.common_pb2 import FINISH_REASON_ERROR
 from headwater.services.engine.core.client import CoreClient, CoreFailed
-from headwater.services.engine.core.messages import Cancel, Idle, Ready, Waiting
-from headwater.services.engine.core.watch import PATIENCE, CoreWatch
+from headwater.services.engine.core.messages import Cancel, Idle, Ready, Sleep, Waiting, Wake
+from headwater.services.engine.core.watch import MOVING_SECONDS, PATIENCE, CoreWatch
 from headwater.services.engine.settings import EngineSettings
+from headwater.services.stack.engine_calls import CALL_SECONDS
 from tests.services.engine.engine_process import add, client_of, engine_process, prompt
 
 
@@ -95,6 +96,21 @@ async def test_a_core_that_waits_for_blocks_is_neither_hung_nor_idle() -> None:
     link._take(Waiting(EngineLoad(num_waiting=1)))
     assert (link.load.num_waiting, link._watch.is_hung_after(4)) == (1, False)
     assert link._watch.is_hung_after(2)
+    await link._stop()
+
+
+async def test_a_core_that_moves_memory_may_be_silent_for_as_long_as_calls_wait() -> None:
+    assert CALL_SECONDS == MOVING_SECONDS
+    link = CoreClient(hang_limit=5)
+    link._take(Ready("", "", 0, "", 16, EngineLoad(), 1, 1, 1, longest_step=0))
+    for call, command, state in ((1, Sleep, "asleep"), (2, Wake, "awake")):
+        link.send(command(call))
+        link._take(Waiting(EngineLoad(sleep_state="falling asleep", sleep_call=call)))
+        assert not link._watch.is_hung_after(MOVING_SECONDS)
+        link._take(Waiting(EngineLoad(sleep_state=state, sleep_call=call - 1)))
+        assert not link._watch.is_hung_after(6)
+        link._take(Waiting(EngineLoad(sleep_state=state, sleep_call=call)))
+        assert link._watch.is_hung_after(6)
     await link._stop()
 
 
