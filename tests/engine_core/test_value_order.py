@@ -208,6 +208,18 @@ def test_what_a_tenant_does_not_use_is_anothers() -> None:
     assert cache.values.num_of("calm") == 5
 
 
+@pytest.mark.parametrize(("num_tenants", "length"), [(2, 3), (10, 3), (10, 7)])
+def test_tenants_that_have_exactly_their_shares_give_up_all_their_blocks(
+    num_tenants: int, length: int
+) -> None:
+    """Rounded, the shares of tenants of weight 0.1 are a little more than what each has."""
+    cache = Cache(num_tenants * length)
+    for number in range(num_tenants):
+        turn = Turn(tenant=f"tenant {number}", weight=0.1)
+        cache.use(chain_of(f"{number}-", length), 0.0, turn)
+    assert len(cache.evict(num_tenants * length)) == num_tenants * length
+
+
 class OrderAgainstModel(RuleBasedStateMachine):
     """Sequences of several tenants take, share, cache and give back blocks in any order."""
 

@@ -75,5 +75,7 @@ def above_limit(shares: Iterable[Share], num_blocks: int, now: float, active: fl
     return [
         share
         for share, weight in zip(found, weights, strict=True)
-        if share.num_blocks and share.num_blocks >= num_blocks * weight / total
+        # Rounded down: one that has exactly its share does not miss it by a rounding, so that there
+        # is always one.
+        if share.num_blocks and share.num_blocks >= int(num_blocks * weight / total)
     ]
