@@ -15,6 +15,7 @@ from headwater.engine_core.executors.simulated.model import SimulatedModel
 from headwater.engine_core.models import registry
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
+from headwater.services.engine.settings import EngineSettings
 from tests.engine_core.driven_engine import DrivenEngine
 
 CONFIG = EngineConfig(num_blocks=41, max_model_len=640, max_num_seqs=4, async_depth=1)
@@ -97,8 +98,12 @@ def test_the_answer_of_a_cancelled_request_is_evicted_before_older_prompts() -> 
     assert chats.ask(older) == chats.ask(asked) == 10 * BLOCK
 
 
+def test_eviction_by_value_is_opt_in() -> None:
+    assert CONFIG.eviction == EngineSettings(executor="simulated").eviction == LRU
+
+
 def test_an_order_that_is_not_known_is_refused() -> None:
-    with pytest.raises(ConfigError, match="eviction is 'fifo'; allowed: value or lru"):
+    with pytest.raises(ConfigError, match="eviction is 'fifo'; allowed: lru or value"):
         replace(CONFIG, eviction="fifo")
 
 
