@@ -92,8 +92,10 @@ class BlockPool:
         values = self.values
         num_listed = self.num_free if values is None else self.num_free - values.num_blocks
         blocks = self._take_listed(min(count, num_listed))
-        if values is not None and count > num_listed:
-            blocks += values.take(count - num_listed)
+        if values is not None:
+            values.forget(blocks)
+            if count > num_listed:
+                blocks += values.take(count - num_listed)
         ref_counts = self.ref_counts
         hash_of = self._hash_of
         block_of = self._block_of

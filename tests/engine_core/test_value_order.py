@@ -172,6 +172,19 @@ def test_a_hint_keeps_blocks_for_its_time_and_no_longer() -> None:
     assert cache.evict(2) == [b"kept3", b"kept2"]
 
 
+def test_a_hint_does_not_outlive_the_blocks_that_were_given_back_early() -> None:
+    cache = Cache(8)
+    hinted = chain_of("hinted", 4)
+    cache.use(hinted, 0.0, Turn(tenant="a", keep_seconds=300))
+    hits = cache.pool.find_leading(hinted)
+    cache.pool.share(hits)
+    cache.pool.release(hits, is_early=True)
+    cache.use(chain_of("next", 8), 1.0, Turn(tenant="b"))
+    assert cache.values.num_kept == 0
+    cache.use(chain_of("more", 4), 2.0, Turn(tenant="b"))
+    assert cache.evict(8) == [*reversed(chain_of("next", 4)), *reversed(chain_of("more", 4))]
+
+
 @pytest.mark.parametrize(("priority", "first"), [(3, "plain"), (-3, "hinted")])
 def test_blocks_of_a_higher_priority_stay_longer(priority: int, first: str) -> None:
     cache = Cache(8)

@@ -160,6 +160,11 @@ class ValueOrder:
             blocks += taken
         return blocks
 
+    def forget(self, blocks: Sequence[int]) -> None:
+        """Forgets what is known of blocks whose contents are gone, though they were not in the
+        order when they were taken."""
+        self._notes.forget(blocks)
+
     def note_missed(self, block_hash: bytes) -> None:
         """Notes that an evicted stay would have returned now."""
         self.missed.pop(block_hash).end(self.now, has_returned=True)
