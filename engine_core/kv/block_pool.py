@@ -131,10 +131,11 @@ class BlockPool:
             self._link(before, following[block])
         return blocks
 
-    def share(self, blocks: Sequence[int]) -> None:
-        """Holds each block once more, free ones included, given from first to last."""
+    def share(self, blocks: Sequence[int], *, is_move: bool = False) -> None:
+        """Holds each block once more, free ones included, given from first to last. `is_move`: for
+        no turn, as to copy them, which says nothing of when the next one comes."""
         if self.values is not None:
-            self.values.note_hit(blocks, self.ref_counts)
+            self.values.note_hit(blocks, self.ref_counts, is_move=is_move)
         for block in blocks:
             if self.ref_counts[block] == 0:
                 self._link(self._prev[block], self._next[block])
@@ -150,10 +151,11 @@ class BlockPool:
         is_early: bool = False,
         turn: Turn = UNKNOWN,
         start: int = 0,
+        is_move: bool = False,
     ) -> None:
         """Lets go of a sequence's blocks, given from first to last; of those nobody holds the last
         is evicted first. `is_early`: before all other blocks with a hash. `turn`: whose blocks
-        these are, and `start` the index of the first in its chain, where values count."""
+        these are, and `start` the index of the first in its chain, where values count. `is_move`: no turn held them."""
         ref_counts = self.ref_counts
         hash_of = self._hash_of
         following = self._next
@@ -182,7 +184,7 @@ class BlockPool:
         if valued:
             assert self.values is not None
             last = start + blocks.index(valued[0])
-            self.values.admit(valued, last, turn)
+            self.values.admit(valued, last, turn, is_move=is_move)
 
     def are_unheld(self, blocks: Sequence[int], hashes: Sequence[bytes]) -> list[bool]:
         """Whether each block still caches its hash while no request holds it."""

@@ -14,11 +14,13 @@ from headwater.engine_core.kv.value.recompute import RecomputeCosts
 from headwater.engine_core.kv.value.return_times import (
     EDGES,
     NUM_BUCKETS,
+    PRIOR_HAZARD,
+    ReturnClasses,
     ReturnTimes,
     bucket_of,
     rates_of,
 )
-from headwater.engine_core.kv.value.turn import UNKNOWN, Turn
+from headwater.engine_core.kv.value.turn import UNKNOWN, Turn, moved
 
 AGENT = Turn(kind="tool")
 PERSON = Turn(kind="person")
@@ -27,8 +29,10 @@ PERSON = Turn(kind="person")
 class Cache:
     """A pool whose chains are numbers: block i of chain c is cached by their hash."""
 
-    def __init__(self, num_blocks: int, pivot: float = 1e9) -> None:
-        self.pool = BlockPool(num_blocks + 1, RecomputeCosts(pivot))
+    def __init__(
+        self, num_blocks: int, pivot: float = 1e9, times: ReturnClasses | None = None
+    ) -> None:
+        self.pool = BlockPool(num_blocks + 1, RecomputeCosts(pivot), times)
         assert self.pool.values is not None
         self.values = self.pool.values
 
@@ -183,6 +187,20 @@ def test_a_hint_does_not_outlive_the_blocks_that_were_given_back_early() -> None
     assert cache.values.num_kept == 0
     cache.use(chain_of("more", 4), 2.0, Turn(tenant="b"))
     assert cache.evict(8) == [*reversed(chain_of("next", 4)), *reversed(chain_of("more", 4))]
+
+
+@pytest.mark.parametrize("is_move", [True, False])
+def test_blocks_that_are_held_to_be_copied_do_not_count_as_returned(is_move: bool) -> None:
+    times = ReturnClasses()
+    cache = Cache(8, times=times)
+    for number in range(100):
+        cache.use(chain_of(f"{number}-", 2), number * 10.0, AGENT)
+        hits = cache.pool.find_leading(chain_of(f"{number}-", 2))
+        cache.values.now += 1
+        cache.pool.share(hits, is_move=is_move)
+        cache.pool.release(hits, turn=moved(AGENT.tenant), is_move=is_move)
+    learnt = times.of(("", AGENT.kind)).hazards[bucket_of(1.0)]
+    assert (learnt < PRIOR_HAZARD) is is_move
 
 
 @pytest.mark.parametrize(("priority", "first"), [(3, "plain"), (-3, "hinted")])

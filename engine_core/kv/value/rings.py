@@ -40,9 +40,10 @@ class Rings:
         """The ring of stays of such turns."""
         share = self.shares.get(turn.tenant)
         if share is None:
-            share = self.shares[turn.tenant] = Share()
-        share.weight = turn.weight
-        share.last_used = now
+            share = self.shares[turn.tenant] = Share(now)
+        if turn.weight:
+            share.weight = turn.weight
+            share.last_used = now
         length = self._costs.length_class(depth)
         rounds = min(num_rounds, MOST_ROUNDS)
         priority = max(-MOST_PRIORITY, min(turn.priority, MOST_PRIORITY))

@@ -14,7 +14,7 @@ class Stay:
     ring, the last block of the chain first."""
 
     __slots__ = (
-        *("depth", "is_diverged", "is_lost", "kept_until"),
+        *("depth", "is_diverged", "is_lost", "is_moved", "kept_until"),
         *("num_blocks", "num_rounds", "ring", "sample", "tail", "turn"),
     )
 
@@ -33,6 +33,8 @@ class Stay:
         """Time up to which a hint keeps it."""
         self.is_lost = False
         """Whether a block of it was evicted."""
+        self.is_moved = False
+        """Whether its blocks were held for no turn, so that its time teaches nothing."""
         self.is_diverged = False
         """Whether a chain went on from the middle of it."""
 
@@ -56,10 +58,10 @@ class Ring:
 class Share:
     """A tenant's part of the blocks that nobody holds."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: float) -> None:
         self.weight = 1.0
         self.num_blocks = 0
-        self.last_used = 0.0
+        self.last_used = now
         self.rings: dict[tuple[str, int, int, int, bool], Ring] = {}
         """By kind of turn, class of length, priority, and whether a hint keeps its blocks."""
 

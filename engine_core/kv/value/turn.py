@@ -12,7 +12,8 @@ class Turn:
 
     tenant: str = ""
     weight: float = 1.0
-    """Weight of the tenant's share of the cache."""
+    """Weight of the tenant's share of the cache; 0: not known, and the share keeps the one that it
+    has."""
     kind: str = ""
     """Word for what the next turn waits for; empty: not known."""
     session: str = ""
@@ -35,3 +36,10 @@ class Turn:
 
 
 UNKNOWN = Turn()
+MOVED = "moved"
+"""Kind of blocks that were held to be copied elsewhere, for no turn."""
+
+
+def moved(tenant: str) -> Turn:
+    """Blocks of a tenant that were held for no turn of it."""
+    return Turn(tenant=tenant, weight=0.0, kind=MOVED)
