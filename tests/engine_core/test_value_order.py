@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from headwater.engine_core.kv.block_pool import BlockPool
+from headwater.engine_core.kv.value.block_notes import BlockNotes
 from headwater.engine_core.kv.value.recompute import RecomputeCosts
 from headwater.engine_core.kv.value.return_times import (
     EDGES,
@@ -187,6 +188,16 @@ def test_a_hint_does_not_outlive_the_blocks_that_were_given_back_early() -> None
     assert cache.values.num_kept == 0
     cache.use(chain_of("more", 4), 2.0, Turn(tenant="b"))
     assert cache.evict(8) == [*reversed(chain_of("next", 4)), *reversed(chain_of("more", 4))]
+
+
+def test_kept_blocks_are_counted_at_most_once_a_second_and_expired_hints_are_dropped() -> None:
+    notes = BlockNotes(9)
+    notes.keep([1, 2], 10.0)
+    assert notes.num_kept(0.0) == 2
+    notes.keep([3], 20.0)
+    assert (notes.num_kept(0.5), notes.num_kept(1.5)) == (2, 3)
+    assert notes.num_kept(10.0) == 1
+    assert notes.keep([1], 0.0) == 0.0
 
 
 @pytest.mark.parametrize("is_move", [True, False])
