@@ -190,6 +190,14 @@ def test_a_hint_does_not_outlive_the_blocks_that_were_given_back_early() -> None
     assert cache.evict(8) == [*reversed(chain_of("next", 4)), *reversed(chain_of("more", 4))]
 
 
+def test_a_hint_whose_time_is_over_is_not_hidden_by_longer_ones() -> None:
+    cache = Cache(8)
+    for at, (name, seconds) in enumerate({"old": 3600.0, "over": 5.0, "new": 3600.0}.items()):
+        cache.use(chain_of(name, 2), float(at), Turn(keep_seconds=seconds))
+    cache.use(chain_of("young", 2), 100.0)
+    assert cache.evict(2) == [b"over1", b"over0"]
+
+
 def test_kept_blocks_are_counted_at_most_once_a_second_and_expired_hints_are_dropped() -> None:
     notes = BlockNotes(9)
     notes.keep([1, 2], 10.0)

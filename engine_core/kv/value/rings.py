@@ -35,9 +35,11 @@ class Rings:
         """By block; None: it is in no ring, or leaves its ring at this moment."""
 
     def ring(
-        self, turn: Turn, kind: str, depth: int, num_rounds: int, now: float, *, is_kept: bool
+        self, turn: Turn, kind: str, depth: int, num_rounds: int, now: float, kept_until: float
     ) -> Ring:
-        """The ring of stays of such turns."""
+        """The ring of stays of such turns. Only the ends of a ring are compared with others, so
+        that those which a hint keeps for longer have another one: they hide none whose time is
+        over."""
         share = self.shares.get(turn.tenant)
         if share is None:
             share = self.shares[turn.tenant] = Share(now)
@@ -47,7 +49,8 @@ class Rings:
         length = self._costs.length_class(depth)
         rounds = min(num_rounds, MOST_ROUNDS)
         priority = max(-MOST_PRIORITY, min(turn.priority, MOST_PRIORITY))
-        key = (kind, length, rounds, priority, is_kept)
+        kept = int(max(0.0, kept_until - now)).bit_length()
+        key = (kind, length, rounds, priority, kept)
         if (ring := share.rings.get(key)) is None:
             border = len(self._next)
             self._next.append(border)

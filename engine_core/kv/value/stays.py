@@ -62,8 +62,9 @@ class Share:
         self.weight = 1.0
         self.num_blocks = 0
         self.last_used = now
-        self.rings: dict[tuple[str, int, int, int, bool], Ring] = {}
-        """By kind of turn, class of length, priority, and whether a hint keeps its blocks."""
+        self.rings: dict[tuple[str, int, int, int, int], Ring] = {}
+        """By kind of turn, class of length, rounds, priority, and bits of the seconds for which a
+        hint keeps its blocks."""
 
 
 def above_limit(shares: Iterable[Share], num_blocks: int, now: float, active: float) -> list[Share]:

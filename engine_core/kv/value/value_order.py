@@ -95,8 +95,7 @@ class ValueOrder:
         until = self.now + turn.keep_seconds if turn.keep_seconds else 0.0
         kept_until = self._notes.keep(blocks, until)
         kind = SHARED_KINDS[level] if level else turn.kind
-        is_kept = kept_until > self.now
-        ring = self._rings.ring(turn, kind, depth, num_rounds, self.now, is_kept=is_kept)
+        ring = self._rings.ring(turn, kind, depth, num_rounds, self.now, kept_until)
         sample = Sample(self.now) if is_move else ring.times.begin(self.now)
         stay = Stay(ring, turn, sample, depth)
         stay.is_moved = is_move
@@ -163,8 +162,7 @@ class ValueOrder:
         """Moves what another chain left of a stay to the class of such blocks."""
         blocks = self._rings.withdraw(stay)
         stay.sample.end(self.now, has_returned=False)
-        is_kept = stay.kept_until > self.now
-        stay.ring = self._rings.ring(stay.turn, LEFT, stay.depth, 0, self.now, is_kept=is_kept)
+        stay.ring = self._rings.ring(stay.turn, LEFT, stay.depth, 0, self.now, stay.kept_until)
         stay.sample = stay.ring.times.begin(self.now)
         self._rings.append(stay, blocks)
 
