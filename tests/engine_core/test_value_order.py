@@ -198,6 +198,12 @@ def test_a_hint_whose_time_is_over_is_not_hidden_by_longer_ones() -> None:
     assert cache.evict(2) == [b"over1", b"over0"]
 
 
+def test_only_the_models_own_end_tokens_make_a_kind_of_turn() -> None:
+    turn = Turn(kind="tool", end_token_ids=(7, 8))
+    kinds = [turn.ended(each).kind for each in (7, 8, 9, None)]
+    assert kinds == ["tool/7", "tool/8", "tool", "tool"]
+
+
 def test_kept_blocks_are_counted_at_most_once_a_second_and_expired_hints_are_dropped() -> None:
     notes = BlockNotes(9)
     notes.keep([1, 2], 10.0)

@@ -23,10 +23,13 @@ class Turn:
     keep_seconds: float = 0.0
     """Hint: for so long the blocks count as sure to come back."""
 
+    end_token_ids: tuple[int, ...] = ()
+    """Tokens by which the model itself ends answers."""
+
     def ended(self, stop_token_id: int | None) -> Turn:
         """The turn with the token that ended its answer: models end a call of a tool by another one
-        than what they say to a person."""
-        if stop_token_id is None:
+        than what they say to a person. Tokens that clients choose tell nothing."""
+        if stop_token_id not in self.end_token_ids:
             return self
         return replace(self, kind=f"{self.kind}/{stop_token_id}")
 

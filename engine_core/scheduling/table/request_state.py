@@ -251,4 +251,5 @@ def turn_of(new: NewRequest) -> Turn:
         session=new.session,
         priority=new.cache_priority,
         keep_seconds=new.keep_seconds,
+        end_token_ids=new.end_token_ids,
     )
