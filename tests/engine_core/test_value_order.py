@@ -276,6 +276,31 @@ def test_tenants_that_have_exactly_their_shares_give_up_all_their_blocks(
     assert len(cache.evict(num_tenants * length)) == num_tenants * length
 
 
+def test_tenants_that_left_are_forgotten_with_their_classes() -> None:
+    times = ReturnClasses()
+    cache = Cache(40, times=times)
+    gone = times.of(("tenant 0",))
+    for number in range(50):
+        turn = Turn(tenant=f"tenant {number}")
+        cache.use(chain_of(f"{number}-", 4), number * 100.0, turn)
+    num_links = len(cache.pool._next)
+    assert cache.values.tenants == {f"tenant {number}" for number in range(39, 50)}
+    assert times.of(("tenant 0",)) is not gone
+    for number in range(50, 100):
+        turn = Turn(tenant=f"tenant {number}")
+        cache.use(chain_of(f"{number}-", 4), number * 100.0, turn)
+    assert len(cache.pool._next) == num_links
+
+
+def test_a_review_compares_no_more_classes_than_its_victims_pay_for() -> None:
+    cache = Cache(2000)
+    for number in range(2000):
+        turn = Turn(tenant=f"tenant {number % 2}", kind=f"kind {number}")
+        cache.use(chain_of(f"{number}-", 1), 0.0, turn)
+    cache.evict(1)
+    assert cache.values._victims._num_until_review >= 2000 // 8 - 1
+
+
 class OrderAgainstModel(RuleBasedStateMachine):
     """Sequences of several tenants take, share, cache and give back blocks in any order."""
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-
 COUNT_SECONDS = 1.0
 """Time for which a count of kept blocks holds."""
 

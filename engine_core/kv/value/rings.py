@@ -31,6 +31,8 @@ class Rings:
         self._prev = preceding
         self._costs = costs
         self._times = times
+        self._free_borders = list[int]()
+        """Borders of rings that were dropped."""
         self.stay_of: list[Stay | None] = [None] * len(following)
         """By block; None: it is in no ring, or leaves its ring at this moment."""
 
@@ -52,12 +54,31 @@ class Rings:
         kept = int(max(0.0, kept_until - now)).bit_length()
         key = (kind, length, rounds, priority, kept)
         if (ring := share.rings.get(key)) is None:
-            border = len(self._next)
-            self._next.append(border)
-            self._prev.append(border)
+            border = self._new_border()
             times = self._times.of((turn.tenant, kind, rounds, length))
             ring = share.rings[key] = Ring(border, times, share, 2.0**priority)
         return ring
+
+    def _new_border(self) -> int:
+        if self._free_borders:
+            return self._free_borders.pop()
+        border = len(self._next)
+        self._next.append(border)
+        self._prev.append(border)
+        return border
+
+    def drop_left(self, since: float) -> None:
+        """Forgets tenants that have no blocks and had no turn since then, with their classes."""
+        left = {
+            tenant
+            for tenant, share in self.shares.items()
+            if not share.num_blocks and share.last_used < since
+        }
+        for tenant in left:
+            # A ring without blocks begins and ends at its border.
+            self._free_borders += (ring.border for ring in self.shares.pop(tenant).rings.values())
+        if left:
+            self._times.drop(left)
 
     def append(self, stay: Stay, blocks: Sequence[int]) -> None:
         """Puts the blocks of a stay behind all others of its ring."""

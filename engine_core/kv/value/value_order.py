@@ -51,6 +51,11 @@ class ValueOrder:
     def num_blocks(self) -> int:
         return self._rings.num_blocks
 
+    @property
+    def tenants(self) -> set[str]:
+        """Tenants that have free blocks, or had a turn of late."""
+        return set(self._rings.shares)
+
     def num_of(self, tenant: str) -> int:
         """Free blocks of a tenant."""
         share = self._rings.shares.get(tenant)
