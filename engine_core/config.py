@@ -13,7 +13,7 @@ BLOCK_SIZES = (16, 32, 64, 128)
 MOST_DRAFTS = 31
 BY_VALUE = "value"
 LRU = "lru"
-EVICTIONS = (BY_VALUE, LRU)
+EVICTIONS = (LRU, BY_VALUE)
 MOST_SETS = 3
 """Most state sets of a row, besides one for each step in flight."""
 
@@ -67,8 +67,8 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     policy: str = DEFAULT
     """Order of waiting requests by name, and of single tiers; see `Policies.of`."""
-    eviction: str = BY_VALUE
-    """Order in which cached blocks that nobody uses are evicted: `value` or `lru`."""
+    eviction: str = LRU
+    """Order in which cached blocks that nobody uses are evicted: `lru` or `value`."""
     attention_pivot: int = 0
     """Position at which attention over the tokens before it takes as long as all else of a token; 0:
     not known."""

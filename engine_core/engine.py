@@ -255,11 +255,19 @@ class Engine:
         """Whether memory is given back: nothing may be launched."""
         return self._sleep.state is SleepState.ASLEEP
 
-    def cancel(self, key: int, reason: FinishReason = FinishReason.CANCELLED) -> None:
+    def cancel(
+        self,
+        key: int,
+        reason: FinishReason = FinishReason.CANCELLED,
+        *,
+        keeps_answer: bool = False,
+    ) -> None:
         """Ends a request; a key that is not here has ended already. Row and blocks return with the
-        steps in flight."""
+        steps in flight. `keeps_answer`: the next turn may go on from the answer, whose blocks wait
+        for it as those of any other."""
         if (request := self._requests.pop(key, None)) is not None:
             self._waits_for = WaitsFor.NOTHING
+            request.is_unwanted = reason is FinishReason.CANCELLED and not keeps_answer
             self._results.finish(request, reason, self._output)
 
     def add_credit(self, key: int, tokens: int) -> None:

@@ -97,6 +97,8 @@ class NewRequest:
     holder: Holder | None = None
     adapter: bytes = b""
     """Hash of the adapter's content; empty: it has none. Part of the namespace."""
+    end_token_ids: tuple[int, ...] = ()
+    """Tokens by which the model itself ends answers, whether or not this one heeds them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

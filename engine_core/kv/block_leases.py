@@ -268,7 +268,7 @@ class BlockLeases:
             if not lease.hashes:
                 self._answer(lease, Claim())
                 continue
-            self._pool.share(lease.blocks)
+            self._pool.share(lease.blocks, is_move=True)
             lease.before = self._claim(lease)
             lease.slots = [self._free_slots.popleft() for _ in lease.hashes]
             lease.after_step = self._steps.last_to_compute(lease.hashes)

@@ -17,6 +17,7 @@ from .block_pool import BlockPool
 from .block_source import NOT_OURS, BlockSource, LoadEnd, Loader, Owner, Ticket
 from .page_keys import PageKeys
 from .prefix_cache import NO_HITS, HashChain, HeldPages, Hits, PrefixCache
+from .value.turn import Turn, moved
 
 ONE_GROUP = PageKeys((FULL,), 1)
 MIN_PATIENCE_SECONDS = 30.0
@@ -48,6 +49,8 @@ class SettledLoad:
 class _Load:
     source: Loader
     owner: Owner
+    turn: Turn
+    """Turn of the chain that waits for the blocks."""
     prefix: list[bytes]
     """Hashes of the chain's blocks before the first one."""
     held: Hits
@@ -125,9 +128,10 @@ class BlockLoads:
     def release(
         self, blocks: Sequence[int], hashes: Sequence[bytes], owner: Owner, parent: bytes = b""
     ) -> None:
-        """Lets go of a sequence's blocks, given from first to last, the first of which have these
-        hashes and follow `parent`; sources may copy those that no request uses now."""
-        self._release(blocks, hashes, [parent, *hashes], owner)
+        """Lets go of blocks that were held for no turn, given from first to last, the first of
+        which have these hashes and follow `parent`; sources may copy those that no request uses
+        now."""
+        self._release(blocks, hashes, [parent, *hashes], owner, moved(owner.tenant))
 
     def release_part(self, chain: HashChain, kind: int, held: HeldPages, part: str = "") -> None:
         """Like `release`, for pages of a kind of a chain's blocks. `part`: kind of turn of pages
@@ -158,10 +162,12 @@ class BlockLoads:
         keys: Sequence[bytes],
         parents: Sequence[bytes],
         owner: Owner,
+        turn: Turn,
+        start: int = 0,
     ) -> None:
-        """Lets go of pages; sources may copy those of the first, which have keys, that no request
-        uses now."""
-        self._pool.release(pages)
+        """Lets go of pages that a move held, the first of which has the index `start`; sources may
+        copy those of the first, which have keys, that no request uses now."""
+        self._pool.release(pages, turn=turn, start=start, is_move=True)
         if self._keepers:
             self._save(pages, keys, parents, owner)
 
@@ -243,6 +249,7 @@ class BlockLoads:
         self._open[ticket] = _Load(
             source=offer.source,
             owner=chain.owner,
+            turn=chain.moved_turn,
             prefix=chain.hashes[:start],
             held=held,
             hashes=hashes,
@@ -289,12 +296,15 @@ class BlockLoads:
             num_usable = end.num_usable
             self._forget(load)
             self._adopt(load, num_usable)
-        self._pool.release(load.blocks)
+        num_pages = len(load.blocks) // len(load.hashes)
+        start = len(load.prefix) * num_pages
+        self._pool.release(load.blocks, turn=load.turn, start=start, is_move=True)
         for kind, held in enumerate(load.held.held):
             before = load.prefix[held.first - 1] if held.first else b""
             hashes = load.prefix[held.first :]
             keys, parents = self._keys.of(kind, hashes, held, before)
-            self._release(held.pages, keys, parents, load.owner)
+            start = held.first * self._keys.pages_of_block(kind)
+            self._release(held.pages, keys, parents, load.owner, load.turn, start)
         failed = None if num_usable == len(load.blocks) else load.source
         num_loaded = min(num_usable, len(load.hashes))
         return SettledLoad(end.ticket, failed, load.source.tier, num_loaded)

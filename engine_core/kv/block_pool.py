@@ -92,8 +92,10 @@ class BlockPool:
         values = self.values
         num_listed = self.num_free if values is None else self.num_free - values.num_blocks
         blocks = self._take_listed(min(count, num_listed))
-        if values is not None and count > num_listed:
-            blocks += values.take(count - num_listed)
+        if values is not None:
+            values.forget(blocks)
+            if count > num_listed:
+                blocks += values.take(count - num_listed)
         ref_counts = self.ref_counts
         hash_of = self._hash_of
         block_of = self._block_of
@@ -129,10 +131,11 @@ class BlockPool:
             self._link(before, following[block])
         return blocks
 
-    def share(self, blocks: Sequence[int]) -> None:
-        """Holds each block once more, free ones included, given from first to last."""
+    def share(self, blocks: Sequence[int], *, is_move: bool = False) -> None:
+        """Holds each block once more, free ones included, given from first to last. `is_move`: for
+        no turn, as to copy them, which says nothing of when the next one comes."""
         if self.values is not None:
-            self.values.note_hit(blocks, self.ref_counts)
+            self.values.note_hit(blocks, self.ref_counts, is_move=is_move)
         for block in blocks:
             if self.ref_counts[block] == 0:
                 self._link(self._prev[block], self._next[block])
@@ -148,10 +151,11 @@ class BlockPool:
         is_early: bool = False,
         turn: Turn = UNKNOWN,
         start: int = 0,
+        is_move: bool = False,
     ) -> None:
         """Lets go of a sequence's blocks, given from first to last; of those nobody holds the last
         is evicted first. `is_early`: before all other blocks with a hash. `turn`: whose blocks
-        these are, and `start` the index of the first in its chain, where values count."""
+        these are, and `start` the index of the first in its chain, where values count. `is_move`: no turn held them."""
         ref_counts = self.ref_counts
         hash_of = self._hash_of
         following = self._next
@@ -180,7 +184,7 @@ class BlockPool:
         if valued:
             assert self.values is not None
             last = start + blocks.index(valued[0])
-            self.values.admit(valued, last, turn)
+            self.values.admit(valued, last, turn, is_move=is_move)
 
     def are_unheld(self, blocks: Sequence[int], hashes: Sequence[bytes]) -> list[bool]:
         """Whether each block still caches its hash while no request holds it."""

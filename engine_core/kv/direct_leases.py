@@ -147,7 +147,7 @@ class DirectLeases:
             return False
         lease.blocks = found[:num_free]
         lease.hashes = list(hashes[: min(len(found), num_free)])
-        self._pool.share(lease.blocks)
+        self._pool.share(lease.blocks, is_move=True)
         lease.before = claim_of(self._link.key, self._pool, lease.blocks)
         lease.after_step = self._steps.last_to_compute(lease.hashes)
         self._pinned[lease.request.lease] = lease

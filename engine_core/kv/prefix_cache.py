@@ -19,7 +19,7 @@ from .block_pool import BlockPool
 from .block_source import Owner
 from .continuations import Continuations
 from .prefix_hash import TokenArray, block_hashes, next_block_hash, num_common, token_bytes
-from .value.turn import UNKNOWN, Turn
+from .value.turn import UNKNOWN, Turn, moved
 
 
 @dataclass(slots=True)
@@ -37,6 +37,14 @@ class HashChain:
     @property
     def owner(self) -> Owner:
         return Owner(self.namespace, self.tenant)
+
+    @property
+    def moved_turn(self) -> Turn:
+        """Turn of blocks that are given back before the sequence ends, when only it takes over the
+        value of its session."""
+        if self.turn is UNKNOWN:
+            return moved(self.tenant)
+        return self.turn.part(self.turn.kind)
 
     @property
     def tip(self) -> bytes:

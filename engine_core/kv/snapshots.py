@@ -50,7 +50,7 @@ class Snapshots:
         pages = self.find(block_hash)
         if pages and self._num_readers(pages[0]) <= num_chains:
             self._superseded[pages[0]] = block_hash
-            self._pool.share(pages)
+            self._pool.share(pages, is_move=True)
             self._pool.release(pages, is_early=True)
 
     @property

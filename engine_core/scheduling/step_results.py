@@ -109,7 +109,6 @@ class ResultHandler:
             request.num_tokens if request.row == NO_ROW else int(self._table.num_known[request.row])
         )
         request.chain.turn = request.chain.turn.ended(stop_token_id)
-        request.is_cancelled = reason is FinishReason.CANCELLED
         self._scheduler.finish(request)
         output.finishes.append(
             Finished(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headwater.engine_core.capabilities import asked_of_options, refusals_of_engine
-from headwater.engine_core.config import BLOCK_SIZES, BY_VALUE, EVICTIONS
+from headwater.engine_core.config import BLOCK_SIZES, EVICTIONS, LRU
 from headwater.engine_core.queue_policies import ALLOWED, DEFAULT, Policies, PolicyError
 from headwater.engine_core.weights.formats import quantization as methods
 
@@ -220,9 +220,9 @@ class EngineSettings(StageSecuritySettings):
         "slo; with TIER=POLICY behind it for single tiers, as fair,1=srpt",
     )
     eviction: str = setting(
-        BY_VALUE,
-        "which cached blocks are evicted first: value (those that are least likely to save time "
-        "soon) or lru (the least recently used)",
+        LRU,
+        "which cached blocks are evicted first: lru (the least recently used) or value (those that "
+        "are least likely to save time soon)",
     )
     threads: int = setting(0, "threads that compute on a CPU; 0: one for each core")
     simulated_step_seconds: float = setting(

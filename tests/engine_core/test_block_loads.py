@@ -4,6 +4,7 @@ held meanwhile."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ from headwater.engine_core.kv.block_loads import (
 from headwater.engine_core.kv.block_pool import BlockPool
 from headwater.engine_core.kv.block_source import LoadEnd, Outcome, Owner, Ticket
 from headwater.engine_core.kv.prefix_cache import HashChain, HeldPages, Hits, PrefixCache
+from headwater.engine_core.kv.value.recompute import RecomputeCosts
+from headwater.engine_core.kv.value.turn import UNKNOWN, Turn
 from headwater.engine_core.step_output import StoredChain
 from tests.engine_core.lying_source import ScriptedSource
 
@@ -28,9 +31,14 @@ OTHER = b"o" * 16
 class Blocks:
     """A pool with sources beside it."""
 
-    def __init__(self, *sources: ScriptedSource, compute_seconds: float = 0.0) -> None:
+    def __init__(
+        self,
+        *sources: ScriptedSource,
+        compute_seconds: float = 0.0,
+        costs: RecomputeCosts | None = None,
+    ) -> None:
         self.now = 0.0
-        self.pool = BlockPool(NUM_BLOCKS)
+        self.pool = BlockPool(NUM_BLOCKS, costs)
         self.cache = PrefixCache(self.pool)
         self.loads = BlockLoads(
             self.pool, self.cache, sources, lambda: self.now, lambda: compute_seconds
@@ -148,6 +156,30 @@ def cache_and_release(blocks: Blocks, chain: HashChain) -> None:
     taken = blocks.pool.allocate(len(chain.hashes))
     blocks.cache.adopt(b"", chain.hashes, taken)
     blocks.loads.release(taken, chain.hashes, chain.owner)
+
+
+def test_blocks_that_move_stay_in_their_tenants_share() -> None:
+    lent, loaded, early = (
+        replace(chain_of(first, 4), tenant="a", turn=turn)
+        for first, turn in (
+            (0, Turn("a", weight=3.0)),
+            (100, Turn("a", weight=3.0, session="s")),
+            (200, UNKNOWN),
+        )
+    )
+    source = source_of(loaded, early)
+    blocks = Blocks(source, costs=RecomputeCosts())
+    values = blocks.pool.values
+    assert values is not None
+    taken = blocks.pool.allocate(4)
+    blocks.cache.adopt(b"", lent.hashes, taken)
+    blocks.pool.release(taken, turn=lent.turn)
+    blocks.pool.share(taken, is_move=True)
+    blocks.loads.release(taken, lent.hashes, lent.owner)
+    for chain in (loaded, early):
+        source.end(blocks.load(chain))
+    blocks.loads.poll()
+    assert (values.num_of("a"), values.num_of("")) == (12, 0)
 
 
 def test_sources_are_launched_when_they_were_asked_for_something_and_while_loads_are_open() -> None:

@@ -15,6 +15,7 @@ from headwater.engine_core.executors.simulated.model import SimulatedModel
 from headwater.engine_core.models import registry
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
+from headwater.services.engine.settings import EngineSettings
 from tests.engine_core.driven_engine import DrivenEngine
 
 CONFIG = EngineConfig(num_blocks=41, max_model_len=640, max_num_seqs=4, async_depth=1)
@@ -81,7 +82,9 @@ def test_a_flood_of_one_tenant_leaves_another_one_its_prompt() -> None:
     assert chats.ask(calm, tenant="calm") == 10 * BLOCK
 
 
-def test_the_answer_of_a_cancelled_request_is_evicted_before_older_prompts() -> None:
+@pytest.mark.parametrize("keeps_answer", [False, True])
+def test_an_answer_that_nobody_wants_is_evicted_before_older_prompts(keeps_answer: bool) -> None:
+    """An answer that ended by a stop string is kept though the engine ended it by a cancel."""
     chats = Chats()
     older = [*prompt(1, 10), 5]
     chats.ask(older)
@@ -90,15 +93,20 @@ def test_the_answer_of_a_cancelled_request_is_evicted_before_older_prompts() -> 
     key = chats.add(asked, max_tokens=200)
     while len(chats.driven.tokens[key]) < 8 * BLOCK:
         chats.driven.step()
-    chats.driven.engine.cancel(key)
+    chats.driven.engine.cancel(key, keeps_answer=keeps_answer)
     chats.driven.run()
     chats.now += 1
     chats.ask(prompt(3, 19))
-    assert chats.ask(older) == chats.ask(asked) == 10 * BLOCK
+    assert chats.ask(asked) == 10 * BLOCK
+    assert (chats.ask(older) == 10 * BLOCK) is not keeps_answer
+
+
+def test_eviction_by_value_is_opt_in() -> None:
+    assert CONFIG.eviction == EngineSettings(executor="simulated").eviction == LRU
 
 
 def test_an_order_that_is_not_known_is_refused() -> None:
-    with pytest.raises(ConfigError, match="eviction is 'fifo'; allowed: value or lru"):
+    with pytest.raises(ConfigError, match="eviction is 'fifo'; allowed: lru or value"):
         replace(CONFIG, eviction="fifo")
 
 

@@ -10,15 +10,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from headwater.engine_core.kv.block_pool import BlockPool
+from headwater.engine_core.kv.value.block_notes import BlockNotes
 from headwater.engine_core.kv.value.recompute import RecomputeCosts
 from headwater.engine_core.kv.value.return_times import (
     EDGES,
     NUM_BUCKETS,
+    PRIOR_HAZARD,
+    ReturnClasses,
     ReturnTimes,
     bucket_of,
     rates_of,
 )
-from headwater.engine_core.kv.value.turn import UNKNOWN, Turn
+from headwater.engine_core.kv.value.turn import UNKNOWN, Turn, moved
 
 AGENT = Turn(kind="tool")
 PERSON = Turn(kind="person")
@@ -27,8 +30,10 @@ PERSON = Turn(kind="person")
 class Cache:
     """A pool whose chains are numbers: block i of chain c is cached by their hash."""
 
-    def __init__(self, num_blocks: int, pivot: float = 1e9) -> None:
-        self.pool = BlockPool(num_blocks + 1, RecomputeCosts(pivot))
+    def __init__(
+        self, num_blocks: int, pivot: float = 1e9, times: ReturnClasses | None = None
+    ) -> None:
+        self.pool = BlockPool(num_blocks + 1, RecomputeCosts(pivot), times)
         assert self.pool.values is not None
         self.values = self.pool.values
 
@@ -172,6 +177,57 @@ def test_a_hint_keeps_blocks_for_its_time_and_no_longer() -> None:
     assert cache.evict(2) == [b"kept3", b"kept2"]
 
 
+def test_a_hint_does_not_outlive_the_blocks_that_were_given_back_early() -> None:
+    cache = Cache(8)
+    hinted = chain_of("hinted", 4)
+    cache.use(hinted, 0.0, Turn(tenant="a", keep_seconds=300))
+    hits = cache.pool.find_leading(hinted)
+    cache.pool.share(hits)
+    cache.pool.release(hits, is_early=True)
+    cache.use(chain_of("next", 8), 1.0, Turn(tenant="b"))
+    assert cache.values.num_kept == 0
+    cache.use(chain_of("more", 4), 2.0, Turn(tenant="b"))
+    assert cache.evict(8) == [*reversed(chain_of("next", 4)), *reversed(chain_of("more", 4))]
+
+
+def test_a_hint_whose_time_is_over_is_not_hidden_by_longer_ones() -> None:
+    cache = Cache(8)
+    for at, (name, seconds) in enumerate({"old": 3600.0, "over": 5.0, "new": 3600.0}.items()):
+        cache.use(chain_of(name, 2), float(at), Turn(keep_seconds=seconds))
+    cache.use(chain_of("young", 2), 100.0)
+    assert cache.evict(2) == [b"over1", b"over0"]
+
+
+def test_only_the_models_own_end_tokens_make_a_kind_of_turn() -> None:
+    turn = Turn(kind="tool", end_token_ids=(7, 8))
+    kinds = [turn.ended(each).kind for each in (7, 8, 9, None)]
+    assert kinds == ["tool/7", "tool/8", "tool", "tool"]
+
+
+def test_kept_blocks_are_counted_at_most_once_a_second_and_expired_hints_are_dropped() -> None:
+    notes = BlockNotes(9)
+    notes.keep([1, 2], 10.0)
+    assert notes.num_kept(0.0) == 2
+    notes.keep([3], 20.0)
+    assert (notes.num_kept(0.5), notes.num_kept(1.5)) == (2, 3)
+    assert notes.num_kept(10.0) == 1
+    assert notes.keep([1], 0.0) == 0.0
+
+
+@pytest.mark.parametrize("is_move", [True, False])
+def test_blocks_that_are_held_to_be_copied_do_not_count_as_returned(is_move: bool) -> None:
+    times = ReturnClasses()
+    cache = Cache(8, times=times)
+    for number in range(100):
+        cache.use(chain_of(f"{number}-", 2), number * 10.0, AGENT)
+        hits = cache.pool.find_leading(chain_of(f"{number}-", 2))
+        cache.values.now += 1
+        cache.pool.share(hits, is_move=is_move)
+        cache.pool.release(hits, turn=moved(AGENT.tenant), is_move=is_move)
+    learnt = times.of(("", AGENT.kind)).hazards[bucket_of(1.0)]
+    assert (learnt < PRIOR_HAZARD) is is_move
+
+
 @pytest.mark.parametrize(("priority", "first"), [(3, "plain"), (-3, "hinted")])
 def test_blocks_of_a_higher_priority_stay_longer(priority: int, first: str) -> None:
     cache = Cache(8)
@@ -206,6 +262,43 @@ def test_what_a_tenant_does_not_use_is_anothers() -> None:
         cache.use(chain_of(f"flood{number}-", 5), number / 10, Turn(tenant="flood"))
     assert cache.values.num_of("flood") == 95
     assert cache.values.num_of("calm") == 5
+
+
+@pytest.mark.parametrize(("num_tenants", "length"), [(2, 3), (10, 3), (10, 7)])
+def test_tenants_that_have_exactly_their_shares_give_up_all_their_blocks(
+    num_tenants: int, length: int
+) -> None:
+    """Rounded, the shares of tenants of weight 0.1 are a little more than what each has."""
+    cache = Cache(num_tenants * length)
+    for number in range(num_tenants):
+        turn = Turn(tenant=f"tenant {number}", weight=0.1)
+        cache.use(chain_of(f"{number}-", length), 0.0, turn)
+    assert len(cache.evict(num_tenants * length)) == num_tenants * length
+
+
+def test_tenants_that_left_are_forgotten_with_their_classes() -> None:
+    times = ReturnClasses()
+    cache = Cache(40, times=times)
+    gone = times.of(("tenant 0",))
+    for number in range(50):
+        turn = Turn(tenant=f"tenant {number}")
+        cache.use(chain_of(f"{number}-", 4), number * 100.0, turn)
+    num_links = len(cache.pool._next)
+    assert cache.values.tenants == {f"tenant {number}" for number in range(39, 50)}
+    assert times.of(("tenant 0",)) is not gone
+    for number in range(50, 100):
+        turn = Turn(tenant=f"tenant {number}")
+        cache.use(chain_of(f"{number}-", 4), number * 100.0, turn)
+    assert len(cache.pool._next) == num_links
+
+
+def test_a_review_compares_no_more_classes_than_its_victims_pay_for() -> None:
+    cache = Cache(2000)
+    for number in range(2000):
+        turn = Turn(tenant=f"tenant {number % 2}", kind=f"kind {number}")
+        cache.use(chain_of(f"{number}-", 1), 0.0, turn)
+    cache.evict(1)
+    assert cache.values._victims._num_until_review >= 2000 // 8 - 1
 
 
 class OrderAgainstModel(RuleBasedStateMachine):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
+
+COUNT_SECONDS = 1.0
+"""Time for which a count of kept blocks holds."""
 
 
 class BlockNotes:
@@ -14,6 +18,8 @@ class BlockNotes:
         """By last block of a stay that returned, how often its chain has returned so far."""
         self._kept_until: dict[int, float] = {}
         """By block that a hint keeps."""
+        self._num_kept = 0
+        self._counted_at = -math.inf
 
     def runs(self, blocks: Sequence[int]) -> list[tuple[int, int, int]]:
         """Beginning, end and level of each run of blocks with about as many users. The level is 0
@@ -55,8 +61,14 @@ class BlockNotes:
         return max(kept_until.get(block, 0.0) for block in blocks)
 
     def num_kept(self, now: float) -> int:
-        """Blocks that a hint keeps."""
-        return sum(until > now for until in self._kept_until.values())
+        """Blocks that a hint keeps, counted at most once a second: each step asks."""
+        if now - self._counted_at >= COUNT_SECONDS:
+            self._kept_until = {
+                block: until for block, until in self._kept_until.items() if until > now
+            }
+            self._num_kept = len(self._kept_until)
+            self._counted_at = now
+        return self._num_kept
 
     def forget(self, blocks: Sequence[int]) -> None:
         """Forgets blocks whose contents are gone."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -136,6 +136,12 @@ class ReturnClasses:
             parent = self.of(key[:-1]) if key else None
             times = self._times[key] = self._new(parent)
         return times
+
+    def drop(self, first_parts: Collection[object]) -> None:
+        """Forgets the classes that begin with one of these parts."""
+        self._times = {
+            key: times for key, times in self._times.items() if not key or key[0] not in first_parts
+        }
 
     def _new(self, parent: ReturnTimes | None) -> ReturnTimes:
         return ReturnTimes(parent)

@@ -31,29 +31,54 @@ class Rings:
         self._prev = preceding
         self._costs = costs
         self._times = times
+        self._free_borders = list[int]()
+        """Borders of rings that were dropped."""
         self.stay_of: list[Stay | None] = [None] * len(following)
         """By block; None: it is in no ring, or leaves its ring at this moment."""
 
     def ring(
-        self, turn: Turn, kind: str, depth: int, num_rounds: int, now: float, *, is_kept: bool
+        self, turn: Turn, kind: str, depth: int, num_rounds: int, now: float, kept_until: float
     ) -> Ring:
-        """The ring of stays of such turns."""
+        """The ring of stays of such turns. Only the ends of a ring are compared with others, so
+        that those which a hint keeps for longer have another one: they hide none whose time is
+        over."""
         share = self.shares.get(turn.tenant)
         if share is None:
-            share = self.shares[turn.tenant] = Share()
-        share.weight = turn.weight
-        share.last_used = now
+            share = self.shares[turn.tenant] = Share(now)
+        if turn.weight:
+            share.weight = turn.weight
+            share.last_used = now
         length = self._costs.length_class(depth)
         rounds = min(num_rounds, MOST_ROUNDS)
         priority = max(-MOST_PRIORITY, min(turn.priority, MOST_PRIORITY))
-        key = (kind, length, rounds, priority, is_kept)
+        kept = int(max(0.0, kept_until - now)).bit_length()
+        key = (kind, length, rounds, priority, kept)
         if (ring := share.rings.get(key)) is None:
-            border = len(self._next)
-            self._next.append(border)
-            self._prev.append(border)
+            border = self._new_border()
             times = self._times.of((turn.tenant, kind, rounds, length))
             ring = share.rings[key] = Ring(border, times, share, 2.0**priority)
         return ring
+
+    def _new_border(self) -> int:
+        if self._free_borders:
+            return self._free_borders.pop()
+        border = len(self._next)
+        self._next.append(border)
+        self._prev.append(border)
+        return border
+
+    def drop_left(self, since: float) -> None:
+        """Forgets tenants that have no blocks and had no turn since then, with their classes."""
+        left = {
+            tenant
+            for tenant, share in self.shares.items()
+            if not share.num_blocks and share.last_used < since
+        }
+        for tenant in left:
+            # A ring without blocks begins and ends at its border.
+            self._free_borders += (ring.border for ring in self.shares.pop(tenant).rings.values())
+        if left:
+            self._times.drop(left)
 
     def append(self, stay: Stay, blocks: Sequence[int]) -> None:
         """Puts the blocks of a stay behind all others of its ring."""

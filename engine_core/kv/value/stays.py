@@ -14,7 +14,7 @@ class Stay:
     ring, the last block of the chain first."""
 
     __slots__ = (
-        *("depth", "is_diverged", "is_lost", "kept_until"),
+        *("depth", "is_diverged", "is_lost", "is_moved", "kept_until"),
         *("num_blocks", "num_rounds", "ring", "sample", "tail", "turn"),
     )
 
@@ -33,6 +33,8 @@ class Stay:
         """Time up to which a hint keeps it."""
         self.is_lost = False
         """Whether a block of it was evicted."""
+        self.is_moved = False
+        """Whether its blocks were held for no turn, so that its time teaches nothing."""
         self.is_diverged = False
         """Whether a chain went on from the middle of it."""
 
@@ -56,12 +58,13 @@ class Ring:
 class Share:
     """A tenant's part of the blocks that nobody holds."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: float) -> None:
         self.weight = 1.0
         self.num_blocks = 0
-        self.last_used = 0.0
-        self.rings: dict[tuple[str, int, int, int, bool], Ring] = {}
-        """By kind of turn, class of length, priority, and whether a hint keeps its blocks."""
+        self.last_used = now
+        self.rings: dict[tuple[str, int, int, int, int], Ring] = {}
+        """By kind of turn, class of length, rounds, priority, and bits of the seconds for which a
+        hint keeps its blocks."""
 
 
 def above_limit(shares: Iterable[Share], num_blocks: int, now: float, active: float) -> list[Share]:
@@ -75,5 +78,7 @@ def above_limit(shares: Iterable[Share], num_blocks: int, now: float, active: fl
     return [
         share
         for share, weight in zip(found, weights, strict=True)
-        if share.num_blocks and share.num_blocks >= num_blocks * weight / total
+        # Rounded down: one that has exactly its share does not miss it by a rounding, so that there
+        # is always one.
+        if share.num_blocks and share.num_blocks >= int(num_blocks * weight / total)
     ]

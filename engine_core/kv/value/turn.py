@@ -12,7 +12,8 @@ class Turn:
 
     tenant: str = ""
     weight: float = 1.0
-    """Weight of the tenant's share of the cache."""
+    """Weight of the tenant's share of the cache; 0: not known, and the share keeps the one that it
+    has."""
     kind: str = ""
     """Word for what the next turn waits for; empty: not known."""
     session: str = ""
@@ -22,10 +23,13 @@ class Turn:
     keep_seconds: float = 0.0
     """Hint: for so long the blocks count as sure to come back."""
 
+    end_token_ids: tuple[int, ...] = ()
+    """Tokens by which the model itself ends answers."""
+
     def ended(self, stop_token_id: int | None) -> Turn:
         """The turn with the token that ended its answer: models end a call of a tool by another one
-        than what they say to a person."""
-        if stop_token_id is None:
+        than what they say to a person. Tokens that clients choose tell nothing."""
+        if stop_token_id not in self.end_token_ids:
             return self
         return replace(self, kind=f"{self.kind}/{stop_token_id}")
 
@@ -35,3 +39,10 @@ class Turn:
 
 
 UNKNOWN = Turn()
+MOVED = "moved"
+"""Kind of blocks that were held to be copied elsewhere, for no turn."""
+
+
+def moved(tenant: str) -> Turn:
+    """Blocks of a tenant that were held for no turn of it."""
+    return Turn(tenant=tenant, weight=0.0, kind=MOVED)

@@ -51,6 +51,11 @@ class ValueOrder:
     def num_blocks(self) -> int:
         return self._rings.num_blocks
 
+    @property
+    def tenants(self) -> set[str]:
+        """Tenants that have free blocks, or had a turn of late."""
+        return set(self._rings.shares)
+
     def num_of(self, tenant: str) -> int:
         """Free blocks of a tenant."""
         share = self._rings.shares.get(tenant)
@@ -61,26 +66,44 @@ class ValueOrder:
         """Blocks that a hint keeps now."""
         return self._notes.num_kept(self.now)
 
-    def admit(self, blocks: Sequence[int], last: int, turn: Turn = UNKNOWN) -> None:
+    def admit(
+        self,
+        blocks: Sequence[int],
+        last: int,
+        turn: Turn = UNKNOWN,
+        *,
+        is_move: bool = False,
+    ) -> None:
         """Takes blocks of a chain that nobody holds any more, the last one first, whose index in
-        its chain is `last`. Blocks with other numbers of users begin a stay of their own."""
+        its chain is `last`. Blocks with other numbers of users begin a stay of their own.
+        `is_move`: they were held for no turn."""
         num_rounds = self._notes.take_rounds(blocks)
         newest = None
         for start, end, level in self._notes.runs(blocks):
-            stay = self._begin(blocks[start:end], last - start, turn, level, num_rounds)
+            stay = self._begin(
+                blocks[start:end], last - start, turn, level, num_rounds, is_move=is_move
+            )
             newest = newest if level else stay
         if turn.session and newest is not None:
             self._supersede(turn, newest)
 
     def _begin(
-        self, blocks: Sequence[int], depth: int, turn: Turn, level: int, num_rounds: int
+        self,
+        blocks: Sequence[int],
+        depth: int,
+        turn: Turn,
+        level: int,
+        num_rounds: int,
+        *,
+        is_move: bool,
     ) -> Stay:
         until = self.now + turn.keep_seconds if turn.keep_seconds else 0.0
         kept_until = self._notes.keep(blocks, until)
         kind = SHARED_KINDS[level] if level else turn.kind
-        is_kept = kept_until > self.now
-        ring = self._rings.ring(turn, kind, depth, num_rounds, self.now, is_kept=is_kept)
-        stay = Stay(ring, turn, ring.times.begin(self.now), depth)
+        ring = self._rings.ring(turn, kind, depth, num_rounds, self.now, kept_until)
+        sample = Sample(self.now) if is_move else ring.times.begin(self.now)
+        stay = Stay(ring, turn, sample, depth)
+        stay.is_moved = is_move
         stay.num_rounds = num_rounds
         stay.kept_until = kept_until
         self._rings.append(stay, blocks)
@@ -99,9 +122,12 @@ class ValueOrder:
             last.sample.end(self.now, has_returned=False)
             self._retire(blocks)
 
-    def note_hit(self, blocks: Sequence[int], ref_counts: Sequence[int]) -> None:
+    def note_hit(
+        self, blocks: Sequence[int], ref_counts: Sequence[int], *, is_move: bool = False
+    ) -> None:
         """Notes that one more sequence holds these blocks, given from first to last. To be called
-        before its holds are counted; the caller unlinks the free ones."""
+        before its holds are counted; the caller unlinks the free ones. `is_move`: they are held for
+        no turn, so that no stay returns."""
         stay_of = self._rings.stay_of
         others = self._notes.others
         first = 0
@@ -109,24 +135,27 @@ class ValueOrder:
         for idx, block in enumerate(blocks):
             found = None
             if ref_counts[block]:
-                others[block] += 1
+                others[block] += not is_move
             else:
                 found = stay_of[block]
                 stay_of[block] = None
             if found is not stay:
                 if stay is not None:
-                    self._leave(stay, blocks[first:idx])
+                    self._leave(stay, blocks[first:idx], is_move=is_move)
                 stay = found
                 first = idx
         if stay is not None:
-            self._leave(stay, blocks[first:])
+            self._leave(stay, blocks[first:], is_move=is_move)
 
-    def _leave(self, stay: Stay, blocks: Sequence[int]) -> None:
+    def _leave(self, stay: Stay, blocks: Sequence[int], *, is_move: bool) -> None:
         """Notes that blocks of a stay, from first to last, are in use again."""
         tail = stay.tail
         if self._rings.note_left(stay, len(blocks)):
-            stay.sample.end(self.now, has_returned=True)
-            self._notes.note_return(tail, stay.num_rounds + 1)
+            stay.sample.end(self.now, has_returned=not is_move)
+            is_round = not (is_move or stay.is_moved)
+            self._notes.note_return(tail, stay.num_rounds + is_round)
+            return
+        if is_move:
             return
         for block in blocks:
             self._notes.others[block] += 1
@@ -138,8 +167,7 @@ class ValueOrder:
         """Moves what another chain left of a stay to the class of such blocks."""
         blocks = self._rings.withdraw(stay)
         stay.sample.end(self.now, has_returned=False)
-        is_kept = stay.kept_until > self.now
-        stay.ring = self._rings.ring(stay.turn, LEFT, stay.depth, 0, self.now, is_kept=is_kept)
+        stay.ring = self._rings.ring(stay.turn, LEFT, stay.depth, 0, self.now, stay.kept_until)
         stay.sample = stay.ring.times.begin(self.now)
         self._rings.append(stay, blocks)
 
@@ -159,6 +187,11 @@ class ValueOrder:
             self._notes.forget(taken)
             blocks += taken
         return blocks
+
+    def forget(self, blocks: Sequence[int]) -> None:
+        """Forgets what is known of blocks whose contents are gone, though they were not in the
+        order when they were taken."""
+        self._notes.forget(blocks)
 
     def note_missed(self, block_hash: bytes) -> None:
         """Notes that an evicted stay would have returned now."""

@@ -20,6 +20,9 @@ ACTIVE_SECONDS = 600.0
 REVIEW_EVERY = 128
 """Victims after which all classes are compared again, at least."""
 REVIEW_SECONDS = 1.0
+CANDIDATES_PER_VICTIM = 8
+"""Candidates of a review for each victim until the next one, at most, so that many classes do not
+make each victim dear."""
 REVIEW_PART = 256
 """Part of all blocks after which tenants are compared again: so far one falls below its share."""
 KEPT_RATE = 1000.0
@@ -65,6 +68,7 @@ class Victims:
     def _review(self, now: float) -> None:
         """Compares all classes of tenants that have their shares or more."""
         rings = self._rings
+        rings.drop_left(now - ACTIVE_SECONDS)
         shares = above_limit(rings.shares.values(), rings.num_blocks, now, ACTIVE_SECONDS)
         self._candidates = [
             (self._value(stay, now), next(self._numbers), ring, is_newest)
@@ -79,6 +83,7 @@ class Victims:
         every = max(REVIEW_EVERY, len(self._candidates))
         if len(rings.shares) > 1:
             every = min(every, max(1, rings.num_blocks // REVIEW_PART))
+            every = max(every, len(self._candidates) // CANDIDATES_PER_VICTIM)
         self._num_until_review = every
         self._next_review = now + REVIEW_SECONDS
 

@@ -369,7 +369,7 @@ class Blocks:
         self._pool.note_time(self._clock())
         part = "" if request.has_finished else PREEMPTED
         # No prompt goes on from an answer that its reader did not want.
-        is_cut = request.is_cancelled and self._pool.values is not None
+        is_cut = request.is_unwanted and self._pool.values is not None
         end = (request.num_prompt_tokens if is_cut else EVERY_TOKEN) // self._block_size
         for kind, held in enumerate(self._table.held(row)):
             kept, answer = held.cut(end)

@@ -15,7 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ...kv.block_pool import BlockPool
+from ...kv.prefix_cache import HashChain
 from ...kv.prefix_hash import next_block_hash, token_bytes
+from ...kv.value.turn import Turn
 from ...page_groups import page_key
 from ..table.request_state import RequestState
 
@@ -66,8 +68,8 @@ class Forks:
         """Requests whose last known tokens are in the step that was planned last."""
         self._fresh = set[bytes]()
         """Keys of blocks that this step fills: they are not copied before the next one."""
-        self._copied: deque[tuple[int, int]] = deque()
-        """Pages that are copied from, each with the step that does it."""
+        self._copied: deque[tuple[int, int, Turn]] = deque()
+        """Step that copies, page that it copies from, and the turn that it does so for."""
 
     def note_whole(self, request: RequestState) -> None:
         """Notes that the step that is being planned computes the last known token of a request."""
@@ -114,27 +116,29 @@ class Forks:
                 num_unheld = self._pool.count_unheld(pages)
                 if num_unheld and num_other_pages + num_unheld > self._pool.num_free:
                     return NO_PARTIAL
-                self.hold(pages, step)
+                self.hold(pages, step, request.chain)
                 self.num_copies += 1
                 return PartialBlock(pages, num_tokens - 1)
         return NO_PARTIAL
 
-    def hold(self, pages: Sequence[int], step: int) -> None:
-        """Holds pages that `step` copies until it has retired."""
+    def hold(self, pages: Sequence[int], step: int, chain: HashChain) -> None:
+        """Holds pages that `step` copies, for this chain, until it has retired."""
         self._pool.share(pages)
-        self._copied += ((step, page) for page in pages)
+        turn = chain.moved_turn
+        self._copied += ((step, page, turn) for page in pages)
 
     def retire(self, step: int) -> bool:
         """Lets go of blocks that steps up to this one have copied. Whether there were any."""
         num_before = len(self._copied)
         while self._copied and self._copied[0][0] <= step:
-            self._pool.release([self._copied.popleft()[1]])
+            _, page, turn = self._copied.popleft()
+            self._pool.release([page], turn=turn, is_move=True)
         return len(self._copied) < num_before
 
     @property
     def held_pages(self) -> list[int]:
         """Pages that steps in flight copy."""
-        return [page for _, page in self._copied]
+        return [page for _, page, _ in self._copied]
 
     def _find(self, key: bytes) -> list[int]:
         """Pages of a block by the name of its tokens, by page group; empty where one is gone."""

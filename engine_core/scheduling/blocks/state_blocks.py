@@ -115,7 +115,7 @@ class StateBlocks(Blocks):
     ) -> PartialBlock:
         partial = super().reserve_partial(request, wanted, num_others, step)
         if not partial.num_tokens:
-            self._forks.hold(wanted.hits.snapshot, step)
+            self._forks.hold(wanted.hits.snapshot, step, request.chain)
         return partial
 
     def seat(

@@ -97,7 +97,8 @@ class RequestState:
     scheduled_at: float | None = None
     has_started: bool = False
     has_finished: bool = False
-    is_cancelled: bool = False
+    is_unwanted: bool = False
+    """Whether its client left, so that no prompt goes on from its answer."""
     has_yielded: bool = False
     """Whether its seat went to another tenant; nothing waits for its return."""
     failed_sources: tuple[Loader, ...] = ()
@@ -250,4 +251,5 @@ def turn_of(new: NewRequest) -> Turn:
         session=new.session,
         priority=new.cache_priority,
         keep_seconds=new.keep_seconds,
+        end_token_ids=new.end_token_ids,
     )

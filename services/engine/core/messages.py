@@ -30,6 +30,8 @@ class Add(msgspec.Struct, tag="add", array_like=True):
 
 class Cancel(msgspec.Struct, tag="cancel", array_like=True):
     keys: list[int]
+    keeps_answer: bool = False
+    """Whether the next turn may go on from what was answered; False: the client left."""
 
 
 class Credit(msgspec.Struct, tag="credit", array_like=True):

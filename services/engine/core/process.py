@@ -238,9 +238,9 @@ def _apply_to_requests(engine: Engine, command: OfRequests) -> None:
     match command:
         case Add(request):
             engine.add(request)
-        case Cancel(keys):
+        case Cancel(keys, keeps_answer):
             for key in keys:
-                engine.cancel(key)
+                engine.cancel(key, keeps_answer=keeps_answer)
         case Credit(keys, tokens):
             for key, more in zip(keys, tokens, strict=True):
                 engine.add_credit(key, more)

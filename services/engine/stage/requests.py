@@ -150,6 +150,7 @@ def requests_of(pending: PendingAdd, limits: Limits, keys: Iterable[int]) -> lis
                 forks=add.forks or len(add.stream_ids) > 1,
                 holder=holder,
                 adapter=add.adapter,
+                end_token_ids=tuple(add.eos_token_ids),
             )
         )
     return requests

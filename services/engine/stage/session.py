@@ -29,14 +29,17 @@ from .frames import MAX_ERROR_CHARS, Rows, embedding_frame, prompt_logprob_frame
 from .outbox import Outbox
 from .requests import Limits, PendingAdd, requests_of
 from .stream import (
+    CANCELLED,
     CAUSES,
     DRAINING,
     LIVE,
     MISSING,
     PREFILLED,
+    SLOW_READER,
     SLOW_READER_SECONDS,
     STALLED_SECONDS,
     SUPERSEDED,
+    UNWANTED,
     Stream,
 )
 
@@ -162,8 +165,9 @@ class EngineSession:
         if (stream := self._streams.get(stream_id)) is None:
             return False
         if not stream.cancel_reason:
-            stream.cancel_reason = reason or "cancelled"
-            self._host.send(Cancel([stream.key]))
+            stream.cancel_reason = reason or CANCELLED
+            keeps_answer = stream.cancel_reason not in UNWANTED
+            self._host.send(Cancel([stream.key], keeps_answer))
         return True
 
     def cancel_starved(self, now: float) -> None:
@@ -173,7 +177,7 @@ class EngineSession:
         for stream_id, stream in self._streams.items():
             seconds = stream.starved_seconds(self._next_index[stream_id], now)
             if seconds >= SLOW_READER_SECONDS:
-                self.cancel(stream_id, "slow_reader")
+                self.cancel(stream_id, SLOW_READER)
             elif seconds >= STALLED_SECONDS and not stream.is_stalled:
                 stream.is_stalled = True
                 stalled.append(stream.key)
@@ -431,7 +435,8 @@ class EngineSession:
         for stream in streams:
             stream.span.end("abandoned")
         if streams:
-            self._host.send(Cancel([stream.key for stream in streams]))
+            # Its requests may go on in other attempts, from the tokens that it has.
+            self._host.send(Cancel([stream.key for stream in streams], keeps_answer=True))
         self._host.session_changed()
 
 

@@ -31,6 +31,7 @@ again."""
 DRAINING = "draining"
 PREFILLED = "prefilled"
 SUPERSEDED = "superseded"
+SLOW_READER = "slow_reader"
 CAUSES = {
     PREFILLED: common_pb2.LOSS_CAUSE_HANDED_OVER,
     DRAINING: common_pb2.LOSS_CAUSE_HANDED_OVER,
@@ -38,6 +39,11 @@ CAUSES = {
 }
 """Keyed by the reason of a cancel: streams that the engine itself ends, though their answers have
 not ended."""
+CANCELLED = "cancelled"
+"""Reason of a cancel that names none."""
+UNWANTED = frozenset({CANCELLED, "client_gone", SLOW_READER})
+"""Reasons of cancels whose client has left: no prompt goes on from the answer. Behind all others
+the client has the answer, or another attempt goes on with it."""
 LIVE = common_pb2.LOSS_CAUSE_UNSPECIFIED
 FINAL = (
     LIVE,

@@ -17,7 +17,8 @@ def turn_by(hints: CacheHints) -> Turn:
         num_prompt_tokens=1,
         prompt_ids=[3],
         cache_namespace=bytes(16),
-        sampling=Sampling(max_tokens=1),
+        sampling=Sampling(max_tokens=1, stop_token_ids=[9]),
+        eos_token_ids=[7],
         tenant="acme",
         weight=2.0,
         cache_hints=cache_hints_of(hints),
@@ -30,12 +31,18 @@ def turn_by(hints: CacheHints) -> Turn:
 def test_hints_of_a_request_are_those_of_its_turn() -> None:
     hints = CacheHints(session="s", turn_kind="tool", priority=-3, keep_seconds=60)
     assert turn_by(hints) == Turn(
-        tenant="acme", weight=2.0, kind="tool", session="s", priority=-3, keep_seconds=60.0
+        tenant="acme",
+        weight=2.0,
+        kind="tool",
+        session="s",
+        priority=-3,
+        keep_seconds=60.0,
+        end_token_ids=(7,),
     )
 
 
 def test_a_request_without_hints_has_its_tenant_alone() -> None:
-    assert turn_by(NO_HINTS) == Turn(tenant="acme", weight=2.0)
+    assert turn_by(NO_HINTS) == Turn(tenant="acme", weight=2.0, end_token_ids=(7,))
     add = Add(
         stream_ids=[1],
         num_prompt_tokens=1,

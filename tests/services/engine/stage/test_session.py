@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
 from headwater.engine_core.expert_figures import ExpertFigures
 from headwater.engine_core.request import FinishReason, NewRequest, Speculation
 from headwater.engine_core.step_output import Finished, StepOutput, Work
@@ -179,6 +181,23 @@ async def test_a_cancel_that_comes_with_its_own_add_still_cancels() -> None:
     assert host.commands[1:] == [Cancel([1])]
 
 
+@pytest.mark.parametrize(
+    ("reason", "keeps_answer"),
+    [
+        *[("stop_string", True), ("attempt_lost", True), ("prefilled", True)],
+        *[("client_gone", False), ("slow_reader", False), ("", False)],
+    ],
+)
+async def test_the_core_learns_whether_anyone_wants_the_answer_of_a_cancelled_stream(
+    reason: str, keeps_answer: bool
+) -> None:
+    host = Recorder()
+    session = EngineSession(host)
+    session.take(pb.ClientFrame(adds=[add(1, [1, 2, 3])]))
+    session.take(pb.ClientFrame(cancels=[pb.Cancel(stream_id=1, reason=reason)]))
+    assert host.commands[1:] == [Cancel([1], keeps_answer)]
+
+
 async def test_only_the_first_choice_scores_the_prompt() -> None:
     host = Recorder()
     session = EngineSession(host)
@@ -297,7 +316,7 @@ async def test_a_later_attempt_ends_earlier_ones_of_its_prompt_and_no_earlier_on
         of = {"request_id": "r", "prompt_index": prompt_index, "attempt": attempt}
         sessions[0].take(pb.ClientFrame(adds=[add(stream_id, [1, 2, 3], **of)]))
     sessions[1].take(pb.ClientFrame(adds=[add(1, [1, 2, 3], request_id="r", attempt=2)]))
-    assert host.commands[3:-1] == [Cancel([1]), Cancel([2])]
+    assert host.commands[3:-1] == [Cancel([1], True), Cancel([2], True)]
     sessions[0].take(pb.ClientFrame(adds=[add(4, [1, 2, 3], request_id="r", attempt=1)]))
     assert len(host.commands) == 6
     finishes = [
@@ -351,9 +370,9 @@ async def test_an_engine_that_leaves_hands_over_what_is_long_and_keeps_what_is_s
     )
     session.deliver(tokens(3, 0, 80))
     assert session.hand_over(50) == 2
-    assert host.commands[3:] == [Cancel([1])]
+    assert host.commands[3:] == [Cancel([1], True)]
     assert session.hand_over(0) == 2
-    assert host.commands[4:] == [Cancel([2]), Cancel([3])]
+    assert host.commands[4:] == [Cancel([2], True), Cancel([3], True)]
     assert session.hand_over(0) == 0
 
 
