@@ -481,7 +481,7 @@ def test_llama_4_has_no_chunks_where_no_sequence_is_longer_than_one(
 
 @pytest.mark.parametrize(
     "name",
-    ["MiMoV2FlashForCausalLM", "DeepseekV3ForCausalLM"],
+    ["MiMoV2FlashForCausalLM", "DeepseekV32ForCausalLM"],
 )
 def test_families_that_need_other_caches_are_refused_by_name(name: str) -> None:
     with pytest.raises(ConfigError, match=f"architectures is '{name}'; allowed: "):

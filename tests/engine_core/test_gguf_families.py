@@ -92,7 +92,7 @@ def test_a_file_of_llama_cpps_converter_answers_as_its_checkpoint(
         for name in IN_WEIGHTS:
             del stated[name], published[name]
     assert stated == published
-    engine = SmallEngine(folder, num_blocks=100, max_model_len=256)
+    engine = SmallEngine(folder, num_blocks=100, max_model_len=min(256, theirs.most_positions))
     by_transformers = ANSWERS[family]["transformers"]
     sampling = greedy(len(by_transformers["token_ids"]), num_logprobs=1)
     answer = engine.answer([PROMPT], sampling)[0]

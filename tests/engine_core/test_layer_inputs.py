@@ -36,6 +36,8 @@ def decoder_of(folder: Path) -> Model:
 
 def cache_of(decoder: Model) -> torch.Tensor:
     config = decoder.config
+    if config.latent is not None:
+        return torch.zeros(config.num_layers, 13, BLOCK_SIZE, config.latent.width)
     return torch.zeros(config.num_layers, 2, 13, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
 
 
