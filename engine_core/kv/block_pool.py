@@ -155,7 +155,8 @@ class BlockPool:
     ) -> None:
         """Lets go of a sequence's blocks, given from first to last; of those nobody holds the last
         is evicted first. `is_early`: before all other blocks with a hash. `turn`: whose blocks
-        these are, and `start` the index of the first in its chain, where values count. `is_move`: no turn held them."""
+        these are, and `start` the index of the first in its chain, where values count. `is_move`:
+        no turn held them."""
         ref_counts = self.ref_counts
         hash_of = self._hash_of
         following = self._next

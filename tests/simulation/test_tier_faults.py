@@ -4,6 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -100,9 +101,11 @@ def test_a_seed_takes_the_same_steps_every_time() -> None:
 
 def leak(patch: pytest.MonkeyPatch) -> None:
     release = BlockPool.release
-    patch.setattr(
-        BlockPool, "release", lambda pool, blocks: release(pool, blocks[: max(len(blocks) - 1, 1)])
-    )
+
+    def but_one(pool: BlockPool, blocks: Sequence[int], **how: Any) -> None:
+        release(pool, blocks[: max(len(blocks) - 1, 1)], **how)
+
+    patch.setattr(BlockPool, "release", but_one)
 
 
 def double_free(patch: pytest.MonkeyPatch) -> None:
