@@ -22,12 +22,15 @@ from ..models.manifest import ModelFolderError
 from ..models.store import ModelNotFound, name_of
 from ..runtime import subjects
 from ..runtime.bus import Bus, Subscription
+from ..runtime.hardware import resolve_device
 from ..runtime.member import Kind, ReplicaLoad
 from ..runtime.membership import Members
 from ..runtime.model_name import PLACE_ALLOWED, check_model_name, is_model_place
 from ..runtime.settings import SettingError, require
 from ..runtime.tasks import owned_task, set_within
+from . import engine_calls
 from .embedded import EmbeddedServerError
+from .engine_calls import EngineCallFailed
 from .memory_shares import StartedModel
 from .model_pull import PullFailed, pull_model
 from .model_request import ModelRequest
@@ -345,6 +348,14 @@ class ModelManager:
             name = request.served_model_name or name_of(request.model)
             check_model_name("served_model_name", name)
             rules = self._rules(request)
+        self._check_turns(name, rules)
+        if self._turns is not None and resolve_device(self._settings.device) == "cuda":
+            # An engine that starts takes its memory beside those that are awake.
+            raise Refused(
+                "no_room",
+                f"{name!r} cannot be loaded while models take turns on a GPU: name it when "
+                "`headwater up` starts",
+            )
         known = self._models.get(name)
         if known is not None and known.state is not State.FAILED:
             raise Refused("model_exists", f"the model {name!r} is {known.state.value} already")
@@ -362,11 +373,35 @@ class ModelManager:
         if model.state not in (State.LOADING, State.SERVING):
             raise Refused("model_not_served", f"the model {request.model!r} is {model.state.value}")
         with _refusing():
-            model.rules = model.rules.with_bounds(request.min_replicas, request.max_replicas)
+            rules = model.rules.with_bounds(request.min_replicas, request.max_replicas)
+        self._check_turns(model.name, rules)
+        model.rules = rules
         model.scaler = Scaler(model.rules, self._now())
         self._remembered.rescale(model.name, model.rules.min_replicas, model.rules.max_replicas)
         self._changed.set()
         return model
+
+    def _check_turns(self, name: str, rules: ScaleRules) -> None:
+        """Raises `Refused` for other numbers of replicas than one, where models take turns."""
+        if self._turns is not None and (rules.min_replicas, rules.max_replicas) != (1, 1):
+            raise Refused(
+                "invalid_value", f"{name!r} has one engine: models take turns (--resident)"
+            )
+
+    async def _check_size(self, model: ModelStages) -> None:
+        """Raises `Refused` for a model that is larger than what awake models may have together, and
+        `EngineCallFailed`."""
+        if self._turns is None:
+            return
+        for engine in model.engines.values():
+            load = (await engine_calls.described(engine.addresses["grpc"])).load
+            num_bytes = 0 if load is None else load.num_releasable_bytes
+            if num_bytes > self._settings.resident_bytes:
+                raise Refused(
+                    "no_room",
+                    f"{model.name!r} takes {num_bytes / 1e9:.4g} GB, --resident gives awake models "
+                    f"{self._settings.resident_bytes / 1e9:.4g} GB",
+                )
 
     def _load_again(self, tasks: asyncio.TaskGroup) -> None:
         """Loads what was loaded on the cluster before and never unloaded. A model that fails stays
@@ -424,7 +459,11 @@ class ModelManager:
             plan = self._plan_beside(started, **own)
             stages = model.make_first_stages(plan)
             await begin_all(stages, model.report)
-        except (PullFailed, ModelFolderError, StageDied, EmbeddedServerError, OSError) as fault:
+            await self._check_size(model)
+        except (
+            *(PullFailed, ModelFolderError, StageDied, EmbeddedServerError, OSError),
+            *(EngineCallFailed, Refused),
+        ) as fault:
             await self._end(model)
             model.state = State.FAILED
             model.problem = str(fault)

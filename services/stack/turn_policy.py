@@ -205,10 +205,18 @@ class TurnPolicy:
         least = min(known, default=0.0)
         self._served = {each: self._served.get(each, least) for each in waiting | served}
 
-    def _in_order(self, sights: Iterable[ModelSight]) -> list[ModelSight]:
+    def _in_order(self, sights: Sequence[ModelSight]) -> list[ModelSight]:
         """Models that sleep while requests wait for them: that of the tenant served least first,
-        then that of the request which has waited longest."""
-        waiting = [each for each in sights if each.waiting and not each.is_awake]
+        then that of the request which has waited longest. One that does not fit beside pinned
+        models is left out: it would keep its place for ever."""
+        pinned = sum(each.num_bytes for each in sights if each.is_pinned)
+        waiting = [
+            each
+            for each in sights
+            if each.waiting
+            and not each.is_awake
+            and (each.is_pinned or each.num_bytes + pinned <= self._resident_bytes)
+        ]
         return sorted(waiting, key=self._rank)
 
     def _rank(self, sight: ModelSight) -> tuple[float, float, str]:

@@ -6,20 +6,25 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
+import pytest
 
 from headwater.services.engine.settings import EngineSettings
 from headwater.services.runtime import subjects
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.progress import silent
 from headwater.services.runtime.settings import read_settings
-from headwater.services.stack.model_manager import ModelManager
+from headwater.services.stack.model_manager import ModelManager, Refused
+from headwater.services.stack.model_request import ModelRequest
+from headwater.services.stack.model_stages import ModelStages
 from headwater.services.stack.plan import StackPlan
 from headwater.services.stack.remembered_models import RememberedModels
 from headwater.services.stack.stage_process import KeptStage, SupervisorPipe, begin_all
 from tests.chatting_model import make_chatting_model
+from tests.services.engine.engine_process import engine_process
 from tests.services.stack.test_model_stages import NEVER_READY, SLOW_TO_LEAVE, Stages
 from tests.services.stack.test_plan import plan
 from tests.services.stack.test_stage_process import READY
@@ -241,4 +246,54 @@ async def test_a_model_has_its_text_stages_until_a_replica_that_was_leaving_alre
         await leaving
     said = {log.stem: log.read_text().split()[-1] for log in folders["text"].iterdir()}
     assert said == dict.fromkeys(("processor-0", "output-processor-0"), "gone")
+    pipe.close()
+
+
+@pytest.mark.parametrize(
+    ("device", "request_", "problem"),
+    [
+        (
+            "cpu",
+            ModelRequest(do="load", model="gemma3-270m", served_model_name="x", max_replicas=2),
+            "'x' has one engine",
+        ),
+        ("cpu", ModelRequest(do="scale", model="m", min_replicas=0), "'m' has one engine"),
+        (
+            "cuda",
+            ModelRequest(do="load", model="gemma3-270m", served_model_name="x"),
+            "'x' cannot be loaded while",
+        ),
+    ],
+)
+def test_where_models_take_turns_each_has_one_engine_that_has_room_to_start(
+    tmp_path: Path, device: str, request_: ModelRequest, problem: str
+) -> None:
+    pipe = SupervisorPipe()
+    stack = plan(state_dir=tmp_path, replicas=1, resident=1.0, device=device)
+    stages = Stages(tmp_path, pipe, READY + NEVER_READY)
+    manager = ModelManager(
+        stack.settings, pipe, stages.make, hurry=asyncio.Event(), report=lambda _: None
+    )
+    model = manager.first(stack)
+    manager.serve(model)
+    rules = model.rules
+    nothing: Any = None
+    with pytest.raises(Refused, match=problem):
+        manager._asked(request_, nothing, nothing)
+    assert model.rules == rules
+    pipe.close()
+
+
+async def test_a_model_that_is_larger_than_awake_ones_may_be_is_refused(tmp_path: Path) -> None:
+    pipe = SupervisorPipe()
+    stack = plan(state_dir=tmp_path, replicas=1, resident=1e-6)
+    stages = Stages(tmp_path, pipe, READY + NEVER_READY)
+    manager = ModelManager(
+        stack.settings, pipe, stages.make, hurry=asyncio.Event(), report=lambda _: None
+    )
+    with engine_process("--takes-turns") as engine:
+        stage = SimpleNamespace(addresses={"grpc": engine.address})
+        loaded = cast("ModelStages", SimpleNamespace(name="large", engines={0: stage}))
+        with pytest.raises(Refused, match=r"'large' takes .* GB, --resident gives awake models"):
+            await manager._check_size(loaded)
     pipe.close()

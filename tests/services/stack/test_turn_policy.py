@@ -107,6 +107,15 @@ def test_a_long_turn_that_nobody_contested_does_not_lengthen_estimates() -> None
     assert late.estimate <= 2 * (QUANTUM_OF_EXPECTED + EXPECTED_SWITCH)
 
 
+def test_a_model_that_cannot_fit_keeps_no_other_from_its_turn() -> None:
+    sizes = {"pinned": 40, "large": 70, "a": 60, "b": 60}
+    world = TurnWorld(sizes, 100, pinned=frozenset({"pinned"}), awake={"pinned"})
+    for model in ("large", "a", "b"):
+        world.ask(model, model, 10_000)
+    world.run(100)
+    assert world.served["a"] == pytest.approx(world.served["b"], rel=0.3)
+
+
 def run_at_random(seed: int, seconds: float) -> TurnWorld:
     """Requests of four tenants for five models, as many as the device can compute or more."""
     source = random.Random(seed)
