@@ -59,7 +59,7 @@ class _Model:
     """Tenants for whose requests the engine had work when it fell asleep."""
     engine: _Engine | None = None
     num_bytes: int = 0
-    """Of its engine, while it is awake."""
+    """Device memory of its engine while that is awake."""
     lost_at: float | None = None
     """Since when it has no engine any more."""
 

@@ -13,7 +13,6 @@ from typing import assert_never
 import msgspec
 import structlog
 
-from headwater.engine_core.sleep import SleepState
 from headwater.engine_core.step_output import EngineLoad
 from headwater.engine_core.system.ring import PeerGone
 
@@ -36,11 +35,9 @@ from .messages import (
     Progress,
     Ready,
     Report,
-    Sleep,
     Step,
     ToPeers,
     Waiting,
-    Wake,
     decode_report,
     encode,
 )
@@ -132,8 +129,7 @@ class CoreClient:
 
     def send(self, command: Command) -> None:
         """Sends a command; callable from any thread. After the end nothing is sent."""
-        if isinstance(command, Sleep | Wake):
-            self._watch.moving(command.call)
+        self._watch.sent(command)
         self._commands.send(encode(command))
 
     @property
@@ -223,8 +219,7 @@ class CoreClient:
 
     def _note_load(self, load: EngineLoad) -> None:
         self.load = load
-        if load.sleep_state != SleepState.FALLING_ASLEEP:
-            self._watch.moved(load.sleep_call)
+        self._watch.note_load(load)
 
     def _take(self, report: Report) -> None:
         if isinstance(report, ToPeers):

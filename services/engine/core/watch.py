@@ -1,9 +1,14 @@
 """Knows when a core must be taken for hung: it owes a word and says none. Knows nothing of what the
-words mean."""
+words mean, but for calls to sleep and to wake."""
 
 from __future__ import annotations
 
 import asyncio
+
+from headwater.engine_core.sleep import SleepState
+from headwater.engine_core.step_output import EngineLoad
+
+from .messages import Command, Sleep, Wake
 
 PATIENCE = 10
 """Times the slowest step so far, which is no silence to speak of; and of the limit, while the core
@@ -57,13 +62,15 @@ class CoreWatch:
             self._owes = True
             self.silence = 0.0
 
-    def moving(self, call: int) -> None:
-        """The core is called to sleep or to wake."""
-        self._moving_call = call
+    def sent(self, command: Command) -> None:
+        """Notes a command that is about to be sent."""
+        if isinstance(command, Sleep | Wake):
+            self._moving_call = command.call
 
-    def moved(self, call: int) -> None:
-        """The core has done what this call asked for."""
-        if call >= self._moving_call:
+    def note_load(self, load: EngineLoad) -> None:
+        """Notes whether the core has done what it was last called for."""
+        is_settled = load.sleep_state != SleepState.FALLING_ASLEEP
+        if is_settled and load.sleep_call >= self._moving_call:
             self._moving_call = 0
 
     def heard(self, *, is_idle: bool, step_seconds: float = 0.0) -> None:

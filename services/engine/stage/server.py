@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
 from headwater.engine_core.request import NewRequest
-from headwater.engine_core.sleep import SleepState
 from headwater.engine_core.step_output import EngineLoad
 from headwater.proto.events_pb2 import KvEventBatch
 
@@ -217,7 +216,7 @@ class EngineServer:
 
     def _tokens_within(self, seconds: float) -> float:
         """Tokens that each stream gets in this time: none while the engine sleeps."""
-        if self.sleep_calls.state != SleepState.AWAKE:
+        if not self.sleep_calls.is_awake:
             return 0
         return self.figures.tokens_within(seconds, self.totals.num_running)
 

@@ -32,6 +32,10 @@ class SleepCalls:
             return reported
         return WAKING if self._wanted is SleepState.AWAKE else SleepState.FALLING_ASLEEP
 
+    @property
+    def is_awake(self) -> bool:
+        return self.state == SleepState.AWAKE
+
     async def sleep(self) -> EngineLoad:
         """Returns once memory is given back. Raises `BadRequest` where the engine was not started
         for it, and `Unavailable` where a later call came meanwhile."""
