@@ -14,13 +14,10 @@ from headwater.kernels.launch.environment import Environment
 from ..config import ConfigError, EngineConfig
 from ..executor import Executor
 from ..executors.build.hooks import Hooks
-from ..executors.model.text_layers import TextLayers
 from ..executors.ranks import rank_devices
 from ..executors.ranks.rank import Rank
 from ..layers.linear.kinds import Weights
 from ..layers.linear.linear import Linear
-from ..layers.platform import EncoderPlatform
-from ..models.encoders.encoder import Encoder
 from ..options import BuildRequest, ExecutorOptions, Progress
 from ..platforms.capabilities import Capabilities
 from ..platforms.cuda_weights import prepare_weights, stored_forms
@@ -97,13 +94,6 @@ def prepare_products(platform: Any, linear: Linear, row_counts: Sequence[int]) -
     platform.products.prepare(
         Weights(linears={"lm_head": linear}, tensors={}), row_counts, row_counts
     )
-
-
-def text_layers(encoder: Encoder, platform: EncoderPlatform, most_texts: int) -> TextLayers:
-    """The layers of an encoder, whose small steps are graphs."""
-    from ..executors.model.text_graphs import TextGraphs  # noqa: PLC0415
-
-    return TextGraphs(encoder, platform, most_texts)
 
 
 def capture(launch: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:

@@ -74,7 +74,6 @@ OPTIONAL = (
     "prepare_weights",
     "prepare_kernels",
     "prepare_products",
-    "text_layers",
     "forward_pass",
     "build_executor",
 )
@@ -86,8 +85,6 @@ platform multiplies; without it the weights stay as they were loaded. `prepare_k
 weights, progress)`: loads kernels of a model's steps before the first step.
 `prepare_products(platform, linear, row_counts)`: what an engine does at its start so that products
 of a weight with so many rows keep bits; the conformance suite calls it before it multiplies.
-`text_layers(encoder, platform, most_texts) -> TextLayers`: the layers of steps of at most so many
-texts; without it their launches are made in each step.
 `forward_pass(model, platform, max_blocks)`: computes what the model's own forward pass computes in
 another way, for requests of at most so many blocks; whole models alone are computed with it.
 `build_executor(request, rank, progress) -> (Executor, EngineConfig)`: an executor of the device's

@@ -83,7 +83,11 @@ def test_no_memory_is_lost_over_a_hundred_sleeps(engine_of: Callable[..., SmallE
     while engine.executor.prepare():
         pass
     answers(engine, 4, 2, 0)
-    before = free_bytes()
-    answers(engine, 4, 100, 1)
-    # Torch's allocator may keep another segment for activations.
-    assert abs(free_bytes() - before) <= 32 << 20
+    lost = []
+    for seed in range(1, 6):
+        before = free_bytes()
+        answers(engine, 4, 20, seed)
+        lost.append(before - free_bytes())
+    # Another process may take memory of the device meanwhile, but what a sleep loses is lost in
+    # each round. Torch's allocator may keep another segment for activations.
+    assert min(lost) <= 6 << 20

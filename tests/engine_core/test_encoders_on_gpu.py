@@ -29,7 +29,7 @@ def test_vectors_are_those_of_transformers_and_the_same_alone(
     folder = convert(tmp_path / "hf", tmp_path / "ours", dtype)
     engine = SmallEngine(folder, device="cuda", block_size=64)
     together = embed(engine, TEXTS)
-    # Again: steps of few tokens are graphs by now, and alone each text is in another one.
+    # Again, behind steps of other texts.
     again = embed(engine, TEXTS)
     alone = [embed(engine, [text])[0] for text in TEXTS]
     engine.close()

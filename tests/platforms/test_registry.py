@@ -188,7 +188,6 @@ def build_executor(request, rank, progress):
 def test_the_contract_names_every_hook() -> None:
     hooks = {each.name for each in fields(Hooks)} | {
         "prepare_products",
-        "text_layers",
         "build_executor",
     }
     assert set(OPTIONAL) == hooks

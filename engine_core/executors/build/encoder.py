@@ -26,8 +26,7 @@ from .loader import Loader
 
 NO_PAGES: tuple[int, ...] = ()
 ROW_COUNTS = (1, 16, 64, 128, 256, 512, 1024, 2048)
-"""Numbers of rows of products that are compared before texts are computed; those of graphs are
-among them."""
+"""Numbers of rows of products that are compared before texts are computed."""
 FEWEST_BLOCKS = 2
 """Blocks of a pool: page 0, and one that no text takes."""
 
@@ -42,18 +41,14 @@ def build_encoder(
     found = cast(type[Encoder], model_class(request.model))
     _prepare_products(device, platform, weights, config)
     encoder = found(request.model, weights, platform, config.max_model_len)
-    encoding = cast(EncoderPlatform, platform)
-    make_layers = getattr(device, "text_layers", TextLayers)
-    layers: TextLayers = make_layers(encoder, encoding, config.max_num_seqs)
     executor = StepExecutor(
         device=TextDevice(config, request.model.vocab_size),
         caches=NoCaches(),
-        entry=TextEntry(encoding),
-        layers=layers,
+        entry=TextEntry(cast(EncoderPlatform, platform)),
+        layers=TextLayers(encoder),
         exit=Pool(encoder),
         drafter=NoDrafter(),
         tiers=NoTiers(),
-        preparations=layers.preparations,
     )
     return executor, config
 

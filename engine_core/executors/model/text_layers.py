@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import torch
 
-from ...layers.platform import EncoderPlatform
 from ...layers.text_batch import TextBatch
 from ...models.encoders.encoder import Encoder
 
@@ -14,11 +11,7 @@ from ...models.encoders.encoder import Encoder
 class TextLayers:
     """See `Layers`."""
 
-    preparations: Sequence[Callable[[], object]] = ()
-    """Functions that make later steps faster, called one by one."""
-
-    def __init__(self, encoder: Encoder, platform: EncoderPlatform, most_texts: int) -> None:
-        """`most_texts`: those of a step."""
+    def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
 
     def hidden(self, taken: TextBatch) -> torch.Tensor:
