@@ -72,9 +72,7 @@ class AdapterPlacement:
         once where there is no engine. Raises `Unavailable` where none can have it."""
         if not digest:
             return
-        engines = [
-            each for each in self.engines_of(model) if (each.replica_id, each.epoch) not in failed
-        ]
+        engines = self._left(model, failed)
         if not engines or any(has(each, digest) for each in engines):
             return
         record = self._catalogue.by_digest(model, digest)
@@ -94,6 +92,18 @@ class AdapterPlacement:
         raise errors.Unavailable(
             f"no engine can load the adapter: {error.message}", code="adapter_unavailable"
         )
+
+    def is_displaced(self, model: str, digest: bytes, failed: Collection[Incarnation]) -> bool:
+        """Whether there are engines of the model, other than those that failed, and none has the
+        adapter any more: others took its memory."""
+        engines = self._left(model, failed)
+        return bool(digest and engines) and not any(has(each, digest) for each in engines)
+
+    def _left(self, model: str, failed: Collection[Incarnation]) -> list[Member]:
+        """The engines of the model other than those that failed."""
+        return [
+            each for each in self.engines_of(model) if (each.replica_id, each.epoch) not in failed
+        ]
 
     # Loading.
 

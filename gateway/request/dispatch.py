@@ -7,6 +7,7 @@ Knows nothing about clients: the output of a stream goes from the choice to the 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
@@ -31,6 +32,8 @@ from .release import release
 from .stream_failure import OUTPUT_PROCESSOR_UNAVAILABLE, Cause, StreamLost
 from .timeline import Attempt, EngineStart
 
+MOST_READS = 10
+"""Times that a request's adapter is read before others displace it for good."""
 WAIT_SECONDS = 30.0
 """Seconds that an answer which has begun waits for a replica or an output processor, where none is
 left."""
@@ -249,8 +252,9 @@ class Dispatcher:
         max_tokens = prepared.sampling.max_tokens - (len(token_ids) - len(prepared.prompt_ids))
         attempts = generation.timeline.attempts
         target = generation.target
-        while True:
-            await cluster.placement.ensure(target.model, target.adapter, self._faults.failed)
+        for num_reads in itertools.count(1):
+            adapter_of = target.model, target.adapter, self._faults.failed
+            await cluster.placement.ensure(*adapter_of)
             try:
                 decision = cluster.router.choose(
                     model_key,
@@ -268,6 +272,8 @@ class Dispatcher:
                 )
                 break
             except errors.Unavailable as error:
+                if num_reads < MOST_READS and cluster.placement.is_displaced(*adapter_of):
+                    continue
                 await self._wait(
                     lambda: cluster.router.wait_for(model_key, self._faults.failed), error
                 )

@@ -88,8 +88,8 @@ def test_adapters_that_have_left_host_memory_are_read_again_for_their_requests(
     assert num_evicted(engine) == len(NAMES) - NUM_KEPT
     [shown] = gateway.client.get("/admin/replicas").json()["data"]
     assert sum(each["is_evicted"] for each in shown["adapters"]) == len(NAMES) - NUM_KEPT
-    chosen = random.Random(1).sample(NAMES * 2, 2 * len(NAMES))
-    with ThreadPoolExecutor(4) as threads:
+    chosen = random.Random(1).sample(NAMES * 8, 8 * len(NAMES))
+    with ThreadPoolExecutor(12) as threads:
         found = list(threads.map(lambda name: ask(gateway.client, name), chosen))
     assert found == [alone[name] for name in chosen]
     for name in NAMES:
