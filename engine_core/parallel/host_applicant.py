@@ -34,7 +34,7 @@ CHECK_SECONDS = 60.0
 RECEIVE_BYTES = 64 << 10
 MOST_APPLICANTS = 16
 """Connections that have not joined yet; of more, the oldest is closed that has not proved the
-secret. No more than one a stage has proved it: others are told that no stage is missing."""
+secret. No more than one a stage has proved it: others get the answer that no stage is missing."""
 WARN_SECONDS = 60.0
 """Seconds between two warnings about connections that fail for the same reason."""
 log = logging.getLogger(__name__)

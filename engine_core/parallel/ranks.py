@@ -36,7 +36,7 @@ TICK_SECONDS = 0.1
 
 
 class _Loss:
-    """The first loss of a rank. Any thread may note it, and is told of it."""
+    """The first loss of a rank. Any thread may note it or wait for it."""
 
     def __init__(self) -> None:
         self.lost: RankLost | None = None

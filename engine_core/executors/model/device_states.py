@@ -31,8 +31,8 @@ class NoStates:
 
 
 class DeviceStates:
-    """See `StepStates`. Makes the `StateRows` of a step from its words and the request table, and KV blocks of pages
-    that may have held states."""
+    """See `StepStates`. Makes the `StateRows` of a step from its words and the request table, and
+    clears KV blocks of pages that may have held states."""
 
     def __init__(
         self, config: EngineConfig, table: DeviceTable, shape: StateShape, blocks: KvBlocks

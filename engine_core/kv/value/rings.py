@@ -11,7 +11,7 @@ from .turn import Turn
 
 MOST_PRIORITY = 8
 MOST_ROUNDS = 3
-"""Rounds of a chain that are told apart."""
+"""Largest number of rounds of a chain with a class of its own; chains with more share its class."""
 
 
 class Rings:
