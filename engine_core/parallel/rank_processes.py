@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from types import ModuleType
 from typing import Protocol
 
 from ..options import ExecutorOptions
@@ -28,6 +29,11 @@ from .rendezvous import Rendezvous
 MODULE = "headwater.engine_core.executors.rank_process"
 EXIT_SECONDS = 1.0
 """Time that ranks have to end by themselves."""
+
+
+def load_rank_program() -> ModuleType:
+    """Imports what copied ranks run, which takes seconds on a slow machine."""
+    return import_module(MODULE)
 
 
 class Process(Protocol):
@@ -141,7 +147,7 @@ def _started(start: RankStart, variables: Mapping[str, str]) -> subprocess.Popen
 
 def _copied(start: RankStart, variables: Mapping[str, str]) -> CopiedProcess:
     assert not variables, "a copy has the environment of this process"
-    return CopiedProcess(partial(import_module(MODULE).run_rank, start), start.descriptors)
+    return CopiedProcess(partial(load_rank_program().run_rank, start), start.descriptors)
 
 
 def _end_of(process: Process) -> str:

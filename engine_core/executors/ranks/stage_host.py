@@ -17,6 +17,7 @@ from ...parallel.host_join import SETTING, EngineAway, Joined, JoinRefused, Stop
 from ...parallel.host_link import LinkLost
 from ...parallel.host_proof import read_secret
 from ...parallel.rank_facts import RankLost
+from ...parallel.rank_processes import load_rank_program
 from ...parallel.stage_life import StageLife
 from ...platforms.device import ParallelDevice
 from ...platforms.loading import LoadedDevice
@@ -104,6 +105,9 @@ class StageHost:
         except OfferRefused as refused:
             joined.refuse(str(refused))
             raise JoinRefused(str(refused)) from None
+        if loaded.device.capabilities.copied_ranks:
+            # Before the engine counts on heartbeats: this process sends none while it imports.
+            load_rank_program()
         return options, loaded
 
     def _life(self, joined: Joined, options: ExecutorOptions, loaded: LoadedDevice) -> StageLife:

@@ -7,9 +7,11 @@ import contextlib
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ import pytest
 from headwater.engine_core.executors.build.single import build_executor
 from headwater.engine_core.executors.ranks.multi import MultiExecutor
 from headwater.engine_core.options import ExecutorOptions
+from headwater.engine_core.parallel import rank_processes
+from headwater.engine_core.parallel.host_link import LEAST_SILENCE
 from headwater.engine_core.parallel.rank_facts import RankLost
 from headwater.engine_core.request import NewRequest
 from tests.engine_core.parallel.cable import Cable
@@ -253,6 +257,32 @@ def test_a_rank_of_a_host_that_is_killed_ends_the_engine_and_the_host_joins_the_
         assert holds_within(lambda: len(host.descriptors()) < len(descriptors[0]), 30)
         host.signal(signal.SIGTERM)
         assert host.wait() == 0
+
+
+class SlowImport(MetaPathFinder):
+    """Delays the import of the program of ranks for longer than a host may be silent."""
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name == rank_processes.MODULE:
+            time.sleep(1.5 * LEAST_SILENCE)
+
+
+def forget_program() -> None:
+    sys.modules.pop(rank_processes.MODULE)
+    sys.meta_path.insert(0, SlowImport())
+
+
+def test_a_host_on_a_slow_disk_joins_when_its_libraries_are_loaded(
+    qwen3: Path, tmp_path: Path
+) -> None:
+    address = free_address()
+    secret = write_secret(tmp_path)
+    asked = {"pipeline_parallel_size": 2, "stage_hosts": 1, "stage_listen": address}
+    with (
+        forked_host(address, secret, qwen3, prepare=forget_program),
+        engine_of(qwen3, stage_secret_file=secret, **asked) as engine,
+    ):
+        assert len(engine.tokens(PROMPTS[:1], greedy(2))[0]) == 2
 
 
 def test_a_host_that_stands_still_ends_an_engine_that_is_idle(qwen3: Path, tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ class EngineProcess:
 
     @property
     def address(self) -> str:
+        assert self.addresses, f"the engine ended before it was ready: {self.close()}"
         return self.addresses["grpc"]
 
     @property
