@@ -351,6 +351,8 @@ class Engine:
         self._tiers.describe(load)
         self._scheduler.describe(load)
         self._sleep.describe(load)
+        if load.can_sleep:
+            load.tenants = self._scheduler.seating.weights_of_tenants()
         return load
 
     def close(self) -> None:

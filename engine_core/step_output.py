@@ -9,6 +9,7 @@ from .queue_policies import DEFAULT
 from .request import FinishReason, TokenLogprobs
 
 MAX_RESIDENT = 256
+MAX_TENANTS = 64
 """Adapters that a report of load names."""
 
 
@@ -218,6 +219,9 @@ class EngineLoad:
     """Order of waiting requests, by tier."""
     resident_adapters: list[bytes] = field(default_factory=list)
     """Hashes of the adapters on the device that were used last; at most `MAX_RESIDENT`."""
+    tenants: dict[str, float] = field(default_factory=dict)
+    """Weights of tenants that have requests here, of an engine that can sleep; at most
+    `MAX_TENANTS`."""
     sleep_state: str = "awake"
     """A value of `SleepState`."""
     can_sleep: bool = False

@@ -71,6 +71,7 @@ class ReplicaLoad:
     max_chunk_tokens: int = 0
     policy: str = ""
     resident_adapters: Sequence[bytes] = ()
+    tenants: Mapping[str, float] = field(default_factory=dict)
     sleep_state: str = ""
     num_releasable_bytes: int = 0
     num_released_bytes: int = 0
@@ -96,6 +97,7 @@ class ReplicaLoad:
         own = {
             "waiting_credits": dict(message.waiting_credits),
             "resident_adapters": tuple(message.resident_adapters),
+            "tenants": dict(message.tenants),
         }
         return cls(**fields | own)
 

@@ -10,13 +10,13 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from headwater.proto import events_pb2
 
 from ..runtime.bus import Subscription
-from ..runtime.member import ASLEEP, AWAKE, Kind, ReplicaLoad
+from ..runtime.member import ASLEEP, AWAKE, Kind, Member, ReplicaLoad
 from ..runtime.membership import Members
 from . import engine_calls
 from .engine_calls import EngineCallFailed
@@ -34,6 +34,16 @@ TURNING = (State.SERVING, State.UNLOADING)
 to wake where requests that it preempted are to end."""
 Demand = Mapping[str, Waiting]
 """Tenants whose requests wait for a model, at all gateways."""
+
+
+class EngineCalls(Protocol):
+    """Calls to engines by address, as `engine_calls` makes them. Each raises `EngineCallFailed`."""
+
+    async def sleep(self, address: str) -> int: ...
+
+    async def wake(self, address: str) -> None: ...
+
+    async def described(self, address: str) -> Member: ...
 
 
 @dataclass(slots=True)
@@ -55,8 +65,6 @@ class _Model:
     woken_by_hand_at: float | None = None
     """Since when an operator waits for it."""
     asleep_since: float = 0.0
-    preempted: Demand = field(default_factory=dict)
-    """Tenants for whose requests the engine had work when it fell asleep."""
     engine: _Engine | None = None
     num_bytes: int = 0
     """Device memory of its engine while that is awake."""
@@ -77,12 +85,14 @@ class ModelTurns:
         report: Callable[[str], None],
         *,
         clock: Callable[[], float] = time.monotonic,
+        engines: EngineCalls = engine_calls,
     ) -> None:
         """`resident_bytes`: bytes of the device that awake models have together."""
         self._resident_bytes = resident_bytes
         self._policy = TurnPolicy(resident_bytes, clock())
         self._report = report
         self._clock = clock
+        self._engines = engines
         self._models: dict[str, _Model] = {}
         self._sights: list[ModelSight] = []
         self._waking = ""
@@ -203,7 +213,6 @@ class ModelTurns:
         self._policy.note_costs(stages.name, load.wake_seconds)
         if model.engine is not None and model.engine.is_awake:
             model.woken_by_hand_at = None
-            model.preempted = {}
 
     def _sight(self, name: str, demand: Demand, now: float) -> ModelSight:
         model = self._model(name)
@@ -221,8 +230,10 @@ class ModelTurns:
         waiting = dict(demand)
         if not engine.is_awake:
             if _has_work(engine.load):
-                preempted = model.preempted or {OPERATOR: Waiting(model.asleep_since)}
-                waiting |= preempted
+                waiting |= {
+                    tenant: Waiting(model.asleep_since, weight)
+                    for tenant, weight in engine.load.tenants.items()
+                }
             if model.woken_by_hand_at is not None:
                 waiting[OPERATOR] = Waiting(model.woken_by_hand_at)
         return ModelSight(
@@ -231,6 +242,7 @@ class ModelTurns:
             is_awake=engine.is_awake,
             has_work=_has_work(engine.load),
             is_pinned=model.is_pinned or is_left_alone,
+            tenants=engine.load.tenants,
             waiting={} if is_left_alone else waiting,
         )
 
@@ -238,7 +250,6 @@ class ModelTurns:
         """Carries a switch out. A model whose engine fails is left alone for a moment, so that
         others are chosen."""
         self._waking = switch.wakes
-        waiting = self._waiting_for(switch.wakes)
         try:
             for name in switch.sleeps:
                 await self._put_to_sleep(name)
@@ -248,7 +259,7 @@ class ModelTurns:
             self._report(f"turn of {switch.wakes or 'no model'}: {failed}")
         finally:
             self._waking = ""
-            self._policy.note_switch(switch, self._clock(), waiting)
+            self._policy.note_switch(switch, self._clock())
             self.on_change()
 
     async def _put_to_sleep(self, name: str) -> None:
@@ -257,12 +268,9 @@ class ModelTurns:
             return
         # Before the call: a request that comes meanwhile is no reason to choose this engine.
         engine.is_awake = False
-        now = self._clock()
-        model.asleep_since = now
-        weights = self._policy.tenants_of(name)
-        model.preempted = {tenant: Waiting(now, weight) for tenant, weight in weights.items()}
+        model.asleep_since = self._clock()
         try:
-            await engine_calls.sleep(engine.address)
+            await self._engines.sleep(engine.address)
         except EngineCallFailed:
             # The memory of an engine that is still falling asleep is not free.
             engine.is_awake = await self._state_after_failure(model, AWAKE) != ASLEEP
@@ -273,7 +281,7 @@ class ModelTurns:
         if (engine := model.engine) is None:
             return
         try:
-            await engine_calls.wake(engine.address)
+            await self._engines.wake(engine.address)
             engine.is_awake = True
         except EngineCallFailed:
             engine.is_awake = await self._state_after_failure(model, ASLEEP) == AWAKE
@@ -284,15 +292,12 @@ class ModelTurns:
         long may have been obeyed. `otherwise`: where it does not answer."""
         assert model.engine is not None
         try:
-            load = (await engine_calls.described(model.engine.address)).load
+            load = (await self._engines.described(model.engine.address)).load
         except EngineCallFailed:
             return otherwise
         finally:
             model.retry_at = self._clock() + RETRY_SECONDS
         return otherwise if load is None else load.sleep_state or AWAKE
-
-    def _waiting_for(self, name: str) -> Demand:
-        return next((each.waiting for each in self._sights if each.name == name), {})
 
 
 def _has_work(load: ReplicaLoad) -> bool:

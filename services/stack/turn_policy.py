@@ -17,8 +17,14 @@ BURST_SWITCHES = 4.0
 """Switches of average cost that may follow one another at once after a quiet time."""
 MIN_QUANTUM = 0.5
 """Seconds that a model with work stays awake at least, however short a switch is."""
+MOST_QUANTA = 4.0
+"""Quanta that a model stays awake at most while others wait, however little its tenants were
+served."""
 EXPECTED_SWITCH = 1.0
 """Seconds of a switch before one was measured."""
+CLAIM_SECONDS = 10.0
+"""Time for which a tenant without requests keeps what it was served: one that asks for one thing
+after another is away for a moment each time."""
 GRACE_SECONDS = 0.5
 """Time that a model which has woken has to get its requests, before it counts as idle."""
 WEIGHT = 0.3
@@ -47,6 +53,8 @@ class ModelSight:
     """Whether its engine computes something, or would."""
     is_pinned: bool = False
     """Whether it stays awake."""
+    tenants: Mapping[str, float] = field(default_factory=dict)
+    """Weights of the tenants whose requests its engine has."""
     waiting: Mapping[str, Waiting] = field(default_factory=dict)
     """By tenant."""
 
@@ -63,8 +71,6 @@ class Switch:
 class _Model:
     awake_since: float = 0.0
     last_worked: float = -math.inf
-    tenants: Mapping[str, float] = field(default_factory=dict)
-    """Weights of the tenants for which it was woken."""
     turn_seconds: float = 0.0
     """Mean length of its turns; 0: none has ended."""
     wake_seconds: float = 0.0
@@ -80,6 +86,8 @@ class TurnPolicy:
         self._models: dict[str, _Model] = {}
         self._served: dict[str, float] = {}
         """Seconds of awake models over the tenant's weight, by tenant."""
+        self._seen: dict[str, float] = {}
+        """Time at which each of these tenants last waited or was served."""
         self._credit = BURST_SWITCHES * EXPECTED_SWITCH
         """Seconds that may go into switching now."""
         self._switch_seconds = EXPECTED_SWITCH
@@ -99,10 +107,11 @@ class TurnPolicy:
             model = self._model(sight.name)
             if sight.is_awake and sight.has_work:
                 model.last_worked = now
-                total = sum(model.tenants.values())
-                for tenant, weight in model.tenants.items():
-                    self._served[tenant] = self._served.get(tenant, 0.0) + seconds / total / weight
-        self._welcome(sights)
+                total = sum(sight.tenants.values())
+                for tenant in sight.tenants:
+                    # Its weight's share of the time, over its weight.
+                    self._served[tenant] = self._served.get(tenant, 0.0) + seconds / total
+        self._welcome(sights, now)
 
     def decide(self, sights: Sequence[ModelSight], now: float) -> Switch | None:
         """The next switch; None: none is due, or one is under way."""
@@ -117,15 +126,15 @@ class TurnPolicy:
         for idx, sight in enumerate(self._in_order(sights)):
             # Others go before the first only where they fit beside all that is awake: it may need
             # the room of several models, whose turns end one by one.
-            over = [] if idx else self._over(awake, now)
+            over = [] if idx else self._over(awake, now, sight)
             evicted = self._evicted(over, sight.num_bytes + excess)
             room = sum(each.num_bytes for each in awake if each.name in evicted) - excess
             if room >= sight.num_bytes and (not evicted or self._credit >= self._switch_seconds):
                 return self._begun(Switch(tuple(evicted), sight.name), now)
         return None
 
-    def note_switch(self, switch: Switch, now: float, tenants: Mapping[str, Waiting]) -> None:
-        """Notes that a switch has ended. `tenants`: those that wait for the model that woke."""
+    def note_switch(self, switch: Switch, now: float) -> None:
+        """Notes that a switch has ended."""
         assert self._switch is switch
         self._switch = None
         seconds = now - self._begun_at
@@ -140,7 +149,6 @@ class TurnPolicy:
         if switch.wakes:
             model = self._model(switch.wakes)
             model.awake_since = model.last_worked = now
-            model.tenants = {tenant: each.weight for tenant, each in tenants.items()}
 
     def note_costs(self, name: str, wake_seconds: float) -> None:
         """Notes what a model's engine took to wake, the last time; 0: unknown."""
@@ -152,10 +160,6 @@ class TurnPolicy:
             return False
         self._begun(switch, now)
         return True
-
-    def tenants_of(self, name: str) -> Mapping[str, float]:
-        """Weights of the tenants for which a model was woken."""
-        return self._model(name).tenants
 
     def wait_seconds(self, name: str, sights: Sequence[ModelSight], now: float) -> float:
         """Seconds until a model that sleeps is awake, were it asked for now; 0 for one that is
@@ -172,7 +176,8 @@ class TurnPolicy:
         if self._resident_bytes - sum(each.num_bytes for each in awake) >= sight.num_bytes:
             return left + (self._model(name).wake_seconds or cost)
         lacking = max(0.0, cost - self._credit) / SWITCHING_SHARE
-        turns = [self._turn_left(each, now) for each in awake if not each.is_pinned]
+        first = next(iter(self._in_order(sights)), None)
+        turns = [self._turn_left(each, now, first) for each in awake if not each.is_pinned]
         waiting = [each.name for each in self._in_order(sights) if each.name != wakes]
         before = waiting[: waiting.index(name)] if name in waiting else waiting
         wait = left + max(lacking, min(turns, default=0.0)) + cost
@@ -195,15 +200,16 @@ class TurnPolicy:
     def _model(self, name: str) -> _Model:
         return self._models.setdefault(name, _Model(awake_since=self._seen_at))
 
-    def _welcome(self, sights: Iterable[ModelSight]) -> None:
+    def _welcome(self, sights: Iterable[ModelSight], now: float) -> None:
         """Lets new tenants begin level with the one that was served least, and forgets those that
-        neither wait nor are served."""
+        have been away for `CLAIM_SECONDS`."""
         waiting = {tenant for sight in sights for tenant in sight.waiting}
-        busy = [sight.name for sight in sights if sight.is_awake and sight.has_work]
-        served = {tenant for name in busy for tenant in self.tenants_of(name)}
-        known = [self._served[each] for each in waiting | served if each in self._served]
-        least = min(known, default=0.0)
-        self._served = {each: self._served.get(each, least) for each in waiting | served}
+        busy = [sight for sight in sights if sight.is_awake and sight.has_work]
+        present = waiting | {tenant for sight in busy for tenant in sight.tenants}
+        least = min((self._served[each] for each in present & self._served.keys()), default=0.0)
+        self._seen |= dict.fromkeys(present, now)
+        self._seen = {each: at for each, at in self._seen.items() if now - at < CLAIM_SECONDS}
+        self._served = {each: self._served.get(each, least) for each in self._seen}
 
     def _in_order(self, sights: Sequence[ModelSight]) -> list[ModelSight]:
         """Models that sleep while requests wait for them: that of the tenant served least first,
@@ -225,20 +231,31 @@ class TurnPolicy:
         )
         return served, since, sight.name
 
-    def _over(self, awake: Iterable[ModelSight], now: float) -> list[ModelSight]:
-        """Awake models whose turn is over."""
-        return [each for each in awake if not each.is_pinned and self._quantum_left(each, now) <= 0]
+    def _over(self, awake: Iterable[ModelSight], now: float, first: ModelSight) -> list[ModelSight]:
+        """Awake models whose turn is over. `first`: the next of those that wait."""
+        return [
+            each for each in awake if not each.is_pinned and self._stay_left(each, now, first) <= 0
+        ]
 
-    def _quantum_left(self, sight: ModelSight, now: float) -> float:
-        """Seconds that the model may stay awake for certain; one without work makes room."""
-        least = self.quantum if sight.has_work else min(GRACE_SECONDS, self.quantum)
-        return max(0.0, self._model(sight.name).awake_since + least - now)
+    def _stay_left(self, sight: ModelSight, now: float, first: ModelSight | None) -> float:
+        """Seconds that the model may stay awake for certain: its quantum, and longer while one of
+        its tenants was served less than that of `first`, which waits. One without work makes
+        room."""
+        awake_since = self._model(sight.name).awake_since
+        if not sight.has_work:
+            return max(0.0, awake_since + min(GRACE_SECONDS, self.quantum) - now)
+        left = awake_since + self.quantum - now
+        if first is not None and sight.tenants:
+            least = min(self._served.get(each, 0.0) for each in sight.tenants)
+            behind = (self._rank(first)[0] - least) * sum(sight.tenants.values())
+            left = max(left, min(behind, awake_since + MOST_QUANTA * self.quantum - now))
+        return max(0.0, left)
 
-    def _turn_left(self, sight: ModelSight, now: float) -> float:
+    def _turn_left(self, sight: ModelSight, now: float, first: ModelSight | None) -> float:
         """Seconds that the model is expected to stay awake."""
         if not sight.is_awake:
             return self._turn_of(sight.name)
-        left = self._quantum_left(sight, now)
+        left = self._stay_left(sight, now, first)
         if not left:
             return 0.0
         expected = self._model(sight.name).awake_since + self._turn_of(sight.name) - now

@@ -150,11 +150,14 @@ def test_an_engine_that_sleeps_takes_requests_and_cancels() -> None:
     for _ in range(5):
         bench.step()
     assert bench.tokens == {0: [], 1: []}
+    # Whose turn it is goes by those that wait here.
+    assert bench.engine.load().tenants == {"": 1.0}
     bench.engine.cancel(0)
     bench.step()
     bench.engine.wake()
     bench.run()
     assert bench.tokens == {0: [], 1: expected(1, 100)}
+    assert bench.engine.load().tenants == {}
 
 
 def test_a_call_to_wake_reaches_an_engine_that_is_falling_asleep() -> None:

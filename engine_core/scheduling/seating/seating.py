@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 from ...config import EngineConfig
 from ...kv.block_source import Ticket
 from ...queue_policies import BLOCKED_SECONDS
-from ...step_output import EngineLoad
+from ...step_output import MAX_TENANTS, EngineLoad
 from ..blocks.blocks import Blocks, Wait
 from ..blocks.forks import Follow
 from ..blocks.wanted import Wanted
@@ -321,6 +322,10 @@ class Seating:
         load.num_prefill_tokens += self._waiting.num_tokens
         load.num_preemptions = self._num_preemptions
         load.policy = self._ranking.policies_text
+
+    def weights_of_tenants(self) -> dict[str, float]:
+        """Weights of the tenants that have requests, at most `MAX_TENANTS` of them."""
+        return dict(islice(self._shares.weights().items(), MAX_TENANTS))
 
     def _num_shares(self, request: RequestState) -> int:
         """The shares that the request's tenant holds. A request that yielded its seat counts one

@@ -65,6 +65,10 @@ class TenantShares:
     def unseat(self, name: str) -> None:
         self._tenants[name].num_seats -= 1
 
+    def weights(self) -> dict[str, float]:
+        """Weights of the tenants that have requests."""
+        return {name: each.weight for name, each in self._tenants.items() if each.num_requests}
+
     @property
     def are_several(self) -> bool:
         """Whether there is anyone to share with."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -24,7 +25,7 @@ from tests.services.stack.turn_world import TurnWorld
 QUANTUM_OF_EXPECTED = EXPECTED_SWITCH * (1 / SWITCHING_SHARE - 1)
 
 
-def two_models(**changes: float) -> TurnWorld:
+def two_models(**changes: Any) -> TurnWorld:
     return TurnWorld({"a": 60, "b": 60}, resident_bytes=100, **changes)
 
 
@@ -81,6 +82,37 @@ def test_tenants_with_one_model_and_with_two_get_the_same_time() -> None:
         world.ask(model, tenant, 10_000)
     world.run(600)
     assert world.served["x"] == pytest.approx(world.served["y"], rel=0.1)
+
+
+def test_a_tenant_of_twice_the_weight_gets_twice_the_time() -> None:
+    world = two_models(weights={"x": 2.0})
+    world.ask("a", "x", 10_000)
+    world.ask("b", "y", 10_000)
+    world.run(300)
+    assert world.served["x"] == pytest.approx(2 * world.served["y"], rel=0.1)
+
+
+def test_a_tenant_that_joins_a_model_which_is_awake_is_served_as_well() -> None:
+    world = two_models()
+    world.ask("a", "x", 10_000)
+    world.run(2)
+    world.ask("a", "y", 10_000)
+    world.ask("b", "z", 10_000)
+    world.run(300)
+    # Both of `a` get half of its time, and thus as much as `z` with two turns of three.
+    assert world.served["y"] == pytest.approx(world.served["z"], rel=0.1)
+
+
+def test_a_tenant_that_is_away_for_a_moment_has_still_been_served() -> None:
+    world = TurnWorld(dict.fromkeys("abc", 60), resident_bytes=100)
+    world.ask("a", "x", 10_000)
+    while world.now < 150:
+        asked = [world.ask(name, "y", 4.0) for name in "bc"]
+        while any(each in world.requests for each in asked):
+            world.tick()
+        world.run(0.2)
+    # Were it forgotten each time, it had 2.7 times as much.
+    assert world.served["y"] == pytest.approx(world.served["x"], rel=0.15)
 
 
 def test_a_large_model_is_not_passed_by_for_ever() -> None:

@@ -28,6 +28,8 @@ class TurnWorld:
     num_bytes: dict[str, int]
     resident_bytes: int
     switch_seconds: float = 0.4
+    weights: dict[str, float] = field(default_factory=dict)
+    """By tenant; 1 where none is given."""
     pinned: frozenset[str] = frozenset()
     now: float = 0.0
     awake: set[str] = field(default_factory=set)
@@ -58,13 +60,15 @@ class TurnWorld:
             for each in of:
                 since = max(each.arrived_at, self._asleep_since.get(name, 0.0))
                 known = waiting.get(each.tenant)
-                waiting[each.tenant] = Waiting(min(since, known.since if known else since))
+                since = min(since, known.since) if known else since
+                waiting[each.tenant] = Waiting(since, self.weights.get(each.tenant, 1.0))
         return ModelSight(
             name=name,
             num_bytes=self.num_bytes[name],
             is_awake=name in self.awake,
             has_work=bool(of),
             is_pinned=name in self.pinned,
+            tenants={each.tenant: self.weights.get(each.tenant, 1.0) for each in of},
             waiting=waiting,
         )
 
@@ -77,10 +81,9 @@ class TurnWorld:
             if self.now < until:
                 return
             self._switch = None
-            waiting = self._sight(switch.wakes).waiting if switch.wakes else {}
             if switch.wakes:
                 self.awake.add(switch.wakes)
-            self.policy.note_switch(switch, self.now, waiting)
+            self.policy.note_switch(switch, self.now)
         if (switch := self.policy.decide(self.sights(), self.now)) is not None:
             self.awake -= set(switch.sleeps)
             self._asleep_since |= dict.fromkeys(switch.sleeps, self.now)
