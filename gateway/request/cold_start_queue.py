@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 
 from headwater.proto import events_pb2
@@ -47,6 +48,7 @@ class ColdStartQueue:
         max_waiting: int,
         is_served: Callable[[str], bool],
         has_replica: Callable[[str], bool],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`patience` is in seconds; 0: no supervisor starts replicas, so no request waits.
         `is_served` tells whether the text stages of a model, by name, are there; `has_replica`
@@ -58,11 +60,14 @@ class ColdStartQueue:
         self._is_served = is_served
         self._has_replica = has_replica
         self._queue = Admission(
-            sys.maxsize, max_waiting, has_room=lambda key, *_: self._is_over(*key.split(" ", 1))
+            sys.maxsize,
+            max_waiting,
+            has_room=lambda key, *_: self._is_over(*key.split(" ", 1)),
+            clock=clock,
         )
         """The requests that no replica was chosen for. Their turns come all at once, in the order
         of the queue."""
-        self._waiting = WaitingTenants()
+        self._waiting = WaitingTenants(clock)
         self._news = asyncio.Event()
         self._changed = asyncio.Event()
         self._end: errors.HeadwaterError | None = None

@@ -137,7 +137,7 @@ class Cluster:
         life, bus, store = await self._begin(number)
         seeds = [f"engine-{place}" for place in range(NUM_ENGINES)]
         epoch = self.rng.getrandbits(64) | 1
-        gateway = SimulatedGateway(bus, store, MODEL, self.engines.get, epoch, seeds)
+        gateway = SimulatedGateway(bus, store, self.engines.get, epoch, seeds)
         self.gateways[number] = await life.enter_async_context(gateway.running())
 
     async def kill_engine(self, name: str) -> None:
@@ -244,7 +244,7 @@ class Cluster:
         sampling = SamplingParams(
             max_tokens=rng.randrange(2, 20), temperature=rng.choice((0.0, 1.0)), seed=number
         )
-        self.answers.append(Answer(number, prompt_ids, sampling))
+        self.answers.append(Answer(number, MODEL, prompt_ids, sampling))
         return self.answers[-1]
 
     async def carry(self, after: float) -> None:

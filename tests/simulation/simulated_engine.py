@@ -10,16 +10,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
+from headwater.engine_core.executor import ReleasableMemory
 from headwater.engine_core.executors.simulated.executor import SimulatedExecutor
 from headwater.engine_core.executors.simulated.model import SimulatedModel
 from headwater.engine_core.request import FinishReason, NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.step_output import StepOutput
+from headwater.services.engine.core.messages import Command, Sleep, Wake
+from headwater.services.engine.stage.published_load import replica_load
+from headwater.services.engine.stage.sleep_calls import SleepCalls
 from headwater.services.index.column import Owner
 from headwater.services.index.writer import IndexWriter
 from headwater.services.runtime.bus import Bus
@@ -52,8 +57,19 @@ class SimulatedEngine:
     """One engine. Use within `running`."""
 
     def __init__(
-        self, member: Member, bus: Bus, store: Store, config: EngineConfig, model: SimulatedModel
+        self,
+        member: Member,
+        bus: Bus,
+        store: Store,
+        config: EngineConfig,
+        model: SimulatedModel,
+        *,
+        memory_of: Callable[[ReleasableMemory], ReleasableMemory] | None = None,
+        move_seconds: float = 0.0,
+        step_seconds: float = STEP_SECONDS,
     ) -> None:
+        """`memory_of` makes of the executor's memory what sleep gives back; None: the engine does
+        not sleep. Either way takes `move_seconds`."""
         assert member.model is not None
         clock = asyncio.get_running_loop().time
         owner = Owner(
@@ -64,7 +80,13 @@ class SimulatedEngine:
         )
         self.writer = IndexWriter(store, member.model, owner, clock=clock)
         self.facts = ReplicaFacts(member, bus, self.load, self.writer.apply)
-        self.core = Engine(config, SimulatedExecutor(config, model, clock=clock), clock=clock)
+        executor = SimulatedExecutor(config, model, clock=clock)
+        memory = None if memory_of is None else memory_of(executor.releasable)
+        self.core = Engine(config, executor, clock=clock, memory=memory)
+        self.sleep_calls = SleepCalls(self._send, self.core.load)
+        self._move_seconds = move_seconds
+        self._step_seconds = step_seconds
+        self._commands: deque[Command] = deque()
         self._keys = itertools.count(1)
         self._streams: dict[int, Stream] = {}
         self._wanted = asyncio.Event()
@@ -83,6 +105,9 @@ class SimulatedEngine:
         output_ids: Sequence[int],
         sampling: SamplingParams,
         stream: Stream,
+        *,
+        tenant: str,
+        weight: float,
     ) -> int:
         """Opens a request, or the rest of one. Raises `EngineLost`."""
         if self.is_dead:
@@ -91,7 +116,12 @@ class SimulatedEngine:
         self._streams[key] = stream
         self.core.add(
             NewRequest(
-                key=key, prompt_ids=list(prompt_ids), output_ids=list(output_ids), sampling=sampling
+                key=key,
+                prompt_ids=list(prompt_ids),
+                output_ids=list(output_ids),
+                sampling=sampling,
+                tenant=tenant,
+                weight=weight,
             )
         )
         self._wanted.set()
@@ -120,29 +150,39 @@ class SimulatedEngine:
             self._goes_on.set()
 
     def load(self) -> ReplicaLoad:
-        load = self.core.load()
-        return ReplicaLoad(
-            num_running=load.num_running,
-            num_waiting=load.num_waiting,
-            num_prefill_tokens=load.num_prefill_tokens,
-            num_used_blocks=load.num_used_blocks,
-            num_total_blocks=load.num_total_blocks,
-            prefill_tps=3200.0,
-            itl_seconds=STEP_SECONDS,
-            max_running=8,
+        return replica_load(
+            self.core.load(), prefill_tps=3200.0, itl_seconds=self._step_seconds, max_running=8
         )
+
+    def _send(self, command: Command) -> None:
+        self._commands.append(command)
+        self._wanted.set()
 
     async def _step_for_ever(self) -> None:
         while True:
-            while not self.core.has_work():
+            while not (self.core.has_work() or self._commands):
                 self._wanted.clear()
                 await self._wanted.wait()
             await self._goes_on.wait()
+            await self._obey()
             output = self.core.step()
-            await asyncio.sleep(STEP_SECONDS)
+            await asyncio.sleep(self._step_seconds)
             await self._goes_on.wait()
             if output is not None:
                 self._emit(output)
+            self.facts.changed()
+            self.sleep_calls.on_report()
+
+    async def _obey(self) -> None:
+        while self._commands:
+            command = self._commands.popleft()
+            await asyncio.sleep(self._move_seconds)
+            await self._goes_on.wait()
+            if isinstance(command, Sleep):
+                self.core.sleep(command.call)
+            else:
+                assert isinstance(command, Wake)
+                self.core.wake(command.call)
 
     def _emit(self, output: StepOutput) -> None:
         if output.cache_events is not None:

@@ -15,6 +15,7 @@ from headwater.engine_core.kv.prefix_hash import block_hashes
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.gateway.router.replica import Incarnation
 from headwater.gateway.router.router import Router
+from headwater.gateway.tenancy.tenants import Tenant
 from headwater.services.index.feed import IndexFeed
 from headwater.services.runtime.errors import Unavailable
 from headwater.services.runtime.member import Kind
@@ -35,8 +36,10 @@ class Answer:
     """A request and its results."""
 
     number: int
+    model: ServedModel
     prompt_ids: list[int]
     sampling: SamplingParams
+    tenant: Tenant = Tenant(id="open")
     output_ids: list[int] = field(default_factory=list)
     replicas: list[str] = field(default_factory=list)
     """Replicas that computed it, one after another."""
@@ -53,7 +56,6 @@ class SimulatedGateway:
         self,
         bus: BusTwin,
         store: StoreTwin,
-        model: ServedModel,
         find: Callable[[str], SimulatedEngine | None],
         epoch: int,
         seeds: Sequence[str],
@@ -61,7 +63,6 @@ class SimulatedGateway:
         """`find` returns the engine at an address now, if there is one."""
         self.bus = bus
         self.store = store
-        self._model = model
         self._find = find
         clock = asyncio.get_running_loop().time
         self.members = Members(
@@ -79,11 +80,12 @@ class SimulatedGateway:
 
     async def run_request(self, answer: Answer) -> None:
         """Runs a request until its answer is whole, over as many engines as it takes."""
-        hashes = b"".join(block_hashes(b"\0" * 16, answer.prompt_ids, self._model.block_size))
+        hashes = b"".join(block_hashes(b"\0" * 16, answer.prompt_ids, answer.model.block_size))
         failed: set[Incarnation] = set()
         while not answer.is_done:
-            await self.router.consult(self._model.key, hashes)
+            await self.router.consult(answer.model.key, hashes)
             try:
+                await self._wait_for_replica(answer)
                 await self._attempt(answer, hashes, failed)
             except Unavailable:
                 failed.clear()
@@ -91,11 +93,14 @@ class SimulatedGateway:
             except EngineLost:
                 continue
 
+    async def _wait_for_replica(self, answer: Answer) -> None:
+        """Waits where a supervisor brings the model's engine. Raises `Unavailable`."""
+
     async def _attempt(self, answer: Answer, hashes: bytes, failed: set[Incarnation]) -> None:
         num_tokens = len(answer.prompt_ids)
         max_tokens = answer.sampling.max_tokens
         decision = self.router.choose(
-            self._model.key, hashes, num_tokens, max_tokens, exclude=failed
+            answer.model.key, hashes, num_tokens, max_tokens, exclude=failed
         )
         answer.replicas.append(decision.replica_id)
         answer.predicted_tokens = decision.predicted_cached_tokens
@@ -118,7 +123,11 @@ class SimulatedGateway:
             if engine is None or engine.facts.member.epoch != decision.member.epoch:
                 raise EngineLost
             stream = Stream(started, tokens)
-            key = engine.open(answer.prompt_ids, answer.output_ids, answer.sampling, stream)
+            key = engine.open(
+                *(answer.prompt_ids, answer.output_ids, answer.sampling, stream),
+                tenant=answer.tenant.key,
+                weight=answer.tenant.weight,
+            )
             await stream.ended
             answer.is_done = True
         except EngineLost:
