@@ -174,9 +174,10 @@ def page(results: Cells) -> str:
     for i, name in enumerate(names):
         pairs = {other: seen[min(i, j), max(i, j)] for j, other in enumerate(names)}
         rows.append([f"**{name}**", *(_named(pairs, states) for _, states in COLUMNS)])
-    table = [["capability", *(title for title, _ in COLUMNS)], ["---"] * (1 + len(COLUMNS)), *rows]
+    table = [["capability", *(title for title, _ in COLUMNS)], *rows]
     used = [k for k in range(len(table[0])) if k == 0 or any(row[k] for row in rows)]
     lines = [f"| {' | '.join(row[k] for k in used)} |" for row in table]
+    lines.insert(1, "|---" * len(used) + "|")
     return HEAD + "\n".join(lines) + "\n"
 
 

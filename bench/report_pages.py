@@ -164,12 +164,9 @@ def _anchor(heading: str) -> str:
 
 
 def _table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rows = [
-        columns,
-        ["---"] * len(columns),
-        *([cell.replace("|", "&#124;") for cell in line] for line in lines),
-    ]
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    rows = [columns, *([cell.replace("|", "&#124;") for cell in line] for line in lines)]
+    head, *rest = (f"| {' | '.join(row)} |\n" for row in rows)
+    return head + "|---" * len(columns) + "|\n" + "".join(rest)
 
 
 def _page(head: str, parts: Sequence[str]) -> str:

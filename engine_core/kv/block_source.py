@@ -2,7 +2,9 @@
 can be loaded.
 
 Host memory is one; a disk, another replica or a prefill worker can be. Knows nothing about slots,
-devices or requests.
+devices or requests. `Engine(..., sources=[...])` takes sources; `StagedLoads` helps where blocks
+come into host memory first, and `check_rounds` of tests/engine_core/random_schedules.py runs a
+source under random schedules.
 """
 
 from __future__ import annotations
