@@ -325,7 +325,7 @@ def _next_load(subject: Subject, folder: Path, numbers: Iterator[int], rows: int
 def _in_turn(
     num_rounds: int, plain: Callable[[], T], adapted: Callable[[], T]
 ) -> list[tuple[T, T]]:
-    """Both of each round, without that of a first one."""
+    """Results (plain, adapted) of each round; a first round warms up and is left out."""
     return [(plain(), adapted()) for _ in range(num_rounds + 1 if num_rounds else 0)][1:]
 
 

@@ -242,7 +242,7 @@ def known_times(costs: RecomputeCosts, others: Iterable[Sequence[AgentRecord]]) 
 
 
 def turn_told(record: TraceRecord) -> Turn:
-    """As `turn_of`, with whether it is a sub-agent's."""
+    """Like `turn_of`, with whether the turn is a sub-agent's."""
     assert isinstance(record, AgentRecord)
     who = "sub-agent" if "." in record.session else "agent"
     return Turn(tenant=record.tenant, kind=f"{record.kind} of {who}")

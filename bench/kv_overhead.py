@@ -143,7 +143,8 @@ def _step_seconds(num_requests: int, num_steps: int) -> FloatArray:
 
 @contextlib.contextmanager
 def _without_collections() -> Iterator[None]:
-    """No collection of garbage is counted to the engine whose turn it is."""
+    """Collects garbage before the block and none within it, so that no engine is charged with a
+    collection."""
     gc.collect()
     gc.disable()
     try:
@@ -153,8 +154,8 @@ def _without_collections() -> Iterator[None]:
 
 
 def _engine(tiers: Sequence[str], num_requests: int) -> Engine:
-    """Its cache has room for twice the requests. Its host memory is soon full, so that each block
-    which goes there takes the place of another one."""
+    """Engine whose cache has room for twice the requests. Its host memory is soon full, so that
+    each block that is saved replaces another one."""
     max_model_len = PROMPT_LEN + ANSWER_LEN + BLOCK_SIZE
     num_blocks = 2 * num_requests * (max_model_len // BLOCK_SIZE + 1)
     config = EngineConfig(

@@ -133,7 +133,7 @@ def _rank(rank: int, size: int, pipe: Connection, folder: Path, is_host: bool) -
 
 
 def _host_memory(rank: int, size: int, path: Path) -> PeerMemory:
-    """Over a file, which ranks map as an engine's map memory without a name."""
+    """Peer memory over a file, which ranks map as an engine's ranks map memory without a name."""
     sizes = ExchangeSizes(
         layout=ParallelLayout(tensor=size), row_bytes=2 * HIDDEN, stages=None, here=range(1)
     )

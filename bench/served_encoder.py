@@ -50,7 +50,7 @@ class Latencies:
 
 
 def in_process(subject: Subject, texts: Texts, at_once: int) -> Latencies:
-    """Each text that ends is followed by the next."""
+    """Latencies of texts that are embedded in one process, `at_once` at a time."""
     began = time.perf_counter()
     seconds = subject.latencies(texts, at_once)
     return Latencies.of("in process", at_once, seconds, time.perf_counter() - began)

@@ -59,7 +59,7 @@ def served(name: str) -> ServedModel:
 
 
 class Counter(asyncio.Protocol):
-    """A client that reads one stream and counts its events."""
+    """Client that reads one stream and counts its events."""
 
     num_events = 0
 

@@ -99,7 +99,7 @@ def session(
 
 
 class Stages:
-    """All stages behind the gateway, without text or model."""
+    """Simulated stages behind a gateway, without text or model."""
 
     def __init__(
         self, model: ServedModel, text_session: Callable[[Any, Any], AsyncIterator[Frame]]

@@ -127,7 +127,8 @@ def _core_spans(
 
 
 def born_at(pid: int) -> float:
-    """When a process was started, as time.time() tells it; to a hundredth of a second."""
+    """Time at which a process was started, on the clock of time.time(), to a hundredth of a
+    second."""
     now = time.time()
     uptime = float(Path("/proc/uptime").read_text().split()[0])
     return now - uptime + int(stat_of(pid)[19]) / os.sysconf("SC_CLK_TCK")
@@ -140,6 +141,7 @@ def _lines(log: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_ready(log: Path) -> float | None:
-    """When a stage was ready by its log, as time.time() tells it; None while it is not."""
+    """Time at which a stage was ready by its log, on the clock of time.time(); None while it is
+    not."""
     said = next((line["timestamp"] for line in _lines(log) if line["event"] == "ready"), None)
     return None if said is None else datetime.fromisoformat(said).timestamp()

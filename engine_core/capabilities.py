@@ -228,7 +228,7 @@ EVERY_DRAW = (
     | {STREAM, SEEDS, CHOICES, BEST_OF, STOP_STRINGS, PENALTIES, EDITED_LOGITS}
     | {LOG_PROBABILITIES, PROMPT_LOG_PROBABILITIES}
 )
-"""All but beams, which draw nothing and follow no grammar, and what grammars are made of."""
+"""Capabilities that every request allows whose tokens are drawn: all but beams and grammars."""
 REQUEST = (
     Capability(name=STREAM, fields=("stream",), beside=EVERY_ENGINE),
     Capability(name=BEAMS, fields=("use_beam_search",), beside=EVERY_ENGINE | {STREAM}),

@@ -157,8 +157,9 @@ class EngineConfig:
 
     @property
     def blocks_seen(self) -> tuple[int, ...]:
-        """By kind, blocks before a position whose pages it needs to continue a chain there; 0: all.
-        The last one stands for state sets, if there are any."""
+        """Number of blocks before a position whose pages each kind of layer needs to continue a
+        chain there, by kind; 0: all blocks. The last one is that of state sets, if there are
+        any."""
         seen = tuple(kind.num_seen(self.block_size) for kind in self.page_kinds)
         return (*seen, 1) if self.state_pages else seen
 

@@ -41,7 +41,8 @@ STORING_SECONDS = 0.005
 
 
 class Engine:
-    """Not thread-safe: one loop adds, cancels and steps."""
+    """One engine: schedules, submits and settles steps. Not thread-safe: one loop adds, cancels and
+    steps."""
 
     def __init__(
         self,
@@ -205,8 +206,8 @@ class Engine:
         self._scheduler.blocks.end_prefetches_of(request)
 
     def add_adapter(self, digest: bytes, num_ranks: int) -> None:
-        """From now on requests may have the adapter, which the executor keeps in host memory and
-        which takes so many ranks of its slots."""
+        """Lets requests have the adapter, which the executor keeps in host memory and which takes
+        so many ranks of its slots."""
         self._scheduler.adapters.add(digest, num_ranks)
 
     def remove_adapter(self, digest: bytes) -> bool:
@@ -227,8 +228,8 @@ class Engine:
         self._scheduler.blocks.end_prefetch(number)
 
     def bound_prompts(self, seconds: float) -> None:
-        """From now on a step computes prompts for about so long at most; 0: as many tokens as its
-        budget has."""
+        """Bounds the seconds for which a step computes prompts; 0: as many tokens as its budget
+        has."""
         self._scheduler.seating.bound_prompts(seconds)
 
     def take(self, message: FromLink) -> None:

@@ -350,7 +350,7 @@ class Sleeps(Protocol):
 
     @property
     def releasable(self) -> ReleasableMemory | None:
-        """None: it was not asked for."""
+        """Memory that sleep gives back; None where it was not asked for at the start."""
 
 
 def releasable_of(executor: object) -> ReleasableMemory | None:

@@ -26,4 +26,4 @@ class ExpertExecutor(Protocol):
     """An executor that counts, beside the contract of executors."""
 
     def expert_figures(self) -> ExpertFigures | None:
-        """None: the model has no experts, or none has been counted yet."""
+        """Figures of experts so far; None: the model has no experts, or none was counted yet."""

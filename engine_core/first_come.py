@@ -23,7 +23,8 @@ class Arrival:
     mark: int
     """Tokens that go before it in order of arrival, counted from the queue's begin."""
     reached_at: float | None = None
-    """When more than so many were released: in order of arrival, it was among these."""
+    """Time at which the released tokens exceeded `mark`: in order of arrival the request would have
+    been released."""
 
 
 class FirstComeFirstServed:

@@ -35,7 +35,7 @@ class Facts:
     """Knowledge about a request in a queue. Times are seconds of the queue's clock."""
 
     arrived_at: float
-    """When the request came to the cluster."""
+    """Time at which the request came to the cluster."""
     virtual_time: float = 0.0
     """Virtual time of the request in its tenant's fair order."""
     num_prompt_tokens: int = 0
@@ -48,7 +48,7 @@ class Facts:
     seconds_per_token: float = DEFAULT_SECONDS_PER_TOKEN
     """Time in which a prompt token is computed."""
     first_token_by: float = math.inf
-    """When its first token is due; infinite where there is no goal."""
+    """Time by which the first token is due; infinite where there is no goal."""
 
     @property
     def work_seconds(self) -> float:
@@ -65,7 +65,7 @@ class Facts:
 
     @property
     def due(self) -> float:
-        """When its first token is due, also where the request has no goal."""
+        """Time by which the first token is due, also where the request has no goal."""
         return min(self.first_token_by, self.arrived_at + NO_GOAL_SECONDS)
 
 

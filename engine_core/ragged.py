@@ -24,7 +24,7 @@ def run_lengths(values: Int32Array) -> Int32Array:
 
 
 def last_elements(counts: Int32Array, num_kept: Int32Array) -> npt.NDArray[np.int64]:
-    """Where the last num_kept[r] elements of each run lie, int64."""
+    """Indices of the last num_kept[r] elements of each run, int64."""
     ends = np.cumsum(counts, dtype=np.int64)
     first: npt.NDArray[np.int64] = np.repeat(ends - num_kept, num_kept)
     return first + places(num_kept)

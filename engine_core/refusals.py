@@ -1,4 +1,4 @@
-"""Which requests to refuse so that most of a queue are in time, with due times for each."""
+"""Which requests of a queue to refuse so that most of the others meet their due times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Due(NamedTuple):
     """A request of the queue."""
 
     by: float
-    """When it has to be computed."""
+    """Time by which the request has to be computed."""
     seconds: float
     """Time to compute it."""
     may_be_refused: bool

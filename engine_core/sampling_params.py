@@ -37,14 +37,15 @@ class SamplingParams:
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Token sequences that never appear."""
     allowed_token_ids: tuple[int, ...] = ()
-    """When not empty, only these are sampled."""
+    """Token ids of which one is sampled; empty: all."""
     logit_bias: dict[int, float] = field(default_factory=dict)
     num_logprobs: int | None = None
-    """None: no log probabilities; otherwise the number of alternatives beside the chosen token."""
+    """Number of alternatives beside the chosen token whose log probabilities are returned; None: no
+    log probabilities."""
     num_prompt_logprobs: int | None = None
     pooling: str = ""
-    """Not empty: nothing is sampled, the prompt's hidden states become one vector: last, mean or
-    cls (the first)."""
+    """How a prompt's hidden states become one vector: last, mean or cls (the first); nothing is
+    sampled then. Empty: tokens are sampled."""
 
     second_start: int = 0
     """First position of tokens of the second type, of a prompt that is a pair of texts; 0: all are

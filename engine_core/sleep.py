@@ -16,7 +16,7 @@ from .step_output import EngineLoad
 class SleepState(StrEnum):
     AWAKE = "awake"
     FALLING_ASLEEP = "falling asleep"
-    """No step is planned any more; steps in flight and copies of blocks end."""
+    """State in which no step is planned any more, and steps in flight and copies of blocks end."""
     ASLEEP = "asleep"
 
 

@@ -203,9 +203,9 @@ class EngineLoad:
     num_resumed_computed: int = 0
     """Tokens of resumed requests that were computed again."""
     disk: DiskUse | None = None
-    """None without blocks on a disk."""
+    """Use of the disk; None without blocks on one."""
     peers: PeerUse | None = None
-    """None without a link to other engines."""
+    """Blocks of other engines; None without a link to any."""
     num_drafts: int = 0
     """Drafts that were verified, each of one request in one step."""
     num_draft_tokens: int = 0

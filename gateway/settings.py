@@ -299,7 +299,7 @@ class GatewaySettings(StageSecuritySettings):
 
     @property
     def has_keys(self) -> bool:
-        """Only who has a key is answered."""
+        """Whether only callers with a key are answered."""
         return bool(self.api_key_file) or self.keeps_tenants
 
     @property

@@ -13,7 +13,7 @@ OwnLimits = Callable[[str], tuple[int | None, int | None]]
 
 
 def no_own(tenant: str) -> tuple[int | None, int | None]:
-    """Where no tenants are kept."""
+    """No limits: where no tenants are kept, none has limits of its own."""
     return None, None
 
 

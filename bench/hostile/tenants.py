@@ -9,7 +9,8 @@ ADMIN_SECONDS = 60.0
 
 
 class Tenants:
-    """Its methods raise `httpx.HTTPError`, as after a body that still has hold of the gateway."""
+    """Tenants of a deployment under test, made and changed over `/admin`. Methods raise
+    `httpx.HTTPError`, as where a body still holds up the gateway."""
 
     def __init__(self, rest: str, admin_key: str) -> None:
         headers = {"authorization": f"Bearer {admin_key}"}

@@ -189,7 +189,7 @@ def _case(
     sinks: Tensor | None = None,
     **options: float,
 ) -> Case:
-    """A case; `options` are those of attention, which is given sinks where there are some."""
+    """Case of attention with these options and, if they are given, sinks."""
     given = {} if sinks is None else {"sinks": sinks.to(platform.device)}
 
     def attend(spans: list[tuple[int, int, int]]) -> list[Tensor]:

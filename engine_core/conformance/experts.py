@@ -140,7 +140,8 @@ def _product(
     has_biases: bool = False,
     is_share: bool = False,
 ) -> Case:
-    """With biases, the gate is the clamped SwiGLU. Of a share, routes name experts `ELSEWHERE`."""
+    """Case of a product of experts. With biases, the gate is the clamped SwiGLU. For a share of the
+    experts, routes give others the number `ELSEWHERE`."""
     hidden, inner = map(subject.size, SIZES)
     platform = subject.platform(hidden=hidden)
     x = subject.randn(NUM_ITEMS, hidden)

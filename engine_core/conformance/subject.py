@@ -157,5 +157,5 @@ def _model(
 
 
 def rows_of(x: Tensor, items: Sequence[int], platform: Any) -> Tensor:
-    """Some rows of an input on the host, copied to the platform's device."""
+    """Copies some rows of a host tensor to the platform's device."""
     return x[list(items)].to(platform.device)

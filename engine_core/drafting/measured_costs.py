@@ -265,7 +265,7 @@ def _plan(
     admitted: list[AdmittedRow],
     released: list[int],
 ) -> StepPlan:
-    """Unless it has drafts of its own, the device drafts."""
+    """Plan of one measured step. Without drafts of the host, the device drafts."""
     zeros = np.zeros_like(num_drafts)
     ones = np.ones_like(num_drafts)
     is_drafted = bool(num_drafts.any())

@@ -20,8 +20,8 @@ request takes the row."""
 
 
 class NGramProposer:
-    """Each row has an index of its known tokens, which grows as they do; nothing of it outlives the
-    row."""
+    """Drafts what followed the last tokens where they stood before in the same request. Each row
+    has an index of its known tokens, which ends with the row."""
 
     name = "ngram"
 

@@ -22,7 +22,7 @@ Read = Callable[[], StepResult]
 
 
 class Device(Protocol):
-    """Where steps are computed."""
+    """Device on which steps are computed."""
 
     @property
     def computes_at_once(self) -> bool:

@@ -254,8 +254,8 @@ class BlockPool:
         return self._partial.find(key)
 
     def publish(self, generations: memoryview[int]) -> None:
-        """From now on generations are counted in this memory, which others may read, and
-        `take_cached` has answers."""
+        """Counts generations in this memory from now on, which others may read; `take_cached` has
+        answers then."""
         for block, generation in enumerate(self.generations):
             generations[block] = generation
         self.generations = generations

@@ -20,8 +20,8 @@ _CODE_LEN = 16
 _FIELDS = struct.Struct(f"<4s{KEY_LEN}s{HASH_LEN}s{HASH_LEN}s{HASH_LEN}sQ{_DIGEST_LEN}s")
 _MAGIC = b"HWB2"
 _PAGE_MAGIC = b"HP"
-"""Before the number of a page group, in the place of `_MAGIC`, where a record is that of a page
-behind the first of its block."""
+"""Magic of a record of a page behind the first of its block; the number of its page group
+follows."""
 HEADER_LEN = _FIELDS.size + _CODE_LEN
 Buffer = bytes | bytearray | memoryview
 

@@ -60,7 +60,7 @@ class Continuations:
 
     @property
     def announced(self) -> Iterator[bytes]:
-        """All marks that count now."""
+        """Marks of blocks as they are announced to routers."""
         for block_hash, bits in self._marks.items():
             yield from self._named(block_hash, bits)
 

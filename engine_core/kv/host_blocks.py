@@ -42,8 +42,8 @@ class HostBlocks:
         self._free_slots = list(reversed(range(num_slots)))
         """The last are taken first."""
         self._loads: deque[tuple[int, Ticket]] = deque()
-        """Each with the number of blocks that will have come back, of all loads so far, when it is
-        done."""
+        """Loads under way: number of blocks that will have been copied, over all loads so far, when
+        the ticket is done."""
         self._num_asked = 0
         """Number of blocks that loads have requested so far."""
         self._cancelled: set[Ticket] = set()

@@ -40,19 +40,19 @@ ASSUMED_BYTES_PER_SECOND = 200e6
 
 
 class _Hint(NamedTuple):
-    """Where the blocks of a chain are thought to be. One object for all of them: a prompt has
-    hundreds."""
+    """Engines that probably hold the blocks of a chain. One object serves a prompt's hundreds of
+    blocks."""
 
     holder: Holder
     owner: Owner
     hashes: Sequence[bytes]
     """Hashes of the chain, from its first block on."""
     until: float
-    """When it counts no more."""
+    """Time from which on the hint no longer counts."""
 
 
 class _Hints:
-    """Where blocks are thought to be, by hash."""
+    """Hints about other engines' blocks, by hash."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -92,7 +92,7 @@ class _Hints:
 
 
 class _Origin(NamedTuple):
-    """Where the blocks of a load come from, and what the first one follows."""
+    """Source of a load's blocks, and the hash before the first one."""
 
     holder: Holder
     owner: Owner

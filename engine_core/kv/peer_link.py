@@ -92,7 +92,7 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Where blocks lie in an engine's KV cache."""
+    """Addresses of blocks in an engine's KV cache."""
 
     handle: bytes
     """Handle by which the cache is opened: see `DirectCopies`."""
@@ -142,7 +142,7 @@ class Lent:
     before: Claim
     after: Claim
     places: Places | None = None
-    """Where the blocks of a direct lease are while it lasts; a second `Lent` brings `after`."""
+    """Addresses of the blocks of a direct lease while it lasts; a second `Lent` brings `after`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,7 +72,8 @@ class PublishedBlocks:
 
     @classmethod
     def of(cls, pool: BlockPool, steps: Steps) -> PublishedBlocks | None:
-        """None on systems and processors on which this does not work."""
+        """Blocks of a pool that others can read from shared memory; None on systems and processors
+        where that does not work."""
         return (
             cls(pool, steps) if is_shareable() and platform.machine() in ORDERED_MACHINES else None
         )
@@ -205,8 +206,8 @@ def _leading(wanted: UInt64Array, words: UInt64Array, blocks: npt.NDArray[np.int
 
 
 def _may_be_among(words: UInt64Array, wanted: UInt64Array) -> BoolArray:
-    """By 16 bits of each word: nearly all blocks that are not wanted are sorted out without a
-    search."""
+    """Whether a word can be among the wanted ones, judged by 16 of its bits: it sorts out nearly
+    all others without a search."""
     marks: BoolArray = np.zeros(1 << 16, np.bool_)
     marks[wanted & 0xFFFF] = True
     is_marked: BoolArray = marks[words & 0xFFFF]

@@ -69,8 +69,8 @@ class Tiers:
             self.peers = PeerBlocks(pulled, link, num_lent, clock=clock)
 
     def open_leases(self, pool: BlockPool, release: Release, steps: Steps) -> None:
-        """From now on other engines may copy blocks of the pool and of this engine's tiers, if
-        there is a way to them."""
+        """Lets other engines copy blocks of the pool and of this engine's tiers, if there is a way
+        to them."""
         if self._link is not None:
             tiers: list[Lender | None] = [self.host, self.disk]
             lenders = [tier for tier in tiers if tier is not None]
@@ -134,7 +134,7 @@ def open_disk(
     executor: Executor,
     seal: BlockSeal,
 ) -> BlockFiles | None:
-    """Where this engine's blocks on a disk are; None where it has none. Raises `ConfigError`."""
+    """Opens the engine's blocks on a disk; None where it has none. Raises `ConfigError`."""
     if options.kv_disk_dir is None:
         return None
     file_bytes = BlockFiles.file_bytes(block_bytes_of(executor))

@@ -32,7 +32,8 @@ class Architecture:
     is_text_part: bool = False
     """Whether it is the text part of a model that reads images too."""
     gguf: Mapping[str, GgufFamily] = field(default_factory=dict)
-    """Its GGUF files, by their `general.architecture`. Those of this room are in `FAMILIES`."""
+    """Families of GGUF files by `general.architecture`, for a model of another distribution; ours
+    are in `FAMILIES`."""
 
     @property
     def both_ways(self) -> str:

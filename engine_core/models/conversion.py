@@ -37,7 +37,7 @@ class Converted:
     quantization: str
     """The method that its weights are packed by, the kind that they were rounded to, or `none`."""
     rounding: Rounding | None = None
-    """None: weights were not rounded, or a calibration had rounded them."""
+    """How weights were rounded; None: they were not, or a calibration had rounded them."""
     cost: str = ""
     """Loss by rounding, for people; empty: nothing was rounded."""
     left_out: str = ""

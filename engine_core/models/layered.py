@@ -80,7 +80,7 @@ class Layer(ABC):
 
     @property
     def experts(self) -> Experts | None:
-        """None: the layer has none."""
+        """The layer's experts; None: it has none."""
         return self.mlp if isinstance(self.mlp, Experts) else None
 
     @abstractmethod

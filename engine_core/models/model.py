@@ -40,11 +40,12 @@ class LayerInputs:
     layers: tuple[int, ...]
     """Layers whose inputs are wanted, 0 … layers of the model − 1."""
     states: dict[int, torch.Tensor] = field(default_factory=dict)
-    """The residual stream [T, H] before each of them, a copy; there when the pass has returned."""
+    """Residual stream [T, H] before each wanted layer, by layer; copies, there when the pass has
+    returned."""
 
     def take(self, layer: int, residual: torch.Tensor) -> None:
-        """To be called before each layer. Layers add to the residual stream in place, hence the
-        copy."""
+        """Copies the residual stream if this layer is wanted. Called before each layer, which adds
+        to the stream in place."""
         if layer in self.layers:
             self.states[layer] = residual.clone()
 

@@ -118,7 +118,7 @@ class MtpTensors:
 
     @classmethod
     def of(cls, checkpoint: HuggingFaceFolder, config: ModelConfig) -> Self | None:
-        """None: the checkpoint has none that is used."""
+        """The layer that drafts; None: the checkpoint has none that is used."""
         known = MTP_NAMES.get(config.architecture) if config.foreign is None else None
         if known is None:
             return None

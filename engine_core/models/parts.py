@@ -47,7 +47,7 @@ class Parts:
         return Embedding(self._weights.table("embed"), scale=self._config.embedding_scale)
 
     def positions(self) -> Positions | None:
-        """None: the model has no vectors of positions."""
+        """Table of positions; None: the model has none."""
         if not self._config.num_learned_positions:
             return None
         return Positions(self._weights.tensors["positions"], self._config.position_offset)

@@ -61,7 +61,7 @@ class Board:
         self._rows[rank, _NUM_LOADED] = num_loaded
 
     def rows(self, first_rank: int, count: int) -> bytes:
-        """All that is known of some ranks, for another host."""
+        """Counters of some ranks as bytes, for another host."""
         return self._rows[first_rank : first_rank + count].tobytes()
 
     def set_rows(self, first_rank: int, count: int, rows: bytes) -> bool:

@@ -144,7 +144,7 @@ class Applicant:
 
 
 class HostApplicants:
-    """All connections that have not joined yet."""
+    """Connections of hosts that have not joined yet."""
 
     def __init__(
         self,

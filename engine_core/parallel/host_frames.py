@@ -47,7 +47,7 @@ class FrameReader:
         self._buffer += data
 
     def next(self) -> Frame | None:
-        """None: the next frame is not complete. Raises `FrameError` as soon as its head is
+        """The next frame; None: it is not complete. Raises `FrameError` as soon as its head is
         there."""
         if len(self._buffer) < HEAD.size:
             return None

@@ -42,7 +42,7 @@ class Stopped(Exception):
 
 
 class EngineAway(Exception):
-    """No engine has a stage for this host, for a reason; the host tries again."""
+    """Raised where no engine has a stage for this host now; the host tries again."""
 
 
 class JoinRefused(Exception):

@@ -15,11 +15,11 @@ class RankRings:
     plans: RingEnd
     reports: RingEnd
     stages: StageRings = field(default_factory=StageRings)
-    """None of them where stages are on several hosts."""
+    """Rings between stages; empty where stages are on several hosts."""
 
     @property
     def ends(self) -> list[RingEnd]:
-        """All that are there."""
+        """Ends of the rings of plans and reports, and of those between stages."""
         return [self.plans, self.reports, *self.stages.ends]
 
     def close(self) -> None:

@@ -47,7 +47,7 @@ class RankStart:
     group: GroupEnd
     memory: SharedMemory
     rendezvous: Rendezvous | None
-    """None: all stages are on this host."""
+    """Rendezvous of stages; None: all stages are on this host."""
     lifeline: int
     """Reaches end of file when the executor's process is gone."""
     life: int

@@ -40,7 +40,7 @@ class _Loss:
 
     def __init__(self) -> None:
         self.lost: RankLost | None = None
-        """None: all ranks are there."""
+        """The loss of a rank; None: all ranks run."""
         self._lock = threading.Lock()
         self._settled = threading.Event()
         self._on_lost: Callable[[RankLost], None] | None = None
@@ -208,8 +208,8 @@ class Ranks:
         return is_gone
 
     def allow_silence(self, seconds: float) -> None:
-        """From now on, while ranks owe an answer, all of them are ended when none of them gets on
-        for so long; 0: they may be silent for ever."""
+        """Ends all ranks when they owe an answer and none of them makes progress for so many
+        seconds; 0: they may be silent for ever."""
         self.allowed_silence = seconds
 
     def on_lost(self, tell: Callable[[RankLost], None]) -> None:

@@ -1,4 +1,4 @@
-"""Where the ranks of pipeline stages on several hosts find one another."""
+"""Rendezvous, by which the ranks of pipeline stages on several hosts find one another."""
 
 from __future__ import annotations
 

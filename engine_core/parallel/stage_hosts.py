@@ -95,11 +95,12 @@ class StageHosts:
             self._has_joined.wait_for(lambda: not self.missing, seconds)
 
     def end_rendezvous(self) -> None:
-        """All ranks are connected."""
+        """Closes the rendezvous store; called once all ranks are connected."""
         self._store.close()
 
     def place_of(self, rank: int) -> str:
-        """Where a rank is, for a sentence about it; empty: on this host."""
+        """Name of a rank's stage and host, for a sentence about it; empty: the rank is on this
+        host."""
         stage = self._layout.stage_index(rank)
         return f"(stage {stage} on {self._hosts[stage]}) " if stage in self._hosts else ""
 

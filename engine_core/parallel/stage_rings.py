@@ -24,7 +24,7 @@ class StageRings:
 
     @property
     def ends(self) -> list[RingEnd]:
-        """All that are there."""
+        """Ends of the rings that this rank has."""
         maybe = self.stream_in, self.stream_out, self.tokens_in, *self.tokens_out
         return [end for end in maybe if end is not None]
 

@@ -73,7 +73,7 @@ class CpuPlatform(CpuTexts, CpuStates, CpuLatents, RowAdditions):
         return self._products.of(linear)
 
     def gated_linear(self, linear: Linear, activation: str) -> None:
-        """None: the product is long beside its gate."""
+        """None: no product computes its gate too."""
 
     def gate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
         return GATES[activation](x)

@@ -197,7 +197,7 @@ class CudaExperts:
         return partial(self._joint, layer, apart)
 
     def launch_all(self, num_chosen: int) -> None:
-        """Once with all kernels of the products that were made, so that no step compiles them."""
+        """Launches each kernel of the experts' products once, so that no step compiles them."""
         for layer in self._layers.values():
             layer.launch_all(num_chosen, self._early_rows)
 
@@ -258,8 +258,9 @@ def _layer_of(gate_up: ExpertStack, down: ExpertStack, activation: str) -> _Laye
 def _joint_layer_of(
     gate_up: ExpertStack, down: ExpertStack, shared: SharedLinears, activation: str
 ) -> _JointLayer | None:
-    """None: the shared expert has other sizes, or some weights are not in the model's dtype, or are
-    float32: products of experts read all digits of it, those of other layers ten bits."""
+    """Layer that makes the shared expert in the launches of the others. None: the shared expert has
+    other sizes, or some weights are not in the model's dtype, or are float32: products of experts
+    read all digits of it, those of other layers ten bits."""
     pairs = ((gate_up, shared.gate_up), (down, shared.down))
     have_sizes = all(
         (one.out_features, one.in_features) == (of_all.out_features, of_all.in_features)

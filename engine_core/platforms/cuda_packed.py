@@ -79,8 +79,8 @@ def with_look_up(weights: Weights) -> Weights:
 
 
 def launch_planes(linears: Iterable[Linear], early_rows: int) -> None:
-    """Once with all kernels of the products of weights in planes. Layers of a model differ in their
-    formats, so that those of its first and last layer are not all of them."""
+    """Launches each kernel of the products of weights in planes once. Layers of a model differ in
+    their formats, so all layers are given, not the first and last alone."""
     known = {}
     for each in linears:
         if isinstance(each, PlanesLinear):
@@ -94,7 +94,8 @@ def has_rounded(weights: Weights) -> bool:
 
 
 def launch_rounded(linears: Iterable[Linear]) -> None:
-    """Once with all kernels of the products of rounded tokens, so that no step compiles them."""
+    """Launches each kernel of the products of rounded tokens once, so that no step compiles
+    them."""
     weights = [each.weight for each in linears if isinstance(each, RoundedLinear)]
     for each in {(each.shape, each.rounding): each for each in weights}.values():
         w8a8.launch_all_tiles(each)

@@ -72,7 +72,7 @@ class CudaProducts:
         return linear.product if make is None else make(linear)
 
     def gated(self, linear: Linear, activation: str) -> Product | None:
-        """None: there is no such kernel."""
+        """Product that computes its gate too; None: there is no such kernel."""
         make = self._gated.get((linear.kind, activation))
         return None if make is None else make(linear)
 
@@ -111,15 +111,15 @@ class CudaProducts:
         return bool(dense_matrices(weights))
 
     def launch_probe(self, weights: Weights) -> None:
-        """Once with each kernel that `prepare` compares with."""
+        """Launches each kernel that `prepare` compares with once."""
         for weight in {
             weight.dtype: weight for weight in dense_matrices(weights).values()
         }.values():
             product_probe.launch_reference(weight)
 
     def launch_own(self, weights: Weights) -> None:
-        """Once with all kernels that serve where the library does not, so that no step compiles
-        them."""
+        """Launches each kernel that serves where the library does not once, so that no step
+        compiles them."""
         dense = {ProbedProduct.of(weight): weight for weight in dense_matrices(weights).values()}
         expanders = {
             expanded_product(each): expander(each)

@@ -24,7 +24,7 @@ from .dense_products import ProductChoice
 
 
 class TreeProducts(CudaProducts):
-    """No product is left to the library, so that there is nothing to probe."""
+    """Products of tree numerics: none is left to the library, so there is nothing to probe."""
 
     def probes(self, weights: Weights) -> bool:
         return False

@@ -270,7 +270,7 @@ class Scheduler:
         return count
 
     def _cache_chunk(self, request: RequestState, step: StepBuilder) -> None:
-        """From now on others may hit what this step computes, followers first of all."""
+        """Lets other requests hit the blocks that this step computes, followers first."""
         if self._config.enable_prefix_caching:
             stored, cached = self.blocks.note_computed(request)
             step.stored += stored

@@ -51,7 +51,8 @@ class PlannedStep:
     cached: list[bytes] = field(default_factory=list)
     """Hashes of all blocks that its prompt chunks fill, those included that a block source has."""
     masks_wanted: MasksWanted | None = None
-    """By rows that hold logits for the first time since they were seated, or of drafts."""
+    """Masks that rows ask for which hold logits for the first time since they were seated, or which
+    have drafts."""
     reserved: Int32Array | None = None
     """[S] tokens that each sampled row may gain at most, where that is not certain."""
 
@@ -89,7 +90,7 @@ class StepBuilder:
     num_drafts: Int32Array | None = None
     """Drafts of decode rows, where they get any."""
     draft_ids: Int32Array | None = None
-    """None: the executor drafts."""
+    """Drafts of the host; None: the executor drafts."""
     copies: list[tuple[int, int]] = field(default_factory=list)
     """Pages that are copied, from and to."""
     block_updates: list[tuple[Int32Array, Int32Array, Int32Array]] = field(default_factory=list)

@@ -73,7 +73,7 @@ def stored_parts(blocks: torch.Tensor, parts: torch.Tensor) -> Parts:
 
 
 def cut_parts(parts: Parts, outputs: Sequence[range], inputs: range) -> Parts:
-    """Some outputs and inputs of a weight; reads nothing of mapped tiles but theirs. Raises
+    """Part of a weight: some of its outputs and inputs. Of mapped tiles it reads no others. Raises
     `ConfigError` where a tile or a unit would be cut."""
     found = []
     first = 0

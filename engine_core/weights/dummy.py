@@ -20,9 +20,9 @@ from .model_file import Tensors
 DUMMIES = {"dummy": False, "dummy-uniform": True}
 """Names of random weights, and whether they are uniform."""
 UNIFORM_SPREAD = 1e-3
-"""As vLLM's loader makes random weights. Numbers so small move fewer wires: a GPU at its limit of
-power computes them faster than those of a trained model, so a comparison with such figures needs
-the same."""
+"""Largest magnitude of uniform weights, as vLLM's loader draws them. Numbers so small move fewer
+wires: a GPU at its limit of power computes them faster than those of a trained model, so a
+comparison with such figures needs the same."""
 NORMAL_SPREAD = 0.02
 MXFP4_SCALE = 120
 """2**-7: numbers of e2m1 spread as about 2.5."""

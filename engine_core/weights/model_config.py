@@ -94,7 +94,7 @@ class ModelConfig:
     is_gated: bool = True
     """Whether MLPs and experts multiply their activation by a second product."""
     has_inner: tuple[bool, ...] = ()
-    """By layer, whether an MLP or experts follow its mixer; empty: in all layers."""
+    """Whether an MLP or experts follow a layer's mixer, by layer; empty: in all layers."""
     rotary_dim: int = 0
     """Numbers of a head that rotate with positions, its first ones; 0: all."""
     is_interleaved: bool = False
@@ -505,7 +505,8 @@ def size_of(config: Mapping[str, Any], name: str) -> int:
 
 
 def check_sizes(config: Mapping[str, Any]) -> None:
-    """Before anything is made of them: a file may claim any number. Raises `ConfigError`."""
+    """Checks the sizes of a config before anything of those sizes is made: a file may claim any
+    number. Raises `ConfigError`."""
     for name in MAX_SIZES:
         if config.get(name) is not None or name in REQUIRED_SIZES:
             size_of(config, name)

@@ -96,8 +96,8 @@ class CheckpointNames:
     changed_packed: Mapping[str, PackedChange] = field(default_factory=dict)
     """Like `changed`, of weights in MXFP4."""
     located: Callable[[int, str, Layout], tuple[int, str]] = _unmoved
-    """From the number of a layer and what stands behind it in a published name to those by which
-    the other fields know them."""
+    """Maps the number of a layer and the name behind it in a checkpoint to the layer and name that
+    the other fields use."""
     unchanged: Mapping[str, str] = field(default_factory=dict)
     """Like `layer`, of tensors that lie as ours in other files, where those of `layer` are
     `changed`."""

@@ -116,7 +116,7 @@ def _fill(
 
 
 def _offsets(matrices: Mapping[str, Matrix]) -> tuple[dict[str, int], int]:
-    """Where each lies, and the size of all."""
+    """Offset of each matrix, and the size of all."""
     offsets = {}
     end = 0
     for name, matrix in matrices.items():

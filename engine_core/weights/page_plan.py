@@ -88,7 +88,7 @@ def plan_pages(model: ModelConfig, max_model_len: int) -> PagePlan:
 
 
 def one_group(model: ModelConfig) -> PagePlan:
-    """All layers of a model with keys and values in one page, which keeps every block."""
+    """Plan with one group: a page holds keys and values of all layers, and every block is kept."""
     width, sizes = _places_of(model)
     places: dict[int, tuple[int, int]] = {}
     num_places = 0

@@ -91,7 +91,7 @@ class _Gathered:
             self._take_tensors(upload)
 
     def files(self) -> AdapterFiles:
-        """Both files. Raises `BadRequest` where one is missing."""
+        """Config and weights of the adapter. Raises `BadRequest` where one is missing."""
         _require(self._config is not None, f"{CONFIG_NAME} is missing", "both files")
         _require(self._num_tensor_bytes, f"{TENSORS_NAME} is missing", "both files")
         assert self._config is not None

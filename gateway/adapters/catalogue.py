@@ -82,7 +82,7 @@ class AdapterCatalogue:
 
     @property
     def records(self) -> list[AdapterRecord]:
-        """All records, those of the operator first."""
+        """Records of all adapters, the operator's first."""
         return [self._records[key] for key in sorted(self._records)]
 
     def find(self, tenant: Tenant, name: str) -> AdapterRecord | None:
@@ -158,7 +158,7 @@ class AdapterCatalogue:
         return True
 
     def _but(self, owner: str, name: str) -> list[AdapterRecord]:
-        """All records but one."""
+        """Records of all adapters but one."""
         return [each for key, each in self._records.items() if key != (owner, name)]
 
     async def _know(self, records: Iterable[AdapterRecord]) -> None:

@@ -59,7 +59,8 @@ class AdapterNames:
         }
 
     def all(self) -> list[AdapterRecord]:
-        """All adapters: those of the catalogue, then those that engines were started with."""
+        """Records of all adapters: those of the catalogue, then those that engines were started
+        with."""
         started_with = [
             AdapterRecord(
                 name=name,

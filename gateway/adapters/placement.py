@@ -48,9 +48,9 @@ class AdapterPlacement:
         self.contents = contents
         self._loads: dict[tuple[Incarnation, bytes], asyncio.Task[CheckAdapterReply]] = {}
         self._refused: dict[tuple[Incarnation, bytes], float] = {}
-        """When engines refused what."""
+        """Time at which an engine refused an adapter."""
         self._unnamed: dict[tuple[Incarnation, bytes], float] = {}
-        """Since when engines have content that no name stands for."""
+        """Time since which an engine has content that no name refers to."""
         self._num_checking = 0
         """Adapters of this gateway that are about to get their names."""
         self._changed = asyncio.Event()

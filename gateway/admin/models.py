@@ -57,7 +57,8 @@ class NewBounds(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_d
 
 
 class ModelAdmin:
-    """Without a supervisor every call says so."""
+    """Models of a cluster, loaded and unloaded by its supervisor. Where there is no supervisor
+    every call is refused with a sentence that says so."""
 
     def __init__(self, bus: Bus, catalogues: Catalogues, administration: Administration) -> None:
         self._bus = bus

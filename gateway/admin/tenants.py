@@ -123,7 +123,7 @@ class AuditRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class TenantAdmin:
-    """Without administrators' keys every call is refused."""
+    """Tenants and their keys. Where administrators have no keys every call is refused."""
 
     def __init__(
         self, bus: Bus, admins: AdminKeys, directory: TenantDirectory, usage: UsageLog, purge: Purge

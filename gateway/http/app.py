@@ -373,7 +373,7 @@ class RestSurface:
         await self._messages.count_tokens(exchange, caller, body)
 
     def _conversation_routes(self) -> list[Route]:
-        """Each handler is told who asks."""
+        """Routes of conversations; handlers get the caller."""
         root = "/v1/conversations"
         here = self._conversations
         return [

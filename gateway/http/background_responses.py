@@ -160,7 +160,8 @@ class BackgroundResponses:
         )
 
     async def _here(self, tenant: str, response_id: str) -> Record | None:
-        """None also where there is no NATS, or none that answers: what is kept is found without."""
+        """The record of a response; None also where there is no NATS, or none that answers: a kept
+        response is found without it."""
         if not self._durable.is_there:
             return None
         try:
@@ -221,7 +222,7 @@ def _cancel(record: Record) -> None:
 
 
 def _with_seed(body: bytes, seed: int | None) -> bytes:
-    """Every run of it writes the same."""
+    """The body with a seed, so that every run of it writes the same."""
     fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     if seed is None:
         fields["seed"] = msgspec.Raw(b"%d" % secrets.randbits(62))

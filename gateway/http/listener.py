@@ -85,8 +85,8 @@ class ClientTls:
 
     @classmethod
     def of(cls, settings: GatewaySettings) -> ClientTls | None:
-        """None without TLS. Raises `SettingError` for files that hold no certificates, or a key of
-        another one."""
+        """TLS of clients by the settings; None without it. Raises `SettingError` for files that
+        hold no certificates, or a key of another one."""
         if not settings.tls_cert_file:
             return None
         ca = Path(settings.tls_client_ca_file) if settings.tls_client_ca_file else None

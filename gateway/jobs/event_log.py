@@ -25,7 +25,7 @@ its readers."""
 
 
 class EventLog:
-    """Every method raises what NATS raises, and `Unavailable` without it."""
+    """One log. Every method raises what NATS raises, and `Unavailable` without NATS."""
 
     def __init__(self, durable: Durable, stream: str, subject: str) -> None:
         """`subject` may be a pattern, for logs that are read or dropped together."""

@@ -182,7 +182,7 @@ class AgentHints(Body, kw_only=True):
     strict_priority: Any = None
     latency_sensitivity: Any = None
     speculative_prefill: Any = None
-    """Without effect, as the two fields before it."""
+    """Accepted without effect, like the two fields before it."""
 
 
 class Nvext(Body, kw_only=True):

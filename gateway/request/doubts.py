@@ -60,7 +60,7 @@ class Doubts:
         self._clock = clock
         self._own: Counter[tuple[str, EngineLife]] = Counter()
         self._dead: dict[tuple[str, EngineLife], float] = {}
-        """When engines died that had doubted requests of this gateway."""
+        """Time at which an engine died that had doubted requests of this gateway."""
         self._peers: dict[int, _Peer] = {}
         self._changed = asyncio.Event()
         self._heard = asyncio.Event()

@@ -35,7 +35,7 @@ class Terms:
     """Facts about a request that policies use."""
 
     arrived_at: float | None = None
-    """When it came, on the queue's clock; None: when it enters the queue."""
+    """Time of arrival on the queue's clock; None: the request enters the queue now."""
     num_answer_tokens: float = 0.0
     """Predicted length of its answer."""
     num_blocks: int = 0
@@ -43,7 +43,7 @@ class Terms:
     cost: float = 0.0
     """Cost of the request in its tenant's virtual time."""
     first_token_by: float = math.inf
-    """When its first token is due."""
+    """Time by which the first token is due."""
 
 
 NO_TERMS = Terms()

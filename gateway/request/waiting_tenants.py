@@ -24,8 +24,8 @@ class WaitingTenants:
         self._clock = clock
         self._numbers = itertools.count()
         self._waiting: dict[str, dict[int, _Waiting]] = {}
-        """By model, then by number, in the order of arrival. A model whose last request has gone is
-        here until that was reported."""
+        """Waiting requests by model, then by number, in the order of arrival. A model whose last
+        request has left stays until that was reported."""
 
     def add(self, model: str, tenant: str, weight: float) -> int:
         """Takes a request, and returns a number for it."""

@@ -124,7 +124,8 @@ def _held(holder: Holder) -> dict[str, Any]:
 
 
 def shown(seen: Sequence[Candidate], chosen: Candidate) -> tuple[Candidate, ...]:
-    """All; of very many the cheapest, which the chosen one may not be among, and that one."""
+    """Candidates that a receipt lists: all; of more than `MAX_SHOWN` the cheapest, and the chosen
+    one."""
     if len(seen) <= MAX_SHOWN:
         return tuple(seen)
     best = nsmallest(MAX_SHOWN, seen, key=lambda each: each.cost)

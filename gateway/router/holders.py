@@ -9,7 +9,7 @@ from .replica import Incarnation, Replica
 
 
 def replica_of(replicas: Mapping[str, Replica], incarnation: Incarnation | None) -> Replica | None:
-    """None where that incarnation has left."""
+    """The replica of an incarnation; None where that incarnation has left."""
     found = replicas.get(incarnation[0]) if incarnation is not None else None
     return found if found is not None and found.incarnation == incarnation else None
 

@@ -47,7 +47,7 @@ class Load:
         self._others_tokens = 0.0
         self._head_since = 0.0
         self._sent_adapters: dict[bytes, float] = {}
-        """When requests were last sent from here, by the hash of their adapter."""
+        """Time at which requests were last sent from here, by the hash of their adapter."""
 
     def add(
         self, num_tokens: int, num_blocks: int, now: float, *, is_own: bool = False

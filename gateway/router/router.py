@@ -153,8 +153,8 @@ class Router:
         await self._members.wait_for(is_there)
 
     def replicas(self) -> list[tuple[Replica, Column | None]]:
-        """Each replica, and what the index knows of its cache: None where it follows no events of
-        it."""
+        """Each replica with the index's column of its cache; None where the index follows no events
+        of it."""
         return [
             (each, self._feed.index(each.member.model_key).column(each.member.replica_id))
             for each in self._fleet.all()
@@ -380,7 +380,8 @@ class Router:
             )
 
     def _is_logged(self, request_id: str) -> bool:
-        """All attempts of a request, on all gateways, or none."""
+        """Whether a request's decisions are logged: those of all its attempts, on all gateways, or
+        none."""
         return crc32(request_id.encode()) < self._logged_share * (1 << 32)
 
     def _on_age(self, incarnation: Incarnation, age: float) -> None:
@@ -395,7 +396,7 @@ class Router:
         rates: Mapping[str, Rates],
         now: float,
     ) -> list[Candidate]:
-        """Every replica of the model, scored."""
+        """Scores every replica of the model."""
         index = self._feed.index(model_key)
         num_tokens = asked.num_tokens
         matched = index.lookup(asked.hashes)

@@ -78,8 +78,8 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamNotKept(errors.NotFound):
-    """No stream of that id is kept: it does not exist, belongs to another tenant, or its time is
-    over."""
+    """Raised where no stream of that id is kept: it does not exist, belongs to another tenant, or
+    its time is over."""
 
     def __init__(self, request_id: str) -> None:
         super().__init__("stream", request_id)

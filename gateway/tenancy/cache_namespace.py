@@ -28,7 +28,7 @@ class CacheNamespaces:
     """Derives namespaces from a master key, or, where all tenants share, from a fixed word."""
 
     master_key: bytes | None = field(repr=False)
-    """None: all tenants share."""
+    """Key that namespaces are derived with; None: all tenants share cached blocks."""
 
     @classmethod
     def read(cls, master_key: str, master_key_file: str, *, shared: bool) -> CacheNamespaces:

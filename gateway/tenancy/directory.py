@@ -169,7 +169,7 @@ class TenantDirectory:
         return sorted(self._records.values(), key=lambda record: record.id)
 
     def record(self, tenant: Tenant) -> TenantRecord | None:
-        """None for tenants that are not kept: of the key file, and administrators."""
+        """The tenant's record; None for tenants of the key file, and administrators."""
         return self._by_key.get(tenant.key)
 
     def storage(self, key: str) -> tuple[int | None, int | None]:

@@ -10,9 +10,9 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvUnit:
-    """Some channels of a layer at a border of blocks and behind it: inputs of the convolution,
-    elements of the model [width − 1 + block_size, num_channels], those of the tokens before the
-    border first."""
+    """Layout of some channels of a convolution's state at a border of blocks and behind it: inputs
+    of the convolution, elements of the model [width − 1 + block_size, num_channels], those of the
+    tokens before the border first."""
 
     num_channels: int
     width: int

@@ -30,7 +30,7 @@ _P_X = 12
 
 
 class Part(NamedTuple):
-    """Some outputs of a weight, of one format."""
+    """Outputs of a weight that have one format."""
 
     format: BlockFormat | GroupFormat
     tiles: torch.Tensor

@@ -22,7 +22,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadPlaces:
-    """Where a key head finds its numbers: query, key, values and output gates (z) in the wide
+    """Offsets of a key head's numbers: query, key, values and output gates (z) in the wide
     projection, decays (a) and shares (b) in the narrow one. Those of its value heads lie
     together."""
 

@@ -243,7 +243,7 @@ def launch_few_tiles(
     shared: SharedExpert,
     early_tokens: int,
 ) -> None:
-    """As `launch_all_tiles`, of products with a shared expert."""
+    """Like `launch_all_tiles`, for products with a shared expert."""
     for num_tokens in _few_counts(num_chosen):
         few_product(
             *_zeros(gate_up, num_tokens, num_chosen),
@@ -267,7 +267,7 @@ def _few_counts(num_chosen: int) -> set[int]:
 def _zeros(
     gate_up: torch.Tensor, num_tokens: int, num_chosen: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Tokens, experts and their weights."""
+    """Zeros of the shapes that a product takes: tokens, their experts, and the experts' weights."""
     experts = torch.zeros(num_tokens, num_chosen, dtype=torch.int32, device=gate_up.device)
     weights = torch.zeros_like(experts, dtype=torch.float32)
     return gate_up.new_zeros(num_tokens, gate_up.shape[2]), experts, weights

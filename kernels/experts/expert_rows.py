@@ -229,7 +229,7 @@ def _ask_for_weights(
 
 @triton.jit
 def _ask_for_shared(p_weight, is_asked, o_n, n, k, lines: tl.constexpr):
-    """As `_ask_for_weights`, of the shared expert: of its program alone."""
+    """Like `_ask_for_weights`, for the shared expert, by its program alone."""
     BLOCK_N: tl.constexpr = lines[0]
     if is_asked:
         _ask_for_weights(p_weight, o_n, k, BLOCK_N, lines[1], lines[2], lines[4])

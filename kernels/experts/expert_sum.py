@@ -12,7 +12,7 @@ from .combine_tree import combine_tree
 
 @dataclass(frozen=True, slots=True)
 class ExpertPart:
-    """Which experts of a layer there are here, and how their outputs are added."""
+    """Experts of a layer that this process has, and how their outputs are added."""
 
     is_share: bool = False
     """Whether other ranks have more of them, whose pairs are of expert −1."""

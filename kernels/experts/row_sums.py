@@ -16,7 +16,7 @@ from .gated_sum import add_shared, share_of
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowSums:
-    """Where the sums of T tokens go, and what they are made with."""
+    """Outputs for the sums of T tokens, and the tensors that they are computed from."""
 
     out: torch.Tensor
     """Sums [T, H]."""

@@ -104,7 +104,7 @@ def _choose_wide(num_rows: int, num_outputs: int, bits: int) -> RingTiles:
 
 
 def tiles_of(bits: int) -> list[RingTiles]:
-    """All that serve weights of so many bits."""
+    """Tiles that serve weights of so many bits."""
     few = [
         tiles
         for each in (TILES, CROWDED_TILES, NARROW_TILES)

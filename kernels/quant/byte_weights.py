@@ -47,7 +47,7 @@ class Fp8Weight:
     scales: torch.Tensor
     """float32 [groups, N]"""
     rounds_tokens: bool = False
-    """As of `Int8Weight`."""
+    """Whether activations are rounded to eight bits, as in `Int8Weight`."""
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -72,7 +72,7 @@ class JoinedSlice:
 
     @classmethod
     def whole(cls, vocab_size: int) -> JoinedSlice:
-        """All tokens, on one process."""
+        """Slice of one process: all tokens."""
         return cls(first_token=0, vocab_size=vocab_size, join=_alone)
 
     def is_whole(self, logits: torch.Tensor) -> bool:

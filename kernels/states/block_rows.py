@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 LEAST_SIZE = 64
-"""Numbers of a tile's rows, at least: smaller heads are padded. NOTE: products of bfloat16 with 32
+"""Least number of columns of a tile; smaller heads are padded. NOTE: products of bfloat16 with 32
 columns are wrong or fail on an H200 (Triton 3.6)."""
 
 

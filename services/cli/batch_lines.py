@@ -31,8 +31,8 @@ class Line:
 
 
 def read_lines(path: Path) -> list[Line]:
-    """All requests of a file. Raises `BatchFileError` for the first line that is none, `OSError`
-    for a file that cannot be read."""
+    """Requests of a file. Raises `BatchFileError` for the first line that is none, `OSError` for a
+    file that cannot be read."""
     lines: list[Line] = []
     numbers: dict[str, int] = {}
     for number, text in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1):

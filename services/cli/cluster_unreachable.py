@@ -19,7 +19,7 @@ class BusUnreachable(Exception):
 
 
 class NoStageHeard(Exception):
-    """No process of a cluster that is believed says anything on the bus at the address."""
+    """Raised where no process of the cluster says anything on the bus at its address."""
 
     def __init__(self, address: str) -> None:
         super().__init__(

@@ -45,7 +45,7 @@ class TokenRates:
         self._counts: dict[tuple[str, int], _Count] = {}
 
     def of(self, member: Member, now: float) -> float | None:
-        """None until two heartbeats were seen."""
+        """Rate of a counter; None until two heartbeats were seen."""
         tokens = member.load.num_generated_tokens if member.load is not None else 0
         count = self._counts.setdefault((member.replica_id, member.epoch), _Count(tokens, now))
         if now - count.at >= RATE_SECONDS:

@@ -82,7 +82,7 @@ def tenants_table(tenants: list[dict[str, Any]]) -> Table:
 
 
 def tenant_table(tenant: Mapping[str, Any]) -> Table:
-    """All that is set of one tenant, a line each."""
+    """Table of what is set of one tenant, a line a setting."""
     table = plain_table("tenant", shown(tenant["id"]))
     table.add_row("weight", f"{tenant['weight']:g}")
     table.add_row("tier", str(tenant["tier"]))

@@ -27,7 +27,7 @@ class Subschema:
 
 
 def subschemas(root: Schema) -> Iterator[Subschema]:
-    """All subschemas, each before its parts. The root is one."""
+    """Subschemas of a schema, itself included, each before its parts."""
     waiting: list[tuple[str, object, Schema, int]] = [("", root, root, 0)]
     while waiting:
         path, schema, base, depth = waiting.pop()

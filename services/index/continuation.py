@@ -1,4 +1,5 @@
-"""Where a chain can be continued, by the marks of page kinds beside the hashes of blocks."""
+"""Positions at which a chain can be continued, by the marks of page kinds beside the hashes of
+blocks."""
 
 from __future__ import annotations
 

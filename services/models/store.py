@@ -34,7 +34,7 @@ _SAMPLE_BYTES = 64 << 10
 
 
 class ModelNotFound(Exception):
-    """No model has this name."""
+    """Raised where no model has this name."""
 
     def __init__(self, model: str) -> None:
         allowed = ", ".join(

@@ -265,7 +265,8 @@ class InternalError(HeadwaterError):
 
 
 class Unavailable(HeadwaterError):
-    """No replica can take the request now, or the one that ran it is gone; a retry may succeed."""
+    """Raised where no replica can take the request now, or the one that ran it is gone; a retry may
+    succeed."""
 
     code = "unavailable"
 

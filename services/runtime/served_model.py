@@ -44,8 +44,8 @@ class ServedModel:
     """Task of the model: generate, embed or classify; empty: not known. Replicas need not agree."""
 
     blocks_seen: tuple[int, ...] = dataclasses.field(default=(), compare=False)
-    """By kind of pages, blocks before a position whose pages it needs to continue a prompt there;
-    0: all. Empty: all blocks before it, of one kind. Replicas need not agree."""
+    """Number of blocks before a position whose pages a kind of layer needs to continue a prompt
+    there, by kind; 0: all. Empty: all blocks, of one kind. Replicas need not agree."""
 
     @property
     def key(self) -> str:

@@ -53,7 +53,7 @@ class ClusterRecord:
 
 
 def read_cluster(state_dir: Path) -> ClusterRecord | None:
-    """None when no cluster runs with this state folder."""
+    """Record of the cluster that runs with this state folder; None when none does."""
     path = state_dir / CLUSTER_FILE
     if not path.exists():
         return None

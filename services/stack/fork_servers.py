@@ -93,7 +93,8 @@ it opens a GPU."""
 
 @dataclass(frozen=True, slots=True)
 class ForkServers:
-    """None: such processes start from nothing."""
+    """Sockets of the fork servers of stages and of cores; None: such processes are started without
+    a fork."""
 
     stages: ForkClient | None
     cores: ForkClient | None

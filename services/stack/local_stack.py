@@ -78,7 +78,7 @@ class LocalStack:
         self.hurry = asyncio.Event()
         """Set: whoever still drains is killed."""
         self.record: ClusterRecord | None = None
-        """Since the cluster is ready."""
+        """Record of the cluster; None until it is ready."""
         self._models = models
         self._report = report
         self._forks = forks
@@ -227,8 +227,9 @@ class LocalStack:
         return servers
 
     def _memory_shares(self) -> dict[str, float]:
-        """By model, its share of a GPU that several of them are on; empty: each has its own, or
-        what GPUs have is not known. Raises `StackError` where they do not fit."""
+        """Share of a GPU that a model gets where several are on it, by model; empty: each has a GPU
+        of its own, or the memory of GPUs is not known. Raises `StackError` where they do not
+        fit."""
         settings = self.settings
         total = least_gpu_memory()
         num_engines = len(self._models) - 1 + settings.rules.max_replicas
@@ -245,8 +246,8 @@ class LocalStack:
     async def _start_stages(
         self, plan: StackPlan, shares: Mapping[str, float], report: Report
     ) -> None:
-        """All at once: gateways find the stages behind them by their heartbeats. Models that divide
-        a GPU's memory take theirs one after another."""
+        """Starts all stages at once: gateways find the stages behind them by heartbeats. Models
+        that divide a GPU's memory start one after another."""
         first = self._manager.first(plan)
         models = {first.name: first}
         for each in self._models[1:]:
@@ -332,8 +333,8 @@ class LocalStack:
         return kept
 
     def _gateway_flags(self, plan: StackPlan, idx: int) -> list[str]:
-        """With the gRPC addresses of the stages that have been ready: a restarted gateway finds
-        them without NATS."""
+        """Flags of a gateway, with the gRPC addresses of the stages that have been ready: a
+        restarted gateway finds them without NATS."""
         known = {
             kind: [stage.addresses["grpc"] for stage in group if "grpc" in stage.addresses]
             for kind, group in self._groups.items()

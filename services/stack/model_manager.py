@@ -232,7 +232,7 @@ class ModelManager:
         ]
 
     def _tenants_waiting(self) -> dict[str, Demand]:
-        """By model."""
+        """Demand of the tenants that wait for a model, by model."""
         now = self._now()
         return {name: demand_of(self._words(name, now)) for name in self._models}
 

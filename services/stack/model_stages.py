@@ -64,7 +64,7 @@ class ModelStages:
     """Numbers of the machine's GPUs and cores that are taken, shared by all models."""
     state: State = State.LOADING
     plan: StackPlan | None = None
-    """Since the model's folder is known."""
+    """Plan of the model's stages; None until its folder is known."""
     progress: tuple[str, int, int] | None = None
     """Progress of the load: what is done, how much of it, and the total."""
     problem: str = ""

@@ -54,7 +54,8 @@ class _Engine:
     epoch: int
     load: ReplicaLoad
     is_awake: bool
-    """As it was last called, which its load tells a moment later."""
+    """Whether the last call woke the model; False: it put the model to sleep. The model's load
+    reports the same a moment later."""
 
 
 @dataclass(slots=True)
@@ -63,13 +64,13 @@ class _Model:
     retry_at: float = 0.0
     """Time until which its engine is not called again: a call failed."""
     woken_by_hand_at: float | None = None
-    """Since when an operator waits for it."""
+    """Time since which an operator waits for it."""
     asleep_since: float = 0.0
     engine: _Engine | None = None
     num_bytes: int = 0
     """Device memory of its engine while that is awake."""
     lost_at: float | None = None
-    """Since when it has no engine any more."""
+    """Time since which it has no engine."""
 
     def needs_room_to_start(self, now: float) -> bool:
         """Whether an engine that is lost is kept room for: it is awake while it starts."""
@@ -97,7 +98,7 @@ class ModelTurns:
         self._sights: list[ModelSight] = []
         self._waking = ""
         self._loads: dict[tuple[str, int], ReplicaLoad] = {}
-        """By replica and epoch: fresher than what heartbeats tell."""
+        """Load of a replica by replica and epoch, newer than what heartbeats report."""
         self.on_change: Callable[[], None] = lambda: None
         """Called when loads or switches change what is seen."""
 

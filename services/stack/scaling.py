@@ -78,7 +78,8 @@ class Scaler:
         """The last change, and since when all replicas are ready: nothing is concluded from what
         was before."""
         self._seen: deque[tuple[float, int, int]] = deque()
-        """When, how many replicas the load needed, and how many it would have kept."""
+        """Samples of demand: time, replicas that the load needed, and replicas that it would have
+        kept."""
 
     def wanted(self, sight: Sight, now: float) -> int:
         """How many replicas there should be from now on."""

@@ -1,9 +1,6 @@
-"""Which models of a device are awake, where not all fit: turns that are fair to tenants, within a
-bound on the time that goes into switching.
-
-Policy only: it knows models by name, their bytes and who waits, and starts nothing. Times are
-seconds on one clock.
-"""
+"""Decides which models of a device are awake where not all fit: turns that are fair to tenants,
+within a bound on the time that goes into switching. It knows models by name, their bytes and who
+waits, and starts nothing."""
 
 from __future__ import annotations
 
@@ -56,7 +53,7 @@ class ModelSight:
     tenants: Mapping[str, float] = field(default_factory=dict)
     """Weights of the tenants whose requests its engine has."""
     waiting: Mapping[str, Waiting] = field(default_factory=dict)
-    """By tenant."""
+    """Requests that wait, by tenant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +91,7 @@ class TurnPolicy:
         """Mean cost of a switch."""
         self._seen_at = now
         self._switch: Switch | None = None
-        """Under way since `_begun_at`."""
+        """Switch that is under way since `_begun_at`."""
         self._begun_at = now
 
     def look(self, sights: Sequence[ModelSight], now: float) -> None:

@@ -61,7 +61,7 @@ class TextModel:
     folder: Path
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
-    """None: it has no template for chats without tools."""
+    """Template of chats without tools; None: the model has none."""
     eos_token_ids: tuple[int, ...]
     limits: ModelLimits
     choices: ServingChoices = ServingChoices()

@@ -49,14 +49,14 @@ class LoadedRank(LoadedModel):
 
     request: BuildRequest
     rank: Rank
-    """With a group over peer memory, where there are several ranks in it."""
+    """The rank, with a group over peer memory where its stage has several ranks."""
     group: PeerGroup | None
     host: Group
     """The same ranks over host memory."""
     stages: StageMemory | None
-    """None: there is one stage."""
+    """Memory for messages between stages; None: there is one stage."""
     hosts: HostStages | None = None
-    """Where stages are on other hosts."""
+    """Links to stages on other hosts, if there are any."""
 
     @property
     def has_head(self) -> bool:

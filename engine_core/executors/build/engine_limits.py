@@ -21,8 +21,9 @@ def pages_of_request(request: BuildRequest) -> PagePlan:
 def engine_config_of(
     request: BuildRequest, kv_cache_memory: int, pages: PagePlan | None = None
 ) -> EngineConfig:
-    """With a KV cache of so many bytes where the options name neither bytes nor blocks; with 0, of
-    enough blocks to serve one request. `pages`: page groups; None: one. Raises `ConfigError`."""
+    """Limits of an engine whose KV cache has so many bytes where the options name neither bytes nor
+    blocks; with 0, enough blocks for one request. `pages`: page groups; None: one. Raises
+    `ConfigError`."""
     options = request.options
     pages = one_group(request.model) if pages is None else pages
     max_model_len = _max_model_len(request)

@@ -23,8 +23,8 @@ class Captured(Generic[T]):
 
 
 class Graphs:
-    """All share one pool of memory: a result lasts until another graph is replayed that was
-    captured before it."""
+    """CUDA graphs that share one pool of memory: a result lasts until another graph is replayed
+    that was captured before it."""
 
     def __init__(self) -> None:
         self._captured: dict[Hashable, Captured[Any]] = {}

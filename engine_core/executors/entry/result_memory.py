@@ -22,6 +22,6 @@ class ResultMemory:
         return step % len(self.tokens)
 
     def firsts(self, step: int) -> tuple[int, int]:
-        """Where tokens and gains of a step begin."""
+        """Indices at which the tokens and the gains of a step begin."""
         part = self.part(step)
         return part * self.tokens.stride(0), part * self.gains.stride(0)

@@ -84,7 +84,7 @@ class StepBuffers:
         self.steps.fill_(-1)
 
     def words(self, shape: StepShape) -> Words:
-        """Where the launches of this shape find their step."""
+        """Device memory from which the launches of this shape read their step."""
         return self._split(self._words, shape)
 
     def send(

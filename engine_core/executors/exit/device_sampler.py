@@ -1,5 +1,5 @@
-"""From hidden states to tokens on a GPU, in the order of `sampler`: launches only, a constant
-number of them, so that a graph can hold each way to draw."""
+"""Draws of tokens from hidden states on a GPU, in the order of `sampler`. A draw is a constant
+number of launches, so that a graph can hold each way to draw."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Places:
 
     rows: torch.Tensor
     positions: torch.Tensor
-    """Where the last token before each draw stands."""
+    """Position of the last token before each draw."""
     output_indices: torch.Tensor
 
 

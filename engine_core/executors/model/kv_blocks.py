@@ -117,7 +117,7 @@ class KvBlocks:
         *,
         least_bytes: int = 0,
     ) -> Self:
-        """In memory that no other process reaches. `least_bytes`: of a block."""
+        """Blocks in memory that no other process maps. `least_bytes`: least size of a block."""
         block_bytes = sum(each.block_bytes(block_size) for each in layouts)
         shape = num_blocks, max(block_bytes, least_bytes)
         return cls(layouts, block_size, _zeros(shape, device))

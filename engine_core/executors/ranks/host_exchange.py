@@ -42,7 +42,7 @@ class ExchangeSizes:
     row_bytes: int
     """Bytes of a row of the residual stream, in the model's dtype."""
     stages: StageSizes | None
-    """None: stages do not exchange here."""
+    """Sizes of messages between stages; None: stages do not exchange here."""
     here: range
     """Stages of this host; all stages where all of them are on this host."""
 
@@ -120,7 +120,7 @@ class HostExchange:
 
 
 def open_exchange(memory: int, sizes: ExchangeSizes, rank: int) -> HostExchange | None:
-    """None where the host does not give or lock so much memory."""
+    """Maps a rank's exchange in host memory; None where the host does not give or lock so much."""
     try:
         return HostExchange(memory, sizes, rank)
     except (RuntimeError, PeerError, OSError):

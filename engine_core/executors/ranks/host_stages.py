@@ -28,7 +28,7 @@ class HostStages:
             others=torch.tensor([own], device=arrived.device),
             sizes=sizes,
         )
-        """Where messages are written before they are sent, or read once they have come."""
+        """Memory into which messages are written before they are sent, and after they have come."""
 
     def take(self, num_tokens: int) -> None:
         if self._links.stream_in is not None:

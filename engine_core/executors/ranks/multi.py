@@ -69,8 +69,7 @@ class MultiExecutor:
         compiled."""
         self._slowest_step = self._last_retired = 0.0
         self._launched: deque[tuple[float, float, int]] = deque()
-        """When each plan in flight was launched, its predicted seconds and the drafts of a row
-        before it."""
+        """Plans in flight: time of launch, predicted seconds, and drafts of a row before it."""
 
     def submit(self, plan: StepPlan) -> int:
         num_drafts = 0

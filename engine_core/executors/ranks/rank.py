@@ -43,7 +43,8 @@ class Rank:
     """The ranks that divide this rank's layers."""
     links: StageLinks
     slots: int
-    """A descriptor of the memory in which all ranks keep blocks, each its part of them."""
+    """Descriptor of the memory in which all ranks keep copies of blocks; a rank writes its part of
+    each."""
     exchange: int
     """A descriptor of the memory through which ranks exchange tensors where their GPUs do not reach
     one another's."""

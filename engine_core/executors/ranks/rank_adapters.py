@@ -25,7 +25,8 @@ _PAGE = 4096
 
 
 class RankLayouts:
-    """Each rank's part of the model's layers, by the rank's number, and its layout of a slab."""
+    """Layouts of adapters' slabs by rank: the rank's part of the model's layers, and where their
+    factors lie."""
 
     def __init__(self, request: BuildRequest) -> None:
         """Raises `ConfigError` where the devices' memory for adapters is too small."""

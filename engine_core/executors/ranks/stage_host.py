@@ -119,7 +119,7 @@ class StageHost:
         return StageLife(joined, options, variables, copies=loaded.device.capabilities.copied_ranks)
 
     def _report(self, sentence: str) -> None:
-        """Once, as long as it is the same."""
+        """Logs a sentence, unless it is the one that was logged last."""
         if sentence != self._said:
             log.warning("%s", sentence)
             self._said = sentence

@@ -102,7 +102,7 @@ class StageLinks:
     tokens_in: Receiver | None = None
     tokens_out: Sequence[Sender] = ()
     groups: StageGroups | None = None
-    """None: all stages are on this host."""
+    """Groups of ranks over several hosts; None: all stages are on this host."""
 
     def beginning(self, hidden_size: int, dtype: torch.dtype) -> Embedding:
         assert self.stream_in is not None

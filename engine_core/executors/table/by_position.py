@@ -47,7 +47,7 @@ class DrawPositions:
     place: Int32Array
     """Place of each position in its row: 0, or behind so many drafts."""
     positions: Int32Array
-    """Where the token is written."""
+    """Position at which the token is written."""
     output_indices: Int32Array
 
 

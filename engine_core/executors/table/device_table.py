@@ -14,8 +14,8 @@ from ...ragged import places
 
 
 class DeviceTable:
-    """All parts are views of one int32 tensor, so that a step's changes are one list of (index,
-    value)."""
+    """The request table on a device. Its parts are views of one int32 tensor, so that a step's
+    changes are one list of (index, value)."""
 
     def __init__(self, config: EngineConfig, device: torch.device) -> None:
         rows = config.num_rows

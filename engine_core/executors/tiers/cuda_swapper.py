@@ -41,11 +41,11 @@ class CudaSwapper:
         self.direct_copies: CudaDirectCopies | None = None
 
     def copy_directly(self) -> None:
-        """From now on engines of this host may copy blocks out of each other's KV caches."""
+        """Lets engines of this host copy blocks out of each other's KV caches."""
         self.direct_copies = CudaDirectCopies(self._blocks, self.protect)
 
     def rehearse(self) -> None:
-        """Launches what copies launch: block 0, which no request holds."""
+        """Launches the kernels of copies with block 0, which no request holds."""
         if self.direct_copies is not None:
             self.direct_copies.rehearse()
 

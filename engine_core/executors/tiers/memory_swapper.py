@@ -61,9 +61,10 @@ class MemorySwapper:
         saves_drafts: bool,
         meet: Callable[[], object] | None = None,
     ) -> Self:
-        """Over slots that all ranks share, whose blocks are as those of one process. Of the served
-        model a rank's blocks have its part; what drafts is whole on every rank, one of which saves
-        it. `meet`: see `__init__`; all of these ranks meet at the same plans."""
+        """Swapper of one rank over slots that all ranks share; a slot holds a block as one process
+        would have it. A rank copies its part of the served model's heads. Layers that draft are
+        whole on every rank, and the rank with `saves_drafts` saves them. `meet`: see `__init__`;
+        all of these ranks meet at the same plans."""
         divided, *drafts = blocks.sizes
         num_whole = sum(drafts)
         rows = torch.from_numpy(slots)

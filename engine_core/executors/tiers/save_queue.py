@@ -47,7 +47,7 @@ class SaveQueue:
         """Number of the last part that fills a slot."""
         self._held = deque[SavePart]()
         self._on_way = deque[tuple[torch.cuda.Event, int]]()
-        """Each with its number of blocks."""
+        """Saves under way: the event of their end, and their number of blocks."""
         self._num_added = self._num_ended = 0
         self._is_closed = False
         self._changed = threading.Condition()

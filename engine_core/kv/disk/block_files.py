@@ -185,7 +185,7 @@ class BlockFiles:
         return self.folder / namespace.hex() / block_hash.hex()
 
     def _note_tenant(self, owner: Owner) -> None:
-        """Before anything of a tenant lies on the disk, its name does."""
+        """Writes the tenant's name to the disk before anything of the tenant is written."""
         known = self._tenants.get(owner.namespace)
         if known is not None and owner.tenant in known:
             return
@@ -327,5 +327,5 @@ def _delete_held(folder: Path, lock: int) -> None:
 
 
 def _last_use(folder: Path) -> float:
-    """When an engine last took the folder, or wrote or used a block of any namespace."""
+    """Time at which an engine last took the folder, or wrote or used a block of any namespace."""
     return max(path.stat().st_mtime for path in (folder / LOCK, *folder.iterdir()))

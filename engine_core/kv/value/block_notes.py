@@ -13,11 +13,12 @@ COUNT_SECONDS = 1.0
 class BlockNotes:
     def __init__(self, num_blocks: int) -> None:
         self.others = [0] * num_blocks
-        """By block, number of chains that are known to use it beside one."""
+        """Number of chains, beside the first, that are known to use a block, by block."""
         self._rounds: dict[int, int] = {}
-        """By last block of a stay that returned, how often its chain has returned so far."""
+        """Number of times that a chain has returned so far, by the last block of the stay that
+        returned."""
         self._kept_until: dict[int, float] = {}
-        """By block that a hint keeps."""
+        """Time until which a hint keeps a block, by block."""
         self._num_kept = 0
         self._counted_at = -math.inf
 

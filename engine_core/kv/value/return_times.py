@@ -23,8 +23,8 @@ _BUCKETS_PER_LOG2 = 2.0
 NUM_RECENT = 512
 """Stays that a sample of them keeps."""
 STRIDES = (1, 8, 64)
-"""Each sample takes one stay in so many: the last one reaches far back, so that long
-return times are seen where stays are many."""
+"""Intervals at which samples take a stay: the last sample reaches far back, so that long return
+times are seen where stays are many."""
 REFRESH_EVERY = 256
 """Most stays after which values are computed again."""
 PRIOR_HAZARD = 0.12
@@ -76,9 +76,9 @@ class ReturnTimes:
         self._num_begun = 0
         self._due = 1
         self.rates = rates_of([PRIOR_HAZARD] * NUM_BUCKETS)
-        """By bucket of a stay's age, returns a second of cache; see `rates_of`."""
+        """Returns a second of cache by bucket of a stay's age; see `rates_of`."""
         self.hazards = [PRIOR_HAZARD] * NUM_BUCKETS
-        """By bucket, chance of a return in it, once it is reached."""
+        """Chance of a return within a bucket for stays that reach it, by bucket."""
 
     def begin(self, now: float) -> Sample:
         """Notes a stay that begins now."""

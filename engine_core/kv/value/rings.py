@@ -25,7 +25,7 @@ class Rings:
         """`following` and `preceding`: the pool's links of blocks, behind which those of the
         borders of rings are put."""
         self.shares: dict[str, Share] = {}
-        """By tenant."""
+        """Shares of the blocks that nobody holds, by tenant."""
         self.num_blocks = 0
         self._next = following
         self._prev = preceding
@@ -34,7 +34,8 @@ class Rings:
         self._free_borders = list[int]()
         """Borders of rings that were dropped."""
         self.stay_of: list[Stay | None] = [None] * len(following)
-        """By block; None: it is in no ring, or leaves its ring at this moment."""
+        """Stay that a block belongs to, by block; None: it is in no ring, or leaves its ring at
+        this moment."""
 
     def ring(
         self, turn: Turn, kind: str, depth: int, num_rounds: int, now: float, kept_until: float

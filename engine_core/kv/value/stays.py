@@ -26,7 +26,7 @@ class Stay:
         self.num_rounds = 0
         """How often its chain has returned so far."""
         self.tail = 0
-        """Its last block, which is evicted first."""
+        """Last block of the stay, which is evicted first."""
         self.depth = depth
         """Index of the tail in its chain."""
         self.kept_until = 0.0
@@ -51,7 +51,7 @@ class Ring:
         self.times = times
         self.share = share
         self.factor = factor
-        """By which hints multiply the value of its blocks."""
+        """Factor by which hints multiply the value of the ring's blocks."""
         self.num_blocks = 0
 
 
@@ -63,8 +63,8 @@ class Share:
         self.num_blocks = 0
         self.last_used = now
         self.rings: dict[tuple[str, int, int, int, int], Ring] = {}
-        """By kind of turn, class of length, rounds, priority, and bits of the seconds for which a
-        hint keeps its blocks."""
+        """Rings by kind of turn, class of length, rounds, priority, and bits of the seconds for
+        which a hint keeps their blocks."""
 
 
 def above_limit(shares: Iterable[Share], num_blocks: int, now: float, active: float) -> list[Share]:

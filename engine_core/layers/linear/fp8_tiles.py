@@ -41,8 +41,8 @@ class Fp8TileLayout(TileShape):
 
     @classmethod
     def of(cls, weight: FloatWeight, dtype: torch.dtype) -> Fp8TileLayout | None:
-        """None: its groups cannot be tiles, it holds a number that is none, or is expanded to
-        another type."""
+        """Layout of a weight in tiles; None: its groups cannot be tiles, it holds a NaN, or it is
+        expanded to another type."""
         n, k = weight.shape
         if isinstance(weight, Mxfp4Weight):
             layout = cls(FLOAT4, n, len(weight.scales), mxfp4.BLOCK)

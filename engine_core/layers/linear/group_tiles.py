@@ -56,7 +56,7 @@ class TileLayout(TileShape):
 
     @classmethod
     def of(cls, weight: IntWeight) -> TileLayout | None:
-        """None: its groups cannot be tiles."""
+        """Layout of a weight in tiles; None: its groups cannot be tiles."""
         n, k = weight.shape
         num_groups = len(weight.scales)
         size = k // num_groups

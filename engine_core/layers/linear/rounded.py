@@ -12,8 +12,8 @@ from .linear import Linear
 
 
 class RoundedLinear(Linear):
-    """Each token has a scale of its own, or one for every 128 inputs where the weight is in blocks.
-    Its values are numbers of 8 bits, as those of the weights."""
+    """Linear layer that multiplies activations rounded to the 8 bits of its weights. A token has
+    one scale, or one for every 128 inputs where the weight is in blocks."""
 
     kind = "rounded"
 

@@ -30,7 +30,7 @@ class LowRankQueries:
 
 
 class LatentAttention:
-    """In the two parts of `Attention`."""
+    """Attention over latents, with the methods of `Attention`."""
 
     def __init__(
         self,

@@ -48,7 +48,8 @@ def windows(
 
 
 def every(config: Config, name: str, default: int) -> Callable[[int], bool]:
-    """All layers but each so many-th one. Raises `ConfigError`."""
+    """Predicate of layer numbers: true for all but every n-th layer, where the field `name` holds
+    n. Raises `ConfigError`."""
     pattern = config.get(name, default)
     is_number = type(pattern) is int and 1 <= pattern <= MAX_WINDOW
     require(is_number, name, pattern, f"a whole number, 1…{MAX_WINDOW}")
@@ -64,7 +65,7 @@ def count_of(config: Config, name: str, default: int | None = None, *, least: in
 
 
 def layers_with_experts(config: Config, has_experts: Callable[[int], bool]) -> tuple[bool, ...]:
-    """By layer, whether it has experts: what `mlp_layer_types` says, else `has_experts` of its
+    """Whether a layer has experts, by layer: as `mlp_layer_types` says, else `has_experts` of its
     number. Raises `ConfigError`."""
     num_layers = size_of(config, "num_hidden_layers")
     kinds = config.get("mlp_layer_types")

@@ -40,7 +40,7 @@ def read_olmo3(config: Config) -> ModelConfig:
 
 
 def read_exaone4(config: Config) -> ModelConfig:
-    """Where some layers have a window, the others have no rotary positions."""
+    """Config of EXAONE 4. Where some layers have a window, the others have no rotary positions."""
     if config.get("sliding_window", 4096) is None:
         return ModelConfig.from_hf(config, qk_norm=True)
     kinds = kinds_of_layers(config, every(config, "sliding_window_pattern", 4))

@@ -120,7 +120,7 @@ def mixture_of(config: ExpertsConfig, hidden_size: int) -> dict[str, WeightSpec]
 
 
 def plain_mixture_of(config: ExpertsConfig, hidden_size: int) -> dict[str, WeightSpec]:
-    """As `mixture_of`, of experts without gates, biases and norms of their own."""
+    """Like `mixture_of`, for experts without gates, biases and norms."""
     weights = mixture_of(config, hidden_size)
     del weights[GATE_UP]
     ups = joined_experts(config.num_experts, (config.intermediate_size,), hidden_size)

@@ -23,7 +23,8 @@ class PagedAttention:
     mode: RowWise
     config: ModelConfig
     unrotated: torch.Tensor
-    """As `rope.unrotated_table` makes it: what rotates has rotated."""
+    """Table of `rope.unrotated_table`, which rotates nothing: the library has rotated queries and
+    keys."""
     batch: ForwardBatch
     kv_cache: LayerCaches
     plans: list[Any]

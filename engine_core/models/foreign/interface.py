@@ -15,7 +15,7 @@ from ...config import ConfigError, require
 ATTENTION = "headwater"
 """Name of the attention in the library's registry."""
 PROBED = "headwater-probe"
-"""Like `ATTENTION`, with masks that are made so as to be probed."""
+"""Name of an attention that records masks, by which a model is probed before it is served."""
 PASS = "headwater_pass"
 """Attribute of every part of a module: its `ForwardPass`."""
 IDLE = frozenset(

@@ -45,4 +45,4 @@ LATENT_ARCHITECTURES = {
         DEEPSEEK, minicpm3.read_minicpm3, "MiniCPM 3", "minicpm3", limits=LATENTS
     ),
 }
-"""By their names in `config.json`; see `registry`."""
+"""Architectures with latent attention by their names in `config.json`; see `registry`."""

@@ -38,7 +38,7 @@ LATENT_NAMES = {
     "self_attn.kv_b_proj.weight": KV_B,
     "self_attn.o_proj.weight": OUT,
 }
-"""As `CheckpointNames.layer`."""
+"""Our names of tensors by those of checkpoints, as in `CheckpointNames.layer`."""
 LOW_RANK_EPS = 1e-6
 """Epsilon of norms of products of few numbers, whatever the config says of other norms."""
 

@@ -25,8 +25,8 @@ class BlockTable:
         self.capacity: Int32Array = np.zeros(num_rows, np.int32)
         """Tokens for which the row has pages of every group."""
         self.firsts: Int32Array = np.zeros((len(self._kinds), num_rows), np.int32)
-        """By kind, index of the row's first block that it still has: no layer sees those before
-        it."""
+        """Index of the first block that a row still has, by kind of layer and row: no layer sees
+        the blocks before it."""
         self._ends: Int32Array = np.zeros((len(self._kinds), num_rows), np.int32)
         """Index behind the row's last block, by kind."""
         self.hash_due: Int32Array = np.full(num_rows, NEVER, np.int32)
@@ -147,7 +147,7 @@ class BlockTable:
         return pages
 
     def ends(self, row: int) -> list[int]:
-        """By kind, index behind the row's last block."""
+        """Number of blocks up to the row's last one, by kind of layer."""
         ends: list[int] = self._ends[:, row].tolist()
         return ends
 

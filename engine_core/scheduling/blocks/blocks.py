@@ -278,7 +278,7 @@ class Blocks:
         return self.num_pages_of_blocks(num_rows + num_others) <= self.num_free
 
     def chunk_end(self, request: RequestState, end: int) -> int:
-        """Where a chunk of a prompt that may end at `end` had better end, or before."""
+        """Position at which a chunk of a prompt ends best: `end`, or an earlier one."""
         return end
 
     def extend(self, request: RequestState, num_tokens: int) -> tuple[Int32Array, list[int]]:
@@ -360,7 +360,7 @@ class Blocks:
         )
 
     def pages_of(self, row: int) -> list[int]:
-        """All pages of a row."""
+        """Pages of a row, of all kinds of layers."""
         return self._table.pages_of(row)
 
     def release(self, request: RequestState) -> None:
@@ -418,7 +418,7 @@ class Blocks:
 
     @property
     def are_loading(self) -> bool:
-        """Whether blocks are on their way, or will be."""
+        """Whether blocks are being loaded, or wait to be."""
         return self._loads.is_any_open or bool(self._prefetches)
 
     def is_load_awaited(self, needs: Needs) -> bool:
@@ -428,7 +428,7 @@ class Blocks:
         return self._loads.num_open > self._prefetches.num_loading or needs.awaits_any_load
 
     def open_leases(self, tiers: Tiers, steps: Steps) -> None:
-        """From now on other engines may copy blocks from here, if there is a way to them."""
+        """Lets other engines copy blocks of this pool, if there is a way to them."""
         tiers.open_leases(self._pool, self._loads.release, steps)
 
     def prefetch(self, new: NewPrefetch) -> None:

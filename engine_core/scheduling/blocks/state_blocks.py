@@ -84,8 +84,8 @@ class StateBlocks(Blocks):
         return super().num_taken(wanted) + num_sets * self._states.num_pages + num_copied
 
     def num_growing(self, num_rows: int) -> int:
-        """With sets of the rows that enter a block while as many steps are in flight as may be: a
-        row gives back the set before when these have retired."""
+        """Number of pages that rows may take, those of state sets included: with the most steps in
+        flight, a row enters a block before it gives back the set of the one before."""
         num_sets = -(-num_rows * (self._async_depth + 1) // self._block_size)
         return super().num_growing(num_rows) + num_sets * self._states.num_pages
 
@@ -302,7 +302,8 @@ class StateBlocks(Blocks):
     def release_unseen(
         self, rows: RowIndices, num_computed: Int32Array, table: RequestTable
     ) -> bool:
-        """With state sets of blocks that no pass begins in any more."""
+        """Releases pages that no layer sees, and state sets of blocks in which no pass begins any
+        more."""
         has_released = super().release_unseen(rows, num_computed, table)
         blocks = num_computed // self._block_size
         due = blocks > self._states.oldest[rows]
@@ -376,7 +377,7 @@ class StateBlocks(Blocks):
         return self._pool.count_returning(chain(pages, self._forks.held_pages))
 
     def begin_step(self) -> list[Follow]:
-        """From now on snapshots of the step before are found."""
+        """Lets requests find the snapshots of the step before."""
         self._snapshots.fresh.clear()
         self._leaders.clear()
         advanced = [Follow(each, self.num_full(each)) for each in self._advanced.values()]

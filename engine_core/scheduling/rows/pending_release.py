@@ -16,7 +16,7 @@ class PendingRelease:
 
     def __init__(self) -> None:
         self._queue: deque[tuple[int, RequestState]] = deque()
-        """Each with the last step that may list it."""
+        """Requests to release, with the last step that may list them."""
 
     def __len__(self) -> int:
         return len(self._queue)

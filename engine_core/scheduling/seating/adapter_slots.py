@@ -1,5 +1,6 @@
-"""Which adapters lie in the device's slots: each in a range of ranks, those of running requests for
-as long as a step may read them. Of others the least recently used give way."""
+"""Which adapters lie in the device's slots: each in a range of ranks. Adapters of running requests
+stay for as long as a step may read them; of the others the least recently used is replaced
+first."""
 
 from __future__ import annotations
 

@@ -133,8 +133,8 @@ class Seating:
     # Parts of a step.
 
     def bound_prompts(self, seconds: float) -> None:
-        """From now on a step computes prompts for about so long at most; 0: as many tokens as its
-        budget has."""
+        """Bounds the seconds for which a step computes prompts; 0: as many tokens as its budget
+        has."""
         self._budget.max_seconds = seconds or math.inf
 
     def begin(self, step: StepBuilder) -> None:

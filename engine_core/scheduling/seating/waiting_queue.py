@@ -41,9 +41,9 @@ class WaitingQueue:
         num_shares: Callable[[RequestState], int] = lambda _: 0,
         virtual_time: Callable[[RequestState], float] = lambda _: 0.0,
     ) -> None:
-        """Both are asked of the first request of each tenant: the shares that its tenant has
-        already, and the virtual time of the tenant's turn, where ranks of tenants are not
-        compared."""
+        """`num_shares` and `virtual_time` are asked for the first request of each tenant: the
+        shares that the tenant has already, and the virtual time of its turn, where ranks of tenants
+        are not compared."""
         self.num_tokens = 0
         """Uncached tokens of all members that have credit."""
         self.may_rise = False
@@ -94,7 +94,7 @@ class WaitingQueue:
         return self._next
 
     def reorder(self) -> None:
-        """Some tenant's share has changed: the next request is chosen anew."""
+        """Chooses the next request anew; called when the share of a tenant has changed."""
         self._next = None
 
     def heads(self) -> list[RequestState]:

@@ -51,7 +51,7 @@ row, 5 % of a step of a small model (2026-11-29)."""
 
 
 def stopped_clock() -> float:
-    """No time passes: the gain that drafts bring is not measured."""
+    """Clock on which no time passes, so that the gain of drafts is not measured."""
     return 0.0
 
 

@@ -21,7 +21,7 @@ from ..table.masks import RowIndices
 from ..table.request_table import RequestTable
 
 ANY = -1
-"""Any proposer: the one that promises most."""
+"""Stands for any proposer: the one whose drafts promise most."""
 UNKNOWN = -1
 """Stands for a number of bytes that is not counted now: many requests that leave at once would
 count it many times."""

@@ -104,7 +104,7 @@ class ModelSpeculator:
         self._look_up.compare(table, rows, first)
 
     def lengths(self, rows: RowIndices, most: Int32Array, total: int) -> Int32Array:
-        """No row runs ahead."""
+        """Zero for every row: the model drafts within a step, not ahead of it."""
         return np.zeros(rows.size, np.int32)
 
     def draft(

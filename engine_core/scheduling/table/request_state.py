@@ -87,7 +87,7 @@ class RequestState:
     waits_since: float = 0.0
     """When it last came into the queue, or to the first level."""
     blocked_at: float | None = None
-    """When it first found too few blocks since it last held a row."""
+    """Time at which it first found too few blocks since it last held a row."""
     in_order_of_arrival: Arrival | None = None
     """Place of the request in the order of arrival, until it first has a row."""
     fcfs_queue_seconds: float = 0.0

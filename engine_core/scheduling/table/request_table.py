@@ -83,8 +83,8 @@ class RequestTable:
         self.free_rows.append(row)
 
     def start_decoding(self, request: RequestState) -> None:
-        """All known tokens are scheduled, and with them the sample that follows if the answer has
-        room for one."""
+        """Turns a request's row into a decode row: all known tokens are scheduled, and with them
+        the sample that follows if the answer has room for one."""
         row = request.row
         self.num_computed[row] = request.num_tokens
         if request.num_tokens < request.max_len:

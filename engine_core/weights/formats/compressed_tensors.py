@@ -12,7 +12,7 @@ from .packing import KEY, PATTERN, Config, Packing, Quantization, Rule, check, g
 
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 MIXED = "mixed-precision"
-"""Each group names a format of its own."""
+"""Format of a checkpoint whose groups name formats of their own."""
 STRATEGIES = ("tensor", "channel", "group", "block")
 MODIFIERS = ("sparsity_config", "transform_config")
 """Fields that change weights or activations beyond packing them."""

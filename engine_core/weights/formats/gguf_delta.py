@@ -65,7 +65,7 @@ def rows_of(file: GgufFields, name: str) -> list[int] | None:
 
 
 def rows_in_turns(file: GgufFields, name: str) -> list[int] | None:
-    """As `rows_of`, of Qwen3.5's."""
+    """Like `rows_of`, for Qwen3.5."""
     num_heads, num_values, key_dim, value_dim = _sizes(file)
     if name in ("attn_qkv.weight", "ssm_conv1d.weight"):
         num_keys = 2 * num_heads * key_dim

@@ -78,7 +78,7 @@ def _num_shared(file: GgufFields, config: Config) -> int:
 
 
 def _kinds(file: GgufFields, config: Config) -> Config:
-    """Which layers have experts, by their routers."""
+    """Kinds of layers, with experts or without, by the routers in a file."""
     layers = range(config["num_hidden_layers"])
     has_router = [file.shape_of(f"blk.{i}.{ROUTER}") is not None for i in layers]
     return {"mlp_layer_types": ["sparse" if has else "dense" for has in has_router]}

@@ -113,11 +113,11 @@ class GgufFamily:
     fields_read_factors: bool = False
     """Whether `fields` reads tensors of rotary positions."""
     changed: Mapping[str, gguf_states.Change] = field(default_factory=dict)
-    """By a name behind `blk.N.`, what makes a tensor that of a checkpoint."""
+    """Change that makes a file's tensor that of a checkpoint, by the name behind `blk.N.`."""
     rows: Callable[[GgufFields, str], list[int] | None] = lambda file, name: None
     columns: Callable[[GgufFields, str], list[int] | None] = lambda file, name: None
-    """By a name behind `blk.N.`, the rows or columns of a file's matrix in our order; None: they lie
-    so."""
+    """Rows or columns of a file's matrix in our order, by the name behind `blk.N.`; None: they have
+    our order."""
     fields: Callable[[GgufFields, Config], Config] = lambda file, config: {}
     """Fields of a Hugging Face config beside those that all families have."""
 

@@ -218,7 +218,7 @@ def exaone4(file: GgufFields, config: Config) -> Config:
 
 
 def _kinds(file: GgufFields, config: Config) -> Config:
-    """Which layers have a window."""
+    """Kinds of layers, with a window or without."""
     pattern = file.meta("attention.sliding_window_pattern", None)
     if isinstance(pattern, list):
         return {"layer_types": [SLIDING if windowed else FULL for windowed in pattern]}

@@ -279,7 +279,7 @@ class GgufFile:
         return self.meta(f"attention.layer_norm_{kind}")
 
     def _experts_config(self) -> dict[str, Any]:
-        """Beside what all have."""
+        """Fields of a config that models with experts have beside those of all models."""
         count = self.meta("expert_count")
         inner = self.meta("expert_feed_forward_length", self.meta("feed_forward_length"))
         fields = {
@@ -390,5 +390,5 @@ def _share(rotated: Any, head_dim: Any) -> float:
 
 
 def _ratio(size: Any, count: Any) -> int | None:
-    """None where a file claims what is refused later, by name."""
+    """Quotient of two fields; None where a file claims sizes that are refused later, by name."""
     return size // count if isinstance(size, int) and isinstance(count, int) and count > 0 else None

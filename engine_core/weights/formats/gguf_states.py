@@ -89,14 +89,14 @@ FALCON_MODEL_NAMES = {
     "output.weight": "lm_head.weight",
 }
 Change = Callable[[Any], Any]
-"""From a tensor to a tensor; torch is not imported here."""
+"""Function from a tensor of a file to that of a checkpoint; torch is not imported here."""
 MAMBA_CHANGES: Mapping[str, Change] = {
     # A file has −exp(A_log).
     "ssm_a": lambda rates: (-rates.flatten()).log(),
     "ssm_d": lambda skips: skips.flatten(),
     "ssm_norm.weight": lambda factors: factors.flatten(),
 }
-"""By a name behind `blk.N.`, what makes a file's tensor that of a checkpoint."""
+"""Change that makes a file's tensor that of a checkpoint, by the name behind `blk.N.`."""
 
 
 def lfm2(file: GgufFields, config: Config) -> Config:

@@ -33,7 +33,7 @@ class HeldResponse(WorkLease):
 
 
 class BackgroundLedger(TenantRecords[Record]):
-    """Records by tenant and id."""
+    """Records of background responses by tenant and id."""
 
     def __init__(self, durable: Durable) -> None:
         decode = msgspec.msgpack.Decoder(Record).decode

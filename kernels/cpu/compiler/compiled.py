@@ -46,8 +46,8 @@ class Kernel:
         self.run(dtype, num_numbers, array("q", (0, num_items, *arguments)))
 
     def run(self, dtype: torch.dtype, num_numbers: int, memory: array[int]) -> None:
-        """As a call, with 0, the number of items and the arguments in memory of this run's own,
-        which it writes."""
+        """Runs the kernel like a call, with 0, the number of items and the arguments in memory of
+        this run alone, which it writes."""
         call, address = self._compiled.get(dtype) or self.compile(dtype)
         p_memory = memory.buffer_info()[0]
         num_threads = torch.get_num_threads()

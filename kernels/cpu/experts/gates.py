@@ -20,4 +20,4 @@ GATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     **silu_mul.GATES,
     "relu2": squared_relu,
 }
-"""By the activation of `ExpertPlatform.experts`."""
+"""Functions of gates, by the name of the activation that `ExpertPlatform.experts` takes."""

@@ -80,12 +80,12 @@ class CoreClient:
         """Load that the core reported last. Kept before `connect` too: a core that has just started
         is idle, and reports nothing more until it gets a request."""
         self.is_prepared = False
-        """No step waits any more for what is compiled or captured once."""
+        """Whether all that is compiled or captured once is there, so that no step waits for it."""
 
     @classmethod
     @contextlib.asynccontextmanager
     async def running(cls, settings: EngineSettings) -> AsyncIterator[CoreClient]:
-        """A core inside the `with` block."""
+        """Starts a core for the time of the `with` block."""
         # Not the same for all: engines that stand still by one cause are not killed at once, and
         # the first may end it.
         link = cls(settings.hang_limit * random.uniform(1, MAX_JITTER))
@@ -109,8 +109,8 @@ class CoreClient:
     def connect(
         self, on_report: Callable[[Step | Idle | Waiting], None], on_end: Callable[[], None]
     ) -> None:
-        """From now on `on_report` gets every step, on the event loop, and `on_end` is told when the
-        core dies. Steps so far come at once."""
+        """Passes every step to `on_report`, on the event loop, those so far at once; calls `on_end`
+        when the core dies."""
         self._on_report = on_report
         self._on_end = on_end
         early = self._early_steps
@@ -119,12 +119,11 @@ class CoreClient:
             on_report(step)
 
     def connect_peers(self, on_report: Callable[[ToPeers], None]) -> None:
-        """From now on `on_report` gets what the core has to say to other engines, on the event
-        loop."""
+        """Passes the core's messages to other engines to `on_report`, on the event loop."""
         self._on_peer_report = on_report
 
     def connect_adapters(self, on_report: Callable[[OfAdapterReports], None]) -> None:
-        """From now on `on_report` gets what became of adapters, on the event loop."""
+        """Passes the core's reports about adapters to `on_report`, on the event loop."""
         self._on_adapter_report = on_report
 
     def send(self, command: Command) -> None:

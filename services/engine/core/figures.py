@@ -13,7 +13,7 @@ class CoreFigures:
         self.ranks: list[RankFigures] = []
         """Figures by rank; empty: the core is one process."""
         self.experts: ExpertFigures | None = None
-        """None: the model has no experts, or none was reported so far."""
+        """Figures of experts; None: the model has no experts, or none was reported so far."""
 
     def note(self, report: OfFigures) -> None:
         """Takes over a report of the core."""

@@ -79,7 +79,7 @@ class KeptCosts:
         return costs
 
     def _read(self, path: Path) -> StepCosts | None:
-        """None where there is no such file, or an old or damaged one."""
+        """Costs that a file holds; None where there is no such file, or an old or damaged one."""
         with suppress(OSError, msgspec.DecodeError):
             age = self._clock() - path.stat().st_mtime
             record = msgspec.json.decode(path.read_bytes(), type=_Record)

@@ -51,8 +51,8 @@ class CoreMemory:
         return map_records(self._records, ready.num_peer_rows, ready.peer_row_bytes)
 
     def take_mask_reports(self) -> RingReader:
-        """Once: where steps come that ask for masks or were drawn under them. The caller closes
-        it."""
+        """Returns the ring of steps that ask for masks or were drawn under them; to be called once.
+        The caller closes it."""
         return self._mask_reports.pop()
 
     def close(self) -> None:

@@ -212,7 +212,7 @@ class Step(msgspec.Struct, tag="step", array_like=True):
     prefill_tokens: int
     decode_rows: int
     seconds: float
-    """Since the step before, or since the launch if the core was idle."""
+    """Seconds since the step before, or since the launch if the core was idle."""
 
 
 class Idle(msgspec.Struct, tag="idle", array_like=True):
@@ -260,7 +260,7 @@ class AdapterRead(msgspec.Struct, tag="adapter_read", array_like=True):
 
 
 class AdapterDropped(msgspec.Struct, tag="adapter_dropped", array_like=True):
-    """No request may have the adapter any more."""
+    """Reports that no request may have the adapter any more."""
 
     digest: bytes
 

@@ -93,7 +93,8 @@ def check(settings: CheckSettings, report: Report) -> tuple[LoadedDevice, list[R
 
 
 def _model_rows(settings: CheckSettings, loaded: LoadedDevice, report: Report) -> Iterator[Row]:
-    """In the type that `auto` is on this machine, or the first that is asked for or served."""
+    """Rows of the model check, in the type that `auto` is on this machine, or the first that is
+    asked for or served."""
     flags = loaded.device.capabilities
     device = loaded.device.name
     allowed = settings.dtype or flags.dtypes

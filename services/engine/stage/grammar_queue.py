@@ -102,7 +102,7 @@ class GrammarQueue:
         del self._waiting[request.key]
 
     def _entered(self, request: NewRequest, task: asyncio.Task[None]) -> None:
-        """If compiling fails for any reason, the request still gets an answer."""
+        """Answers the request also where compiling fails for any reason."""
         log_failure(task)
         fault = None if task.cancelled() else task.exception()
         if fault is not None and self._waiting.pop(request.key, None) is not None:

@@ -60,8 +60,8 @@ class KvEventLog:
         self._num_kept_hashes = 0
 
     def open(self, publish: Callable[[KvEventBatch], None]) -> None:
-        """From now on `publish` gets every batch, and at once those so far: what an engine finds on
-        its disk while it joins the cluster is told nowhere else."""
+        """Passes every batch to `publish` from now on, and at once those so far: what an engine
+        found on its disk before it joined the cluster is reported nowhere else."""
         self.flush()
         self.publish = publish
         for batch in self._kept:
@@ -112,7 +112,7 @@ class KvEventLog:
         self.publish(batch)
 
     def snapshot(self) -> tuple[int, list[bytes]]:
-        """Every cached hash, and the number of the batch after which that is so."""
+        """Hashes that are cached, and the number of the batch after which that is so."""
         self.flush()
         return self.seq, list(self._mirror.hashes)
 

@@ -42,7 +42,7 @@ _CONFIRM_SECONDS = 2.0
 
 
 class EngineServer:
-    """Every session of one core; is a session's `Host`."""
+    """Serves one core to all sessions; is a session's `Host`."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class EngineServer:
             self.role = role
 
     def open(self, publish: Callable[[KvEventBatch], None]) -> None:
-        """From now on new requests are taken; `publish` gets every batch of KV events, those so far
+        """Takes new requests from now on; `publish` gets every batch of KV events, those so far
         included."""
         self.events.open(publish)
         self._is_open = True
@@ -190,8 +190,8 @@ class EngineServer:
         self.load_changed.set()
 
     async def sweep(self) -> None:
-        """Once a second, until cancelled: cancels streams whose readers have been out of room for
-        too long."""
+        """Cancels streams whose readers have been out of room for too long; looks once a second
+        until it is cancelled."""
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             self._sessions.cancel_starved(asyncio.get_running_loop().time())

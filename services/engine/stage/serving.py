@@ -65,7 +65,8 @@ async def _serve_ready(
 async def _peers_joined(
     core: CoreClient, ready: Ready, replica: Replica
 ) -> AsyncIterator[PeerPlane | None]:
-    """None where no memory is set aside for blocks of other engines."""
+    """Joins the engines that lend blocks to each other; None where no memory is set aside for their
+    blocks."""
     if not ready.num_peer_rows:
         yield None
         return

@@ -26,7 +26,7 @@ class SleepCalls:
 
     @property
     def state(self) -> str:
-        """Where the engine stands, calls included that its core has yet to take."""
+        """The engine's sleep state, as it will be after the calls that its core has yet to take."""
         reported = self._load().sleep_state
         if reported == self._wanted:
             return reported

@@ -36,7 +36,7 @@ class StepFigures:
         self._decode_seconds = DECODE_SECONDS.labels(model_name)
         self._step_tokens = STEP_TOKENS.labels(model_name)
         self._started_at: dict[int, float] = {}
-        """When the first token of a running stream came, by the core's key."""
+        """Time at which the first token of a running stream came, by the core's key."""
 
     def note_masks(self, seconds: float) -> None:
         """Notes the time in which masks of a step were filled."""

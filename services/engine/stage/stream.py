@@ -82,7 +82,7 @@ class Stream:
     span: Span
     cancel_reason: str = ""
     started_at: float | None = None
-    """When its first token came, on `time.perf_counter`."""
+    """Time at which its first token came, on `time.perf_counter`."""
     starved_since: float | None = None
     is_stalled: bool = False
     """The core was told."""

@@ -39,7 +39,8 @@ def experts_of(config: Config, **shared: Any) -> ExpertsConfig:
 
 
 def _sparse_layers(config: Config) -> tuple[bool, ...]:
-    """Every so many-th layer has experts, but those that are named."""
+    """Whether a layer has experts, by layer: every `decoder_sparse_step`-th has, except
+    `mlp_only_layers`."""
     num_layers = size_of(config, "num_hidden_layers")
     step = count_of(config, "decoder_sparse_step", 1)
     dense = config.get("mlp_only_layers") or []

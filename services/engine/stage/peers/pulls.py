@@ -193,8 +193,8 @@ class PeerPulls:
         place: Callable[[Placed], None],
         leave: Callable[[HolderLeft], None],
     ) -> None:
-        """Each answers to the core: of a pull, of places of a direct one, and of a session that is
-        over."""
+        """Callbacks that answer the core: about a pull, the addresses of a direct one, and a
+        session that is over."""
         self._records = records
         self._answer = answer
         self._place = place
