@@ -235,13 +235,13 @@ def known_times(costs: RecomputeCosts, others: Iterable[Sequence[AgentRecord]]) 
         num_all = len({hash_id for record in records for hash_id in record.hash_ids})
         cache = PoolCache(num_all, costs, known)
         for record in records:
-            cache.serve(full_blocks(record), record.timestamp / 1000, turn_told(record))
+            cache.serve(full_blocks(record), record.timestamp / 1000, turn_and_agent_of(record))
         known.settle(records[-1].timestamp / 1000)
     known.freeze()
     return known
 
 
-def turn_told(record: TraceRecord) -> Turn:
+def turn_and_agent_of(record: TraceRecord) -> Turn:
     """Like `turn_of`, with whether the turn is a sub-agent's."""
     assert isinstance(record, AgentRecord)
     who = "sub-agent" if "." in record.session else "agent"

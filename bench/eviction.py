@@ -27,8 +27,8 @@ from .cache_replay import (
     full_blocks,
     known_times,
     replay,
+    turn_and_agent_of,
     turn_of,
-    turn_told,
 )
 from .figures import AsJson, show_rows
 from .plot import check_plot, plot_lines
@@ -81,7 +81,7 @@ def compare(
             del caches["informed"]
         found = {
             policy: replay(
-                records, cache(), prefill, turn_told if policy == "informed" else turn_of
+                records, cache(), prefill, turn_and_agent_of if policy == "informed" else turn_of
             )
             for policy, cache in caches.items()
         }

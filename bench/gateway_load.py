@@ -32,7 +32,7 @@ from .processes import cpu_seconds, resident_bytes
 from .program import program_name
 from .serve_workers import drive
 from .sse_client import SseConnection
-from .sse_path import WARM_UP_SECONDS, said, served, stage, start
+from .sse_path import WARM_UP_SECONDS, first_line_of, served, stage, start
 from .sse_stages import Stages, serve_stages
 
 MODEL = "synthetic"
@@ -84,9 +84,9 @@ def overhead(
     )
     os.sched_setaffinity(0, others)
     with contextlib.ExitStack() as running:
-        stub = said(start(running, [sys.executable, "-m", "headwater.bench.stub_server"]))
+        stub = first_line_of(start(running, [sys.executable, "-m", "headwater.bench.stub_server"]))
         stages = start(running, [sys.executable, "-m", __spec__.name, "stages"])
-        behind = said(stages)
+        behind = first_line_of(stages)
         flags = ["--port=0", "--grpc-port=0", "--log-level=warning"]
         flags += [f"--processor={behind}", f"--output-processor={behind}", f"--replica={behind}"]
         gateway, addresses = stage(running, "headwater.gateway", flags)

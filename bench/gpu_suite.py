@@ -89,7 +89,9 @@ class Suite:
         self._dry_run = dry_run
         self.report: dict[str, Any] = {
             "commit": source_version(),
-            "gpu": _said("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"),
+            "gpu": _output_of(
+                "nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"
+            ),
             "peer": self._peer.plain(),
         }
         self._missing: dict[str, str] = {}
@@ -456,7 +458,7 @@ def _lacking() -> str:
     return ""
 
 
-def _said(*command: str) -> str:
+def _output_of(*command: str) -> str:
     """Output of a program; empty where there is no such program."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

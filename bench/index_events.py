@@ -49,19 +49,21 @@ def measure(num_replicas: int, num_blocks: int, decisions: int) -> Row:
     feed = IndexFeed(Bus(None), members, Store(None))
     router = Router(Bus(None), members, feed)
     index = feed.index(MODEL.key)
-    told = publishers(num_replicas, num_blocks)
-    for each in told:
+    published = publishers(num_replicas, num_blocks)
+    for each in published:
         members.on_member(each.member, from_bus=True)
         index.publish(index.open(each.replica_id, each.member.epoch), 0)
     gc.collect()
     before = resident_bytes(os.getpid())
     for _ in range(num_blocks // num_replicas // BLOCKS_PER_BATCH):
-        for each in told:
+        for each in published:
             index.apply(KvEventBatch.FromString(each.batch()))
     known = len(index)
     memory = resident_bytes(os.getpid()) - before - known * HELD_BYTES
-    wall, cpu = np.percentile(asyncio.run(_decide(router, told, decisions)), (50, 99), axis=0).T
-    rate = _events_per_second(index, told)
+    wall, cpu = np.percentile(
+        asyncio.run(_decide(router, published, decisions)), (50, 99), axis=0
+    ).T
+    rate = _events_per_second(index, published)
     return {
         "replicas": num_replicas,
         "index_blocks": known,
@@ -75,11 +77,11 @@ def measure(num_replicas: int, num_blocks: int, decisions: int) -> Row:
 
 
 def _events_per_second(
-    index: KvIndex, told: list[SyntheticPublisher], num_batches: int = 5000
+    index: KvIndex, published: list[SyntheticPublisher], num_batches: int = 5000
 ) -> float:
     """Number of blocks stored, with as many removed, by CPU second of parsing and applying."""
     rng = random.Random(0)
-    payloads = [rng.choice(told).batch() for _ in range(num_batches)]
+    payloads = [rng.choice(published).batch() for _ in range(num_batches)]
     started = time.thread_time()
     for payload in payloads:
         index.apply(KvEventBatch.FromString(payload))
@@ -87,7 +89,7 @@ def _events_per_second(
 
 
 async def _decide(
-    router: Router, told: list[SyntheticPublisher], number: int
+    router: Router, published: list[SyntheticPublisher], number: int
 ) -> list[tuple[float, float]]:
     """Seconds of each decision, and of CPU time; every other prompt's first half is cached
     somewhere."""
@@ -102,7 +104,7 @@ async def _decide(
             hashes = block_hashes(b"\0" * 16, tokens.astype(np.int32), MODEL.block_size)
             if turn % 2:
                 router._feed.index(MODEL.key).expect(
-                    rng.choice(told).replica_id, hashes[: len(hashes) // 2], 60.0
+                    rng.choice(published).replica_id, hashes[: len(hashes) // 2], 60.0
                 )
             wall, cpu, _ = timed_decision(router, MODEL.key, b"".join(hashes), NUM_TOKENS)
             seconds.append((wall, cpu))

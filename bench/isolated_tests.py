@@ -49,29 +49,29 @@ class Results:
         culprit_of_worker = dict[str, str]()
         for line in path.read_text().splitlines() if path.exists() else ():
             try:
-                told = json.loads(line)
+                report = json.loads(line)
             except json.JSONDecodeError:
                 break
-            if "collected" in told:
-                results.collected = told["collected"]
-            elif "broken" in told:
-                results.broken[told["broken"]] = told["error"]
-            elif "started" in told:
-                results.started.add(told["started"])
+            if "collected" in report:
+                results.collected = report["collected"]
+            elif "broken" in report:
+                results.broken[report["broken"]] = report["error"]
+            elif "started" in report:
+                results.started.add(report["started"])
             else:
-                results._note(told, culprit_of_worker)
+                results._note(report, culprit_of_worker)
         return results
 
-    def _note(self, told: dict[str, Any], culprit_of_worker: dict[str, str]) -> None:
-        name = told["id"]
-        phase = told["phase"]
-        outcome = told["outcome"]
-        worker = told["worker"]
+    def _note(self, report: dict[str, Any], culprit_of_worker: dict[str, str]) -> None:
+        name = report["id"]
+        phase = report["phase"]
+        outcome = report["outcome"]
+        worker = report["worker"]
         if outcome == "failed":
-            self.errors.setdefault(name, told["error"])
+            self.errors.setdefault(name, report["error"])
             if (culprit := culprit_of_worker.get(worker, name)) != name:
                 self.victims[name] = culprit
-        if told["poisoned"] or phase == CRASHED:
+        if report["poisoned"] or phase == CRASHED:
             self.culprits.add(name)
             culprit_of_worker.setdefault(worker, name)
         if phase in ("teardown", CRASHED):

@@ -72,7 +72,7 @@ def main(
     os.environ["HEADWATER_SIMULATED_PREFILL_SECONDS"] = str(prefill_us / 1e6)
     with own_cluster(["--executor=simulated", "--replicas=1", "--log-level=error"]) as (cluster, _):
         found = asyncio.run(run(cluster, rounds, prompt_len))
-    told = {
+    ttft_seconds = {
         kind: {f"p{q}": round(float(np.percentile(each, q)), 5) for q in (10, 50, 90)}
         for kind, each in found.items()
     }
@@ -80,7 +80,11 @@ def main(
     interval = [round(low, 5), round(high, 5)]
     print(
         json.dumps(
-            {"ttft_seconds": told, "another's_less_cold": round(change, 5), "interval": interval}
+            {
+                "ttft_seconds": ttft_seconds,
+                "another's_less_cold": round(change, 5),
+                "interval": interval,
+            }
         )
     )
 

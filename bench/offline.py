@@ -220,8 +220,8 @@ def run(
     ] = False,
 ) -> None:
     """Measure the engine without a cluster around it."""
-    told = dict(locals())
-    options: dict[str, object] = {name: told[name] for name in ENGINE_OPTIONS} | {
+    arguments = dict(locals())
+    options: dict[str, object] = {name: arguments[name] for name in ENGINE_OPTIONS} | {
         "num_threads": threads
     }
     check_choice("weights", weights, (WHOLE, *PACKINGS))

@@ -121,8 +121,8 @@ def run_named(
     return missing
 
 
-def _pass_on(said: IO[str], last: deque[str]) -> None:
-    for line in said:
+def _pass_on(output: IO[str], last: deque[str]) -> None:
+    for line in output:
         sys.stderr.write(line)
         if line.strip():
             last.append(line.strip())

@@ -120,7 +120,7 @@ def run(
     check_plot(plot)
     _check_file(dataset, path)
     base_url, model = find_server(base_url, model, os.environ.get(API_KEY, ""))
-    told = dict(locals())
+    arguments = dict(locals())
     rng = np.random.default_rng(seed)
     shape = Shape(
         prompt_len=prompt_len,
@@ -152,7 +152,7 @@ def run(
     load = f"{concurrency} at once" if offsets is None else f"{arrival.value} {rate:g}/s"
     title = f"{dataset.value}, {f'trace at {speed:g}×' if dataset is Dataset.trace else load}"
     figures = json.dumps(
-        {"settings": {name: _plain(value) for name, value in told.items()}, **report}, indent=1
+        {"settings": {name: _plain(value) for name, value in arguments.items()}, **report}, indent=1
     )
     if output is not None:
         output.write_text(figures + "\n")

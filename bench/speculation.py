@@ -157,7 +157,7 @@ def run(
         forced = None if own_answers else ForcedAnswers(longest)
         bench = Bench(options, drafters, forced, whole_drafts=whole_drafts)
         stack.callback(bench.close)
-        told = {
+        settings = {
             "model": model if model_folder is None else model_folder.name,
             "drafters": bench.drafters,
         }
@@ -165,7 +165,7 @@ def run(
             measurements.append(bench.measure(case, runs=runs))
             if as_json:
                 print(
-                    json.dumps(told | {"max_drafts": max_drafts} | asdict(measurements[-1])),
+                    json.dumps(settings | {"max_drafts": max_drafts} | asdict(measurements[-1])),
                     flush=True,
                 )
     if not as_json:

@@ -107,7 +107,7 @@ def measure(model: str, folder: Path | None, num_streams: int, seconds: float) -
     """Starts the processes, measures, ends them. `folder`: the real output processor's tokenizer;
     None: synthetic."""
     with contextlib.ExitStack() as running:
-        behind = said(start(running, _role("stages", model)))
+        behind = first_line_of(start(running, _role("stages", model)))
         text = behind
         output_processor = None
         if folder is not None:
@@ -121,11 +121,11 @@ def measure(model: str, folder: Path | None, num_streams: int, seconds: float) -
         gateway, addresses = stage(running, "headwater.gateway", flags)
         time.sleep(WARM_UP_SECONDS)
         client = start(running, _role("client", model, addresses["rest"], num_streams, seconds))
-        said(client)
+        first_line_of(client)
         counted = [process.pid for process in (gateway, output_processor) if process is not None]
         before = [cpu_seconds(pid) for pid in counted]
         began = time.perf_counter()
-        rate = float(said(client))
+        rate = float(first_line_of(client))
         elapsed = time.perf_counter() - began
         cpu = [cpu_seconds(pid) - spent for pid, spent in zip(counted, before, strict=True)]
     per_thousand = [round(spent / (rate * elapsed) * 1000, 5) for spent in cpu]
@@ -165,7 +165,7 @@ def start(running: contextlib.ExitStack, command: list[str], **how: Any) -> subp
     return process
 
 
-def said(process: subprocess.Popen[str]) -> str:
+def first_line_of(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()
 

@@ -143,5 +143,5 @@ def _lines(log: Path) -> Iterator[dict[str, Any]]:
 def read_ready(log: Path) -> float | None:
     """Time at which a stage was ready by its log, on the clock of time.time(); None while it is
     not."""
-    said = next((line["timestamp"] for line in _lines(log) if line["event"] == "ready"), None)
-    return None if said is None else datetime.fromisoformat(said).timestamp()
+    written_at = next((line["timestamp"] for line in _lines(log) if line["event"] == "ready"), None)
+    return None if written_at is None else datetime.fromisoformat(written_at).timestamp()

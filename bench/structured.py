@@ -235,8 +235,8 @@ def run(
 ) -> None:
     """Compare the throughput of answers held to a JSON schema with that of free ones."""
     configure_logging("bench", "warning")
-    told = dict(locals())
-    settings = EngineSettings(**{name: told[name] for name in SETTINGS})
+    arguments = dict(locals())
+    settings = EngineSettings(**{name: arguments[name] for name in SETTINGS})
     size = {
         "num_requests": requests,
         "prompt_len": prompt_len,

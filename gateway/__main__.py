@@ -83,7 +83,7 @@ from .storage_limits import StorageLimits, no_own
 from .tenancy.accounts import Accounts, ScopesOf, unlimited
 from .tenancy.cache_namespace import CacheNamespaces
 from .tenancy.directory import TenantDirectory
-from .tenancy.gone_tenants import gone_tenants_told
+from .tenancy.gone_tenants import gone_tenants_published
 from .tenancy.last_written import LastWritten
 from .tenancy.limiter import Limiter
 from .tenancy.snapshot import Snapshot
@@ -446,7 +446,7 @@ async def tenants_of(
             bus, last_written, adopts_unsigned=settings.adopt_unsigned_tenants
         )
         known = TenantDirectory(tenant_store, admins, file, snapshot)
-        async with known.running(bus) as directory, gone_tenants_told(bus, directory):
+        async with known.running(bus) as directory, gone_tenants_published(bus, directory):
             yield directory, directory.scopes
     elif file is not None:
         yield file, unlimited

@@ -238,12 +238,12 @@ def _logprobs(
     twin = specification.logprobs(logits)
     best = twin.sort(dim=1, descending=True)
     parts = twin.gather(1, chosen.long()[:, None]), best.values[:, :num_top]
-    told = logits.double().gather(1, best.indices[:, :num_top])
+    top_logits = logits.double().gather(1, best.indices[:, :num_top])
     return Case(
         operation=operation,
         shapes=f"{len(logits)}x{VOCAB_SIZE} top {num_top}",
         run=run,
-        expected=list(torch.cat((*parts, told), dim=1)),
+        expected=list(torch.cat((*parts, top_logits), dim=1)),
         allowed=2e-5,
     )
 

@@ -62,7 +62,7 @@ class _Pull:
     check: _Check | None = None
     """How the copy is compared without an answer; None: the other engine claims its blocks once
     more."""
-    is_told: bool = False
+    is_reported: bool = False
     """Whether the other engine knows that the blocks were copied."""
     answer: Pulled | None = None
     num_unchanged: int | None = None
@@ -175,7 +175,7 @@ class DirectPulls:
             # A claim made before the copy ended says nothing of the bytes that the copy read.
             pull.answer = (
                 answer
-                if pull.is_told
+                if pull.is_reported
                 else Pulled(pull=answer.pull, before=answer.before, after=Claim())
             )
 
@@ -201,8 +201,8 @@ class DirectPulls:
     def poll(self) -> list[DirectEnd]:
         """Pulls that ended since the last call."""
         for pull in self._pulls.values():
-            if pull.is_copied and not pull.is_told and pull.answer is None:
-                pull.is_told = True
+            if pull.is_copied and not pull.is_reported and pull.answer is None:
+                pull.is_reported = True
                 self._end_copy(pull)
         ended = [pull for pull in self._pulls.values() if pull.has_ended]
         for pull in ended:

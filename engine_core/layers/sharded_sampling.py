@@ -61,8 +61,8 @@ class ShardedSampling:
             logits, draws, first, None if masks is None else self._own(masks)
         )
         # One message a rank: the bits of a token are carried as a float's.
-        said = torch.stack((scores, (tokens + first).int().view(torch.float32)), dim=1)
-        of_ranks = self._group.join(said).view(len(said), -1, 2)
+        drawn = torch.stack((scores, (tokens + first).int().view(torch.float32)), dim=1)
+        of_ranks = self._group.join(drawn).view(len(drawn), -1, 2)
         # The first of equal scores counts, which has the smaller token.
         best = of_ranks[:, :, 0].argmax(1, keepdim=True)
         return of_ranks[:, :, 1].gather(1, best)[:, 0].contiguous().view(torch.int32)

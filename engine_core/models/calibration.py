@@ -155,7 +155,7 @@ def calibrate(
         progress(len(losses), config.num_layers)
 
     progress(0, config.num_layers)
-    with _errors_of_the_library(), _blocks_told(on_block):
+    with _errors_of_the_library(), _blocks_reported(on_block):
         _round(source, folder / "work", kind, group_size_of(config, kind), sequences, device, dtype)
     _collect(source, folder)
     ratios = [best / nearest for nearest, best in losses if nearest > 0]
@@ -241,7 +241,7 @@ def _errors_of_the_library() -> Iterator[None]:
 
 
 @contextmanager
-def _blocks_told(on_block: Callable[[float, float], None]) -> Iterator[None]:
+def _blocks_reported(on_block: Callable[[float, float], None]) -> Iterator[None]:
     """Calls `on_block` with the losses of each block that the library says it has rounded: to
     nearest, and at last."""
 

@@ -52,14 +52,14 @@ def encode_step(plan: StepPlan) -> bytes:
     facts = b""
     token_ids = np.empty(0, np.int32)
     if plan.admitted:
-        told = [
+        new_rows = [
             [
                 *(a.row, len(a.token_ids), a.num_prompt_tokens, a.choice_index, a.adapter),
                 _asked(a.sampling),
             ]
             for a in plan.admitted
         ]
-        facts = json.dumps(told).encode()
+        facts = json.dumps(new_rows).encode()
         token_ids = np.concatenate([admitted.token_ids for admitted in plan.admitted])
     return pack(
         [STEP, plan.step, int(plan.shares)],

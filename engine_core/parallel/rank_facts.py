@@ -34,5 +34,5 @@ class RankedExecutor(Protocol):
     def rank_figures(self) -> list[RankFigures]:
         """Figures of each rank, in their order."""
 
-    def on_rank_lost(self, tell: Callable[[RankLost], None]) -> None:
-        """Has `tell` called, in a thread, as soon as a rank is lost."""
+    def on_rank_lost(self, report: Callable[[RankLost], None]) -> None:
+        """Calls `report`, in a thread, as soon as a rank is lost."""

@@ -67,10 +67,10 @@ class _Loss:
         if self._on_lost is not None and self.lost is not None:
             self._on_lost(self.lost)
 
-    def on_lost(self, tell: Callable[[RankLost], None]) -> None:
-        self._on_lost = tell
+    def on_lost(self, report: Callable[[RankLost], None]) -> None:
+        self._on_lost = report
         if self.lost is not None:
-            tell(self.lost)
+            report(self.lost)
 
     def settled(self) -> RankLost:
         """The loss, for which it waits, of a rank whose channel is closed."""
@@ -103,7 +103,7 @@ class Ranks:
         self.layout = layout = options.layout
         self.size = layout.num_ranks
         self.allowed_silence = 0.0
-        self._num_told = 0
+        self._num_sent = 0
         self._is_closing = False
         self._loss = _Loss()
         memory = SharedMemory.create(self.size)
@@ -146,10 +146,10 @@ class Ranks:
         if self._hosts is not None:
             self._hosts.await_all(seconds)
 
-    def tell(self, message: bytes) -> None:
+    def send(self, message: bytes) -> None:
         """Hands all ranks a message. Raises `RankLost`."""
         self._loss.check()
-        self._num_told += 1
+        self._num_sent += 1
         try:
             self._plans.write(message)
         except PeerGone:
@@ -212,9 +212,9 @@ class Ranks:
         seconds; 0: they may be silent for ever."""
         self.allowed_silence = seconds
 
-    def on_lost(self, tell: Callable[[RankLost], None]) -> None:
-        """Has `tell` called, in a thread, as soon as a rank is lost."""
-        self._loss.on_lost(tell)
+    def on_lost(self, report: Callable[[RankLost], None]) -> None:
+        """Calls `report`, in a thread, as soon as a rank is lost."""
+        self._loss.on_lost(report)
 
     def close(self) -> None:
         """Ends the ranks."""
@@ -265,7 +265,7 @@ class Ranks:
     def _late_ranks(self, num_plans: list[int]) -> list[int]:
         """Ranks that were told plans which they have not computed. First those that others wait
         for: they do not wait themselves, or have not noticed yet that their wait is over."""
-        late = [rank for rank in range(self.size) if num_plans[rank] < self._num_told]
+        late = [rank for rank in range(self.size) if num_plans[rank] < self._num_sent]
         return sorted(
             late, key=lambda rank: (self.board.state(rank) == WAITS, self.board.num_waits(rank))
         )

@@ -64,10 +64,10 @@ class ReplicaAdmin:
         async with self._administration.recorded(caller, "drain", change):
             request = engine_pb2.DrainRequest(limit_ms=max(1, round(asked.limit_seconds * 1000)))
             patience = asked.limit_seconds + MARGIN_SECONDS
-            reply = await _told(member, lambda engine: engine.Drain(request, timeout=patience))
-        told = {"id": member.replica_id, "object": "replica", "status": "drained"}
+            reply = await _called(member, lambda engine: engine.Drain(request, timeout=patience))
+        answer = {"id": member.replica_id, "object": "replica", "status": "drained"}
         counts = {"num_finished": reply.num_finished, "num_cancelled": reply.num_cancelled}
-        await exchange.reply_json(told | counts)
+        await exchange.reply_json(answer | counts)
 
     async def set_role(self, exchange: Exchange) -> None:
         """Answered when the engine has the role; routing hears of it with its next load message."""
@@ -78,11 +78,11 @@ class ReplicaAdmin:
             caller, "role", {"replica": member.replica_id, "role": asked.role}
         ):
             request = engine_pb2.SetRoleRequest(role=asked.role)
-            reply = await _told(
+            reply = await _called(
                 member, lambda engine: engine.SetRole(request, timeout=MARGIN_SECONDS)
             )
-        told = {"id": member.replica_id, "object": "replica"}
-        await exchange.reply_json(told | {"role": asked.role, "role_before": reply.before})
+        answer = {"id": member.replica_id, "object": "replica"}
+        await exchange.reply_json(answer | {"role": asked.role, "role_before": reply.before})
 
     def _named(self, exchange: Exchange) -> Member:
         """The engine that the path names. Raises `NotFound`."""
@@ -92,13 +92,13 @@ class ReplicaAdmin:
         return member
 
 
-async def _told(
-    member: Member, tell: Callable[[engine_pb2_grpc.EngineAsyncStub], Awaitable[ReplyT]]
+async def _called(
+    member: Member, call: Callable[[engine_pb2_grpc.EngineAsyncStub], Awaitable[ReplyT]]
 ) -> ReplyT:
     """The engine's reply. Raises `Unavailable` when it is out of reach."""
     async with open_channel(member.address) as channel:
         try:
-            return await tell(engine_pb2_grpc.EngineStub(channel))
+            return await call(engine_pb2_grpc.EngineStub(channel))
         except grpc.aio.AioRpcError as failure:
             raise grpc_errors.from_rpc_error(failure) from None
 

@@ -174,14 +174,14 @@ class TenantAdmin:
         async with self._changing(admin, "remove", tenant, {}, must_be=False):
             removed = await self._tenant_store.remove(tenant)
         is_cleared = await self._purge.clear(removed)
-        told = {
+        answer = {
             "id": tenant,
             "object": "tenant",
             "deleted": True,
             "uid": removed.key,
             "is_cleared": is_cleared,
         }
-        await exchange.reply_json(told)
+        await exchange.reply_json(answer)
 
     async def add_key(self, exchange: Exchange) -> None:
         """Adds a key to a tenant. `expire_others_after` makes its earlier keys expire after so many

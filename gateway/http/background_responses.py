@@ -70,7 +70,7 @@ class BackgroundResponses:
             )
             async with room:
                 if first:
-                    await self._tell(tenant, record.id, *first)
+                    await self._append_event(tenant, record.id, *first)
                 await self._ledger.add(record)
         if record.is_streamed:
             await self._stream(exchange, caller, record.id, after=-1)
@@ -122,7 +122,7 @@ class BackgroundResponses:
                 await exchange.reply_json(response)
                 return
             if record.is_streamed and record.response["status"] == "cancelled":
-                await self._tell(
+                await self._append_event(
                     tenant, response_id, {"type": "response.cancelled", "response": record.response}
                 )
         await exchange.reply_json(record.response)
@@ -145,7 +145,7 @@ class BackgroundResponses:
                 gone = record.response | {"status": "cancelled"}
                 # Readers of the stream are told where there is room to say so.
                 last = {"type": "response.cancelled", "response": gone}
-                await self._tell(tenant, response_id, last, in_place_of_all=True)
+                await self._append_event(tenant, response_id, last, in_place_of_all=True)
             else:
                 await log_of(self._durable, tenant, response_id).drop()
         await exchange.reply_json({"id": response_id, "object": "response", "deleted": True})
@@ -169,7 +169,7 @@ class BackgroundResponses:
         except (*FAILURES, NotFound, Unavailable):
             return None
 
-    async def _tell(
+    async def _append_event(
         self, tenant: str, response_id: str, *events: dict[str, Any], in_place_of_all: bool = False
     ) -> None:
         """Appends events to the response's stream while other writers may append too. The response

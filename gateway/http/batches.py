@@ -92,11 +92,11 @@ class BatchSurface:
     def _in_transit(self, tenant: Tenant) -> Iterator[None]:
         """Scope in which a file of a tenant lies on this machine. Raises `LimitExceeded`."""
         if self._num_in_transit[tenant.key] >= MAX_IN_TRANSIT:
-            told = (
+            message = (
                 f"{MAX_IN_TRANSIT} files of the tenant are received or sent already; allowed: "
                 f"{MAX_IN_TRANSIT}"
             )
-            raise LimitExceeded(told, retry_after=5.0)
+            raise LimitExceeded(message, retry_after=5.0)
         self._num_in_transit[tenant.key] += 1
         try:
             yield

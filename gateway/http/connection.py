@@ -298,8 +298,8 @@ class Connection(HttpToolsProtocol):
         self._head_limit = None
         if self.cycle is None or self.cycle.response_complete:
             if self._in_head:
-                told = HEAD_TOO_SLOW.format(self.config.slow_head_limit)
-                self.transport.write(raw_refusal(HTTPStatus.REQUEST_TIMEOUT, told))
+                text = HEAD_TOO_SLOW.format(self.config.slow_head_limit)
+                self.transport.write(raw_refusal(HTTPStatus.REQUEST_TIMEOUT, text))
             self.transport.close()
         else:
             # The answer to the request before is still on its way.

@@ -34,8 +34,8 @@ class UnsupportedEncoding(errors.UnsupportedMediaType):
     param = "content-encoding"
 
     def __init__(self, encoding: str) -> None:
-        told = f"content-encoding is {encoding[:80]!r}; allowed: gzip, deflate, or none"
-        super(errors.UnsupportedMediaType, self).__init__(told)
+        message = f"content-encoding is {encoding[:80]!r}; allowed: gzip, deflate, or none"
+        super(errors.UnsupportedMediaType, self).__init__(message)
 
 
 class BodyDecoder:

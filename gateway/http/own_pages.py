@@ -82,15 +82,15 @@ class OwnPages:
 
     async def ready(self, exchange: Exchange) -> None:
         missing = self._cluster.missing()
-        told: dict[str, object] = {"ready": not missing, "missing": missing}
+        body: dict[str, object] = {"ready": not missing, "missing": missing}
         if awaited := self._cluster.awaited():
-            told["awaited"] = awaited
-            told["detail"] = (
+            body["awaited"] = awaited
+            body["detail"] = (
                 "engine starting, or started by the first request: requests wait for it"
             )
         if without := self._cluster.outages():
-            told["without"] = without
-        await exchange.reply_json(told, 503 if missing else 200)
+            body["without"] = without
+        await exchange.reply_json(body, 503 if missing else 200)
 
     async def version(self, exchange: Exchange) -> None:
         await exchange.reply_json({"version": RELEASE, "commit": commit()})

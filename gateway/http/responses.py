@@ -111,8 +111,8 @@ class Responses:
             exchange.error_event = events.failure
         gathered = Gathered()
         before = await self._before(caller, asked)
-        said = items_of(asked)
-        items = [*stored_items(before), *said]
+        new_items = items_of(asked)
+        items = [*stored_items(before), *new_items]
         request = msgspec.structs.replace(
             _request_of(caller, asked, items, len(before)), context=context
         )
@@ -128,7 +128,7 @@ class Responses:
             answer.items.add(gathered.of(choice))
             answer.items.end(last_status(choice))
         is_known = found is not None and found.has_ended and exchange.known is None
-        response = await self._kept(caller, answer, before, said, is_known=is_known)
+        response = await self._kept(caller, answer, before, new_items, is_known=is_known)
         if events is None:
             await exchange.reply_json(response)
         else:
@@ -182,12 +182,12 @@ class Responses:
             ).conversation
         except errors.NotFound:
             # The response may exist in the background without an answer yet.
-            told = (
+            text = (
                 f"previous_response_id is {asked.previous_response_id!r}; allowed: one that "
                 "was answered and is kept"
             )
             raise errors.BadRequest(
-                "previous_response_id", told, code="previous_response_not_found"
+                "previous_response_id", text, code="previous_response_not_found"
             ) from None
 
     async def _kept(
@@ -195,7 +195,7 @@ class Responses:
         caller: Caller,
         answer: ResponseAnswer,
         before: list[Item],
-        said: list[InputItem],
+        new_items: list[InputItem],
         *,
         is_known: bool,
     ) -> dict[str, Any]:
@@ -203,7 +203,7 @@ class Responses:
         before is kept, or was deleted."""
         if is_known:
             return answer.ended()
-        given = [as_item(item, f"{caller.request_id}i{i}") for i, item in enumerate(said)]
+        given = [as_item(item, f"{caller.request_id}i{i}") for i, item in enumerate(new_items)]
         await self._add_turn(caller, answer, [*given, *answer.items.items])
         response = answer.ended()
         if answer.is_stored:

@@ -41,12 +41,12 @@ class ClusterPrefixes:
         now = time.monotonic()
         if now - self._made_at >= TREE_SECONDS:
             self._made_at = now
-            told = await self._survey.gather(self._shown[:MAX_ASKED])
-            self._trees = self._grown(youngest(told), holders_told(told))
+            reported = await self._survey.gather(self._shown[:MAX_ASKED])
+            self._trees = self._grown(youngest(reported), reported_holders(reported))
         return self._trees
 
     def _grown(
-        self, prompts: Sequence[RecentPrompt], told: Mapping[Block, set[str]]
+        self, prompts: Sequence[RecentPrompt], reported: Mapping[Block, set[str]]
     ) -> list[dict[str, Any]]:
         self._shown = []
         trees = []
@@ -57,7 +57,7 @@ class ClusterPrefixes:
             def holders(block: bytes, key: str = model.key) -> list[str]:
                 self._shown.append((key, block))
                 return sorted(
-                    {*self._cluster.router.holders(key, block), *told.get((key, block), ())}
+                    {*self._cluster.router.holders(key, block), *reported.get((key, block), ())}
                 )
 
             own = [each.hashes for each in prompts if each.model_key == model.key]
@@ -73,15 +73,15 @@ class ClusterPrefixes:
         return trees
 
 
-def youngest(told: Iterable[GatewayPrefixes]) -> list[RecentPrompt]:
+def youngest(reported: Iterable[GatewayPrefixes]) -> list[RecentPrompt]:
     """The prompts that were sent last, of all gateways."""
-    prompts = itertools.chain.from_iterable(unpacked(each.prompts) for each in told)
+    prompts = itertools.chain.from_iterable(unpacked(each.prompts) for each in reported)
     return heapq.nsmallest(NUM_RECENT, prompts, key=lambda each: each.age)
 
 
-def holders_told(told: Iterable[GatewayPrefixes]) -> Mapping[Block, set[str]]:
+def reported_holders(reported: Iterable[GatewayPrefixes]) -> Mapping[Block, set[str]]:
     """Replicas that any gateway says to hold a block."""
     found: defaultdict[Block, set[str]] = defaultdict(set)
-    for model_key, block, names in itertools.chain.from_iterable(each.held for each in told):
+    for model_key, block, names in itertools.chain.from_iterable(each.held for each in reported):
         found[model_key, block].update(names)
     return found

@@ -117,8 +117,8 @@ class ClusterView:
         now = time.monotonic()
         tenant = scope.tenant
         key = tenant.key if tenant is not None else None
-        told = await self._figures.gather(key, key)
-        merged = merge(told)
+        of_gateways = await self._figures.gather(key, key)
+        merged = merge(of_gateways)
         rows = (
             replica_rows(cluster.router, merged.routed, merged.standings, now)
             if tenant is None
@@ -133,7 +133,7 @@ class ClusterView:
         seen: dict[str, Any] = {
             "at": round(time.time(), 3),
             "gateway": cluster.timelines.gateway_id,
-            "gateways": [{"id": each.gateway_id, "totals": each.totals} for each in told],
+            "gateways": [{"id": each.gateway_id, "totals": each.totals} for each in of_gateways],
             "caller": {
                 "name": scope.caller,
                 "is_admin": tenant is None,

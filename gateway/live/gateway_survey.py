@@ -49,7 +49,7 @@ class _Answer(msgspec.Struct):
 
 
 @dataclass(slots=True)
-class _Told(Generic[A]):
+class _Answers(Generic[A]):
     """Answers of other gateways about one topic."""
 
     asked_at: float
@@ -83,8 +83,8 @@ class GatewaySurvey(Generic[Q, A]):
         self._clock = clock
         self._ask_seconds = ask_seconds
         self._questions, self._answers = (msgspec.msgpack.Decoder(each) for each in types)
-        self._told: defaultdict[str | None, _Told[A]] = defaultdict(
-            lambda: _Told(-self._ask_seconds)
+        self._surveys: defaultdict[str | None, _Answers[A]] = defaultdict(
+            lambda: _Answers(-self._ask_seconds)
         )
 
     @contextlib.asynccontextmanager
@@ -105,19 +105,21 @@ class GatewaySurvey(Generic[Q, A]):
         if not others or not self._bus.connected:
             return [self._read(question)]
         self._forget_unasked()
-        told = self._told[topic]
-        if self._clock() - told.asked_at >= self._ask_seconds:
-            told.asked_at = self._clock()
+        survey = self._surveys[topic]
+        if self._clock() - survey.asked_at >= self._ask_seconds:
+            survey.asked_at = self._clock()
             await self._bus.publish(
                 subjects.live_survey(self._name), self._packed(_Question, topic, question)
             )
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, told.asked_at + PATIENCE_SECONDS - self._clock())):
-                await self._all_answered(told, others)
+            async with asyncio.timeout(
+                max(0.0, survey.asked_at + PATIENCE_SECONDS - self._clock())
+            ):
+                await self._all_answered(survey, others)
         oldest = self._clock() - self._expiry
         known = {
             name: answer
-            for name, (answer, at) in told.answers.items()
+            for name, (answer, at) in survey.answers.items()
             if name in others and at > oldest
         }
         return [self._read(question), *(known[name] for name in sorted(known))]
@@ -131,19 +133,19 @@ class GatewaySurvey(Generic[Q, A]):
             kind(self._gateway_id, topic, msgspec.Raw(msgspec.msgpack.encode(details)))
         )
 
-    async def _all_answered(self, told: _Told[A], others: set[str]) -> None:
+    async def _all_answered(self, survey: _Answers[A], others: set[str]) -> None:
         """Returns when each of the gateways has answered the last question."""
         while any(
-            told.answers.get(name, (None, told.asked_at - 1.0))[1] < told.asked_at
+            survey.answers.get(name, (None, survey.asked_at - 1.0))[1] < survey.asked_at
             for name in others
         ):
-            told.arrived.clear()
-            await told.arrived.wait()
+            survey.arrived.clear()
+            await survey.arrived.wait()
 
     def _forget_unasked(self) -> None:
         oldest = self._clock() - self._expiry
-        for topic in [topic for topic, told in self._told.items() if told.asked_at < oldest]:
-            del self._told[topic]
+        for topic in [topic for topic, survey in self._surveys.items() if survey.asked_at < oldest]:
+            del self._surveys[topic]
 
     async def _answer(self, questions: Subscription) -> None:
         async for message in questions:
@@ -165,9 +167,9 @@ class GatewaySurvey(Generic[Q, A]):
         async for message in answers:
             with contextlib.suppress(msgspec.DecodeError):
                 answer = msgspec.msgpack.decode(message.payload, type=_Answer)
-                if (told := self._told.get(answer.topic)) is not None:
-                    told.answers[answer.gateway_id] = (
+                if (survey := self._surveys.get(answer.topic)) is not None:
+                    survey.answers[answer.gateway_id] = (
                         self._answers.decode(answer.details),
                         self._clock(),
                     )
-                    told.arrived.set()
+                    survey.arrived.set()

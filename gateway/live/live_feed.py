@@ -76,11 +76,11 @@ class LiveFeed:
 
     async def _stream(self, exchange: Exchange, scope: Scope) -> None:
         stream = exchange.open_stream(lambda: None)
-        work = self._tell(stream, scope)
+        work = self._send(stream, scope)
         await exchange.unless_client_leaves(work, silence=self._patience, on_silence=lambda: None)
         await exchange.end_stream(b"")
 
-    async def _tell(self, stream: BodyStream, scope: Scope) -> None:
+    async def _send(self, stream: BodyStream, scope: Scope) -> None:
         """Sends snapshots until the gateway drains. Raises `KeyRevoked` when the watcher's key is
         gone, `SlowReader` when the watcher reads nothing."""
         blocked_for = 0.0

@@ -12,19 +12,19 @@ from .request_rows import last_ended, oldest_running
 ValueT = TypeVar("ValueT")
 
 
-def merge(told: Sequence[GatewayFigures]) -> GatewayFigures:
+def merge(figures: Sequence[GatewayFigures]) -> GatewayFigures:
     """Counts are added up; of the requests the oldest that run are left, and those that ended last.
     `told` begins with the gateway whose name the result has."""
     return GatewayFigures(
-        gateway_id=told[0].gateway_id,
-        totals=_joined((each.totals for each in told), add),
-        tenants=_joined((each.tenants for each in told), _added),
-        models=_joined((each.models for each in told), _sums),
-        running=oldest_running(row for each in told for row in each.running),
-        recent=last_ended(row for each in told for row in each.recent),
-        routed=_joined((each.routed for each in told), _sums),
-        standings=_joined((each.standings for each in told), or_),
-        event_lags={name: lag for each in told for name, lag in each.event_lags.items()},
+        gateway_id=figures[0].gateway_id,
+        totals=_joined((each.totals for each in figures), add),
+        tenants=_joined((each.tenants for each in figures), _added),
+        models=_joined((each.models for each in figures), _sums),
+        running=oldest_running(row for each in figures for row in each.running),
+        recent=last_ended(row for each in figures for row in each.recent),
+        routed=_joined((each.routed for each in figures), _sums),
+        standings=_joined((each.standings for each in figures), or_),
+        event_lags={name: lag for each in figures for name, lag in each.event_lags.items()},
     )
 
 

@@ -33,24 +33,28 @@ class OllamaAnswer:
 
     def part(self, piece: Piece | None, calls: Calls = ()) -> dict[str, Any]:
         """A part of the answer; `calls` are complete."""
-        said = self._said("") if piece is None else self._said(piece.text, piece.reasoning, calls)
+        content = (
+            self._content("")
+            if piece is None
+            else self._content(piece.text, piece.reasoning, calls)
+        )
         scores = self._scores(piece.logprobs) if piece is not None else {}
-        return {**self._head(), **said, "done": False, **scores}
+        return {**self._head(), **content, "done": False, **scores}
 
     def end(self) -> dict[str, Any]:
         """The last part: why the answer ended, and its figures."""
-        return {**self._head(), **self._said(""), **self._ended()}
+        return {**self._head(), **self._content(""), **self._ended()}
 
     def whole(self, piece: Piece) -> dict[str, Any]:
         """An answer that has ended, all of which is in the piece."""
         calls = [*self.calls.add(piece.calls), *self.calls.end()]
-        said = self._said(piece.text, piece.reasoning, calls)
-        return {**self._head(), **said, **self._ended(), **self._scores(piece.logprobs)}
+        content = self._content(piece.text, piece.reasoning, calls)
+        return {**self._head(), **content, **self._ended(), **self._scores(piece.logprobs)}
 
     def _head(self) -> dict[str, Any]:
         return {"model": self._model, "created_at": written_time(time.time())}
 
-    def _said(self, text: str, thoughts: str = "", calls: Calls = ()) -> dict[str, Any]:
+    def _content(self, text: str, thoughts: str = "", calls: Calls = ()) -> dict[str, Any]:
         thinking = {"thinking": thoughts} if thoughts else {}
         if not self._is_chat:
             return {"response": text, **thinking}
@@ -106,8 +110,8 @@ class OllamaLines(EventSink):
 
 def loaded(asked: Answering) -> dict[str, Any]:
     """The answer to a request that asks that the model be there."""
-    said: dict[str, Any] = {"response": ""}
+    content: dict[str, Any] = {"response": ""}
     if isinstance(asked, ChatRequest):
-        said = {"message": {"role": "assistant", "content": ""}}
+        content = {"message": {"role": "assistant", "content": ""}}
     head = {"model": asked.model, "created_at": written_time(time.time())}
-    return {**head, **said, "done": True, "done_reason": "load"}
+    return {**head, **content, "done": True, "done_reason": "load"}

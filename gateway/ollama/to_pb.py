@@ -29,8 +29,8 @@ def to_prompt(asked: ChatRequest | GenerateRequest) -> processor_pb2.Prompt:
     elif asked.raw or asked.suffix:
         return _without_template(asked)
     else:
-        said = (("system", asked.system), ("user", asked.prompt))
-        messages = [Message(role=role, content=text) for role, text in said if text]
+        texts = (("system", asked.system), ("user", asked.prompt))
+        messages = [Message(role=role, content=text) for role, text in texts if text]
         conversation = conversation_to_pb(messages, None)
     _put_thinking(asked, conversation)
     return processor_pb2.Prompt(conversation=conversation)

@@ -157,13 +157,13 @@ class ChatRenderer:
 
 
 def _whole_call(call: CallPiece) -> dict[str, Any]:
-    kind, said = ("custom", "input") if call.is_text else ("function", "arguments")
-    return {"id": call.id, "type": kind, kind: {"name": call.name, said: "".join(call.arguments)}}
+    kind, field = ("custom", "input") if call.is_text else ("function", "arguments")
+    return {"id": call.id, "type": kind, kind: {"name": call.name, field: "".join(call.arguments)}}
 
 
 def _call_delta(call: CallPiece) -> dict[str, Any]:
     """A call's first delta names it, the others have arguments only."""
     if call.name:
         return {"index": call.index, **_whole_call(call)}
-    kind, said = ("custom", "input") if call.is_text else ("function", "arguments")
-    return {"index": call.index, kind: {said: "".join(call.arguments)}}
+    kind, field = ("custom", "input") if call.is_text else ("function", "arguments")
+    return {"index": call.index, kind: {field: "".join(call.arguments)}}

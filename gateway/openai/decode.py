@@ -45,7 +45,10 @@ def _fields_of_others(
     """Fields that another endpoint has, each with the sentence for a client that uses it here."""
     own = {*kind.__struct_fields__, *WITHOUT_EFFECT}
     return {
-        name: said for other, said in others for name in other.__struct_fields__ if name not in own
+        name: sentence
+        for other, sentence in others
+        for name in other.__struct_fields__
+        if name not in own
     }
 
 

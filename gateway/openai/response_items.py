@@ -108,8 +108,10 @@ class ResponseItems:
             )
         self._texts.append(arguments)
         if arguments:
-            said, _ = CALLS[self.items[-1]["type"]]
-            events.append({"type": f"response.{said}.delta", **self._where(), "delta": arguments})
+            event_name, _ = CALLS[self.items[-1]["type"]]
+            events.append(
+                {"type": f"response.{event_name}.delta", **self._where(), "delta": arguments}
+            )
         return events
 
     def _is_open(self, kind: str) -> bool:
@@ -152,10 +154,15 @@ class ResponseItems:
         text = "".join(self._texts)
         item["status"] = status
         if item["type"] in CALLS:
-            said, key = CALLS[item["type"]]
+            event_name, key = CALLS[item["type"]]
             item[key] = text
             events = [
-                {"type": f"response.{said}.done", **self._where(), "name": item["name"], key: text}
+                {
+                    "type": f"response.{event_name}.done",
+                    **self._where(),
+                    "name": item["name"],
+                    key: text,
+                }
             ]
         else:
             part = self._part(text)

@@ -135,17 +135,19 @@ def chat_choice(
     if reasoning := piece.reasoning:
         message.reasoning_content = reasoning
     for call in piece.calls:
-        message.tool_calls.add(id=call.id, name=call.name, **_said(call))
+        message.tool_calls.add(id=call.id, name=call.name, **_content_of(call))
     return inference_pb2.ChatChoice(
         message=message, **_choice_fields(index, choice, piece, request)
     )
 
 
 def call_delta(call: CallPiece) -> common_pb2.ToolCallDelta:
-    return common_pb2.ToolCallDelta(index=call.index, id=call.id, name=call.name, **_said(call))
+    return common_pb2.ToolCallDelta(
+        index=call.index, id=call.id, name=call.name, **_content_of(call)
+    )
 
 
-def _said(call: CallPiece) -> dict[str, str]:
+def _content_of(call: CallPiece) -> dict[str, str]:
     return {"input" if call.is_text else "arguments": "".join(call.arguments)}
 
 

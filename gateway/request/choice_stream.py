@@ -83,9 +83,9 @@ class ChoiceStream:
     ) -> None:
         """Handles a row of the stream. Everything here runs once per engine step and stream."""
         choice = self.choice
-        told_ids = token_ids
+        sent_ids = token_ids
         if choice.has_unsent_ids:
-            told_ids = [*choice.known_ids(first), *token_ids]
+            sent_ids = [*choice.known_ids(first), *token_ids]
         if first != len(choice.output_ids):
             fault = f"tokens are missing: expected {len(choice.output_ids)}, got {first}"
             self._events.broke(StreamLost(fault, Cause.FAULT))
@@ -100,7 +100,7 @@ class ChoiceStream:
             choice.doubted_to = NEVER
             self._events.got_further()
         choice.grant.received(choice, len(token_ids))
-        if self._sink.piece(choice, text, told_ids, logprobs, parts):
+        if self._sink.piece(choice, text, sent_ids, logprobs, parts):
             choice.taken(len(token_ids))
 
     def started(self, start: engine_pb2.Start) -> None:

@@ -71,7 +71,7 @@ class Doubts:
         async with (
             self._bus.subscribe(subjects.EVERY_DOUBT) as messages,
             owned_task(self._read(messages)),
-            owned_task(self._tell()),
+            owned_task(self._publish()),
         ):
             yield self
 
@@ -118,7 +118,7 @@ class Doubts:
         }
         return [each for peer in self._peers.values() for each in peer.engines]
 
-    async def _tell(self) -> None:
+    async def _publish(self) -> None:
         while True:
             if self._own or self._dead:
                 await set_within(self._changed, BEAT_SECONDS)

@@ -59,14 +59,14 @@ class Piece(msgspec.Struct):
     def _add_call(self, delta: ToolCallDelta) -> None:
         """Joins the deltas of one call. A piece has few calls, each in many deltas."""
         is_text = delta.HasField("input")
-        said = delta.input if is_text else delta.arguments
+        content = delta.input if is_text else delta.arguments
         for call in self.calls:
             if call.index == delta.index:
-                call.arguments.append(said)
+                call.arguments.append(content)
                 call.id = call.id or delta.id
                 call.name = call.name or delta.name
                 return
-        self.calls.append(CallPiece(delta.index, delta.id, delta.name, [said], is_text))
+        self.calls.append(CallPiece(delta.index, delta.id, delta.name, [content], is_text))
 
 
 class Gathered:

@@ -68,7 +68,7 @@ class Peers:
         self._numbers = itertools.count(1)
         self._live: dict[int, _Sent] = {}
         self._update = InFlightUpdate(epoch=epoch)
-        self._is_told = asyncio.Event()
+        self._has_news = asyncio.Event()
         self._peers: dict[int, _Peer] = {}
         self._reconnected = asyncio.Event()
         self._repeats_until = -math.inf
@@ -82,7 +82,7 @@ class Peers:
         async with (
             self._bus.subscribe(subjects.EVERY_IN_FLIGHT) as updates,
             owned_task(self._read(updates)),
-            owned_task(self._tell()),
+            owned_task(self._publish_news()),
             owned_task(self._beat()),
         ):
             yield self
@@ -98,7 +98,7 @@ class Peers:
         return TURN_SECONDS * sum(epoch < self.epoch for epoch in self._peers)
 
     @property
-    def num_told(self) -> int:
+    def num_remote(self) -> int:
         """Requests of others in the account."""
         return sum(len(peer.requests) for peer in self._peers.values())
 
@@ -115,7 +115,7 @@ class Peers:
         self._live[number] = _Sent(entry)
         if self._bus.connected:
             self._update.added.append(entry)
-            self._is_told.set()
+            self._has_news.set()
         return number
 
     def started(self, number: int) -> None:
@@ -123,19 +123,19 @@ class Peers:
             sent.is_started = True
         if self._bus.connected:
             self._update.started.append(number)
-            self._is_told.set()
+            self._has_news.set()
 
     def ended(self, number: int) -> None:
         self._live.pop(number, None)
         if self._bus.connected:
             self._update.ended.append(number)
-            self._is_told.set()
+            self._has_news.set()
 
-    async def _tell(self) -> None:
+    async def _publish_news(self) -> None:
         while True:
-            await self._is_told.wait()
+            await self._has_news.wait()
             await asyncio.sleep(TELL_SECONDS)
-            self._is_told.clear()
+            self._has_news.clear()
             update = self._update
             self._update = InFlightUpdate(epoch=self.epoch)
             await self._publish(update)
@@ -203,9 +203,9 @@ class Peers:
     def _take_beat(self, peer: _Peer, update: InFlightUpdate, now: float) -> None:
         live = set(update.live)
         unstarted = set(update.unstarted)
-        for number, told in list(peer.requests.items()):
+        for number, remote in list(peer.requests.items()):
             if number not in live:
-                if now - told.request.sent_at > _YOUNG_SECONDS:
+                if now - remote.request.sent_at > _YOUNG_SECONDS:
                     self._end(peer, number, now)
             elif update.names_unstarted and number not in unstarted:
                 self._start(peer, number, now)
@@ -218,13 +218,13 @@ class Peers:
             peer.requests[entry.number] = _Told(replica.load, request)
 
     def _start(self, peer: _Peer, number: int, now: float) -> None:
-        if (told := peer.requests.get(number)) is not None and not told.is_started:
-            told.is_started = True
-            told.load.started(told.request, now)
+        if (remote := peer.requests.get(number)) is not None and not remote.is_started:
+            remote.is_started = True
+            remote.load.started(remote.request, now)
 
     def _end(self, peer: _Peer, number: int, now: float) -> None:
-        if (told := peer.requests.pop(number, None)) is not None:
-            told.load.ended(told.request, now)
+        if (remote := peer.requests.pop(number, None)) is not None:
+            remote.load.ended(remote.request, now)
 
     def _expire(self) -> None:
         now = self._clock()

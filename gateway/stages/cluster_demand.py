@@ -94,14 +94,14 @@ class ClusterDemand:
     async def _publish(self) -> None:
         """Publishes the counts. Models without requests are left out; a gateway without any reports
         that once."""
-        said_any = False
+        has_published = False
         while True:
             models = {name: counts for name, counts in self._read().items() if any(counts)}
-            if models or said_any:
+            if models or has_published:
                 await self._bus.publish(
                     subjects.GATEWAY_DEMAND, msgspec.msgpack.encode(_Word(self._gateway_id, models))
                 )
-            said_any = bool(models)
+            has_published = bool(models)
             await asyncio.sleep(BEAT_SECONDS)
 
     async def _follow(self, words: Subscription) -> None:

@@ -21,7 +21,7 @@ class Directory(Protocol):
 
 
 @contextlib.asynccontextmanager
-async def gone_tenants_told(bus: Bus, directory: Directory) -> AsyncIterator[None]:
+async def gone_tenants_published(bus: Bus, directory: Directory) -> AsyncIterator[None]:
     """Answers questions inside the `with` block."""
     async with (
         bus.subscribe(subjects.GONE_TENANTS) as questions,

@@ -346,6 +346,6 @@ def _expected(fault: str) -> str:
     words = (
         fault.split(", got", maxsplit=1)[0].split(" - at ", maxsplit=1)[0].removeprefix("Expected ")
     )
-    for name, said in _WORDS.items():
-        words = words.replace(name, said)
+    for name, phrase in _WORDS.items():
+        words = words.replace(name, phrase)
     return words

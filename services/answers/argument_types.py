@@ -92,11 +92,11 @@ def value_as_json(text: str, types: Types) -> str:
     if types != TEXT:
         for read in (_from_json, _from_python):
             try:
-                value, said = read(written)
+                value, value_json = read(written)
             except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
                 continue
             if not isinstance(value, str) and _allows(types, value):
-                return said
+                return value_json
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -161,8 +161,8 @@ class GemmaArguments:
 
     def _in_string(self, text: str) -> str:
         """Passes a string on as it comes."""
-        said, marker, rest = split_at(text, (self._quote,))
-        self._json.append(with_halves_escaped(json.dumps(said, ensure_ascii=False)[1:-1]))
+        string, marker, rest = split_at(text, (self._quote,))
+        self._json.append(with_halves_escaped(json.dumps(string, ensure_ascii=False)[1:-1]))
         if not marker:
             return self._wait(rest)
         self._json.append('"')

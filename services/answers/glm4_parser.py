@@ -61,8 +61,8 @@ class Glm4Parser(PartsParser):
 
     def _in_message(self, text: str, parts: Parts) -> str:
         """Reads content up to the next message."""
-        said, marker, rest = split_at(text, (NEXT,))
-        parts.content += self._margin.push(said)
+        written, marker, rest = split_at(text, (NEXT,))
+        parts.content += self._margin.push(written)
         if not marker:
             return self._wait(rest)
         self._read = self._before_message
@@ -77,8 +77,8 @@ class Glm4Parser(PartsParser):
         return arguments
 
     def _in_arguments(self, text: str, parts: Parts) -> str:
-        said, rest = self._arguments.push(text)
-        parts.add_call(CallDelta(self._num_begun - 1, "", said))
+        written, rest = self._arguments.push(text)
+        parts.add_call(CallDelta(self._num_begun - 1, "", written))
         if self._arguments.is_done:
             self.num_done += 1
             self._margin.cut()

@@ -122,16 +122,16 @@ class HarmonyParser(PartsParser):
         return rest
 
     def _in_thoughts(self, text: str, parts: Parts) -> str:
-        said, marker, rest = split_at(text, _ENDS)
-        parts.reasoning += self._thoughts.add(said)
+        written, marker, rest = split_at(text, _ENDS)
+        parts.reasoning += self._thoughts.add(written)
         if not marker:
             return self._wait(rest)
         self._thoughts.end()
         return self._end_message(marker, rest)
 
     def _in_final(self, text: str, parts: Parts) -> str:
-        said, marker, rest = split_at(text, _ENDS)
-        parts.content += self._content.add(said)
+        written, marker, rest = split_at(text, _ENDS)
+        parts.content += self._content.add(written)
         if not marker:
             return self._wait(rest)
         self._content.end()
@@ -149,8 +149,8 @@ class HarmonyParser(PartsParser):
         self._read = self._in_arguments
 
     def _in_arguments(self, text: str, parts: Parts) -> str:
-        said, rest = self._arguments.push(text)
-        parts.add_call(CallDelta(self._num_begun - 1, "", said))
+        written, rest = self._arguments.push(text)
+        parts.add_call(CallDelta(self._num_begun - 1, "", written))
         return self._end_call(rest) if self._arguments.is_done else ""
 
     def _end_call(self, rest: str) -> str:

@@ -103,8 +103,8 @@ class ListParser(PartsParser):
         return text[len(name) :]
 
     def _in_arguments(self, text: str, parts: Parts) -> str:
-        said, rest = self._arguments.push(text)
-        self._calls.add(said, parts)
+        written, rest = self._arguments.push(text)
+        self._calls.add(written, parts)
         if self._arguments.is_done:
             self._read = self._in_text
         return rest

@@ -161,8 +161,8 @@ class MarkedParser(PartsParser):
             self._read = self._in_parameters
 
     def _in_arguments(self, text: str, parts: Parts) -> str:
-        said, rest = self._arguments.push(text)
-        self._add(said, parts)
+        string, rest = self._arguments.push(text)
+        self._add(string, parts)
         return self._end_call(rest) if self._arguments.is_done else ""
 
     def _in_parameters(self, text: str, parts: Parts) -> str:
@@ -273,8 +273,8 @@ class _ParameterReader:
 
     def _in_text(self, text: str) -> str:
         """Passes a string on as it comes."""
-        said, marker, rest = split_at(text, self._value_ends)
-        self._json.append(json.dumps(said, ensure_ascii=False)[1:-1])
+        string, marker, rest = split_at(text, self._value_ends)
+        self._json.append(json.dumps(string, ensure_ascii=False)[1:-1])
         if not marker:
             return self._wait(rest)
         self._json.append('"')

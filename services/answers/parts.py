@@ -56,8 +56,8 @@ class Parts:
         for call in self.calls:
             for start in range(0, max(len(call.arguments), 1), limit):
                 name = call.name if start == 0 else ""
-                said = call.arguments[start : start + limit]
-                yield Parts(calls=[CallDelta(call.index, name, said, is_text=call.is_text)])
+                piece = call.arguments[start : start + limit]
+                yield Parts(calls=[CallDelta(call.index, name, piece, is_text=call.is_text)])
 
 
 class PartsParser(ABC):
@@ -115,9 +115,9 @@ class Margin:
         body = text.rstrip()
         self._held = text[len(body) :]
         if body and self._is_beside:
-            said = body.lstrip()
-            gap = self._gap or body[: len(body) - len(said)]
-            body = gap + said if self._has_text else said
+            piece = body.lstrip()
+            gap = self._gap or body[: len(body) - len(piece)]
+            body = gap + piece if self._has_text else piece
             self._gap = ""
             self._is_beside = False
         self._has_text = self._has_text or body != ""

@@ -131,8 +131,8 @@ class ReasoningParser(PartsParser):
 
     def _in_answer(self, text: str, parts: Parts) -> str:
         """Passes content on, without the tag behind the answer."""
-        said, marker, rest = split_at(text, self._marks.answer[1:])
-        parts.content += self._margin.push(said)
+        written, marker, rest = split_at(text, self._marks.answer[1:])
+        parts.content += self._margin.push(written)
         if not marker:
             return self._wait(rest)
         self._margin.cut()

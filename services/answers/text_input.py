@@ -52,11 +52,11 @@ class TextInputReader:
         return self._read(text)
 
     def _inside(self, text: str) -> str:
-        said = []
+        pieces = []
         at = 0
         while at < len(text):
             if (run := _RUN.match(text, at)) is not None:
-                said.append(run.group())
+                pieces.append(run.group())
                 at = run.end()
             elif text[at] == '"':
                 self._read = self._behind
@@ -67,9 +67,9 @@ class TextInputReader:
             else:
                 escape = _ESCAPE.match(text, at)
                 # A backslash that begins no escape stands for itself.
-                said.append(_spelled(escape.group()) if escape is not None else "\\")
+                pieces.append(_spelled(escape.group()) if escape is not None else "\\")
                 at = escape.end() if escape is not None else at + 1
-        return "".join(said)
+        return "".join(pieces)
 
     def _verbatim(self, text: str) -> str:
         return text

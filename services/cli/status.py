@@ -55,12 +55,12 @@ async def ask_gateway(rest: str) -> str:
     # Nothing is told that a certificate would have to protect.
     async with httpx.AsyncClient(base_url=rest, timeout=ASK_SECONDS, verify=False) as client:
         try:
-            told = (await client.get("/ready")).json()
+            answer = (await client.get("/ready")).json()
         except (httpx.HTTPError, ValueError):
             return ""
-    state = "is ready" if told["ready"] else f"misses {', '.join(told['missing'])}"
-    state += ", engine starting" if told.get("awaited") else ""
-    without = ", ".join(told.get("without", ()))
+    state = "is ready" if answer["ready"] else f"misses {', '.join(answer['missing'])}"
+    state += ", engine starting" if answer.get("awaited") else ""
+    without = ", ".join(answer.get("without", ()))
     return f"the gateway at {rest} {state}" + (f", without {without}" if without else "")
 
 

@@ -111,7 +111,7 @@ async def _run(
             if not await _unless(stopping, stack.start(bars.report)):
                 return INTERRUPTED
         assert stack.record is not None
-        _tell(console, stack.record, settings, time.monotonic() - began)
+        _print_record(console, stack.record, settings, time.monotonic() - began)
         if len(models) > 1:
             names = ", ".join(model.name for model in models[1:])
             console.print(f"beside it: [bold]{shown(names)}[/]\n")
@@ -170,7 +170,9 @@ def _own_state_folder(folder: Path) -> Iterator[None]:
         yield
 
 
-def _tell(console: Console, line: ClusterRecord, settings: StackSettings, seconds: float) -> None:
+def _print_record(
+    console: Console, line: ClusterRecord, settings: StackSettings, seconds: float
+) -> None:
     rules = settings.rules
     number = (
         str(rules.max_replicas)

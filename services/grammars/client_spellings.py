@@ -60,8 +60,10 @@ def _name_properties(part: dict[str, Any]) -> None:
 def _require_tags(root: dict[str, Any], part: dict[str, Any]) -> None:
     """Requires the property by which a `discriminator` of OpenAPI tells members apart. A constant
     that has a default is optional where pydantic writes it, and what it reads has to have it."""
-    told = part.pop("discriminator", None) if isinstance(part.get("discriminator"), dict) else None
-    name = told.get("propertyName") if told is not None else None
+    discriminator = (
+        part.pop("discriminator", None) if isinstance(part.get("discriminator"), dict) else None
+    )
+    name = discriminator.get("propertyName") if discriminator is not None else None
     members = part.get("oneOf", part.get("anyOf"))
     for member in members if isinstance(name, str) and isinstance(members, list) else ():
         found = _target(root, member)

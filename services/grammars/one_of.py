@@ -45,7 +45,7 @@ def turn_into_any_of(root: Schema, subschemas: Sequence[Schema]) -> None:
         if (
             isinstance(members, list)
             and isinstance(all_of, list)
-            and reader.tells_apart(part, members)
+            and reader.distinguishes(part, members)
         ):
             del part["oneOf"]
             part.update(
@@ -62,7 +62,7 @@ class _Reader:
         self._known_constants: dict[int, Constants] = {}
         """Constants by the identity of their subschema."""
 
-    def tells_apart(self, parent: Schema, members: Sequence[object]) -> bool:
+    def distinguishes(self, parent: Schema, members: Sequence[object]) -> bool:
         """Whether no value matches two of the members. `parent` has them as its `oneOf`, and holds
         for each."""
         try:

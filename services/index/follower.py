@@ -73,7 +73,7 @@ class Follower:
         self._wanted = asyncio.Event()
         self._wanted.set()
         self._repaired_at = self._doubted_at = -math.inf
-        self._told_seq = 0
+        self._last_seq = 0
 
     def take(self, batch: events_pb2.KvEventBatch) -> None:
         """Applies a batch, or holds it until those before it are there."""
@@ -98,9 +98,9 @@ class Follower:
         """Takes the number of the engine's last batch from its heartbeat. A batch that should have
         come by the next heartbeat was lost, and no later batch may ever show that."""
         column = self._index.column(self._member.replica_id)
-        if not self._is_catching_up and column is not None and column.seq < self._told_seq:
+        if not self._is_catching_up and column is not None and column.seq < self._last_seq:
             self.catch_up()
-        self._told_seq = seq
+        self._last_seq = seq
 
     def doubt(self) -> None:
         """Asks for lost batches, a little later; checksums then show whether a snapshot is

@@ -375,16 +375,16 @@ class Bus:
 
     async def _on_error(self, error: BaseException) -> None:
         structlog.get_logger().debug("bus error", error=repr(error))
-        said = str(error).lower()
-        if not any(word in said for word in _REFUSAL_WORDS):
+        problem = str(error).lower()
+        if not any(word in problem for word in _REFUSAL_WORDS):
             return
         if not self._client.is_connected:
             pause = self._client.options["reconnect_time_wait"]
             self._client.options["reconnect_time_wait"] = min(2 * pause, _REFUSED_SECONDS)
-        if said not in self._violations:
+        if problem not in self._violations:
             # A wrong password, or a role that lacks a right: the server names the refusal, never a
             # password.
-            self._violations.add(said)
+            self._violations.add(problem)
             structlog.get_logger().warning(
                 "NATS refuses this stage", url=self.shown_url, error=str(error)
             )

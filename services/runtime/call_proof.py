@@ -118,8 +118,8 @@ class ProofInterceptor(grpc.aio.ServerInterceptor):
         proof, why = self._checked(method, text, self._key)
         if proof is None:
             self._refusals.add(why, method=method)
-            told = f"this call needs the cluster's token: its proof is {why}"
-            return refusing(lambda context: context.abort(grpc.StatusCode.UNAUTHENTICATED, told))
+            refusal = f"this call needs the cluster's token: its proof is {why}"
+            return refusing(lambda context: context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal))
         return _answering(handler, (proof.answer(self._key),))
 
     def _checked(self, method: str, text: str, key: ClusterKey) -> tuple[Proof | None, str]:

@@ -16,10 +16,10 @@ class FaultLog:
 
     def add(self, fault: Exception, **about: str) -> None:
         """Logs the fault, unless the last one was the same."""
-        said = f"{type(fault).__name__}: {fault}"
-        if (text := f"{said} {about}") != self._last:
+        problem = f"{type(fault).__name__}: {fault}"
+        if (text := f"{problem} {about}") != self._last:
             traceback = None if isinstance(fault, self._expected) else fault
-            structlog.get_logger().error(self._event, **about, error=said, exc_info=traceback)
+            structlog.get_logger().error(self._event, **about, error=problem, exc_info=traceback)
             self._last = text
 
     def clear(self) -> None:

@@ -18,8 +18,8 @@ class Gateway(NamedTuple):
 
     @classmethod
     def of(cls, metadata: Iterable[tuple[str, str | bytes]]) -> Gateway:
-        said = {name: value for name, value in metadata if isinstance(value, str)}
-        return cls(said.get(_NAME, ""), said.get(_INCARNATION, ""))
+        values = {name: value for name, value in metadata if isinstance(value, str)}
+        return cls(values.get(_NAME, ""), values.get(_INCARNATION, ""))
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:

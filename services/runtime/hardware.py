@@ -70,12 +70,12 @@ def least_gpu_memory(load: Callable[[str], Any] = ctypes.CDLL) -> int:
     """Bytes of memory of the GPU that has least, of all that the driver lists; 0 where it says of
     none. `load` as in `gpu_names`."""
     memory = _Memory()
-    told = (
+    sizes = (
         int(memory.total)
         for nvml, handle in _listed_gpus(load)
         if not nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
     )
-    return min(told, default=0)
+    return min(sizes, default=0)
 
 
 def _listed_gpus(load: Callable[[str], Any]) -> Iterator[tuple[Any, ctypes.c_void_p]]:

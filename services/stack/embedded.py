@@ -36,8 +36,8 @@ _PORTS = range(20_000, 32_768)
 class EmbeddedServerError(Exception):
     """A server that did not start, with the end of its log."""
 
-    def __init__(self, name: str, log: Path, said: str) -> None:
-        super().__init__(f"{name} did not start; {log} ends with:\n{said[-1000:]}")
+    def __init__(self, name: str, log: Path, log_tail: str) -> None:
+        super().__init__(f"{name} did not start; {log} ends with:\n{log_tail[-1000:]}")
         self.name = name
         self.log = log
 

@@ -141,7 +141,7 @@ class ModelManager:
             owned_task(self._answer(bus, calls, members, tasks)),
             owned_task(self._follow(words)),
             owned_task(self._greet(hellos)),
-            owned_task(self._tell(bus)),
+            owned_task(self._publish(bus)),
         ):
             try:
                 await self._scale(bus, members, tasks)
@@ -253,15 +253,15 @@ class ModelManager:
         async for _ in hellos:
             self._changed.set()
 
-    async def _tell(self, bus: Bus) -> None:
+    async def _publish(self, bus: Bus) -> None:
         """Publishes the catalogue of models each second, and whenever it changes."""
         last = b""
-        told_at = 0.0
+        published_at = 0.0
         while True:
             catalogue = self._catalogue()
-            if catalogue != last or self._now() - told_at >= BEAT_SECONDS:
+            if catalogue != last or self._now() - published_at >= BEAT_SECONDS:
                 last = catalogue
-                told_at = self._now()
+                published_at = self._now()
                 await bus.publish(subjects.catalogue(self._id), catalogue)
             await asyncio.sleep(LOOK_SECONDS / 5)
 

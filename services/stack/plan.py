@@ -172,8 +172,8 @@ def gpu_defaults(env: Mapping[str, str], budget: int | None = None) -> dict[str,
     """Like `GPU_DEFAULTS`, with more requests at once where all GPUs are large, but no more than a
     step has tokens: the variable's number, which engines take in place of all others, or `budget`.
     An engine refuses more."""
-    said = env.get("HEADWATER_MAX_NUM_BATCHED_TOKENS", "")
-    most = int(said) if said.isdecimal() else budget or GPU_DEFAULTS["max-num-batched-tokens"]
+    setting = env.get("HEADWATER_MAX_NUM_BATCHED_TOKENS", "")
+    most = int(setting) if setting.isdecimal() else budget or GPU_DEFAULTS["max-num-batched-tokens"]
     is_large = least_gpu_memory() >= LARGE_GPU_BYTES
     return GPU_DEFAULTS | {
         "max-num-seqs": min(LARGE_GPU_SEQS if is_large else GPU_DEFAULTS["max-num-seqs"], most)

@@ -29,7 +29,7 @@ async def until_ready(
     """`servers`: the addresses of those that somebody else runs, if anybody does, by what they are
     called."""
     outside = {name: url for name, url in servers.items() if url is not None}
-    async with owned_task(_tell_when_late(gateway, outside, say, late_seconds)):
+    async with owned_task(_report_when_late(gateway, outside, say, late_seconds)):
         while not await _is_ready(gateway):  # noqa: ASYNC110 (another process)
             await asyncio.sleep(POLL_SECONDS)
     # A gateway is ready without Redis.
@@ -45,7 +45,7 @@ async def _is_ready(gateway: httpx.AsyncClient) -> bool:
         return False
 
 
-async def _tell_when_late(
+async def _report_when_late(
     gateway: httpx.AsyncClient,
     servers: Mapping[str, str],
     say: Callable[[str], None],

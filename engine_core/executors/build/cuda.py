@@ -210,9 +210,9 @@ def _swapper(served: LoadedModel, blocks: KvBlocks, config: EngineConfig) -> Cud
     swapper.seconds_per_block = 1e6 / rate
     if config.shares_kv_cache:
         swapper.copy_directly()
-    said = (
+    template = (
         "kv cache in host memory: %d blocks, %d tokens, locked in %.1f s, a block comes back "
         "in %.0f µs"
     )
-    log.info(said, num_slots, num_tokens, seconds, 1e6 * swapper.seconds_per_block)
+    log.info(template, num_slots, num_tokens, seconds, 1e6 * swapper.seconds_per_block)
     return swapper

@@ -46,8 +46,10 @@ class Memory:
             "largest step": 2 * self.step,
             "others": self.others,
         }
-        said = ", ".join(f"{name} {size / GB:.1f}" for name, size in parts.items())
-        return f"{self.total / GB:.1f} GB in all: {said}, kept for graphs {SPARE_BYTES / GB:.1f}"
+        parts_text = ", ".join(f"{name} {size / GB:.1f}" for name, size in parts.items())
+        return (
+            f"{self.total / GB:.1f} GB in all: {parts_text}, kept for graphs {SPARE_BYTES / GB:.1f}"
+        )
 
 
 @torch.inference_mode()

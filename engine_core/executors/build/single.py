@@ -43,7 +43,7 @@ def build_executor(
         torch.set_num_threads(options.num_threads)
     loaded = platforms.load(options.device)
     request = checked(options, loaded.device.name, loaded.device.capabilities)
-    _tell_activations(request)
+    _log_activations(request)
     if options.layout.num_ranks > 1:
         check_num_ranks(options, loaded.device)
     flags = loaded.device.capabilities
@@ -76,7 +76,7 @@ def rank_executor(
     return built
 
 
-def _tell_activations(request: BuildRequest) -> None:
+def _log_activations(request: BuildRequest) -> None:
     """Logs where a checkpoint was made for activations of 8 bits and is served with others."""
     quantization = request.model.quantization
     if quantization is None:

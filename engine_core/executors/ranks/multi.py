@@ -102,7 +102,7 @@ class MultiExecutor:
         return self.ranks.has_word(self._speaker)
 
     def warm_up(self) -> float:
-        self.ranks.tell(encode_warm_up())
+        self.ranks.send(encode_warm_up())
         seconds = [_warmed_up(self.ranks, rank) for rank in range(self.ranks.size)]
         self._longest_step = max(seconds)
         return self._longest_step
@@ -116,11 +116,11 @@ class MultiExecutor:
             # A pass of what drafts takes no longer than a step.
             most = (PATIENCE + max(drafts)) * max(self._slowest_step, *seconds)
             self.ranks.allow_silence(max(self._least_silence, most))
-        self.ranks.tell(message)
+        self.ranks.send(message)
 
     def prepare(self) -> bool:
         if self._prepares:
-            self.ranks.tell(encode_prepare())
+            self.ranks.send(encode_prepare())
             report = decode_report(self.ranks.receive(self._speaker))
             assert isinstance(report, RankPrepared)
             self._prepares = report.is_more_left
@@ -129,8 +129,8 @@ class MultiExecutor:
     def rank_figures(self) -> list[RankFigures]:
         return self.ranks.board.figures()
 
-    def on_rank_lost(self, tell: Callable[[RankLost], None]) -> None:
-        self.ranks.on_lost(tell)
+    def on_rank_lost(self, report: Callable[[RankLost], None]) -> None:
+        self.ranks.on_lost(report)
 
     def close(self) -> None:
         self.ranks.close()

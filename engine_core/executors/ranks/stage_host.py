@@ -51,7 +51,7 @@ class StageHost:
         self._stops = stops
         self._num_threads = num_threads or torch.get_num_threads()
         self._waiting = Waiting(stops)
-        self._said = ""
+        self._last_report = ""
 
     def run(self) -> None:
         """Joins and computes again and again until it is stopped. Raises `ConfigError` and
@@ -84,7 +84,7 @@ class StageHost:
             joined.connection.close()
             raise
         log.info("stage %d of the engine at %s is computed here", joined.stage, self._address)
-        self._said = ""
+        self._last_report = ""
         try:
             life.run(self._stops)
         except LinkLost as lost:
@@ -120,6 +120,6 @@ class StageHost:
 
     def _report(self, sentence: str) -> None:
         """Logs a sentence, unless it is the one that was logged last."""
-        if sentence != self._said:
+        if sentence != self._last_report:
             log.warning("%s", sentence)
-            self._said = sentence
+            self._last_report = sentence

@@ -39,7 +39,7 @@ class OfferRefused(Exception):
 
 def make_offer(options: ExecutorOptions, loaded: LoadedDevice) -> str:
     """Raises `OSError` where the model folder cannot be read."""
-    told = {
+    offered = {
         field.name: getattr(options, field.name)
         for field in fields(ExecutorOptions)
         if field.name not in OWN
@@ -50,7 +50,7 @@ def make_offer(options: ExecutorOptions, loaded: LoadedDevice) -> str:
         "sources": source_digest((*ROOMS, *loaded.sources)).hex(),
         "environment": asdict(loaded.device.environment()),
         # The engine's own choice of a device may be another one here.
-        "options": told | {"device": loaded.device.name},
+        "options": offered | {"device": loaded.device.name},
         "model": _model(options.model_folder, options.load_format),
     }
     return json.dumps(offer)
@@ -60,19 +60,21 @@ def accepted_options(
     offer: str, model_folder: Path, num_threads: int
 ) -> tuple[ExecutorOptions, LoadedDevice]:
     """The engine's options as this host takes them. Raises `OfferRefused`."""
-    told: dict[str, Any] = json.loads(offer)
-    if told["version"] != _version():
-        raise OfferRefused(f"the engine is Headwater {told['version']}, this host has {_version()}")
+    offered: dict[str, Any] = json.loads(offer)
+    if offered["version"] != _version():
+        raise OfferRefused(
+            f"the engine is Headwater {offered['version']}, this host has {_version()}"
+        )
     try:
-        loaded = platforms.load(told["options"]["device"])
+        loaded = platforms.load(offered["options"]["device"])
     except ConfigError as error:
         raise OfferRefused(str(error)) from None
-    if told["sources"] != source_digest((*ROOMS, *loaded.sources)).hex():
+    if offered["sources"] != source_digest((*ROOMS, *loaded.sources)).hex():
         raise OfferRefused(f"the engine has other sources of Headwater {_version()} than this host")
-    _check_environment(told["environment"], loaded.device.environment())
-    _check_model(told["model"], model_folder, told["options"]["load_format"])
+    _check_environment(offered["environment"], loaded.device.environment())
+    _check_model(offered["model"], model_folder, offered["options"]["load_format"])
     options = ExecutorOptions(
-        **told["options"], model_folder=model_folder, num_threads=num_threads, copies_ranks=True
+        **offered["options"], model_folder=model_folder, num_threads=num_threads, copies_ranks=True
     )
     return options, loaded
 

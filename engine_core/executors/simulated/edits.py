@@ -86,13 +86,13 @@ class SimulatedEdits:
 
     def _banned(self, outputs: IdArray) -> list[int]:
         sampling = self._sampling
-        said = outputs.tolist()
+        output_ids = outputs.tolist()
         banned = [
             word[-1]
             for word in sampling.bad_words
-            if len(word) == 1 or said[-(len(word) - 1) :] == list(word[:-1])
+            if len(word) == 1 or output_ids[-(len(word) - 1) :] == list(word[:-1])
         ]
-        if len(said) < sampling.min_tokens:
+        if len(output_ids) < sampling.min_tokens:
             banned += sampling.min_tokens_blocked_ids
         return banned
 

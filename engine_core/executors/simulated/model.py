@@ -78,11 +78,11 @@ class SimulatedModel:
         `eos_from`. `num_kept`: number of tokens that filters keep, [S]; None: all."""
         places = entries + output_indices.astype(np.uint64) * POSITION_SALT
         draws = mix(places + noise)
-        num_said = np.uint64(self.vocab_size - self.first_token_id)
-        if num_kept is not None and (num_kept < num_said).any():
+        num_drawable = np.uint64(self.vocab_size - self.first_token_id)
+        if num_kept is not None and (num_kept < num_drawable).any():
             ranks = (draws >> np.uint64(32)) % num_kept
-            draws = np.where(num_kept < num_said, mix(places + ranks * RANK_SALT), draws)
-        tokens = ((draws >> np.uint64(32)) % num_said).astype(np.int32) + np.int32(
+            draws = np.where(num_kept < num_drawable, mix(places + ranks * RANK_SALT), draws)
+        tokens = ((draws >> np.uint64(32)) % num_drawable).astype(np.int32) + np.int32(
             self.first_token_id
         )
         if self.eos_token_id is not None:

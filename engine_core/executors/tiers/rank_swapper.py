@@ -20,7 +20,7 @@ class RankSwapper:
         self.seconds_per_block = seconds_per_block
 
     def swap(self, plan: SwapPlan) -> None:
-        self._ranks.tell(encode_swap(plan))
+        self._ranks.send(encode_swap(plan))
 
     @property
     def num_saved(self) -> int:

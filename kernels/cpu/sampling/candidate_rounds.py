@@ -76,11 +76,11 @@ def _best(
     own = draw(logits, draws, first_token=part.first_token)
     scores = scores_of(logits, own, draws, first_token=part.first_token)
     chosen = logits.gather(1, own[:, None].long())[:, 0]
-    said = torch.stack((scores, chosen, (own + part.first_token).view(torch.float32)), dim=1)
-    of_ranks = part.join(said).view(len(said), -1, 3)
+    drawn_here = torch.stack((scores, chosen, (own + part.first_token).view(torch.float32)), dim=1)
+    of_ranks = part.join(drawn_here).view(len(drawn_here), -1, 3)
     # The first of equal scores counts, which has the smaller token.
     best = of_ranks[:, :, 0].argmax(1)
-    rows = of_ranks[torch.arange(len(said)), best]
+    rows = of_ranks[torch.arange(len(drawn_here)), best]
     return rows[:, 2].contiguous().view(torch.int32), rows[:, 1].contiguous()
 
 

@@ -105,7 +105,7 @@ def run(
     is launched, or there is none to launch: the device does not wait for that, nor do those who
     fill masks share their processor. It is written first where launching computes: it would come a
     whole step late."""
-    said = LateReport(reports)
+    late_report = LateReport(reports)
     waits = WaitReports(reports)
     adapters = CoreAdapters(engine, host_adapters, reports)
     is_prepared = False
@@ -120,14 +120,14 @@ def run(
             if has_work:
                 is_idle = False
                 if waits_for is not WaitsFor.NOTHING:
-                    said.write()
+                    late_report.write()
                     waits.write_when_due(engine)
                     commands.wait(PATIENCE_SECONDS)
                     waits_for = engine.waits_for
                     if waits_for is WaitsFor.DEVICE and not commands.is_readable():
                         continue
             else:
-                said.write()
+                late_report.write()
                 if not is_idle or waits_for is WaitsFor.WORK:
                     reports.write(encode(Idle(engine.load(), num_commands)))
                     is_idle = True
@@ -139,14 +139,14 @@ def run(
                 is_idle = False
             adapters.settle()
             engine.launch()
-            said.write()
+            late_report.write()
             waits_for = engine.settle()
             if (output := engine.take_output()) is not None:
                 # The server waits for a word after each step that says something.
                 is_idle = False
-                said.report = Step(output, *executor.take())
+                late_report.report = Step(output, *executor.take())
             if executor.computes_at_once:
-                said.write()
+                late_report.write()
 
 
 class LateReport:
@@ -333,14 +333,17 @@ class SpokenProgress:
 
     def __init__(self, reports: RingWriter) -> None:
         self._reports = reports
-        self._said: tuple[str, int] | None = None
-        self._said_at = 0.0
+        self._last_progress: tuple[str, int] | None = None
+        self._last_progress_at = 0.0
 
     def __call__(self, phase: str, done: int, total: int) -> None:
         now = (phase, 10 * done // max(total, 1))
-        if now != self._said or time.monotonic() - self._said_at >= REPEAT_SECONDS:
-            self._said = now
-            self._said_at = time.monotonic()
+        if (
+            now != self._last_progress
+            or time.monotonic() - self._last_progress_at >= REPEAT_SECONDS
+        ):
+            self._last_progress = now
+            self._last_progress_at = time.monotonic()
             self._reports.write(encode(Progress(phase, done, total, at=time.time())))
 
 

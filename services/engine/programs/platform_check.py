@@ -167,8 +167,8 @@ def main() -> None:
         out.print(as_table(rows))
         if not settings.model:
             out.print("the demo model was not checked (--no-model)")
-        said = f"{len(failed)} of {len(rows)} failed" if failed else f"all {len(rows)} passed"
-        out.print(f"platform {settings.device}: {said}")
+        summary = f"{len(failed)} of {len(rows)} failed" if failed else f"all {len(rows)} passed"
+        out.print(f"platform {settings.device}: {summary}")
     sys.exit(int(bool(failed)))
 
 

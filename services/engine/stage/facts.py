@@ -93,7 +93,7 @@ class EngineFacts:
         load = self._server.load()
         return dataclasses.replace(load, waiting_credits=self._credits.shares(load.prefill_tps))
 
-    def tell(self, batch: KvEventBatch) -> None:
+    def publish_batch(self, batch: KvEventBatch) -> None:
         """Takes a batch of KV events; never waits."""
         self._index.apply(batch)
         self._batches.append(batch)

@@ -208,7 +208,7 @@ class MaskWriter:
             self._fill_behind_drafts(
                 [each for each in followers if each.draft_ids and each.key not in faults]
             )
-            self._tell(followers, faults)
+            self._report(followers, faults)
             self._observe(time.perf_counter() - start)
             self._force([each for each in followers if each.is_drafted and each.has_mask])
 
@@ -327,7 +327,7 @@ class MaskWriter:
             for matcher, row in matchers:
                 matcher.unsafe_compute_mask_ptr(address + row * num_bytes, num_bytes)
 
-    def _tell(self, followers: list[Follower], faults: dict[int, str]) -> None:
+    def _report(self, followers: list[Follower], faults: dict[int, str]) -> None:
         if filled := [each for each in followers if each.key not in faults]:
             rows = [each.row for each in filled]
             tickets = [each.ticket for each in filled]

@@ -100,7 +100,7 @@ async def _serve_clients(
                 owned_task(server.grammars.run(core.memory.take_mask_reports())) as masks,
             ):
                 async with EngineFacts.published(settings, replica, server) as facts:
-                    server.open(facts.tell)
+                    server.open(facts.publish_batch)
                     life.announce(core.pid, grpc=listener.address, **metrics)
                     # Nobody else ends what starves or waits for a mask: without these two, another
                     # engine is better.

@@ -310,14 +310,14 @@ class EngineSession:
             deadline = loop.call_later(
                 add.deadline_ms / 1000, self.cancel, stream_id, "deadline_exceeded"
             )
-        told = {
+        attributes = {
             "headwater.request_id": add.request_id,
             "attempt": add.attempt,
             "choice": request.choice_index,
         }
-        span = self._host.tracing.begin("engine", add.traceparent, add.tracestate, **told)
+        span = self._host.tracing.begin("engine", add.traceparent, add.tracestate, **attributes)
         structlog.get_logger().debug(
-            "stream entered", trace_id=span.context.trace_id, tenant=add.tenant, **told
+            "stream entered", trace_id=span.context.trace_id, tenant=add.tenant, **attributes
         )
         first_index = len(request.output_ids)
         granted = len(request.output_ids) + request.credit
@@ -405,9 +405,13 @@ class EngineSession:
         cause: common_pb2.LossCause.ValueType = LIVE,
     ) -> None:
         """Says the end of streams that the core does not know, or no more."""
-        told: dict[str, Any] = {"reason": reason, "error": error[:MAX_ERROR_CHARS], "cause": cause}
+        attributes: dict[str, Any] = {
+            "reason": reason,
+            "error": error[:MAX_ERROR_CHARS],
+            "cause": cause,
+        }
         finishes = [
-            pb.Finish(stream_id=stream_id, retriable=cause != LIVE, **told)
+            pb.Finish(stream_id=stream_id, retriable=cause != LIVE, **attributes)
             for stream_id in stream_ids
         ]
         self._outbox.put(step_frames(0, Rows(), [], finishes))

@@ -161,16 +161,16 @@ class Stream:
         if work is None:
             self.span.end(finished.error)
         else:
-            told = {
+            attributes = {
                 "steps": work.num_steps,
                 "batch": work.mean_batch,
                 "preemptions": work.num_preemptions,
             }
-            told |= {
+            attributes |= {
                 "draft_tokens": work.num_draft_tokens,
                 "accepted_tokens": work.num_accepted_tokens,
             }
-            self.span.end(finished.error, **told)
+            self.span.end(finished.error, **attributes)
 
     def _work(self, work: Work, num_output_tokens: int, experts: ExpertFigures | None) -> pb.Work:
         return pb.Work(

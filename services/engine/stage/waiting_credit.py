@@ -55,16 +55,18 @@ class WaitingCredits:
         while the engine's speed is unknown."""
         now = self._clock()
         self._backlogs = {
-            epoch: told for epoch, told in self._backlogs.items() if now - told.at < EXPIRY_SECONDS
+            epoch: reported
+            for epoch, reported in self._backlogs.items()
+            if now - reported.at < EXPIRY_SECONDS
         }
         if not self._backlogs or prefill_tps <= 0:
             return {}
         half = max(MIN_TOKENS, WAITING_SECONDS * prefill_tps) / 2
         equal = 1 / len(self._backlogs)
-        waiting = sum(told.tokens for told in self._backlogs.values())
+        waiting = sum(reported.tokens for reported in self._backlogs.values())
         return {
-            epoch: round(half * (equal + (told.tokens / waiting if waiting else equal)))
-            for epoch, told in self._backlogs.items()
+            epoch: round(half * (equal + (reported.tokens / waiting if waiting else equal)))
+            for epoch, reported in self._backlogs.items()
         }
 
     async def _read(self, backlogs: Subscription) -> None:

@@ -160,12 +160,12 @@ async def keep_up(
             structlog.get_logger().exception(f"{name} failed", address=address)
             return Ending(Cause.BROKEN, repr(fault))
 
-    told = ""
+    last_problem = ""
     while not is_over(ending := await run_one()):
         # Each attempt in vain ends the same way: one line tells it.
-        is_news = ending.was_open or ending.problem != told
+        is_news = ending.was_open or ending.problem != last_problem
         log = structlog.get_logger()
-        told = ending.problem
+        last_problem = ending.problem
         (log.warning if is_news else log.debug)(
             f"{name} lost", address=address, problem=ending.problem
         )

@@ -104,7 +104,7 @@ def test_stages_compute_different_groups_at_the_same_time(qwen3: tuple[Any, Path
         assert isinstance(executor, MultiExecutor)
         # The stages behind the first one may answer before the first one counts the plan.
         assert holds_within(
-            lambda: executor.rank_figures()[0].num_plans == executor.ranks._num_told, 30
+            lambda: executor.rank_figures()[0].num_plans == executor.ranks._num_sent, 30
         )
         num_plans = executor.rank_figures()[0].num_plans
     # Eight requests in two groups of four: twice as many steps as tokens, and some at the end whose

@@ -81,7 +81,7 @@ def test_progress_of_a_rank_is_told_while_another_one_waits_for_it() -> None:
 
     def progress(phase: str, done: int, total: int) -> None:
         told.append((phase, done, total))
-        ranks.tell(b"heard")
+        ranks.send(b"heard")
 
     with two_ranks(wait_for_the_second) as ranks:
         assert start_ranks._hellos(ranks, progress) == [HELLO, HELLO]
@@ -226,7 +226,7 @@ def answer_at_length(start: RankStart) -> None:
 def test_long_plans_behind_long_results_are_told() -> None:
     with two_ranks(answer_at_length) as ranks:
         telling = threading.Thread(
-            target=lambda: [ranks.tell(LONG_MESSAGE) for _ in range(3)], daemon=True
+            target=lambda: [ranks.send(LONG_MESSAGE) for _ in range(3)], daemon=True
         )
         telling.start()
         telling.join(60)

@@ -8,7 +8,7 @@ from hashlib import blake2b
 import msgspec
 import pytest
 
-from headwater.gateway.live.cluster_prefixes import holders_told, youngest
+from headwater.gateway.live.cluster_prefixes import reported_holders, youngest
 from headwater.gateway.live.gateway_prefixes import MAX_HASHES, GatewayPrefixes, packed, unpacked
 from headwater.gateway.live.gateway_survey import MAX_ANSWER_BYTES
 from headwater.gateway.router.recent_prompts import (
@@ -77,4 +77,4 @@ def test_a_replica_holds_a_block_where_one_gateway_says_so() -> None:
         GatewayPrefixes([], [(*block, ["b", "a"])]),
         GatewayPrefixes([], []),
     ]
-    assert holders_told(told) == {block: {"a", "b"}, other: {"a"}}
+    assert reported_holders(told) == {block: {"a", "b"}, other: {"a"}}

@@ -166,7 +166,7 @@ async def test_what_happens_while_nats_is_away_counts_at_the_other_once_it_is_ba
         servers.push_async_callback(server.stop)
         long = [sends(one, 400_000), sends(one, 400_000)]
         async with asyncio.timeout(30):
-            while other.peers.num_told < 2:  # noqa: ASYNC110 (the account has no event)
+            while other.peers.num_remote < 2:  # noqa: ASYNC110 (the account has no event)
                 await asyncio.sleep(0.001)
         one.started(long[0], 0)
         async with asyncio.timeout(30):
@@ -183,7 +183,7 @@ async def test_what_happens_while_nats_is_away_counts_at_the_other_once_it_is_ba
         server = await start_nats(free_dir, port=server.port, **kept)
         servers.push_async_callback(server.stop)
         async with asyncio.timeout(30):
-            while other.peers.num_told < 4:  # noqa: ASYNC110
+            while other.peers.num_remote < 4:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             while waiting(other, served_model)[1] > 1:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
@@ -208,7 +208,7 @@ def test_beats_tell_what_was_lost_of_prompts_that_are_not_computed_and_of_those_
             await asyncio.sleep(0.1)
             air.drop = 0.0
             await asyncio.sleep(1.1)
-            assert other.peers.num_told == 2
+            assert other.peers.num_remote == 2
             assert waiting(other, served_model)[1] < 1
 
     run_virtually(main(), 0)
@@ -236,7 +236,7 @@ def test_many_requests_are_repeated_in_messages_that_nats_takes(
                     one.started(dispatch, 0)
             here.find()
             await asyncio.sleep(0.1)
-            assert other.peers.num_told == 25
+            assert other.peers.num_remote == 25
             lens = [
                 len(InFlightUpdate.FromString((await anext(updates)).payload).added)
                 for _ in range(4)
@@ -259,6 +259,6 @@ def test_words_that_are_lost_doubled_and_turned_round_are_put_right_by_the_next_
                 one.finished(dispatch)
             air.drop = air.double = 0.0
             await asyncio.sleep(2.5)
-            assert (waiting(other, served_model), other.peers.num_told) == ((0, 0), 0)
+            assert (waiting(other, served_model), other.peers.num_remote) == ((0, 0), 0)
 
     run_virtually(main(), 7)

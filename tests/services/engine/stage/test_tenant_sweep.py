@@ -13,7 +13,7 @@ from headwater.engine_core.kv.block_source import Owner
 from headwater.engine_core.kv.disk.block_files import BlockFiles
 from headwater.engine_core.kv.tenant_files import tenants_below
 from headwater.gateway.tenancy.directory import TenantDirectory
-from headwater.gateway.tenancy.gone_tenants import gone_tenants_told
+from headwater.gateway.tenancy.gone_tenants import gone_tenants_published
 from headwater.gateway.tenancy.records import TenantRecord, new_uid
 from headwater.gateway.tenancy.tenant_store import TenantStore
 from headwater.gateway.tenancy.tenants import AdminKeys
@@ -61,7 +61,7 @@ async def test_the_blocks_of_a_removed_tenant_leave_every_disk_and_no_others(
         directory = TenantDirectory(store, AdminKeys({}))
         async with (
             directory.running(bus),
-            gone_tenants_told(bus, directory),
+            gone_tenants_published(bus, directory),
             TenantSweep.running(engines_bus, tmp_path),
         ):
             await asyncio.sleep(1.0)
@@ -78,7 +78,7 @@ async def test_a_tenant_that_went_while_no_engine_ran_is_noticed_at_the_start(
         await store.make()
         disk = Disk(tmp_path, gone := new_uid())
         directory = TenantDirectory(store, AdminKeys({}))
-        async with directory.running(bus), gone_tenants_told(bus, directory):
+        async with directory.running(bus), gone_tenants_published(bus, directory):
             assert directory.is_gone(gone)
             async with TenantSweep.running(bus, tmp_path):
                 await disk.until_left()
@@ -98,7 +98,7 @@ async def test_removed_tenants_are_noticed_among_more_than_one_message_has_room_
         store = TenantStore(bus)
         await store.make()
         directory = TenantDirectory(store, AdminKeys({}))
-        async with directory.running(bus), gone_tenants_told(bus, directory):
+        async with directory.running(bus), gone_tenants_published(bus, directory):
             assert await TenantSweep(engines_bus, tmp_path).look() == 2
     await disk.until_left()
 
