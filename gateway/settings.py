@@ -18,6 +18,7 @@ BODY_BYTES_PER_SECOND = 16 * 1024
 place for ever."""
 ROUTING_POLICIES = ("seconds", "load", "requests")
 """Names of `POLICIES` of `router/policy.py`."""
+_WORDS = {"routing_policy": ROUTING_POLICIES, "ready_needs_engine": ("once", "always", "never")}
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s]+")
 _ROOT_PATH = re.compile(r"(/[^/?#\s]+)+")
 
@@ -176,9 +177,10 @@ class GatewaySettings(StageSecuritySettings):
         "seconds that a request waits for the first engine of its model to start; 0: requests do "
         "not wait",
     )
-    ready_needs_engine: bool = setting(
-        False,
-        "answer /ready with 503 until an engine is there, even if requests wait for one to start",
+    ready_needs_engine: str = setting(
+        "once",
+        "when /ready is 503 without an engine although requests wait for one: until there was one "
+        "(once), always, or never: where the first request starts it",
     )
     response_ttl: float = setting(
         86400.0, "seconds that responses and conversations are kept in Redis"
@@ -226,9 +228,9 @@ class GatewaySettings(StageSecuritySettings):
                     raise SettingError(name, getattr(self, name), allowed)
         if self.port and self.port == self.grpc_port:
             raise SettingError("grpc_port", self.grpc_port, "another port than --port")
-        if self.routing_policy not in ROUTING_POLICIES:
-            allowed = ", ".join(ROUTING_POLICIES)
-            raise SettingError("routing_policy", self.routing_policy, allowed)
+        for name, words in _WORDS.items():
+            if getattr(self, name) not in words:
+                raise SettingError(name, getattr(self, name), ", ".join(words))
         self._check_addresses()
         if bool(self.tls_cert_file) != bool(self.tls_key_file):
             raise SettingError(

@@ -70,9 +70,9 @@ class Cluster:
     timelines: Timelines
     max_choices: int
     """Largest number of choices in one request."""
-    needs_engine: bool = False
-    """Whether the gateway is not ready without an engine, also where requests would wait for
-    one."""
+    needs_engine: str = "once"
+    """When the gateway is not ready without an engine, where requests would wait for one: `always`,
+    `never`, or until there was one (`once`)."""
     tracing: Tracing = field(default_factory=NoTracing)
     log: FilteringBoundLogger = field(default_factory=lambda: structlog.get_logger().bind())
     """Logger of requests. NOTE: it is bound once; binding is most of the cost of a line that is not
@@ -143,18 +143,25 @@ class Cluster:
         stages = {
             "processor": bool(self.processors.models()),
             "output processor": self.outputs.is_reachable,
-            # Where replicas are started when requests wait, none need be there.
-            "engine": self.router.has_replicas
-            or (self.cold_starts.patience > 0 and not self.needs_engine),
+            "engine": self.router.has_replicas or self._comes_by_itself(),
         }
         return ["draining"] * self.draining + [
             stage for stage, is_there in stages.items() if not is_there
         ]
 
+    def _comes_by_itself(self) -> bool:
+        """Whether requests may wait for an engine: there was one, a supervisor starts or wakes them,
+        or the settings say that the first request does. Not while the first one loads."""
+        if not self.cold_starts.patience or self.needs_engine == "always":
+            return False
+        return (
+            self.needs_engine == "never" or self.router.had_replicas or self.catalogues.is_served()
+        )
+
     def awaited(self) -> list[str]:
         """Stages that are missing and that requests wait for: an engine that starts, or will by
         demand."""
-        is_awaited = self.cold_starts.patience > 0 and not self.router.has_replicas
+        is_awaited = not self.router.has_replicas and self._comes_by_itself()
         return ["engine"] * is_awaited
 
     @contextlib.contextmanager

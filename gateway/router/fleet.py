@@ -45,6 +45,11 @@ class Fleet:
         return any(self._models.values())
 
     @property
+    def had_replicas(self) -> bool:
+        """Whether any model has had a replica, also one that left."""
+        return bool(self._models)
+
+    @property
     def model_keys(self) -> list[str]:
         return [model_key for model_key, replicas in self._models.items() if replicas]
 

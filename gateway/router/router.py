@@ -130,6 +130,11 @@ class Router:
     def has_replicas(self) -> bool:
         return bool(self._fleet)
 
+    @property
+    def had_replicas(self) -> bool:
+        """Whether there has been a replica since the start."""
+        return self._fleet.had_replicas
+
     def has_replica(self, model_key: str) -> bool:
         """An engine serves the model, is not leaving and does not sleep."""
         return any(not replica.is_away for replica in self._fleet.of(model_key).values())

@@ -73,6 +73,14 @@ class Catalogues:
         """Entries of a model; empty where no supervisor knows it."""
         return [self._received[name].entries[model] for name in self.owners(model)]
 
+    def is_served(self) -> bool:
+        """Whether a supervisor serves a model: it starts or wakes engines when requests wait."""
+        return any(
+            entry.state == CatalogueEntry.STATE_SERVING
+            for name in self.supervisors()
+            for entry in self._received[name].entries.values()
+        )
+
     def turn_of(self, model: str) -> dict[str, Any]:
         """Facts about a model's turn on its device, for tenants; empty where models take none. When
         the model was last used is not among them: others may have used it."""

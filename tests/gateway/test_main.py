@@ -33,14 +33,16 @@ def test_it_is_there_in_moments_even_with_nothing_behind() -> None:
         assert stage.process.wait(30) == 0
 
 
-def test_an_engine_that_requests_would_wait_for_is_told_by_ready(behind: Behind) -> None:
+def test_ready_waits_for_the_first_engine_unless_the_first_request_starts_it(
+    behind: Behind,
+) -> None:
     without_engine = [
         *Behind(behind.processor, behind.output_processor, ()).flags(),
         "--cold-start-timeout=60",
     ]
-    patient = gateway_stage(*without_engine)
-    strict = gateway_stage(*without_engine, "--ready-needs-engine")
-    with started(patient, strict), Gateway(patient) as gateway, Gateway(strict) as other:
+    patient = gateway_stage(*without_engine, "--ready-needs-engine=never")
+    usual = gateway_stage(*without_engine)
+    with started(patient, usual), Gateway(patient) as gateway, Gateway(usual) as other:
         gateway.wait_until(gateway.is_ready)
         told = gateway.client.get("/ready").json()
         assert (told["ready"], told["missing"], told["awaited"]) == (True, [], ["engine"])

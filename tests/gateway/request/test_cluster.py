@@ -76,3 +76,35 @@ async def test_a_model_without_a_processor_is_away_while_engines_serve_it_and_un
         model("away")
     with pytest.raises(NotFound):
         model("unknown")
+
+
+@pytest.mark.parametrize(
+    ("needs_engine", "facts", "ready"),
+    [
+        ("once", {}, False),
+        ("once", {"had_replicas": True}, True),
+        ("once", {"is_served": True}, True),
+        ("always", {"had_replicas": True, "is_served": True}, False),
+        ("never", {}, True),
+        ("never", {"patience": 0.0}, False),
+    ],
+)
+def test_without_an_engine_a_gateway_is_ready_where_one_comes_by_itself(
+    needs_engine: str, facts: dict[str, Any], ready: bool
+) -> None:
+    """Not while the first engine loads: requests would wait for as long as that takes."""
+    router = SimpleNamespace(has_replicas=False, had_replicas=facts.get("had_replicas", False))
+    there: Any = SimpleNamespace(
+        needs_engine=needs_engine,
+        router=router,
+        processors=SimpleNamespace(models=lambda: {"m": None}),
+        outputs=SimpleNamespace(is_reachable=True),
+        catalogues=SimpleNamespace(is_served=lambda: facts.get("is_served", False)),
+        cold_starts=SimpleNamespace(patience=facts.get("patience", 60.0)),
+        draining=False,
+    )
+    there._comes_by_itself = lambda: Cluster._comes_by_itself(there)
+    assert Cluster.missing(there) == ([] if ready else ["engine"])
+    assert Cluster.awaited(there) == (["engine"] if ready else [])
+    router.has_replicas = True
+    assert (Cluster.missing(there), Cluster.awaited(there)) == ([], [])

@@ -110,6 +110,11 @@ its node: a thread for each would wait for the others most of the time. */ -}}
 {{- if and .root.Values.keda.enabled (ne (int .engine.minReplicas) (int .engine.maxReplicas)) }}true{{ end -}}
 {{- end -}}
 
+{{- /* Whether the first request starts an engine of some model: "true" or nothing. */ -}}
+{{- define "headwater.startsByRequest" -}}
+{{- range include "headwater.engines" . | fromJsonArray }}{{ if and (include "headwater.isScaled" (dict "root" $ "engine" .)) (not (int .minReplicas)) }}true{{ end }}{{ end -}}
+{{- end -}}
+
 {{- /* Whether an engine has stages on other hosts: "true" or nothing. */ -}}
 {{- define "headwater.hasStageHosts" -}}
 {{- range include "headwater.engines" . | fromJsonArray }}{{ if gt (int .hosts) 1 }}true{{ end }}{{ end -}}
