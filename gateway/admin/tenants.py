@@ -19,6 +19,7 @@ from nats.js import JetStreamContext
 
 from headwater.services.runtime import errors, subjects
 from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.key_file import RESERVED
 from headwater.services.runtime.usage_log import AUDIT_STREAM, UsageLog, make_stream, read_stream
 
 from ..buckets import or_unavailable
@@ -27,7 +28,7 @@ from ..openai.decode import decode
 from ..tenancy.caller import MAX_GOAL_MS
 from ..tenancy.directory import TenantDirectory, new_key
 from ..tenancy.records import Count, Key, Limits, TenantRecord, new_uid
-from ..tenancy.tenants import RESERVED, AdminKeys, authorization_of, checked_name
+from ..tenancy.tenants import AdminKeys, authorization_of, checked_name
 from ..wire.decode import convert
 from .purge import Purge
 

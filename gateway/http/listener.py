@@ -17,7 +17,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from headwater.services.runtime.advertise import advertised, joined, listened
-from headwater.services.runtime.settings import SettingError
+from headwater.services.runtime.client_tls import check_client_tls
 
 from ..settings import GatewaySettings
 from .connection import UNSENT_BYTES, ConnectionConfig
@@ -91,25 +91,8 @@ class ClientTls:
             return None
         ca = Path(settings.tls_client_ca_file) if settings.tls_client_ca_file else None
         files = cls(Path(settings.tls_cert_file), Path(settings.tls_key_file), ca)
-        files._check()
+        check_client_tls(files.cert, files.key, files.client_ca)
         return files
-
-    def _check(self) -> None:
-        """gRPC would say of such files that it cannot listen."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        try:
-            # An encrypted key would be asked for at the terminal without a password.
-            context.load_cert_chain(self.cert, self.key, password="")
-        except ssl.SSLError:
-            allowed = "a PEM certificate whose private key, unencrypted PEM, --tls-key-file names"
-            raise SettingError("tls_cert_file", str(self.cert), allowed) from None
-        if self.client_ca is not None:
-            try:
-                context.load_verify_locations(self.client_ca)
-            except ssl.SSLError:
-                raise SettingError(
-                    "tls_client_ca_file", str(self.client_ca), "PEM certificates"
-                ) from None
 
     def for_rest(self) -> dict[str, Any]:
         files: dict[str, Any] = {"ssl_certfile": self.cert, "ssl_keyfile": self.key}

@@ -21,6 +21,7 @@ import structlog
 
 from headwater.services.runtime import errors, subjects
 from headwater.services.runtime.bus import Bus, Subscription
+from headwater.services.runtime.key_file import ADMIN_TENANT
 from headwater.services.runtime.listeners import call_each
 from headwater.services.runtime.tasks import owned_task, set_within
 
@@ -28,7 +29,6 @@ from .records import Key, Removed, Scope, TenantRecord
 from .snapshot import Snapshot
 from .tenant_store import TenantStore
 from .tenants import (
-    ADMIN_TENANT,
     MARK,
     AdminKeys,
     KeyedTenants,

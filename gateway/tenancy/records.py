@@ -9,7 +9,9 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from .tenants import MARK, RESERVED, Tenant
+from headwater.services.runtime.key_file import RESERVED
+
+from .tenants import MARK, Tenant
 
 MAX_COUNT = 2**48
 Count = Annotated[

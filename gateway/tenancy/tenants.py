@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from headwater.services.runtime import errors
-from headwater.services.runtime.owner_file import read_secrets
+from headwater.services.runtime.key_file import (
+    ADMIN_TENANT,
+    NAME,
+    OPEN_TENANT,
+    admins_by_key,
+    digest_of,
+    tenants_by_key,
+)
 from headwater.services.runtime.settings import SettingError
 
-OPEN_TENANT = "open"
-ADMIN_TENANT = "admin"
-RESERVED = (OPEN_TENANT, ADMIN_TENANT)
-"""Names that no tenant may have: data of callers without keys and of administrators is kept under
-them."""
 MARK = "~"
 """Prefix of tenant keys that are no names; no name has it."""
 KEY_ID_LEN = 12
 MIN_ADMIN_KEY_LEN = 16
 FoundT = TypeVar("FoundT")
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,17 +84,10 @@ class KeyedTenants:
     def read(cls, path: Path) -> KeyedTenants:
         """Reads a file with one `tenant key` a line; empty lines and those that begin with # are
         skipped."""
-        names = _names_by_key("api_key_file", path, "tenant")
-        if taken := sorted(set(RESERVED) & set(names.values())):
-            raise SettingError(
-                "api_key_file",
-                f"{path}: {taken[0]}",
-                f"names of tenants but {' and '.join(RESERVED)}",
-            )
         return cls(
             {
                 digest: Tenant(id=name, key_id=digest.hex()[:KEY_ID_LEN])
-                for digest, name in names.items()
+                for digest, name in tenants_by_key(path).items()
             }
         )
 
@@ -141,8 +133,8 @@ class AdminKeys:
         administrators."""
         if key and len(key) < MIN_ADMIN_KEY_LEN:
             raise SettingError("admin_key", "***", f"at least {MIN_ADMIN_KEY_LEN} characters")
-        names = {_digest(key): "admin"} if key else {}
-        return cls(names | (_names_by_key("admin_key_file", Path(path), "name") if path else {}))
+        names = {digest_of(key): "admin"} if key else {}
+        return cls(names | (admins_by_key(Path(path)) if path else {}))
 
     def name_of(self, authorization: str) -> str | None:
         """Name of the administrator. Raises `Unauthenticated` when there is no key at all."""
@@ -206,29 +198,11 @@ def checked_name(name: str) -> str:
     return name
 
 
-def _names_by_key(setting: str, path: Path, owner: str) -> dict[bytes, str]:
-    names = {}
-    for number, line in enumerate(read_secrets(setting, path).splitlines(), 1):
-        words = line.split()
-        if not words or words[0].startswith("#"):
-            continue
-        if len(words) != 2 or NAME.fullmatch(words[0]) is None:
-            raise SettingError(setting, f"{path}:{number}", f"lines of the form `{owner} key`")
-        names[_digest(words[1])] = words[0]
-    if not names:
-        raise SettingError(setting, str(path), "a file with at least one key")
-    return names
-
-
 def _found(by_digest: Mapping[bytes, FoundT], key: str) -> FoundT | None:
     # Every key is compared, each in constant time: the duration reveals nothing about similar keys.
-    given = _digest(key)
+    given = digest_of(key)
     found = None
     for digest, owner in by_digest.items():
         if hmac.compare_digest(digest, given):
             found = owner
     return found
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()

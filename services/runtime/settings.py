@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import logging
 import os
+import tempfile
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -49,8 +50,12 @@ def check_writable_folder(name: str, folder: Path) -> None:
     nearest = next(
         path for path in (folder.absolute(), *folder.absolute().parents) if path.exists()
     )
-    can_write = nearest.is_dir() and os.access(nearest, os.W_OK)
-    require(can_write, name, str(folder), "a folder that the engine may write to")
+    try:
+        # A user's rights say little: root has all of them, also on a disk that is only read.
+        tempfile.TemporaryFile(dir=nearest).close()
+    except OSError as failure:
+        allowed = f"a folder that the engine may write to ({failure.strerror})"
+        raise SettingError(name, str(folder), allowed) from None
 
 
 def check_log_level(level: str) -> None:

@@ -21,7 +21,9 @@ from ..engine.settings import (
     EngineSettings,
 )
 from ..models.manifest import MODEL_CODES
+from ..runtime.client_tls import check_client_tls
 from ..runtime.hardware import DTYPES
+from ..runtime.key_file import admins_by_key, tenants_by_key
 from ..runtime.settings import SettingError, check_writable_folder, require
 from ..runtime.speculation import SPECULATIONS
 
@@ -60,6 +62,12 @@ def check_stages(settings: Any) -> None:
     check_device(settings.device)
     if settings.kv_disk_dir is not None:
         check_writable_folder("kv_disk_dir", settings.kv_disk_dir)
+    if settings.api_key_file is not None:
+        tenants_by_key(settings.api_key_file)
+    if settings.admin_key_file is not None:
+        admins_by_key(settings.admin_key_file)
+    if settings.tls_cert_file is not None and settings.tls_key_file is not None:
+        check_client_tls(settings.tls_cert_file, settings.tls_key_file, settings.tls_client_ca_file)
     for name, known in PARSERS.items():
         chosen = getattr(settings, name)
         require(chosen is None or chosen in known, name, chosen, ", ".join(known))

@@ -253,7 +253,6 @@ class StackSettings:
         check_log_level(self.log_level)
         check_memory_share(self.gpu_memory_utilization)
         check_pairs(self)
-        check_stages(self)
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
             raise SettingError(
                 "tls_key_file",
@@ -269,6 +268,7 @@ class StackSettings:
         for name in ("chat_template", "api_key_file", "admin_key_file", "profile", *TLS_FILES):
             path = getattr(self, name)
             require(path is None or path.is_file(), name, str(path), "an existing file")
+        check_stages(self)
         if self.api_key_file is None and self.admin_key_file is None and not is_loopback(self.host):
             who = "a loopback address, unless --api-key-file or --admin-key-file says who may call"
             raise SettingError("host", self.host, who)
