@@ -23,6 +23,8 @@ os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 # Threads of several processes share few cores here; one that spins at a barrier keeps another from
 # reaching its own.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# A processor would start a second process, which few tests ask anything.
+os.environ.setdefault("HEADWATER_WARM_GRAMMARS", "false")
 
 import hypothesis
 import pytest

@@ -32,6 +32,8 @@ LIMITS = QueueLimits(num_waiting=256, num_bytes=16 << 20, wait_seconds=10.0)
 MAX_REMEMBERED_BYTES = 2 << 20
 VERDICT_BYTES = 256
 """Bytes of a remembered verdict without its reason."""
+FREE_TEXT = "start: /(.|\\n)*/"
+"""A grammar that every tokenizer can follow."""
 START_PAUSES = (0.1, 0.5, 0.0)
 """Seconds to wait after each start that fails, as many as are tried."""
 
@@ -63,6 +65,15 @@ class GrammarChecker:
     async def __aexit__(self, *_: object) -> None:
         self._process.close()
         await asyncio.to_thread(self._threads.close, wait=True)
+
+    async def warm(self, folder: Path) -> None:
+        """Starts the process and has it read a model's tokenizer, so that no request waits for
+        either. What fails here is said to the requests that need it."""
+        question = Question(number=next(self._numbers), folder=str(folder), grammar=FREE_TEXT)
+        try:
+            await asyncio.to_thread(self._process.check, question)
+        except (CheckDied, Unavailable) as fault:
+            structlog.get_logger().warning("the grammar checker is not warm", problem=str(fault))
 
     async def check(self, folder: Path, grammar: str, asker: Asker) -> None:
         """Checks a grammar. Raises `GrammarError` for one that the tokens of the model in this

@@ -35,6 +35,7 @@ from ..runtime.fair_queue import QueueLimits
 from ..runtime.fair_threads import SWITCH_SECONDS, FairThreads
 from ..runtime.member import Kind
 from ..runtime.process import configure_logging, in_one_line, run_stage
+from ..runtime.served_model import GENERATE
 from ..runtime.settings import SettingError, read_settings, setting
 from ..runtime.stage_security import stages_secured
 from ..runtime.tracing import NO_TRACING, Tracing, tracing_to
@@ -110,6 +111,11 @@ class ProcessorSettings(TextStageSettings):
     close_schemas: bool = setting(
         True,
         "treat objects of a JSON Schema that leaves additionalProperties out as if it were false",
+    )
+    warm_grammars: bool = setting(
+        True,
+        "read tokenizers for structured output before the processor is ready, not with the first "
+        "request for it",
     )
     threads: int = setting(
         0, "threads that tokenize long texts of one tenant; 0: one for each core"
@@ -399,6 +405,9 @@ async def serve(settings: ProcessorSettings) -> None:
         contextlib.closing(WorkThreads(settings.threads)) as threads,
     ):
         async with GrammarChecker() as checker:
+            if settings.warm_grammars:
+                for folder in {model.folder for model in models if model.task == GENERATE}:
+                    await checker.warm(folder)
             servicer = Processor(models, threads, checker, tracing)
             add = functools.partial(processor_pb2_grpc.add_ProcessorServicer_to_server, servicer)
             served = [model.served for model in models]

@@ -18,6 +18,7 @@ from headwater.services.grammars import checker as checker_module
 from headwater.services.grammars.asker import Asker
 from headwater.services.grammars.check import TOO_LARGE, TOO_LONG
 from headwater.services.grammars.checker import (
+    FREE_TEXT,
     MAX_CHECKS,
     VERDICT_BYTES,
     GrammarChecker,
@@ -104,6 +105,20 @@ def killing(others: set[int], number: signal.Signals, *, times: int) -> Iterator
         yield killed
     finally:
         killer.cancel()
+
+
+async def test_a_warm_checker_has_its_process_before_the_first_grammar(
+    demo_folder: Path, others: set[int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with GrammarChecker() as checker:
+        await checker.warm(demo_folder)
+        process = children() - others
+        assert len(process) == 1
+        assert await verdict(checker, demo_folder, GOOD) == "good"
+        assert children() - others == process
+        assert await verdict(checker, demo_folder, FREE_TEXT) == "good"
+        await checker.warm(demo_folder / "nothing")
+        assert "the grammar checker is not warm" in capfd.readouterr().out
 
 
 async def test_a_process_that_died_idle_is_replaced(demo_folder: Path, others: set[int]) -> None:
