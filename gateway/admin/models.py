@@ -47,6 +47,9 @@ class NewModel(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_de
     escape_special_tokens: bool = False
     numerics: Literal["default", "tree"] | None = None
     """Numerics of every engine of the model; None: those of the cluster."""
+    settings: dict[str, Any] | None = None
+    """Settings of the model alone, by the names of flags of `headwater up`; the supervisor knows
+    which there are."""
 
 
 class NewBounds(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -176,6 +176,12 @@ def up(settings: StackSettings) -> None:
     Starts NATS, Valkey (Redis) and all stages, and restarts those that die.
 
     Other settings of a stage are environment variables: see `serve engine --help`.
+
+    headwater up --model Qwen/Qwen3-8B --max-model-len 32768
+
+    headwater up --model CHAT --model EMBEDDER=BAAI/bge-m3 --port 9000
+
+    headwater up --host 0.0.0.0 --admin-key-file admins --tls-cert-file cert.pem --tls-key-file key.pem
     """
     # Rich ends the program where the reader of a pipe is gone; a cluster goes on.
     terminal = Console(file=cast(TextIO, BestEffortFile(sys.stdout)))

@@ -14,6 +14,42 @@ from ..stack.flags import variable_of
 from ..stack.settings import StackSettings
 
 FIELDS = {field.name: field for field in dataclasses.fields(StackSettings)}
+PANELS = {
+    "Model": (
+        *("model", "served_model_name", "revision", "dtype", "quantization", "calibration"),
+        *("max_model_len", "load_format", "model_code"),
+    ),
+    "Addresses and access": (
+        *("host", "port", "grpc_port", "api_key_file", "admin_key_file"),
+        *("tls_cert_file", "tls_key_file", "tls_client_ca_file", "allowed_origins"),
+        *("root_path", "trust_forwarded_prefix"),
+    ),
+    "Engines": (
+        *("device", "replicas", "min_replicas", "max_replicas", "idle_seconds"),
+        *("target_requests", "cold_start_timeout", "resident", "prefill_replicas"),
+        *("decode_replicas", "tensor_parallel_size", "expert_parallel"),
+        *("pipeline_parallel_size", "numerics", "activation_dtype", "profile", "executor"),
+    ),
+    "Memory and cached prefixes": (
+        *("gpu_memory_utilization", "kv_cache_dtype", "eviction", "kv_swap_memory"),
+        *("kv_disk_dir", "kv_disk_memory", "kv_peer_memory", "kv_peer_direct"),
+    ),
+    "Drafts and adapters": (
+        *("speculation", "draft_model", "draft_heads", "lora_modules"),
+        *("adapter_memory", "adapter_host_memory"),
+    ),
+    "Chats and answers": (
+        *("chat_template", "trust_request_chat_template", "tool_call_parser"),
+        *("reasoning_parser", "generation_config", "escape_special_tokens", "close_schemas"),
+        "tokenizer_info",
+    ),
+    "Processes, folders and logs": (
+        *("gateways", "processors", "output_processors", "nats_url", "redis_url"),
+        *("state_dir", "cache_dir", "drain_limit", "log_level", "earlier_logs"),
+    ),
+}
+"""Settings in the order in which `--help` shows them, by the panel that they are in."""
+PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
 
 
 def option_of(name: str) -> Any:
@@ -24,7 +60,12 @@ def option_of(name: str) -> Any:
     )
     if field.default_factory is not dataclasses.MISSING:
         shown["default_factory"] = field.default_factory
-    return typer.Option(envvar=variable_of(field), help=field.metadata["help"], **shown)
+    return typer.Option(
+        envvar=variable_of(field),
+        help=field.metadata["help"],
+        rich_help_panel=PANEL_OF.get(name),
+        **shown,
+    )
 
 
 def default_of(name: str) -> Any:
@@ -37,7 +78,7 @@ def with_flags(run: Callable[..., None], *, without: Collection[str] = ()) -> Ca
     `run` itself, and calls `run` with the settings first."""
     hints = typing.get_type_hints(StackSettings)
     _, *own = inspect.signature(run, eval_str=True).parameters.values()
-    fields = {name: field for name, field in FIELDS.items() if name not in without}
+    fields = {name: FIELDS[name] for name in PANEL_OF if name not in without}
 
     def command(**given: Any) -> None:
         # Lists in variables are separated by commas, as for stages; typer would split them at spaces.
@@ -55,27 +96,56 @@ def with_flags(run: Callable[..., None], *, without: Collection[str] = ()) -> Ca
         ]
         for name in fields
     }
+    options = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=_default(field),
+            annotation=annotations[name],
+        )
+        for name, field in fields.items()
+    ]
+    return _as_command(command, run, [*own, *options])
+
+
+def with_own_flags(run: Callable[..., None], names: Collection[str]) -> Callable[..., None]:
+    """A command that has these settings as flags beside the parameters of `run` itself, and calls
+    `run` with those that the command line gives, by name. Variables are not read: they speak to
+    `headwater up`."""
+    hints = typing.get_type_hints(StackSettings)
+    _, *own = inspect.signature(run, eval_str=True).parameters.values()
+
+    def command(**given: Any) -> None:
+        chosen = {name: given[name] for name in names if given[name] is not None}
+        run(chosen, **{each.name: given[each.name] for each in own})
+
+    kinds = {name: list[str] if _is_tuple(hints[name]) else hints[name] for name in names}
+    options = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[
+                kind | None,
+                typer.Option(help=FIELDS[name].metadata["help"], rich_help_panel=PANEL_OF[name]),
+            ],
+        )
+        for name, kind in kinds.items()
+    ]
+    return _as_command(command, run, [*own, *options])
+
+
+def _as_command(
+    command: Callable[..., None], run: Callable[..., None], parameters: list[inspect.Parameter]
+) -> Callable[..., None]:
+    """The command with the name and the text of `run`, and the parameters that typer reads."""
     command.__name__ = run.__name__
     command.__doc__ = run.__doc__
     command.__annotations__ = {
-        **{each.name: each.annotation for each in own},
-        **annotations,
+        **{each.name: each.annotation for each in parameters},
         "return": None,
     }
-    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # what typer reads
-        [
-            *own,
-            *(
-                inspect.Parameter(
-                    name,
-                    inspect.Parameter.KEYWORD_ONLY,
-                    default=_default(field),
-                    annotation=annotations[name],
-                )
-                for name, field in fields.items()
-            ),
-        ]
-    )
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return command
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -19,8 +19,10 @@ from rich.table import Table
 from ..runtime.printable import printable, shown
 from ..runtime.progress import ProgressBars, Report
 from ..runtime.settings import require
+from ..stack.own_settings import OF_A_MODEL
 from .adapter_commands import add_adapter_commands
 from .admin_client import AdminKeyFile, AsJson, BaseUrl, call, open_gateway
+from .flags import with_own_flags
 from .plain_table import plain_table, show_as
 
 POLL_SECONDS = 0.2
@@ -31,6 +33,14 @@ Model = Annotated[
     ),
 ]
 Name = Annotated[str, typer.Argument(help="Model name that clients send.")]
+Replicas = Annotated[int | None, typer.Option(help="Engines: a fixed number.")]
+MinReplicas = Annotated[
+    int | None,
+    typer.Option(help="Fewest engines when their number follows demand; 0 is allowed."),
+]
+MaxReplicas = Annotated[
+    int | None, typer.Option(help="Most engines when their number follows demand.")
+]
 
 
 class ModelError(Exception):
@@ -112,34 +122,16 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
         with open_gateway(state_dir, base_url, key_file, needs_key=False) as client:
             yield ModelClient(client)
 
-    @app.command()
     def load(
-        model: Model,
+        settings: dict[str, Any],
         *,
+        model: Model,
         served_model_name: Annotated[
             str | None, typer.Option(help="Model name that clients send; default: the model's own.")
         ] = None,
-        replicas: Annotated[int | None, typer.Option(help="Engines: a fixed number.")] = None,
-        min_replicas: Annotated[
-            int | None,
-            typer.Option(help="Fewest engines when their number follows demand; 0 is allowed."),
-        ] = None,
-        max_replicas: Annotated[
-            int | None, typer.Option(help="Most engines when their number follows demand.")
-        ] = None,
-        escape_special_tokens: Annotated[
-            bool,
-            typer.Option(
-                "--escape-special-tokens",
-                help="Read special tokens in messages and tools as plain text.",
-            ),
-        ] = False,
-        numerics: Annotated[
-            str | None,
-            typer.Option(
-                help="default, or tree: equal bits on engines of 1, 2, 4 or 8 ranks; slower."
-            ),
-        ] = None,
+        replicas: Replicas = None,
+        min_replicas: MinReplicas = None,
+        max_replicas: MaxReplicas = None,
         as_json: AsJson = False,
         base_url: BaseUrl = None,
         admin_key_file: AdminKeyFile = None,
@@ -147,10 +139,12 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
         """Load another model; returns when the cluster takes requests for it.
 
         Without numbers it has one engine, or the cluster's --min-replicas and --max-replicas.
+
+        Other flags are the model's own; files and folders are those of the cluster's machine.
         """
         asked: dict[str, Any] = {"model": _absolute(model), "served_model_name": served_model_name}
         asked |= _bounds(replicas, min_replicas, max_replicas)
-        asked |= {"escape_special_tokens": escape_special_tokens or None, "numerics": numerics}
+        asked |= {"settings": _plain(settings) or None}
         with (
             connected(base_url, admin_key_file) as client,
             ProgressBars(Console(stderr=True)) as bars,
@@ -161,18 +155,16 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
             card = wait_loaded(client, name, bars.report)
         print(json.dumps(card, indent=2) if as_json else f"{printable(name)} is served")
 
+    app.command()(with_own_flags(load, OF_A_MODEL))
+
     @app.command()
     def scale(
         name: Name,
         *,
-        replicas: Annotated[int | None, typer.Option(help="Engines: a fixed number.")] = None,
-        min_replicas: Annotated[
-            int | None,
-            typer.Option(help="Fewest engines when their number follows demand; 0 is allowed."),
-        ] = None,
-        max_replicas: Annotated[
-            int | None, typer.Option(help="Most engines when their number follows demand.")
-        ] = None,
+        replicas: Replicas = None,
+        min_replicas: MinReplicas = None,
+        max_replicas: MaxReplicas = None,
+        as_json: AsJson = False,
         base_url: BaseUrl = None,
         admin_key_file: AdminKeyFile = None,
     ) -> None:
@@ -182,7 +174,8 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
         if not bounds:
             raise ModelError("give --replicas, --min-replicas or --max-replicas")
         with connected(base_url, admin_key_file) as client:
-            client.scale(name, bounds)
+            card = client.scale(name, bounds)
+        print(json.dumps(card, indent=2) if as_json else _scaled(card))
 
     @app.command()
     def unload(
@@ -194,6 +187,7 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
             client.unload(name)
             while client.find(name) is not None:
                 time.sleep(POLL_SECONDS)
+        print(f"{printable(name)} is unloaded")
 
     @app.command()
     def sleep(name: Name, *, base_url: BaseUrl = None, admin_key_file: AdminKeyFile = None) -> None:
@@ -202,6 +196,7 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
         with connected(base_url, admin_key_file) as client:
             client.turn(name, "sleep")
             wait_turned(client, name, "asleep")
+        print(f"{printable(name)} sleeps")
 
     @app.command()
     def wake(name: Name, *, base_url: BaseUrl = None, admin_key_file: AdminKeyFile = None) -> None:
@@ -209,6 +204,7 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
         with connected(base_url, admin_key_file) as client:
             client.turn(name, "wake")
             wait_turned(client, name, "awake")
+        print(f"{printable(name)} is awake")
 
     @app.command()
     def pin(
@@ -221,6 +217,7 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
         """Keep a model awake until the cluster ends, or let it take turns again."""
         with connected(base_url, admin_key_file) as client:
             client.turn(name, "unpin" if off else "pin")
+        print(f"{printable(name)} {'takes turns again' if off else 'stays awake'}")
 
     @app.command("list")
     def list_all(
@@ -250,6 +247,28 @@ def _bounds(fixed: int | None, least: int | None, most: int | None) -> dict[str,
     return {name: value for name, value in given.items() if value is not None}
 
 
+def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as JSON has them; paths are absolute, as that of the model."""
+    return {
+        name: str(value.expanduser().absolute()) if isinstance(value, Path) else value
+        for name, value in settings.items()
+    }
+
+
+def _scaled(card: Mapping[str, Any]) -> str:
+    """What a model has now, and what it will have."""
+    return (
+        f"{printable(card['id'])} has {card['replicas']} of {_range(card)} engines; "
+        "`headwater models list` shows the progress"
+    )
+
+
+def _range(card: Mapping[str, Any]) -> str:
+    least = card["min_replicas"]
+    most = card["max_replicas"]
+    return str(most) if least == most else f"{least} to {most}"
+
+
 def _absolute(model: str) -> str:
     """A path means the same to the cluster, which runs in another folder."""
     path = Path(model).expanduser()
@@ -263,14 +282,11 @@ def models_table(models: list[dict[str, Any]]) -> Table:
         *("model", "state", "replicas", "of", *turns, "problem"), numbers=("replicas", *turns[1:])
     )
     for each in models:
-        least = each["min_replicas"]
-        most = each["max_replicas"]
-        bounds = str(most) if least == most else f"{least} to {most}"
         table.add_row(
             shown(each["id"]),
             each["state"],
             str(each["replicas"]),
-            bounds,
+            _range(each),
             *(_turn_cells(each) if take_turns else ()),
             shown(each["problem"] or ""),
         )

@@ -1,5 +1,5 @@
 """The process that pulls a model while the supervisor goes on: `python -m … MODEL CACHE DTYPE
-DEVICE QUANTIZATION MODEL_CODE [CALIBRATION]`.
+DEVICE QUANTIZATION MODEL_CODE REVISION CALIBRATION`, the last two empty where there is none.
 
 Reports its progress on standard output, one JSON object a line: {"what", "done", "total"}, at last
 {"folder"}.
@@ -44,7 +44,7 @@ FAULTS = (
 
 
 def main() -> None:
-    model, cache, dtype, device, quantization, model_code, *texts = sys.argv[1:]
+    model, cache, dtype, device, quantization, model_code, revision, text = sys.argv[1:]
     try:
         folder = pull(
             model,
@@ -53,7 +53,8 @@ def main() -> None:
             dtype=dtype,
             device=device,
             quantization=quantization,
-            calibration=Path(texts[0]) if texts else None,
+            revision=revision or None,
+            calibration=Path(text) if text else None,
             model_code=model_code,
         )
     except FAULTS as fault:

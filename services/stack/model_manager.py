@@ -12,6 +12,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -26,6 +27,7 @@ from ..runtime.hardware import resolve_device
 from ..runtime.member import Kind, ReplicaLoad
 from ..runtime.membership import Members
 from ..runtime.model_name import PLACE_ALLOWED, check_model_name, is_model_place
+from ..runtime.progress import Report
 from ..runtime.settings import SettingError, require
 from ..runtime.tasks import owned_task, set_within
 from . import engine_calls
@@ -36,11 +38,12 @@ from .model_pull import PullFailed, pull_model
 from .model_request import ModelRequest
 from .model_stages import ModelStages, StageMaker, State
 from .model_turns import Demand, ModelTurns, demand_of
+from .own_settings import own_settings, settings_to_pull
 from .plan import StackPlan
 from .remembered_models import RememberedModels
 from .scaling import Scaler, ScaleRules, Sight
 from .settings import StackSettings
-from .settings_beside import left_out, plan_beside
+from .settings_beside import defaults_of, left_out, plan_beside
 from .stage_process import StageDied, SupervisorPipe, begin_all
 
 LOOK_SECONDS = 0.25
@@ -348,6 +351,7 @@ class ModelManager:
             name = request.served_model_name or name_of(request.model)
             check_model_name("served_model_name", name)
             rules = self._rules(request)
+            settings_to_pull(self._settings, request, own_settings(request))
         self._check_turns(name, rules)
         if self._turns is not None and resolve_device(self._settings.device) == "cuda":
             # An engine that starts takes its memory beside those that are awake.
@@ -447,22 +451,21 @@ class ModelManager:
         assert self._plan is not None
         self._report(f"{model.name}: loading")
         try:
-            folder = await pull_model(request.model, self._settings, self._supervisor, model.report)
+            own = own_settings(request)
+            given = settings_to_pull(self._settings, request, own)
+            folder = await pull_model(request.model, given, self._supervisor, model.report)
+            if given.draft_model is not None:
+                own["draft_model"] = str(await self._pull_draft(given, model.report))
             started = StartedModel.of(folder, model.name)
             if sentence := left_out(self._settings, started):
                 self._report(sentence)
-            own: dict[str, Any] = {}
-            if request.escape_special_tokens:
-                own["escape_special_tokens"] = True
-            if request.numerics is not None:
-                own["numerics"] = request.numerics
-            plan = self._plan_beside(started, **own)
+            plan = self._plan_beside(started, model=(request.model,), served_model_name=None, **own)
             stages = model.make_first_stages(plan)
             await begin_all(stages, model.report)
             await self._check_size(model)
         except (
             *(PullFailed, ModelFolderError, StageDied, EmbeddedServerError, OSError),
-            *(EngineCallFailed, Refused),
+            *(EngineCallFailed, Refused, SettingError),
         ) as fault:
             await self._end(model)
             model.state = State.FAILED
@@ -477,6 +480,13 @@ class ModelManager:
             # Other bounds were asked for while it was loaded.
             self._remembered.rescale(model.name, model.rules.min_replicas, model.rules.max_replicas)
         self._report(f"{model.name}: serving")
+
+    async def _pull_draft(self, settings: StackSettings, report: Report) -> Path:
+        """Folder of a draft model, whose weights are used as they are. Raises `PullFailed`."""
+        assert settings.draft_model is not None
+        plain = defaults_of(("revision", "quantization", "calibration", "model_code"))
+        of_draft = replace(settings, draft_model=None, **plain)
+        return await pull_model(settings.draft_model, of_draft, self._supervisor, report)
 
     def _unload(self, name: str, members: Members, tasks: asyncio.TaskGroup) -> ModelStages:
         model = self._models.get(name)

@@ -3,7 +3,7 @@ were loaded."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -22,3 +22,5 @@ class ModelRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     default is otherwise."""
     numerics: Literal["default", "tree"] | None = None
     """Numerics of every engine of a loaded model; None: those of the cluster."""
+    settings: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Settings of a loaded model alone, by their names: `OF_A_MODEL` of `own_settings.py`."""

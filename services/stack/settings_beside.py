@@ -28,7 +28,7 @@ _DEFAULTS = {field.name: field.default for field in dataclasses.fields(StackSett
 
 def settings_beside(settings: StackSettings, model: StartedModel) -> StackSettings:
     """Settings of another model than the first."""
-    own = dataclasses.replace(settings, **_defaults(OF_THE_FIRST))
+    own = dataclasses.replace(settings, **defaults_of(OF_THE_FIRST))
     return own if model.has_cache else without_caches(own)
 
 
@@ -48,7 +48,7 @@ def plan_beside(
 
 def without_caches(settings: StackSettings) -> StackSettings:
     """Settings of an encoder beside models that have caches."""
-    return dataclasses.replace(settings, **_defaults(OF_CACHES))
+    return dataclasses.replace(settings, **defaults_of(OF_CACHES))
 
 
 def left_out(settings: StackSettings, model: StartedModel) -> str:
@@ -60,5 +60,6 @@ def left_out(settings: StackSettings, model: StartedModel) -> str:
     return f"{model.name}: without {flags}, which encoders do not have"
 
 
-def _defaults(names: Iterable[str]) -> dict[str, Any]:
+def defaults_of(names: Iterable[str]) -> dict[str, Any]:
+    """Settings by name, as they are where nothing is given."""
     return {name: _DEFAULTS[name] for name in names}

@@ -4,22 +4,28 @@ import asyncio
 import contextlib
 import dataclasses
 import inspect
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 import structlog
 import typer
 from rich.console import Console
 
 from headwater.services.cli import __main__ as cli
+from headwater.services.cli import model_commands
 from headwater.services.cli import up as up_command
+from headwater.services.cli.flags import PANEL_OF, PANELS
 from headwater.services.runtime.settings import SettingError
 from headwater.services.runtime.tasks import owned_task
 from headwater.services.stack.settings import StackSettings
@@ -235,6 +241,81 @@ def test_what_cannot_be_done_is_said_in_one_line(
     assert ended.value.code == 1
     (said,) = capsys.readouterr().err.strip().splitlines()
     assert sentence in said
+
+
+def test_what_a_stage_would_refuse_is_refused_before_the_model_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("open some-key\n")
+    keys.chmod(0o600)
+    for flags, sentence in (
+        # Not even root can write there.
+        (("--kv-disk-dir", "/proc/x"), "--kv-disk-dir is '/proc/x'; allowed: a folder that"),
+        (("--api-key-file", str(keys)), "allowed: names of tenants but open and admin"),
+        (("--admin-key-file", "/dev/null"), "--admin-key-file is '/dev/null'; allowed: an exist"),
+        (
+            ("--tls-cert-file", str(keys), "--tls-key-file", str(keys)),
+            "allowed: a PEM certificate whose private key",
+        ),
+    ):
+        argv = ["headwater", "up", "--model", "/no/model", "--state-dir", str(tmp_path), *flags]
+        monkeypatch.setattr(sys, "argv", argv)
+        with pytest.raises(SystemExit):
+            cli.main()
+        assert sentence in capsys.readouterr().err
+
+
+def test_the_help_of_up_has_a_panel_for_each_setting_and_three_examples() -> None:
+    assert PANEL_OF.keys() == {field.name for field in dataclasses.fields(StackSettings)}
+    command = typer.main.get_command(cli.app).commands["up"]  # type: ignore[attr-defined]
+    assert all(option.rich_help_panel in PANELS for option in command.params)
+    examples = [line.split() for line in command.help.split("\n\n") if line[:9] == "headwater"]
+    assert len(examples) == 3
+    for _, _, *flags in examples:
+        command.make_context("up", flags)
+
+
+def test_a_model_is_loaded_with_the_settings_that_are_given_and_no_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    asked = []
+
+    def reply(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            card = {"id": "m", "state": "serving", "progress": None}
+            return httpx.Response(200, json={"data": [card]})
+        asked.append(json.loads(request.content))
+        card = {"id": "m", "replicas": 1, "min_replicas": 2, "max_replicas": 2}
+        return httpx.Response(202, json=card)
+
+    @contextlib.contextmanager
+    def open_gateway(*_: Any, **__: Any) -> Iterator[httpx.Client]:
+        with httpx.Client(base_url="http://h/admin", transport=httpx.MockTransport(reply)) as one:
+            yield one
+
+    monkeypatch.setattr(model_commands, "open_gateway", open_gateway)
+    monkeypatch.setenv("HEADWATER_MAX_MODEL_LEN", "7")
+    monkeypatch.chdir(tmp_path)
+    flags = "--quantization int8 --kv-disk-dir kept --no-close-schemas --lora-modules a=b"
+    for line in (f"load hub/m --served-model-name m {flags}", "scale m --replicas 2"):
+        monkeypatch.setattr(sys, "argv", ["headwater", "models", *line.split()])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert not ended.value.code
+    own = {"quantization": "int8", "kv_disk_dir": str(tmp_path / "kept"), "close_schemas": False}
+    assert asked == [
+        {
+            "model": "hub/m",
+            "served_model_name": "m",
+            "settings": own | {"lora_modules": ["a=b"]},
+        },
+        {"min_replicas": 2, "max_replicas": 2},
+    ]
+    assert capsys.readouterr().out.splitlines() == [
+        "m is served",
+        "m has 1 of 2 engines; `headwater models list` shows the progress",
+    ]
 
 
 def test_help_breaks_no_sentence() -> None:

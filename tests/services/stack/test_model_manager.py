@@ -64,7 +64,7 @@ async def managed(
             await asyncio.wait({running})
 
 
-async def test_every_engine_of_a_model_has_the_numerics_that_it_was_loaded_with(
+async def test_every_stage_of_a_model_has_the_settings_that_it_was_loaded_with(
     nats_url: str, tmp_path: Path
 ) -> None:
     folder = make_chatting_model(tmp_path / "second")
@@ -97,7 +97,18 @@ async def test_every_engine_of_a_model_has_the_numerics_that_it_was_loaded_with(
             refusal = (await ask(loaded | bad))["error"]
             assert refusal["code"] == "invalid_value"
             assert "printable characters" in refusal["message"]
-        assert "error" not in await ask(loaded | {"numerics": "tree"})
+        for own, sentence in (
+            ({"port": 1}, "--settings is 'port'; allowed: revision, "),
+            ({"max_model_len": "long"}, "--max-model-len is 'long'; allowed: "),
+            ({"eviction": "none"}, "--eviction is 'none'; allowed: lru, value"),
+        ):
+            refusal = (await ask(loaded | {"settings": own}))["error"]
+            assert (refusal["code"], refusal["message"][: len(sentence)]) == (
+                "invalid_value",
+                sentence,
+            )
+        own = {"max_model_len": 64, "reasoning_parser": "none"}
+        assert "error" not in await ask(loaded | {"numerics": "tree", "settings": own})
 
         async def states() -> dict[str, str]:
             return {card["id"]: card["state"] for card in (await ask({"do": "list"}))["models"]}
@@ -114,6 +125,8 @@ async def test_every_engine_of_a_model_has_the_numerics_that_it_was_loaded_with(
             "exact-engine-0": "tree",
             "exact-engine-1": "tree",
         }
+        assert "--max-model-len=64" in flags_of["exact-engine-1"]
+        assert {"--max-model-len=64", "--reasoning-parser=none"} <= {*flags_of["exact-processor-0"]}
         # The next cluster with this state folder loads it so again.
         assert [each.numerics for each in RememberedModels(tmp_path)] == ["tree"]
     await asyncio.gather(
