@@ -7,8 +7,11 @@ import msgspec
 
 TOOL = "tool"
 PERSON = "person"
+TOOL_ROLES = ("tool", "function")
 MAX_KEEP_SECONDS = 86_400
 MAX_CACHE_PRIORITY = 8
+MAX_SESSION_LEN = 256
+"""Characters of a session's name."""
 
 
 class CacheHints(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,3 +30,12 @@ class CacheHints(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NO_HINTS = CacheHints()
+
+
+def bounded_priority(priority: int) -> int:
+    return max(-MAX_CACHE_PRIORITY, min(priority, MAX_CACHE_PRIORITY))
+
+
+def kind_of_role(role: str) -> str:
+    """Kind of a turn by the role of its last message."""
+    return TOOL if role in TOOL_ROLES else PERSON

@@ -36,6 +36,7 @@ class ChatRequest(_message.Message):
     RETURN_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     RETURN_RECEIPT_FIELD_NUMBER: _builtins.int
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    HINTS_FIELD_NUMBER: _builtins.int
     RESUMABLE_FIELD_NUMBER: _builtins.int
     CONTINUOUS_USAGE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
@@ -64,6 +65,10 @@ class ChatRequest(_message.Message):
     def sampling(self) -> _common_pb2.Sampling:
         """how"""
 
+    @_builtins.property
+    def hints(self) -> Global___PromptHints:
+        """on the worth of the prompt's cached blocks; absent: none"""
+
     def __init__(
         self,
         *,
@@ -76,12 +81,13 @@ class ChatRequest(_message.Message):
         return_token_ids: _builtins.bool = ...,
         return_receipt: _builtins.bool = ...,
         add_special_tokens: _builtins.bool | None = ...,
+        hints: Global___PromptHints | None = ...,
         resumable: _builtins.bool = ...,
         continuous_usage: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_cache_salt", b"_cache_salt", "_priority", b"_priority", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "conversation", b"conversation", "priority", b"priority", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_cache_salt", b"_cache_salt", "_priority", b"_priority", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "conversation", b"conversation", "hints", b"hints", "priority", b"priority", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_cache_salt", b"_cache_salt", "_priority", b"_priority", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "client_request_id", b"client_request_id", "continuous_usage", b"continuous_usage", "conversation", b"conversation", "model", b"model", "priority", b"priority", "resumable", b"resumable", "return_receipt", b"return_receipt", "return_token_ids", b"return_token_ids", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_cache_salt", b"_cache_salt", "_priority", b"_priority", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "client_request_id", b"client_request_id", "continuous_usage", b"continuous_usage", "conversation", b"conversation", "hints", b"hints", "model", b"model", "priority", b"priority", "resumable", b"resumable", "return_receipt", b"return_receipt", "return_token_ids", b"return_token_ids", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
@@ -97,6 +103,40 @@ class ChatRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
 
 Global___ChatRequest: _TypeAlias = ChatRequest  # noqa: Y015
+
+@_typing.final
+class PromptHints(_message.Message):
+    """Hints on how long a prompt's cached blocks are worth keeping. They change no answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    CACHE_TTL_SECONDS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    EXPECTED_TOKENS_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.str
+    """name of the conversation within its tenant; empty: not known"""
+    cache_ttl_seconds: _builtins.int
+    """for which the blocks are kept before others of the tenant; 0: no longer"""
+    priority: _builtins.int
+    """higher keeps longer: a step doubles the value of the blocks"""
+    expected_tokens: _builtins.int
+    """length of the answer as the client expects it; 0: it does not say"""
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.str = ...,
+        cache_ttl_seconds: _builtins.int = ...,
+        priority: _builtins.int = ...,
+        expected_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_ttl_seconds", b"cache_ttl_seconds", "expected_tokens", b"expected_tokens", "priority", b"priority", "session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptHints: _TypeAlias = PromptHints  # noqa: Y015
 
 @_typing.final
 class ChatReply(_message.Message):
@@ -337,6 +377,7 @@ class CompleteRequest(_message.Message):
     RETURN_RECEIPT_FIELD_NUMBER: _builtins.int
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     SUFFIX_FIELD_NUMBER: _builtins.int
+    HINTS_FIELD_NUMBER: _builtins.int
     RESUMABLE_FIELD_NUMBER: _builtins.int
     CONTINUOUS_USAGE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
@@ -369,6 +410,10 @@ class CompleteRequest(_message.Message):
     def sampling(self) -> _common_pb2.Sampling:
         """how"""
 
+    @_builtins.property
+    def hints(self) -> Global___PromptHints:
+        """on the worth of the prompt's cached blocks; absent: none"""
+
     def __init__(
         self,
         *,
@@ -383,12 +428,13 @@ class CompleteRequest(_message.Message):
         return_receipt: _builtins.bool = ...,
         add_special_tokens: _builtins.bool | None = ...,
         suffix: _builtins.str | None = ...,
+        hints: Global___PromptHints | None = ...,
         resumable: _builtins.bool = ...,
         continuous_usage: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_cache_salt", b"_cache_salt", "_priority", b"_priority", "_suffix", b"_suffix", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "suffix", b"suffix", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_cache_salt", b"_cache_salt", "_priority", b"_priority", "_suffix", b"_suffix", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "hints", b"hints", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "suffix", b"suffix", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_cache_salt", b"_cache_salt", "_priority", b"_priority", "_suffix", b"_suffix", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "client_request_id", b"client_request_id", "continuous_usage", b"continuous_usage", "model", b"model", "priority", b"priority", "prompt", b"prompt", "resumable", b"resumable", "return_receipt", b"return_receipt", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "suffix", b"suffix", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_cache_salt", b"_cache_salt", "_priority", b"_priority", "_suffix", b"_suffix", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "client_request_id", b"client_request_id", "continuous_usage", b"continuous_usage", "hints", b"hints", "model", b"model", "priority", b"priority", "prompt", b"prompt", "resumable", b"resumable", "return_receipt", b"return_receipt", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "suffix", b"suffix", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015

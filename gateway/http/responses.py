@@ -11,6 +11,7 @@ from headwater.services.runtime import errors
 from headwater.services.runtime.rare_log import RareLog
 
 from ..jobs.response_store import Item, KeptResponse, ResponseStore
+from ..openai.cache_hints import hints_of
 from ..openai.numbered import NumberedSink, NumberedStream
 from ..openai.paging import page_of
 from ..openai.response_answer import ResponseAnswer, ResponseEvents, last_status
@@ -45,7 +46,7 @@ class Responses:
         self, exchange: Exchange, caller: Caller, asked: ResponsesRequest, body: bytes
     ) -> None:
         check(asked)
-        caller = caller.with_body(asked.request_id, asked.priority)
+        caller = caller.with_body(asked.request_id, asked.priority).with_hints(hints_of(asked))
         exchange.request_id = caller.shown_id
         known = exchange.known
         if known is not None or (
@@ -86,7 +87,7 @@ class Responses:
         background."""
         if asked.background and exchange.known is None:
             raise StreamNotKept(found.request_id)
-        caller = caller.with_body(asked.request_id, asked.priority)
+        caller = caller.with_body(asked.request_id, asked.priority).with_hints(hints_of(asked))
         await self._answer(exchange, caller, asked, found.context, out, found)
 
     async def _answer(

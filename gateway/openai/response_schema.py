@@ -10,7 +10,7 @@ from msgspec import Meta
 from headwater.services.runtime.request_limits import MAX_MESSAGE_PARTS, MAX_TOOLS
 
 from ..wire.body import Body
-from .schema import Flag, Sampling, StructuredOutputs, Whole
+from .schema import Flag, Hinted, StructuredOutputs, Whole
 
 ALLOWED_INPUT = f"a string or a list of up to {MAX_MESSAGE_PARTS} items"
 TOOL_NAME = "1 to 64 letters, digits, _, - and ."
@@ -188,7 +188,7 @@ class ConversationId(Body, kw_only=True):
     id: str
 
 
-class ResponsesRequest(Sampling, kw_only=True):
+class ResponsesRequest(Hinted, kw_only=True):
     """The body of POST /v1/responses."""
 
     model: Annotated[str, Meta(description="a served model's name")]

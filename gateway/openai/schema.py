@@ -191,7 +191,21 @@ class Nvext(Body, kw_only=True):
     agent_hints: Annotated[AgentHints, Meta(description="an object of hints")] | None = None
 
 
-class Answering(Sampling, kw_only=True):
+class Hinted(Sampling, kw_only=True):
+    """Hints on cached blocks, beside sampling."""
+
+    session_id: (
+        Annotated[str, Meta(max_length=256, description="a string of up to 256 characters")] | None
+    ) = None
+    """Name of the conversation: the next turn takes over the value of its cached blocks."""
+    cache_ttl_seconds: (
+        Annotated[int, Meta(ge=0, le=86_400, description="a whole number, 0…86400")] | None
+    ) = None
+    """Time for which the prompt's cached blocks are kept before others of the tenant."""
+    nvext: Annotated[Nvext, Meta(description="an object with agent_hints")] | None = None
+
+
+class Answering(Hinted, kw_only=True):
     """Fields that chat and completions share besides sampling."""
 
     model: Annotated[str, Meta(description="a served model's name")]
@@ -209,15 +223,6 @@ class Answering(Sampling, kw_only=True):
     request_id: (
         Annotated[str, Meta(max_length=256, description="a string of up to 256 characters")] | None
     ) = None
-    session_id: (
-        Annotated[str, Meta(max_length=256, description="a string of up to 256 characters")] | None
-    ) = None
-    """Name of the conversation: the next turn takes over the value of its cached blocks."""
-    cache_ttl_seconds: (
-        Annotated[int, Meta(ge=0, le=86_400, description="a whole number, 0…86400")] | None
-    ) = None
-    """Time for which the prompt's cached blocks are kept before others of the tenant."""
-    nvext: Annotated[Nvext, Meta(description="an object with agent_hints")] | None = None
     return_token_ids: Flag | None = None
     return_tokens_as_token_ids: Flag | None = None
     response_format: Annotated[ResponseFormat, Meta(description="an object with a type")] | None = (

@@ -28,6 +28,7 @@ from ..stages.stream_context import Found, StreamContext, StreamKind, StreamNotK
 from ..tenancy.caller import MAX_PRIORITY, Caller
 from ..tenancy.tenants import Identity
 from . import scores
+from .cache_hints import hints_of
 from .call_standings import CallStandings
 from .messages import (
     Asked,
@@ -294,7 +295,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         check_num_choices("prompt", 1, sampling, self._cluster.max_choices)
         stream = score_echo(sampling, stream=stream)
         asked = GenerationRequest(
-            caller=caller,
+            caller=caller.with_hints(hints_of(request)),
             model=request.model,
             prompt=prompt_of(request),
             sampling=sampling,

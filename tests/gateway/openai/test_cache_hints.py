@@ -10,6 +10,7 @@ import pytest
 from headwater.gateway.cache_hints import NO_HINTS, CacheHints
 from headwater.gateway.openai.cache_hints import hints_of
 from headwater.gateway.openai.decode import decode
+from headwater.gateway.openai.response_schema import ResponsesRequest
 from headwater.gateway.openai.schema import ChatCompletionRequest, CompletionRequest
 from headwater.services.runtime.errors import BadRequest
 
@@ -19,6 +20,11 @@ TOOL_RESULT = [
         {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}]},
     {"role": "tool", "tool_call_id": "1", "content": "A river."},
 ]  # fmt: skip
+
+
+CALL = {"type": "function_call", "call_id": "1", "name": "look", "arguments": "{}"}
+OUTPUT = {"type": "function_call_output", "call_id": "1", "output": "A river."}
+CUSTOM_OUTPUT = {"type": "custom_tool_call_output", "call_id": "1", "output": "A river."}
 
 
 def chat(**fields: Any) -> CacheHints:
@@ -32,6 +38,40 @@ def test_the_last_message_tells_a_tools_turn_from_a_persons() -> None:
     assert chat(messages=TOOL_RESULT) == CacheHints(turn_kind="tool")
     body = b'{"model": "m", "prompt": "a"}'
     assert hints_of(decode(body, CompletionRequest)) == NO_HINTS
+
+
+def response(**fields: Any) -> CacheHints:
+    body = json.dumps({"model": "m", "input": "Hello.", **fields}).encode()
+    return hints_of(decode(body, ResponsesRequest))
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        ("Hello.", "person"),
+        ([{"role": "user", "content": "Hello."}], "person"),
+        ([CALL, OUTPUT], "tool"),
+        ([CALL, CUSTOM_OUTPUT], "tool"),
+        ([CALL, OUTPUT, {"role": "user", "content": "Hello."}], "person"),
+    ],
+)
+def test_the_last_item_of_a_response_tells_a_tools_turn(given: Any, kind: str) -> None:
+    assert response(input=given) == CacheHints(turn_kind=kind)
+
+
+def test_a_response_takes_the_hints_of_a_chat() -> None:
+    hints = response(
+        session_id="s", cache_ttl_seconds=60, nvext={"agent_hints": {"priority": -2, "osl": 9}}
+    )
+    assert hints == CacheHints(
+        session="s", turn_kind="person", priority=-2, keep_seconds=60, expected_tokens=9
+    )
+
+
+def test_a_stored_conversation_is_a_session_unless_the_body_names_one() -> None:
+    assert response(conversation="conv_1").session == "conv_1"
+    assert response(conversation={"id": "conv_1"}).session == "conv_1"
+    assert response(conversation="conv_1", session_id="s").session == "s"
 
 
 def test_a_session_and_a_time_are_taken_over() -> None:

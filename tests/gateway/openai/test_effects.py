@@ -215,7 +215,7 @@ def test_a_field_does_what_it_says(name: str, surface: Rest | Grpc) -> None:
 ELSEWHERE = {
     "model": "test_bad_input.py",
     "priority": "test_admission.py",
-    **dict.fromkeys(("session_id", "cache_ttl_seconds", "nvext"), "test_cache_hints.py"),
+    **dict.fromkeys(("session_id", "cache_ttl_seconds", "nvext", "hints"), "test_cache_hints.py"),
     "cache_salt": "test_line_conformance.py",
     "request_id": "test_line_conformance.py",
     "client_request_id": "test_line_conformance.py",
