@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.config import BY_VALUE, EVICTIONS, EngineConfig
 from headwater.engine_core.executors.simulated.model import expected_tokens
 from headwater.engine_core.queue_policies import POLICIES
 from headwater.engine_core.request import NewRequest
@@ -54,6 +54,8 @@ def configs(draw: st.DrawFn) -> EngineConfig:
         num_groups=draw(st.sampled_from([1, 1, async_depth, (async_depth + 1) // 2])),
         enable_prefix_caching=draw(st.sampled_from([True, True, True, False])),
         policy=draw(st.sampled_from([*POLICIES, "fair,1=srpt", "mlfq,1=slo"])),
+        eviction=draw(st.sampled_from(EVICTIONS)),
+        attention_pivot=draw(st.sampled_from([0, 40])),
     )
     return with_blocks(config, draw(st.sampled_from([0, 2, 5, 9, 24])))
 
@@ -128,6 +130,10 @@ def requests(draw: st.DrawFn, shortest_lead: int = 0) -> NewRequest:
         age_seconds=draw(st.sampled_from([0.0, 0.5])),
         first_token_seconds=draw(st.sampled_from([0.0, 1e-3, 60.0])),
         token_seconds=draw(st.sampled_from([0.0, 0.03])),
+        turn_kind=draw(st.sampled_from(["", "tool", "person"])),
+        session=draw(st.sampled_from(["", "", "s", "t"])),
+        cache_priority=draw(st.sampled_from([0, 0, -2, 3])),
+        keep_seconds=draw(st.sampled_from([0.0, 0.0, 1e-3, 60.0])),
     )
 
 
@@ -173,6 +179,15 @@ SWAPS = given(
 )
 STATES = given(
     state_configs(),
+    st.sampled_from([0, 3, MANY]),
+    st.sampled_from([0, 1, 4]),
+    rounds() | rounds(60),
+    DRAFTERS | st.none(),
+)
+BY_VALUES = given(
+    st.builds(
+        replace, configs() | swapping_configs() | state_configs(), eviction=st.just(BY_VALUE)
+    ),
     st.sampled_from([0, 3, MANY]),
     st.sampled_from([0, 1, 4]),
     rounds() | rounds(60),

@@ -24,6 +24,7 @@ from tests.engine_core.checked_engine import Driver, HalfRightSpeculator
 from tests.engine_core.checked_executor import BLOCK_SIZE, MAX_MODEL_LEN
 from tests.engine_core.lying_source import LyingSource
 from tests.engine_core.random_schedules import (
+    BY_VALUES,
     IN_PARTS,
     LIES,
     MANY,
@@ -140,6 +141,34 @@ def test_company_changes_no_stream_in_many_more_rounds(
     part: int, config: EngineConfig, late_polls: int, mask_delay: int, rounds: list[Round]
 ) -> None:
     check_rounds(config, late_polls, mask_delay, rounds)
+
+
+@SOME
+@BY_VALUES
+def test_eviction_by_value_changes_no_stream(
+    config: EngineConfig,
+    late_polls: int,
+    mask_delay: int,
+    rounds: list[Round],
+    speculator: HalfRightSpeculator | None,
+) -> None:
+    check_rounds(config, late_polls, mask_delay, rounds, speculator)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@IN_PARTS
+@VERY_MANY
+@BY_VALUES
+def test_eviction_by_value_changes_no_stream_in_many_more_rounds(
+    part: int,
+    config: EngineConfig,
+    late_polls: int,
+    mask_delay: int,
+    rounds: list[Round],
+    speculator: HalfRightSpeculator | None,
+) -> None:
+    check_rounds(config, late_polls, mask_delay, rounds, speculator)
 
 
 @pytest.mark.long
