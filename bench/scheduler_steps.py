@@ -7,7 +7,7 @@ model time.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, islice
 from statistics import median
@@ -16,7 +16,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.config import EVICTIONS, LRU, EngineConfig
 from headwater.engine_core.drafting.ngram import NGramProposer
 from headwater.engine_core.drafting.step_costs import StepCosts
 from headwater.engine_core.drafting.suffix import SuffixProposer
@@ -29,7 +29,7 @@ from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling.speculation.adaptive_speculator import AdaptiveSpeculator
 
 from .figures import AsJson, show_rows
-from .program import run_program
+from .program import check_choice, run_program
 from .timed_executor import TimedExecutor
 
 VOCAB_SIZE = 32_000
@@ -37,6 +37,8 @@ FEW_TOKENS = 4
 """Size of a vocabulary whose texts repeat themselves: each draft finds a match, and one in four
 tokens of it stands."""
 MAX_DRAFTS = 15
+ATTENTION_PIVOT = 23_500
+"""Position at which attention of an 8B model takes as long as its weights."""
 NUMBER_LEN = 8
 """Number of tokens that distinguish a prompt from all others."""
 ROUNDS = 5
@@ -73,6 +75,7 @@ class Measurement:
     """Microseconds a step: the median over rounds of the mean over a round's steps."""
 
     workload: str
+    eviction: str
     num_running: int
     async_depth: int
     block_size: int
@@ -80,9 +83,14 @@ class Measurement:
     engine_us: float
     """Microseconds of adding requests, scheduling and settling, without the executor's time."""
     executor_us: float
+    engine_of_first: float
+    """The engine's time as a multiple of that under the first order of eviction: the median over
+    rounds in turn."""
     steps_per_second: int
     """Steps a second by the engine's time alone."""
     admitted_per_step: float
+    evicted_per_step: float
+    """Cached blocks that a step evicts: 0 as long as the cache is not full."""
     tokens_per_row: float
     """Number of tokens of a row in a step: more than one where drafts stand."""
 
@@ -114,11 +122,30 @@ def measure(
     block_size: int,
     steps_per_round: int,
     num_tenants: int = 1,
-) -> Measurement:
-    """Runs the workload until it is steady, then times rounds of steps. With several tenants, each
-    has a waiting request."""
+    evictions: Sequence[str] = (LRU,),
+) -> list[Measurement]:
+    """Runs the workload under each order of eviction until it is steady, then times rounds of steps
+    under each in turn. With several tenants, each has a waiting request."""
+    runs = [
+        _Run(
+            workload,
+            _config(workload, num_running, async_depth, block_size, eviction),
+            num_tenants,
+            steps_per_round,
+        )
+        for eviction in evictions
+    ]
+    for _ in range(ROUNDS):
+        for run in runs:
+            run.time_round()
+    return [run.measured(runs[0]) for run in runs]
+
+
+def _config(
+    workload: Workload, num_running: int, async_depth: int, block_size: int, eviction: str
+) -> EngineConfig:
     max_model_len = workload.prompt_len + block_size + workload.answer_len
-    config = EngineConfig(
+    return EngineConfig(
         block_size=block_size,
         num_blocks=(num_running + 16)
         * (max_model_len // block_size + 2 + 6 * workload.state_pages),
@@ -129,49 +156,77 @@ def measure(
         max_draft_tokens=workload.max_drafts,
         async_depth=async_depth,
         policy="fair",
+        eviction=eviction,
+        attention_pivot=ATTENTION_PIVOT,
     )
-    model = SimulatedModel(
-        vocab_size=workload.vocab_size, num_state_units=num_units(workload.state_pages)
-    )
-    executor = TimedExecutor(SimulatedExecutor(config, model, TIMING))
-    engine = Engine(config, executor.as_executor, speculator=_speculator(workload, config))
-    requests = workload_requests(workload, num_running, block_size, num_tenants)
-    # A few always wait, so that a row which falls free is taken by the next step.
-    for request in islice(requests, num_running + max(8, num_tenants)):
-        engine.add(request)
-    run_steps(engine, requests, steps_per_round)
-    num_admitted = 0
-    num_tokens = 0
-    num_launched = 0
-    engine_us = []
-    executor_us = []
-    for _ in range(ROUNDS):
+
+
+class _Run:
+    """An engine under a workload, and what its rounds took."""
+
+    def __init__(
+        self, workload: Workload, config: EngineConfig, num_tenants: int, steps_per_round: int
+    ) -> None:
+        self._workload = workload
+        self._config = config
+        self._num_tenants = num_tenants
+        self._steps_per_round = steps_per_round
+        model = SimulatedModel(
+            vocab_size=workload.vocab_size, num_state_units=num_units(workload.state_pages)
+        )
+        self._executor = TimedExecutor(SimulatedExecutor(config, model, TIMING))
+        self._engine = Engine(
+            config, self._executor.as_executor, speculator=_speculator(workload, config)
+        )
+        num_running = config.max_num_seqs
+        self._requests = workload_requests(workload, num_running, config.block_size, num_tenants)
+        # A few always wait, so that a row which falls free is taken by the next step.
+        for request in islice(self._requests, num_running + max(8, num_tenants)):
+            self._engine.add(request)
+        run_steps(self._engine, self._requests, steps_per_round)
+        self._total = StepCounts()
+        self._num_launched = 0
+        self._engine_us: list[float] = []
+        self._executor_us: list[float] = []
+
+    def time_round(self) -> None:
+        executor = self._executor
         before = executor.seconds
         steps_before = executor.num_steps
         start = time.perf_counter()
-        admitted, tokens = run_steps(engine, requests, steps_per_round)
-        num_admitted = num_admitted + admitted
-        num_tokens = num_tokens + tokens
+        self._total += run_steps(self._engine, self._requests, self._steps_per_round)
         seconds = time.perf_counter() - start
         executors = executor.seconds - before
-        launched = (
-            executor.num_steps - steps_before
-        )  # Some calls launch nothing, while rows wait for results.
-        num_launched += launched
-        engine_us.append((seconds - executors) / launched * 1e6)
-        executor_us.append(executors / launched * 1e6)
-    return Measurement(
-        workload=workload.name,
-        num_running=num_running,
-        async_depth=async_depth,
-        block_size=block_size,
-        num_tenants=num_tenants,
-        engine_us=round(median(engine_us), 1),
-        executor_us=round(median(executor_us), 1),
-        steps_per_second=round(1e6 / median(engine_us)),
-        admitted_per_step=round(num_admitted / num_launched, 2),
-        tokens_per_row=round(num_tokens / (num_launched * num_running), 2),
-    )
+        # Some calls launch nothing, while rows wait for results.
+        launched = executor.num_steps - steps_before
+        self._num_launched += launched
+        self._engine_us.append((seconds - executors) / launched * 1e6)
+        self._executor_us.append(executors / launched * 1e6)
+
+    def measured(self, first: _Run) -> Measurement:
+        """The medians; ratios are those to the first run."""
+        config = self._config
+        engine_us = median(self._engine_us)
+        ratios = [
+            own / others for own, others in zip(self._engine_us, first._engine_us, strict=True)
+        ]
+        return Measurement(
+            workload=self._workload.name,
+            eviction=config.eviction,
+            num_running=config.max_num_seqs,
+            async_depth=config.async_depth,
+            block_size=config.block_size,
+            num_tenants=self._num_tenants,
+            engine_us=round(engine_us, 1),
+            executor_us=round(median(self._executor_us), 1),
+            engine_of_first=round(median(ratios), 3),
+            steps_per_second=round(1e6 / engine_us),
+            admitted_per_step=round(self._total.added / self._num_launched, 2),
+            evicted_per_step=round(self._total.evicted / self._num_launched, 2),
+            tokens_per_row=round(
+                self._total.tokens / (self._num_launched * config.max_num_seqs), 2
+            ),
+        )
 
 
 def _speculator(workload: Workload, config: EngineConfig) -> AdaptiveSpeculator | None:
@@ -196,18 +251,36 @@ def _speculator(workload: Workload, config: EngineConfig) -> AdaptiveSpeculator 
     )
 
 
-def run_steps(engine: Engine, requests: Iterator[NewRequest], num_steps: int) -> tuple[int, int]:
-    """Steps `num_steps` times, each finished request being followed by a new one; returns the
-    numbers of finished requests and of tokens."""
-    num_added = num_tokens = 0
+@dataclass(frozen=True, slots=True)
+class StepCounts:
+    """What some steps did."""
+
+    added: int = 0
+    tokens: int = 0
+    evicted: int = 0
+    """Cached blocks that were evicted."""
+
+    def __add__(self, other: StepCounts) -> StepCounts:
+        return StepCounts(
+            self.added + other.added,
+            self.tokens + other.tokens,
+            self.evicted + other.evicted,
+        )
+
+
+def run_steps(engine: Engine, requests: Iterator[NewRequest], num_steps: int) -> StepCounts:
+    """Steps `num_steps` times, each finished request being followed by a new one."""
+    num_added = num_tokens = num_evicted = 0
     for _ in range(num_steps):
         if (output := engine.step()) is None:
             continue
         num_tokens += len(output.token_ids)
+        if output.cache_events is not None:
+            num_evicted += len(output.cache_events.removed)
         for _ in output.finishes:
             engine.add(next(requests))
             num_added += 1
-    return num_added, num_tokens
+    return StepCounts(num_added, num_tokens, num_evicted)
 
 
 def workload_requests(
@@ -237,19 +310,26 @@ def main(
     block_size: Annotated[int, typer.Option(help="Tokens a KV block.")] = 16,
     steps: Annotated[int, typer.Option(help="Steps a round, of five.")] = 1000,
     tenants: Annotated[int, typer.Option(help="Whose requests these are, in turn.")] = 1,
+    eviction: Annotated[
+        list[str], typer.Option(help=f"{' or '.join(EVICTIONS)}; several are timed in turn")
+    ] = [LRU],  # noqa: B006 (typer reads the default, and nobody changes it)
     as_json: AsJson = False,
 ) -> None:
     """Host time of an engine step at zero model time."""
+    for each in eviction:
+        check_choice("--eviction", each, EVICTIONS)
     rows = [
-        measure(
+        row
+        for workload in WORKLOADS
+        for row in measure(
             workload,
             num_running=num_running,
             async_depth=async_depth,
             block_size=block_size,
             steps_per_round=min(steps, MAX_STEPS_PER_ROUND),
             num_tenants=tenants,
+            evictions=eviction,
         )
-        for workload in WORKLOADS
     ]
     show_rows(rows, "an engine step without a model", as_json=as_json)
 
