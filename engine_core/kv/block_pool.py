@@ -62,12 +62,7 @@ class BlockPool:
         """Order of free blocks by value, which are not in the free list then."""
         if costs is not None:
             self.values = ValueOrder(
-                self._next,
-                self._prev,
-                self._hash_of,
-                costs,
-                times or ReturnClasses(),
-                self._link_early,
+                self._hash_of, costs, times or ReturnClasses(), self._link_early
             )
 
     @property
@@ -134,15 +129,19 @@ class BlockPool:
     def share(self, blocks: Sequence[int], *, is_move: bool = False) -> None:
         """Holds each block once more, free ones included, given from first to last. `is_move`: for
         no turn, as to copy them, which says nothing of when the next one comes."""
-        if self.values is not None:
-            self.values.note_hit(blocks, self.ref_counts, is_move=is_move)
-        for block in blocks:
-            if self.ref_counts[block] == 0:
+        values = self.values
+        ref_counts = self.ref_counts
+        if values is not None:
+            for block in values.note_hit(blocks, ref_counts, is_move=is_move):
                 self._link(self._prev[block], self._next[block])
+        for block in blocks:
+            if ref_counts[block] == 0:
+                if values is None:
+                    self._link(self._prev[block], self._next[block])
                 self.num_free -= 1
-            elif self.ref_counts[block] == 1:
+            elif ref_counts[block] == 1:
                 self.num_shared += 1
-            self.ref_counts[block] += 1
+            ref_counts[block] += 1
 
     def release(
         self,
@@ -185,6 +184,7 @@ class BlockPool:
         if valued:
             assert self.values is not None
             last = start + blocks.index(valued[0])
+            valued.reverse()
             self.values.admit(valued, last, turn, is_move=is_move)
 
     def are_unheld(self, blocks: Sequence[int], hashes: Sequence[bytes]) -> list[bool]:

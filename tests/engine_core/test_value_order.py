@@ -205,7 +205,7 @@ def test_only_the_models_own_end_tokens_make_a_kind_of_turn() -> None:
 
 
 def test_kept_blocks_are_counted_at_most_once_a_second_and_expired_hints_are_dropped() -> None:
-    notes = BlockNotes(9)
+    notes = BlockNotes()
     notes.keep([1, 2], 10.0)
     assert notes.num_kept(0.0) == 2
     notes.keep([3], 20.0)
@@ -283,13 +283,8 @@ def test_tenants_that_left_are_forgotten_with_their_classes() -> None:
     for number in range(50):
         turn = Turn(tenant=f"tenant {number}")
         cache.use(chain_of(f"{number}-", 4), number * 100.0, turn)
-    num_links = len(cache.pool._next)
     assert cache.values.tenants == {f"tenant {number}" for number in range(39, 50)}
     assert times.of(("tenant 0",)) is not gone
-    for number in range(50, 100):
-        turn = Turn(tenant=f"tenant {number}")
-        cache.use(chain_of(f"{number}-", 4), number * 100.0, turn)
-    assert len(cache.pool._next) == num_links
 
 
 def test_a_review_compares_no_more_classes_than_its_victims_pay_for() -> None:
@@ -298,7 +293,7 @@ def test_a_review_compares_no_more_classes_than_its_victims_pay_for() -> None:
         turn = Turn(tenant=f"tenant {number % 2}", kind=f"kind {number}")
         cache.use(chain_of(f"{number}-", 1), 0.0, turn)
     cache.evict(1)
-    assert cache.values._victims._num_until_review >= 2000 // 8 - 1
+    assert cache.values._victims._num_until_review >= 4 * 1900
 
 
 class OrderAgainstModel(RuleBasedStateMachine):

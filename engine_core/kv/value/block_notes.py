@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 COUNT_SECONDS = 1.0
@@ -11,9 +11,10 @@ COUNT_SECONDS = 1.0
 
 
 class BlockNotes:
-    def __init__(self, num_blocks: int) -> None:
-        self.others = [0] * num_blocks
-        """Number of chains, beside the first, that are known to use a block, by block."""
+    def __init__(self) -> None:
+        self._others: dict[int, int] = {}
+        """Number of chains, beside the first, that are known to use a block, by block; most blocks
+        have none."""
         self._rounds: dict[int, int] = {}
         """Number of times that a chain has returned so far, by the last block of the stay that
         returned."""
@@ -22,13 +23,19 @@ class BlockNotes:
         self._num_kept = 0
         self._counted_at = -math.inf
 
+    def note_other(self, blocks: Iterable[int]) -> None:
+        """Notes that one more chain uses these blocks."""
+        others = self._others
+        for block in blocks:
+            others[block] = others.get(block, 0) + 1
+
     def runs(self, blocks: Sequence[int]) -> list[tuple[int, int, int]]:
         """Beginning, end and level of each run of blocks with about as many users. The level is 0
         for one user, 1 for up to 3, 2 for up to 7, and 3 for more."""
-        others = self.others
-        if not any(map(others.__getitem__, blocks)):
+        others = self._others
+        if others.keys().isdisjoint(blocks):
             return [(0, len(blocks), 0)]
-        levels = [_level(others[block]) for block in blocks]
+        levels = [_level(others.get(block, 0)) for block in blocks]
         starts = [0, *(idx for idx in range(1, len(blocks)) if levels[idx] != levels[idx - 1])]
         ends = [*starts[1:], len(blocks)]
         return [(start, end, levels[start]) for start, end in zip(starts, ends, strict=True)]
@@ -40,14 +47,14 @@ class BlockNotes:
         """How often the chain of these blocks has returned. Blocks of several chains tell
         nothing."""
         rounds = self._rounds
-        others = self.others
+        others = self._others
         most = 0
         if rounds.keys().isdisjoint(blocks):
             return most
         for block in blocks:
             if block in rounds:
                 found = rounds.pop(block)
-                if not others[block]:
+                if block not in others:
                     most = max(most, found)
         return most
 
@@ -73,10 +80,8 @@ class BlockNotes:
 
     def forget(self, blocks: Sequence[int]) -> None:
         """Forgets blocks whose contents are gone."""
-        for block in blocks:
-            self.others[block] = 0
         noted: dict[int, Any]
-        for noted in (self._rounds, self._kept_until):
+        for noted in (self._others, self._rounds, self._kept_until):
             if noted and not noted.keys().isdisjoint(blocks):
                 for block in blocks:
                     noted.pop(block, None)

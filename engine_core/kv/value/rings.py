@@ -1,4 +1,4 @@
-"""Free blocks in rings, a ring a class of turns, linked by the pool's lists. Knows no values."""
+"""Free blocks in rings, a ring a class of turns. Knows no values."""
 
 from __future__ import annotations
 
@@ -15,25 +15,13 @@ MOST_ROUNDS = 3
 
 
 class Rings:
-    def __init__(
-        self,
-        following: list[int],
-        preceding: list[int],
-        costs: RecomputeCosts,
-        times: ReturnClasses,
-    ) -> None:
-        """`following` and `preceding`: the pool's links of blocks, behind which those of the
-        borders of rings are put."""
+    def __init__(self, num_blocks: int, costs: RecomputeCosts, times: ReturnClasses) -> None:
         self.shares: dict[str, Share] = {}
         """Shares of the blocks that nobody holds, by tenant."""
         self.num_blocks = 0
-        self._next = following
-        self._prev = preceding
         self._costs = costs
         self._times = times
-        self._free_borders = list[int]()
-        """Borders of rings that were dropped."""
-        self.stay_of: list[Stay | None] = [None] * len(following)
+        self.stay_of: list[Stay | None] = [None] * num_blocks
         """Stay that a block belongs to, by block; None: it is in no ring, or leaves its ring at
         this moment."""
 
@@ -52,21 +40,12 @@ class Rings:
         length = self._costs.length_class(depth)
         rounds = min(num_rounds, MOST_ROUNDS)
         priority = max(-MOST_PRIORITY, min(turn.priority, MOST_PRIORITY))
-        kept = int(max(0.0, kept_until - now)).bit_length()
+        kept = int(kept_until - now).bit_length() if kept_until > now else 0
         key = (kind, length, rounds, priority, kept)
         if (ring := share.rings.get(key)) is None:
-            border = self._new_border()
             times = self._times.of((turn.tenant, kind, rounds, length))
-            ring = share.rings[key] = Ring(border, times, share, 2.0**priority)
+            ring = share.rings[key] = Ring(times, share, 2.0**priority)
         return ring
-
-    def _new_border(self) -> int:
-        if self._free_borders:
-            return self._free_borders.pop()
-        border = len(self._next)
-        self._next.append(border)
-        self._prev.append(border)
-        return border
 
     def drop_left(self, since: float) -> None:
         """Forgets tenants that have no blocks and had no turn since then, with their classes."""
@@ -76,85 +55,49 @@ class Rings:
             if not share.num_blocks and share.last_used < since
         }
         for tenant in left:
-            # A ring without blocks begins and ends at its border.
-            self._free_borders += (ring.border for ring in self.shares.pop(tenant).rings.values())
+            del self.shares[tenant]
         if left:
             self._times.drop(left)
 
-    def append(self, stay: Stay, blocks: Sequence[int]) -> None:
-        """Puts the blocks of a stay behind all others of its ring."""
-        stay.tail = blocks[0]
-        stay.num_blocks = len(blocks)
-        following = self._next
-        preceding = self._prev
+    def append(self, stay: Stay) -> None:
+        """Puts a stay behind all others of its ring."""
         stay_of = self.stay_of
-        border = stay.ring.border
-        before = preceding[border]
-        for block in blocks:
-            following[before] = block
-            preceding[block] = before
+        for block in stay.blocks:
             stay_of[block] = stay
-            before = block
-        following[before] = border
-        preceding[border] = before
-        self.count(stay.ring, len(blocks))
+        stay.ring.stays[stay] = None
+        self._count(stay, len(stay.blocks))
 
     def withdraw(self, stay: Stay) -> list[int]:
-        """Takes the blocks of a stay out of their ring, the last one of the chain first."""
-        blocks = list[int]()
-        block = stay.tail
-        while len(blocks) < stay.num_blocks:
-            # Blocks that are hit at this moment are linked still.
-            if self.stay_of[block] is stay:
-                blocks.append(block)
-            block = self._next[block]
-        for block in blocks:
-            before = self._prev[block]
-            after = self._next[block]
-            self._next[before] = after
-            self._prev[after] = before
-            self.stay_of[block] = None
-        self.count(stay.ring, -len(blocks))
-        stay.num_blocks = 0
+        """Takes the blocks of a stay out of their ring, the first one of the chain first."""
+        blocks = stay.blocks
+        stay.blocks = []
+        self._note_taken(stay, blocks)
         return blocks
 
     def take_last(self, stay: Stay, most: int) -> list[int]:
-        """Takes up to `most` of the last blocks of a stay out of its ring."""
+        """Takes up to `most` of the last blocks of a stay out of its ring, the last one first."""
+        taken = stay.blocks[: -most - 1 : -1]
+        del stay.blocks[-most:]
+        stay.depth -= len(taken)
+        self._note_taken(stay, taken)
+        return taken
+
+    def leave(self, stay: Stay, blocks: list[int]) -> bool:
+        """Takes blocks of a stay that are in use again, from first to last, out of its ring;
+        whether the last one of the stay is among them."""
+        is_whole = stay.take_out(blocks)
+        self._note_taken(stay, blocks)
+        return is_whole
+
+    def _note_taken(self, stay: Stay, blocks: Sequence[int]) -> None:
         stay_of = self.stay_of
-        following = self._next
-        blocks = list[int]()
-        block = stay.tail
-        for _ in range(min(most, stay.num_blocks)):
-            blocks.append(block)
+        for block in blocks:
             stay_of[block] = None
-            block = following[block]
-        before = self._prev[stay.tail]
-        following[before] = block
-        self._prev[block] = before
-        stay.num_blocks -= len(blocks)
-        stay.depth -= len(blocks)
-        stay.tail = block
-        self.count(stay.ring, -len(blocks))
-        return blocks
+        if not stay.blocks:
+            stay.ring.stays.pop(stay, None)
+        self._count(stay, -len(blocks))
 
-    def note_left(self, stay: Stay, num_blocks: int) -> bool:
-        """Notes that so many blocks of a stay are in use again, whose places in `stay_of` are
-        cleared; whether the last one of the stay is among them."""
-        self.count(stay.ring, -num_blocks)
-        stay.num_blocks -= num_blocks
-        if self.stay_of[stay.tail] is stay:
-            return False
-        while stay.num_blocks and self.stay_of[stay.tail] is not stay:
-            stay.tail = self._next[stay.tail]
-        return True
-
-    def end_of(self, ring: Ring, *, is_newest: bool) -> Stay | None:
-        """The newest or the oldest stay of a ring; None where it is empty."""
-        block = self._prev[ring.border] if is_newest else self._next[ring.border]
-        return self.stay_of[block] if block < len(self.stay_of) else None
-
-    def count(self, ring: Ring, num_blocks: int) -> None:
+    def _count(self, stay: Stay, num_blocks: int) -> None:
         """Counts blocks that come to a ring, or leave it where the number is negative."""
-        ring.num_blocks += num_blocks
-        ring.share.num_blocks += num_blocks
+        stay.ring.share.num_blocks += num_blocks
         self.num_blocks += num_blocks

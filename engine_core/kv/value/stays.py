@@ -3,32 +3,33 @@ they wait in. Knows no values."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Collection
 
 from .return_times import ReturnTimes, Sample
 from .turn import Turn
 
 
 class Stay:
-    """Blocks of one chain that nobody holds, since one moment. They lie beside one another in a
-    ring, the last block of the chain first."""
+    """Blocks of one chain that nobody holds, since one moment."""
 
     __slots__ = (
-        *("depth", "is_diverged", "is_lost", "is_moved", "kept_until"),
-        *("num_blocks", "num_rounds", "ring", "sample", "tail", "turn"),
+        *("blocks", "depth", "is_diverged", "is_lost", "is_moved"),
+        *("kept_until", "num_rounds", "ring", "sample", "turn"),
     )
 
-    def __init__(self, ring: Ring, turn: Turn, sample: Sample, depth: int) -> None:
+    def __init__(
+        self, ring: Ring, turn: Turn, sample: Sample, blocks: list[int], depth: int
+    ) -> None:
+        """`blocks`: the first of the chain first; the last one is evicted first."""
         self.ring = ring
         self.turn = turn
         self.sample = sample
-        self.num_blocks = 0
+        self.blocks = blocks
+        self.depth = depth
+        """Index of the last block in its chain."""
         self.num_rounds = 0
         """How often its chain has returned so far."""
-        self.tail = 0
-        """Last block of the stay, which is evicted first."""
-        self.depth = depth
-        """Index of the tail in its chain."""
         self.kept_until = 0.0
         """Time up to which a hint keeps it."""
         self.is_lost = False
@@ -38,21 +39,38 @@ class Stay:
         self.is_diverged = False
         """Whether a chain went on from the middle of it."""
 
+    def take_out(self, blocks: list[int]) -> bool:
+        """Takes out blocks that are in use again, from first to last; whether the last one of the
+        stay is among them."""
+        own = self.blocks
+        last = own[-1]
+        num_blocks = len(blocks)
+        if own[:num_blocks] == blocks:
+            del own[:num_blocks]
+        else:
+            used = set(blocks)
+            own[:] = [block for block in own if block not in used]
+        return not own or own[-1] != last
+
 
 class Ring:
-    """Stays of one class whose chains are about as long, in the order in which they began: a ring
-    of linked blocks."""
+    """Stays of one class whose chains are about as long, in the order in which they began."""
 
-    __slots__ = ("border", "factor", "num_blocks", "share", "times")
+    __slots__ = ("factor", "share", "stays", "times")
 
-    def __init__(self, border: int, times: ReturnTimes, share: Share, factor: float = 1.0) -> None:
-        self.border = border
-        """Number of no block, which stands between the ring's ends."""
+    def __init__(self, times: ReturnTimes, share: Share, factor: float = 1.0) -> None:
         self.times = times
         self.share = share
         self.factor = factor
         """Factor by which hints multiply the value of the ring's blocks."""
-        self.num_blocks = 0
+        self.stays = OrderedDict[Stay, None]()
+        """Stays of the ring, the oldest first: a dict would be searched past every entry that left
+        its front."""
+
+    def end(self, *, is_newest: bool) -> Stay | None:
+        """The newest or the oldest stay; None where there is none."""
+        stays = self.stays
+        return next(reversed(stays) if is_newest else iter(stays), None)
 
 
 class Share:
@@ -60,25 +78,29 @@ class Share:
 
     def __init__(self, now: float) -> None:
         self.weight = 1.0
+        self.fraction = 0.0
+        """Part of all free blocks that the tenant does not lose while others have blocks."""
         self.num_blocks = 0
         self.last_used = now
         self.rings: dict[tuple[str, int, int, int, int], Ring] = {}
         """Rings by kind of turn, class of length, rounds, priority, and bits of the seconds for
         which a hint keeps their blocks."""
 
-
-def above_limit(shares: Iterable[Share], num_blocks: int, now: float, active: float) -> list[Share]:
-    """Shares that have as many of `num_blocks` blocks as their weight gives them, or more. A share
-    counts for `active` seconds after its tenant's last turn."""
-    found = list(shares)
-    if len(found) == 1:
-        return found
-    weights = [share.weight if now - share.last_used <= active else 0.0 for share in found]
-    total = sum(weights) or 1.0
-    return [
-        share
-        for share, weight in zip(found, weights, strict=True)
+    def num_spare(self, num_blocks: int) -> int:
+        """How many blocks, of the `num_blocks` of all tenants, this one may lose one after another
+        until it has less than its fraction of those that are left. Negative: it has less."""
+        if self.num_blocks == num_blocks:
+            return num_blocks
         # Rounded down: one that has exactly its share does not miss it by a rounding, so that there
         # is always one.
-        if share.num_blocks and share.num_blocks >= int(num_blocks * weight / total)
-    ]
+        above = self.num_blocks - int(num_blocks * self.fraction)
+        return above if above <= 0 else int(above / (1 - self.fraction))
+
+
+def set_fractions(shares: Collection[Share], now: float, active: float) -> None:
+    """Divides the free blocks by the tenants' weights. A share counts for `active` seconds after
+    its tenant's last turn."""
+    weights = [share.weight if now - share.last_used <= active else 0.0 for share in shares]
+    total = sum(weights) or 1.0
+    for share, weight in zip(shares, weights, strict=True):
+        share.fraction = weight / total

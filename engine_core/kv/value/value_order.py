@@ -26,23 +26,21 @@ class ValueOrder:
 
     def __init__(
         self,
-        following: list[int],
-        preceding: list[int],
         hash_of: Sequence[bytes | None],
         costs: RecomputeCosts,
         times: ReturnClasses,
         retire: Callable[[Sequence[int]], None],
     ) -> None:
-        """`following`, `preceding` and `hash_of` are the pool's; `retire` puts blocks where those
-        without value are, in order of eviction."""
+        """`hash_of` is the pool's; `retire` puts blocks where those without value are, in order of
+        eviction."""
         self.now = 0.0
         """Time of what happens next, in seconds."""
         self.missed: OrderedDict[bytes, Sample] = OrderedDict()
         """Stays that were evicted and have not returned, by the hash of their last block."""
         self._hash_of = hash_of
         self._retire = retire
-        self._rings = Rings(following, preceding, costs, times)
-        self._notes = BlockNotes(len(hash_of))
+        self._rings = Rings(len(hash_of), costs, times)
+        self._notes = BlockNotes()
         self._victims = Victims(self._rings, costs)
         self._last_of: OrderedDict[tuple[str, str], Stay] = OrderedDict()
         """The last stay of each session, by tenant and session."""
@@ -68,28 +66,28 @@ class ValueOrder:
 
     def admit(
         self,
-        blocks: Sequence[int],
+        blocks: list[int],
         last: int,
         turn: Turn = UNKNOWN,
         *,
         is_move: bool = False,
     ) -> None:
-        """Takes blocks of a chain that nobody holds any more, the last one first, whose index in
-        its chain is `last`. Blocks with other numbers of users begin a stay of their own.
+        """Takes blocks of a chain that nobody holds any more, the first one first; the last one has
+        the index `last` in its chain. Blocks with other numbers of users begin a stay of their own.
         `is_move`: they were held for no turn."""
         num_rounds = self._notes.take_rounds(blocks)
         newest = None
-        for start, end, level in self._notes.runs(blocks):
-            stay = self._begin(
-                blocks[start:end], last - start, turn, level, num_rounds, is_move=is_move
-            )
+        # From the last run to the first, as blocks are evicted.
+        for start, end, level in reversed(self._notes.runs(blocks)):
+            depth = last - len(blocks) + end
+            stay = self._begin(blocks[start:end], depth, turn, level, num_rounds, is_move=is_move)
             newest = newest if level else stay
         if turn.session and newest is not None:
             self._supersede(turn, newest)
 
     def _begin(
         self,
-        blocks: Sequence[int],
+        blocks: list[int],
         depth: int,
         turn: Turn,
         level: int,
@@ -102,11 +100,11 @@ class ValueOrder:
         kind = SHARED_KINDS[level] if level else turn.kind
         ring = self._rings.ring(turn, kind, depth, num_rounds, self.now, kept_until)
         sample = Sample(self.now) if is_move else ring.times.begin(self.now)
-        stay = Stay(ring, turn, sample, depth)
+        stay = Stay(ring, turn, sample, blocks, depth)
         stay.is_moved = is_move
         stay.num_rounds = num_rounds
         stay.kept_until = kept_until
-        self._rings.append(stay, blocks)
+        self._rings.append(stay)
         return stay
 
     def _supersede(self, turn: Turn, newest: Stay) -> None:
@@ -116,49 +114,48 @@ class ValueOrder:
         self._last_of[key] = newest
         if len(self._last_of) > MOST_REMEMBERED:
             self._last_of.popitem(last=False)
-        if last is not None and last.is_diverged and last.num_blocks:
+        if last is not None and last.is_diverged and last.blocks:
             blocks = self._rings.withdraw(last)
             self._notes.forget(blocks)
             last.sample.end(self.now, has_returned=False)
-            self._retire(blocks)
+            self._retire(blocks[::-1])
 
     def note_hit(
         self, blocks: Sequence[int], ref_counts: Sequence[int], *, is_move: bool = False
-    ) -> None:
+    ) -> list[int]:
         """Notes that one more sequence holds these blocks, given from first to last. To be called
-        before its holds are counted; the caller unlinks the free ones. `is_move`: they are held for
-        no turn, so that no stay returns."""
+        before its holds are counted. Returns the free blocks among them that were not in this
+        order. `is_move`: they are held for no turn, so that no stay returns."""
         stay_of = self._rings.stay_of
-        others = self._notes.others
-        first = 0
-        stay: Stay | None = None
-        for idx, block in enumerate(blocks):
-            found = None
+        held = list[int]()
+        unordered = list[int]()
+        left: dict[Stay, list[int]] = {}
+        for block in blocks:
             if ref_counts[block]:
-                others[block] += not is_move
+                held.append(block)
+            elif (stay := stay_of[block]) is None:
+                unordered.append(block)
+            elif stay in left:
+                left[stay].append(block)
             else:
-                found = stay_of[block]
-                stay_of[block] = None
-            if found is not stay:
-                if stay is not None:
-                    self._leave(stay, blocks[first:idx], is_move=is_move)
-                stay = found
-                first = idx
-        if stay is not None:
-            self._leave(stay, blocks[first:], is_move=is_move)
+                left[stay] = [block]
+        if held and not is_move:
+            self._notes.note_other(held)
+        for stay, its_blocks in left.items():
+            self._leave(stay, its_blocks, is_move=is_move)
+        return unordered
 
-    def _leave(self, stay: Stay, blocks: Sequence[int], *, is_move: bool) -> None:
+    def _leave(self, stay: Stay, blocks: list[int], *, is_move: bool) -> None:
         """Notes that blocks of a stay, from first to last, are in use again."""
-        tail = stay.tail
-        if self._rings.note_left(stay, len(blocks)):
+        tail = stay.blocks[-1]
+        if self._rings.leave(stay, blocks):
             stay.sample.end(self.now, has_returned=not is_move)
             is_round = not (is_move or stay.is_moved)
             self._notes.note_return(tail, stay.num_rounds + is_round)
             return
         if is_move:
             return
-        for block in blocks:
-            self._notes.others[block] += 1
+        self._notes.note_other(blocks)
         stay.is_diverged = True
         if not stay.turn.session:
             self._reclass(stay)
@@ -169,24 +166,31 @@ class ValueOrder:
         stay.sample.end(self.now, has_returned=False)
         stay.ring = self._rings.ring(stay.turn, LEFT, stay.depth, 0, self.now, stay.kept_until)
         stay.sample = stay.ring.times.begin(self.now)
-        self._rings.append(stay, blocks)
+        stay.blocks = blocks
+        self._rings.append(stay)
 
     def take(self, count: int) -> list[int]:
         """Takes so many blocks of the least values."""
         blocks = list[int]()
         while len(blocks) < count:
             stay, most = self._victims.next(self.now)
-            if not stay.is_lost and (block_hash := self._hash_of[stay.tail]) is not None:
-                stay.is_lost = True
-                self.missed[block_hash] = stay.sample
-                if len(self.missed) > MOST_REMEMBERED:
-                    self.missed.popitem(last=False)
+            if not stay.is_lost:
+                self._note_lost(stay)
             # A stay that is begun is evicted to its end: its first blocks are worth less.
             taken = self._rings.take_last(stay, min(most, count - len(blocks)))
             self._victims.note_taken(len(taken))
-            self._notes.forget(taken)
             blocks += taken
+        self._notes.forget(blocks)
         return blocks
+
+    def _note_lost(self, stay: Stay) -> None:
+        """Remembers a stay whose last block is evicted, until it would have returned."""
+        stay.is_lost = True
+        if (block_hash := self._hash_of[stay.blocks[-1]]) is None:
+            return
+        self.missed[block_hash] = stay.sample
+        if len(self.missed) > MOST_REMEMBERED:
+            self.missed.popitem(last=False)
 
     def forget(self, blocks: Sequence[int]) -> None:
         """Forgets what is known of blocks whose contents are gone, though they were not in the

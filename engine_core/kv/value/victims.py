@@ -13,18 +13,16 @@ from itertools import count
 from .recompute import RecomputeCosts
 from .return_times import bucket_of
 from .rings import Rings
-from .stays import Ring, Stay, above_limit
+from .stays import Ring, Stay, set_fractions
 
 ACTIVE_SECONDS = 600.0
 """Time after its last turn in which a tenant has a share of the cache."""
 REVIEW_EVERY = 128
 """Victims after which all classes are compared again, at least."""
-REVIEW_SECONDS = 1.0
-CANDIDATES_PER_VICTIM = 8
-"""Candidates of a review for each victim until the next one, at most, so that many classes do not
+VICTIMS_PER_CANDIDATE = 4
+"""Victims until the next review for each candidate of one, at least, so that many classes do not
 make each victim dear."""
-REVIEW_PART = 256
-"""Part of all blocks after which tenants are compared again: so far one falls below its share."""
+REVIEW_SECONDS = 1.0
 KEPT_RATE = 1000.0
 """Returns a second of blocks that a hint keeps."""
 WORTH_LESS = 1.02
@@ -52,13 +50,14 @@ class Victims:
             if not self._candidates:
                 self._review(now)
             value, _, ring, is_newest = self._candidates[0]
-            stay = self._rings.end_of(ring, is_newest=is_newest)
-            if stay is None:
+            stay = ring.end(is_newest=is_newest)
+            num_spare = ring.share.num_spare(self._rings.num_blocks)
+            if stay is None or num_spare < 0:
                 heappop(self._candidates)
                 continue
             found = self._value(stay, now)
             if found <= value * WORTH_LESS:
-                return stay, max(1, self._num_until_review)
+                return stay, max(1, min(self._num_until_review, num_spare))
             heapreplace(self._candidates, (found, next(self._numbers), ring, is_newest))
 
     def note_taken(self, num_blocks: int) -> None:
@@ -69,22 +68,19 @@ class Victims:
         """Compares all classes of tenants that have their shares or more."""
         rings = self._rings
         rings.drop_left(now - ACTIVE_SECONDS)
-        shares = above_limit(rings.shares.values(), rings.num_blocks, now, ACTIVE_SECONDS)
+        shares = rings.shares.values()
+        set_fractions(shares, now, ACTIVE_SECONDS)
         self._candidates = [
             (self._value(stay, now), next(self._numbers), ring, is_newest)
             for share in shares
+            if share.num_spare(rings.num_blocks) >= 0
             for ring in share.rings.values()
-            if ring.num_blocks
             for is_newest in (False, True)
-            if (stay := rings.end_of(ring, is_newest=is_newest)) is not None
+            if (stay := ring.end(is_newest=is_newest)) is not None
         ]
         heapify(self._candidates)
         assert self._candidates
-        every = max(REVIEW_EVERY, len(self._candidates))
-        if len(rings.shares) > 1:
-            every = min(every, max(1, rings.num_blocks // REVIEW_PART))
-            every = max(every, len(self._candidates) // CANDIDATES_PER_VICTIM)
-        self._num_until_review = every
+        self._num_until_review = max(REVIEW_EVERY, VICTIMS_PER_CANDIDATE * len(self._candidates))
         self._next_review = now + REVIEW_SECONDS
 
     def _value(self, stay: Stay, now: float) -> float:
@@ -98,4 +94,4 @@ class Victims:
         rate = ring.times.rates[bucket_of(now - stay.sample.began)]
         if stay.kept_until > now:
             rate = KEPT_RATE
-        return rate * ring.factor * self._costs.of(stay.depth - stay.num_blocks / 2)
+        return rate * ring.factor * self._costs.of(stay.depth - len(stay.blocks) / 2)
