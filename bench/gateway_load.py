@@ -29,7 +29,7 @@ from .figures import AsJson, show_figures
 from .latency_report import Objective, summarize
 from .own_cluster import own_cluster
 from .processes import cpu_seconds, resident_bytes
-from .program import program_name
+from .program import run_app
 from .serve_workers import drive
 from .sse_client import SseConnection
 from .sse_path import WARM_UP_SECONDS, first_line_of, served, stage, start
@@ -122,6 +122,7 @@ def streams(
     os.environ |= {
         "HEADWATER_SIMULATED_STEP_SECONDS": str(1 / tokens_per_second),
         "HEADWATER_MAX_NUM_SEQS": str(num_streams),
+        "HEADWATER_MAX_NUM_BATCHED_TOKENS": str(max(2048, num_streams)),
         "HEADWATER_NUM_BLOCKS": str(max(1024, num_streams * 64)),
     }
     with own_cluster(["--executor=simulated", "--replicas=1", "--log-level=warning"]) as (
@@ -188,4 +189,4 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["stages"]:
         run_stage(serve_stages(Stages(served(MODEL), answer_at_once)))
     else:
-        app(prog_name=program_name())
+        run_app(app)

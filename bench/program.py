@@ -14,6 +14,7 @@ from headwater.services.runtime.settings import SettingError
 
 from .development import DevelopmentMissing
 from .found_server import ServerNotFound
+from .own_cluster import StartFailed
 from .trace_file import TraceError
 
 BENCHMARKS = {
@@ -155,9 +156,15 @@ def run_program(main: Callable[..., Any]) -> None:
     """Runs a benchmark's module as `typer.run` does; its help shows the benchmark's name."""
     app = typer.Typer(add_completion=False)
     app.command()(main)
+    run_app(app)
+
+
+def run_app(app: typer.Typer) -> None:
+    """Runs a benchmark of several commands; what stops it is one message on standard error, and no
+    traceback."""
     try:
         app(prog_name=program_name())
-    except (ConfigError, SettingError, ServerNotFound, DevelopmentMissing) as error:
+    except (ConfigError, SettingError, ServerNotFound, DevelopmentMissing, StartFailed) as error:
         sys.exit(f"{program_name()}: {error}")
     except TraceError as error:
         print(f"{program_name()}: {error}", file=sys.stderr)
