@@ -256,7 +256,7 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _scaled(card: Mapping[str, Any]) -> str:
-    """What a model has now, and what it will have."""
+    """A sentence with the number of engines that a model has, and will have."""
     return (
         f"{printable(card['id'])} has {card['replicas']} of {_range(card)} engines; "
         "`headwater models list` shows the progress"

@@ -31,8 +31,8 @@ fields of the request; addresses, keys, the device and numbers of text stages ar
 
 
 def own_settings(request: ModelRequest) -> dict[str, Any]:
-    """What the request says for its model alone. Raises `SettingError` for a name that is no such
-    setting, and a value of another kind."""
+    """Settings that the request has for its model alone. Raises `SettingError` for a name that is no
+    such setting, and for a value of another kind."""
     own = {name: _converted(name, value) for name, value in request.settings.items()}
     if request.escape_special_tokens:
         own["escape_special_tokens"] = True
