@@ -253,7 +253,7 @@ def _speculator(workload: Workload, config: EngineConfig) -> AdaptiveSpeculator 
 
 @dataclass(frozen=True, slots=True)
 class StepCounts:
-    """What some steps did."""
+    """Counts of the work of some steps."""
 
     added: int = 0
     tokens: int = 0
