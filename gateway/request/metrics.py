@@ -9,8 +9,6 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from headwater.services.runtime.build_info import BuildInfo
-
 from ..counters import LabelledCounter, LabelledGauges, LabelledHistogram
 from ..tenancy.tenants import Tenant
 
@@ -82,7 +80,6 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
-        registry.register(BuildInfo())
         self.running = Gauge(
             "headwater_num_requests_running", "Requests that have their turn", registry=registry
         )

@@ -12,19 +12,22 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from .advertise import joined, listened
-from .build_info import BuildInfo
 
 COLLECT_SECONDS = 10.0
 """Seconds for which a scrape waits for the event loop; Prometheus waits no longer by default."""
 
 
 @contextlib.contextmanager
-def metrics_served(host: str, port: int) -> Iterator[dict[str, str]]:
-    """Serves /metrics inside the `with` block; yields its address by name, nothing where port is
-    -1. To be entered on the event loop, which collects."""
+def metrics_served(
+    host: str, port: int, facts: Collector | None = None
+) -> Iterator[dict[str, str]]:
+    """Serves /metrics inside the `with` block, and `facts` with them; yields its address by name,
+    nothing where port is -1. To be entered on the event loop, which collects."""
     if port < 0:
         yield {}
         return
+    if facts is not None:
+        prometheus_client.REGISTRY.register(facts)
     registry = _OnLoop(prometheus_client.REGISTRY, asyncio.get_running_loop())
     server, thread = prometheus_client.start_http_server(port, listened(host), registry)
     try:
@@ -33,6 +36,8 @@ def metrics_served(host: str, port: int) -> Iterator[dict[str, str]]:
         server.shutdown()
         server.server_close()
         thread.join()
+        if facts is not None:
+            prometheus_client.REGISTRY.unregister(facts)
 
 
 class _OnLoop(Collector):
@@ -57,7 +62,7 @@ class _OnLoop(Collector):
 
 def _collect(registry: Collector, collected: Future[list[Metric]]) -> None:
     try:
-        collected.set_result([*registry.collect(), *BuildInfo().collect()])
+        collected.set_result([*registry.collect()])
     except Exception as fault:
         # The scrape answers with it.
         collected.set_exception(fault)

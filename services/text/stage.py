@@ -19,6 +19,7 @@ from ..runtime.member import Kind, Member, new_epoch
 from ..runtime.metrics_server import metrics_served
 from ..runtime.prober import SERVICES
 from ..runtime.process import lifetime
+from ..runtime.process_facts import ProcessFacts
 from ..runtime.security_settings import StageSecuritySettings
 from ..runtime.served_model import ServedModel
 from ..runtime.settings import SettingError, require, setting
@@ -87,7 +88,10 @@ async def serve_stage(
         await listener.start()
         name = settings.replica_id or f"{kind.value}-{secrets.token_hex(4)}"
         epoch = new_epoch()
-        with metrics_served(settings.host, settings.metrics_port) as metrics:
+        facts = ProcessFacts(
+            kind.value.replace("_", "-"), certificates={"stages": settings.stage_tls_cert_file}
+        )
+        with metrics_served(settings.host, settings.metrics_port, facts) as metrics:
             async with contextlib.AsyncExitStack() as presence:
                 for i, model in enumerate(models):
                     replica_id = name if i == 0 else f"{name}-{i}"

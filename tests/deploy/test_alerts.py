@@ -36,6 +36,65 @@ SERIES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {'up{job="another"}': "1x100"},
         {'up{job="headwater"}': "1x100"},
     ),
+    **{
+        f"HeadwaterHasNo{name}": (
+            {'headwater_build_info{stage="another"}': "1x100"},
+            {f'headwater_build_info{{stage="{stage}"}}': "1x100"},
+        )
+        for name, stage in (
+            ("Gateway", "gateway"),
+            ("Processor", "processor"),
+            ("OutputProcessor", "output-processor"),
+        )
+    },
+    # Without requests none need be there.
+    "HeadwaterHasNoEngine": (
+        {"headwater_model_requests": "2x100"},
+        {"headwater_model_requests": "0x100"},
+    ),
+    "HeadwaterStageStartsAgain": (
+        {'headwater_stage_restarts_total{stage="engine"}': "0x40 4x60"},
+        {'headwater_stage_restarts_total{stage="engine"}': "0x40 1x60"},
+    ),
+    "HeadwaterDiskIsFull": (
+        {
+            'headwater_disk_free_bytes{what="state"}': "5x100",
+            'headwater_disk_size_bytes{what="state"}': "100x100",
+        },
+        {
+            'headwater_disk_free_bytes{what="state"}': "50x100",
+            'headwater_disk_size_bytes{what="state"}': "100x100",
+        },
+    ),
+    "HeadwaterVolumeIsFull": (
+        {
+            'kubelet_volume_stats_available_bytes{persistentvolumeclaim="jetstream-hw-nats-0"}': "5x100",
+            'kubelet_volume_stats_capacity_bytes{persistentvolumeclaim="jetstream-hw-nats-0"}': "100x100",
+        },
+        {
+            'kubelet_volume_stats_available_bytes{persistentvolumeclaim="of-others"}': "5x100",
+            'kubelet_volume_stats_capacity_bytes{persistentvolumeclaim="of-others"}': "100x100",
+        },
+    ),
+    "HeadwaterStreamIsFull": (
+        {
+            'headwater_stream_used_bytes{stream="OBJ_files"}': "95x100",
+            'headwater_stream_max_bytes{stream="OBJ_files"}': "100x100",
+        },
+        {
+            'headwater_stream_used_bytes{stream="OBJ_files"}': "80x100",
+            'headwater_stream_max_bytes{stream="OBJ_files"}': "100x100",
+        },
+    ),
+    # The clock of these tests begins at zero.
+    "HeadwaterCertificateEnds": (
+        {'headwater_certificate_ends_timestamp_seconds{what="clients"}': "100000x100"},
+        {'headwater_certificate_ends_timestamp_seconds{what="clients"}': "10000000x100"},
+    ),
+    "HeadwaterBudgetIsSpent": (
+        {'headwater_requests_refused_total{code="insufficient_quota"}': "0+1x100"},
+        {'headwater_requests_refused_total{code="rate_limit_exceeded"}': "0+1x100"},
+    ),
     "HeadwaterRequestsFail": (
         {
             'headwater_http_responses_total{status="503"}': "0+10x100",

@@ -38,7 +38,11 @@ SUFFIXES = {
     "gauge": ("",),
     "info": ("",),
 }
-PROMETHEUS_OWN = {"up"}
+PROMETHEUS_OWN = {
+    *("up", "process_start_time_seconds"),
+    *("kubelet_volume_stats_available_bytes", "kubelet_volume_stats_capacity_bytes"),
+}
+"""Series that Prometheus makes, and those of a kubelet."""
 VARIABLES = {"$__rate_interval": "5m", "$model": ".*"}
 
 

@@ -66,8 +66,8 @@ def test_a_body_without_its_content_type_is_told_how_to_send_one(gateway: Gatewa
 def test_every_process_says_what_it_was_made_from(gateway: Gateway) -> None:
     told = gateway.client.get("/version").json()
     assert told == {"version": RELEASE, "commit": commit()}
-    line = f'headwater_build_info{{commit="{commit()}",version="{RELEASE}"}} 1.0'
-    assert line in gateway.client.get("/metrics").text
+    line = f'headwater_build_info{{commit="{commit()}",stage="gateway",version="{RELEASE}"}} 1.0'
+    assert gateway.client.get("/metrics").text.count(line) == 1
 
 
 def test_several_share_a_port(behind: Behind) -> None:

@@ -12,6 +12,7 @@ from headwater.proto.engine_pb2_grpc import add_EngineServicer_to_server
 from ...runtime.listener import Listener
 from ...runtime.metrics_server import metrics_served
 from ...runtime.process import Lifetime
+from ...runtime.process_facts import ProcessFacts
 from ...runtime.tasks import owned_task
 from ...runtime.tracing import tracing_to
 from ..core.client import CoreClient, CoreFailed
@@ -92,7 +93,7 @@ async def _serve_clients(
     await listener.start()
     try:
         with (
-            metrics_served(settings.host, settings.metrics_port) as metrics,
+            metrics_served(settings.host, settings.metrics_port, _facts(settings)) as metrics,
             collected(server, replica.model.name),
         ):
             async with (
@@ -132,3 +133,11 @@ async def _first_of(*events: asyncio.Event) -> None:
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
         wait.cancel()
+
+
+def _facts(settings: EngineSettings) -> ProcessFacts:
+    return ProcessFacts(
+        "engine",
+        disks={"cached prefixes": settings.kv_disk_dir},
+        certificates={"stages": settings.stage_tls_cert_file},
+    )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headwater.services.runtime import version
-from headwater.services.runtime.build_info import BuildInfo
+from headwater.services.runtime.process_facts import ProcessFacts
 
 ME = ("-c", "user.name=t", "-c", "user.email=t@example.com")
 
@@ -53,8 +53,12 @@ def test_an_image_names_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     version.commit.cache_clear()
     try:
         assert version.full_version() == f"{version.RELEASE}+012345678"
-        [family] = BuildInfo().collect()
+        family, *_ = ProcessFacts("engine").collect()
         assert family.samples[0].name == "headwater_build_info"
-        assert family.samples[0].labels == {"version": version.RELEASE, "commit": "012345678"}
+        assert family.samples[0].labels == {
+            "stage": "engine",
+            "version": version.RELEASE,
+            "commit": "012345678",
+        }
     finally:
         version.commit.cache_clear()
