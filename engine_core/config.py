@@ -97,12 +97,8 @@ class EngineConfig:
         windows = self.page_windows
         is_sorted = windows == tuple(sorted(windows)) and min(windows, default=0) >= 0
         require(is_sorted, "page_windows", windows, "0 or more each, in ascending order")
-        if len(windows) > 1 and self.num_peer_blocks:
-            raise ConfigError("page_windows", windows, "one beside other engines")
-        if self.state_pages and (self.num_peer_blocks or self.num_groups > 1):
-            # Neither leases of blocks nor stages know states.
-            allowed = "0 beside blocks of other engines and of stages"
-            raise ConfigError("state_pages", self.state_pages, allowed)
+        if self.state_pages and self.num_groups > 1:
+            raise ConfigError("state_pages", self.state_pages, "0 beside stages")
         require(self.state_pages >= 0, "state_pages", self.state_pages, "0 or more")
         if not self.has_cache:
             self._check_without_cache()

@@ -6,7 +6,7 @@ the same keys are a kind: their pages are taken and given back together. Knows n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -50,6 +50,16 @@ def page_key(block_hash: bytes, group: int) -> bytes:
     if group > 255:
         return block_hash + group.to_bytes(2)
     return block_hash + bytes((group,)) if group else block_hash
+
+
+def block_of(key: bytes) -> bytes:
+    """Hash of the block whose page has this key."""
+    return key[:HASH_LEN]
+
+
+def num_blocks_of(keys: Iterable[bytes]) -> int:
+    """Blocks whose page of the first group is among these."""
+    return sum(map(is_block_hash, keys))
 
 
 def is_block_hash(key: bytes) -> bool:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..executor import Swapper, SwapPlan
+from ..page_groups import block_of, is_block_hash, num_blocks_of
 from ..system.lanes import Lane, ThreadLane
 from .block_pool import BlockPool
 from .block_record import HEADER_LEN, BlockId
@@ -115,9 +116,8 @@ class _RecordWriter:
         wanted = lease.request.wanted
         num_read = self._read(lease)
         hashes = lease.hashes[: len(lease.blocks) + num_read]
-        for parent, block_hash, slot in zip(
-            [wanted.parent, *hashes], hashes, lease.slots, strict=False
-        ):
+        parents = [wanted.parent, *map(block_of, hashes)]
+        for parent, block_hash, slot in zip(parents, hashes, lease.slots, strict=False):
             payload = self._swapper.slots[slot]
             record = self._link.records[slot]
             block = BlockId(self._link.key, wanted.owner.namespace, block_hash, parent)
@@ -257,7 +257,10 @@ class BlockLeases:
 
     def _pin_asked(self) -> None:
         while self._asked and self._free_slots:
-            lease = self._asked.popleft()
+            lease = self._asked[0]
+            if len(self._free_slots) < self._num_slots_needed(lease):
+                return
+            self._asked.popleft()
             if lease.has_ended:
                 continue
             wanted = lease.request.wanted
@@ -273,6 +276,14 @@ class BlockLeases:
             lease.slots = [self._free_slots.popleft() for _ in lease.hashes]
             lease.after_step = self._steps.last_to_compute(lease.hashes)
             self._pinned.append(lease)
+
+    def _num_slots_needed(self, lease: _Lease) -> int:
+        """Slots without which a lease waits: one, or those of all pages where some are worth
+        nothing without the others."""
+        hashes = lease.request.wanted.hashes
+        if lease.has_ended or all(map(is_block_hash, hashes)):
+            return 1
+        return min(len(hashes), len(self._link.records) // 2)
 
     def _hold_behind(self, lease: _Lease, hashes: Sequence[bytes]) -> None:
         """Adds the blocks after those of the KV cache that lenders have."""
@@ -317,8 +328,8 @@ class BlockLeases:
         for lender, hashes in lease.held:
             lender.let_go(hashes)
         num_lent = len(lease.blocks) + num_read
-        self._num_lent += num_lent
-        self.num_lent_from_tiers += num_read
+        self._num_lent += num_blocks_of(lease.hashes[:num_lent])
+        self.num_lent_from_tiers += num_blocks_of(lease.hashes[len(lease.blocks) : num_lent])
         after = replace(
             after, hashes=after.hashes[:num_lent], generations=after.generations[:num_lent]
         )

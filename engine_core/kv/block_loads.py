@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import compress, takewhile
 from typing import NamedTuple
 
-from ..page_groups import FULL
+from ..page_groups import FULL, block_of, num_blocks_of
 from .block_pool import BlockPool
 from .block_source import NOT_OURS, BlockSource, LoadEnd, Loader, Owner, Ticket
 from .page_keys import PageKeys
@@ -31,6 +31,8 @@ class Offer(NamedTuple):
     source: Loader
     num_blocks: int
     cost: float
+    num_here: int = 0
+    """Leading ones of these whose pages that every later position sees are cached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +56,16 @@ class _Load:
     prefix: list[bytes]
     """Hashes of the chain's blocks before the first one."""
     held: Hits
-    """The chain's cached blocks before them, which must not be evicted meanwhile."""
-    hashes: list[bytes]
+    """The chain's cached blocks with which it can be continued, which must not be evicted
+    meanwhile."""
+    here: list[int]
+    """Pages of blocks between those and the first one that is loaded, held as well."""
+    keys: list[bytes]
+    """Keys of pages, hashes of blocks first; see `PageKeys`."""
+    num_blocks: int
+    """Number of these hashes."""
     blocks: list[int]
-    """Pages of these blocks; see `PageKeys.to_load`."""
+    """Pages that are loaded, one for each key."""
     give_up_at: float
     is_given_up: bool = False
 
@@ -96,7 +104,8 @@ class BlockLoads:
         """Whether a source was offered blocks since the last launch."""
         self._open: dict[Ticket, _Load] = {}
         self._loading: dict[bytes, Ticket] = {}
-        """Keyed by hash of each block on its way that requests can wait for."""
+        """Keyed by hash of each block on its way that requests can wait for, and by keys of other
+        pages."""
         # Looked up for each block that is cached or evicted.
         if parts := [source.held for source in sources if source.held is not NOT_OURS]:
             pool.elsewhere = parts[0] if len(parts) == 1 else _Union(parts)
@@ -107,6 +116,10 @@ class BlockLoads:
     def keeps_blocks(self) -> bool:
         """Whether a source copies blocks that leave the device."""
         return bool(self._keepers)
+
+    @property
+    def has_sources(self) -> bool:
+        return bool(self._sources)
 
     @property
     def is_any_open(self) -> bool:
@@ -131,7 +144,8 @@ class BlockLoads:
         """Lets go of blocks that were held for no turn, given from first to last, the first of
         which have these hashes and follow `parent`; sources may copy those that no request uses
         now."""
-        self._release(blocks, hashes, [parent, *hashes], owner, moved(owner.tenant))
+        parents = [parent, *map(block_of, hashes)]
+        self._release(blocks, hashes, parents, owner, moved(owner.tenant))
 
     def release_part(self, chain: HashChain, kind: int, held: HeldPages, part: str = "") -> None:
         """Like `release`, for pages of a kind of a chain's blocks. `part`: kind of turn of pages
@@ -191,21 +205,30 @@ class BlockLoads:
             source.save(kept, unused, kept_parents, owner)
 
     def find(
-        self, chain: HashChain, start: int, end: int, excluded: Collection[Loader] = ()
+        self,
+        chain: HashChain,
+        start: int,
+        end: int,
+        excluded: Collection[Loader] = (),
+        num_here: int = 0,
     ) -> Offer | None:
         """The offer of the source that saves most time, of the chain's blocks from `start` on, up
         to `end` or the first that is on its way already. Where it is not known how long they take
         to compute: of the source that has most of them, then of the cheapest. Of equals the first.
-        None where no source has any, or where computing them takes less time."""
+        None where no source has any, or where computing them takes less time. `num_here`: see
+        `Offer`."""
         hashes = chain.hashes[start:end] if self._sources else []
         if self._loading:
             hashes = list(takewhile(lambda block_hash: block_hash not in self._loading, hashes))
+        num_here = min(num_here, len(hashes))
         best = None
         most = (0.0, 0.0)
         for source in self._sources if hashes else ():
-            if source in excluded or not (num_blocks := self._keys.num_found(source, hashes)):
+            if source in excluded:
                 continue
-            cost = source.cost(len(self._keys.to_load(hashes[:num_blocks])))
+            if not (num_blocks := self._keys.num_found(source, hashes, num_here)):
+                continue
+            cost = source.cost(len(self._keys.to_load(hashes[:num_blocks], num_here)))
             compute_seconds = self._compute_seconds()
             num_waiting = 1 + (self.num_decoding() if source.spares_steps else 0)
             saved = num_blocks * compute_seconds * num_waiting - cost
@@ -213,50 +236,91 @@ class BlockLoads:
                 continue
             worth = (saved, 0.0) if compute_seconds else (num_blocks, -cost)
             if best is None or worth > most:
-                best = Offer(source, num_blocks, cost)
+                best = Offer(source, num_blocks, cost, min(num_here, num_blocks))
                 most = worth
         return best
 
     def load(self, offer: Offer, chain: HashChain, hits: Hits) -> Ticket:
-        """Asks for the chain's blocks behind `hits`, which are the offer's. They come into the
-        cache in blocks that are taken from the pool now."""
+        """Asks for the chain's blocks behind `hits`, which are the offer's, as far as they are not
+        cached. They come into the cache in blocks that are taken from the pool now."""
+        start = hits.num_blocks
+        hashes = chain.hashes[start : start + offer.num_blocks]
+        num_here = offer.num_here
+        here = self._pool.find_leading(self._keys.of_blocks(hashes[:num_here]))
         # Before others are taken: these may be free.
         self._pool.share(hits.pages)
-        return self._begin(offer, chain, hits.num_blocks, hits)
+        self._pool.share(here, is_move=True)
+        keys = self._keys.to_load(hashes, num_here)
+        return self._begin(offer, chain, start + num_here, keys, hits, here)
 
-    def load_unheld(self, offer: Offer, chain: HashChain, start: int) -> Ticket:
-        """Like `load`, for the chain's blocks from `start` on that are not on their way already.
-        Those before them may be evicted meanwhile."""
-        return self._begin(offer, chain, start, held=NO_HITS)
+    def load_early(
+        self, source: Loader, chain: HashChain, start: int, num_blocks: int, num_pages: int
+    ) -> Ticket | None:
+        """Like `load`, for up to `num_blocks` of the chain's blocks from `start` on that are not on
+        their way already, and up to so many pages. Those before them may be evicted meanwhile. The
+        pages with which the chain is continued come with its last block or after it. None: there
+        is nothing to load, or no page for it."""
+        num_blocks = min(num_blocks, max(0, num_pages) // self._keys.num_lasting)
+        end = start + num_blocks
+        keys = self._keys.of_blocks(chain.hashes[start:end])
+        if end == len(chain.hashes):
+            at_end = self.missing_at_end(chain)
+            keys += at_end if len(keys) + len(at_end) <= num_pages else []
+        if not keys:
+            return None
+        offer = Offer(source, num_blocks, source.cost(len(keys)))
+        return self._begin(offer, chain, start, keys)
+
+    def missing_at_end(self, chain: HashChain) -> list[bytes]:
+        """Keys of pages that the position after a chain's blocks sees, and later ones do not, which
+        are neither cached nor on their way."""
+        keys = self._keys.of_end(chain.hashes)
+        return [key for key in keys if self._pool.find(key) is None and key not in self._loading]
 
     def give_up(self, ticket: Ticket) -> None:
         """Gives up an open load with the next poll."""
         assert ticket in self._open
         self._open[ticket].give_up_at = -math.inf
 
-    def _begin(self, offer: Offer, chain: HashChain, start: int, held: Hits) -> Ticket:
-        hashes = chain.hashes[start : start + offer.num_blocks]
+    def _begin(
+        self,
+        offer: Offer,
+        chain: HashChain,
+        start: int,
+        keys: list[bytes],
+        held: Hits = NO_HITS,
+        here: Sequence[int] = (),
+    ) -> Ticket:
         if self._are_saves_due:
             # Several sources may have been asked to copy what these blocks contain. Each launches
             # its copies and its loads together, so that one would load into a block which the next
             # has yet to copy.
             self.launch()
-        keys = self._keys.to_load(hashes)
         blocks = self._pool.allocate(len(keys))
         ticket = offer.source.load(keys, blocks)
         self._is_asked = True
-        self._loading |= dict.fromkeys(hashes, ticket)
+        self._loading |= dict.fromkeys(keys, ticket)
         self._open[ticket] = _Load(
             source=offer.source,
             owner=chain.owner,
             turn=chain.moved_turn,
             prefix=chain.hashes[:start],
             held=held,
-            hashes=hashes,
+            here=list(here),
+            keys=keys,
+            num_blocks=num_blocks_of(keys),
             blocks=blocks,
             give_up_at=self._clock() + max(MIN_PATIENCE_SECONDS, PATIENCE * offer.cost),
         )
         return ticket
+
+    def ticket_at_end(
+        self, hashes: Sequence[bytes], excluded: Collection[Loader] = ()
+    ) -> Ticket | None:
+        """The load that brings a page with which a chain is continued behind these blocks, and
+        later not; see `ticket`."""
+        found = (self.ticket(key, excluded) for key in self._keys.of_end(hashes))
+        return next((each for each in found if each is not None), None)
 
     def ticket(self, block_hash: bytes, excluded: Collection[Loader] = ()) -> Ticket | None:
         """The load that brings this block, if one from a source that is not excluded does."""
@@ -296,9 +360,11 @@ class BlockLoads:
             num_usable = end.num_usable
             self._forget(load)
             self._adopt(load, num_usable)
-        num_pages = len(load.blocks) // len(load.hashes)
+        num_pages = len(load.blocks) // max(1, load.num_blocks)
         start = len(load.prefix) * num_pages
         self._pool.release(load.blocks, turn=load.turn, start=start, is_move=True)
+        start = load.held.num_blocks * self._keys.pages_of_block(0)
+        self._pool.release(load.here, turn=load.turn, start=start, is_move=True)
         for kind, held in enumerate(load.held.held):
             before = load.prefix[held.first - 1] if held.first else b""
             hashes = load.prefix[held.first :]
@@ -306,15 +372,14 @@ class BlockLoads:
             start = held.first * self._keys.pages_of_block(kind)
             self._release(held.pages, keys, parents, load.owner, load.turn, start)
         failed = None if num_usable == len(load.blocks) else load.source
-        num_loaded = min(num_usable, len(load.hashes))
+        num_loaded = min(num_usable, load.num_blocks)
         return SettledLoad(end.ticket, failed, load.source.tier, num_loaded)
 
     def _adopt(self, load: _Load, num_usable: int) -> None:
         """Caches the first pages of a load."""
-        num_first = min(num_usable, len(load.hashes))
-        self._cache.adopt(load.parent, load.hashes[:num_first], load.blocks[:num_first])
-        keys = self._keys.to_load(load.hashes)
-        self._cache.adopt_others(keys[num_first:num_usable], load.blocks[num_first:num_usable])
+        num_first = min(num_usable, load.num_blocks)
+        self._cache.adopt(load.parent, load.keys[:num_first], load.blocks[:num_first])
+        self._cache.adopt_others(load.keys[num_first:num_usable], load.blocks[num_first:num_usable])
 
     def _give_up_late(self) -> Iterator[SettledLoad]:
         """Cancels loads that take far longer than their source said. Their blocks stay held until
@@ -328,8 +393,9 @@ class BlockLoads:
                 yield SettledLoad(ticket, load.source, load.source.tier)
 
     def _forget(self, load: _Load) -> None:
-        for block_hash in load.hashes:
-            del self._loading[block_hash]
+        for key in load.keys:
+            # Two loads may bring the same page of a window.
+            self._loading.pop(key, None)
 
 
 class _Union:

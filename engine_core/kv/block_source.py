@@ -83,6 +83,10 @@ class Loader(Protocol):
         """Asks for the contents of `hashes` in `blocks`, which no request uses until the ticket has
         ended."""
 
+    def cost(self, num_blocks: int) -> float:
+        """Estimated seconds until that many blocks were loaded, with what is on its way before
+        them."""
+
     def cancel(self, ticket: Ticket) -> None:
         """Asks for the early end of a load. Its ticket still ends, in whichever way, once the
         source has let go of its blocks."""
@@ -127,10 +131,6 @@ class BlockSource(Loader, Protocol):
     def find(self, hashes: Sequence[bytes]) -> int:
         """Leading blocks of `hashes` that could be loaded now. May be wrong: their load fails
         then."""
-
-    def cost(self, num_blocks: int) -> float:
-        """Estimated seconds until that many blocks were loaded, with what is on its way before
-        them."""
 
     def save(
         self, hashes: Sequence[bytes], blocks: Sequence[int], parents: Sequence[bytes], owner: Owner

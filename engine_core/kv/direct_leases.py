@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ..page_groups import is_block_hash, num_blocks_of
 from .block_pool import BlockPool
 from .lending import Lender, Release, Steps
 from .peer_link import Claim, LeaseRequest, Lent, PeerLink, Places
@@ -94,18 +95,19 @@ class DirectLeases:
             return
         after = claim_of(self._link.key, self._pool, lease.blocks)
         self._let_go(lease)
-        self.num_lent += len(lease.blocks)
+        self.num_lent += num_blocks_of(lease.hashes)
         self._link.send(Lent(lease=number, rows=[], before=lease.before, after=after))
 
     def end(self, number: int, num_copied: int = 0) -> None:
         """Ends a lease, of which the other engine copied so many blocks and compared them by
         itself; one that is not here has ended already."""
-        num_leases = self.num_leases
+        for each in (*self._asked, *self._pinned.values(), *self._open.values()):
+            if each.request.lease == number:
+                self.num_lent += num_blocks_of(each.request.wanted.hashes[:num_copied])
         self._asked = deque(lease for lease in self._asked if lease.request.lease != number)
         for leases in (self._pinned, self._open):
             if (lease := leases.pop(number, None)) is not None:
                 self._let_go(lease)
-        self.num_lent += num_copied if self.num_leases < num_leases else 0
 
     def publish(self, retired_step: int) -> None:
         """Publishes blocks of steps up to `retired_step`, which have ended. To be called after each
@@ -143,7 +145,7 @@ class DirectLeases:
             self._link.refuse(lease.request.lease)
             return True
         num_free = self._most_pinned - len(self.pinned_blocks)
-        if num_free <= 0:
+        if num_free <= 0 or (num_free < len(found) < self._most_pinned and _is_whole(hashes)):
             return False
         lease.blocks = found[:num_free]
         lease.hashes = list(hashes[: min(len(found), num_free)])
@@ -165,6 +167,11 @@ class DirectLeases:
         wanted = lease.request.wanted
         self._release(lease.blocks, lease.hashes, wanted.owner, wanted.parent)
         self._has_released = True
+
+
+def _is_whole(keys: Sequence[bytes]) -> bool:
+    """Whether some of these pages are worth nothing without the others."""
+    return not all(map(is_block_hash, keys))
 
 
 def claim_of(key: bytes, pool: BlockPool, blocks: Sequence[int]) -> Claim:

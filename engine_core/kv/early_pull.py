@@ -26,5 +26,8 @@ class EarlyPull:
     def load(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> Ticket:
         return self._peers.load_early(hashes, blocks, self._owner, self._holder, self._parent)
 
+    def cost(self, num_blocks: int) -> float:
+        return self._peers.cost(num_blocks)
+
     def cancel(self, ticket: Ticket) -> None:
         self._peers.cancel(ticket)

@@ -37,31 +37,55 @@ class PageKeys:
             self._kinds.append(_Pages(set_groups, 1))
         self._num_groups = sum(len(kind.groups) for kind in self._kinds)
 
+    @property
+    def num_lasting(self) -> int:
+        """Pages of a block that every later position sees, and that of the first group."""
+        return len(self.of_blocks([b""]))
+
     def pages_of_block(self, kind: int) -> int:
         """Number of a block's pages that are of a kind."""
         return len(self._kinds[kind].groups)
 
-    def num_found(self, source: Source, hashes: Sequence[bytes]) -> int:
+    def num_found(self, source: Source, hashes: Sequence[bytes], num_here: int = 0) -> int:
         """Leading blocks behind which a sequence can be continued with pages of a source: it has
-        those of the first group, those of others that the next position sees, and a snapshot."""
-        num_blocks = source.find(hashes)
+        those of the first group, those of others that the next position sees, and a snapshot. The
+        device has what every later position sees of the first `num_here` blocks."""
+        num_blocks = num_here
+        if missing := hashes[num_here:]:
+            num_blocks += source.find(missing)
         if self._num_groups == 1:
             return num_blocks
         num_settled = 0
         while num_settled < len(self._kinds) and num_blocks:
             kind = self._kinds[num_settled % len(self._kinds)]
-            end = self._continued(kind, source, hashes[:num_blocks])
+            end = self._continued(kind, source, hashes[:num_blocks], num_here)
             num_settled = num_settled + 1 if end == num_blocks else 0
             num_blocks = end
         return num_blocks
 
-    def to_load(self, hashes: Sequence[bytes]) -> list[bytes]:
+    def to_load(self, hashes: Sequence[bytes], num_here: int = 0) -> list[bytes]:
         """Keys of the pages of these blocks that the position after them sees, those of the first
+        group before others. The device has what every later position sees of the first
+        `num_here` blocks."""
+        return self.of_blocks(hashes[num_here:]) + self.of_end(hashes)
+
+    def of_blocks(self, hashes: Sequence[bytes]) -> list[bytes]:
+        """Keys of the pages of these blocks that every later position sees, those of the first
         group before others."""
         keys = list(hashes)
         for groups, num_seen in self._kinds:
-            seen = hashes[-num_seen:] if num_seen else hashes
-            keys += [page_key(each, group) for group in groups if group for each in seen]
+            if not num_seen:
+                keys += [page_key(each, group) for group in groups if group for each in hashes]
+        return keys
+
+    def of_end(self, hashes: Sequence[bytes]) -> list[bytes]:
+        """Keys of the pages of these blocks that the position after them sees, and later ones do
+        not: those of windows, and of a snapshot."""
+        keys = []
+        for groups, num_seen in self._kinds:
+            if num_seen:
+                seen = hashes[-num_seen:]
+                keys += [page_key(each, group) for group in groups if group for each in seen]
         return keys
 
     def of(
@@ -79,16 +103,19 @@ class PageKeys:
         """Keys of the pages of the snapshot behind a block."""
         return [page_key(block_hash, group) for group in self._set_groups]
 
-    def _continued(self, kind: _Pages, source: Source, hashes: Sequence[bytes]) -> int:
+    def _continued(
+        self, kind: _Pages, source: Source, hashes: Sequence[bytes], num_here: int
+    ) -> int:
         """The largest number of these blocks behind which the source has all pages of a kind that
-        the next position sees."""
+        the next position sees; see `num_found`."""
+        first = 0 if kind.num_seen else min(num_here, len(hashes))
         num_found = 0
-        for idx in reversed(range(len(hashes))):
+        for idx in reversed(range(first, len(hashes))):
             keys = [page_key(hashes[idx], group) for group in kind.groups]
             if source.find(keys) < len(keys):
                 num_found = 0
                 continue
             num_found += 1
-            if num_found == kind.num_seen or idx == 0:
+            if num_found == kind.num_seen or idx == first:
                 return idx + num_found
-        return 0
+        return first

@@ -19,6 +19,7 @@ from itertools import count
 from typing import NamedTuple
 
 from ..executor import Swapper
+from ..page_groups import block_of, num_blocks_of
 from ..request import Holder
 from ..system.lanes import Lane, ThreadLane
 from .block_record import HEADER_LEN
@@ -84,7 +85,7 @@ class _Hints:
         """Origin of blocks from this one on, which `find` has found."""
         hint = self._of_block[block_hash]
         at = hint.hashes.index(block_hash)
-        return _Origin(hint.holder, hint.owner, parent=hint.hashes[at - 1] if at else b"")
+        return _Origin(hint.holder, hint.owner, block_of(hint.hashes[at - 1]) if at else b"")
 
     def forget(self, hashes: Sequence[bytes]) -> None:
         for block_hash in hashes:
@@ -218,7 +219,8 @@ class PeerBlocks:
         return self._costs.seconds_per_block + self._swapper.seconds_per_block
 
     def expect(self, hashes: Sequence[bytes], owner: Owner, holder: Holder) -> None:
-        """Notes that another engine is thought to hold these blocks, the first of a chain."""
+        """Notes that another engine is thought to hold these blocks, the first of a chain, and
+        pages of theirs with which it is continued."""
         self._hints.note(hashes, owner, holder)
 
     def connect(self, on_lost: OnLost, on_gained: OnGained) -> None:
@@ -324,7 +326,7 @@ class PeerBlocks:
         """Whatever came of it, the advice is used up: what was loaded is cached here, and the rest
         is not there."""
         load = self._under_way.pop(end.ticket)
-        self.num_pulled += end.num_usable
+        self.num_pulled += num_blocks_of(end.hashes[: end.num_usable])
         if load.is_early:
             load.costs.forget(end.ticket)
             return
@@ -362,7 +364,7 @@ class PeerBlocks:
             elif end.is_cancelled:
                 ends.append(LoadEnd(end.ticket, Outcome.CANCELLED))
             else:
-                self.num_direct += len(hashes)
+                self.num_direct += num_blocks_of(hashes)
                 self.num_discarded += 0 if load.is_early else len(end.ticket.hashes) - len(hashes)
                 ends.append(
                     LoadEnd(end.ticket, Outcome.LOADED if hashes else Outcome.FAILED, hashes)
@@ -376,7 +378,9 @@ class PeerBlocks:
         number = next(self._numbers)
         origin = self._under_way[part.load.ticket].origin
         self._pulls[number] = part
-        parent = part.load.ticket.hashes[part.start - 1] if part.start else origin.parent
+        parent = origin.parent
+        if part.start:
+            parent = block_of(part.load.ticket.hashes[part.start - 1])
         wanted = self._wanted(origin.owner, parent, part.hashes)
         rows = self._reader.rows_of(part)
         self._link.send(PullRequest(pull=number, holder=origin.holder, wanted=wanted, rows=rows))

@@ -146,6 +146,10 @@ class PrefixCache:
             held.append(found)
         return Hits(len(hashes), tuple(held))
 
+    def num_leading(self, chain: HashChain, max_blocks: int) -> int:
+        """Leading blocks of a sequence whose pages of the first kind are cached."""
+        return self._continued(0, chain.hashes[: max(max_blocks, 0)]).end
+
     def _continued(self, kind: int, hashes: Sequence[bytes]) -> HeldPages:
         """The pages of a kind with which a sequence can be continued behind as many of these blocks
         as possible."""

@@ -16,6 +16,7 @@ import secrets
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -94,7 +95,7 @@ class PublishedBlocks:
         for block, block_hash, number in cached:
             if generations[block] == number:
                 start = HASH_LEN * block
-                hashes[start : start + HASH_LEN] = block_hash
+                hashes[start : start + HASH_LEN] = _published(block_hash)
                 # The last: a reader that sees the stamp sees the hash.
                 stamps[block] = number
 
@@ -187,7 +188,12 @@ def _memory(
 
 def _words(hashes: Sequence[bytes]) -> UInt64Array:
     """uint64 [N, 2]"""
-    return np.frombuffer(b"".join(hashes), np.uint64).reshape(-1, 2)
+    return np.frombuffer(b"".join(map(_published, hashes)), np.uint64).reshape(-1, 2)
+
+
+def _published(key: bytes) -> bytes:
+    """The bytes that stand for a block's hash, or for the longer key of another page of it."""
+    return key if len(key) == HASH_LEN else blake2b(key, digest_size=HASH_LEN).digest()
 
 
 def _leading(wanted: UInt64Array, words: UInt64Array, blocks: npt.NDArray[np.intp]) -> Int32Array:

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Collection, Iterator
 
 from ..executor import DrawPlan, Executor, StepPlan, StepResult
+from ..page_groups import block_of
 from .step_builder import PlannedStep
 
 
@@ -56,9 +57,9 @@ class StepsInFlight:
         return self._queue[-1][1].plan.step if self._queue else 0
 
     def last_to_compute(self, hashes: Collection[bytes]) -> int:
-        """Number of the youngest step that computes one of these blocks; 0: they are computed. A
-        block is cached from when its step is planned."""
-        wanted = set(hashes)
+        """Number of the youngest step that computes one of these blocks, or pages of them; 0: they
+        are computed. A block is cached from when its step is planned."""
+        wanted = set(map(block_of, hashes))
         return max(
             (planned.plan.step for planned in self if not wanted.isdisjoint(planned.cached)),
             default=0,

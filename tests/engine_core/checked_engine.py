@@ -316,7 +316,7 @@ class Driver:
                 held.update(blocks.pages_of(row))
         held.update(blocks._forks.held_pages)
         for load in blocks._loads._open.values():
-            held.update(load.held.pages + load.blocks)
+            held.update(load.held.pages + load.here + load.blocks)
         assert [held[block] for block in range(self.config.num_blocks)] == blocks._pool.ref_counts
 
     def check_ends(self) -> None:

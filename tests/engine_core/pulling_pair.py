@@ -19,7 +19,7 @@ from headwater.engine_core.scheduling.blocks.prefetches import Prefetches
 from headwater.engine_core.step_output import StepOutput
 from headwater.engine_core.system.lanes import Job
 from tests.engine_core.direct_link import SEAL, DirectLink
-from tests.simulation.tier_faults import MODEL
+from tests.simulation.tier_faults import ONE_PAGE, Pages
 
 BLOCK = 16
 CHUNK_BLOCKS = 2
@@ -50,10 +50,14 @@ class Pair:
         num_blocks: int = 100,
         num_peer_blocks: int = 64,
         is_direct: bool = False,
+        pages: Pages = ONE_PAGE,
+        late_polls: int = 0,
         seals: Sequence[BlockSeal] = (SEAL, SEAL),
     ) -> None:
         self.now = 0.0
         self._is_direct = is_direct
+        self._pages = pages
+        self._timing = SimulatedTiming(late_polls=late_polls)
         self.link = DirectLink()
         self.tokens: dict[int, list[int]] = {}
         self.tiers: dict[int, dict[str, int]] = {}
@@ -66,16 +70,20 @@ class Pair:
     def _start(
         self, address: str, num_blocks: int, num_peer_blocks: int, seal: BlockSeal
     ) -> Engine:
+        pages = self._pages
+        num_sets = 8 if pages.state_pages else 0
         config = EngineConfig(
             block_size=BLOCK,
-            num_blocks=num_blocks,
+            page_windows=pages.windows,
+            state_pages=pages.state_pages,
+            num_blocks=num_blocks * len(pages.windows) + num_sets * pages.state_pages,
             num_peer_blocks=num_peer_blocks,
             max_model_len=(num_blocks - 1) * BLOCK,
             max_num_seqs=4,
             max_num_batched_tokens=CHUNK_BLOCKS * BLOCK,
             shares_kv_cache=self._is_direct,
         )
-        executor = SimulatedExecutor(config, MODEL, SimulatedTiming(), verify_every=1)
+        executor = SimulatedExecutor(config, pages.model, self._timing, verify_every=1)
         link = self.link.end_of(address, KEY, config, executor, seal)
         engine = Engine(config, executor, clock=lambda: self.now, peer_link=link)
         self.link.join(address, engine)

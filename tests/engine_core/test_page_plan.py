@@ -153,7 +153,10 @@ def test_the_longest_sequence_that_fits_holds_as_many_pages_as_there_are(
             "kv_disk_dir of several ranks",
             {"kv_disk_dir": Path("kv"), "kv_swap_memory": 0, "tensor_parallel_size": 2},
         ),
-        ("kv_peer_memory", {"kv_peer_memory": 1 << 30}),
+        (
+            "kv_peer_memory of several ranks",
+            {"kv_peer_memory": 1 << 30, "kv_swap_memory": 0, "tensor_parallel_size": 2},
+        ),
         ("pipeline_parallel_size", {"pipeline_parallel_size": 2}),
         ("draft_model", {"draft_model": Path("draft")}),
         ("draft_heads", {"draft_heads": Path("heads")}),

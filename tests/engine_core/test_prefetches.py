@@ -10,6 +10,7 @@ from headwater.engine_core.executors.model import shared_kv
 from headwater.engine_core.kv import block_leases, peer_blocks
 from headwater.engine_core.kv.peer_link import PullRequest, ToLink
 from headwater.engine_core.kv.prefetch import NewPrefetch
+from headwater.engine_core.page_groups import page_key
 from headwater.engine_core.request import Holder
 from headwater.engine_core.scheduling.blocks import prefetches
 from headwater.engine_core.step_output import StepOutput
@@ -24,6 +25,7 @@ from tests.engine_core.pulling_pair import (
     AtOnce,
     Pair,
 )
+from tests.simulation.tier_faults import PAGES
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +71,46 @@ def test_the_request_finds_them_as_hits_of_the_other_engine_and_only_pulls_the_r
     pair.add(pair.b, 3)
     pair.until(lambda: 3 in pair.ended)
     assert pair.tiers[3] == {}
+
+
+@pytest.mark.parametrize("is_direct", [False, True], ids=["records", "direct"])
+@pytest.mark.parametrize("pages", ["windows", "states", "window-and-states"])
+def test_pages_of_all_kinds_and_a_snapshot_come_before_the_request_does(
+    pages: str, is_direct: bool
+) -> None:
+    pair = Pair(pages=PAGES[pages], is_direct=is_direct)
+    pair.add(pair.a, 1)
+    pair.prefetch()
+    pair.until(lambda: not len(pair.prefetches))
+    assert pair.num_cached == PROMPT_BLOCKS
+    pair.add(pair.b, 2)
+    pair.until(lambda: {1, 2} <= pair.ended)
+    assert pair.tokens[2] == pair.tokens[1]
+    assert pair.tiers[2] == {"peer": PROMPT_BLOCKS * BLOCK}
+
+
+def test_a_request_waits_for_the_snapshot_that_is_on_its_way() -> None:
+    """And pulls none of the blocks that came before it again."""
+    pair = Pair(pages=PAGES["states"])
+    pair.add(pair.a, 1)
+    pair.prefetch()
+    pair.until(lambda: bool(pair.tokens[1]))
+    assert 0 < pair.num_cached < PROMPT_BLOCKS
+    pair.add(pair.b, 2, holder="a")
+    pair.until(lambda: {1, 2} <= pair.ended)
+    assert (pair.tokens[2], pair.tiers[2]) == (pair.tokens[1], {"peer": PROMPT_BLOCKS * BLOCK})
+    load = pair.b.load()
+    assert load.peers is not None
+    assert load.peers.num_pulled == PROMPT_BLOCKS * BLOCK
+
+
+def test_a_step_in_flight_is_waited_for_before_a_snapshot_of_it_is_lent() -> None:
+    pair = Pair(pages=PAGES["states"], late_polls=9)
+    pair.add(pair.a, 1)
+    pair.a.step()
+    key = page_key(HASHES[CHUNK_BLOCKS - 1], 1)
+    assert pair.a._scheduler.blocks._pool.find(key) is not None
+    assert pair.a._in_flight.last_to_compute([key]) == pair.a._in_flight.youngest > 0
 
 
 def test_blocks_are_announced_as_every_cached_block_is() -> None:

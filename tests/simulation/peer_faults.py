@@ -25,7 +25,15 @@ from headwater.engine_core.request import Holder, NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from tests.simulation.peer_twins import Answer, LinkTwin, Replica
 from tests.simulation.seeds import First, Seeds, run_seeds
-from tests.simulation.tier_faults import BLOCK_SIZE, LEADS, MODEL, NAMESPACES, expected
+from tests.simulation.tier_faults import (
+    BLOCK_SIZE,
+    LEADS,
+    NAMESPACES,
+    ONE_PAGE,
+    PAGES,
+    Pages,
+    expected,
+)
 
 NUM_ENGINES = 2
 MOST_ROUNDS = 14
@@ -61,9 +69,17 @@ class Run:
     """One seed: engines, requests that name others as holders of their prompts, and what befalls
     them."""
 
-    def __init__(self, seed: int, most_rounds: int, *, copies_published: bool = False) -> None:
+    def __init__(
+        self,
+        seed: int,
+        most_rounds: int,
+        *,
+        copies_published: bool = False,
+        pages: Pages = ONE_PAGE,
+    ) -> None:
         """`copies_published`: engines copy out of each other's KV caches and publish their blocks,
         in every seed."""
+        self.pages = pages
         self.rng = rng = random.Random(seed)
         # Draws of their own, which leave the steps of a seed as they are.
         self.race_rng = random.Random(f"races of {seed}")
@@ -94,7 +110,13 @@ class Run:
         is_direct = self.is_direct and (self.rng.random() < 0.9 or self._always)
         publishes = self.publishes and (self.race_rng.random() < 0.9 or self._always)
         return Replica(
-            number, next(self.epochs), self.rng, self.link, is_direct=is_direct, publishes=publishes
+            number,
+            next(self.epochs),
+            self.rng,
+            self.link,
+            is_direct=is_direct,
+            publishes=publishes,
+            pages=self.pages,
         )
 
     def run(self) -> Outcome:
@@ -235,7 +257,7 @@ class Run:
             new = answer.new
             lead = next(i for i, each in enumerate(LEADS) if each[0] == new.prompt_ids[0])
             known = expected(
-                MODEL,
+                self.pages.model,
                 lead,
                 len(new.prompt_ids),
                 new.sampling.seed,
@@ -246,18 +268,19 @@ class Run:
             assert answer.tokens == known, f"request {new.key} has other tokens"
 
 
-def run_seed(seed: int, most_rounds: int = MOST_ROUNDS) -> Outcome:
+def run_seed(seed: int, most_rounds: int = MOST_ROUNDS, pages: Pages = ONE_PAGE) -> Outcome:
     """Raises `AssertionError`. With fewer rounds the steps are the same up to the last of them."""
-    return Run(seed, most_rounds).run()
+    return Run(seed, most_rounds, pages=pages).run()
 
 
 def main(
     seeds: Seeds = 2000,
     first: First = 0,
     rounds: Annotated[int, typer.Option(help="of requests, at most")] = MOST_ROUNDS,
+    pages: Annotated[str, typer.Option(help=f"one of {', '.join(PAGES)}; none: one page")] = "",
 ) -> None:
     """Run seeds one after another; the first that breaks ends it."""
-    run_seeds(lambda seed: run_seed(seed, rounds), first, seeds)
+    run_seeds(lambda seed: run_seed(seed, rounds, PAGES.get(pages, ONE_PAGE)), first, seeds)
 
 
 if __name__ == "__main__":

@@ -50,8 +50,9 @@ from tests.simulation.files_twin import FilesTwin
 from tests.simulation.tier_faults import (
     BLOCK_SIZE,
     MAX_MODEL_LEN,
-    MODEL,
+    MOST_SETS,
     FaultyLane,
+    Pages,
     in_place_of_threads,
 )
 
@@ -119,19 +120,24 @@ class Replica:
         *,
         is_direct: bool,
         publishes: bool,
+        pages: Pages,
     ) -> None:
         """`is_direct`: whether others may copy out of its KV cache, and it out of theirs;
         `publishes`: whether they need not ask what is in it."""
         self.number = number
         self.epoch = epoch
         self.is_alive = True
+        num_blocks = 1 + MAX_MODEL_LEN // BLOCK_SIZE + rng.choice([0, 0, 3, 9])
+        num_in_sets = MOST_SETS * pages.state_pages
         self.config = EngineConfig(
             block_size=BLOCK_SIZE,
-            num_blocks=1 + MAX_MODEL_LEN // BLOCK_SIZE + rng.choice([0, 0, 3, 9]),
-            num_peer_blocks=rng.choice([2, 5, 12]),
+            page_windows=pages.windows,
+            state_pages=pages.state_pages,
+            num_blocks=num_blocks * len(pages.windows) + num_in_sets,
+            num_peer_blocks=rng.choice([2, 5, 12]) * pages.pages_a_block,
             shares_kv_cache=is_direct,
-            num_host_blocks=rng.choice([0, 0, 2, 4]),
-            num_staged_blocks=rng.choice([0, 4, 12]),
+            num_host_blocks=rng.choice([0, 0, 2, 4]) * pages.pages_a_block,
+            num_staged_blocks=rng.choice([0, 4, 12]) * pages.pages_a_block,
             max_model_len=MAX_MODEL_LEN,
             max_num_seqs=rng.choice([1, 3, 6]),
             spare_rows=rng.choice([0, 2]),
@@ -145,11 +151,12 @@ class Replica:
         ]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(shared_kv, "ThreadLane", in_place_of_threads(self.lanes[0]))
-            self.executor = SimulatedExecutor(self.config, MODEL, timing, verify_every=1)
+            self.executor = SimulatedExecutor(self.config, pages.model, timing, verify_every=1)
         self.records: UInt8Array = np.zeros(
             (self.config.num_peer_blocks, HEADER_LEN + BLOCK_BYTES), np.uint8
         )
-        self.files = FilesTwin(rng.choice([5, 20]), rng, fault_chance=rng.choice([0.0, 0.6]))
+        num_files = rng.choice([5, 20]) * pages.pages_a_block
+        self.files = FilesTwin(num_files, rng, fault_chance=rng.choice([0.0, 0.6]))
         peer_link = PeerLink(
             key=KEY,
             seal=BlockSeal(),
@@ -224,9 +231,9 @@ class Replica:
         held = Counter([*blocks._forks.held_pages, *self.leases.pinned_blocks])
         for row, request in enumerate(scheduler.rows.table.requests):
             if request is not None:
-                held.update(blocks._table.pages_of(row))
+                held.update(blocks.pages_of(row))
         for load in blocks._loads._open.values():
-            held.update(load.held.pages + load.blocks)
+            held.update(load.held.pages + load.here + load.blocks)
         counts = blocks._pool.ref_counts
         assert [held[block] for block in range(self.config.num_blocks)] == counts, (
             "blocks are not conserved"

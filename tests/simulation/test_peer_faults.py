@@ -18,6 +18,7 @@ from headwater.engine_core.kv.early_pull import EarlyPull
 from headwater.engine_core.kv.peer_blocks import PeerBlocks
 from headwater.engine_core.kv.peer_link import Claim, Pulled
 from headwater.engine_core.kv.staged_loads import StagedLoads
+from headwater.engine_core.page_groups import is_block_hash
 from headwater.engine_core.scheduling.blocks import prefetches
 from headwater.engine_core.scheduling.blocks.prefetches import Prefetches
 from headwater.engine_core.scheduling.seating.waiting_queue import WaitingQueue
@@ -26,6 +27,7 @@ from tests.long_values import long_but
 from tests.simulation.peer_faults import MOST_ROUNDS, run_seed
 from tests.simulation.peer_twins import FAULTS
 from tests.simulation.seeds import breaks
+from tests.simulation.tier_faults import ONE_PAGE, PAGES
 
 FEW_ROUNDS = 3
 """Number of rounds of requests in each seed of `make test`, which takes half the time of a whole
@@ -36,15 +38,16 @@ MOST_SEEDS = 600
 """Number of seeds within which a planted fault has to show."""
 
 
-def check_seeds(seeds: range, most_rounds: int = MOST_ROUNDS) -> Counter[str]:
-    """What the seeds met with, added up."""
+def check_seeds(seeds: range, most_rounds: int = MOST_ROUNDS, pages: str = "") -> Counter[str]:
+    """What the seeds met with, added up. `pages`: a name of `PAGES`."""
     seen = Counter[str]()
     for seed in seeds:
         try:
-            outcome = run_seed(seed, most_rounds)
+            outcome = run_seed(seed, most_rounds, PAGES.get(pages, ONE_PAGE))
         except AssertionError as broken:
             command = (
                 f"python -m tests.simulation.peer_faults --first {seed} --rounds {most_rounds}"
+                f"{' --pages ' + pages if pages else ''}"
             )
             pytest.fail(f"`{command}` repeats it: {broken}")
         seen.update(outcome.faults)
@@ -78,6 +81,19 @@ def test_whatever_befalls_a_copy_answers_are_exact_and_blocks_are_conserved(seed
         "deaths",
     )
     assert min(seen[name] for name in (*FAULTS, *met)) > 0
+
+
+@pytest.mark.parametrize("pages", long_but(PAGES, "states", "window-and-states"))
+def test_pages_of_several_kinds_and_snapshots_are_pulled_through_any_fault(pages: str) -> None:
+    seen = check_seeds(range(40), FEW_ROUNDS, pages)
+    assert min(seen[name] for name in ("pulled", "prefetched", "lent", "direct", "deaths")) > 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("pages", PAGES)
+def test_answers_are_exact_in_five_thousand_seeds_of_several_pages_and_states(pages: str) -> None:
+    check_seeds(range(5_000), pages=pages)
 
 
 @pytest.mark.long
@@ -409,6 +425,33 @@ def test_a_planted_fault_is_caught(
 ) -> None:
     plant(monkeypatch)
     assert any(map(partial(breaks, run_seed), [SHOWN_BY.get(plant, 0), *range(MOST_SEEDS)]))
+
+
+def another_snapshot(patch: pytest.MonkeyPatch) -> None:
+    """A record of a page of any snapshot is taken for the one that was asked for."""
+    real = BlockSeal.is_block
+
+    def any_border(
+        seal: BlockSeal,
+        header: Buffer,
+        payload: Buffer,
+        key: bytes,
+        namespace: bytes,
+        block_hash: bytes,
+    ) -> bool:
+        found = seal.read_header(header)
+        if found is not None and not is_block_hash(block_hash):
+            block_hash = found[0].block_hash
+        return real(seal, header, payload, key, namespace, block_hash)
+
+    patch.setattr(BlockSeal, "is_block", any_border)
+
+
+def test_a_snapshot_of_another_border_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    another_snapshot(monkeypatch)
+    run = partial(run_seed, pages=PAGES["states"])
+    # The first one showed it when it was planted.
+    assert any(map(partial(breaks, run), [264, *range(MOST_SEEDS)]))
 
 
 @pytest.mark.parametrize("num_seeds", [40, pytest.param(200, marks=pytest.mark.long)])

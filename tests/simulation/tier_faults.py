@@ -60,7 +60,17 @@ class Pages(NamedTuple):
     def pages_a_block(self) -> int:
         return len(self.windows) + self.state_pages
 
+    @property
+    def model(self) -> SimulatedModel:
+        return replace(
+            MODEL,
+            windows=self.windows,
+            num_state_units=num_units(self.state_pages),
+            has_latents=self.has_latents,
+        )
 
+
+ONE_PAGE = Pages((0,))
 PAGES = {
     "windows": Pages((0, 20, 20)),
     "states": Pages((0,), 4),
@@ -151,13 +161,7 @@ class Run:
             max_num_batched_tokens=rng.choice([20, 60, 200]),
             async_depth=rng.randint(1, 4),
         )
-        units = num_units(given.state_pages)
-        self.model = replace(
-            MODEL,
-            windows=given.windows,
-            num_state_units=units,
-            has_latents=given.has_latents,
-        )
+        self.model = given.model
         timing = SimulatedTiming(late_polls=rng.choice([0, 2]))
         # Drawn apart, so that seeds go on as they did without it.
         num_looks = random.Random(f"saves of {seed}").choice([0, 0, 3])
@@ -300,7 +304,7 @@ class Run:
             if request is not None:
                 held.update(blocks.pages_of(row))
         for load in blocks._loads._open.values():
-            held.update(load.held.pages + load.blocks)
+            held.update(load.held.pages + load.here + load.blocks)
         counts = blocks._pool.ref_counts
         assert [held[block] for block in range(self.config.num_blocks)] == counts, (
             "blocks are not conserved"

@@ -54,14 +54,15 @@ def _whole_beside(options: ExecutorOptions, plan: PagePlan) -> str:
         "draft_heads": options.draft_heads,
     }
     if plan.num_groups > 1:
-        # Blocks that engines lend move as a whole; stages divide layers, and with them their
-        # groups. Ranks copy their parts of whole blocks to host memory, and through it to a disk.
+        # Stages divide layers, and with them their groups. Ranks copy their parts of whole blocks
+        # to host memory, and through it to a disk and to other engines.
         given |= {
             "kv_swap_memory of several ranks": options.kv_swap_memory
             and options.tensor_parallel_size > 1,
             "kv_disk_dir of several ranks": options.kv_disk_dir is not None
             and options.tensor_parallel_size > 1,
-            "kv_peer_memory": options.kv_peer_memory,
+            "kv_peer_memory of several ranks": options.kv_peer_memory
+            and options.tensor_parallel_size > 1,
             "pipeline_parallel_size": options.pipeline_parallel_size > 1,
         }
     return next((name for name, value in given.items() if value), "")

@@ -63,6 +63,9 @@ class Blocks:
         computed."""
         self._block_size = config.block_size
         self._kinds = config.page_kinds
+        # The first kind, of layers that see all, decides which blocks of a chain are missing.
+        self._continues_late = len(config.blocks_seen) > 1 and not config.blocks_seen[0]
+        """Whether a chain's cached blocks may lack what continues it."""
         self._is_caching = config.enable_prefix_caching
         self._clock = clock
         self._pool = PagePool(config)
@@ -121,7 +124,7 @@ class Blocks:
         if self._peers is not None:
             self.hash(request)
             hashes = request.chain.hashes[: holder.num_tokens // self._block_size]
-            self._peers.expect(hashes, request.chain.owner, holder)
+            self._peers.expect(self._pool.keys.to_load(hashes), request.chain.owner, holder)
 
     def hash(self, request: RequestState) -> None:
         """Hashes the full blocks of a request's known tokens."""
@@ -132,9 +135,17 @@ class Blocks:
         """Known tokens that neither the cache nor a source has."""
         max_hits = request.num_cacheable_blocks(self._block_size)
         num_hits = self._cache.match(request.chain, max_hits).num_blocks
-        if (offer := self._loads.find(request.chain, num_hits, max_hits)) is not None:
+        num_here = self._num_here(request, num_hits, max_hits)
+        offer = self._loads.find(request.chain, num_hits, max_hits, num_here=num_here)
+        if offer is not None:
             num_hits += offer.num_blocks
         return request.num_tokens - num_hits * self._block_size
+
+    def _num_here(self, request: RequestState, num_hits: int, max_hits: int) -> int:
+        """Cached blocks behind a request's hits that lack what else its next position sees."""
+        if not self._continues_late or not self._loads.has_sources:
+            return 0
+        return self._cache.num_leading(request.chain, max_hits) - num_hits
 
     def wanted(self, request: RequestState) -> Wanted:
         max_hits = request.num_cacheable_blocks(self._block_size)
@@ -162,10 +173,22 @@ class Blocks:
                     return Follow(
                         leader, min(wanted.max_hits, request.chain.num_shared(leader.chain))
                     )
-            if (ticket := self._loads.ticket(missed, request.failed_sources)) is not None:
+            if (ticket := self._ticket_of(request, missed, wanted)) is not None:
                 self._hits.note_waits(request)
                 return ticket
         return self._forks.wait_of(request, prefilling)
+
+    def _ticket_of(self, request: RequestState, missed: bytes, wanted: Wanted) -> Ticket | None:
+        """The load that brings the block behind a request's hits, or what else is missing of the
+        cached ones there and of the next one."""
+        excluded = request.failed_sources
+        ticket = self._loads.ticket(missed, excluded)
+        if ticket is not None or not self._continues_late or not self._loads.is_any_open:
+            return ticket
+        hashes = request.chain.hashes[: wanted.max_hits]
+        end = self._cache.num_leading(request.chain, wanted.max_hits)
+        ticket = self._loads.ticket(hashes[end], excluded) if end < len(hashes) else None
+        return ticket or self._loads.ticket_at_end(hashes[:end], excluded)
 
     def load(self, request: RequestState, wanted: Wanted) -> Ticket | None:
         """Asks a source for the blocks after the hits, if one saves time by it."""
@@ -176,7 +199,8 @@ class Blocks:
         # pages of the first kind decide: of others no more come than a position sees.
         num_blocks = min(wanted.num_new) if start else wanted.num_new[0]
         end = min(wanted.max_hits, start + num_blocks)
-        offer = self._loads.find(request.chain, start, end, request.failed_sources)
+        num_here = self._num_here(request, start, end)
+        offer = self._loads.find(request.chain, start, end, request.failed_sources, num_here)
         if offer is None:
             return None
         self._hits.note_waits(request)

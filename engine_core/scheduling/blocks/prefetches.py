@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Protocol
 
-from ...kv.block_loads import BlockLoads, Offer
+from ...kv.block_loads import BlockLoads
 from ...kv.block_pool import BlockPool
 from ...kv.block_source import Ticket
 from ...kv.early_pull import EarlyPull
 from ...kv.peer_blocks import PeerBlocks
 from ...kv.prefetch import NewPrefetch
 from ...kv.prefix_cache import HashChain
+from ...page_groups import is_block_hash
 from ...request import Holder
 from .prefetched_blocks import PrefetchedBlocks
 
@@ -179,7 +180,12 @@ class Prefetches:
         hashes = prefetch.chain.hashes
         # The last block tells mostly, and costs one look.
         is_last_there = self._pool.find(hashes[-1]) is not None
-        return is_last_there and len(self._pool.find_leading(hashes)) == len(hashes)
+        return (
+            is_last_there
+            and len(self._pool.find_leading(hashes)) == len(hashes)
+            and not prefetch.tickets
+            and not self._loads.missing_at_end(prefetch.chain)
+        )
 
     def _ask(self, prefetch: _Prefetch, needs: Needs) -> None:
         """Asks the holder for the next chunk of what is neither cached nor on its way, as far as
@@ -191,13 +197,12 @@ class Prefetches:
             self._num_spare(needs) // SPARE_SHARE,
             self._peers.most_early(prefetch.holder) - self.num_loading_blocks,
         )
-        num_asked = min(num_missing, room)
-        if num_asked <= 0:
-            self._rest(prefetch)
-            return
         source = EarlyPull(self._peers, chain.owner, prefetch.holder, chain.parent_of(start))
-        offer = Offer(source, num_asked, self._peers.cost(num_asked))
-        prefetch.tickets.append(self._loads.load_unheld(offer, chain, start))
+        ticket = self._loads.load_early(source, chain, start, num_missing, room)
+        if ticket is None:
+            self._rest(prefetch)
+        else:
+            prefetch.tickets.append(ticket)
 
     def _next_missing(self, chain: HashChain, most: int) -> tuple[int, int]:
         """The first run of blocks that are neither cached nor on their way: where it begins, and
@@ -223,9 +228,10 @@ class Prefetches:
         if not came:
             self._rest(prefetch)
             return
-        for block_hash, block in came if ticket not in prefetch.awaited else ():
+        whole = [each for each in came if is_block_hash(each[0])]
+        for block_hash, block in whole if ticket not in prefetch.awaited else ():
             self._prefetched.note(block_hash, block)
-        self.num_blocks += len(came)
+        self.num_blocks += len(whole)
         prefetch.num_empty_asks = 0
         prefetch.pause = MIN_PAUSE_SECONDS
         prefetch.due_at = self._clock()
