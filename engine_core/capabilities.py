@@ -159,7 +159,7 @@ ENGINE = (
         name=PULL,
         fields=("kv_peer_memory",),
         off="0",
-        beside=OF_ANY_MODEL | {SIMULATED, LATENT, TREE, HOST_MEMORY, DISK},
+        beside=OF_ANY_MODEL | {SIMULATED, STATES, MIXED, LATENT, TREE, HOST_MEMORY, DISK},
         beside_if={"rank_slots": RANKS},
         flag="disk_blocks",
     ),

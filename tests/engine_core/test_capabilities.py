@@ -114,7 +114,6 @@ REFUSED_OF_ENGINE = {
             (table.STAGE_HOSTS, "stage_hosts 1: 0"),
             (table.TREE, "numerics tree: default"),
             (table.FP8_KV, "kv_cache_dtype fp8: auto"),
-            (table.PULL, "kv_peer_memory 8192: 0"),
             (table.DRAFT_MODEL, "draft_model /folder: none"),
             (table.DRAFT_HEADS, "draft_heads /folder: none"),
             (table.ADAPTERS, "adapter_memory 65536: 0"),

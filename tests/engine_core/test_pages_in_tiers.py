@@ -1,5 +1,5 @@
 """Pages of several kinds of layers that left the device: a prompt is continued behind those that
-host memory or a disk has, with the tokens that were computed."""
+host memory, a disk or another engine has, with the tokens that were computed."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from headwater.engine_core.devices import cpu
+from headwater.engine_core.request import Holder
+from tests.engine_core.direct_link import DirectLink
 from tests.engine_core.small_models import SmallEngine, convert, greedy, random_checkpoint
 from tests.long_values import long_but
 
@@ -80,6 +82,27 @@ def test_pages_come_back_from_host_memory(
     monkeypatch.setattr(cpu, "capabilities", replace(cpu.capabilities, host_blocks=True))
     found = hits_in_host_memory(converted(family, tmp_path), family)
     assert found == (NUM_FULL, {"host": NUM_FULL})
+
+
+@pytest.mark.parametrize("family", long_but(FAMILY_NAMES, STATES))
+def test_pages_come_from_another_engine(family: str, tmp_path: Path) -> None:
+    """As records and as copies out of its cache, to an engine that computes none of the prompt's
+    blocks."""
+    folder = converted(family, tmp_path)
+    link = DirectLink()
+    options = {"num_blocks": 100, "kv_peer_memory": 8 << 20, "link": link}
+    with closing(engine_of(folder, family, address="a", **options)) as owner:
+        [computed] = owner.answer([PROMPT], SAMPLING)
+        for way in ("auto", "off"):
+            pulling = options | {"address": way, "kv_peer_direct": way}
+            with closing(engine_of(folder, family, **pulling)) as engine:
+                holder = Holder(address="a", epoch=1, num_tokens=len(PROMPT))
+                [pulled] = engine.answer([PROMPT], SAMPLING, holder=holder)
+                peers = engine.engine.load().peers
+            assert peers is not None
+            assert (pulled.cached_tokens, peers.num_pulled) == (NUM_FULL, NUM_FULL)
+            assert peers.num_direct == (NUM_FULL if way == "auto" else 0)
+            assert (pulled.token_ids, pulled.logprobs) == (computed.token_ids, computed.logprobs)
 
 
 @pytest.mark.gpu

@@ -129,7 +129,7 @@ def test_a_cache_too_small_for_the_states_of_the_longest_sequence_is_refused(fol
     ("named", "options"),
     [
         ("tensor_parallel_size is 2; allowed: 1", {"tensor_parallel_size": 2}),
-        ("kv_peer_memory is 1073741824; allowed: 0", {"kv_peer_memory": 1 << 30}),
+        ("adapter_memory is 65536; allowed: 0", {"adapter_memory": 65536}),
     ],
 )
 def test_what_knows_no_states_is_refused_by_name(
@@ -151,8 +151,6 @@ def test_the_simulated_executor_of_such_a_model_keeps_states(folder: Path) -> No
         found += output.token_ids if output is not None else []
     model = simulated_model(512, config)
     assert found == expected_tokens(model, range(40), greedy(20))
-    pulling = replace(options, kv_peer_memory=1 << 20)
-    with pytest.raises(
-        ConfigError, match="kv_peer_memory is 1048576; allowed: 0 with a model with"
-    ):
-        build_executor(pulling, lambda phase, done, total: None)
+    ranks = replace(options, tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match="tensor_parallel_size is 2; allowed: 1 with"):
+        build_executor(ranks, lambda phase, done, total: None)
