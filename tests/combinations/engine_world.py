@@ -345,8 +345,10 @@ class EngineWorld:
         """Has another engine compute the beginning of the prompt."""
         number = 0 if Move.HAND_OVER in run.asked.moves else 1
         replica = self._replica(run.asked, number)
-        replica.add([*prompt(0, LENT_LEN), *prompt(4)], _short(run.asked), run.namespace)
-        replica.finish()
+        # A snapshot lies where two prompts part.
+        for each in (4, 6) if replica.num_state_layers else (4,):
+            replica.add([*prompt(0, LENT_LEN), *prompt(each)], _short(run.asked), run.namespace)
+            replica.finish()
         return replica.holds(LENT_LEN)
 
     def _begin(self, run: Run, replica: Replica, num_tokens: int, holder: Holder | None) -> Holder:
