@@ -23,12 +23,12 @@ Every field that a body may have, by endpoint, with what it may hold. Meanings, 
 """
 _WORDS = {
     inspect.AnyType: "any value",
-    inspect.BoolType: "true or false",
-    inspect.DictType: "an object",
-    inspect.FloatType: "a number",
-    inspect.IntType: "a whole number",
-    inspect.ListType: "a list",
-    inspect.StrType: "a string",
+    inspect.BoolType: "boolean",
+    inspect.DictType: "object",
+    inspect.FloatType: "number",
+    inspect.IntType: "integer",
+    inspect.ListType: "list",
+    inspect.StrType: "string",
 }
 
 
@@ -135,9 +135,9 @@ def _words(kind: inspect.Type) -> str:
         case inspect.LiteralType(values=values):
             return " or ".join(f"`{msgspec.json.encode(value).decode()}`" for value in values)
         case inspect.StructType():
-            return "an object"
+            return "object"
         case inspect.ListType(item_type=inner):
-            return f"a list, each {_words(inner)}"
+            return f"list, each {_words(inner)}"
         case _:
             return _WORDS[type(kind)]
 
