@@ -405,7 +405,7 @@ class Engine:
         return planned
 
     def _plan_step(self) -> PlannedStep | None:
-        """A step, unless enough are in flight or it is better to wait."""
+        """Plans a step, unless enough are in flight or it is better to wait."""
         if self._has_held_back or not self._in_flight.has_room_for_step:
             return None
         planned = self._scheduler.schedule()

@@ -113,5 +113,5 @@ def prepare_kernels(platform: CpuPlatform, weights: Weights, progress: Progress)
 
 
 def forward_pass(model: Model, platform: CpuPlatform, max_blocks: int) -> ReplayedSteps:
-    """Small steps are recorded."""
+    """Forward pass of a model. Steps of few tokens are recorded once and replayed."""
     return ReplayedSteps(model, platform, max_blocks)

@@ -37,7 +37,7 @@ class DeviceDrafts:
         compared."""
         first = SHARED_WEIGHT * np.array([FIRST_FOUND, 1.0, FIRST_RIGHT, 1.0])
         self._shared: Float64Array = first
-        """The same of all rows."""
+        """Counts of all rows together, by the same columns."""
 
     def reset(self, row: int) -> None:
         """Forgets the row, which is another request's now."""

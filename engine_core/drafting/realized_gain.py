@@ -73,7 +73,7 @@ class RealizedGain:
         self._begin(expected)
 
     def note_plain(self, num_rows: int, seconds: float) -> None:
-        """A step without drafts was settled so long after the one before it."""
+        """Notes the seconds between a settled step without drafts and the step before it."""
         if self._rest <= 0.0 and self._num_behind == 0:
             return
         plain = self._plain.seconds(num_rows)
@@ -106,7 +106,7 @@ class RealizedGain:
         return True
 
     def end(self) -> None:
-        """The stretch has ended."""
+        """Ends the stretch of steps that is measured."""
         self._learn()
         if self._lost > 0.0:
             self._num_lost += 1
@@ -186,7 +186,7 @@ class PlainSteps:
         self._num_unsettled = UNSETTLED_STEPS
 
     def note(self, num_rows: int, seconds: float) -> None:
-        """A step without drafts was settled so long after the one before it."""
+        """Notes the seconds between a settled step without drafts and the step before it."""
         if seconds <= 0.0:
             return
         if self._num_unsettled > 0:

@@ -48,13 +48,13 @@ class Trials:
         self._realized[mode].begin(gain)
 
     def end(self) -> None:
-        """The stretch ends, if there is one."""
+        """Ends the stretch that is tried, if there is one."""
         if self.mode is not Mode.PLAIN:
             self._realized[self.mode].end()
             self.mode = Mode.PLAIN
 
     def note(self, num_rows: int, num_tokens: int) -> bool:
-        """A step was settled. Returns whether the mode may go on."""
+        """Notes a settled step. Returns whether the mode that is tried may go on."""
         seconds = self._plain.elapsed()
         if self.mode is not Mode.PLAIN:
             realized = self._realized[self.mode]

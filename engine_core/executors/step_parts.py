@@ -109,7 +109,7 @@ class Drafter(Protocol[Sent_contra]):
         """Drafts of one row and step, at most."""
 
     def seat(self, row: int) -> None:
-        """A request takes the row of the request table."""
+        """Notes that another request takes a row of the request table."""
 
     def draft(self, sent: Sent_contra) -> None:
         """Writes the drafts that the plan leaves to the executor into the request table, behind

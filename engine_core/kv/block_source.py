@@ -149,5 +149,5 @@ class BlockSource(Loader, Protocol):
         """Loads that ended since the last call, in any order. Each ticket ends once."""
 
     def close(self) -> None:
-        """The engine ends: nothing is called any more. The source does not touch the KV cache after
-        this."""
+        """Ends the source with its engine: nothing is called any more, and the KV cache is not
+        touched after this."""

@@ -89,8 +89,8 @@ class DirectLeases:
         self._asked.append(_Lease(request))
 
     def copied(self, number: int) -> None:
-        """The other engine has copied the blocks of a lease: they are claimed once more and let go
-        of. A lease that is not here has ended."""
+        """Ends a lease whose blocks the other engine has copied: they are claimed once more and
+        released. A lease that is not here has ended."""
         if (lease := self._open.pop(number, None)) is None:
             return
         after = claim_of(self._link.key, self._pool, lease.blocks)
@@ -175,6 +175,6 @@ def _is_whole(keys: Sequence[bytes]) -> bool:
 
 
 def claim_of(key: bytes, pool: BlockPool, blocks: Sequence[int]) -> Claim:
-    """The blocks as they are now."""
+    """Claim on blocks as the pool has them now."""
     hashes = [pool.hash_of(block) or b"" for block in blocks]
     return Claim(key=key, hashes=hashes, generations=[pool.generations[block] for block in blocks])

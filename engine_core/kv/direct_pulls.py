@@ -187,7 +187,7 @@ class DirectPulls:
             self._close_left()
 
     def cancel(self, ticket: Ticket) -> None:
-        """The pull ends once nothing is copied for it."""
+        """Ends a pull, once nothing is being copied for it."""
         for pull in self._pulls.values():
             if pull.ticket is ticket and not pull.is_cancelled:
                 pull.is_cancelled = True

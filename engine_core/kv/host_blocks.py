@@ -150,7 +150,7 @@ class HostBlocks:
         return ends
 
     def close(self) -> None:
-        """The memory is the swapper's: the executor waits for the last copies and gives it back."""
+        """Does nothing: the memory is the swapper's, and the executor waits for the last copies."""
 
     def hold(self, hashes: Sequence[bytes]) -> list[Read]:
         """Blocks whose copies to their slots are not made yet are not here yet."""

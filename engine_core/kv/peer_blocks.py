@@ -136,7 +136,7 @@ class _RecordReader:
         self._lane.submit(partial(self._copy, part, num_claimed, namespace))
 
     def skip(self, part: Part) -> None:
-        """Nothing of the part has come."""
+        """Notes that no block of the part has come."""
         self._num_reading += 1
         self._read.append((part, 0))
 
@@ -320,7 +320,7 @@ class PeerBlocks:
         return ends
 
     def close(self) -> None:
-        """The link ends with the engine."""
+        """Does nothing: the link to other engines ends with the engine."""
 
     def _settle(self, end: LoadEnd) -> None:
         """Whatever came of it, the advice is used up: what was loaded is cached here, and the rest

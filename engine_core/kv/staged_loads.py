@@ -119,7 +119,7 @@ class StagedLoads:
         self._free_slots.extend(part.slots[num_read:])
 
     def cancel(self, ticket: Ticket) -> None:
-        """The ticket ends with the next poll, or once what is being copied for it is."""
+        """Ends a ticket with the next poll, or once nothing is being copied for it."""
         self._cancel(self._by_ticket[ticket])
 
     def cancel_all(self) -> None:

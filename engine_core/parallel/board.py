@@ -49,7 +49,8 @@ class Board:
             self._rows[rank, _NUM_WAITS] += 1
 
     def note_plan(self, rank: int, busy_seconds: float, waited_seconds: float) -> None:
-        """A plan is computed; `waited_seconds` is the sum over all plans so far."""
+        """Notes that a rank has computed a plan; `waited_seconds` is the sum over all plans so
+        far."""
         row = self._rows[rank]
         row[_NUM_PLANS] += 1
         row[_BUSY_NS] += int(1e9 * busy_seconds)

@@ -194,7 +194,7 @@ class StageHosts:
         return True
 
     def _lose(self, rank: int, reason: str) -> None:
-        """The engine ends with it: nothing is moved any more."""
+        """Notes that a rank is lost. The engine ends with it, so nothing is moved any more."""
         self._is_closing = True
         self._watch.lose(rank, f"{self.place_of(rank)}{reason}")
 

@@ -11,7 +11,7 @@ from .step_builder import PlannedStep
 
 
 class StepsInFlight:
-    """Up to `depth` steps, and draws beside them; see `Executor`."""
+    """Queue of plans in flight: up to `depth` steps, and draws between them; see `Executor`."""
 
     def __init__(self, executor: Executor, depth: int) -> None:
         self._executor = executor
@@ -38,7 +38,7 @@ class StepsInFlight:
 
     @property
     def is_oldest_ready(self) -> bool:
-        """False where nothing is in flight."""
+        """Whether the oldest plan is computed; False where nothing is in flight."""
         return bool(self._queue) and self._executor.is_ready(self._queue[0][0])
 
     @property

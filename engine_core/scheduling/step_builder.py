@@ -309,7 +309,8 @@ class StepBuilder:
 
 
 def compose_draw(step: int, table: RequestTable, max_positions: int) -> PlannedStep | None:
-    """The sampling of what is held and has its masks, of up to so many positions; or none."""
+    """Plan that samples held positions whose masks are there, up to so many; None: there are
+    none."""
     if not table.held.has_grammars:
         return None
     rows, output_indices, num_positions = table.held.take_drawable(max_positions)

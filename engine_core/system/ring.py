@@ -128,7 +128,7 @@ class RingWriter:
         return True
 
     def close(self) -> None:
-        """A second time does nothing."""
+        """Closes this end. A second call does nothing."""
         if not self._memory.closed:
             self._memory.close()
             self._end.close()
@@ -173,7 +173,7 @@ class BroadcastWriter:
                 self._announce(end, _LENGTH.pack(len(piece) | flag))
 
     def close(self) -> None:
-        """A second time does nothing."""
+        """Closes this end. A second call does nothing."""
         if not self._memory.closed:
             self._memory.close()
             for end in self._ends:
@@ -237,7 +237,7 @@ class RingReader:
         return messages
 
     def close(self) -> None:
-        """A second time does nothing."""
+        """Closes this end. A second call does nothing."""
         if not self._memory.closed:
             self._memory.close()
             self._end.close()

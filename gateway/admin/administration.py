@@ -36,7 +36,7 @@ class Administration:
         return ""
 
     def may_see(self, exchange: Exchange) -> bool:
-        """The caller may know of all tenants."""
+        """Whether the caller may know of all tenants."""
         if self._admin is not None:
             return self._admin.is_admin(exchange)
         return self._is_open and not _is_from_another_page(exchange)
@@ -53,7 +53,7 @@ class Administration:
 
 
 def _is_from_another_page(exchange: Exchange) -> bool:
-    """A web page asks, and it is not the gateway's own. Browsers set `sec-fetch-site`, and a page
-    that rebinds its name to this machine is refused by its `host` before."""
+    """Whether a web page asks that is not the gateway's own. Browsers set `sec-fetch-site`; a page
+    that rebinds its name to this machine was refused by its `host` before."""
     is_own = exchange.headers.get("sec-fetch-site") == "same-origin"
     return "origin" in exchange.headers and not is_own

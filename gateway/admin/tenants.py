@@ -287,7 +287,8 @@ class TenantAdmin:
         return name
 
     def is_admin(self, exchange: Exchange) -> bool:
-        """The caller is an administrator. Refuses nothing: for pages that other callers see too."""
+        """Whether the caller is an administrator. Refuses nothing: for pages that other callers see
+        too."""
         authorization = authorization_of(exchange.headers)
         return bool(authorization) and self._admins.name_of(authorization) is not None
 

@@ -46,4 +46,4 @@ async def _run(
 
 
 def nothing() -> None:
-    """A whole answer sends nothing before it is there."""
+    """Sends nothing: a whole answer is sent at its end."""

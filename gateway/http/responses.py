@@ -268,4 +268,4 @@ async def _prepare(
 
 
 def _nothing() -> None:
-    """A whole answer sends nothing before it is there."""
+    """Sends nothing: a whole answer is sent at its end."""

@@ -37,7 +37,7 @@ class TenantFigures(msgspec.Struct):
 
 
 class GatewayFigures(msgspec.Struct):
-    """Requests of one gateway, or of several: those of one tenant, or all."""
+    """Figures of requests of one gateway, or of several together; of one tenant, or of all."""
 
     gateway_id: str
     totals: dict[str, float]
@@ -52,8 +52,8 @@ class GatewayFigures(msgspec.Struct):
     standings: dict[str, dict[str, Standing]] = {}
     """See `StandingsByReplica`."""
     event_lags: dict[str, float] = {}
-    """Keyed by gateway: seconds from an engine's telling what it caches to its being known there,
-    at p99; 0: nothing was heard."""
+    """Seconds until a change of an engine's cache is known at a gateway, at p99, by gateway; 0: no
+    change was received."""
 
 
 def read_figures(cluster: Cluster, tenant: str | None) -> GatewayFigures:

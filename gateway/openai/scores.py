@@ -23,7 +23,7 @@ Document = str | dict[str, Any]
 
 
 class ScoringBody(Body, kw_only=True):
-    """Fields of every such body."""
+    """Fields of every body of scores and labels."""
 
     model: Annotated[str, Meta(description="a served model's name")]
     truncate_prompt_tokens: Truncation | None = None
@@ -78,7 +78,7 @@ def truncation_of(asked: ScoringBody) -> int | None:
 
 
 def rerank_pairs(asked: RerankRequest) -> PairScores:
-    """Raises `BadRequest`."""
+    """Pairs that a rerank body asks for. Raises `BadRequest`."""
     documents = list(map(_text_of, asked.documents))
     return PairScores.of_documents(
         asked.model, asked.query, documents, asked.top_n, **_judged_by(asked)
@@ -86,7 +86,7 @@ def rerank_pairs(asked: RerankRequest) -> PairScores:
 
 
 def score_pairs(asked: ScoreRequest) -> PairScores:
-    """Raises `BadRequest`."""
+    """Pairs that a score body asks for. Raises `BadRequest`."""
     firsts = [asked.text_1] if isinstance(asked.text_1, str) else asked.text_1
     seconds = [asked.text_2] if isinstance(asked.text_2, str) else asked.text_2
     return PairScores.of_texts(asked.model, firsts, seconds, **_judged_by(asked))
@@ -100,7 +100,7 @@ def _judged_by(asked: PairBody) -> dict[str, Any]:
 
 
 def texts_to_classify(asked: ClassifyRequest) -> list[processor_pb2.Prompt]:
-    """Raises `BadRequest`."""
+    """Prompts that a classify body asks for. Raises `BadRequest`."""
     texts = [asked.input] if isinstance(asked.input, str) else asked.input
     BadRequest.unless(texts and all(texts), "input", texts, "at least one text, none empty")
     return [processor_pb2.Prompt(text=text) for text in texts]
@@ -169,7 +169,7 @@ def _usage(num_tokens: int) -> dict[str, int]:
 
 
 def _text_of(document: Document) -> str:
-    """Raises `BadRequest` for an object without a text."""
+    """Text of a document. Raises `BadRequest` for an object without one."""
     if isinstance(document, str):
         return document
     text = document.get("text")

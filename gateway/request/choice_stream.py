@@ -27,7 +27,7 @@ class StreamEvents(Protocol):
     """Callbacks of a stream, which the stream's attempt implements."""
 
     def started(self, start: engine_pb2.Start) -> None:
-        """The prompt is being computed."""
+        """Notes that the engine computes the prompt."""
         ...
 
     def first_token(self, now: float) -> None: ...

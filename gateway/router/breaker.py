@@ -20,7 +20,8 @@ class Breaker:
         return now < self._retry_at
 
     def sent(self, now: float) -> None:
-        """A request goes there: after a failure it is the only one for another pause."""
+        """Notes that a request is sent there; after a failure no other one is, for another
+        pause."""
         if self._pause:
             self._is_tried = True
             self._retry_at = now + self._pause

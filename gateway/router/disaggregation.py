@@ -60,8 +60,9 @@ class Disaggregation:
     def _hand_over_seconds(
         self, replica: Replica, parts: Parts, num_tokens: int, rates: Rates
     ) -> float:
-        """Blocks are pulled while later chunks are prefilled; blocks of the last chunk are pulled
-        after it. Then the other replica computes one step more than the chosen one would have."""
+        """Seconds that a hand-over adds. Blocks are pulled while later chunks are prefilled; blocks
+        of the last chunk are pulled after it. Then the other replica computes one step more than
+        the chosen one would have."""
         pulled = min(each.seconds_per_pulled_token(rates) for each in self._others)
         num_left = min(num_tokens, replica.load.reported.max_chunk_tokens or num_tokens)
         return max(num_left * pulled, num_tokens * pulled - parts.own) + parts.slow

@@ -52,7 +52,7 @@ class Load:
     def add(
         self, num_tokens: int, num_blocks: int, now: float, *, is_own: bool = False
     ) -> InFlight:
-        """A request leaves for the replica, from this gateway or from another one."""
+        """Counts a request that leaves for the replica, from this gateway or from another one."""
         if not self._unstarted:
             self._head_since = now
         request = InFlight(num_tokens, num_blocks, now, is_own)

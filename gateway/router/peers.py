@@ -103,7 +103,8 @@ class Peers:
         return sum(len(peer.requests) for peer in self._peers.values())
 
     def added(self, member: Member, request: InFlight) -> int:
-        """A request leaves from here; its number for what follows."""
+        """Publishes that a request leaves from here; returns its number, by which its start and end
+        are published."""
         number = next(self._numbers)
         entry = InFlightEntry(
             number=number,

@@ -323,8 +323,8 @@ class Router:
         return decision
 
     def dispatched(self, decision: Decision, request_id: str, *, is_first: bool = True) -> Dispatch:
-        """A prompt leaves for the chosen replica: from here on it counts there, and so do its
-        blocks. Receipts are logged of the first prompt of a request alone."""
+        """Counts a prompt that leaves for the chosen replica, and its blocks. Receipts are logged
+        of the first prompt of a request alone."""
         now = self._clock()
         replica = self._fleet.replica(decision.member)
         num_uncached = decision.num_uncached_tokens
@@ -345,7 +345,7 @@ class Router:
         return Dispatch(decision, request_id, replica, successor, in_flight, now, number, is_first)
 
     def started(self, dispatch: Dispatch, cached_tokens: int) -> None:
-        """The prompt is computed; `cached_tokens` of it were found in the cache."""
+        """Notes that the prompt is computed; `cached_tokens` of it were found in the cache."""
         decision = dispatch.decision
         replica = dispatch.replica
         now = self._clock()
@@ -367,8 +367,8 @@ class Router:
             self._feed.doubt(replica.member)
 
     def finished(self, dispatch: Dispatch, *, failed: bool = False) -> None:
-        """The request is over there. `failed`: by a fault of the replica, which is then left alone
-        for a while."""
+        """Notes that the request has ended there. `failed`: by a fault of the replica, which is
+        then left alone for a while."""
         if dispatch.is_over:
             return
         dispatch.is_over = True

@@ -37,7 +37,7 @@ class Prefetches:
             task.cancel()
 
     def leave(self, address: str) -> None:
-        """The engine is no longer a member. Its prefetches end with the channel."""
+        """Closes the channel to an engine that is no longer a member; its prefetches end."""
         if (channel := self._channels.pop(address, None)) is not None:
             start_in(self._tasks, channel.close())
 

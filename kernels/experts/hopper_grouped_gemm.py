@@ -131,7 +131,7 @@ def _grouped_gemm(
     GATHERING_REGISTERS: gl.constexpr,
     COPYING_REGISTERS: gl.constexpr,
 ):
-    """Rows are gathered where p_x is given."""
+    """Product of rows with the weights of their experts. Rows are gathered where p_x is given."""
     rings, staged = _make_rings(x, weight, weight_up, out, TEAMS, STAGES, p_x is not None)
     work = (p_tiles, p_num_tiles, max_tiles)
     shape: gl.constexpr = (TEAMS, STAGES, GELU, SHARED_BY)

@@ -91,7 +91,7 @@ class AnswerStream:
                 yield chunk
 
     def _give_up(self) -> None:
-        """The server need not keep it for anybody."""
+        """Ends the stream at the server, which need not keep it for anybody."""
         if not self._last:
             return
         with contextlib.suppress(httpx.TransportError):

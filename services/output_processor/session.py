@@ -97,7 +97,7 @@ class GatewaySession:
         self._end.close()
 
     def _on_frame_sent(self, frame: OutputFrame) -> None:
-        """The gateway's connection has taken a frame."""
+        """Notes that the gateway's connection has taken a frame."""
         for stream_id, num_tokens in zip(frame.stream_ids[:], frame.num_tokens[:], strict=True):
             if (choice := self._choices.get(stream_id)) is not None:
                 choice.on_delivered(num_tokens)
@@ -302,7 +302,8 @@ class GatewaySession:
         log.replay()
 
     def _leave_for_later(self, left: LetGo) -> None:
-        """The gateway reads these no longer: what is not kept ends."""
+        """Ends streams that the gateway no longer reads; requests with a log stay for their next
+        reader."""
         for stream_id in left.stream_ids:
             if (log := self._read_logs.get(stream_id)) is not None:
                 self._detach(log, (left.prompt_tokens, left.output_tokens))

@@ -179,7 +179,7 @@ class ForkServer:
         child.close()
 
     def _leave_behind(self, child: Child) -> None:
-        """The client is gone, or does not want the process any more."""
+        """Ends a child whose client is gone or does not want it any more."""
         self._selector.unregister(child.reply)
         child.has_client = False
         signal.pidfd_send_signal(child.pidfd, signal.SIGTERM)

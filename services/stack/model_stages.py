@@ -154,9 +154,9 @@ class ModelStages:
             self._starting.pop(number, None)
 
     async def retire_engine(self, number: int, hurry: asyncio.Event) -> KeptStage | None:
-        """The replica leaves membership and index, ends or hands over what runs, and is gone, also
-        where an earlier call retires it or was cancelled. Returns it; None where it was gone
-        before, or another call says so."""
+        """Retires a replica: it leaves membership and index, ends or hands over what runs, and is
+        gone, also where an earlier call retires it or was cancelled. Returns it; None where it was
+        gone before, or another call returns it."""
         if (stage := self.engines.pop(number, None) or self.leaving.get(number)) is None:
             return None
         self.leaving[number] = stage

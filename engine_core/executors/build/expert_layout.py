@@ -16,7 +16,7 @@ BY_RANK = "--expert-parallel, by which each rank has whole experts"
 def with_expert_layout(
     options: ExecutorOptions, model: ModelConfig, flags: Capabilities, where: str
 ) -> ModelConfig:
-    """The model, whose experts are whole on each rank if the options ask for it. Raises
+    """Config of the model; its experts are whole on each rank if the options ask for it. Raises
     `ConfigError`."""
     experts = model.experts
     asked = options.expert_parallel

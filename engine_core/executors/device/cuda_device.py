@@ -63,5 +63,5 @@ class CudaDevice:
         torch.cuda.synchronize(self.device)
 
     def warm_up(self, executor: Executor) -> float:
-        """Nothing is left to do: captured graphs have run once."""
+        """Does nothing: captured graphs have run once."""
         return 0.0

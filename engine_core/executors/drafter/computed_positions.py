@@ -39,7 +39,7 @@ class ComputedPositions:
         there as far as the served model's are."""
 
     def seat(self, row: int) -> None:
-        """A request takes the row."""
+        """Forgets what was computed of the row's last request: another one takes the row."""
         self._num_kept[row] = UNKNOWN
 
     def take(

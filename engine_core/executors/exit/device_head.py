@@ -199,7 +199,7 @@ class HeadShard:
         filtered_sample(logits, draws, filters, out, self.tokens)
 
     def masks(self, masks: torch.Tensor) -> torch.Tensor:
-        """The rank's tokens begin at a whole word."""
+        """Masks of the rank's part of the vocabulary, which begins at a whole word."""
         return masks[:, self.tokens.first_token // 32 :]
 
     @property

@@ -67,13 +67,14 @@ class TokenSender:
         self._numbers = MessageNumbers(memory.sizes.num_messages)
 
     def send(self, rows: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor) -> None:
-        """Tokens int32 [S] behind positions of table rows."""
+        """Sends the tokens int32 [S] that stand behind positions of table rows."""
         number = self._numbers.next()
         send_tokens(self._memory, number, rows, positions, token_ids)
         self._channel.send(number, words_of_tokens(len(rows)))
 
     def send_ends(self, rows: torch.Tensor) -> None:
-        """How far table rows int32 [R] came in a step after which the device alone knows it."""
+        """Sends the lengths of table rows int32 [R] after a step after which the device alone knows
+        them."""
         number = self._numbers.next()
         send_ends(self._memory, number, rows, self._table.known, self._table.token_ids)
         self._channel.send(number, words_of_ends(len(rows)))

@@ -125,7 +125,8 @@ class DeviceModel:
         )
 
     def try_out(self, shape: StepShape) -> None:
-        """Layers are alike but for the last, so two of them launch all there is."""
+        """Launches a step of two layers: all layers but the last are alike, so no other kernels are
+        left."""
         self.forward(shape, num_layers=2)
 
     def rehearse(self, shape: StepShape) -> None:

@@ -33,7 +33,7 @@ class SimulatedAdapters:
     """See `HostAdapters`. Slots hold the noise of their adapters."""
 
     def __init__(self, num_bytes: int) -> None:
-        """A rank takes a byte."""
+        """`num_bytes`: memory for adapters, of which each rank of an adapter takes one byte."""
         self.num_ranks = num_bytes // RANK_UNIT * RANK_UNIT
         self._salts: UInt64Array = np.zeros(self.num_ranks // RANK_UNIT + 1, np.uint64)
         """Salts by slot. Rows without an adapter use the last one."""

@@ -17,8 +17,8 @@ from ...ragged import places
 
 
 def plan_by_position(plan: StepPlan) -> StepPlan:
-    """Rows with drafts stand at the front of a plan, as all that decode do; others stay as they
-    are."""
+    """Plan with a row for each position of the rows that have drafts. These stand first in a plan,
+    as all that decode do; other rows stay as they are."""
     if plan.num_drafts is None:
         return plan
     num_rows = plan.num_drafts + 1

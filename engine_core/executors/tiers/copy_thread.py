@@ -18,15 +18,15 @@ class CopyThread:
     """An error in its thread ends the process: the device is of no use any more."""
 
     def __init__(self, swapper: Swapper, note: Callable[[int, int], None]) -> None:
-        """The thread gives `note` the numbers of blocks saved and loaded so far. Nothing else may
-        ask the swapper for them."""
+        """`note` gets the numbers of blocks saved and loaded so far, in the thread. Nothing else
+        may ask the swapper for them."""
         self._swapper = swapper
         self._note = note
         self._launched: SimpleQueue[SwapPlan] = SimpleQueue()
         start_worker("copies", self._count_all)
 
     def add(self, plan: SwapPlan) -> None:
-        """The plan's copies are launched."""
+        """Has the thread launch the plan's copies."""
         self._launched.put(plan)
 
     def _count_all(self) -> None:

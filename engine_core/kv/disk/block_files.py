@@ -259,7 +259,7 @@ def _read_whole(file: FileIO, into: memoryview) -> bool:
 
 
 def _write_whole(file: FileIO, data: bytes | memoryview) -> None:
-    """One call may write less than it was given, where the disk is nearly full."""
+    """Writes all of `data`: one call may write less, where the disk is nearly full."""
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]

@@ -9,7 +9,7 @@ from .fields import Config, every, kinds_of_layers, windows
 
 
 def read_cohere2(config: Config) -> ModelConfig:
-    """Layers without a window have no rotary positions."""
+    """Config of Cohere 2, whose layers without a window have no rotary positions."""
     require(not config.get("use_qk_norm"), "use_qk_norm", config.get("use_qk_norm"), "none")
     bias = bool(config.get("attention_bias", False))
     kinds = kinds_of_layers(config, every(config, "sliding_window_pattern", 4))

@@ -16,7 +16,7 @@ def read_olmo2(config: Config) -> ModelConfig:
 
 
 def read_olmo3(config: Config) -> ModelConfig:
-    """Layers with a window have positions that are not scaled."""
+    """Config of OLMo 3, whose layers with a window have rotary positions that are not scaled."""
     bias = bool(config.get("attention_bias", False))
     given = mapping_of(config, "rope_parameters")
     flat = dict(config)

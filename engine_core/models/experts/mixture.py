@@ -131,7 +131,8 @@ def plain_mixture_of(config: ExpertsConfig, hidden_size: int) -> dict[str, Weigh
 
 
 def _router(config: ExpertsConfig, hidden_size: int) -> WeightSpec:
-    """A wide router is no linear layer: those have the type that the model computes in."""
+    """Weight of the router. A router in float32 is no linear layer: those have the model's
+    dtype."""
     shape = config.num_experts, hidden_size
     if config.has_wide_router:
         return replace(table(*shape), is_routing=True, is_wide=True)

@@ -319,7 +319,7 @@ class Blocks:
         return self._pool.num_lacking(ends, self.num_needed(num_tokens))
 
     def num_held_tokens(self, request: RequestState) -> int:
-        """Tokens up to the end of a row's blocks."""
+        """Number of tokens that the row's blocks have room for."""
         return int(self._table.capacity[request.row])
 
     def grow(self, rows: RowIndices) -> tuple[RowIndices, Int32Array, Int32Array]:

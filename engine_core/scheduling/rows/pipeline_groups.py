@@ -21,7 +21,7 @@ class PipelineGroups:
         return len(self._sizes)
 
     def advance(self) -> None:
-        """The next group has its turn."""
+        """Gives the next group its turn."""
         self._turn = (self._turn + 1) % len(self._sizes)
 
     def has_room(self, num_requests: int) -> bool:

@@ -20,7 +20,7 @@ class StepCounts:
         self._num_rows += num_requests
 
     def begin(self, request: RequestState) -> None:
-        """The request has a part in the steps from now on."""
+        """Counts a request in steps from now on."""
         request.num_steps -= self._num_steps
         request.num_step_rows -= self._num_rows
 

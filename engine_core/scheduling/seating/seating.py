@@ -336,6 +336,6 @@ class Seating:
         )
 
     def _note_move(self) -> None:
-        """A seat was taken or left."""
+        """Notes that a seat was taken or left."""
         self._yielding.note_move()
         self._waiting.reorder()

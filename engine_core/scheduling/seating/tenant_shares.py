@@ -45,7 +45,7 @@ class TenantShares:
         """
 
     def enter(self, name: str, weight: float) -> None:
-        """A request comes; what is said of the weight last counts."""
+        """Counts a request of the tenant; the last weight that was given holds."""
         tenant = self._tenants.setdefault(name, _Tenant(0.0))
         self._total_weight += weight - tenant.weight
         tenant.weight = weight

@@ -43,15 +43,15 @@ class Yielding:
         self._unyielding = None
 
     def note_released(self) -> None:
-        """Blocks were released."""
+        """Notes that blocks were released."""
         self.too_large = None
 
     def note_move(self) -> None:
-        """A seat was taken or left."""
+        """Notes that a seat was taken or left."""
         self._num_moves += 1
 
     def stalled(self) -> Iterator[RequestState]:
-        """Requests whose readers take nothing, while others lack room. No step, planned or in
+        """Requests whose readers take no tokens, while others lack room. No step, planned or in
         flight, computes them."""
         while (stalled := self._preemption.first_stalled()) is not None and self._lacks_room():
             yield stalled

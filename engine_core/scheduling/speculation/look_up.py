@@ -62,7 +62,7 @@ class LookUp:
         self._match_lens: Int32Array = np.zeros(num_rows, np.int32)
 
     def seat(self, row: int, namespace: bytes, tenant: str, num_prompt: int) -> None:
-        """A request has taken the row."""
+        """Begins to follow a request that has taken a row."""
         self._acceptance.reset(row)
         for proposer in self._proposers:
             proposer.seat(row, namespace, tenant, num_prompt)

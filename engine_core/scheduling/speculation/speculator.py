@@ -32,10 +32,10 @@ class Speculator(Protocol):
         """Memory that drafters hold, as of when a request last left its row."""
 
     def seat(self, request: RequestState) -> None:
-        """A request has taken a row."""
+        """Notes that a request has taken a row."""
 
     def vacate(self, row: int, token_ids: Int32Array) -> None:
-        """The request leaves the row, with these known tokens."""
+        """Notes that a request leaves its row, with these known tokens."""
 
     def foresee(
         self, table: RequestTable, rows: RowIndices, token_ids: Sequence[Sequence[int]]
@@ -50,8 +50,8 @@ class Speculator(Protocol):
     def settle_drafts(
         self, rows: RowIndices, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array
     ) -> None:
-        """The executor was to draft up to most[i] tokens for each row, did draft so many, and so
-        many of them stand. To be called before `settle`."""
+        """Notes how drafts of a step came out: up to most[i] tokens were to be drafted for row i;
+        so many were, and so many of them were accepted. Called before `settle`."""
 
     def lengths(self, rows: RowIndices, most: Int32Array, total: int) -> Int32Array:
         """How many tokens the executor shall draft for each of `rows`, all that decode in a step,

@@ -104,7 +104,7 @@ class HeldRows:
         return self.has_grammars and bool(((self.num_held > 0) & ~self._has_masks()).any())
 
     def note_retired(self) -> None:
-        """The device has given back a step, and may have nothing to do."""
+        """Notes that the device has given back a step, and may have nothing to do."""
         self._retired_at = self._clock()
 
     def hold_back(self, *, is_in_flight: bool) -> bool:

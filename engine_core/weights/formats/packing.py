@@ -86,7 +86,8 @@ class Rule:
 
     @property
     def specificity(self) -> int:
-        """A layer's own name comes before a pattern, and a pattern before what all layers match."""
+        """Rank of a match: a layer's own name is above a pattern, and a pattern above what all
+        layers match."""
         return 2 if self.target == EVERY_LAYER else int(self.target.startswith(PATTERN))
 
 

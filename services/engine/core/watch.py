@@ -57,7 +57,7 @@ class CoreWatch:
         self._expected_step = longest_step
 
     def commanded(self) -> None:
-        """The core has something to do."""
+        """Notes that the core was sent a command."""
         if not self._owes:
             self._owes = True
             self.silence = 0.0
@@ -74,8 +74,8 @@ class CoreWatch:
             self._moving_call = 0
 
     def heard(self, *, is_idle: bool, step_seconds: float = 0.0) -> None:
-        """The core has said something: that it has nothing to do, or what a step of so many seconds
-        came to."""
+        """Notes a message of the core: that it is idle, or the result of a step of so many
+        seconds."""
         # Seconds that this process did not live through either (a paused machine's) say nothing
         # about steps.
         self._longest_step = max(self._longest_step, min(step_seconds, self.silence + TICK_SECONDS))

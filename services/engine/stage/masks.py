@@ -92,7 +92,7 @@ class Follower:
     """The answer's last tokens, as many as the bounds look at."""
 
     def read(self, token_ids: list[int]) -> None:
-        """The answer goes on."""
+        """Moves the matcher on by tokens of the answer."""
         if self.bounds is not None:
             self._keep(self.bounds.num_looked_at, token_ids)
         self.unread += token_ids
@@ -115,9 +115,9 @@ class Follower:
 
 
 class MaskWriter:
-    """`table`, int32 [positions, rows, words], is the core's; `send` passes reports to the core,
-    from the thread; `observe` the seconds from hearing to sending. Requests come and go on the
-    event loop."""
+    """Writes masks for the core. `table`: int32 [positions, rows, words], read by the core. `send`
+    passes reports to the core, from the thread. `observe` gets the seconds from a drawn token to
+    its mask. Requests come and go on the event loop."""
 
     def __init__(
         self, table: Int32Array, send: Callable[[Command], None], observe: Callable[[float], None]
@@ -160,7 +160,7 @@ class MaskWriter:
         follower.read(list(output_ids))
 
     def forget(self, key: int) -> None:
-        """The request has ended, if it was followed at all."""
+        """Stops following a request that has ended, if it was followed at all."""
         if (follower := self._followers.pop(key, None)) is not None:
             follower.family.num_members -= 1
 

@@ -236,6 +236,6 @@ class EngineServer:
         self.figures.note(step)
 
     def _on_end(self) -> None:
-        """The core is gone: every stream and every session ends by it."""
+        """Ends every stream and every session: the core is gone."""
         self._is_open = False
         self._sessions.end(Unavailable("the engine core has ended", code="engine_core_ended"))

@@ -433,7 +433,7 @@ class EngineSession:
         return stream
 
     def abandon(self) -> None:
-        """The client is gone: forgets its streams, and tells the core to drop them."""
+        """Forgets the streams of a client that is gone, and has the core drop them."""
         self._pending.clear()
         streams = [self._forget(stream_id) for stream_id in list(self._streams)]
         for stream in streams:

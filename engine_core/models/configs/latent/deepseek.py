@@ -17,7 +17,7 @@ IN_GROUPS = "group_limited_greedy"
 
 
 def read_deepseek_v2(config: Config) -> ModelConfig:
-    """Weights of experts are not divided by their sum."""
+    """Config of DeepSeek V2, whose experts' weights are not divided by their sum."""
     method = config.get("topk_method", GREEDY)
     require(method in (GREEDY, IN_GROUPS), "topk_method", method, f"{GREEDY} or {IN_GROUPS}")
     _check(config, {"scoring_func": "softmax", "norm_topk_prob": False})
@@ -38,7 +38,7 @@ def read_glm4_moe_lite(config: Config) -> ModelConfig:
 
 
 def _read_corrected(config: Config, has_experts: Callable[[int], bool]) -> ModelConfig:
-    """A model whose experts are chosen by sigmoids with a correction."""
+    """Config of a model whose experts are chosen by sigmoids with a correction."""
     read = read_latent(config, is_interleaved=bool(config.get("rope_interleave", True)))
     return _with_experts(
         read,

@@ -77,7 +77,7 @@ class LeaseSession:
             self.end()
 
     def end(self) -> None:
-        """The other engine is gone: ends its leases, and grants none any more."""
+        """Ends the leases of an engine that is gone, and grants it none any more."""
         self._has_ended = True
         self._queue.clear()
         for pull_id in list(self._leases):
@@ -210,7 +210,8 @@ class PeerLeases:
         self._copied(LeaseCopied(lease=lease))
 
     def on_lent(self, lent: Lent) -> None:
-        """The core has copied what it has. Of a lease that has ended, nothing is sent."""
+        """Sends the other engine blocks that the core has copied; nothing for a lease that has
+        ended."""
         if (asked := self._asked.get(lent.lease)) is not None:
             asked[0].on_lent(asked[1], lent)
 
