@@ -19,7 +19,8 @@ def cpu_seconds(pid: int) -> float:
 
 
 def children_of(pid: int) -> list[int]:
-    """Ids of the processes that any of its threads started; none on systems that do not tell."""
+    """Ids of the processes that any of its threads started; none on systems that do not report
+    them."""
     return [
         int(child)
         for path in Path(f"/proc/{pid}/task").glob("*/children")

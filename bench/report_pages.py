@@ -65,7 +65,7 @@ def claims_of(rows: Iterable[Row]) -> dict[str, list[list[Row]]]:
 
 
 def names_of(rows: Sequence[Row]) -> list[str]:
-    """Names that tell the rows of a claim apart: subject, metric or both."""
+    """Names that distinguish the rows of a claim: subject, metric or both."""
     subjects = len({row.what for row in rows}) > 1
     metrics = len({row.metric for row in rows}) > 1
     return [", ".join([row.what] * subjects + [row.metric] * metrics) for row in rows]

@@ -34,7 +34,7 @@ from .program import run_program
 from .serve_workers import drive
 
 KEPT_SHARE = 0.95
-"""Share of the requests that have to keep the objective where a setting is said to keep it."""
+"""Share of the requests that must meet the objective for a setting to count as meeting it."""
 
 
 def run(

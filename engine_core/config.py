@@ -27,7 +27,7 @@ class EngineConfig:
     """Pages of the KV cache; page 0 is no request's and takes what padding writes. With one page
     group a page is a KV block."""
     num_host_blocks: int = 0
-    """More of them in host memory, for prefixes that nobody uses at present."""
+    """Further blocks in host memory, for prefixes that no request uses."""
     num_staged_blocks: int = 0
     """Blocks of host memory through which blocks pass on their way to other places and back; 0:
     there are none."""
@@ -68,7 +68,7 @@ class EngineConfig:
     policy: str = DEFAULT
     """Order of waiting requests by name, and of single tiers; see `Policies.of`."""
     eviction: str = LRU
-    """Order in which cached blocks that nobody uses are evicted: `lru` or `value`."""
+    """Order in which cached blocks that no request uses are evicted: `lru` or `value`."""
     attention_pivot: int = 0
     """Position at which attention over the tokens before it takes as long as all else of a token; 0:
     not known."""

@@ -54,10 +54,9 @@ class ExecutorOptions:
     kv_cache_memory: int = 0
     """Bytes."""
     kv_swap_memory: int = 0
-    """Bytes of host memory for blocks that nobody uses at present; 0: none."""
+    """Bytes of host memory for blocks that no request uses; 0: none."""
     kv_disk_dir: Path | None = None
-    """A folder for blocks that nobody uses at present, also after a restart; None: there is
-    none."""
+    """Folder for blocks that no request uses, also after a restart; None: there is none."""
     kv_disk_memory: int = DEFAULT_DISK_BYTES
     """Bytes that they may take there."""
     kv_peer_memory: int = 0

@@ -24,7 +24,7 @@ class Started:
     policy: str = DEFAULT
     """Policy that it waited under."""
     fcfs_queue_seconds: float = 0.0
-    """How long it would have waited in order of arrival, as far as one can tell."""
+    """Estimated seconds that it would have waited in order of arrival."""
     cached_by_tier: dict[str, int] = field(default_factory=dict)
     """Number of cached tokens that came from elsewhere than the device's cache: host, disk,
     peer."""
@@ -181,7 +181,7 @@ class EngineLoad:
     num_preemptions: int = 0
     """Preemptions so far; all below counts so far, too."""
     num_kept_blocks: int = 0
-    """Cached blocks that nobody uses and that a hint keeps."""
+    """Cached blocks that no request uses and that a hint keeps."""
     num_copied_blocks: int = 0
     """Partly filled blocks that were copied for sequences that begin alike."""
     prefix_queries: int = 0

@@ -22,7 +22,7 @@ from .value.turn import Turn, moved
 ONE_GROUP = PageKeys((FULL,), 1)
 MIN_PATIENCE_SECONDS = 30.0
 PATIENCE = 10
-"""A load is given up after so many times the seconds that its source said it would take."""
+"""Factor on the seconds that a source predicted, after which a load is given up."""
 
 
 class Offer(NamedTuple):
@@ -382,8 +382,8 @@ class BlockLoads:
         self._cache.adopt_others(load.keys[num_first:num_usable], load.blocks[num_first:num_usable])
 
     def _give_up_late(self) -> Iterator[SettledLoad]:
-        """Cancels loads that take far longer than their source said. Their blocks stay held until
-        they have ended."""
+        """Cancels loads that take far longer than their source predicted. Their blocks stay held
+        until they have ended."""
         now = self._clock()
         for ticket, load in self._open.items():
             if now >= load.give_up_at and not load.is_given_up:

@@ -77,7 +77,7 @@ class Loader(Protocol):
 
     @property
     def tier(self) -> str:
-        """The word for this kind of place in usage and metrics."""
+        """Name of this kind of source in usage and metrics."""
 
     def load(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> Ticket:
         """Asks for the contents of `hashes` in `blocks`, which no request uses until the ticket has

@@ -39,8 +39,8 @@ class ReadCosts:
         self._begins[ticket] = self._clock()
 
     def end(self, end: LoadEnd) -> None:
-        """A load ended. One that was given up took longer than that; one that failed tells
-        nothing."""
+        """Notes a load that ended. One that was given up took longer than its predicted time; one
+        that failed is not counted."""
         begun = self._begins[end.ticket]
         last_end = self._last_end
         self.forget(end.ticket)
@@ -50,7 +50,7 @@ class ReadCosts:
             self._note(self._last_end - max(begun, last_end), end.num_usable)
 
     def forget(self, ticket: Ticket) -> None:
-        """A load ended whose time tells nothing."""
+        """Forgets a load whose time is not representative."""
         del self._begins[ticket]
         self._last_end = self._clock()
 

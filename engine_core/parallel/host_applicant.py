@@ -41,8 +41,7 @@ log = logging.getLogger(__name__)
 
 
 class ApplicantLeft(Exception):
-    """The connection comes to nothing, and why: to be closed. An empty reason is not worth a
-    word."""
+    """Raised where a connection is to be closed, with the reason; an empty reason is not logged."""
 
 
 class Applicant:
@@ -134,7 +133,8 @@ class Applicant:
         return data
 
     def _send(self, data: bytes) -> None:
-        """A new connection has room for all that is said here, or it is not what it should be."""
+        """Sends data that fits into the buffers of a new connection; one that has no room for it is
+        closed."""
         try:
             sent = self.connection.send(data)
         except OSError as error:

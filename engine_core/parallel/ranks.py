@@ -198,7 +198,7 @@ class Ranks:
                 lost = self._loss.lost
 
     def _read(self, ranks: Sequence[int]) -> bool:
-        """Takes what these ranks have said. Whether one of them has closed its channel."""
+        """Takes what these ranks have sent. Returns whether one of them has closed its channel."""
         is_gone = False
         for rank in ranks:
             try:
@@ -263,7 +263,7 @@ class Ranks:
         return [figures.num_plans for figures in self.board.figures()]
 
     def _late_ranks(self, num_plans: list[int]) -> list[int]:
-        """Ranks that were told plans which they have not computed. First those that others wait
+        """Ranks that have not computed all plans that they were sent. First those that others wait
         for: they do not wait themselves, or have not noticed yet that their wait is over."""
         late = [rank for rank in range(self.size) if num_plans[rank] < self._num_sent]
         return sorted(

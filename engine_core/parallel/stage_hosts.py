@@ -46,8 +46,8 @@ class RankWatch(Protocol):
 
 
 class StageHosts:
-    """One host a stage. `lose` is told of a host that is lost, and then nothing of it is good any
-    more."""
+    """Hosts of an engine's other stages, one a stage. `lose` is called with a host that is lost;
+    nothing of it is used after that."""
 
     def __init__(
         self,

@@ -19,8 +19,9 @@ class Lane(Protocol):
 
 
 class ThreadLane:
-    """Jobs begin in their order; with one thread each ends before the next begins. The threads end
-    with the process: a job that waits for a disk which does not answer keeps nobody."""
+    """Threads that run jobs in their order; with one thread each ends before the next begins. The
+    threads end with the process: a job that waits for a disk which does not answer delays no
+    exit."""
 
     def __init__(self, name: str, num_threads: int = 1) -> None:
         self._name = name

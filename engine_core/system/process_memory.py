@@ -20,7 +20,8 @@ def is_shareable() -> bool:
 
 
 def host_id() -> str:
-    """Equal for processes of which one can open the other's descriptors, as far as places tell."""
+    """Id that is equal for processes of which one can open the other's descriptors, as far as the
+    host's namespaces show."""
     return f"{BOOT_ID.read_text().strip()} {os.readlink(PROCESSES)}"
 
 

@@ -30,7 +30,7 @@ class Matrix:
     once."""
 
     layout: object
-    """How it is packed; its `repr` tells it from other ways."""
+    """How it is packed; its `repr` distinguishes it from other ways."""
     num_bytes: int
     write: Callable[[torch.Tensor], None]
     """Packs it into uint8 [num_bytes]."""

@@ -35,8 +35,8 @@ HEADER = tl.constexpr(4 * 4 * 128)
 NUM_SLOTS = tl.constexpr(2)
 """Streams that may be on their way: one is read while the next one is written."""
 LAST_TOKENS = 32
-"""Tokens before the end of a row of which a message may tell: as many as a step with drafts can
-add."""
+"""Number of tokens before the end of a row that a message may have: as many as a step with drafts
+can add."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +46,9 @@ class StageSizes:
     stream_bytes: int
     """Bytes of a slot for a stream."""
     most_rows: int
-    """Rows that a message of tokens may tell of."""
+    """Largest number of rows of a message of tokens."""
     most_positions: int
-    """Positions that it may tell of."""
+    """Largest number of positions of such a message."""
     num_messages: int
     """Slots for messages."""
 

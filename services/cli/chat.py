@@ -241,7 +241,7 @@ class _ShownAnswer:
         self._out(self._wrap.push(printable(piece, keep=LAYOUT)))
 
     def end(self) -> None:
-        """Writes the last word."""
+        """Writes what is held back of the last word."""
         self._out(self._wrap.flush())
 
     def _out(self, text: str) -> None:

@@ -40,7 +40,7 @@ def seen(
 
 
 async def listen(nats_url: str) -> list[Member]:
-    """Everyone who is heard within a heartbeat. Raises `BusUnreachable`."""
+    """Members whose heartbeat comes within the time of one. Raises `BusUnreachable`."""
     async with Bus.open(nats_url) as bus:
         if not bus.connected:
             raise BusUnreachable(without_password(nats_url))

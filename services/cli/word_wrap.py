@@ -37,7 +37,7 @@ class WordWrap:
         return shown + (self._place() if len(self._word) >= self._width else "")
 
     def flush(self) -> str:
-        """The last word."""
+        """Returns the last word."""
         return self._place()
 
     def _place(self) -> str:

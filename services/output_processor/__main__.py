@@ -102,7 +102,7 @@ class OutputProcessor(output_processor_pb2_grpc.OutputProcessorServicer):
 
 
 async def serve(settings: OutputProcessorSettings) -> None:
-    """Runs the stage until it is told to stop."""
+    """Runs the stage until SIGTERM."""
     folders = names_of(settings.model_folder, settings.served_model_name)
     tokenizers = {name: load_tokenizer(path) for path, name in folders}
     for tokenizer in tokenizers.values():

@@ -114,7 +114,7 @@ class Outbox:
         columns.num_bytes += attached.ByteSize() + _ROW_BYTES
 
     def answer(self) -> None:
-        """Says that a probe was heard."""
+        """Answers a probe in the next frame."""
         self._open_columns().answered = True
 
     def seal(self) -> None:

@@ -22,8 +22,8 @@ that others reaped."""
 
 class ForkedProcess:
     """A process that a server of forks has started, with those methods of
-    `asyncio.subprocess.Process` that supervisors use. It is told apart by a pidfd, so that no
-    signal reaches a later process of the same id."""
+    `asyncio.subprocess.Process` that supervisors use. A pidfd identifies it, so that no signal
+    reaches a later process of the same id."""
 
     def __init__(self, pid: int, pidfd: int, replies: socket.socket) -> None:
         self.pid = pid

@@ -1,5 +1,5 @@
-"""The command line that the system shows of a process: forks of one process are told apart by
-it."""
+"""The command line that the system shows of a process, by which forks of one process are
+distinguished."""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ MAX_KINDS = 256
 
 
 class RareLog:
-    """One for a place in the code. A kind is an event with the values that tell causes apart."""
+    """Log of one place in the code that writes each kind of event rarely. A kind is an event with
+    the values that distinguish causes."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

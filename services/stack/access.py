@@ -61,7 +61,8 @@ class Passwords:
         return urlunsplit(at._replace(netloc=f"{role.value}:{self.by_role[role]}@{at.netloc}"))
 
     def nats_config(self) -> str:
-        """Users of one account, of which each may say and hear what its stage does."""
+        """Configuration of NATS: users of one account, each of which may publish and receive what
+        its stage does."""
         users = [
             {
                 "user": role.value,

@@ -100,7 +100,7 @@ class ForkServers:
     cores: ForkClient | None
 
     def for_cores_of(self, engine: StageProgram) -> StageProgram:
-        """The engine's program, told where it asks for its core."""
+        """The engine's program with the descriptor at which it asks for its core."""
         if self.cores is None:
             return engine
         number = self.cores.socket.fileno()

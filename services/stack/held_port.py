@@ -10,11 +10,8 @@ import socket
 
 
 class HeldPort:
-    """`port`, or a free one for 0, which no other port 0 gets meanwhile; whoever listens there lets
-    others share it.
-
-    Raises `OSError` when somebody has it.
-    """
+    """Holds `port`, or a free one for 0, so that no other port 0 gets it; listeners on it share it
+    with others. Raises `OSError` when another process has it."""
 
     def __init__(self, host: str, port: int) -> None:
         if port:

@@ -76,7 +76,7 @@ class LocalStack:
     ) -> None:
         self.settings = settings
         self.hurry = asyncio.Event()
-        """Set: whoever still drains is killed."""
+        """Set when stages that still drain are to be killed."""
         self.record: ClusterRecord | None = None
         """Record of the cluster; None until it is ready."""
         self._models = models

@@ -49,7 +49,7 @@ from .stage_process import StageDied, SupervisorPipe, begin_all
 LOOK_SECONDS = 0.25
 BEAT_SECONDS = 1.0
 DEMAND_SECONDS = 2.0
-"""A gateway's word of who waits there is believed so long."""
+"""Seconds for which a gateway's report of waiting requests counts."""
 SETTLE_SECONDS = 1.5
 """Time until a request that was admitted before an unload shows in its replica's heartbeat."""
 UNLOAD_SECONDS = 120.0
@@ -87,7 +87,7 @@ class ModelManager:
         self._models: dict[str, ModelStages] = {}
         self._places: set[int] = set()
         self._demand: dict[tuple[str, str], tuple[events_pb2.Demand, float]] = {}
-        """Keyed by model and gateway: who waits, and when that was heard."""
+        """Waiting requests by model and gateway, and the time of that report."""
         self._changed = asyncio.Event()
         self._remembered = RememberedModels(settings.state_dir, report)
         self._now = time.monotonic
@@ -97,7 +97,7 @@ class ModelManager:
             self._turns.on_change = self._changed.set
 
     def first(self, plan: StackPlan) -> ModelStages:
-        """The model that the cluster starts with; whoever asks for it begins its stages and calls
+        """The model that the cluster starts with. The caller begins its stages and calls
         `serve`."""
         self._plan = plan
         model = self._add(plan.served_name, self._settings.rules)

@@ -81,7 +81,7 @@ class ModelStages:
     """Loads or unloads it."""
     _places: dict[int, int] = field(default_factory=dict)
     _starting: dict[int, asyncio.Task[Any]] = field(default_factory=dict)
-    """Keyed by number: whoever waits for a replica to be ready."""
+    """Starts of replicas until they are ready, by number."""
     _num_failures: int = 0
 
     def stages(self) -> list[KeptStage]:

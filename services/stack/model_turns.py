@@ -137,8 +137,8 @@ class ModelTurns:
             tasks.create_task(self._do(switch))
 
     def entry(self, name: str) -> dict[str, Any]:
-        """Fields of the model's entry in the catalogue, which is published whenever one changes:
-        none tells the time."""
+        """Fields of the model's entry in the catalogue, which is published whenever one changes: so
+        none is a time."""
         engine = self._model(name).engine
         if engine is None:
             return {}

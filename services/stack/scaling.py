@@ -1,5 +1,4 @@
-"""How many replicas a model should have, from what is seen of it. Knows no processes: whoever asks
-acts on it."""
+"""How many replicas a model should have, by what is observed of it. Starts and stops none."""
 
 from __future__ import annotations
 

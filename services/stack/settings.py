@@ -374,8 +374,7 @@ class StackSettings:
 
     @property
     def shares_ports(self) -> bool:
-        """Whether gateways listen where others may too: each other, and whoever keeps a port that
-        nobody named."""
+        """Whether gateways listen on ports that other processes may share."""
         return self.gateways > 1 or not (self.port and self.grpc_port)
 
     def resolved(self) -> StackSettings:

@@ -259,8 +259,8 @@ class TurnPolicy:
         return min(left, expected) if expected > 0 else left
 
     def _turn_of(self, name: str) -> float:
-        """Seconds of the model's turn where others wait: no longer than the quantum, though its
-        turns so far include time in which nobody else asked."""
+        """Seconds of the model's turn while others wait: at most the quantum, though its turns so
+        far include time in which no other model was asked for."""
         return min(self._model(name).turn_seconds or self.quantum, self.quantum)
 
     def _evicted(self, awake: Iterable[ModelSight], lacking: int) -> list[str]:

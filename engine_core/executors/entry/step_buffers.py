@@ -41,7 +41,7 @@ class Words:
     end_tokens: Any
     """[ends] into the tokens."""
     end_lens: Any
-    """[ends] keys that each reads; 0: nobody looks at it."""
+    """[ends] keys that each reads; 0: unused."""
     end_rows: Any
     """[ends] of the request table."""
     tiles: Any

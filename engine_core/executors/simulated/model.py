@@ -40,7 +40,7 @@ class SimulatedModel:
 
     vocab_size: int
     first_token_id: int = 0
-    """Ids below are never said: a tokenizer's special tokens usually lie there."""
+    """Least id that is drawn: a tokenizer's special tokens usually have smaller ones."""
     eos_token_id: int | None = None
     eos_probability: float = 0.0
     windows: tuple[int, ...] = (0,)

@@ -1,5 +1,5 @@
-"""Host memory of the simulated executor: blocks that come back are there late, and not before they
-are said to be."""
+"""Host memory of the simulated executor: loaded blocks arrive late, and not before they are
+reported."""
 
 from __future__ import annotations
 

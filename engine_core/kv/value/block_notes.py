@@ -44,8 +44,8 @@ class BlockNotes:
         self._rounds[block] = num_rounds
 
     def take_rounds(self, blocks: Sequence[int]) -> int:
-        """How often the chain of these blocks has returned. Blocks of several chains tell
-        nothing."""
+        """Number of times that the chain of these blocks has returned; 0 for blocks of several
+        chains."""
         rounds = self._rounds
         others = self._others
         most = 0

@@ -17,7 +17,7 @@ MOST_ROUNDS = 3
 class Rings:
     def __init__(self, num_blocks: int, costs: RecomputeCosts, times: ReturnClasses) -> None:
         self.shares: dict[str, Share] = {}
-        """Shares of the blocks that nobody holds, by tenant."""
+        """Shares of the blocks that no request holds, by tenant."""
         self.num_blocks = 0
         self._costs = costs
         self._times = times

@@ -74,7 +74,7 @@ class Ring:
 
 
 class Share:
-    """A tenant's part of the blocks that nobody holds."""
+    """A tenant's part of the blocks that no request holds."""
 
     def __init__(self, now: float) -> None:
         self.weight = 1.0

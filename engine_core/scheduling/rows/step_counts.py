@@ -25,6 +25,6 @@ class StepCounts:
         request.num_step_rows -= self._num_rows
 
     def end(self, request: RequestState) -> None:
-        """The request, of which `begin` was told, has no part in later steps."""
+        """Stops counting a request that `begin` was called with."""
         request.num_steps += self._num_steps
         request.num_step_rows += self._num_rows

@@ -30,8 +30,8 @@ from .look_up import ANY, LookUp
 WORTHWHILE = 1.05
 """Gain from which on rows wait or run ahead, over what they do now."""
 PACE_MEMORY = 0.75
-"""Weight of the gain of the steps before. One step without a match does not tell that none will
-come: to begin anew costs more than to wait once in vain."""
+"""Weight of the gain of the steps before. After one step without a match others may follow with
+one: to begin anew costs more than to wait once in vain."""
 MOST_PACE = 2.0
 """Gains count as this much at most: however good drafts were, a few steps without any are enough to
 stop waiting."""

@@ -41,8 +41,7 @@ class Speculator(Protocol):
         self, table: RequestTable, rows: RowIndices, token_ids: Sequence[Sequence[int]]
     ) -> None:
         """Takes the tokens token_ids[i] that the grammar of rows[i] forces behind its known tokens,
-        in place of those that it was told before. Who fills the masks says them, and may be
-        wrong."""
+        in place of earlier ones. They come from the writer of masks, and may be wrong."""
 
     def settle(self, table: RequestTable, rows: RowIndices, first: Int32Array) -> None:
         """The tokens of `rows` from position first[i] on have become known, at least one each."""
@@ -54,9 +53,9 @@ class Speculator(Protocol):
         so many were, and so many of them were accepted. Called before `settle`."""
 
     def lengths(self, rows: RowIndices, most: Int32Array, total: int) -> Int32Array:
-        """How many tokens the executor shall draft for each of `rows`, all that decode in a step,
-        int32 [R]: up to most[i], which is 0 where the row does not run ahead. What is more than
-        `total` tokens in all is left away."""
+        """Number of tokens that the executor is to draft for each of `rows`, all that decode in a
+        step, int32 [R]: up to most[i], which is 0 where the row does not run ahead, and at most
+        `total` in all."""
 
     def draft(
         self, table: RequestTable, rows: RowIndices, most: Int32Array, total: int

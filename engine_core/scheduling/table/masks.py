@@ -25,7 +25,7 @@ class HeldRows:
     more positions, of which each is drawn under a mask of its own."""
 
     def __init__(self, num_rows: int, masks: Int32Array, clock: Callable[[], float]) -> None:
-        """masks [positions, rows, words]; `note` tells which of them are filled."""
+        """masks [positions, rows, words]; `note` is called when some of them are filled."""
         self.masks = masks
         self.has_grammar: BoolArray = np.zeros(num_rows, np.bool_)
         self.num_held: Int32Array = np.zeros(num_rows, np.int32)

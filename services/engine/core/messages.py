@@ -182,8 +182,7 @@ class Ready(msgspec.Struct, tag="ready", array_like=True):
     num_rows: int
     """Rows of the request table, and of the mask table."""
     longest_step: float
-    """Seconds that a step of the whole budget may take, as far as one can tell beforehand; 0: no
-    word."""
+    """Predicted seconds of a step of the whole budget; 0: there is no prediction."""
     refused_fields: tuple[tuple[str, str], ...] = ()
     """Fields that requests may not have, each with the reason."""
     drafters: tuple[str, ...] = ()

@@ -87,7 +87,7 @@ SIZES = (
     *("block_size", "max_model_len", "max_num_seqs", "num_rows", "max_draft_tokens"),
     "blocks_seen",
 )
-"""Facts of the model and limits of the engine that the server is told as they are."""
+"""Facts of the model and limits of the engine that the server gets unchanged."""
 QUIET_SECONDS = 0.05
 """Seconds without a command after which an engine that has worked prepares later steps, so that a
 client that asks one thing after another does not wait for it each time."""

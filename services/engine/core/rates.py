@@ -26,8 +26,7 @@ class MeasuredExecutor:
         *,
         prefill_seconds: float = 0.0,
     ) -> None:
-        """`prefill_seconds`: what a prompt token takes as far as one can tell beforehand; 0 where
-        one cannot."""
+        """`prefill_seconds`: predicted seconds of a prompt token; 0: there is no prediction."""
         self._executor = executor
         self._clock = clock
         self._expected = prefill_seconds
@@ -105,7 +104,7 @@ class FadingLine:
 
     @property
     def slope(self) -> float:
-        """0 where it cannot be told, and where y falls with x."""
+        """Slope of the line; 0 where there are too few values, and where y falls with x."""
         variance = self._xx - self.x**2
         return (
             max(0.0, (self._xy - self.x * self.y) / variance) if variance > 1e-6 * self._xx else 0.0
@@ -133,8 +132,8 @@ class Rates:
 
     @property
     def prefill_tps(self) -> float:
-        """Prompt tokens a second; 0 while unknown. Prompts of different lengths tell the cost of a
-        token from that of a step; before, both count as the token's."""
+        """Prompt tokens a second; 0 while unknown. Prompts of different lengths separate the cost
+        of a token from that of a step; before, both count as the token's."""
         if not self._prefill.y:
             return 0.0
         mean = self._prefill.y / self._prefill.x

@@ -1,5 +1,5 @@
-"""Knows when a core must be taken for hung: it owes a word and says none. Knows nothing of what the
-words mean, but for calls to sleep and to wake."""
+"""Decides when a core has hung: it owes a message and sends none. Knows of messages only whether
+they are calls to sleep and to wake."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CoreWatch:
         self._moving_call = 0
         """The call to sleep or to wake that is under way; 0: none is."""
         self.silence = 0.0
-        """Seconds since it owes a word and has said none."""
+        """Seconds for which the core owes a message."""
 
     @property
     def allowed(self) -> float:

@@ -35,8 +35,8 @@ asks for a replay."""
 
 
 class EngineFacts:
-    """Publishes what the engine says; without NATS or Redis nobody hears it, and nothing else
-    changes."""
+    """Publishes load, heartbeats and cache events of the engine. Without NATS or Redis nothing is
+    published, and nothing else changes."""
 
     def __init__(
         self,

@@ -184,8 +184,8 @@ class EngineServer:
 
     @role.setter
     def role(self, role: str) -> None:
-        """Routing hears of it with the next load message, which is due at once. What runs goes
-        on."""
+        """Sets the engine's role. Routers get it with the next load message, which is due at once;
+        running requests stay."""
         self._role.become(role)
         self.load_changed.set()
 

@@ -29,7 +29,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
         self._server = server
         self._replica = replica
         self.drain_wanted = asyncio.Event()
-        """A client asked for it; whoever runs the service then calls `drain`."""
+        """Set when a client has asked for a drain; the service then calls `drain`."""
         self._drain_seconds: float | None = None
         self._drained: asyncio.Future[tuple[int, int]] = asyncio.get_running_loop().create_future()
 

@@ -85,7 +85,7 @@ class Stream:
     """Time at which its first token came, on `time.perf_counter`."""
     starved_since: float | None = None
     is_stalled: bool = False
-    """The core was told."""
+    """Whether the core knows that the reader takes nothing."""
 
     def num_left(self, next_index: int) -> int:
         """Tokens that it may still need after those before `next_index`."""

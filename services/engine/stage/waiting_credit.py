@@ -50,9 +50,9 @@ class WaitingCredits:
         self._backlogs[epoch] = _Told(tokens, self._clock())
 
     def shares(self, prefill_tps: float) -> dict[int, int]:
-        """Prompt tokens that each gateway may have waiting here: half in equal parts, so that
-        nobody has to wait for a first word, half by what waits there. Empty, that is any number,
-        while the engine's speed is unknown."""
+        """Prompt tokens that each gateway may have waiting here: half in equal parts, so that each
+        has room for a first request, half by what waits there. Empty, that is any number, while the
+        engine's speed is unknown."""
         now = self._clock()
         self._backlogs = {
             epoch: reported
