@@ -8,6 +8,7 @@ import re
 
 from .call_reader import with_halves_escaped
 from .gemma_formats import CALL, GemmaFormat
+from .json_arguments import ArgumentPieces
 from .parts import CallDelta, Margin, Parts, PartsParser, split_at
 
 _HEAD = re.compile(rf"\s*{CALL}\s*([^\s{{}}<>]{{1,256}})\s*\{{")
@@ -78,39 +79,18 @@ class GemmaParser(PartsParser):
         return rest
 
 
-class GemmaArguments:
+class GemmaArguments(ArgumentPieces):
     """Writes arguments as JSON while they come."""
 
     def __init__(self, quote: str) -> None:
+        super().__init__(self._between)
         self._quote = quote
-        self._held = ""
-        self._json: list[str] = []
         self._open: list[str] = []
         """Brackets that are not closed."""
         self._bare: list[str] = []
         """Name or value without quotes, which has no end yet."""
         self._is_quoted = False
         """Whether the last text stood between quotes."""
-        self._read = self._between
-        self.is_done = False
-
-    def push(self, text: str) -> str:
-        """Takes text; returns the text after the last bracket."""
-        text = self._held + text
-        self._held = ""
-        while text and not self.is_done:
-            text = self._read(text)
-        return text
-
-    def take(self) -> str:
-        """JSON that came since the last call."""
-        taken = "".join(self._json)
-        self._json = []
-        return taken
-
-    def _wait(self, text: str) -> str:
-        self._held = text
-        return ""
 
     def _between(self, text: str) -> str:
         """Reads brackets, names, separators and values without quotes."""

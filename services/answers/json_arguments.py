@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from .call_reader import JsonValue
 
 
@@ -34,3 +36,33 @@ class ArgumentsReader:
                 self.is_done = True
                 return text[: i + 1], text[i + 1 :]
         return text, ""
+
+
+class ArgumentPieces:
+    """Arguments of another notation that come in pieces and are written as JSON. `_read` is the state
+    of the reader: it takes text and returns what it has not read."""
+
+    def __init__(self, first: Callable[[str], str]) -> None:
+        self._held = ""
+        """Text that the next piece continues."""
+        self._json: list[str] = []
+        self._read = first
+        self.is_done = False
+
+    def push(self, text: str) -> str:
+        """Takes text; returns the text behind the arguments."""
+        text = self._held + text
+        self._held = ""
+        while text and not self.is_done:
+            text = self._read(text)
+        return text
+
+    def take(self) -> str:
+        """JSON that came since the last call."""
+        taken = "".join(self._json)
+        self._json = []
+        return taken
+
+    def _wait(self, text: str) -> str:
+        self._held = text
+        return ""

@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Mapping
 
 from .argument_types import ANY, TEXT, Types, value_as_json
-from .json_arguments import ArgumentsReader
+from .json_arguments import ArgumentPieces, ArgumentsReader
 from .marked_formats import MarkedFormat, Parameters
 from .parts import CallDelta, Margin, Parts, PartsParser, split_at
 
@@ -181,43 +181,22 @@ class MarkedParser(PartsParser):
             parts.add_call(CallDelta(self._num_begun - 1, "", arguments))
 
 
-class _ParameterReader:
+class _ParameterReader(ArgumentPieces):
     """Reads arguments that are written one by one, and writes the JSON object that they are."""
 
     def __init__(
         self, marks: Parameters, ends: tuple[str, str], types: Mapping[str, Types]
     ) -> None:
+        super().__init__(self._between)
         self._marks = marks
         self._ends = tuple(filter(None, ends))
         self._types = types
         self._key_end, self._value_begin = marks.name_marks
         self._value_ends = (marks.margin + marks.end, marks.end) if marks.margin else (marks.end,)
-        self._held = ""
-        self._json: list[str] = []
         self._written: list[str] = []
         """Value that has no end yet."""
         self._num_begun = 0
         self._type = ANY
-        self._read = self._between
-        self.is_done = False
-
-    def push(self, text: str) -> str:
-        """Takes text; returns the text after the end of the call."""
-        text = self._held + text
-        self._held = ""
-        while text and not self.is_done:
-            text = self._read(text)
-        return text
-
-    def take(self) -> str:
-        """JSON that came since the last call."""
-        taken = "".join(self._json)
-        self._json = []
-        return taken
-
-    def _wait(self, text: str) -> str:
-        self._held = text
-        return ""
 
     def _between(self, text: str) -> str:
         """Reads up to the next argument, or to the end of the call."""
