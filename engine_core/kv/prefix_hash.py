@@ -83,12 +83,6 @@ def num_leading(hashes: Sequence[bytes], held: Container[bytes]) -> int:
     return len(hashes)
 
 
-def expected_cached_tokens(common_prefix_len: int, prompt_len: int, block_size: int) -> int:
-    """Tokens of a prompt that a cache holding `common_prefix_len` of them serves: one token is
-    always computed."""
-    return min(common_prefix_len, prompt_len - 1) // block_size * block_size
-
-
 def mark_of(block_hash: bytes, kind: int) -> bytes:
     """Name of the pages of a block for a kind of page groups, 1…255, in events and the prefix
     index; the block's hash names those of kind 0. As long as a hash, and not equal to one."""

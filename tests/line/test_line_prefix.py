@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from headwater.engine_core.kv.prefix_hash import expected_cached_tokens
 from headwater.gateway.router.policy import SPREAD
+from tests.cached_tokens import expected_cached_tokens
 from tests.gateway.processes import UNDRAFTED
 
 BLOCK_SIZE = 16

@@ -14,12 +14,12 @@ import grpc
 import pytest
 
 from headwater.engine_core.executors.simulated.model import expected_tokens
-from headwater.engine_core.kv.prefix_hash import expected_cached_tokens
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.proto import common_pb2
 from headwater.proto import engine_pb2 as pb
 from headwater.proto.common_pb2 import Sampling
 from headwater.services.engine.stage.frames import MAX_FRAME_BYTES
+from tests.cached_tokens import expected_cached_tokens
 from tests.gateway.processes import launched
 from tests.services.engine.engine_process import (
     MODEL,
