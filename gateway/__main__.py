@@ -62,6 +62,7 @@ from .jobs.storage_bounds import StorageBounds
 from .jobs.tenant_storage import TenantStorage
 from .live.cluster_view import ClusterView
 from .live.live_feed import LiveFeed
+from .live.system_pages import SystemPages
 from .public_grpc.listener import GrpcListener
 from .request.admission import Admission
 from .request.backlogs import Backlogs
@@ -141,7 +142,10 @@ async def serve(settings: GatewaySettings) -> None:
                 settings.adapter_dir,
             ),
         )
-        routes.append(("GET", "/console/live", feed.watch))
+        pages = await stack.enter_async_context(
+            SystemPages.open(cluster, bus, store, gateways, settings, administration)
+        )
+        routes += [("GET", "/console/live", feed.watch), *pages.routes()]
         app = make_app(cluster, settings, storage, responses, routes, administration.may_see, own)
         rest, public = listeners(settings, cluster, app)
         rest.start()

@@ -18,6 +18,7 @@ from typing import Any
 from headwater.proto.events_pb2 import CatalogueEntry
 from headwater.services.runtime import errors
 from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.member import Kind
 from headwater.services.runtime.membership import Members
 
 from ..admin.models import ModelAdmin
@@ -133,6 +134,7 @@ class ClusterView:
         seen: dict[str, Any] = {
             "at": round(time.time(), 3),
             "gateway": cluster.timelines.gateway_id,
+            "grpc_port": self._grpc_port(),
             "gateways": [{"id": each.gateway_id, "totals": each.totals} for each in of_gateways],
             "caller": {
                 "name": scope.caller,
@@ -160,6 +162,12 @@ class ClusterView:
             seen["event_lag"] = max(merged.event_lags.values())
             seen["event_lags"] = merged.event_lags
         return seen
+
+    def _grpc_port(self) -> int | None:
+        """Port of this gateway's public gRPC surface; None before its own heartbeat came back."""
+        own = self._gateways.get(Kind.GATEWAY, self._cluster.timelines.gateway_id)
+        port = own.address.rpartition(":")[2] if own is not None else ""
+        return int(port) if port.isdecimal() else None
 
     async def _cards(self) -> list[dict[str, Any]]:
         """A supervisor that does not answer is left out: what gateways know of its models is shown

@@ -68,7 +68,7 @@ def read_figures(cluster: Cluster, tenant: str | None) -> GatewayFigures:
     name = cluster.timelines.gateway_id
     figures = GatewayFigures(
         gateway_id=name,
-        totals=_totals(cluster, prompts)
+        totals=cluster_totals(cluster, prompts)
         if tenant is None
         else _own_totals(tenants.values(), prompts),
         tenants=tenants,
@@ -85,9 +85,13 @@ def read_figures(cluster: Cluster, tenant: str | None) -> GatewayFigures:
     return figures
 
 
-def _totals(cluster: Cluster, prompts: Iterable[Generation]) -> dict[str, float]:
-    """Answers that run count with the tokens that they have so far."""
+def cluster_totals(
+    cluster: Cluster, prompts: Iterable[Generation] | None = None
+) -> dict[str, float]:
+    """Counts of this gateway since its start. Answers that run count with the tokens that they have
+    so far."""
     metrics = cluster.metrics
+    prompts = cluster.running_prompts() if prompts is None else prompts
     return {
         "num_running": cluster.admission.num_running,
         "num_waiting": cluster.admission.num_queued,

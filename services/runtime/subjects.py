@@ -85,8 +85,8 @@ def demand(model_key: str) -> str:
 
 
 def live_survey(name: str) -> str:
-    """Subject on which every gateway is asked for what the console shows of it: `figures` or
-    `prefixes`."""
+    """Subject on which every gateway is asked for what the console shows of it: `figures`,
+    `prefixes`, `samples` or `settings`."""
     return f"ctl.live.{name}"
 
 
@@ -103,6 +103,11 @@ def catalogue(supervisor_id: str) -> str:
 def models_control(supervisor_id: str) -> str:
     """Subject on which a supervisor takes requests to load and unload models."""
     return f"ctl.models.{key_of(supervisor_id)}"
+
+
+def supervisor_facts(supervisor_id: str) -> str:
+    """Subject on which a supervisor tells of its machine: settings, disks, logs."""
+    return f"{models_control(supervisor_id)}.facts"
 
 
 def usage(tenant_id: str) -> str:

@@ -47,6 +47,7 @@ from .stage_process import (
     SupervisorPipe,
     begin_all,
 )
+from .supervisor_facts import SupervisorFacts
 from .token_file import (
     TOKEN,
     TOKEN_PATH,
@@ -145,7 +146,11 @@ class LocalStack:
             async with Bus.open(self.record.nats_url) as bus, asyncio.TaskGroup() as tasks:
                 for stage in [*self._servers.values(), *self._gateways]:
                     stage.guard(tasks)
-                async with owned_task(keep_bounded(self._logs, self.settings.earlier_logs)):
+                facts = SupervisorFacts(self.settings, os.environ)
+                async with (
+                    owned_task(keep_bounded(self._logs, self.settings.earlier_logs)),
+                    owned_task(facts.answer(bus, self._manager.supervisor_id)),
+                ):
                     await self._manager.run(bus, tasks)
 
     async def stop(self) -> None:

@@ -152,6 +152,10 @@ class ModelManager:
                 await bus.publish(subjects.catalogue(self._id), self._catalogue(leaving=True))
 
     @property
+    def supervisor_id(self) -> str:
+        return self._id
+
+    @property
     def _id(self) -> str:
         assert self._plan is not None
         return self._plan.supervisor_id

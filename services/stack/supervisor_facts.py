@@ -1,0 +1,92 @@
+"""Facts about a supervisor's machine that gateways ask for in the name of operators: the settings in
+force, the fill of its disks, and the last log lines of its processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..runtime import subjects
+from ..runtime.bus import Bus
+from ..runtime.settings_in_force import settings_in_force
+from .flags import variable_of
+from .settings import StackSettings
+
+MAX_LOG_BYTES = 128 * 1024
+"""Bytes of a log's end that are read: an answer is one message of the bus."""
+_LOG = re.compile(r"[\w.-]+\.log")
+
+
+class FactsRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
+    ask: str
+    """settings, disks, logs or log."""
+    name: str = ""
+    """Process whose `log` is asked for."""
+
+
+class SupervisorFacts:
+    def __init__(self, settings: StackSettings, env: Mapping[str, str]) -> None:
+        self._settings = settings
+        self._env = env
+        self._logs = settings.state_dir / "logs"
+
+    async def answer(self, bus: Bus, supervisor_id: str) -> None:
+        """Answers until cancelled."""
+        async with bus.subscribe(subjects.supervisor_facts(supervisor_id)) as calls:
+            async for call in calls:
+                try:
+                    request = msgspec.json.decode(call.payload, type=FactsRequest)
+                    answer: dict[str, Any] = {"data": self._asked(request)}
+                except msgspec.DecodeError as fault:
+                    answer = {"error": str(fault)}
+                except OSError as fault:
+                    answer = {"error": f"{fault.filename}: {fault.strerror}"}
+                await bus.publish(call.reply, msgspec.json.encode(answer))
+
+    def _asked(self, request: FactsRequest) -> list[Any]:
+        """Raises `OSError`."""
+        match request.ask:
+            case "settings":
+                return list(settings_in_force(self._settings, self._env, variable_of))
+            case "disks":
+                folders = (self._settings.state_dir, self._settings.cache_dir)
+                kv = self._settings.kv_disk_dir
+                return disk_rows([*folders, *([kv] if kv is not None else [])])
+            case "logs":
+                return sorted(path.stem for path in self._logs.glob("*.log"))
+            case "log":
+                return log_lines(self._logs, request.name)
+        return []
+
+
+def disk_rows(folders: list[Path]) -> list[dict[str, Any]]:
+    """A row for each file system that holds one of the folders."""
+    rows: dict[int, dict[str, Any]] = {}
+    for folder in folders:
+        # A folder that is made when it is needed lies on the disk of the one above it.
+        there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+        usage = shutil.disk_usage(there)
+        row = rows.setdefault(
+            there.stat().st_dev,
+            {"name": "", "used_bytes": usage.total - usage.free, "total_bytes": usage.total},
+        )
+        row["name"] = ", ".join(filter(None, (row["name"], str(folder))))
+    return list(rows.values())
+
+
+def log_lines(folder: Path, name: str) -> list[str]:
+    """The last whole lines of a process's log; none for a name that no log has."""
+    log = folder / f"{name}.log"
+    if not _LOG.fullmatch(log.name) or log.parent != folder or not log.is_file():
+        return []
+    with log.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - MAX_LOG_BYTES))
+        lines = file.read(MAX_LOG_BYTES).decode(errors="replace").splitlines()
+    return lines if size <= MAX_LOG_BYTES else lines[1:]

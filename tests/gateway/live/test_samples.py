@@ -1,0 +1,50 @@
+"""Samples of a gateway's figures, and their sums over all gateways."""
+
+from __future__ import annotations
+
+from headwater.gateway.live.samples import MAX_SAMPLES, Samples, merged
+
+NAMES = (
+    *("num_running", "num_waiting", "num_finished", "num_refused"),
+    *("prompt_tokens", "cached_tokens", "output_tokens"),
+)
+
+
+def samples(*totals: dict[str, float]) -> Samples:
+    """Samples of a gateway whose totals are read in this order; those that are not given are 0."""
+    told = iter([dict.fromkeys(NAMES, 0.0) | each for each in totals])
+    kept = Samples(lambda: next(told))
+    for number, _ in enumerate(totals[1:], 7):
+        kept.take(number)
+    return kept
+
+
+def test_a_sample_has_what_has_happened_since_the_one_before() -> None:
+    kept = samples(
+        {"output_tokens": 100.0},
+        {"output_tokens": 400.0, "prompt_tokens": 40.0, "cached_tokens": 10.0},
+        {"output_tokens": 460.0, "prompt_tokens": 40.0, "cached_tokens": 10.0, "num_running": 3.0},
+    )
+    first, second = merged([kept.all()])
+    assert (first["at"], first["output_tokens"], first["cached_share"]) == (210, 10.0, 0.25)
+    assert (second["at"], second["output_tokens"], second["num_running"]) == (240, 2.0, 3.0)
+    assert second["cached_share"] is None
+
+
+def test_gateways_are_added_up_and_one_that_came_later_counts_from_then_on() -> None:
+    old = samples({}, {"num_finished": 30.0, "num_running": 1.0}, {"num_finished": 60.0})
+    young = samples({}, {"num_finished": 60.0, "num_running": 2.0})
+    first, second = merged([old.all(), young.all()])
+    assert (first["num_finished"], first["num_running"]) == (3.0, 3.0)
+    assert second["num_finished"] == 1.0
+
+
+def test_the_oldest_samples_make_room() -> None:
+    kept = samples(*[{}] * (MAX_SAMPLES + 10))
+    assert len(kept.all()) == MAX_SAMPLES
+    assert kept.all()[0].number == 7 + 9
+
+
+def test_a_total_that_falls_is_no_negative_growth() -> None:
+    kept = samples({"output_tokens": 50.0}, {"output_tokens": 20.0})
+    assert merged([kept.all()])[0]["output_tokens"] == 0.0

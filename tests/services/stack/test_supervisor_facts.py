@@ -1,0 +1,32 @@
+"""What a supervisor tells of its machine: ends of logs, fill of disks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headwater.services.stack.supervisor_facts import MAX_LOG_BYTES, disk_rows, log_lines
+
+
+def test_the_last_whole_lines_of_a_log_are_told(tmp_path: Path) -> None:
+    lines = [f"{number:063d}" for number in range(3000)]
+    (tmp_path / "engine-0.log").write_text("\n".join(lines) + "\n")
+    told = log_lines(tmp_path, "engine-0")
+    assert told == lines[-len(told) :]
+    assert MAX_LOG_BYTES - 64 <= sum(len(line) + 1 for line in told) <= MAX_LOG_BYTES
+
+
+@pytest.mark.parametrize("name", ["../secret", "..", "", "nobody", "/etc/passwd", "a/b"])
+def test_no_other_file_is_read(tmp_path: Path, name: str) -> None:
+    logs = tmp_path / "logs"
+    (logs / "a").mkdir(parents=True)
+    for path in (tmp_path / "secret.log", logs / "a" / "b.log"):
+        path.write_text("secret\n")
+    assert log_lines(logs, name) == []
+
+
+def test_folders_of_one_disk_share_a_row(tmp_path: Path) -> None:
+    (row,) = disk_rows([tmp_path, tmp_path / "not" / "yet" / "there"])
+    assert str(tmp_path / "not" / "yet" / "there") in row["name"]
+    assert 0 < row["used_bytes"] <= row["total_bytes"]
