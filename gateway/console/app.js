@@ -1,4 +1,5 @@
 // The page: which view is shown, the key, and the stream of snapshots that feeds all views.
+import { BatchesView } from "./batches.js";
 import { ChatView } from "./chat.js";
 import { el, find, openDialog, setText } from "./dom.js";
 import { HealthView } from "./health.js";
@@ -6,8 +7,8 @@ import { History, withRates } from "./history.js";
 import { LiveSource } from "./live_source.js";
 import { LiveView } from "./live.js";
 import { ModelsView } from "./models.js";
-import { ReplicasView } from "./replicas.js";
 import { key, setKey } from "./session.js";
+import { SystemView } from "./system.js";
 import { TenantsView } from "./tenants.js";
 
 const STATE_WORDS = { live: "live", waiting: "reconnecting", refused: "key needed" };
@@ -16,8 +17,9 @@ const views = {
   chat: new ChatView(),
   live: new LiveView(),
   models: new ModelsView(),
-  replicas: new ReplicasView(),
+  batches: new BatchesView(),
   tenants: new TenantsView(),
+  system: new SystemView(),
   health: new HealthView(),
 };
 let history = new History();

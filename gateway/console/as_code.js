@@ -37,3 +37,31 @@ function literal(value) {
   }
   return WORDS.get(value) ?? JSON.stringify(value);
 }
+
+// The same over gRPC, with the package's own messages; `address` is host:port of the public gRPC surface.
+export function asGrpc(address, body, hasKey) {
+  const metadata = hasKey ? `, metadata=[("authorization", f"Bearer {os.environ['HEADWATER_API_KEY']}")]` : "";
+  return [
+    ...(hasKey ? ["import os", ""] : []),
+    "import grpc",
+    "from google.protobuf.json_format import ParseDict",
+    "",
+    "from headwater.proto import inference_pb2, inference_pb2_grpc",
+    "",
+    `request = ParseDict(${literal(grpcRequest(body))}, inference_pb2.ChatRequest())`,
+    `with grpc.insecure_channel(${JSON.stringify(address)}) as channel:`,
+    `    answer = inference_pb2_grpc.InferenceStub(channel).Chat(request${metadata})`,
+    "print(answer.choices[0].message.content)",
+  ].join("\n");
+}
+
+function grpcRequest({ model, messages, tools, response_format: format, ...sampling }) {
+  const conversation = { messages: messages.map(grpcMessage) };
+  if (tools) conversation.tools = tools.map(({ function: { name, description = "", parameters = {} } }) => ({ name, description, parameters_json: JSON.stringify(parameters) }));
+  const structured = format && { structured_output: { json_schema: JSON.stringify(format.json_schema.schema) } };
+  return { model, conversation, sampling: { ...sampling, ...structured } };
+}
+
+function grpcMessage({ tool_calls: calls, ...message }) {
+  return calls ? { ...message, tool_calls: calls.map(({ id, function: called }) => ({ id, ...called })) } : message;
+}

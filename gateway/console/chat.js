@@ -1,15 +1,17 @@
 // Chat: a conversation over /v1/chat/completions that streams, stops, survives a reload, and says what each answer cost.
-import { asCurl, asPython } from "./as_code.js";
+import { asCurl, asGrpc, asPython } from "./as_code.js";
 import { ChatList } from "./chat_list.js";
 import { ChatOptions } from "./chat_options.js";
 import { Turn } from "./chat_turn.js";
 import { Chats, newChat } from "./chats.js";
+import { openComparison } from "./comparison.js";
 import { el, openDialog } from "./dom.js";
 import { facts } from "./facts.js";
 import { call, headers, key, root } from "./session.js";
 import { answer as answered } from "./stream.js";
 
 const OPEN = "open-chat";
+const CODE = ["curl", "Python, OpenAI's library", "Python, gRPC"];
 
 export class ChatView {
   constructor() {
@@ -23,9 +25,10 @@ export class ChatView {
     this.form = el("form", { class: "ask" }, this.question, this.send);
     const clear = el("button", { id: "new", type: "button", class: "quiet", onclick: () => this.clear() }, "New chat");
     const code = el("button", { id: "code", type: "button", class: "quiet", onclick: () => this.showCode() }, "As code");
+    const compare = el("button", { id: "compare", type: "button", class: "quiet", onclick: () => this.compare() }, "Compare");
     this.chats = new Chats();
     this.past = new ChatList(this.chats, { open: (id) => this.open(id), changed: (id) => this.changed(id) });
-    this.element = el("div", { class: "chat" }, el("div", { class: "bar-row" }, this.model, clear, code, this.options.element, this.past.element), this.log, this.form);
+    this.element = el("div", { class: "chat" }, el("div", { class: "bar-row" }, this.model, clear, code, compare, this.options.element, this.past.element), this.log, this.form);
     this.running = null;
     this.listen();
     this.begin(this.chats.get(sessionStorage.getItem(OPEN)) ?? newChat());
@@ -144,15 +147,31 @@ export class ChatView {
     let text;
     try {
       const body = this.options.request(this.model.value || (await firstModel()), turns);
-      text = [asCurl, asPython].map((write) => write(location.origin + root, body, key() !== ""));
+      const hasKey = key() !== "";
+      const base = location.origin + root;
+      const address = `${location.hostname}:${this.grpcPort ?? 8001}`;
+      text = [asCurl(base, body, hasKey), asPython(base, body, hasKey), asGrpc(address, body, hasKey)];
     } catch (error) {
       text = [error.message];
     }
-    openDialog("This chat as code", el("div", {}, ...text.map((each) => el("pre", { tabindex: "0" }, each))));
+    const titled = text.map((each, i) => [el("h3", {}, CODE[i]), el("pre", { tabindex: "0" }, each)]);
+    openDialog("This chat as code", el("div", {}, ...(text.length > 1 ? titled.flat() : text)));
+  }
+
+  compare() {
+    const last = this.messages.findLastIndex(({ role }) => role === "user");
+    openComparison({
+      models: [...this.model.options].map(({ value }) => value),
+      chosen: this.model.value,
+      options: this.options,
+      messages: last < 0 ? [] : this.messages.slice(0, last),
+      question: this.question.value || (this.messages[last]?.content ?? ""),
+    });
   }
 
   // The models that may be asked, by the live snapshot.
-  update({ models }) {
+  update({ models, grpc_port: grpcPort }) {
+    this.grpcPort = grpcPort;
     this.states = new Map(models.map((each) => [each.id, each]));
     const names = models.filter(({ state }) => state !== "failed").map(({ id }) => id);
     if (names.join("\n") === [...this.model.options].map(({ value }) => value).join("\n")) return;

@@ -39,11 +39,57 @@ export function syncNodes(parent, items, key, create, update) {
 
 // A heading, what it is about, and its contents.
 export function section(title, note, ...children) {
-  const heading = el("h3", {}, title);
+  const heading = el("h2", {}, title);
   return el("section", { class: "block" }, heading, note ? el("p", { class: "note" }, note) : null, ...children);
 }
 
+// A button of a row: its name says what it is about to those who hear it alone.
+export function smallButton(text, name, act) {
+  return el("button", { type: "button", class: "quiet small", "aria-label": name, onclick: act }, text);
+}
+
+// A labelled input.
+export function field(label, attributes) {
+  return el("label", {}, label, el("input", attributes));
+}
+
+export function choice(label, attributes, options) {
+  return el("label", {}, label, el("select", attributes, ...options.map(([value, text]) => el("option", { value }, text))));
+}
+
+// What a form says, without fields that are empty; numbers as numbers.
+export function given(form) {
+  const fields = [...form.elements].filter(({ name, value }) => name && value !== "");
+  return Object.fromEntries(fields.map(({ name, type, value }) => [name, type === "number" ? Number(value) : value]));
+}
+
+// Facts by name.
+export function factsList(facts) {
+  const pairs = Object.entries(facts).flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, String(value))]);
+  return el("dl", { class: "facts-list" }, ...pairs);
+}
+
 let dialogs = 0;
+
+// Asks for what a form holds; `work` takes its fields, and the dialog stays while it refuses them.
+export function askForm(title, action, work, ...fields) {
+  const problem = el("p", { class: "failed", role: "alert" });
+  const id = `form-${(dialogs += 1)}`;
+  const form = el("form", { id }, el("div", { class: "fields" }, ...fields), problem);
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    try {
+      await work(given(form), form);
+      dialog.close();
+    } catch (error) {
+      setText(problem, error.message);
+    }
+  });
+  // Of the form, though it stands outside: the Enter key presses it.
+  const dialog = openDialog(title, form, el("button", { type: "submit", form: id }, action));
+  return dialog;
+}
+
 // A modal box that is gone when it closes; `buttons` come before the one that closes.
 export function openDialog(title, body, ...buttons) {
   const id = `dialog-${(dialogs += 1)}`;

@@ -1,12 +1,13 @@
 // Live: what the cluster does now, in figures, replicas, requests and prefixes.
-import { bar, drawBar, drawSparkline, sparkline } from "./drawing.js";
+import { drawSparkline, sparkline } from "./drawing.js";
 import { el, section, setText, syncNodes } from "./dom.js";
+import { EngineTable } from "./engine_table.js";
 import { count, percent, rate, seconds } from "./format.js";
+import { PastHours } from "./past_hours.js";
 import { PrefixTrees } from "./prefix_trees.js";
+import { RequestFilter } from "./request_filter.js";
 import { RequestTable } from "./request_table.js";
-import { LiveTable, badge, setBadge } from "./table.js";
-
-export const LEVELS = { serving: "good", draining: "soft", failing: "bad", loading: "soft", unloading: "soft", failed: "bad" };
+import { LEVELS, LiveTable, badge, setBadge } from "./table.js";
 
 const TILES = [
   {
@@ -35,8 +36,11 @@ export class LiveView {
   constructor() {
     this.title = "Live";
     this.tiles = el("ul", { class: "tiles" });
-    this.events = el("ol", { class: "events", role: "log", "aria-label": "Engines that came and went", tabindex: "0" });
-    this.replicas = replicaTable();
+    this.events = el("ol");
+    const log = el("div", { class: "events", role: "log", "aria-label": "Engines that came and went", tabindex: "0" }, this.events);
+    this.hours = new PastHours();
+    this.filter = new RequestFilter(() => this.showRequests());
+    this.replicas = new EngineTable();
     this.stages = stageTable();
     this.requests = new RequestTable("Requests that wait or run", "Nothing waits or runs.");
     this.recent = new RequestTable("Requests that have ended", "None has ended yet.");
@@ -44,7 +48,7 @@ export class LiveView {
     this.cluster = el(
       "div",
       {},
-      section("Engines", "", this.replicas.element, this.events),
+      section("Engines", "", this.replicas.element, log),
       section("In front of them", "", this.stages.element),
       section(
         "Hottest prefixes",
@@ -56,6 +60,8 @@ export class LiveView {
       "div",
       {},
       this.tiles,
+      this.hours.element,
+      this.filter.element,
       section("Requests now", "", this.requests.element),
       this.cluster,
       section("Ended last", "", this.recent.element),
@@ -67,14 +73,22 @@ export class LiveView {
     const isAdmin = snapshot.caller.is_admin;
     const tiles = TILES.filter(({ admin }) => isAdmin || !admin).map((tile) => ({ ...tile, now: tile.value(snapshot, history) }));
     syncNodes(this.tiles, tiles, (tile) => tile.id, makeTile, (node, tile) => updateTile(node, tile, history));
-    this.requests.update(snapshot.requests);
-    this.recent.update(snapshot.recent);
+    this.shown = snapshot;
+    this.filter.update([...snapshot.requests, ...snapshot.recent], isAdmin);
+    this.showRequests();
+    this.hours.update(isAdmin);
     this.cluster.hidden = !isAdmin;
     if (!isAdmin) return;
     this.replicas.update(snapshot.replicas);
     this.stages.update(snapshot.stages.map((row) => ({ ...row, ...toldBy(row, snapshot) })));
     this.prefixes.update(snapshot.prefixes);
     this.tell(snapshot.replicas);
+  }
+
+  showRequests() {
+    if (!this.shown) return;
+    this.requests.update(this.shown.requests.filter((row) => this.filter.fits(row)));
+    this.recent.update(this.shown.recent.filter((row) => this.filter.fits(row)));
   }
 
   // Who came and who left since the last snapshot.
@@ -101,62 +115,6 @@ function makeTile({ title }) {
 function updateTile(node, { id, now, show }, history) {
   setText(node.children[0], now === null ? "–" : show(now));
   drawSparkline(node.children[2], history.past(`tile/${id}`, now));
-}
-
-// KV blocks: held by requests, and cached beyond that.
-const cachedOnly = (row) => Math.max(0, Math.min(row.num_cached_blocks, row.num_total_blocks) - row.num_used_blocks);
-
-function kvText(row) {
-  const host = row.num_total_host_blocks ? `, host ${percent(row.num_used_host_blocks, row.num_total_host_blocks)}` : "";
-  const disk = row.num_total_disk_bytes ? `, disk ${percent(row.num_used_disk_bytes, row.num_total_disk_bytes)}` : "";
-  return `${percent(row.num_used_blocks, row.num_total_blocks)} used, ${percent(cachedOnly(row), row.num_total_blocks)} cached${host}${disk}`;
-}
-
-const hitText = (row) =>
-  `${percent(row.cached_tokens, row.routed_tokens)} of ${percent(row.predicted_tokens, row.routed_tokens)} predicted`;
-
-// What the gateways think of a replica; each by its name where they differ.
-function trustText({ gateways }) {
-  const told = Object.entries(gateways).map(([name, { trust, is_synced: isSynced }]) => ({
-    name,
-    text: `${Math.round(trust * 100)} %${isSynced ? "" : ", index behind"}`,
-  }));
-  const texts = new Set(told.map(({ text }) => text));
-  return texts.size > 1 ? told.map(({ name, text }) => `${text} at ${name}`).join("; ") : (told[0]?.text ?? "–");
-}
-
-function replicaTable() {
-  return new LiveTable(
-    "Engines",
-    (row) => `${row.id} ${row.epoch}`,
-    [
-      { title: "engine", text: (row) => row.id, head: true },
-      { title: "model", text: (row) => row.model },
-      { title: "state", make: (row) => badge(row.state, ""), update: (node, row) => setBadge(node, row.state, LEVELS[row.state]) },
-      { title: "running", text: (row) => count(row.num_running), numeric: true },
-      { title: "waiting", text: (row) => count(row.num_waiting), numeric: true },
-      {
-        title: "tokens/s",
-        numeric: true,
-        make: () => el("div", { class: "with-spark" }, el("span"), sparkline()),
-        update: (node, row) => {
-          setText(node.children[0], rate(row.tokens));
-          drawSparkline(node.children[1], row.past);
-        },
-      },
-      {
-        title: "KV cache",
-        make: () => el("div", { class: "with-bar" }, el("span"), bar("bar-used", "bar-cached")),
-        update: (node, row) => {
-          setText(node.children[0], kvText(row));
-          drawBar(node.children[1], row.num_total_blocks, row.num_used_blocks, cachedOnly(row));
-        },
-      },
-      { title: "found cached", text: hitText },
-      { title: "trust", text: trustText },
-    ],
-    "No engine is there.",
-  );
 }
 
 const countOf = (value) => (value === null || value === undefined ? "" : count(value));

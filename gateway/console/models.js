@@ -1,10 +1,11 @@
 // Models: what is served, loading one with its progress, how many engines it has, unloading.
+import { Adapters } from "./adapters.js";
 import { bar, drawBar } from "./drawing.js";
-import { confirmed, el, openDialog, section, setText } from "./dom.js";
+import { askForm, confirmed, el, field, given, section, setText, smallButton } from "./dom.js";
 import { count, percent } from "./format.js";
-import { LEVELS } from "./live.js";
+import { MemoryCalculator } from "./memory_calculator.js";
 import { call } from "./session.js";
-import { LiveTable, badge, setBadge } from "./table.js";
+import { LEVELS, LiveTable, badge, setBadge } from "./table.js";
 
 const path = (id) => `/admin/models/${encodeURIComponent(id)}`;
 
@@ -14,13 +15,13 @@ export class ModelsView {
     this.said = el("p", { role: "status", class: "said" });
     this.table = modelTable((text) => setText(this.said, text));
     this.form = section("Load a model", "Beside those that are served; it is downloaded and converted first.", this.makeForm());
-    this.adapters = adapterTable();
-    this.element = el("div", {}, this.table.element, this.said, this.adapters.element, this.form);
+    this.adapters = new Adapters((text) => setText(this.said, text));
+    this.calculator = new MemoryCalculator();
+    this.element = el("div", {}, this.table.element, this.said, this.form, this.adapters.element, this.calculator.element);
   }
 
   update({ models, adapters = [], caller }) {
-    this.adapters.element.hidden = !adapters.length;
-    this.adapters.update(adapters);
+    this.adapters.update(adapters, models, caller);
     this.form.hidden = !caller.is_admin;
     this.table.update(models.map((row) => ({ ...row, isAdmin: caller.is_admin })));
   }
@@ -47,16 +48,6 @@ export class ModelsView {
       setText(this.said, error.message);
     }
   }
-}
-
-// What a form says, without fields that are empty; numbers as numbers.
-function given(form) {
-  const fields = [...form.elements].filter(({ name, value }) => name && value !== "");
-  return Object.fromEntries(fields.map(({ name, type, value }) => [name, type === "number" ? Number(value) : value]));
-}
-
-function field(label, attributes) {
-  return el("label", {}, label, el("input", attributes));
 }
 
 function bounds(row) {
@@ -107,61 +98,36 @@ function modelTable(say) {
   );
 }
 
-function adapterTable() {
-  return new LiveTable(
-    "Adapters",
-    (row) => `${row.owner ?? ""} ${row.id}`,
-    [
-      { title: "adapter", text: (row) => row.id, head: true },
-      { title: "base model", text: (row) => row.base },
-      { title: "rank", text: (row) => (row.rank === undefined ? "–" : count(row.rank)), numeric: true },
-      { title: "tenants", text: tenantsOf },
-      { title: "engines", text: (row) => (row.replicas === undefined ? "–" : `${row.replicas}, ${row.on_device} on device`) },
-    ],
-    "No adapter is loaded.",
-  );
-}
-
-function tenantsOf({ owner, tenants }) {
-  // A tenant is told neither.
-  if (owner) return `its own: ${owner}`;
-  if (tenants === undefined) return "–";
-  return tenants === null ? "all" : tenants.join(", ");
-}
-
 function actions({ id }, say) {
-  const scale = el("button", { type: "button", class: "quiet small", "aria-label": `Scale ${id}`, onclick: () => askScale(id, say) }, "Scale");
-  const turn = (what) => el("button", {
-    type: "button",
-    class: "quiet small",
-    "aria-label": `${what} ${id}`,
-    onclick: () => attempt(() => call("POST", `${path(id)}/${what.toLowerCase()}`), `${id}: ${what.toLowerCase()}`, say),
-  }, what);
-  const turns = el("span", { class: "row-actions" }, turn("Sleep"), turn("Wake"));
-  const unload = el("button", { type: "button", class: "quiet small", "aria-label": `Unload ${id}`, onclick: () => askUnload(id, say) }, "Unload");
-  return el("div", { class: "row-actions" }, turns, scale, unload);
+  const button = (text, act) => smallButton(text, `${text} ${id}`, act);
+  const turn = (text) => button(text, () => attempt(() => call("POST", `${path(id)}/${text.toLowerCase()}`), `${id}: ${text.toLowerCase()}`, say));
+  const turns = el("span", { class: "row-actions" }, turn("Sleep"), turn("Wake"), turn("Pin"), turn("Unpin"));
+  return el("div", { class: "row-actions" }, turns, button("Scale", () => askScale(id, say)), button("Unload", () => askUnload(id, say)));
 }
 
 function showActions(node, row) {
   node.hidden = !(row.isAdmin && row.is_supervised);
-  node.firstElementChild.hidden = !row.turn;
+  const [turns] = node.children;
+  turns.hidden = !row.turn;
+  const [sleep, wake, pin, unpin] = turns.children;
+  const isAwake = row.turn === "awake";
+  sleep.hidden = !isAwake;
+  wake.hidden = isAwake;
+  pin.hidden = row.is_pinned;
+  unpin.hidden = !row.is_pinned;
 }
 
 function askScale(id, say) {
-  const form = el(
-    "form",
-    { class: "fields" },
+  askForm(
+    `Engines of ${id}`,
+    "Scale",
+    async (bounds) => {
+      await call("PATCH", path(id), bounds);
+      say(`${id} is scaled`);
+    },
     field("Fewest engines", { name: "min_replicas", type: "number", min: 0, max: 4096, required: true, value: 1 }),
     field("Most engines", { name: "max_replicas", type: "number", min: 1, max: 4096, required: true, value: 1 }),
   );
-  const done = async (event) => {
-    event.preventDefault();
-    if (!form.reportValidity()) return;
-    dialog.close();
-    await attempt(() => call("PATCH", path(id), given(form)), `${id} is scaled`, say);
-  };
-  form.addEventListener("submit", done);
-  const dialog = openDialog(`Engines of ${id}`, form, el("button", { type: "button", onclick: done }, "Scale"));
 }
 
 async function askUnload(id, say) {

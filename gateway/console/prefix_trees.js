@@ -17,7 +17,7 @@ export class PrefixTrees {
 }
 
 function makeTree({ model }) {
-  return el("div", {}, el("h4", {}, model), el("ul", { class: "tree" }));
+  return el("div", {}, el("h3", {}, model), el("ul", { class: "tree" }));
 }
 
 function updateTree(node, { nodes, block_size: size }) {

@@ -42,6 +42,8 @@ export class LiveTable {
   }
 }
 
+export const LEVELS = { serving: "good", draining: "soft", failing: "bad", loading: "soft", unloading: "soft", failed: "bad" };
+
 const hidden = (text) => el("span", { class: "hidden" }, text);
 
 // A word with a colour that says the same.

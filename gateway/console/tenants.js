@@ -1,22 +1,25 @@
 // Tenants: shares, limits, queues, and what they used. Without an administrator's key only one's own.
 import { bar, drawBar } from "./drawing.js";
-import { el, openDialog, setText } from "./dom.js";
+import { el, openDialog, setText, smallButton } from "./dom.js";
 import { count } from "./format.js";
 import { call } from "./session.js";
 import { LiveTable } from "./table.js";
-
-const LIMITS = { requests_per_minute: "requests/min", tokens_per_minute: "tokens/min", concurrency: "at once", budget: "tokens" };
+import { LIMITS, addTenant, changeTenant, removeTenant, showKeys } from "./tenant_forms.js";
 
 export class TenantsView {
   constructor() {
     this.title = "Tenants";
     this.note = el("p", { class: "note" });
-    this.table = tenantTable();
-    this.element = el("div", {}, this.note, this.table.element);
+    this.said = el("p", { role: "status", class: "said" });
+    const say = (text) => setText(this.said, text);
+    this.add = el("button", { type: "button", class: "quiet", onclick: () => addTenant(say) }, "Add a tenant");
+    this.table = tenantTable(say);
+    this.element = el("div", {}, this.note, this.table.element, this.said, this.add);
   }
 
   update({ tenants, caller }) {
     const all = "Figures are those of all gateways, each since it started; usage by day is kept by the cluster.";
+    this.add.hidden = !(caller.is_admin && caller.has_keys);
     setText(this.note, caller.is_admin ? all : `You see ${caller.name} alone: this needs an administrator's key to show all.`);
     const given = tenants.reduce((sum, row) => sum + row.output_tokens, 0);
     this.table.update(tenants.map((row) => ({ ...row, given, isAdmin: caller.is_admin && caller.has_keys })));
@@ -26,7 +29,7 @@ export class TenantsView {
 function limitsOf(limits) {
   const told = Object.entries(LIMITS)
     .filter(([name]) => limits[name] !== undefined)
-    .map(([name, unit]) => `${count(limits[name])} ${unit}${name === "budget" ? ` a ${limits.budget_period ?? "month"}` : ""}`);
+    .map(([name, [unit]]) => `${count(limits[name])} ${unit}${name === "budget" ? ` a ${limits.budget_period ?? "month"}` : ""}`);
   return told.join(", ");
 }
 
@@ -35,7 +38,7 @@ function allLimits({ limits, models }) {
   return [limitsOf(limits), ...byModel].filter(Boolean).join("; ") || "none";
 }
 
-function tenantTable() {
+function tenantTable(say) {
   return new LiveTable(
     "Tenants",
     (row) => row.key,
@@ -55,15 +58,27 @@ function tenantTable() {
         },
       },
       { title: "limits", text: allLimits },
-      { title: "", make: (row) => (row.isAdmin && row.is_kept ? usageButton(row.id) : el("span")) },
+      { title: "", make: (row) => actions(row, say), update: showActions },
     ],
     "No tenant was seen yet.",
   );
 }
 
-function usageButton(id) {
-  const label = `Usage of ${id} by day`;
-  return el("button", { type: "button", class: "quiet small", "aria-label": label, onclick: () => showUsage(id) }, "Usage");
+function actions({ id }, say) {
+  const node = el(
+    "div",
+    { class: "row-actions" },
+    smallButton("Usage", `Usage of ${id} by day`, () => showUsage(id)),
+    smallButton("Keys", `Keys of ${id}`, () => showKeys(id)),
+    smallButton("Change", `Change ${id}`, () => changeTenant(node.row, say)),
+    smallButton("Remove", `Remove ${id}`, () => removeTenant(id, say)),
+  );
+  return node;
+}
+
+function showActions(node, row) {
+  node.row = row;
+  node.hidden = !(row.isAdmin && row.is_kept);
 }
 
 async function showUsage(id) {

@@ -121,6 +121,12 @@ class Page:
         self.run(f"{field}.focus(), {field}.select?.()")
         self.send("Input.insertText", text=text)
 
+    def choose_file(self, selector: str, path: Path) -> None:
+        """A file as a person chooses it."""
+        root = self.send("DOM.getDocument")["root"]["nodeId"]
+        node = self.send("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
+        self.send("DOM.setFileInputFiles", nodeId=node, files=[str(path)])
+
     def text(self, selector: str = "body") -> str:
         return str(self.run(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''"))
 
@@ -131,9 +137,9 @@ class Page:
         self.send("Emulation.setEmulatedMedia", features=scheme)
 
     def screenshot(self, path: Path) -> None:
-        path.write_bytes(
-            base64.b64decode(self.send("Page.captureScreenshot", format="png")["data"])
-        )
+        """A picture of what is seen, in the format that the path's suffix names."""
+        taken = self.send("Page.captureScreenshot", format=path.suffix.removeprefix("."))
+        path.write_bytes(base64.b64decode(taken["data"]))
 
     @property
     def complaints(self) -> list[str]:

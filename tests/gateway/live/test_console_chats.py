@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from tests.gateway.processes import Gateway
 from tests.gateway.scripted_model import ScriptedModel
 
 QUESTION = "Name a 'river' in Ulm."
+
+# CI has no browser; `make test-long` installs one.
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture
@@ -42,7 +46,6 @@ def messages(page: Page) -> list[list[dict[str, Any]]]:
     return kept
 
 
-@pytest.mark.slow
 def test_a_chat_is_found_again_answered_anew_branched_and_deleted(page: Page) -> None:
     ask(page, QUESTION, 1)
     assert page.run("document.querySelector('.thoughts').open") is False
@@ -78,21 +81,28 @@ def test_a_chat_is_found_again_answered_anew_branched_and_deleted(page: Page) ->
     assert [each[0]["content"] for each in messages(page)] == ["Name a town."]
 
 
-@pytest.mark.slow
 def test_a_chat_is_shown_as_programs_that_send_it(
     page: Page, scripted: tuple[Gateway, ScriptedModel]
 ) -> None:
     ask(page, QUESTION, 1)
     page.click("#code")
-    curl, python = page.run("[...document.querySelectorAll('dialog pre')].map((e) => e.innerText)")
+    page.wait("document.querySelectorAll('dialog pre').length === 3")
+    curl, python, over_grpc = page.run(
+        "[...document.querySelectorAll('dialog pre')].map((each) => each.innerText)"
+    )
     sent = subprocess.run(["bash", "-c", f"{curl} -s"], capture_output=True, check=True, text=True)
     assert json.loads(sent.stdout)["choices"][0]["message"]["content"]
     assert "import os" not in python
     compile(python, "program", "exec")
     assert f'base_url="{scripted[0].rest}/v1"' in python
+    # Without NATS the page does not know the port of gRPC, and names the usual one.
+    program = over_grpc.replace("127.0.0.1:8001", scripted[0].grpc)
+    told = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True
+    )
+    assert told.stdout.strip(), told.stderr
 
 
-@pytest.mark.slow
 def test_a_chat_is_exported_as_the_body_of_a_request(page: Page, tmp_path: Path) -> None:
     ask(page, QUESTION, 1)
     page.send("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))

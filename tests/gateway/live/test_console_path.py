@@ -13,6 +13,9 @@ from tests.gateway.processes import Behind, Gateway
 ROOT = "/team/llm"
 VIEWS = ("models", "live", "health")
 
+# CI has no browser; `make test-long` installs one.
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def below(behind: Behind, start_gateway: GatewayStarter, nats_url: str) -> Iterator[Gateway]:
@@ -20,7 +23,6 @@ def below(behind: Behind, start_gateway: GatewayStarter, nats_url: str) -> Itera
         yield gateway
 
 
-@pytest.mark.slow
 def test_everything_that_the_console_asks_for_lies_below_its_path(
     chromium: Chromium, below: Gateway
 ) -> None:
