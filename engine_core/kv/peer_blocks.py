@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import NamedTuple
 
 from ..executor import Swapper
 from ..page_groups import block_of, num_blocks_of
@@ -40,7 +39,8 @@ ASSUMED_BYTES_PER_SECOND = 200e6
 300 MB/s, without the copies at either end (2026-11-23)."""
 
 
-class _Hint(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Hint:
     """Engines that probably hold the blocks of a chain. One object serves a prompt's hundreds of
     blocks."""
 
@@ -92,7 +92,8 @@ class _Hints:
             self._of_block.pop(block_hash, None)
 
 
-class _Origin(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Origin:
     """Source of a load's blocks, and the hash before the first one."""
 
     holder: Holder
