@@ -14,7 +14,6 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 
 from ..executor import Swapper
@@ -134,7 +133,7 @@ class _RecordReader:
 
     def begin(self, part: Part, num_claimed: int, namespace: bytes) -> None:
         self._num_reading += 1
-        self._lane.submit(partial(self._copy, part, num_claimed, namespace))
+        self._lane.submit(lambda: self._copy(part, num_claimed, namespace))
 
     def skip(self, part: Part) -> None:
         """Notes that no block of the part has come."""
