@@ -28,6 +28,9 @@ from .rank_rings import RankRings
 
 LEAST_SILENCE = 2.0
 """Seconds in which nothing may come; more where a step takes longer."""
+STARTING_SILENCE = 15.0
+"""The same before the engine's first plan. A process that loads libraries and kernels sends no
+heartbeat meanwhile, and no answer waits for a host that hangs."""
 BEAT_SECONDS = 0.2
 """Seconds between two heartbeats, also while nothing is computed."""
 MOST_ELAPSED = 2 * BEAT_SECONDS
@@ -89,7 +92,7 @@ class HostLink:
         self._num_out = 0
         self._silent = self._since_beat = 0.0
         self.allowed_silence = 0.0
-        """Seconds; `LEAST_SILENCE` at least."""
+        """Seconds; `LEAST_SILENCE` at least. 0: the engine has not sent a plan."""
         self.lost_rank: tuple[int, str] | None = None
         """A rank of the other host whose process has ended, and how."""
 
@@ -108,7 +111,8 @@ class HostLink:
         """Takes the seconds since the last call. To be called after each round of `interests`.
         Raises `LinkLost`."""
         self._silent += min(elapsed, MOST_ELAPSED)
-        if self._silent > max(LEAST_SILENCE, self.allowed_silence):
+        allowed = max(LEAST_SILENCE, self.allowed_silence or STARTING_SILENCE)
+        if self._silent > allowed:
             raise LinkLost(f"has been silent for {self._silent:.1f} s")
         self._since_beat += elapsed
         if self._since_beat >= BEAT_SECONDS:

@@ -267,7 +267,7 @@ def test_a_host_that_breaks_the_protocol_is_lost(
 
 
 def test_a_host_that_says_nothing_is_lost_after_two_seconds(engine: Engine) -> None:
-    engine.watch.allowed_silence = 0.0
+    engine.watch.allowed_silence = 0.1
     began = time.monotonic()
     joined = engine.joined()
     assert engine.lost.startswith("(stage 1 on 127.0.0.1) has been silent for 2.")

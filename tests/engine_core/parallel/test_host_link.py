@@ -171,6 +171,11 @@ def test_heartbeats_keep_a_link_that_says_nothing_else(hosts: Hosts) -> None:
             link.tick(0.2)
         num_beats = len(hosts.beats)
         hosts.move(lambda: len(hosts.beats) >= num_beats + 2)  # noqa: B023 (called before the next round)
+    # Nothing was computed yet.
+    for _ in range(37):
+        hosts.links[1].tick(0.4)
+    with pytest.raises(LinkLost, match=r"has been silent for 15\.2 s"):
+        hosts.links[1].tick(0.4)
     # A wait of this host's own is not the other's silence.
     hosts.links[0].tick(60.0)
     hosts.links[0].allowed_silence = 5.0

@@ -287,6 +287,8 @@ def test_a_host_on_a_slow_disk_joins_when_its_libraries_are_loaded(
 
 def test_a_host_that_stands_still_ends_an_engine_that_is_idle(qwen3: Path, tmp_path: Path) -> None:
     with engine_with_hosts(qwen3, tmp_path) as (engine, [host]):
+        engine.executor.warm_up()
+        engine.tokens([[5, 6, 7]], greedy(2))
         loss = Loss(engine)
         host.signal(signal.SIGSTOP)
         assert re.search(
@@ -307,6 +309,7 @@ def test_a_link_that_is_cut_ends_the_engine_and_the_stage_of_the_host(
     }
     with Cable(address) as cable, forked_host(cable.address, secret, qwen3) as host:
         with engine_of(qwen3, **asked) as engine:
+            engine.executor.warm_up()
             loss = Loss(engine)
             pids = host.rank_pids
             timer = threading.Timer(0.5, cable.cut)
