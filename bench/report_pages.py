@@ -12,6 +12,8 @@ RUNNERS = ("headwater ", "python -m ", "pytest ")
 """Programs that commands of figures begin with."""
 RETIRED = ("--gemv", "--decode-steps")
 """Flags that commands of earlier commits have."""
+EARLIER_FORMS = ("before", "in two launches", "without the fence", "without touching", "512 seats")
+"""Peers that are Headwater as it was: they say what a change gained, and no more to a reader."""
 NOTICE = "<!-- Made by `headwater bench report` from bench/results; a test compares them. -->"
 
 
@@ -51,7 +53,10 @@ def is_repeatable(row: Row) -> bool:
 
 
 def is_compared(row: Row) -> bool:
-    """Whether a reader sees what the figure means: a claim, or one with a target or a peer."""
+    """Whether a reader sees what the figure means: a claim, or one with a target or a peer, unless
+    it was measured to compare a commit with another."""
+    if " in turn with " in row.what:
+        return False
     return row.claim or row.target is not None or bool(_beside(row))
 
 
@@ -126,11 +131,11 @@ def _figures_table(command: str, rows: Sequence[Row]) -> str:
 
 
 def _beside(row: Row) -> list[str]:
-    """The figure as a share of each peer's; earlier commits are no peers to a reader."""
+    """The figure as a share of each peer's; earlier commits and forms are no peers to a reader."""
     return [
         f"{row.median / figure:.2f} × {peer}"
         for peer, figure in row.peers.items()
-        if COMMIT.fullmatch(peer) is None
+        if COMMIT.fullmatch(peer) is None and peer not in EARLIER_FORMS
     ]
 
 
