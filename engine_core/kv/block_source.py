@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol
 
+from ..page_groups import num_blocks_of
+
 
 class Owner(NamedTuple):
     """Owner of blocks that are saved."""
@@ -70,6 +72,11 @@ class LoadEnd:
         ):
             return 0
         return len(self.hashes)
+
+    @property
+    def num_blocks(self) -> int:
+        """Usable pages of first groups, of which each block has one."""
+        return num_blocks_of(self.hashes[: self.num_usable])
 
 
 class Loader(Protocol):

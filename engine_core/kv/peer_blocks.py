@@ -9,7 +9,6 @@ both engines are of one host, blocks are copied out of the other one's KV cache 
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from ..executor import Swapper
-from ..page_groups import block_of, num_blocks_of
+from ..page_groups import block_of
 from ..request import Holder
 from ..system.lanes import Lane, ThreadLane
 from .block_record import HEADER_LEN
@@ -33,6 +32,8 @@ MOST_HINTS = 1 << 16
 HINT_SECONDS = 60.0
 """Seconds after which a hint counts no more: its blocks have come or were computed, and its holder
 may be gone."""
+NO_LIMIT = 1 << 40
+"""More blocks than an engine has."""
 ASSUMED_BYTES_PER_SECOND = 200e6
 """Speed of a pull before the first one was measured. Two processes on two busy cores reached 250 to
 300 MB/s, without the copies at either end (2026-11-23)."""
@@ -262,7 +263,7 @@ class PeerBlocks:
     def most_early(self, holder: Holder) -> int:
         """Blocks of early loads that may be on their way from an engine at once: half of the slots,
         as the others are for requests that wait. What comes directly needs none."""
-        return sys.maxsize if self._reaches(holder) else max(1, len(self._swapper.slots) // 2)
+        return NO_LIMIT if self._reaches(holder) else max(1, len(self._swapper.slots) // 2)
 
     def save(
         self, hashes: Sequence[bytes], blocks: Sequence[int], parents: Sequence[bytes], owner: Owner
@@ -326,7 +327,7 @@ class PeerBlocks:
         """Whatever came of it, the advice is used up: what was loaded is cached here, and the rest
         is not there."""
         load = self._under_way.pop(end.ticket)
-        self.num_pulled += num_blocks_of(end.hashes[: end.num_usable])
+        self.num_pulled += end.num_blocks
         if load.is_early:
             load.costs.forget(end.ticket)
             return
@@ -364,11 +365,10 @@ class PeerBlocks:
             elif end.is_cancelled:
                 ends.append(LoadEnd(end.ticket, Outcome.CANCELLED))
             else:
-                self.num_direct += num_blocks_of(hashes)
                 self.num_discarded += 0 if load.is_early else len(end.ticket.hashes) - len(hashes)
-                ends.append(
-                    LoadEnd(end.ticket, Outcome.LOADED if hashes else Outcome.FAILED, hashes)
-                )
+                outcome = Outcome.LOADED if hashes else Outcome.FAILED
+                ends.append(LoadEnd(end.ticket, outcome, hashes))
+                self.num_direct += ends[-1].num_blocks
         return ends
 
     def _wanted(self, owner: Owner, parent: bytes, hashes: Sequence[bytes]) -> Wanted:
