@@ -182,7 +182,7 @@ def _blocks(
             layouts, config.num_blocks, config.block_size, device, least_bytes=num_bytes
         )
         return blocks, None
-    memory = SharedMemory(config.num_blocks, block_bytes_of(request))
+    memory = SharedMemory(config.num_blocks, block_bytes_of(request, pages))
     blocks = KvBlocks(layouts, config.block_size, torch.from_numpy(memory.blocks))
     return blocks, SharedCopies(memory)
 
