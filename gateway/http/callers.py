@@ -3,10 +3,15 @@ tenant's minute."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
+
+from headwater.services.runtime.errors import HeadwaterError
 
 from ..request.cluster import Cluster, shutting_down
 from ..tenancy.caller import Caller
+from ..wire.http_errors import status_of
 from .http_exchange import Exchange
 
 
@@ -32,7 +37,17 @@ class Callers:
         """The caller of work. Raises `Unavailable` while draining."""
         if self._cluster.draining:
             raise shutting_down()
-        caller = self._cluster.traced(self.identify(exchange), f"{exchange.method} {exchange.path}")
+        route = _route(exchange)
+        caller = self._cluster.traced(self.identify(exchange), f"{exchange.method} {route}")
+        if caller.span.is_collected:
+            caller.span.describe(
+                {
+                    "http.request.method": exchange.method,
+                    "http.route": route,
+                    "url.path": exchange.path,
+                }
+            )
+            caller = msgspec.structs.replace(caller, outcome=_outcome)
         exchange.request_id = caller.shown_id
         if not caller.standing.is_counted:
             self._cluster.accounts.exhausted.reject_early(caller.tenant, caller.standing)
@@ -55,3 +70,15 @@ class Callers:
     async def count(self, caller: Caller, model: str = "") -> None:
         """Takes the request's place in its tenant's minute. Raises `LimitExceeded`."""
         await self._cluster.accounts.count(caller.tenant, caller.standing, model)
+
+
+def _route(exchange: Exchange) -> str:
+    """The path without ids of its own: a span's name is one of few."""
+    route = exchange.path
+    for name, value in exchange.path_params.items():
+        route = route.replace(f"/{value}", f"/{{{name}}}")
+    return route
+
+
+def _outcome(fault: HeadwaterError | None) -> Mapping[str, int]:
+    return {"http.response.status_code": 200 if fault is None else status_of(fault)}

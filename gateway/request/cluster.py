@@ -43,6 +43,7 @@ from .generation import Generation
 from .metrics import Metrics
 from .migrations import Migrations
 from .prompt_windows import PromptWindows
+from .span_attributes import request_attributes
 from .timelines import Explanation, Timelines, rendered
 
 MIN_BEGINNING = 6
@@ -262,7 +263,7 @@ class Cluster:
         log."""
         tenant = caller.tenant.id
         request_id = caller.request_id
-        fields = {"headwater.request_id": request_id, "headwater.tenant": tenant}
+        fields = request_attributes(request_id, tenant)
         span = self.tracing.begin(name, caller.traceparent, caller.tracestate, **fields)
         structlog.contextvars.bind_contextvars(
             request_id=request_id, tenant=tenant, trace_id=span.context.trace_id

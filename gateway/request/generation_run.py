@@ -19,6 +19,7 @@ from .metrics import OTHER_ADAPTERS
 from .model_queue import Terms
 from .prompt_turns import Place, PromptTurns
 from .resumed import ResumedDispatcher
+from .span_attributes import describe_model
 
 
 async def run_generation(
@@ -167,6 +168,7 @@ def _record(cluster: Cluster, generation: Generation) -> None:
             cluster.metrics.count_adapter(name)
         if caller.span.is_collected:
             timeline.to_spans(caller.span)
+            describe_model(caller.span, generation)
     if cluster.timelines.has_room(caller.request_id):
         timeline.forget_hashes()
         cluster.timelines.keep(cluster.explanation(generation), generation.to_ended())

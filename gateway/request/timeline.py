@@ -119,21 +119,28 @@ class Timeline(msgspec.Struct, gc=False):
             attempt.decision.hashes = ()
 
     def to_spans(self, span: Span) -> None:
-        """Adds the timeline's sections as parts of the request's span."""
+        """Adds the timeline's sections as parts of the request's span; an attempt is linked to the
+        one before it."""
         if self.prepared_at is not None:
             span.part("prepare", self.arrived_at, self.prepared_at)
         if self.prepared_at is not None and self.queued_at is not None:
             span.part("replica", self.prepared_at, self.queued_at)
         if self.queued_at is not None and self.admitted_at is not None:
             span.part("queue", self.queued_at, self.admitted_at)
+        before = None
         for number, attempt in enumerate(self.attempts, 1):
             decision = attempt.decision
             fields = {"replica": decision.replica_id, "reason": decision.reason, "attempt": number}
             fields |= {"predicted_cached_tokens": decision.predicted_cached_tokens}
             span.part("route", attempt.asked_at, attempt.dispatched_at, **fields)
             if attempt.ended_at is not None:
-                span.part(
-                    "stream", attempt.dispatched_at, attempt.ended_at, error=attempt.error, **fields
+                before = span.part(
+                    "stream",
+                    attempt.dispatched_at,
+                    attempt.ended_at,
+                    behind=before,
+                    error=attempt.error,
+                    **fields,
                 )
 
     def stretches(self) -> dict[str, float | None]:

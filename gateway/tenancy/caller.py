@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 
 import msgspec
 
@@ -27,6 +27,10 @@ MAX_EXPECTED_TOKENS = 1 << 24
 MAX_GOAL_MS = 3_600_000
 UNTRACED = NoSpan()
 """Span until the request's own begins."""
+
+
+def _no_outcome(fault: errors.HeadwaterError | None) -> Mapping[str, int]:
+    return {}
 
 
 def new_request_id() -> str:
@@ -56,6 +60,8 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     """The header as the client sent it. Stages get the span's."""
     tracestate: str = ""
     span: Span = UNTRACED
+    outcome: Callable[[errors.HeadwaterError | None], Mapping[str, int]] = _no_outcome
+    """Attributes of the span by what the request ended with, in the words of its transport."""
     wants_receipt: bool = False
     hints: CacheHints = NO_HINTS
     standing: Standing = msgspec.field(default_factory=Standing)
@@ -121,19 +127,20 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     async def within_deadline(self) -> AsyncIterator[None]:
         """Scope of the request's work: raises `DeadlineExceeded` once the deadline has passed; its
         span ends with the scope."""
-        fault = "cancelled"
+        fault: errors.HeadwaterError | None = errors.ClientGone("cancelled")
         try:
             async with _until(self.deadline):
                 yield
-            fault = ""
+            fault = None
         except TimeoutError:
-            fault = errors.DeadlineExceeded.code
-            raise errors.DeadlineExceeded("the deadline of the request has passed") from None
+            fault = errors.DeadlineExceeded("the deadline of the request has passed")
+            raise fault from None
         except errors.HeadwaterError as error:
-            fault = error.code
+            fault = error
             raise
         finally:
-            self.span.end(fault)
+            self.span.describe(self.outcome(fault))
+            self.span.end("" if fault is None else fault.code)
 
     @property
     def remaining_ms(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -17,6 +17,8 @@ from .settings import SettingError
 from .trace_context import TraceContext
 from .version import full_version
 
+CALLS = frozenset({"prepare", "stream"})
+"""Parts of a gateway's span in which another stage works for it."""
 FLUSH_MILLISECONDS = 2000
 """Milliseconds that the last spans get to reach the collector when the process stops."""
 
@@ -32,8 +34,19 @@ class Span(Protocol):
         """Context for the next stage, whose spans become children of this one."""
         ...
 
-    def part(self, name: str, began: float, ended: float, **attributes: Any) -> None:
-        """Adds a finished part of the span."""
+    def part(
+        self, name: str, began: float, ended: float, *, behind: object = None, **attributes: Any
+    ) -> object:
+        """Adds a finished part of the span, linked to `behind`, the part that it goes on after.
+        Returns what a later part can be linked to."""
+        ...
+
+    def describe(self, attributes: Mapping[str, Any]) -> None:
+        """Sets attributes, whose names may be those of OpenTelemetry's conventions."""
+        ...
+
+    def count(self, name: str, by: int) -> None:
+        """Adds to an attribute that is a number."""
         ...
 
     def end(self, error: str = "", **attributes: Any) -> None: ...
@@ -52,7 +65,11 @@ class NoSpan:
     is_collected: ClassVar[bool] = False
     context: TraceContext = field(default_factory=TraceContext.fresh)
 
-    def part(self, name: str, began: float, ended: float, **attributes: Any) -> None: ...
+    def part(
+        self, name: str, began: float, ended: float, *, behind: object = None, **attributes: Any
+    ) -> object: ...
+    def describe(self, attributes: Mapping[str, Any]) -> None: ...
+    def count(self, name: str, by: int) -> None: ...
     def end(self, error: str = "", **attributes: Any) -> None: ...
 
 
@@ -71,13 +88,17 @@ class CollectedSpan:
     is_collected: ClassVar[bool] = True
 
     def __init__(self, tracer: Any, name: str, parent: Any, attributes: dict[str, Any]) -> None:
+        """A span of kind SERVER: each stage serves the one before it."""
         from opentelemetry import trace  # noqa: PLC0415 (an extra, wanted only where spans are)
 
         self._trace = trace
         self._tracer = tracer
         # The clocks drift apart over days: they are compared once a span.
         self._epoch_ns = time.time_ns() - time.perf_counter_ns()
-        self._span = tracer.start_span(name, context=parent, attributes=attributes)
+        self._counts: dict[str, int] = {}
+        self._span = tracer.start_span(
+            name, context=parent, kind=trace.SpanKind.SERVER, attributes=attributes
+        )
 
     @property
     def context(self) -> TraceContext:
@@ -87,12 +108,27 @@ class CollectedSpan:
             f"{own.trace_id:032x}", f"{own.span_id:016x}", own.trace_flags.sampled, state
         )
 
-    def part(self, name: str, began: float, ended: float, **attributes: Any) -> None:
-        parent = self._trace.set_span_in_context(self._span)
+    def part(
+        self, name: str, began: float, ended: float, *, behind: Any = None, **attributes: Any
+    ) -> object:
+        kinds = self._trace.SpanKind
         child = self._tracer.start_span(
-            name, context=parent, start_time=self._ns(began), attributes=attributes
+            name,
+            context=self._trace.set_span_in_context(self._span),
+            kind=kinds.CLIENT if name in CALLS else kinds.INTERNAL,
+            start_time=self._ns(began),
+            links=[] if behind is None else [self._trace.Link(behind)],
+            attributes=attributes,
         )
         child.end(self._ns(ended))
+        return child.get_span_context()
+
+    def describe(self, attributes: Mapping[str, Any]) -> None:
+        self._span.set_attributes(attributes)
+
+    def count(self, name: str, by: int) -> None:
+        self._counts[name] = self._counts.get(name, 0) + by
+        self._span.set_attribute(name, self._counts[name])
 
     def end(self, error: str = "", **attributes: Any) -> None:
         self._span.set_attributes(attributes)

@@ -10,12 +10,17 @@ from typing import Any
 import grpc
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from headwater.gateway.request.span_attributes import hashed
 from headwater.proto import inference_pb2, inference_pb2_grpc, processor_pb2
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.processes import (
     MODEL,
+    UNDRAFTED,
     Behind,
+    Gateway,
+    Stage,
     completion_body,
     engine_stage,
     output_processor_stage,
@@ -57,6 +62,18 @@ def collector() -> Iterator[tuple[Collector, str]]:
     server.start()
     yield kept, f"http://127.0.0.1:{port}"
     server.stop(0).wait()
+
+
+def attributes_of(span: Any) -> dict[str, Any]:
+    return {each.key: plain(each.value) for each in span.attributes}
+
+
+def plain(value: Any) -> Any:
+    """A value of OTLP as Python has it."""
+    kind = value.WhichOneof("value")
+    if kind == "array_value":
+        return [plain(each) for each in value.array_value.values]
+    return getattr(value, kind)
 
 
 @pytest.mark.slow
@@ -116,12 +133,82 @@ def test_every_stage_hangs_its_spans_on_the_clients_trace(
         ("headwater-engine", "engine", "output"),
         *(("headwater-engine", part, "engine") for part in ("queue", "prefill", "decode")),
     }
+    [root] = [
+        span
+        for _, span in kept.spans
+        if span.name == "POST /v1/completions" and not span.status.message
+    ]
+    told = attributes_of(root)
+    assert told.pop("headwater.request_id")
+    assert told == {
+        # Not the tenant's name.
+        "headwater.tenant": hashed("open"),
+        "http.request.method": "POST",
+        "http.route": "/v1/completions",
+        "url.path": "/v1/completions",
+        "http.response.status_code": 200,
+        "gen_ai.operation.name": "text_completion",
+        "gen_ai.provider.name": "headwater",
+        "gen_ai.request.model": MODEL,
+        "gen_ai.response.model": MODEL,
+        "gen_ai.response.finish_reasons": ["length"],
+        "gen_ai.usage.input_tokens": 4,
+        "gen_ai.usage.output_tokens": 8,
+        "headwater.cached_tokens": 0,
+    }
+    kinds = {(span.name, span.kind) for name, span in kept.spans if name == "headwater-gateway"}
+    server, client, internal = Span.SPAN_KIND_SERVER, Span.SPAN_KIND_CLIENT, Span.SPAN_KIND_INTERNAL
+    assert kinds >= {
+        ("POST /v1/completions", server),
+        ("prepare", client),
+        ("stream", client),
+        ("queue", internal),
+    }
+    refusal = [span for _, span in kept.spans if span.status.message == "invalid_value"]
+    assert 400 in {attributes_of(span).get("http.response.status_code") for span in refusal}
     failed = {
         (name, span.name) for name, span in kept.spans if span.status.message == "invalid_value"
     }
     codes = {span.status.message for _, span in kept.spans if span.status.message}
     assert len(codes) == 1, (failed, codes)
     assert all(span.start_time_unix_nano <= span.end_time_unix_nano for _, span in kept.spans)
+
+
+def test_an_answer_that_moves_has_a_span_that_is_linked_to_the_one_before(
+    behind: Behind, start_gateway: GatewayStarter, collector: tuple[Collector, str]
+) -> None:
+    kept, endpoint = collector
+    engines = [engine_stage("--simulated-step-seconds=0.01") for _ in range(2)]
+    with started(*engines):
+        two = Behind(
+            behind.processor, behind.output_processor, tuple(each.address for each in engines)
+        )
+        with start_gateway(two, f"--otlp-endpoint={endpoint}") as gateway:
+            gateway.wait_for_replicas(2)
+            body = completion_body(max_tokens=300, ignore_eos=True, stream=True) | UNDRAFTED
+            with gateway.client.stream("POST", "/v1/completions", json=body) as reply:
+                lines = reply.iter_lines()
+                next(line for line in lines if line.startswith("data: {"))
+                dispatched_to(gateway, engines).kill()
+                assert list(lines)[-2] == "data: [DONE]"
+            gateway.stage.terminate()
+            assert gateway.stage.process.wait(30) == 0
+    first, second = sorted(
+        (span for _, span in kept.spans if span.name == "stream"),
+        key=lambda span: attributes_of(span)["attempt"],
+    )
+    assert [link.span_id for link in second.links] == [first.span_id]
+    assert not first.links
+
+
+def dispatched_to(gateway: Gateway, engines: list[Stage]) -> Stage:
+    """The engine that runs the only request."""
+    told = gateway.first(
+        lambda: gateway.client.get("/admin/replicas").json()["data"],
+        lambda known: sum(each["num_running"] for each in known) == 1,
+    )
+    [address] = [each["address"] for each in told if each["num_running"]]
+    return next(each for each in engines if each.address == address)
 
 
 def test_a_request_of_another_library_is_prepared_without_a_trace(behind: Behind) -> None:
