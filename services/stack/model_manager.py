@@ -111,7 +111,7 @@ class ModelManager:
         model.make_first_stages(self._plan_beside(started, **own))
         return model
 
-    def _plan_beside(self, started: StartedModel, **own: Any) -> StackPlan:
+    def _plan_beside(self, started: StartedModel, /, **own: Any) -> StackPlan:
         assert self._plan is not None
         return plan_beside(self._plan, self._settings, started, self._prefixes(), **own)
 

@@ -33,10 +33,10 @@ def settings_beside(settings: StackSettings, model: StartedModel) -> StackSettin
 
 
 def plan_beside(
-    first: StackPlan, settings: StackSettings, model: StartedModel, taken: set[str], **own: Any
+    first: StackPlan, settings: StackSettings, model: StartedModel, taken: set[str], /, **own: Any
 ) -> StackPlan:
     """Flags of another model than the first, of a cluster with these settings. `taken`: beginnings
-    of names of stages; `own`: settings that the model has for itself."""
+    of names of stages; `own`: settings that the model has for itself, `model` among them."""
     return dataclasses.replace(
         first,
         settings=dataclasses.replace(settings_beside(settings, model), **own),

@@ -10,7 +10,7 @@ from headwater.services.engine.settings import EngineSettings
 from headwater.services.runtime.settings import SettingError, read_settings
 from headwater.services.stack.memory_shares import StartedModel
 from headwater.services.stack.settings import StackSettings
-from headwater.services.stack.settings_beside import left_out, settings_beside
+from headwater.services.stack.settings_beside import left_out, plan_beside, settings_beside
 from tests.services.stack.test_plan import plan
 
 CACHED = StartedModel(folder=Path("/judge"), name="judge", weight_bytes=1, has_cache=True)
@@ -53,3 +53,10 @@ def test_shares_of_a_gpu_reach_the_engine() -> None:
     stack = plan(gpu_memory_utilization=0.25)
     engine = read_settings(EngineSettings, stack.engine(0), env={})
     assert engine.gpu_memory_utilization == 0.25
+
+
+def test_a_loaded_model_has_settings_of_its_own_the_name_it_was_asked_by_among_them() -> None:
+    own = {"model": ("Some/judge",), "served_model_name": None, "max_model_len": 32}
+    stack = plan_beside(plan(), GIVEN, CACHED, set(), **own)
+    assert (stack.settings.model, stack.settings.max_model_len) == (("Some/judge",), 32)
+    assert (stack.served_name, stack.model_folder) == ("judge", Path("/judge"))
