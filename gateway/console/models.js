@@ -4,6 +4,7 @@ import { bar, drawBar } from "./drawing.js";
 import { askForm, confirmed, el, field, given, section, setText, smallButton } from "./dom.js";
 import { count, percent } from "./format.js";
 import { MemoryCalculator } from "./memory_calculator.js";
+import { ModelSettings } from "./model_settings.js";
 import { call } from "./session.js";
 import { LEVELS, LiveTable, badge, setBadge } from "./table.js";
 
@@ -31,19 +32,22 @@ export class ModelsView {
     const name = field("Served as", { name: "served_model_name", placeholder: "its own name" });
     const least = field("Fewest engines", { name: "min_replicas", type: "number", min: 0, max: 4096 });
     const most = field("Most engines", { name: "max_replicas", type: "number", min: 1, max: 4096 });
-    const form = el("form", { class: "fields" }, model, name, least, most, el("button", { type: "submit" }, "Load"));
+    const form = el("form", { class: "fields", id: "load" }, model, name, least, most, el("button", { type: "submit" }, "Load"));
+    this.own = new ModelSettings();
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       this.load(form);
     });
-    return form;
+    return el("div", {}, form, this.own.element);
   }
 
   async load(form) {
     try {
-      const card = await call("POST", "/admin/models", given(form));
+      const own = this.own.given();
+      const card = await call("POST", "/admin/models", { ...given(form), ...(Object.keys(own).length ? { settings: own } : {}) });
       setText(this.said, `${card.id} is loading`);
       form.reset();
+      this.own.reset();
     } catch (error) {
       setText(this.said, error.message);
     }

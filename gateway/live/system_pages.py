@@ -83,6 +83,7 @@ class SystemPages:
             ("GET", "/console/history", self.history),
             ("GET", "/admin/stores", self.stores),
             ("GET", "/admin/configuration", self.configuration),
+            ("GET", "/admin/model-settings", self.model_settings),
             ("GET", "/admin/logs", self.logs),
             ("GET", "/admin/logs/{name}", self.log),
         ]
@@ -114,6 +115,14 @@ class SystemPages:
         ]
         gateways = [row for rows in await self._settings.gather(None) for row in rows]
         await _reply_list(exchange, [*supervised, *gateways])
+
+    async def model_settings(self, exchange: Exchange) -> None:
+        """Settings that a loaded model may have for itself. Raises `Unavailable` without a
+        supervisor."""
+        self._administration.caller(exchange)
+        exchange.end_head()
+        first, *_ = (await self._supervised("model_settings")).values()
+        await _reply_list(exchange, first)
 
     async def logs(self, exchange: Exchange) -> None:
         """Names of processes with logs. Raises `Unavailable` without a supervisor."""

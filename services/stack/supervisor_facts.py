@@ -3,9 +3,11 @@ force, the fill of its disks, and the last log lines of its processes."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shutil
+import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from ..runtime import subjects
 from ..runtime.bus import Bus
 from ..runtime.settings_in_force import settings_in_force
 from .flags import variable_of
+from .own_settings import OF_A_MODEL
 from .settings import StackSettings
 
 MAX_LOG_BYTES = 128 * 1024
@@ -25,7 +28,7 @@ _LOG = re.compile(r"[\w.-]+\.log")
 
 class FactsRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     ask: str
-    """settings, disks, logs or log."""
+    """settings, model_settings, disks, logs or log."""
     name: str = ""
     """Process whose `log` is asked for."""
 
@@ -54,6 +57,8 @@ class SupervisorFacts:
         match request.ask:
             case "settings":
                 return list(settings_in_force(self._settings, self._env, variable_of))
+            case "model_settings":
+                return model_settings(self._settings)
             case "disks":
                 folders = (self._settings.state_dir, self._settings.cache_dir)
                 kv = self._settings.kv_disk_dir
@@ -63,6 +68,32 @@ class SupervisorFacts:
             case "log":
                 return log_lines(self._logs, request.name)
         return []
+
+
+def model_settings(settings: StackSettings) -> list[dict[str, str]]:
+    """Settings that a loaded model may have for itself: what each is, its kind, and its value where
+    nothing is said."""
+    hints = typing.get_type_hints(StackSettings)
+    fields = {field.name: field for field in dataclasses.fields(StackSettings)}
+    return [
+        {
+            "name": name,
+            "help": fields[name].metadata["help"],
+            "kind": _kind(hints[name]),
+            "value": str(getattr(settings, name) or ""),
+        }
+        for name in OF_A_MODEL
+    ]
+
+
+def _kind(hint: Any) -> str:
+    """Kind of a value, for the field of a form."""
+    parts = {each for each in typing.get_args(hint) or (hint,) if each is not type(None)}
+    if typing.get_origin(hint) is tuple:
+        return "list"
+    if bool in parts:
+        return "boolean"
+    return "number" if parts & {int, float} else "text"
 
 
 def disk_rows(folders: list[Path]) -> list[dict[str, Any]]:

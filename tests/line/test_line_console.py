@@ -281,14 +281,17 @@ def test_a_model_is_loaded_scaled_and_unloaded(page: Page) -> None:
         ("max_replicas", "1"),
         ("min_replicas", "1"),
     ):
-        page.type(f".fields [name={name}]", value)
-    page.click(".fields button")
+        page.type(f"#load [name={name}]", value)
+    page.run("document.querySelector('#load ~ details').open = true")
+    page.type("[name=max_model_len]", "512")
+    page.click("#load button")
     until(page, lambda: second().get("state") in ("loading", "serving"), "it is not loading")
     until(
         page,
         lambda: second().get("state") == "serving" and second()["engines"] == "1 of 1",
         "it is not served",
     )
+    assert second()["longest"] == "512 tokens"
     page.click("[aria-label='Scale second']")
     for name in ("min_replicas", "max_replicas"):
         page.type(f"dialog [name={name}]", "2")

@@ -6,7 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from headwater.services.stack.supervisor_facts import MAX_LOG_BYTES, disk_rows, log_lines
+from headwater.services.stack.model_request import ModelRequest
+from headwater.services.stack.own_settings import own_settings
+from headwater.services.stack.settings import StackSettings
+from headwater.services.stack.supervisor_facts import (
+    MAX_LOG_BYTES,
+    disk_rows,
+    log_lines,
+    model_settings,
+)
+
+OF_KIND = {"number": 1, "boolean": True, "list": ["a"], "text": "auto"}
 
 
 def test_the_last_whole_lines_of_a_log_are_told(tmp_path: Path) -> None:
@@ -30,3 +40,14 @@ def test_folders_of_one_disk_share_a_row(tmp_path: Path) -> None:
     (row,) = disk_rows([tmp_path, tmp_path / "not" / "yet" / "there"])
     assert str(tmp_path / "not" / "yet" / "there") in row["name"]
     assert 0 < row["used_bytes"] <= row["total_bytes"]
+
+
+def test_each_setting_of_a_model_takes_a_value_of_the_kind_that_is_told() -> None:
+    told = {each["name"]: each for each in model_settings(StackSettings())}
+    assert told["max_model_len"]["kind"] == "number"
+    assert told["kv_disk_dir"]["kind"] == "text"
+    assert told["kv_cache_dtype"]["value"] == "auto"
+    for name, setting in told.items():
+        assert setting["help"], name
+        request = ModelRequest(do="load", settings={name: OF_KIND[setting["kind"]]})
+        assert name in own_settings(request)
