@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 _FENCE = re.compile(r"^(```+)(\w*)[^\n]*\n(.*?)^\1\s*$", re.M | re.S)
 _MARK = re.compile(r"<!-- (run|not run)(?:: ([^\n]*?))? -->\n*\Z")
+_COMMENT = re.compile(r"<!--.*?-->", re.S)
 _LINK = re.compile(r"(?<!\\)\]\(([^)\s]+)(?: \"[^\"]*\")?\)")
 _PARAGRAPH_END = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )")
 _UNBROKEN = re.compile(r"\S+|\(?`[^`]*`\S*")
@@ -81,6 +82,12 @@ def long_paragraphs_of(page: Path, limit: int) -> list[str]:
     text = _FENCE.sub("", page.read_text())
     paragraphs = (part.strip() for part in _PARAGRAPH_END.split(text))
     return [part[:60] for part in paragraphs if len(part) > limit and not part.startswith("|")]
+
+
+def num_words_of(page: Path) -> int:
+    """Number of its words of prose: tables and code are looked up."""
+    text = _COMMENT.sub("", _FENCE.sub("", page.read_text()))
+    return sum(len(line.split()) for line in text.splitlines() if not line.strip().startswith("|"))
 
 
 def anchors_of(page: Path) -> set[str]:

@@ -7,12 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import PAGES, ROOT, long_lines_of, long_paragraphs_of, name_of
+from tests.docs.pages import (
+    PAGES,
+    ROOT,
+    long_lines_of,
+    long_paragraphs_of,
+    name_of,
+    num_words_of,
+)
 
 LIMIT = 120
 """Characters a line."""
 PARAGRAPH = 800
 """Characters a paragraph or an item of a list."""
+WORDS = 1500
+"""Words of prose of a page that is read from its beginning to its end."""
+REFERENCE = {"api.md", "models.md", "fields.md", "configuration.md", "combinations.md"}
+"""Pages in which one looks something up."""
+RECORDS = {"experiments.md", "long_tests.md"}
+"""Pages that the site leaves out."""
 GENERATED = {
     *(
         ROOT / "docs" / name
@@ -33,6 +46,13 @@ def test_prose_is_written_in_short_lines(page: Path) -> None:
 @pytest.mark.parametrize("page", WRITTEN, ids=name_of)
 def test_no_paragraph_is_so_long_that_nobody_reads_it(page: Path) -> None:
     assert long_paragraphs_of(page, PARAGRAPH) == []
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name not in REFERENCE | RECORDS], ids=name_of
+)
+def test_a_page_that_is_read_is_no_longer_than_it_can_be_read(page: Path) -> None:
+    assert num_words_of(page) <= WORDS
 
 
 def test_long_prose_is_found_and_what_cannot_be_broken_is_let_be(tmp_path: Path) -> None:
