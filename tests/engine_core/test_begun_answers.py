@@ -192,7 +192,7 @@ def test_prompts_alone_take_as_long_as_before(lends: bool) -> None:
     assert loop.executor.plans[0][1].counts.tolist() == [CHUNK]
 
 
-def test_nothing_is_bounded_while_nobody_knows_how_long_a_token_takes() -> None:
+def test_nothing_is_bounded_while_the_time_of_a_token_is_unknown() -> None:
     loop = Loop(lends=True)
     loop.executor.prefill_seconds = 0.0
     loop.add(1, PROMPT)

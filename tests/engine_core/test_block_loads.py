@@ -211,7 +211,7 @@ def test_blocks_are_offered_to_sources_that_keep_some_and_to_no_others() -> None
     assert list(keeper.held) == LONG.hashes
 
 
-def test_blocks_are_offered_that_nobody_holds_and_that_are_found_by_their_hashes() -> None:
+def test_cached_blocks_that_no_request_holds_are_offered() -> None:
     source = CountedSource(np.zeros((NUM_BLOCKS, 1), np.uint64))
     blocks = Blocks(source)
     first = blocks.pool.allocate(2)
@@ -326,7 +326,7 @@ def test_a_load_that_costs_nothing_has_its_time_too() -> None:
     assert [load.ticket for load in blocks.loads.poll()] == [ticket]
 
 
-def test_blocks_of_others_are_told_stored_when_loaded_and_removed_when_evicted() -> None:
+def test_blocks_of_others_are_announced_when_loaded_and_removed_when_evicted() -> None:
     """Those of this engine's own sources were told when they were computed."""
     own = chain_of(0, 2)
     foreign = chain_of(900, 4)
@@ -368,7 +368,7 @@ def test_a_hash_is_lost_when_the_last_source_loses_it() -> None:
     assert events.removed == LONG.hashes[:1]
 
 
-def test_every_source_is_offered_what_nobody_uses() -> None:
+def test_every_source_is_offered_unused_blocks() -> None:
     first = source_of()
     second = source_of()
     blocks = Blocks(first, second)

@@ -202,7 +202,7 @@ def test_only_a_cpu_with_packed_weights_takes_int8_activations(tmp_path: Path) -
             checked(other, "cpu", cpu.capabilities)
 
 
-def test_numerics_ids_tell_activations_apart(tmp_path: Path) -> None:
+def test_numerics_ids_differ_by_activations(tmp_path: Path) -> None:
     folder = write(tmp_path, "Q4_1")
     ids = {}
     for activations in ("auto", "int8", "model"):

@@ -423,7 +423,7 @@ def test_an_engine_says_that_activations_are_not_rounded_as_the_checkpoint_asks(
         ("int-quantized W8A8", set()),
     ],
 )
-def test_activations_that_no_platform_rounds_are_told_apart(
+def test_activations_that_no_platform_rounds_have_their_own_numerics_id(
     form: str, left: set[str], tmp_path: Path
 ) -> None:
     quantization = registry.read_config(random_path(tmp_path, BYTE_FORMS[form])).quantization

@@ -33,7 +33,7 @@ class AskedSwapper(RecordingSwapper):
         assert number == 0
 
 
-def test_ends_of_saves_are_counted_though_nobody_asks_for_blocks() -> None:
+def test_ends_of_saves_are_counted_while_no_blocks_are_asked_for() -> None:
     swapper = AskedSwapper()
     host = HostBlocks(swapper, 8)
     hashes = chain_of(0, 2).hashes

@@ -84,7 +84,7 @@ def test_blocks_of_another_process_come_as_they_are_and_others_stay(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_process_that_is_killed_while_its_blocks_are_copied_kills_nobody(device: str) -> None:
+def test_a_process_that_is_killed_while_its_blocks_are_copied_kills_no_other(device: str) -> None:
     caches, copies = own(device)
     with owner(device) as other:
         pending = [copies.copy(other.handle, ints(range(7)), ints(range(7))) for _ in range(50)]

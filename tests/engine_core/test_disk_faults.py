@@ -55,7 +55,7 @@ def test_a_disk_that_is_full_before_a_folder_is_made_is_given_up_and_stops_no_st
 
 
 @pytest.mark.parametrize("damage", ["truncated", "changed", "gone"])
-def test_a_damaged_file_is_not_served_and_told_lost_and_what_is_before_it_is_used(
+def test_a_damaged_file_is_reported_lost_and_the_blocks_before_it_are_used(
     tmp_path: Path, damage: str
 ) -> None:
     blocks = Blocks(tmp_path)
@@ -97,7 +97,7 @@ def test_a_damaged_file_is_not_served_and_told_lost_and_what_is_before_it_is_use
         ),
     ],
 )
-def test_a_disk_that_cannot_be_written_to_is_given_up_and_the_reason_is_told(
+def test_a_disk_that_cannot_be_written_to_is_given_up_with_the_reason(
     tmp_path: Path, error: OSError, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     blocks = Blocks(tmp_path)

@@ -209,7 +209,7 @@ def test_allowed_ids_that_heads_do_not_draft_among_change_no_token(
 
 
 @pytest.mark.parametrize("num_examples", [2, pytest.param(30, marks=LONG)])
-def test_no_token_differs_whatever_requests_ask_and_whoever_is_preempted(
+def test_no_token_differs_whatever_requests_ask_and_whichever_is_preempted(
     engines: dict[str, SmallEngine], num_examples: int
 ) -> None:
     @settings(deadline=None, max_examples=num_examples)

@@ -313,7 +313,7 @@ def test_a_prompt_that_is_scored_hits_nothing(bench: Bench) -> None:
     assert bench.cached_tokens(2) == 0
 
 
-def test_a_block_is_told_when_the_step_that_computes_it_retires() -> None:
+def test_a_block_is_announced_when_the_step_that_computes_it_retires() -> None:
     bench = Bench(replace(CONFIG, async_depth=2))
     bench.add(1, prompt(40), max_tokens=30)
     bench.steps(1)
@@ -327,7 +327,7 @@ def test_a_block_is_told_when_the_step_that_computes_it_retires() -> None:
     assert bench.engine.cached_block_hashes() == hashes
 
 
-def test_without_prefix_caching_nothing_is_hit_or_told() -> None:
+def test_without_prefix_caching_nothing_is_hit_or_announced() -> None:
     plain = Bench(replace(CONFIG, enable_prefix_caching=False))
     for key in range(2):
         plain.add(key, prompt(40), max_tokens=20)

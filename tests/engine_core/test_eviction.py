@@ -83,7 +83,7 @@ def test_a_flood_of_one_tenant_leaves_another_one_its_prompt() -> None:
 
 
 @pytest.mark.parametrize("keeps_answer", [False, True])
-def test_an_answer_that_nobody_wants_is_evicted_before_older_prompts(keeps_answer: bool) -> None:
+def test_an_abandoned_answer_is_evicted_before_older_prompts(keeps_answer: bool) -> None:
     """An answer that ended by a stop string is kept though the engine ended it by a cancel."""
     chats = Chats()
     older = [*prompt(1, 10), 5]

@@ -78,7 +78,7 @@ SCENARIOS = given(
 
 @SOME
 @SCENARIOS
-def test_whatever_is_said_to_be_forced_no_stream_changes_and_nothing_leaks(
+def test_wrong_forced_tokens_change_no_stream_and_leak_nothing(
     config: EngineConfig,
     late_polls: int,
     mask_delay: int,

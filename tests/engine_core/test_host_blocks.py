@@ -73,7 +73,7 @@ def chain_of(first_token: int, num_blocks: int) -> HashChain:
     return chain
 
 
-def test_what_nobody_holds_is_copied_once_and_what_somebody_holds_is_not() -> None:
+def test_free_blocks_are_copied_once_and_held_ones_are_not() -> None:
     blocks = Blocks(9, 8)
     chain = chain_of(0, 3)
     held = blocks.pool.allocate(3)
@@ -110,7 +110,7 @@ def test_the_tail_of_what_was_used_least_recently_goes_first() -> None:
     assert blocks.host.find(second.hashes) == 1
 
 
-def test_a_hash_is_told_lost_when_neither_has_it_and_stored_when_neither_had() -> None:
+def test_a_hash_is_announced_when_the_first_tier_has_it_and_removed_with_the_last() -> None:
     blocks = Blocks(5, 4)
     first = blocks.compute(0, 4)
     second = blocks.compute(1000, 2)

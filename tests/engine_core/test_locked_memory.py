@@ -73,7 +73,7 @@ def test_memory_is_unlocked_when_it_is_released_and_only_once(runtime: Runtime) 
     assert not runtime.locked
 
 
-def test_memory_is_unlocked_when_nobody_holds_it_any_more(runtime: Runtime) -> None:
+def test_memory_is_unlocked_with_its_last_holder(runtime: Runtime) -> None:
     locked = LockedMemory(mapped((100,)))
     assert runtime.locked
     del locked
@@ -81,13 +81,13 @@ def test_memory_is_unlocked_when_nobody_holds_it_any_more(runtime: Runtime) -> N
     assert not runtime.locked
 
 
-def test_memory_that_cannot_be_locked_is_said(runtime: Runtime) -> None:
+def test_memory_that_cannot_be_locked_is_an_error(runtime: Runtime) -> None:
     runtime.refuses = True
     with pytest.raises(RuntimeError, match="400 bytes cannot be locked"):
         LockedMemory(mapped((100,)))
 
 
-def test_memory_that_cannot_be_unlocked_is_said(runtime: Runtime) -> None:
+def test_memory_that_cannot_be_unlocked_is_an_error(runtime: Runtime) -> None:
     locked = LockedMemory(mapped((100,)))
     runtime.refuses = True
     address = locked.memory.data_ptr()

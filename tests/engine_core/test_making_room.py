@@ -34,7 +34,7 @@ def stalled_bench(config: EngineConfig) -> Bench:
     [replace(CONFIG, max_num_seqs=2), replace(CONFIG, num_blocks=6, max_model_len=80)],
     ids=["seats", "blocks"],
 )
-def test_who_stands_still_makes_room_for_who_waits_and_goes_on_with_the_same_tokens(
+def test_a_stalled_request_makes_room_for_waiting_ones_and_goes_on_with_the_same_tokens(
     config: EngineConfig,
 ) -> None:
     bench = stalled_bench(config)
@@ -61,7 +61,7 @@ def test_who_stands_still_makes_room_for_who_waits_and_goes_on_with_the_same_tok
         assert bench.tokens(key) == expected_tokens(MODEL, prompt(20, first=key), sampling)
 
 
-def test_who_stands_still_keeps_seat_and_blocks_while_nobody_waits() -> None:
+def test_a_stalled_request_keeps_seat_and_blocks_while_none_waits() -> None:
     bench = stalled_bench(CONFIG)
     bench.engine.stall(1)
     bench.add(3, prompt(20, first=3), max_tokens=9)
@@ -110,7 +110,7 @@ def test_who_has_credit_again_makes_no_room() -> None:
     assert (bench.tokens(3), bench.engine.load().num_preemptions) == ([], 0)
 
 
-def test_when_blocks_run_out_who_stands_still_leaves_before_who_computes() -> None:
+def test_when_blocks_run_out_stalled_requests_are_preempted_first() -> None:
     bench = Bench(replace(CONFIG, num_blocks=8, max_model_len=112))
     bench.engine.add(replace(request(1, prompt(20, first=1), max_tokens=9), credit=3))
     bench.run()
@@ -144,7 +144,7 @@ def test_when_blocks_run_out_the_latest_is_recomputed_later_and_its_tokens_stay_
     assert 1 < works[0].mean_batch < 3
 
 
-def test_nobody_joins_in_a_step_that_preempts() -> None:
+def test_no_request_is_seated_in_a_step_that_preempts() -> None:
     bench = Bench(replace(CONFIG, num_blocks=14, max_model_len=128, max_num_seqs=3, policy="fair"))
     for key in range(3):
         bench.add(key, prompt(30, first=key), max_tokens=60)

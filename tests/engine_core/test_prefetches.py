@@ -297,7 +297,7 @@ def test_a_request_that_waits_for_a_load_which_brings_too_little_pulls_the_rest(
     assert load.peers.num_pulled > CHUNK_BLOCKS * BLOCK
 
 
-def test_the_time_of_early_loads_tells_nothing_about_pulls() -> None:
+def test_the_time_of_early_loads_does_not_count_for_pulls() -> None:
     pair = Pair()
     assert pair.b._tiers.peers is not None
     before = pair.b._tiers.peers.seconds_per_block

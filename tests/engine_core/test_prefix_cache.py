@@ -59,7 +59,7 @@ def test_two_namespaces_share_nothing(pool: BlockPool, cache: PrefixCache) -> No
     assert cache.match(other, max_blocks=2).pages == []
 
 
-def test_what_is_offered_piece_by_piece_is_told_as_one_chain_each(
+def test_blocks_offered_piece_by_piece_are_announced_as_one_chain_each(
     pool: BlockPool, cache: PrefixCache
 ) -> None:
     chain = chain_of(3)
@@ -72,7 +72,7 @@ def test_what_is_offered_piece_by_piece_is_told_as_one_chain_each(
     assert chain.num_cached == 3
 
 
-def test_a_block_that_is_cached_already_is_not_told_again(
+def test_a_block_that_is_cached_already_is_not_announced_again(
     pool: BlockPool, cache: PrefixCache
 ) -> None:
     cache.offer(chain_of(2), pool.allocate(2))
@@ -82,7 +82,7 @@ def test_a_block_that_is_cached_already_is_not_told_again(
     ]
 
 
-def test_a_block_that_is_cached_in_the_middle_splits_what_is_told(
+def test_a_block_that_is_cached_in_the_middle_splits_the_announced_chain(
     pool: BlockPool, cache: PrefixCache
 ) -> None:
     middle = chain_of(2)

@@ -281,7 +281,9 @@ def test_a_blocked_head_lets_those_pass_whose_blocks_fit_and_is_not_starved() ->
     assert last <= BLOCKED_SECONDS + 0.2
 
 
-def test_what_cannot_be_in_time_is_refused_at_once_and_told_when_it_could() -> None:
+def test_a_request_that_cannot_be_in_time_is_refused_at_once_with_the_time_that_it_would_take() -> (
+    None
+):
     bench = Bench("slo", replace(CONFIG, max_num_seqs=8))
     keys = [bench.add(1000, 2, goal=0.55) for _ in range(8)]
     bench.step()

@@ -125,7 +125,7 @@ def queue(device: Device) -> Iterator[SaveQueue]:
         yield made
 
 
-def test_few_are_on_their_way_and_the_others_follow_though_nobody_asks(
+def test_few_copies_run_at_once_and_the_others_follow_by_themselves(
     device: Device, queue: SaveQueue
 ) -> None:
     queue.add([device.part([number], [number]) for number in range(1, 8)])
@@ -161,7 +161,7 @@ def test_a_slot_that_is_read_is_whole(device: Device, queue: SaveQueue) -> None:
     assert loads.awaited[1:] == [device.launched[2][1]]
 
 
-def test_nobody_waits_for_what_has_ended(device: Device, queue: SaveQueue) -> None:
+def test_no_step_waits_for_a_copy_that_has_ended(device: Device, queue: SaveQueue) -> None:
     queue.add([device.part([4, 5], [40, 41])])
     assert holds_within(device.end_next, 60.0)
     assert holds_within(lambda: queue.num_saved == 2, 60.0)

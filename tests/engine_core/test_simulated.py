@@ -190,7 +190,7 @@ def test_a_late_result_is_refused_some_polls_and_then_there() -> None:
     assert set(refusals) == {0, 1, 2, 3, 4, 5}
 
 
-def test_logprobs_are_given_to_those_who_ask() -> None:
+def test_logprobs_are_given_to_requests_that_ask() -> None:
     executor = SimulatedExecutor(CONFIG, MODEL)
     sampling = SamplingParams(num_logprobs=3)
     result = executor.retire(

@@ -133,7 +133,7 @@ class Crowded:
             _step(self.engine, self.found)
 
 
-def test_who_needs_no_slot_does_not_wait_behind_one_who_finds_none(tmp_path: Path) -> None:
+def test_a_request_without_an_adapter_passes_one_that_finds_no_slot(tmp_path: Path) -> None:
     crowded = Crowded(tmp_path)
     one, other = crowded.digests
     crowded.ask(0, one, "first", max_tokens=60)
@@ -177,7 +177,7 @@ def test_the_next_slot_is_for_the_tenant_with_the_fewest(tmp_path: Path) -> None
     assert [len(crowded.found[key]) for key in (6, 7)] == [20, 9]
 
 
-def test_a_slot_is_kept_for_nobody_who_has_left(tmp_path: Path) -> None:
+def test_no_slot_is_kept_for_a_request_that_has_left(tmp_path: Path) -> None:
     crowded = Crowded(tmp_path)
     one, other = crowded.digests
     crowded.ask(0, one, "first", max_tokens=100)

@@ -26,7 +26,7 @@ WEIGHTS = st.sampled_from([0.5, 1.0, 2.0, 7.0])
     st.integers(0, 500),
     st.dictionaries(st.sampled_from("abcdef"), st.tuples(st.integers(0, 200), WEIGHTS)),
 )
-def test_a_split_wastes_nothing_and_who_gets_less_than_it_wants_gets_its_weight(
+def test_a_split_wastes_nothing_and_tenants_that_want_more_get_their_weight(
     budget: int, wants: dict[str, tuple[int, float]]
 ) -> None:
     demands = {name: demand for name, (demand, _) in wants.items()}
@@ -128,9 +128,7 @@ class Bench:
         return Counter(request.tenant for request in self.engine._scheduler.rows.running.values())
 
 
-def test_one_who_is_alone_takes_every_seat_again_when_the_others_have_been_gone_for_a_while() -> (
-    None
-):
+def test_a_tenant_alone_takes_every_seat_again_when_the_others_have_been_gone_for_a_while() -> None:
     bench = Bench()
     for _ in range(40):
         bench.add("abuser", answer_len=100)
@@ -170,7 +168,7 @@ def test_a_tenant_that_arrives_beside_an_abuser_starts_at_once(depth: int, spare
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
 @pytest.mark.parametrize("num_seats", [8, 32])
-def test_all_who_come_in_one_step_beside_an_abuser_start_in_the_next(
+def test_all_requests_of_one_step_beside_an_abuser_start_in_the_next(
     num_seats: int, depth: int
 ) -> None:
     bench = Bench(num_seats, depth=depth, spare_rows=8)
@@ -188,7 +186,7 @@ def test_all_who_come_in_one_step_beside_an_abuser_start_in_the_next(
 @pytest.mark.parametrize(
     "weights", [{"a": 1.0, "b": 1.0, "c": 1.0}, {"a": 1.0, "b": 2.0, "c": 5.0}]
 )
-def test_all_who_want_more_than_there_is_are_given_it_by_weight(weights: dict[str, float]) -> None:
+def test_tenants_that_want_more_than_there_is_get_it_by_weight(weights: dict[str, float]) -> None:
     bench = Bench(num_seats=16)
     for name, weight in weights.items():
         for _ in range(60 if name == "a" else 20):

@@ -51,7 +51,7 @@ def test_ready_waits_for_the_first_engine_unless_the_first_request_starts_it(
         assert other.client.get("/ready").status_code == 503
 
 
-def test_a_body_without_its_content_type_is_told_how_to_send_one(gateway: Gateway) -> None:
+def test_a_body_without_its_content_type_is_refused_with_how_to_send_one(gateway: Gateway) -> None:
     text = {"content-type": "text/plain"}
     for headers, found in ((text, "'text/plain'"), ({}, "missing")):
         reply = gateway.client.post("/v1/chat/completions", content=b"{}", headers=headers)

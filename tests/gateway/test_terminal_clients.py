@@ -117,7 +117,7 @@ def test_a_benchmark_finds_the_deployment_of_this_machine(
     assert find_server(f"{gateway.rest}/v1", "mine") == (f"{gateway.rest}/v1", "mine")
 
 
-def test_a_benchmark_that_nobody_answers_says_so_in_a_sentence() -> None:
+def test_a_benchmark_without_a_server_says_so_in_a_sentence() -> None:
     with pytest.raises(
         ServerNotFound, match=r"no server answers at http://127\.0\.0\.1:1; start a deployment with"
     ):

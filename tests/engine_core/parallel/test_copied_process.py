@@ -27,7 +27,7 @@ def test_the_status_says_how_the_copy_ended(run: Callable[[], None], status: int
     assert CopiedProcess(run, ()).wait(60) == status
 
 
-def test_an_error_is_told_where_the_parent_tells_its_own(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_error_of_the_copy_is_logged_like_the_parents(capfd: pytest.CaptureFixture[str]) -> None:
     CopiedProcess(fail, ()).wait(60)
     assert "ValueError: what it ran" in capfd.readouterr().err
 

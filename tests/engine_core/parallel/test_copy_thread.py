@@ -34,7 +34,7 @@ def words(*values: int) -> Int32Array:
     return np.array(values, np.int32)
 
 
-def test_copies_are_noted_as_they_end_while_nothing_is_told() -> None:
+def test_copies_are_noted_as_they_end_while_no_plan_comes() -> None:
     noted: deque[tuple[int, int]] = deque(maxlen=1000)
     kv_blocks = np.arange(32, dtype=np.uint64).reshape(8, 4)
     swapper = SimulatedSwapper(kv_blocks, 4, late_polls=3)

@@ -244,9 +244,7 @@ def test_a_platform_that_has_no_stages_on_other_hosts_is_named(qwen3: Path, tmp_
     assert str(refusal.value) == sentence
 
 
-def test_what_ranks_refuse_is_said_whether_other_hosts_are_there_or_not(
-    qwen3: Path, tmp_path: Path
-) -> None:
+def test_ranks_refuse_the_same_with_and_without_other_hosts(qwen3: Path, tmp_path: Path) -> None:
     address = free_address()
     secret = write_secret(tmp_path)
     options = replace(awaiting(qwen3, address, secret), num_blocks=3)

@@ -76,7 +76,7 @@ def wait_for_the_second(start: RankStart) -> None:
     os.read(start.lifeline, 1)
 
 
-def test_progress_of_a_rank_is_told_while_another_one_waits_for_it() -> None:
+def test_progress_of_a_rank_is_reported_while_another_one_waits_for_it() -> None:
     told = []
 
     def progress(phase: str, done: int, total: int) -> None:
@@ -223,7 +223,7 @@ def answer_at_length(start: RankStart) -> None:
                     reports.write(LONG_MESSAGE)
 
 
-def test_long_plans_behind_long_results_are_told() -> None:
+def test_long_plans_behind_long_results_are_sent() -> None:
     with two_ranks(answer_at_length) as ranks:
         telling = threading.Thread(
             target=lambda: [ranks.send(LONG_MESSAGE) for _ in range(3)], daemon=True

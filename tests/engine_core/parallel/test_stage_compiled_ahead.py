@@ -201,7 +201,7 @@ def test_stages_compile_nothing_late_and_send_each_message(
 
 @pytest.mark.usefixtures("_no_gpu", "launches")
 @pytest.mark.parametrize("num_seqs", [1, 3])
-def test_stages_of_few_requests_tell_their_tokens_in_messages_of_as_few_rows(
+def test_stages_of_few_requests_send_messages_of_as_few_rows(
     num_seqs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.modules[__name__], "LIMITS", replace(LIMITS, max_num_seqs=num_seqs))

@@ -176,7 +176,7 @@ def test_more_ranks_than_cores_are_refused_unless_threads_are_asked_for(
     )
 
 
-def test_numerics_ids_tell_layouts_apart(qwen3: tuple[Any, Path]) -> None:
+def test_numerics_ids_differ_by_layout(qwen3: tuple[Any, Path]) -> None:
     ids = set()
     for size in (1, 2):
         options = ExecutorOptions(

@@ -246,7 +246,7 @@ def old_record(name: str) -> tuple[bytes, str]:
     return written, secret
 
 
-def test_a_tenant_of_before_keeps_what_it_has_and_leaves_it_to_nobody(
+def test_a_tenant_of_an_earlier_version_keeps_its_data_and_no_other_tenant_gets_it(
     both: Gateway, nats_url: str, shared_redis_url: str
 ) -> None:
     name = f"old-{uuid.uuid4().hex[:8]}"

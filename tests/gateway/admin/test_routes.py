@@ -15,7 +15,7 @@ from tests.gateway.processes import Gateway
         ("DELETE", "/admin/tenants/ada"),
     ],
 )
-def test_who_asks_for_tenants_where_none_are_kept_is_told_how_to_keep_them(
+def test_without_administrators_a_list_of_tenants_is_refused_with_how_to_have_them(
     gateway: Gateway, method: str, path: str
 ) -> None:
     reply = gateway.client.request(method, path)

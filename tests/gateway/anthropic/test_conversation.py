@@ -143,7 +143,7 @@ def test_thoughts_and_calls_of_an_answer_are_of_its_message() -> None:
         ),
     ],
 )
-def test_whether_the_model_thinks_is_said_to_its_template(
+def test_the_template_gets_whether_the_model_thinks(
     fields: dict[str, Any], effort: str, variables: str, shows: bool
 ) -> None:
     made = conversation(**fields)

@@ -103,7 +103,7 @@ def test_an_answer_goes_on_with_the_last_message(thinker: Gateway) -> None:
     assert num_prompt_tokens == same["usage"]["prompt_tokens"]
 
 
-def test_tokens_that_were_found_in_a_cache_are_told_apart(thinker: Gateway) -> None:
+def test_tokens_that_were_found_in_a_cache_are_counted_apart(thinker: Gateway) -> None:
     system = [
         {"type": "text", "text": "A river. " * 60, "cache_control": {"type": "ephemeral"}},
     ]

@@ -412,7 +412,7 @@ def test_an_endpoint_that_is_not_there_is_no_id_of_another_one(
     )
 
 
-def test_who_asks_for_a_model_that_is_not_served_is_told_which_are(gateway: Gateway) -> None:
+def test_an_unknown_model_is_refused_with_the_names_of_served_ones(gateway: Gateway) -> None:
     told = f"the model 'nobody' does not exist; served: {MODEL}"
     for path, body in (*GOOD.items(), ("/v1/responses", {"input": "x"})):
         assert (

@@ -60,7 +60,7 @@ def answer(connection: socket.socket, said: str = "") -> tuple[str, bytes]:
     return head.decode(), body
 
 
-def test_a_connection_too_many_is_refused_before_its_body_and_those_who_watch_are_answered(
+def test_a_connection_too_many_is_refused_before_its_body_and_health_checks_are_answered(
     small: Gateway,
 ) -> None:
     with contextlib.ExitStack() as scope:

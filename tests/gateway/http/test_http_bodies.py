@@ -167,7 +167,9 @@ def test_a_decoder_gives_pieces_of_bounded_size() -> None:
         list(BodyDecoder("gzip").pieces(gzip.compress(b"") * 200_000))
 
 
-def test_answers_over_a_kilobyte_are_compressed_for_who_takes_that(gateway: Gateway) -> None:
+def test_answers_over_a_kilobyte_are_compressed_for_clients_that_accept_it(
+    gateway: Gateway,
+) -> None:
     asked = completion_body(["Once upon a time"] * 12)
     plain = gateway.client.post(COMPLETIONS, json=asked, headers={"accept-encoding": "identity"})
     assert len(plain.content) > 1024
@@ -250,7 +252,7 @@ def test_http_2_by_prior_knowledge_is_refused_in_a_sentence(gateway: Gateway) ->
     assert gateway.chat()
 
 
-def test_a_client_of_grpc_at_the_port_of_rest_is_told_so(gateway: Gateway) -> None:
+def test_a_grpc_client_at_the_rest_port_gets_an_error_that_says_so(gateway: Gateway) -> None:
     channel = grpc.insecure_channel(gateway.rest.removeprefix("http://"))
     with channel, pytest.raises(grpc.RpcError) as refused:
         inference_pb2_grpc.InferenceStub(channel).ListModels(

@@ -193,7 +193,7 @@ def test_operators_send_json_as_json(gateway: Gateway) -> None:
     assert reply.status_code == 415
 
 
-def test_a_body_that_is_not_said_to_be_json_is_none(gateway: Gateway) -> None:
+def test_a_body_without_the_content_type_of_json_is_refused(gateway: Gateway) -> None:
     # What a page may send to another origin without asking: no content type, or one that forms
     # have.
     body = json.dumps(chat_body()).encode()

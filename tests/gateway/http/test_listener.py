@@ -85,7 +85,7 @@ async def address() -> AsyncIterator[tuple[str, int]]:
         yield host, port
 
 
-async def test_what_a_client_does_not_read_is_not_taken_from_who_answers() -> None:
+async def test_what_a_client_does_not_read_is_not_taken_from_the_handler() -> None:
     num_sent = 0
     is_filled = asyncio.Event()
     has_left = asyncio.Event()

@@ -46,7 +46,7 @@ def of_two(
         yield gateway
 
 
-def test_the_tokenizer_is_told_with_its_template_where_the_operator_allows_it(
+def test_the_tokenizer_and_its_template_are_returned_where_the_operator_allows_it(
     telling: Gateway, gateway: Gateway
 ) -> None:
     info = telling.client.get(INFO).json()

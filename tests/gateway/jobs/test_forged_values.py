@@ -50,7 +50,7 @@ def made_with(key: ClusterKey | None, make: Any, *args: Any, **more: Any) -> Any
         return make(*args, **more)
 
 
-async def test_a_record_that_nobody_signed_keeps_no_request_from_being_counted(
+async def test_an_unsigned_record_does_not_stop_requests_from_being_counted(
     nats_url: str, bus: Bus
 ) -> None:
     log = made_with(KEY, UsageLog, bus)
@@ -82,9 +82,7 @@ class Answering:
         )
 
 
-async def test_results_that_a_stranger_writes_are_answers_of_nobody(
-    nats_url: str, bus: Bus
-) -> None:
+async def test_results_that_a_stranger_writes_are_no_answers(nats_url: str, bus: Bus) -> None:
     durable = made_with(KEY, Durable, bus)
     tenant = uuid.uuid4().hex
     files = Files(durable)

@@ -162,7 +162,9 @@ async def fill_streams(url: str) -> set[str]:
     return full
 
 
-def test_what_one_tenant_has_filled_stops_nobody_else(small: Gateway, small_nats: str) -> None:
+def test_a_tenant_that_has_filled_its_storage_stops_no_other(
+    small: Gateway, small_nats: str
+) -> None:
     eve = Customer(small)
     ada = Customer(small)
     bob = Customer(small)
@@ -208,7 +210,7 @@ def test_room_that_a_removed_tenant_had_is_there_again(small: Gateway, small_nat
         assert upload(ada, 2_000_000).status_code == 200
 
 
-def test_a_key_is_revoked_though_nobody_can_write_that_down(
+def test_a_key_is_revoked_also_where_the_audit_record_cannot_be_written(
     small: Gateway, small_nats: str
 ) -> None:
     ada = Customer(small)

@@ -73,7 +73,7 @@ def answering(gateway: Gateway, headers: dict[str, str]) -> Iterator[None]:
         yield
 
 
-def test_without_a_key_nothing_is_told(keyed: Gateway) -> None:
+def test_without_a_key_the_feed_is_refused(keyed: Gateway) -> None:
     assert keyed.client.get("/console/live").status_code == 401
     wrong = {"authorization": "Bearer nobody-knows-this"}
     assert keyed.client.get("/console/live", headers=wrong).status_code == 401
@@ -151,7 +151,7 @@ def test_counters_move_while_an_answer_runs_and_the_request_is_seen_with_its_sta
     assert grown["at"] >= running["at"]
 
 
-def test_an_engine_that_leaves_is_gone_and_what_is_missing_is_said(
+def test_an_engine_that_leaves_is_gone_and_missing_stages_are_named(
     behind: Behind, start_gateway: GatewayStarter, nats_url: str
 ) -> None:
     engine = engine_stage(f"--nats-url={nats_url}", "--replica-id=watched")

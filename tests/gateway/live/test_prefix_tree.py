@@ -30,9 +30,7 @@ def test_blocks_that_all_share_are_one_node_and_the_ways_on_are_its_children() -
     assert shape(prefix_tree(chains, nobody)) == [(4, 2, [(2, 2, []), (2, 1, [])])]
 
 
-def test_the_prefix_of_most_prompts_comes_first_and_who_holds_it_is_asked_of_its_last_block() -> (
-    None
-):
+def test_the_prefix_of_most_prompts_comes_first_with_the_holders_of_its_last_block() -> None:
     chains = [chain("a b"), chain("a b"), chain("c d"), chain("c d"), chain("c d")]
     last = chain("c d")[-1]
     first, second = prefix_tree(chains, lambda block: ["engine-1"] if block == last else [])

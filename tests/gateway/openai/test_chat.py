@@ -204,7 +204,7 @@ def test_max_completion_tokens_is_the_same_field_and_keeps_its_name_in_errors(
     assert reply.json()["error"]["param"] == "max_completion_tokens"
 
 
-def test_fields_that_nobody_knows_are_accepted(gateway: Gateway) -> None:
+def test_unknown_fields_are_accepted(gateway: Gateway) -> None:
     assert gateway.chat(user="ada", metadata={"a": "b"}, response_format={"type": "text"})[
         "choices"
     ]

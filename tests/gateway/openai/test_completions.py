@@ -217,7 +217,7 @@ def test_beams_are_distinct_answers_with_their_text(gateway: Gateway) -> None:
     gateway.wait_until(lambda: gateway.metric("headwater_num_streams") == 0)
 
 
-def test_the_usage_of_a_beam_search_tells_how_much_of_its_prompt_was_cached(
+def test_the_usage_of_a_beam_search_counts_its_cached_prompt_tokens(
     gateway: Gateway,
 ) -> None:
     text = (

@@ -101,7 +101,7 @@ def test_a_chat_calls_with_text_that_matches_whole_and_streamed(
         assert not any(delta.function for delta in deltas)
 
 
-def test_a_tool_that_takes_any_text_is_told_the_text_alone(thinker: Gateway) -> None:
+def test_a_call_of_a_tool_that_takes_any_text_has_the_text_alone(thinker: Gateway) -> None:
     said = {
         "grammar": r'start: <[11]> "\n{\"name\": \"note\", \"arguments\": {\"input\": \"a\\nb \\u00e9\"}}\n" <[12]>'
     }

@@ -104,7 +104,7 @@ def test_a_response_is_kept_until_it_is_deleted(client: openai.OpenAI, keeper: G
     assert refused.value.param == "previous_response_id"
 
 
-def test_what_was_said_in_a_turn_is_listed_in_pages(client: openai.OpenAI, keeper: Gateway) -> None:
+def test_the_input_of_a_turn_is_listed_in_pages(client: openai.OpenAI, keeper: Gateway) -> None:
     # The client chose the id of two items.
     said: Any = [
         {"role": "user", "content": f"{i}", "id": "mine" if i in (1, 2) else None}

@@ -216,7 +216,7 @@ def test_the_result_of_a_call_goes_back_into_the_conversation(thinker: Gateway) 
     )
 
 
-def test_thoughts_end_at_their_budget_and_are_told_apart(thinker: Gateway) -> None:
+def test_thoughts_end_at_their_budget_and_are_apart_from_the_answer(thinker: Gateway) -> None:
     asked = {
         "chat_template_kwargs": {"opens_thoughts": True},
         "thinking_token_budget": 20,
@@ -271,7 +271,7 @@ def test_responses_put_thoughts_and_calls_out_as_items(client: openai.OpenAI) ->
     assert "".join(streamed) == done.arguments == whole.output[1].arguments
 
 
-def test_thoughts_are_told_again_as_their_summary_where_one_is_wanted(
+def test_thoughts_are_repeated_as_their_summary_where_one_is_asked_for(
     client: openai.OpenAI,
 ) -> None:
     """A turn that goes on from it has the same prompt either way."""
@@ -339,7 +339,7 @@ def test_grpc_says_by_a_field_that_a_choice_is_a_name(thinker: Gateway, name: st
     assert [call.name for call in choice.message.tool_calls] == [name]
 
 
-async def test_grpc_tells_thoughts_and_calls_apart_too(thinker: Gateway) -> None:
+async def test_grpc_has_thoughts_and_calls_apart_too(thinker: Gateway) -> None:
     conversation = processor_pb2.Conversation(
         messages=[common_pb2.ChatMessage(role="user", content="The weather in Ulm?")],
         tools=[common_pb2.Tool(name="weather", parameters_json=json.dumps(CITY))],

@@ -21,7 +21,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_the_lower_tier_goes_first_and_within_one_who_came_first() -> None:
+async def test_the_lower_tier_goes_first_and_within_one_the_first_request() -> None:
     admission = Admission(1, 10)
     log = list[int]()
     release = asyncio.Event()
@@ -46,7 +46,9 @@ async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
     await asyncio.gather(*tasks)
 
 
-async def test_in_a_full_queue_who_has_most_there_gives_way_and_is_refused_at_the_door() -> None:
+async def test_in_a_full_queue_the_tenant_with_most_requests_loses_one_and_gets_no_more_in() -> (
+    None
+):
     admission = Admission(1, 4)
     log = list[str]()
     release = asyncio.Event()
@@ -97,7 +99,7 @@ async def test_in_a_full_queue_a_place_is_free_when_all_of_the_greediest_were_ca
     assert (admission.num_running, admission.num_queued) == (0, 0)
 
 
-async def test_a_turn_given_to_somebody_who_leaves_in_that_moment_is_passed_on() -> None:
+async def test_the_turn_of_a_request_that_leaves_in_that_moment_goes_to_the_next() -> None:
     admission = Admission(1, 10)
     log = list[int]()
     release = asyncio.Event()
@@ -129,7 +131,7 @@ async def test_a_request_that_leaves_the_queue_takes_no_turn() -> None:
     assert admission.num_running == 0
 
 
-async def test_whom_the_least_was_given_goes_first_and_who_waits_long_rises() -> None:
+async def test_the_tenant_that_got_least_goes_first_and_long_waits_rise_a_tier() -> None:
     now = 0.0
     admission = Admission(1, 10, clock=lambda: now)
     log = list[str]()

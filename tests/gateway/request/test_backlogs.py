@@ -49,7 +49,9 @@ async def engine(bus: Bus, replica: Member) -> None:
             await asyncio.sleep(0.025)
 
 
-def test_what_an_engine_lets_wait_goes_to_who_has_more_waiting(served_model: ServedModel) -> None:
+def test_an_engines_room_for_prompts_goes_to_gateways_with_more_waiting(
+    served_model: ServedModel,
+) -> None:
     async def main() -> None:
         air = Air()
         replica = Member(

@@ -131,7 +131,7 @@ async def test_an_admitted_request_waits_though_the_queue_is_full_and_as_long_as
         await there.demand.replica_of_admitted(MODEL, Tenant(id="open"), 0.05)
 
 
-async def test_who_waits_too_long_is_told_to_come_again() -> None:
+async def test_a_request_that_waits_too_long_is_refused_with_retry_after() -> None:
     with pytest.raises(
         Unavailable, match=r"no replica of the model 'm' was there within 0\.02 s"
     ) as caught:
@@ -139,7 +139,7 @@ async def test_who_waits_too_long_is_told_to_come_again() -> None:
     assert (caught.value.code, caught.value.retry_after) == ("no_replica", 5.0)
 
 
-async def test_where_nobody_starts_replicas_nobody_waits() -> None:
+async def test_without_a_supervisor_that_starts_replicas_no_request_waits() -> None:
     there = There(patience=0.0)
     there.text = False
     there.hear(state=CatalogueEntry.STATE_LOADING)

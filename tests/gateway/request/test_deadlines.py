@@ -99,7 +99,7 @@ def test_a_first_token_that_would_be_late_is_refused_with_the_time_it_would_take
 
 
 @pytest.mark.slow
-def test_who_would_be_late_does_not_wait_for_a_turn_and_who_waits_leaves_at_the_deadline(
+def test_a_request_that_would_be_late_does_not_wait_and_one_that_waits_leaves_at_its_deadline(
     slow: Gateway,
 ) -> None:
     asked = completion_body("Once", max_tokens=4000, ignore_eos=True, stream=True, **UNDRAFTED)

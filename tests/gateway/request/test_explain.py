@@ -56,7 +56,7 @@ def test_the_beginning_of_an_id_leads_there_where_no_other_request_has_it(
     assert explained(whole[:12], "eve").status_code == 404
 
 
-def test_a_second_turn_tells_how_much_of_it_was_cached(gateway: Gateway) -> None:
+def test_a_second_turn_shows_how_much_of_it_was_cached(gateway: Gateway) -> None:
     text = (
         "A long prompt that fills some blocks of the cache before it comes a second time, word "
         "for word. " * 3

@@ -27,7 +27,7 @@ def body(grammar: str, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.long
-def test_a_grammar_that_explodes_late_is_the_requests_fault_and_nobody_elses(
+def test_a_grammar_that_explodes_late_ends_its_request_alone(
     thinker: Gateway,
 ) -> None:
     reply = thinker.client.post("/v1/chat/completions", json=body(LATE))

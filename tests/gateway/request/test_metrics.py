@@ -17,7 +17,7 @@ def shown(registry: CollectorRegistry, name: str) -> list[str]:
     ]
 
 
-async def test_who_waits_is_told_by_tier() -> None:
+async def test_waiting_requests_are_counted_by_tier() -> None:
     registry = CollectorRegistry()
     metrics = Metrics(registry)
     admission = Admission(max_running=1, max_queued=10)
@@ -42,7 +42,7 @@ async def test_who_waits_is_told_by_tier() -> None:
     assert admission.queued_by_tier == {}
 
 
-def test_time_between_tokens_is_told_by_model() -> None:
+def test_time_between_tokens_is_measured_by_model() -> None:
     registry = CollectorRegistry()
     metrics = Metrics(registry)
     metrics.of("a").between_tokens(0.0021)
@@ -70,7 +70,7 @@ def test_tenants_that_name_themselves_do_not_grow_the_page_for_ever() -> None:
 
 
 @pytest.mark.parametrize("name", ["time_to_first_token_seconds", "e2e_request_latency_seconds"])
-def test_latencies_are_told_apart_below_ten_milliseconds(name: str) -> None:
+def test_latencies_below_ten_milliseconds_have_several_buckets(name: str) -> None:
     registry = CollectorRegistry()
     Metrics(registry).of("m")
     bounds = shown(registry, f"headwater_{name}_bucket")

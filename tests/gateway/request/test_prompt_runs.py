@@ -156,7 +156,7 @@ async def test_a_tenant_has_a_few_prompts_at_the_processor_however_many_long_req
     assert processor.most_held == {OF_ABUSER: PROMPTS_AT_ONCE, OF_NEIGHBOUR: 1}
 
 
-def test_a_request_of_many_prompts_takes_no_places_from_those_who_wait_for_a_model_to_start(
+def test_a_request_of_many_prompts_takes_no_places_from_requests_that_wait_for_a_model(
     behind: Behind, start_gateway: GatewayStarter
 ) -> None:
     flags = (f"--processor={behind.processor}", f"--output-processor={behind.output_processor}")

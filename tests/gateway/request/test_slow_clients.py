@@ -126,7 +126,7 @@ def test_a_body_that_trickles_is_refused_in_its_time_however_steadily_it_comes(
 
 
 @pytest.mark.parametrize("is_resumable", [False, True], ids=["plain", "resumable"])
-def test_whose_request_fails_while_nothing_is_read_is_told_why_behind_what_was_sent(
+def test_a_slow_reader_finds_the_error_behind_the_events_that_were_sent(
     gateway: Gateway, is_resumable: bool
 ) -> None:
     before = gateway.refused("deadline_exceeded")
@@ -208,7 +208,7 @@ def test_clients_that_read_nothing_leave_an_engines_seats_to_others_and_get_the_
 @pytest.mark.parametrize(
     "is_resumable", [False, pytest.param(True, marks=pytest.mark.long)], ids=["plain", "resumable"]
 )
-def test_clients_that_read_nothing_are_cut_off_and_told_so_once_they_read(
+def test_clients_that_read_nothing_are_cut_off_and_find_the_error_once_they_read(
     impatient: Gateway, behind: Behind, is_resumable: bool
 ) -> None:
     alone = impatient.complete("Far away", max_tokens=64)["choices"][0]["text"]

@@ -60,7 +60,7 @@ def test_every_cause_of_a_loss_has_its_row() -> None:
 
 
 @pytest.mark.parametrize("name", ATTEMPTS)
-def test_a_stream_that_was_lost_tells_the_next_attempt_why(name: str) -> None:
+def test_the_next_attempt_of_a_lost_stream_names_the_cause(name: str) -> None:
     error = error_of(finish_of(name))
     assert isinstance(error, StreamLost)
     assert error.cause is ATTEMPTS[name]

@@ -86,7 +86,7 @@ def test_whatever_happens_the_account_ends_at_zero(steps: list[tuple[str, int]])
     )
 
 
-def test_rates_are_the_mean_of_those_who_know() -> None:
+def test_rates_are_the_mean_of_replicas_that_know_theirs() -> None:
     rates = pooled(
         [
             ReplicaLoad(

@@ -127,7 +127,7 @@ def test_a_gateway_that_fell_silent_counts_three_seconds_longer(served_model: Se
     run_virtually(main(), 0)
 
 
-def test_a_gateway_whose_bus_comes_back_tells_what_it_sends_from_then_on(
+def test_a_gateway_whose_bus_comes_back_publishes_what_it_sends_from_then_on(
     served_model: ServedModel,
 ) -> None:
     async def main() -> None:
@@ -193,7 +193,7 @@ async def test_what_happens_while_nats_is_away_counts_at_the_other_once_it_is_ba
         )
 
 
-def test_beats_tell_what_was_lost_of_prompts_that_are_not_computed_and_of_those_that_are(
+def test_beats_repeat_lost_messages_of_prompts_computed_or_not(
     served_model: ServedModel,
 ) -> None:
     async def main() -> None:

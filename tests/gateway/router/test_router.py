@@ -241,7 +241,7 @@ async def test_draining_full_and_failing_replicas_are_skipped_while_another_can_
     assert cluster.choose(chain("x", 24)).replica_id == "b"
 
 
-async def test_when_every_replica_is_full_the_cheapest_takes_it_and_when_all_drain_nobody(
+async def test_when_every_replica_is_full_the_cheapest_takes_it_and_when_all_drain_none(
     cluster: Cluster,
 ) -> None:
     cluster.reports("a", replace(IDLE, num_used_blocks=9_990))
@@ -323,7 +323,7 @@ async def test_hits_that_do_not_come_true_cost_a_replica_its_trust(cluster: Clus
     )
 
 
-async def test_a_receipt_is_json_and_says_who_was_seen_at_what_cost(cluster: Cluster) -> None:
+async def test_a_receipt_is_json_with_the_cost_of_every_candidate(cluster: Cluster) -> None:
     cluster.caches("b", chain("x", 20))
     dispatch = cluster.sends(chain("x", 24))
     cluster.router.started(dispatch, 320)

@@ -65,7 +65,7 @@ async def test_a_gateway_that_died_counts_for_a_few_seconds(nats_url: str) -> No
         assert left.of(model) == (0, 0)
 
 
-async def test_what_others_said_last_counts_while_the_bus_is_away(
+async def test_the_last_demand_of_others_counts_while_the_bus_is_away(
     tmp_path: Path, kept: dict[str, Any]
 ) -> None:
     model = uuid.uuid4().hex

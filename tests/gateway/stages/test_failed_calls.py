@@ -86,7 +86,7 @@ CALLS: dict[str, Callable[[Body], Awaitable[None]]] = {
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-async def test_a_failed_call_leaves_its_request_to_nobody(
+async def test_a_failed_call_keeps_no_reference_to_its_request(
     call: Callable[[Body], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processors, "RETURN_SECONDS", 0.0)

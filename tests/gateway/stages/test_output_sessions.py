@@ -170,7 +170,7 @@ async def test_parameters_that_fill_a_frame_are_refused_by_name() -> None:
         assert session.num_streams == 0
 
 
-async def test_the_end_of_a_session_is_told_to_every_stream_and_a_new_one_begins() -> None:
+async def test_the_end_of_a_session_ends_every_stream_and_a_new_one_begins() -> None:
     async with connected() as (peer, session):
         heard = Heard()
         session.open(opening(), [heard])
@@ -324,7 +324,7 @@ async def test_an_output_processor_that_has_nothing_to_say_but_answers_keeps_its
         assert not stream.ends
 
 
-async def test_what_is_said_of_a_stream_that_was_given_up_reaches_nobody() -> None:
+async def test_frames_of_an_abandoned_stream_are_dropped() -> None:
     async with connected() as (peer, session):
         first = Heard()
         second = Heard()

@@ -23,7 +23,7 @@ async def begun(starts: FairStart, tenant: str, order: list[str]) -> None:
     order.append(tenant)
 
 
-async def test_tenants_begin_in_turn_whoever_came_first() -> None:
+async def test_requests_of_tenants_begin_in_turn_in_any_order_of_arrival() -> None:
     starts = FairStart()
     order = list[str]()
     await asyncio.gather(*(begun(starts, tenant, order) for tenant in [*"aaaaaa", *"bb", "c"]))

@@ -287,7 +287,7 @@ async def test_an_emptied_redis_learns_of_what_runs_and_what_was_spent(
     assert verdict.granted == 80
 
 
-async def test_what_nobody_uses_any_longer_leaves_redis(
+async def test_unused_counters_leave_redis(
     limiters: list[Limiter], redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rotated = [Scope("tenant", Limits(concurrency=4)), Scope("key old", Limits(concurrency=4))]

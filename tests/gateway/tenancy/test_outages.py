@@ -231,7 +231,7 @@ async def test_a_gateway_that_starts_without_nats_knows_who_was_a_tenant(
             directory.identify(f"Bearer {secret}", "")
 
 
-async def test_a_record_that_this_version_cannot_read_costs_nobody_their_key(nats_url: str) -> None:
+async def test_an_unreadable_record_takes_no_tenants_key(nats_url: str) -> None:
     key, secret = new_key()
     record = TenantRecord(id=f"t-{key.id}", keys=(key,))
     async with Bus.open(nats_url) as bus:
@@ -252,7 +252,7 @@ def directory_of(bus: Bus, path: Path) -> contextlib.AbstractAsyncContextManager
     return TenantDirectory(TenantStore(bus), NOBODY, None, Snapshot(str(path))).running(bus)
 
 
-async def test_where_nobody_can_count_what_was_spent_an_answer_goes_on_by_the_local_share(
+async def test_without_redis_an_answer_goes_on_within_the_gateways_own_share(
     redis_url: str,
 ) -> None:
     scopes = [Scope("tenant", Limits(budget=200))]

@@ -293,7 +293,7 @@ async def test_gateways_of_one_machine_lose_none_of_each_other_s_times(tmp_path:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-async def test_without_a_token_records_have_no_times_and_nobody_can_make_any(
+async def test_without_a_token_records_have_no_times_and_none_can_be_made(
     nats_url: str, tmp_path: Path
 ) -> None:
     ada, _ = record()

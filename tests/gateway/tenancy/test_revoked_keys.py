@@ -81,7 +81,7 @@ def another_key(ada: Customer, **more: Any) -> dict[str, str]:
     return {"authorization": f"Bearer {made.json()['key']}"}
 
 
-def test_a_key_holds_at_the_gateway_that_gave_it_before_it_is_told(slow: Gateway) -> None:
+def test_a_key_works_at_the_gateway_that_made_it_before_the_bus_reports_it(slow: Gateway) -> None:
     def status(key: str) -> int:
         return slow.client.get("/v1/models", headers={"authorization": f"Bearer {key}"}).status_code
 
@@ -359,7 +359,7 @@ async def about_to_expire(book: TenantStore, directory: TenantDirectory) -> Tena
     raise AssertionError("no key was known before it expired")
 
 
-async def test_a_key_that_expires_is_told_of_when_it_does(nats_url: str) -> None:
+async def test_the_end_of_a_key_is_published_when_it_expires(nats_url: str) -> None:
     async with Bus.open(nats_url) as bus:
         book = TenantStore(bus)
         async with TenantDirectory(book, NOBODY).running(bus) as directory:

@@ -25,7 +25,7 @@ def key_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_without_keys_everyone_is_the_open_tenant_or_who_they_say() -> None:
+def test_without_keys_a_caller_is_the_open_tenant_or_the_one_that_it_names() -> None:
     assert OpenTenants().identify("", "") == Tenant(id="open")
     assert OpenTenants().identify("Bearer whatever", "team-7") == Tenant(id="team-7")
     for name in ("a b", "-a", "a" * 65, "é"):
@@ -33,7 +33,7 @@ def test_without_keys_everyone_is_the_open_tenant_or_who_they_say() -> None:
             OpenTenants().identify("", name)
 
 
-def test_with_keys_the_key_says_who_and_the_name_nothing(key_file: Path) -> None:
+def test_with_keys_the_key_names_the_tenant_and_the_header_does_not(key_file: Path) -> None:
     tenants = KeyedTenants.read(key_file)
     assert tenants.identify("Bearer key-of-bob", "ada").id == "bob"
     assert tenants.identify("bearer second-key-of-ada", "").id == "ada"

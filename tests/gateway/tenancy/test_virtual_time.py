@@ -102,7 +102,7 @@ async def test_times_are_shared_again_once_redis_lets_them(free_dir: Path) -> No
         await server.stop()
 
 
-async def test_who_was_away_begins_where_those_stand_who_are_served(
+async def test_a_tenant_that_was_away_begins_at_the_virtual_time_of_the_others(
     clocks: list[VirtualTime],
 ) -> None:
     with contextlib.ExitStack() as stack:
@@ -119,7 +119,9 @@ async def test_who_was_away_begins_where_those_stand_who_are_served(
         assert begin(stack, clocks[0], ADA) == 500.0
 
 
-async def test_without_redis_a_gateway_is_fair_by_itself_and_tells_later(redis_url: str) -> None:
+async def test_without_redis_a_gateway_is_fair_by_itself_and_shares_its_times_later(
+    redis_url: str,
+) -> None:
     clock = VirtualTime(Store(None))
     with contextlib.ExitStack() as stack:
         begin(stack, clock, ADA)
@@ -148,7 +150,7 @@ async def test_tenants_that_name_themselves_are_forgotten_without_redis_too() ->
     assert len(clock._times) + len(clock._unsent) + len(clock._answer_lens) <= 3
 
 
-def test_what_is_served_in_one_queue_puts_nobody_back_in_another() -> None:
+def test_service_in_one_queue_does_not_count_in_another() -> None:
     """A model that has room for all serves far more than one at which requests wait."""
     clock = VirtualTime(Store(None))
     with contextlib.ExitStack() as stack:
@@ -175,7 +177,7 @@ def test_who_waits_already_is_lifted_no_more() -> None:
         first.release()
 
 
-async def test_gateways_tell_each_other_how_far_each_queue_is(clocks: list[VirtualTime]) -> None:
+async def test_gateways_share_the_virtual_time_of_each_queue(clocks: list[VirtualTime]) -> None:
     with contextlib.ExitStack() as stack:
         for share in [
             stack.enter_context(clocks[0].request(ADA, 100, 0, queue="slow")) for _ in range(3)

@@ -84,7 +84,7 @@ REASONING_SIGNS = {
 
 
 @pytest.mark.parametrize(("template", "family"), TOOL_SIGNS.items())
-def test_a_template_tells_how_its_model_writes_calls(template: str, family: str) -> None:
+def test_the_format_of_calls_is_found_by_the_template(template: str, family: str) -> None:
     assert format_of_template(template) == family
 
 
@@ -100,7 +100,7 @@ def test_every_format_of_calls_has_a_parser_a_template_and_a_place_in_the_docume
 
 
 @pytest.mark.parametrize(("template", "family"), REASONING_SIGNS.items())
-def test_a_template_tells_how_its_model_writes_thoughts(template: str, family: str) -> None:
+def test_the_format_of_thoughts_is_found_by_the_template(template: str, family: str) -> None:
     assert reasoning_format_of(template) == family
 
 

@@ -149,7 +149,7 @@ def test_calls_and_content_are_the_same_however_the_text_is_cut(
     thinks=st.booleans(),
     places=st.lists(st.integers(0, 500), max_size=6),
 )
-def test_what_is_said_after_some_text_depends_on_that_text_alone(
+def test_output_after_some_text_depends_on_that_text_alone(
     parser: str, text: str, thinks: bool, places: list[int]
 ) -> None:
     answer_format = AnswerFormat(
@@ -401,7 +401,7 @@ def test_text_between_messages_is_part_of_none_however_it_is_cut() -> None:
     text=st.text(max_size=20) | st.text(alphabet='\\"nu\n😀{}', max_size=20),
     places=st.lists(st.integers(0, 200), max_size=8),
 )
-def test_a_custom_tool_is_told_the_text_however_it_was_written_and_cut(
+def test_a_custom_tools_call_has_the_text_however_it_was_written_and_cut(
     parser: str, text: str, places: list[int]
 ) -> None:
     written = WRITERS[parser]([("time", {"input": text})])

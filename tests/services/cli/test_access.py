@@ -49,7 +49,7 @@ def contents(folder: Path) -> dict[str, str]:
     }
 
 
-async def test_the_servers_let_in_who_reads_the_files_and_nobody_else(
+async def test_the_servers_admit_those_with_the_files_alone(
     free_dir: Path, kept: dict[str, Any]
 ) -> None:
     folder = free_dir / "access"

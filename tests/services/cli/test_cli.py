@@ -388,7 +388,7 @@ def test_up_refuses_a_gpu_that_is_not_there_before_the_model_is_fetched(
     assert not (tmp_path / "state").exists()
 
 
-def test_up_tells_of_a_variable_that_nothing_reads(tmp_path: Path) -> None:
+def test_up_warns_of_a_variable_that_nothing_reads(tmp_path: Path) -> None:
     nowhere = ("--revision=main", f"--state-dir={tmp_path}", f"--cache-dir={tmp_path / 'cache'}")
     done = headwater("up", *nowhere, HEADWATER_MAX_NUM_SEQ="4")
     sentence = (
@@ -447,7 +447,7 @@ def test_an_occupied_port_is_named_with_the_flag_that_changes_it(tmp_path: Path)
     assert f"port {port} on 127.0.0.1 is in use; choose another with --port" in done.stderr
 
 
-def test_the_version_is_told_without_a_command() -> None:
+def test_the_version_is_printed_without_a_command() -> None:
     told = headwater("--version")
     assert (told.returncode, told.stdout, told.stderr) == (
         0,

@@ -46,7 +46,9 @@ async def listed(nats_url: str, member: Member) -> list[Member]:
     return found
 
 
-async def test_everyone_who_beats_is_in_the_table(nats_url: str, served_model: ServedModel) -> None:
+async def test_every_process_with_a_heartbeat_is_in_the_table(
+    nats_url: str, served_model: ServedModel
+) -> None:
     engine = Member(
         kind=Kind.ENGINE,
         replica_id=served_model.name,
@@ -114,7 +116,7 @@ async def test_what_a_gateway_goes_without_is_in_its_row(nats_url: str) -> None:
     assert as_json(members)[0]["without"] == ("redis", "events")
 
 
-async def test_a_bus_out_of_reach_is_named_and_so_is_a_gateway_that_nobody_has(
+async def test_a_bus_out_of_reach_is_named_and_so_is_a_missing_gateway(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(bus_module, "OPEN_SECONDS", 0.1)
@@ -196,7 +198,7 @@ def test_adapters_of_engines_are_a_line_and_their_hashes_are_json(
     assert "adapters" not in captured.get()
 
 
-def test_the_version_of_all_is_a_line_and_mixed_ones_are_told_by_name() -> None:
+def test_one_version_is_a_line_and_mixed_ones_are_listed_by_name() -> None:
     def said(*versions: str) -> list[str]:
         members = [
             Member(kind=Kind.GATEWAY, replica_id=f"g{i}", epoch=1, address="a:1", version=each)

@@ -383,7 +383,7 @@ async def test_metrics_have_the_engines_figures(engine: EngineProcess) -> None:
     )
 
 
-async def test_a_core_that_hangs_holds_up_the_door_for_nobody_and_too_much_for_it_is_refused(
+async def test_a_core_that_hangs_delays_no_request_and_more_than_it_has_room_for_is_refused(
     engine: EngineProcess,
 ) -> None:
     async with client_of(engine) as client:

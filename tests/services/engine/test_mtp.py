@@ -77,7 +77,7 @@ async def test_auto_drafts_by_the_layer_and_answers_are_those_of_an_engine_that_
     assert drafted[0] == 0 < drafted[1]
 
 
-def test_an_engine_that_is_told_to_use_a_layer_that_is_not_there_names_the_flag(
+def test_mtp_without_the_checkpoints_layer_is_refused_by_its_flag(
     tmp_path: Path, folder: Path
 ) -> None:
     for file in folder.iterdir():

@@ -12,7 +12,7 @@ from headwater.services.runtime.settings import SettingError, read_settings
 from tests.services.engine.engine_process import add, answer, client_of, engine_process, prompt
 
 
-async def test_a_role_is_told_with_the_load_and_changes_at_once() -> None:
+async def test_a_role_is_published_with_the_load_and_changes_at_once() -> None:
     with engine_process("--role=prefill") as engine:
         async with client_of(engine) as client:
             assert (await client.load()).role == "prefill"

@@ -149,7 +149,7 @@ def test_settings_that_cannot_be_served_are_refused_by_name(
     assert str(refused.value) == sentence
 
 
-def test_an_engine_speculates_unless_it_is_told_not_to() -> None:
+def test_an_engine_speculates_unless_speculation_is_off() -> None:
     usual = EngineSettings(executor="simulated")
     assert (usual.speculates, usual.drafters, usual.max_draft_tokens) == (
         True,

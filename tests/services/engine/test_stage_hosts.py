@@ -227,7 +227,7 @@ def test_settings_of_a_stage_that_cannot_be_served_are_refused_by_name(
         ),
     ],
 )
-def test_what_a_stage_cannot_do_is_said_in_one_line(
+def test_what_a_stage_cannot_do_is_refused_in_one_line(
     place: Place, changed: str, sentence: str
 ) -> None:
     with stage_process(*place.stage_flags, changed) as stage:

@@ -217,7 +217,7 @@ async def test_a_tenants_grammars_are_checked_beside_a_flood_of_another_one(
             each.cancel()
 
 
-async def test_a_check_ends_when_all_who_asked_have_left(
+async def test_a_check_ends_when_all_its_requests_have_left(
     demo_folder: Path, others: set[int]
 ) -> None:
     """Else it would keep its place, and a share of a core, from checks of others."""

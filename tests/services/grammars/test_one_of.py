@@ -124,7 +124,7 @@ def is_valid(text: str, schema: Schema) -> bool:
 
 
 @pytest.mark.parametrize("case", TOLD_APART)
-def test_members_that_constants_tell_apart_are_taken(
+def test_members_that_differ_by_constants_are_taken(
     case: str, grammars: Grammars, demo_model: TextModel
 ) -> None:
     schema, texts = TOLD_APART[case]
@@ -140,7 +140,7 @@ def test_members_that_constants_tell_apart_are_taken(
 
 
 @pytest.mark.parametrize("case", NOT_TOLD_APART)
-def test_members_that_are_not_told_apart_are_refused(case: str, grammars: Grammars) -> None:
+def test_members_that_nothing_distinguishes_are_refused(case: str, grammars: Grammars) -> None:
     grammar = grammar_of(StructuredOutput(json_schema=json.dumps(NOT_TOLD_APART[case])), {})
     with pytest.raises(GrammarError, match="not told apart"):
         grammars.compile(grammar)
@@ -173,7 +173,7 @@ COSTLY: dict[str, Schema] = {
 
 
 @pytest.mark.parametrize("case", COSTLY)
-def test_what_costs_too_much_to_tell_apart_stays_as_it_is(case: str) -> None:
+def test_members_that_cost_too_much_to_distinguish_stay_as_they_are(case: str) -> None:
     schema = json.loads(json.dumps(COSTLY[case]))
     began = time.thread_time()
     check_schema("p", schema)

@@ -38,7 +38,7 @@ async def test_thoughts_and_calls_come_beside_the_content(line: Line) -> None:
 
 
 @pytest.mark.parametrize("num_delivered", [0, 3, 12, 30, 60, 80])
-async def test_a_resumed_answer_tells_of_the_text_that_was_not_delivered(
+async def test_a_resumed_answer_has_the_text_that_was_not_delivered(
     line: Line, num_delivered: int
 ) -> None:
     ids = line.ids(CALL)
@@ -167,7 +167,7 @@ async def test_an_unforeseen_error_ends_its_stream_alone(
     assert line.gateway.heard[1].text == "still here"
 
 
-async def test_a_parser_that_nobody_knows_is_refused(line: Line) -> None:
+async def test_an_unknown_parser_is_refused(line: Line) -> None:
     await line.gateway.send(
         line.gateway.opening(1, answer_format=AnswerFormat(tool_parser="morse"))
     )

@@ -94,7 +94,7 @@ async def test_streams_of_a_gateway_that_left_are_cancelled_at_their_engine(line
     await line.engine.hears(lambda: line.engine.cancels == {number: "gateway_gone"})
 
 
-async def test_a_gateway_that_does_not_read_stalls_nobody_else(line: Line) -> None:
+async def test_a_gateway_that_does_not_read_stalls_no_other(line: Line) -> None:
     async with listening_gateway(line.address, line.engine, DEMO_NAME) as deaf:
         await deaf.send(deaf.opening(1))
         deaf_number = (await line.engine.add()).stream_ids[0]

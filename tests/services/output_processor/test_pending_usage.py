@@ -224,7 +224,7 @@ async def test_a_gateway_that_comes_back_writes_its_own_and_one_taken_for_dead_h
     assert counts(records["r+"]) == (0, 0, 0, 7)
 
 
-async def test_a_request_that_can_be_resumed_is_recorded_by_whoever_goes_on_or_when_nobody_does(
+async def test_a_resumable_request_is_recorded_by_its_next_reader_or_when_its_time_is_over(
     line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = {"request_id": "r", "resumable": True}

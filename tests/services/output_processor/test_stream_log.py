@@ -105,7 +105,7 @@ async def until(gateway: ListeningGateway, texts: dict[int, str]) -> None:
         await gateway.read()
 
 
-async def test_a_request_outlives_its_reader_and_is_told_again_from_its_start(line: Line) -> None:
+async def test_a_request_outlives_its_reader_and_is_replayed_from_its_start(line: Line) -> None:
     word = line.tokenizer.encode(" hello", add_special_tokens=False)[0]
     async with line.gateway() as first:
         numbers = await line.open(first, 1, 2, credit=100)
@@ -183,7 +183,7 @@ async def test_what_is_begun_anew_ends_no_stream_that_has_its_old_number_and_sta
         assert await line.find() is not None
 
 
-async def test_a_second_reader_replaces_the_first_and_what_that_was_told_is_charged_to_it(
+async def test_a_second_reader_replaces_the_first_which_is_charged_what_it_was_sent(
     line: Line,
 ) -> None:
     async with line.gateway() as first, line.gateway() as second:
@@ -225,7 +225,7 @@ async def test_who_lets_go_says_what_is_charged_and_only_its_tenant_finds_it(lin
         await line.until_found(lambda found: found is None)
 
 
-async def test_nobody_who_comes_in_time_ends_it_and_what_has_ended_is_forgotten(
+async def test_a_stream_without_a_reader_in_time_ends_and_is_forgotten(
     line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_log, "HOLD_SECONDS", 0.2)

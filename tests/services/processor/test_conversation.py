@@ -231,7 +231,7 @@ def test_a_template_that_knows_no_tools_shows_them_as_text() -> None:
     )
 
 
-def test_effort_is_told_to_templates_that_ask_for_it() -> None:
+def test_effort_is_given_to_templates_that_read_it() -> None:
     template = ChatTemplate(
         "{{ messages | length }} {{ reasoning_effort }} {{ enable_thinking }}", {}
     )

@@ -268,7 +268,7 @@ def test_the_contract_accepts(asked: dict[str, Any]) -> None:
             assert getattr(checked, name) == value
 
 
-def test_a_chat_is_not_told_to_echo_a_prompt_without_an_answer() -> None:
+def test_a_chat_cannot_echo_a_prompt_without_an_answer() -> None:
     with pytest.raises(BadRequest) as caught:
         check_sampling(Sampling(max_tokens=0), LIMITS, stream=False, is_chat=True)
     assert caught.value.message == "max_tokens is 0; allowed: at least 1"

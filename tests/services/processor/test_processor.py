@@ -354,7 +354,7 @@ async def test_of_tools_and_structured_output_the_one_that_cannot_be_followed_is
         assert from_rpc_error(fault.value).message.startswith(f"{param} cannot be followed: ")
 
 
-async def test_a_grammar_that_cannot_be_followed_is_refused_and_one_that_explodes_holds_up_nobody(
+async def test_a_grammar_that_cannot_be_followed_is_refused_and_one_that_explodes_delays_no_other(
     processor: processor_pb2_grpc.ProcessorAsyncStub,
 ) -> None:
     async def prepare(**structured: Any) -> str:

@@ -185,7 +185,7 @@ async def test_without_a_bus_seeds_are_found_by_asking_and_lost_when_they_fall_s
         await wait_until_gone(members, member)
 
 
-async def test_an_answer_that_is_not_understood_keeps_nobody_from_being_asked(
+async def test_an_answer_that_is_not_understood_stops_no_other_question(
     engine: Member, served: Member
 ) -> None:
     class Stranger(engine_pb2_grpc.EngineServicer):
@@ -260,7 +260,7 @@ async def listening_on_one_port(hosts: list[str]) -> tuple[int, list[grpc.aio.Se
     raise AssertionError("no port is free on all of them")
 
 
-async def test_a_name_stands_for_every_address_that_it_has_and_whoever_it_loses_stays_while_it_answers(
+async def test_a_name_stands_for_all_its_addresses_and_a_lost_one_stays_while_it_answers(
     engine: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Loopback has many addresses: three pods of a headless service, on one port."""
@@ -359,7 +359,7 @@ async def test_a_seed_and_its_heartbeat_are_one_member(nats_url: str, served: Me
             assert members.of(Kind.PROCESSOR) == [processor]
 
 
-async def test_while_the_bus_is_away_whoever_answers_stays_and_whoever_does_not_leaves(
+async def test_while_the_bus_is_away_members_that_answer_stay_and_others_leave(
     free_dir: Path, served: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(membership, "EXPIRY_SECONDS", 0.5)

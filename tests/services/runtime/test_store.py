@@ -93,7 +93,7 @@ async def test_a_store_that_was_killed_serves_again_after_its_restart(free_dir: 
     await server.stop()
 
 
-async def test_of_connections_that_died_with_the_server_one_call_tells_and_no_other_fails(
+async def test_one_call_finds_that_the_connections_died_with_the_server_and_no_other_fails(
     free_dir: Path,
 ) -> None:
     server = await start_valkey(free_dir)

@@ -38,7 +38,7 @@ def test_what_the_standard_does_not_know_is_no_trace(traceparent: str) -> None:
     assert TraceContext.parse(traceparent) is None
 
 
-def test_a_fresh_trace_is_one_that_nobody_collects() -> None:
+def test_a_fresh_trace_is_not_sampled() -> None:
     fresh = TraceContext.fresh()
     assert TraceContext.parse(fresh.traceparent) == fresh
     assert not fresh.is_sampled

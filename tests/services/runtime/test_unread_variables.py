@@ -38,11 +38,11 @@ def test_the_list_of_known_names_is_that_of_the_code() -> None:
     )
 
 
-def test_a_mistyped_name_is_told_with_the_nearest_one() -> None:
+def test_a_mistyped_name_is_reported_with_the_nearest_one() -> None:
     assert unread_variables(MISTYPED) == [SENTENCE]
 
 
-def test_a_name_like_no_other_is_told_without_a_guess() -> None:
+def test_a_name_like_no_other_is_reported_without_a_guess() -> None:
     [sentence] = unread_variables({"HEADWATER_XYZZY": "a secret"})
     assert sentence.startswith("HEADWATER_XYZZY is set, ")
     assert sentence.endswith("; docs/configuration.md lists those that are read")
@@ -57,7 +57,7 @@ def test_a_stage_leaves_it_to_its_supervisor() -> None:
 
 
 @pytest.mark.parametrize("module", STAGES)
-def test_a_stage_that_is_started_by_itself_tells_it(module: str) -> None:
+def test_a_stage_that_is_started_by_itself_reports_it(module: str) -> None:
     env = {
         name: value for name, value in os.environ.items() if not name.startswith("HEADWATER_")
     } | MISTYPED

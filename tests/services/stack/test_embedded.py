@@ -54,7 +54,7 @@ async def test_a_stopped_valkey_starts_again_empty_on_the_same_port(free_dir: Pa
     assert names_in(free_dir) == {"valkey.log", "valkey.log.1"}
 
 
-async def test_a_killed_server_is_noticed_by_whoever_waits_for_it(free_dir: Path) -> None:
+async def test_a_killed_server_ends_the_wait_for_it(free_dir: Path) -> None:
     server = await start_valkey(free_dir)
     waiting = asyncio.create_task(server.wait())
     await server.kill()

@@ -17,7 +17,7 @@ def listener(port: int) -> socket.socket:
     return made
 
 
-def test_a_held_port_is_nobodys_but_the_gateways_as_they_come_and_go() -> None:
+def test_a_held_port_stays_the_gateways_as_they_come_and_go() -> None:
     with contextlib.closing(HeldPort("127.0.0.1", 0)) as held:
         for _ in range(2):
             with listener(held.port) as gateway, socket.create_connection(gateway.getsockname()):

@@ -70,7 +70,7 @@ LATE_READY = (
 
 
 @pytest.mark.parametrize("moment", ["unspawned", "spawned", "ready too late"])
-async def test_a_replica_that_leaves_while_it_starts_is_gone_and_harms_nobody(
+async def test_a_replica_that_leaves_while_it_starts_is_gone_and_harms_no_other(
     tmp_path: Path, moment: str
 ) -> None:
     pipe = SupervisorPipe()
@@ -97,7 +97,7 @@ async def test_a_replica_that_leaves_while_it_starts_is_gone_and_harms_nobody(
     pipe.close()
 
 
-async def test_a_replica_that_could_not_start_when_it_is_told_to_leave_harms_nobody(
+async def test_a_replica_that_could_not_start_when_it_is_to_leave_harms_no_other(
     tmp_path: Path,
 ) -> None:
     pipe = SupervisorPipe()

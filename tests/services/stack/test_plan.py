@@ -99,7 +99,7 @@ def test_the_settings_of_a_gpu_reach_its_engine_and_who_hashes_for_it() -> None:
     assert processor.kv_format == "fp8"
 
 
-def test_engines_speculate_unless_the_line_is_told_not_to() -> None:
+def test_engines_speculate_unless_speculation_is_off() -> None:
     assert engine_of(plan()).speculates
     assert not engine_of(plan(speculation="off")).speculates
     with pytest.raises(SettingError, match="--speculation is 'on'; allowed: auto, mtp, off"):
@@ -130,12 +130,12 @@ def test_draft_heads_are_for_the_engines_of_a_line_that_drafts_by_no_model(tmp_p
         plan(draft_heads=Path("/no/heads"))
 
 
-def test_special_tokens_are_text_to_processors_where_the_line_is_told_so() -> None:
+def test_special_tokens_are_text_to_processors_where_the_flag_is_set() -> None:
     assert processor_of(plan(escape_special_tokens=True)).escape_special_tokens
     assert not processor_of(plan()).escape_special_tokens
 
 
-def test_objects_of_schemas_are_closed_unless_the_line_is_told_otherwise() -> None:
+def test_objects_of_schemas_are_closed_unless_the_flag_is_off() -> None:
     assert processor_of(plan()).close_schemas
     assert not processor_of(plan(close_schemas=False)).close_schemas
 

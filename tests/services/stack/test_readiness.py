@@ -13,7 +13,9 @@ from tests.gateway.processes import gateway_stage, started
 
 
 @pytest.mark.parametrize("is_nats_there", [False, True])
-async def test_who_waits_for_a_line_is_told_for_what(is_nats_there: bool, nats_url: str) -> None:
+async def test_waiting_for_a_cluster_prints_what_is_missing(
+    is_nats_there: bool, nats_url: str
+) -> None:
     gone = "nats://me:secret@127.0.0.1:1"
     servers = {"NATS": f"{gone},{nats_url}" if is_nats_there else gone, "Redis": None}
     told: asyncio.Future[str] = asyncio.get_running_loop().create_future()

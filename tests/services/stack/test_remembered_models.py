@@ -15,7 +15,7 @@ def test_a_file_that_cannot_be_read_costs_the_models_in_it_and_is_named(tmp_path
     assert str(tmp_path / MODELS_FILE) in remembered.problem
 
 
-def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     told: list[str] = []
     remembered = RememberedModels(tmp_path, told.append)
     remembered.add("m", ModelRequest(do="load", model="m"))

@@ -125,7 +125,7 @@ def test_a_large_model_is_not_passed_by_for_ever() -> None:
     assert large.first_served_at is not None
 
 
-def test_a_long_turn_that_nobody_contested_does_not_lengthen_estimates() -> None:
+def test_a_long_turn_without_others_waiting_does_not_lengthen_estimates() -> None:
     world = TurnWorld(dict.fromkeys("abc", 60), resident_bytes=100)
     world.ask("a", "x", 10_000)
     world.run(180)

@@ -51,7 +51,7 @@ def id_of(events: list[dict[str, Any]]) -> str:
 
 
 @pytest.mark.long
-def test_a_tenant_that_has_filled_its_share_of_events_stops_nobody_else_s_stream(
+def test_a_tenant_that_has_filled_its_share_of_events_stops_no_other_stream(
     small: Gateway,
 ) -> None:
     eve = Customer(small)

@@ -241,7 +241,7 @@ async def test_a_run_goes_on_from_the_results_of_the_one_before(bench: Bench) ->
     assert len(second.asked) == 30
 
 
-async def test_what_is_not_answered_in_the_window_is_told_as_expired(bench: Bench) -> None:
+async def test_lines_not_answered_in_the_window_are_reported_as_expired(bench: Bench) -> None:
     kept = await bench.batch(4, expires_in=1)
     app = Answering()
     app.gate.clear()
@@ -291,7 +291,7 @@ async def test_changes_of_a_batch_at_once_are_all_made(bench: Bench) -> None:
         await bench.ledger.change(bench.tenant, kept.batch.id, refuse)
 
 
-async def test_a_batch_that_is_cancelled_before_anyone_took_it_asks_nobody(bench: Bench) -> None:
+async def test_a_batch_that_is_cancelled_before_it_runs_sends_no_request(bench: Bench) -> None:
     kept = await bench.batch(3)
     app = Answering()
     await bench.ledger.change(
@@ -342,7 +342,9 @@ async def test_a_limit_that_no_waiting_helps_against_is_a_lines_result(
     assert (batch.status, batch.request_counts.failed, len(app.asked)) == ("completed", 1, 1)
 
 
-async def test_a_line_that_nests_too_deep_is_told_as_any_other_that_is_none(bench: Bench) -> None:
+async def test_a_line_that_nests_too_deep_is_reported_like_other_invalid_lines(
+    bench: Bench,
+) -> None:
     deep = b'{"custom_id": "d", "method": "POST", "url": "%b", "body": {"prompt": %b}}' % (
         URL.encode(),
         b"[" * 5000 + b"]" * 5000,
@@ -354,7 +356,7 @@ async def test_a_line_that_nests_too_deep_is_told_as_any_other_that_is_none(benc
     assert [(fault.code, fault.line) for fault in batch.errors.data] == [("invalid_json_line", 2)]
 
 
-async def test_what_is_no_work_stops_nobody_who_takes_work(bench: Bench) -> None:
+async def test_a_message_that_is_no_work_stops_no_worker(bench: Bench) -> None:
     rooms = await bench.durable.rooms()
     await rooms.js.publish(subjects.batch_lines("nobody", "1"), b"no range")
     await rooms.js.publish(subjects.BATCH_JOBS, b"no job")

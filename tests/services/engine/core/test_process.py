@@ -238,7 +238,7 @@ def test_a_cancelled_request_says_nothing_after_the_step_that_runs_and_gives_its
     next(step for step in steps if step.output.finishes)
 
 
-def test_an_idle_core_sleeps_until_it_is_told_something(core: Core) -> None:
+def test_an_idle_core_sleeps_until_a_command_comes(core: Core) -> None:
     core.send(request(1, 20, credit=4))
     tokens: list[int] = []
     steps = core.steps()
@@ -289,7 +289,7 @@ def test_the_thread_that_fills_masks_gets_only_wanted_masks_and_tokens_drawn_und
     assert not core.mask_reports.read()
 
 
-def test_the_core_ends_when_nobody_reads_it(core: Core) -> None:
+def test_the_core_ends_when_its_reader_is_gone(core: Core) -> None:
     core.send(request(1))
     next(core.steps())
     core.reports.close()
@@ -311,7 +311,7 @@ def test_a_start_that_comes_no_further_says_so_again(monkeypatch: pytest.MonkeyP
     reader.close()
 
 
-def test_loading_is_told_at_its_tenths_and_not_with_every_tensor() -> None:
+def test_loading_is_reported_by_tenths_and_not_with_every_tensor() -> None:
     report_writer, report_reader = create_ring(1 << 16)
     writer = RingWriter(report_writer)
     reader = RingReader(report_reader)

@@ -82,7 +82,7 @@ def test_short_prompts_do_not_make_a_replica_look_slow() -> None:
     assert rates.prefill_tps == pytest.approx(2000)
 
 
-def test_prompts_of_one_length_tell_tokens_a_second_of_that_length() -> None:
+def test_prompts_of_one_length_give_tokens_a_second_of_that_length() -> None:
     rates = Rates()
     for _ in range(10):
         rates.observe(100, 0, 0.1)

@@ -21,7 +21,7 @@ FACTS = ModelFacts(
 CONFIG = EngineConfig(num_blocks=100, max_model_len=1024, max_num_seqs=8, max_num_batched_tokens=64)
 
 
-def test_an_engine_has_a_speculator_unless_it_is_told_not_to() -> None:
+def test_an_engine_has_a_speculator_unless_speculation_is_off() -> None:
     executor = SimulatedExecutor(CONFIG, SimulatedModel(vocab_size=1000), SimulatedTiming())
     usual = EngineSettings(executor="simulated")
     told = EngineSettings(executor="simulated", speculation="off")

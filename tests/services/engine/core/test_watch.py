@@ -46,7 +46,7 @@ def paused(watch: CoreWatch) -> None:
 @pytest.mark.parametrize(
     ("last", "allowed"), [(idle, math.inf), (asked, 5), (answering, 5), (slow, 30), (paused, 10)]
 )
-def test_silence_counts_from_what_a_core_is_told_to_its_next_word(
+def test_silence_counts_from_a_command_to_the_cores_next_message(
     last: Callable[[CoreWatch], None], allowed: float
 ) -> None:
     watch = CoreWatch(limit=5)
@@ -75,7 +75,7 @@ def test_a_core_may_be_in_a_step_for_twice_as_long_as_steps_take() -> None:
     assert watch.may_be_in_step
 
 
-async def test_a_core_that_was_told_something_while_it_said_that_it_is_idle_owes_a_word() -> None:
+async def test_a_core_that_gets_a_command_while_it_reports_that_it_is_idle_owes_a_message() -> None:
     link = CoreClient(hang_limit=5)
     link._take(Ready("", "", 0, "", 16, EngineLoad(), 1, 1, 1, longest_step=0))
     link._take(Idle(EngineLoad(), num_commands=0))

@@ -59,7 +59,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_two_who_pull_at_once_get_one_folder_with_everything_that_stages_read(
+def test_two_pulls_at_once_make_one_folder_with_everything_that_stages_read(
     checkpoint: Path, tmp_path: Path
 ) -> None:
     reports: list[tuple[str, int, int]] = []

@@ -40,7 +40,7 @@ def served(name: str, dtype: str = "simulated") -> ServedModel:
     )
 
 
-async def test_an_engine_joins_tells_what_it_caches_and_leaves_before_it_drains(
+async def test_an_engine_joins_publishes_its_cache_and_leaves_before_it_drains(
     nats_url: str, redis_url: str
 ) -> None:
     model = served(f"test/{uuid.uuid4().hex}")

@@ -154,7 +154,7 @@ async def test_a_grammar_may_come_in_parts_and_a_resumed_stream_goes_on(
         assert client.tokens[2] == whole
 
 
-async def test_a_grammar_that_takes_long_to_compile_delays_nobody_and_can_be_cancelled(
+async def test_a_grammar_that_takes_long_to_compile_delays_no_other_and_can_be_cancelled(
     engine: EngineProcess, demo_model: TextModel
 ) -> None:
     async with client_of(engine) as client:

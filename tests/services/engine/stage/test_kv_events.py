@@ -36,7 +36,7 @@ def after(cached: set[bytes], batch: KvEventBatch | CacheEvents) -> set[bytes]:
     flush_after=st.sets(st.integers(0, 29)),
     missed=st.integers(0, 30),
 )
-def test_batches_snapshot_and_replay_all_say_what_the_steps_said(
+def test_batches_snapshot_and_replay_have_the_events_of_the_steps(
     steps: list[CacheEvents], flush_after: set[int], missed: int
 ) -> None:
     async def tell() -> None:

@@ -105,7 +105,7 @@ async def test_each_draft_up_to_one_that_is_forbidden_gets_the_mask_that_follows
     compiler.close()
 
 
-async def test_masks_of_drafts_that_follow_drawn_tokens_are_said_with_the_masks_behind_these_tokens(
+async def test_masks_of_drafts_behind_drawn_tokens_are_reported_with_the_masks_of_these_tokens(
     demo_folder: Path, demo_model: TextModel
 ) -> None:
     said: list[Command] = []
@@ -137,7 +137,7 @@ async def test_masks_of_drafts_that_follow_drawn_tokens_are_said_with_the_masks_
     compiler.close()
 
 
-async def test_what_the_grammar_forces_is_said_behind_the_mask_of_its_first_token(
+async def test_forced_tokens_are_reported_behind_the_mask_of_the_first(
     demo_folder: Path, demo_model: TextModel
 ) -> None:
     said: list[Command] = []
@@ -177,7 +177,7 @@ async def test_what_the_grammar_forces_is_said_behind_the_mask_of_its_first_toke
     compiler.close()
 
 
-async def test_a_fault_is_heard_by_whoever_waits_and_the_core_goes_on() -> None:
+async def test_a_fault_of_the_thread_is_raised_and_the_core_never_waits_for_room() -> None:
     writer_end, reader_end = create_ring()
     reports = RingWriter(writer_end)
     reports.write(b"no report")

@@ -125,7 +125,7 @@ def test_metrics_say_how_much_of_the_used_blocks_stands_for_tokens() -> None:
     )
 
 
-def test_hits_are_told_by_tier_and_the_disk_only_where_there_is_one() -> None:
+def test_hits_are_counted_by_tier_and_those_of_a_disk_only_where_there_is_one() -> None:
     load = EngineLoad(prefix_hits=100, hits_by_tier={"host": 20, "disk": 30})
     assert shown(load, "headwater_prefix_cache_hits_by_tier_total") == [
         'headwater_prefix_cache_hits_by_tier_total{model_name="m",tier="device"} 50.0',

@@ -46,7 +46,7 @@ def test_a_finish_does_not_wait_for_chunks_that_are_gone() -> None:
     assert outbox.next_frame() is None
 
 
-def test_the_session_is_told_of_everything_that_comes() -> None:
+def test_the_session_gets_every_frame() -> None:
     outbox = Outbox()
     told = []
     outbox.on_filled = lambda: told.append(True)

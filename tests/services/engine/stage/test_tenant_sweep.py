@@ -114,6 +114,6 @@ async def test_without_a_gateway_that_knows_nothing_is_deleted(
     assert tenants_below(tmp_path) == {tenant}
 
 
-async def test_an_engine_without_a_disk_asks_nobody(nats_url: str) -> None:
+async def test_an_engine_without_a_disk_asks_for_no_gone_tenants(nats_url: str) -> None:
     async with Bus.open(nats_url, wait_seconds=30.0) as bus, TenantSweep.running(bus, None):
         pass

@@ -13,7 +13,7 @@ from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.member import ReplicaLoad
 
 
-def test_what_may_wait_is_shared_by_what_does_and_nobody_is_left_without() -> None:
+def test_room_for_waiting_prompts_follows_what_waits_and_no_gateway_is_left_without() -> None:
     now = 0.0
     credits = WaitingCredits(lambda: now)
     assert credits.shares(20_000.0) == {}

@@ -118,7 +118,7 @@ class Caller:
             return await self.end.run(channel, call, self.opened.set)
 
 
-async def test_all_that_is_said_comes_back_in_order_and_then_the_session_ends() -> None:
+async def test_all_frames_come_back_in_order_and_then_the_session_ends() -> None:
     echoes: list[Echo] = []
     async with server(echoing(echoes)) as address:
         caller = Caller()
@@ -135,7 +135,7 @@ async def test_all_that_is_said_comes_back_in_order_and_then_the_session_ends() 
     said=st.lists(st.text(alphabet="abcde", max_size=9), max_size=12),
     pauses=st.lists(st.booleans(), min_size=12, max_size=12),
 )
-def test_no_letter_is_lost_or_doubled_whenever_it_is_said(
+def test_no_letter_is_lost_or_doubled_whenever_it_is_sent(
     said: list[str], pauses: list[bool]
 ) -> None:
     async def talk() -> str:
@@ -153,7 +153,7 @@ def test_no_letter_is_lost_or_doubled_whenever_it_is_said(
     assert asyncio.run(talk()) == "".join(said) + "."
 
 
-async def test_the_other_end_is_told_when_a_caller_is_cancelled() -> None:
+async def test_the_other_end_notices_a_cancelled_caller() -> None:
     echoes: list[Echo] = []
     async with server(echoing(echoes)) as address:
         caller = Caller()

@@ -64,7 +64,7 @@ def test_a_stream_that_is_not_paced_has_what_it_was_granted() -> None:
 
 
 @pytest.mark.parametrize("resumable", [False, True])
-async def test_the_engine_of_300_streams_computes_no_further_ahead_than_a_gateway_is_told(
+async def test_the_engine_of_300_streams_computes_no_further_ahead_than_a_gateway_grants(
     demo_tokenizer: Tokenizer, resumable: bool
 ) -> None:
     async with scripted_engine() as engine, EngineLinks() as links:
