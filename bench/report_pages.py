@@ -14,6 +14,9 @@ RETIRED = ("--gemv", "--decode-steps")
 """Flags that commands of earlier commits have."""
 EARLIER_FORMS = ("before", "in two launches", "without the fence", "without touching", "512 seats")
 """Peers that are Headwater as it was: they say what a change gained, and no more to a reader."""
+OWN_FORMS = ("bf16", "replay", "round robin")
+"""Peers that are Headwater under other settings. A figure that is compared with these alone is in
+the rows, not on a page."""
 NOTICE = "<!-- Made by `headwater bench report` from bench/results; a test compares them. -->"
 
 
@@ -57,7 +60,9 @@ def is_compared(row: Row) -> bool:
     it was measured to compare a commit with another."""
     if " in turn with " in row.what:
         return False
-    return row.claim or row.target is not None or bool(_beside(row))
+    peers = row.peers.keys() - {*EARLIER_FORMS, *OWN_FORMS}
+    is_beside = any(COMMIT.fullmatch(peer) is None for peer in peers)
+    return row.claim or row.target is not None or is_beside
 
 
 def claims_of(rows: Iterable[Row]) -> dict[str, list[list[Row]]]:

@@ -44,8 +44,8 @@ def with_table(page: str, reports: Mapping[str, Report]) -> str:
 
 
 def table(reports: Mapping[str, Report]) -> str:
-    """A line for each control and each body of the list, with two cells for each key; below it,
-    what was measured when."""
+    """A line for each control and each body that was measured, with two cells for each key; below
+    it, what was measured when, and what was not."""
     names = list(reports)
     heads = [f"first token, {name} key | structured, {name} key" for name in names]
     lines = [
@@ -54,11 +54,18 @@ def table(reports: Mapping[str, Report]) -> str:
         _line("", "nothing", [_alone(report) for report in reports.values()]),
     ]
     by_name = [{row.body: row for row in report.rows} for report in reports.values()]
+    missing = []
     for body in (*CONTROLS, *BODIES):
+        if not any(body.name in rows for rows in by_name):
+            missing.append(f"`{body.name}`")
+            continue
         has_goals = body not in CONTROLS
         found = [_cells(rows.get(body.name), has_goals=has_goals) for rows in by_name]
         lines.append(_line(f"`{body.name}`", body.what, found))
-    return "\n".join([*lines, "", *map(_measured, reports.items()), ""])
+    notes = [*map(_measured, reports.items())]
+    if missing:
+        notes.append(f"- Not measured yet: {', '.join(missing)}.")
+    return "\n".join([*lines, "", *notes, ""])
 
 
 def _line(name: str, what: str, cells: list[str]) -> str:

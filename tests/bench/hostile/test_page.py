@@ -37,7 +37,8 @@ def test_a_line_has_two_cells_for_each_key_and_what_misses_its_goal_is_bold() ->
         "| `keys` | an object with 250,000 names | 1.05 | 1.50 | **1.31** | **2.50**, 3 failed |"
     ) in written
     assert "|  | nothing | 1.10, 100 ms | 1.10, 100 ms | 1.10," in written
-    assert "| `escapes` | a string of 600,000 escapes (`\\u0061`) | – | – | – | – |" in written
+    assert "| `escapes` |" not in written
+    assert ", `escapes`, " in written.partition("Not measured yet: ")[2]
     assert "- The small key has 2 requests a minute: 2026-11-29, c0ffee1, executor" in written
 
 
