@@ -340,8 +340,8 @@ class ReleasableMemory(Protocol):
         bytes that were given back."""
 
     def restore(self) -> None:
-        """Brings back what was given back; the KV cache holds anything. Raises `MemoryShort`, and
-        leaves all as it is then."""
+        """Takes the memory again; the contents of the KV cache are undefined then. Raises
+        `MemoryShort`, and changes nothing then."""
 
 
 @runtime_checkable

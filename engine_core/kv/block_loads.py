@@ -41,10 +41,10 @@ class SettledLoad:
 
     ticket: Ticket
     failed_source: Loader | None
-    """The source, where some of the blocks that were asked of it are not cached."""
+    """Source of the load, where some blocks that it was asked for are not cached; None: all are."""
     tier: str = field(default="", compare=False)
     num_loaded: int = field(default=0, compare=False)
-    """Leading blocks of the ticket that came."""
+    """Number of leading blocks of the ticket that were loaded."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,7 +90,7 @@ class BlockLoads:
         """`compute_seconds` says how long the tokens of a block take to compute; 0 where that is
         not known."""
         self.num_decoding: Callable[[], int] = lambda: 0
-        """Requests that wait while a prompt is computed."""
+        """Number of requests that wait while a prompt is computed."""
         self._pool = pool
         self._cache = cache
         self._keys = keys
@@ -212,11 +212,10 @@ class BlockLoads:
         excluded: Collection[Loader] = (),
         num_here: int = 0,
     ) -> Offer | None:
-        """The offer of the source that saves most time, of the chain's blocks from `start` on, up
-        to `end` or the first that is on its way already. Where it is not known how long they take
-        to compute: of the source that has most of them, then of the cheapest. Of equals the first.
-        None where no source has any, or where computing them takes less time. `num_here`: see
-        `Offer`."""
+        """Best offer of blocks of the chain from `start` up to `end`, or up to the first that is on
+        its way: that of the source that saves most time. While the time of computing them is
+        unknown, the source with most blocks wins, then the cheapest, then the first. None where no
+        source has any, or where computing them takes less time. `num_here`: see `Offer`."""
         hashes = chain.hashes[start:end] if self._sources else []
         if self._loading:
             hashes = list(takewhile(lambda block_hash: block_hash not in self._loading, hashes))

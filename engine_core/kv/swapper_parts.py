@@ -9,7 +9,7 @@ from ..executor import DirectCopies, Swapper, SwapPlan, UInt8Array
 
 
 class SwapperParts:
-    """Hands out slots from the first on."""
+    """Divides a swapper's slots among block sources, from the first slot on."""
 
     def __init__(self, swapper: Swapper) -> None:
         self.swapper = swapper
@@ -26,7 +26,7 @@ class SwapperParts:
 
 
 class SwapperPart:
-    """See `Swapper`."""
+    """A range of slots with the methods of `Swapper`."""
 
     def __init__(self, whole: SwapperParts, first: int, num_slots: int) -> None:
         self._whole = whole

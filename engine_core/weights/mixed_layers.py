@@ -18,11 +18,10 @@ class MixedLayers:
     reuses_keys: bool = False
     """Whether one projection makes keys and values in layers that see all keys."""
     num_sharing: int = 0
-    """Last layers of the model. They read the keys and values of the last layer before them that is
-    of their kind."""
+    """Number of last layers that read the keys and values of an earlier layer of their kind."""
     sharing_width: int = 0
-    """Intermediate size of their MLPs."""
+    """Intermediate size of the MLPs of those layers."""
     input_size: int = 0
-    """Numbers of the vector that each layer has for a token; 0: layers have none."""
+    """Size of the vector that each layer has for a token; 0: layers have none."""
     num_inputs: int = 0
     """Rows of the table of these vectors, one for each token id."""

@@ -45,7 +45,7 @@ class AdapterFiles:
 
 
 class AdapterContents:
-    """Methods raise `Unavailable` without NATS."""
+    """The adapter store. Methods raise `Unavailable` without NATS."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus

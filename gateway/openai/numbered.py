@@ -18,8 +18,8 @@ from ..wire.sse import KEEP_ALIVE
 
 
 class NumberedStream:
-    """Replaces an `BodyStream` as the target of a sink; `after` is the number of the last event that
-    the client has."""
+    """Target of a sink in place of a `BodyStream`; `after` is the number of the last event that the
+    client has."""
 
     blocked = False
     """Always False: the writer is not blocked but asked to hold back credit."""
@@ -41,7 +41,7 @@ class NumberedStream:
         return self._out.num_events
 
     def opened_by(self, on_writable: Callable[[], None]) -> NumberedStream:
-        """Returns this stream. `on_writable` is not called, since nothing is kept for the sink."""
+        """Returns this stream. `on_writable` is never called: the sink buffers nothing."""
         return self
 
     def begin(self) -> None:

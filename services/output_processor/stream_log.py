@@ -70,8 +70,8 @@ class LogStore(Protocol):
 
 
 class StreamLog:
-    """One request, with a reader or held for the next one until its time is over. Its choices are
-    numbered by their index."""
+    """Output of one request, with a reader or held for the next one until its time is over. Its
+    choices are numbered by their index."""
 
     def __init__(
         self, store: LogStore, usage: PendingUsage, request_id: str, tenant: str, num_choices: int
@@ -82,7 +82,7 @@ class StreamLog:
         self.attempt = 0
         self.reader: Reader | None = None
         self.num_readers = 0
-        """Number of readers that charge a part of it, present or past."""
+        """Number of readers, present or past, that charge a part of the output."""
         self.is_kept = True
         """Whether the log is kept; once it was dropped, no session can resume it."""
         self.stream_ids = [0] * num_choices
@@ -180,7 +180,8 @@ class StreamLog:
         raise AssertionError("a prompt that is embedded is no stream")
 
     def add_prompt_part(self, part: OutputPromptLogprobs) -> None:
-        """Prompt log probabilities are not kept: a stream that asks for them cannot be resumed."""
+        """Passes log probabilities of the prompt on. They are not kept: a stream that asks for them
+        cannot be resumed."""
         if self.reader is not None:
             part.stream_id = self.stream_ids[part.stream_id]
             self.reader.outbox.add_prompt_part(part)
@@ -216,8 +217,8 @@ class StreamLog:
         self._account()
 
     def on_opened(self, choices: Iterable[RunningChoice], record: PendingRecord | None) -> None:
-        """Notes that these choices compute it from now on, and that their usage goes into that
-        record."""
+        """Notes that these choices compute the output from now on, and the record of their
+        usage."""
         self._record = record
         self._choices.update({choice.index: choice for choice in choices})
 
@@ -317,7 +318,7 @@ class StreamLog:
     # Usage.
 
     def _all_charged(self) -> tuple[int, int]:
-        """Charges of the reader and all before it if the reader leaves now."""
+        """Numbers of tokens that the reader and those before it charge if it leaves now."""
         return self._num_prompt_tokens, sum(self._transcript.num_tokens)
 
     def _settle(self, charged: tuple[int, int]) -> None:

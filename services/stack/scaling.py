@@ -12,15 +12,15 @@ from ..runtime.settings import SettingError, require
 IDLE_SECONDS = 300.0
 TARGET_REQUESTS = 32
 UP_SECONDS = 2.0
-"""A load that lasts so long is worth a replica."""
+"""Seconds that a load must last before it gets another replica."""
 RELEASE = 0.5
-"""A replica is given up when the load would fill the others to this share of their target: more
-would call it back."""
+"""Share of their target to which the load may fill the other replicas when one is stopped: with
+more, one would soon be started again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleRules:
-    """Equal bounds: a fixed number."""
+    """Bounds of the number of replicas, and when it changes. Equal bounds are a fixed number."""
 
     min_replicas: int
     max_replicas: int
@@ -56,32 +56,32 @@ class Sight:
     """A model's replicas and requests at one moment."""
 
     num_replicas: int
-    """Started, whether or not they are ready."""
+    """Number of replicas that were started, ready or not."""
     num_without_replica: int = 0
-    """Requests at gateways that wait for the first one."""
+    """Number of requests at gateways that wait for a first replica."""
     num_requests: int = 0
     """Requests on the replicas, running or waiting there."""
     was_busy: bool = False
-    """A replica has worked since the last look."""
+    """Whether a replica has computed since the last look."""
     is_starting: bool = False
-    """A replica is not ready yet: what it is for cannot be judged."""
+    """Whether a replica is not ready yet, so that its effect on the load cannot be judged."""
 
 
 class Scaler:
-    """Goes up to the least that was needed over a short while, down to the most that was needed
-    over a long one."""
+    """Decides the number of replicas: up to the least that was needed over a short while, down to
+    the most that was needed over a long one."""
 
     def __init__(self, rules: ScaleRules, now: float) -> None:
         self.rules = rules
         self._since = self._calm_since = now
-        """The last change, and since when all replicas are ready: nothing is concluded from what
-        was before."""
+        """Time of the last change, and time since which all replicas are ready; samples from before
+        do not count."""
         self._seen: deque[tuple[float, int, int]] = deque()
         """Samples of demand: time, replicas that the load needed, and replicas that it would have
         kept."""
 
     def wanted(self, sight: Sight, now: float) -> int:
-        """How many replicas there should be from now on."""
+        """Number of replicas that there should be."""
         wanted = self._wanted(sight, now)
         if wanted != sight.num_replicas:
             self._since = self._calm_since = now

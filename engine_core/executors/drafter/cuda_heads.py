@@ -110,17 +110,18 @@ class CudaHeads(ABC):
 
     @abstractmethod
     def _launch_drafts(self, shape: StepShape, needs: Needs, num_drafts: int) -> None:
-        """Launches up to so many drafts of each row that the buffers hold."""
+        """Launches up to `num_drafts` drafts of each row in the buffers."""
 
     def _choose(self, shape: StepShape) -> torch.Tensor:
-        """The states of the rows that the buffers hold, [num_tokens, H]."""
+        """States of the rows in the buffers, [num_tokens, H]."""
         rows = self._steps.buffers.draws[0, : shape.num_tokens].clamp(min=0)
         return torch.index_select(self._states, 0, rows, out=self._chosen[: shape.num_tokens])
 
     def _draw(
         self, shape: StepShape, logits: torch.Tensor, needs: Needs, *, behind: int, advance: int
     ) -> None:
-        """Draws a draft for each row, so many places after its position, and moves on."""
+        """Draws a draft for each row, `behind` places after its position, and moves the row on by
+        `advance`."""
         words, (_, _, outputs, num_left) = (
             self._steps.buffers.words(shape),
             self._steps.buffers.draws,

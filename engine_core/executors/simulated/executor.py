@@ -38,7 +38,7 @@ NUM_SIMULATED_VALUES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedTiming:
-    """How long a step takes, and how late its result is noticed."""
+    """Seconds that a step takes, and how late its result is noticed."""
 
     step_seconds: float = 0.0
     seconds_per_request: float = 0.0
@@ -71,11 +71,11 @@ class _InFlight:
 
 
 MOST_LATE_POLLS = 3
-"""Largest number of polls that a block comes late by: no call waits for it by name."""
+"""Largest number of polls after which a block is loaded."""
 
 
 class SimulatedExecutor:
-    """Keeps a request table and a KV cache of one 64-bit entry a token."""
+    """Executor that keeps a request table and a KV cache of one 64-bit entry a token."""
 
     computes_at_once = False
     copies_blocks = True
@@ -285,9 +285,8 @@ class SimulatedExecutor:
         at: Int32Array,
         tokens: Int32Array,
     ) -> StepResult:
-        """Writes what each of `rows` gains: of its sampled tokens, which belong at positions `at`
-        of `rows_of` and are given row by row, those up to the first that differs from the draft in
-        its place."""
+        """Verifies drafts: writes to each of `rows` its sampled tokens up to the first that differs
+        from the draft in its place. `at`: position of each token in row `rows_of`, row by row."""
         columns, num_tokens = gained(tokens, self._table.token_ids[rows_of, at], num_positions)
         counts = places(num_positions) < np.repeat(num_tokens, num_positions)
         rows_of = rows_of[counts]
@@ -331,7 +330,7 @@ class SimulatedExecutor:
         return scored
 
     def _embeddings(self, plan: StepPlan) -> dict[int, bytes]:
-        """Vectors that say which prompt they are of."""
+        """Vectors that depend on the prompt."""
         vectors = {}
         for row in plan.pooled_rows:
             i = int(np.flatnonzero(plan.rows == row)[0])

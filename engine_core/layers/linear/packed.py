@@ -126,7 +126,8 @@ def pack_linears(
 
 
 def _packed(linear: Linear, read: Read, dtype: torch.dtype, stack: ExpertStack | None) -> Packed:
-    """How weights of a dtype are packed, and what is made of them; those of a stack by expert."""
+    """Matrix to pack in this dtype, and the function that makes a layer of its memory; a stack is
+    packed expert by expert."""
     if stack is None:
         layout = layout_of((linear.out_features, linear.in_features), dtype)
         matrix = Matrix(layout, layout.num_bytes, partial(_write, read))
@@ -153,8 +154,8 @@ def _write_experts(read: Read, num_experts: int, memory: torch.Tensor) -> None:
 
 
 def _tiles(linear: Linear, keeps_integers: bool, keeps_fp8: bool) -> Packed | None:
-    """How weights of few bits that are kept are packed, and what is made of them; None: it has
-    none, or none that can be tiles."""
+    """Matrix to tile of weights of few bits that are kept, and the function that makes a layer of
+    its memory; None: the layer has none, or none that can be tiles."""
     if keeps_fp8 and isinstance(linear, FloatLinear):
         return _fp8_tiles(linear.weight, linear.dtype)
     if keeps_integers and isinstance(linear, Int4Linear | Int8Linear):
@@ -178,7 +179,7 @@ def _integer_tiles(weight: IntWeight) -> Packed | None:
 
 
 def _dense(linear: Linear, expanded_to: torch.dtype | None) -> Read | None:
-    """The layer's weights [N, K]; None: it has a product of its own."""
+    """Reader of the layer's weights [N, K]; None: the layer has a product of its own."""
     if isinstance(linear, DenseLinear):
         return lambda: linear.weight
     if isinstance(linear, ExpandableLinear):

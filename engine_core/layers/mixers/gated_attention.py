@@ -26,8 +26,8 @@ class GatedAttention:
     def __init__(
         self, platform: Platform, attention: Attention, num_heads: int, head_dim: int
     ) -> None:
-        """qkv [(2 Hq + 2 Hk) D, H] of `attention` makes of each head its query and its gates, then
-        keys and values."""
+        """`attention`: its product qkv [(2 Hq + 2 Hk) D, H] has query and gates of each head in
+        turn, then keys and values."""
         self._platform = platform
         self._attention = attention
         self._num_heads = num_heads

@@ -19,7 +19,7 @@ _LAYER = re.compile(r"model\.layers\.\d+\.(.+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignNames(CheckpointNames):
-    """Names that are known when the config is."""
+    """Names of tensors that depend on the config, which `collect` gets."""
 
     def collect(
         self,

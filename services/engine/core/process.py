@@ -348,7 +348,8 @@ class SpokenProgress:
 
 
 def executor_options(settings: EngineSettings) -> ExecutorOptions:
-    """The settings that are called as options are, and options that follow from other settings."""
+    """Options of the executor: settings of the same names, and options that follow from other
+    settings."""
     same: dict[str, Any] = {
         each.name: getattr(settings, each.name)
         for each in fields(ExecutorOptions)

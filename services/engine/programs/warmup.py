@@ -18,7 +18,8 @@ from ..core.environment import core_environment
 from ..settings import EngineSettings
 
 READY = "HEADWATER_WARMUP_READY"
-"""Says that the environment is that of an engine's core; it is read when libraries are imported."""
+"""Variable that is set in the environment of an engine's core, which must be complete before
+libraries are imported."""
 
 
 def main() -> None:
@@ -30,8 +31,8 @@ def main() -> None:
 
 
 def in_core_environment(module: str, threads: int) -> None:
-    """Becomes the module anew with the environment of an engine's core, unless this process has it
-    already."""
+    """Replaces this process by the module with the environment of an engine's core, unless it has
+    that environment."""
     if READY not in os.environ:
         environment = core_environment(threads) | {READY: "1"}
         os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], environment)
