@@ -79,6 +79,7 @@ from .stages.catalogues import Catalogues
 from .stages.cluster_demand import ClusterDemand
 from .stages.outages import Outages
 from .stages.output_sessions import OutputSessions
+from .stages.process_metrics import process_metrics
 from .stages.processors import Processors
 from .storage_limits import StorageLimits, no_own
 from .tenancy.accounts import Accounts, ScopesOf, unlimited
@@ -147,6 +148,7 @@ async def serve(settings: GatewaySettings) -> None:
         )
         routes += [("GET", "/console/live", feed.watch), *pages.routes()]
         app = make_app(cluster, settings, storage, responses, routes, administration.may_see, own)
+        stack.enter_context(process_metrics(settings, cluster.members))
         rest, public = listeners(settings, cluster, app)
         rest.start()
         await public.start()
@@ -159,6 +161,7 @@ async def serve(settings: GatewaySettings) -> None:
                     bus,
                     settings.storage_bytes,
                     lambda: make_streams(settings, bus, durable, cluster),
+                    num_replicas=settings.storage_replicas,
                 ).running(),
                 Heartbeat.running(bus, lambda: replace(member, without=cluster.outages())),
                 batches_run(settings, storage, app),

@@ -144,6 +144,9 @@ class GatewaySettings(StageSecuritySettings):
         512 * 1024, "largest request of /tokenize and /detokenize, in bytes"
     )
     max_file_bytes: int = setting(100 * 1024 * 1024, "largest file of /v1/files, in bytes")
+    storage_replicas: int = setting(
+        1, "servers of a NATS cluster that keep each stream: 1, 3 or 5; 1 changes no stream"
+    )
     storage_bytes: int = setting(
         16 * 1024 * 1024 * 1024,
         "bytes that NATS may keep in all, divided among kinds of records; less where NATS has less",
@@ -231,6 +234,8 @@ class GatewaySettings(StageSecuritySettings):
         for name, words in _WORDS.items():
             if getattr(self, name) not in words:
                 raise SettingError(name, getattr(self, name), ", ".join(words))
+        if self.storage_replicas not in (1, 3, 5):
+            raise SettingError("storage_replicas", self.storage_replicas, "1, 3, 5")
         self._check_addresses()
         if bool(self.tls_cert_file) != bool(self.tls_key_file):
             raise SettingError(

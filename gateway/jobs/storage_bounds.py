@@ -36,6 +36,7 @@ from .durable import (
     LINES_QUEUE,
     RESULTS,
 )
+from .storage_fill import StorageFill
 
 PERCENT = {
     f"OBJ_{CONTENTS}": 31,
@@ -67,10 +68,11 @@ class StorageBounds:
     """Storage bounds of all streams. Use within `running`. `make` makes the streams that are
     missing."""
 
-    def __init__(self, bus: Bus, num_bytes: int, make: Make) -> None:
+    def __init__(self, bus: Bus, num_bytes: int, make: Make, *, num_replicas: int = 1) -> None:
         self._bus = bus
         self._num_bytes = num_bytes
         self._make = make
+        self._num_replicas = num_replicas
         self._connected = asyncio.Event()
 
     @contextlib.asynccontextmanager
@@ -79,7 +81,8 @@ class StorageBounds:
         self._bus.on_connected(self._connected.set)
         if self._bus.connected:
             self._connected.set()
-        async with owned_task(self._follow()):
+        fill = StorageFill(self._bus, PERCENT.keys() - set(OLDEST_GO))
+        async with owned_task(self._follow()), fill.running():
             yield self
 
     async def _follow(self) -> None:
@@ -90,7 +93,7 @@ class StorageBounds:
             try:
                 if (js := self._bus.jetstream()) is not None:
                     await self._make()
-                    await set_bounds(js, self._num_bytes)
+                    await set_bounds(js, self._num_bytes, self._num_replicas)
                 logged = ""
             except (*FAILURES, Unavailable) as failure:
                 # A server does not gain JetStream while it runs: this is logged once.
@@ -102,9 +105,9 @@ class StorageBounds:
                     self._connected.set()
 
 
-async def set_bounds(js: JetStreamContext, num_bytes: int) -> int:
+async def set_bounds(js: JetStreamContext, num_bytes: int, num_replicas: int = 1) -> int:
     """Sets the bounds and returns the number of bytes that were divided: those requested, or less
-    by as many quarters as the server needs.
+    by as many quarters as the server needs. `num_replicas` above 1: servers that keep each stream.
 
     Raises what NATS raises, also where it has less than `MIN_STORAGE_BYTES`.
     """
@@ -112,7 +115,7 @@ async def set_bounds(js: JetStreamContext, num_bytes: int) -> int:
     while True:
         try:
             for stream, percent in PERCENT.items():
-                await _set_bound(js, stream, num_bytes * percent // 100)
+                await _set_bound(js, stream, num_bytes * percent // 100, num_replicas)
         except nats.js.errors.APIError as refused:
             if refused.err_code != _NO_ROOM or num_bytes * 3 // 4 < MIN_STORAGE_BYTES:
                 raise
@@ -125,7 +128,7 @@ async def set_bounds(js: JetStreamContext, num_bytes: int) -> int:
         return num_bytes
 
 
-async def _set_bound(js: JetStreamContext, stream: str, num_bytes: int) -> None:
+async def _set_bound(js: JetStreamContext, stream: str, num_bytes: int, num_replicas: int) -> None:
     """Sets the bound of a stream. A missing stream, such as the tenants' where no tenants are kept,
     gets none."""
     try:
@@ -133,7 +136,10 @@ async def _set_bound(js: JetStreamContext, stream: str, num_bytes: int) -> None:
     except nats.js.errors.NotFoundError:
         return
     discard = DiscardPolicy.OLD if stream in OLDEST_GO else DiscardPolicy.NEW
-    if (config.max_bytes, config.discard) != (num_bytes, discard):
+    replicas = num_replicas if num_replicas > 1 else config.num_replicas
+    wanted = (num_bytes, discard, replicas)
+    if (config.max_bytes, config.discard, config.num_replicas) != wanted:
         config.max_bytes = num_bytes
         config.discard = discard
+        config.num_replicas = replicas
         await js.update_stream(config)

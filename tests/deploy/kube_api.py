@@ -19,6 +19,7 @@ KINDS = {
     "v1": {
         "ConfigMap": "configmaps",
         "Secret": "secrets",
+        "ServiceAccount": "serviceaccounts",
         "Service": "services",
         "PersistentVolumeClaim": "persistentvolumeclaims",
     },

@@ -34,6 +34,9 @@ SETTINGS: dict[str, Any] = {
     "output-processor": OutputProcessorSettings,
     "engine": EngineSettings,
 }
+PINNED_NATS = "nats:{tag}@{digest}".format(
+    **yaml.safe_load((CHART / "values.yaml").read_text())["images"]["nats"]
+)
 OF_OTHERS = {
     *("ScaledObject", "LeaderWorkerSet", "HTTPRoute", "GRPCRoute", "InferencePool"),
     *("PodMonitor", "PrometheusRule"),
@@ -57,6 +60,12 @@ TWO_MODELS = [
         "image": {"tag": "0.2.0-cuda"},
     },
 ]
+ADDED: dict[str, Any] = {
+    "envFrom": [{"configMapRef": {"name": "ours"}}],
+    "extraVolumes": [{"name": "ours", "configMap": {"name": "ours"}}],
+    "extraVolumeMounts": [{"name": "ours", "mountPath": "/ours", "readOnly": True}],
+}
+"""Values of a stage that add to its pods."""
 VALUE_SETS: dict[str, dict[str, Any]] = {
     "as it comes": {},
     "two models": {
@@ -102,11 +111,13 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
         "priorityClassName": "serving",
         "podAnnotations": {"team": "inference"},
     },
-    "long drains": {
-        "gateway": {"preStopSeconds": 30, "drainSeconds": 900},
-        "processor": {"drainSeconds": 45},
-        "outputProcessor": {"drainSeconds": 300},
-        "engineDefaults": {"drainSeconds": 600},
+    "long drains and additions": {
+        "gateway": {"preStopSeconds": 30, "drainSeconds": 900, **ADDED},
+        "processor": {"drainSeconds": 45, **ADDED},
+        "outputProcessor": {"drainSeconds": 300, **ADDED},
+        "engineDefaults": {"drainSeconds": 600, **ADDED},
+        "serviceAccount": {"create": True, "annotations": {"role": "reader"}},
+        "images": {"front": {"digest": f"sha256:{'0' * 64}"}},
     },
 }
 
@@ -255,7 +266,8 @@ def test_a_pod_has_longer_to_end_than_its_hook_and_its_drain_take(objects: list[
 
 def test_each_stage_drains_for_as_long_as_values_say(installs: dict[str, list[Object]]) -> None:
     found = {
-        stage: ends(container, pod)[:2] for stage, container, pod in stages(installs["long drains"])
+        stage: ends(container, pod)[:2]
+        for stage, container, pod in stages(installs["long drains and additions"])
     }
     assert found == {
         "gateway": (30, 900),
@@ -303,7 +315,8 @@ def test_a_stage_that_loads_for_an_hour_is_not_started_again(objects: list[Objec
 
 def test_a_pod_gets_the_secrets_of_its_own_role(objects: list[Object]) -> None:
     for stage, container, pod in stages(objects):
-        names = {each["secretRef"]["name"].split("-", 1)[1] for each in container["envFrom"]}
+        refs = [each["secretRef"] for each in container["envFrom"] if "secretRef" in each]
+        names = {each["name"].split("-", 1)[1] for each in refs}
         assert names == {stage}
         mounted = {each["secret"]["secretName"] for each in pod["volumes"] if "secret" in each}
         keys = {name for name in mounted if name.endswith("-keys")}
@@ -454,5 +467,20 @@ def test_an_engine_has_the_image_of_its_device(installs: dict[str, list[Object]]
         "hw-gateway": "registry.example/headwater-front:0.2.0",
         "hw-engine-small": "registry.example/headwater-engine-cpu:0.2.0",
         "hw-engine-large": "registry.example/headwater-engine:0.2.0-cuda",
-        "hw-nats": "nats:2",
+        "hw-nats": PINNED_NATS,
     }
+
+
+def test_what_values_add_is_in_the_pods_of_each_stage(installs: dict[str, list[Object]]) -> None:
+    objects = installs["long drains and additions"]
+    account = of_kind(objects, "ServiceAccount")["hw"]
+    assert account["metadata"]["annotations"]["role"] == "reader"
+    seen = set()
+    for stage, container, pod in stages(objects):
+        assert pod["serviceAccountName"] == "hw"
+        assert [each for each in pod["volumes"] if each["name"] == "ours"]
+        assert ADDED["extraVolumeMounts"][0] in container["volumeMounts"]
+        assert ADDED["envFrom"][0] in container["envFrom"]
+        assert ("@sha256:000" in container["image"]) is (stage != "engine")
+        seen.add(stage)
+    assert seen == SETTINGS.keys()

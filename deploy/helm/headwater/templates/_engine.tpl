@@ -146,6 +146,9 @@ spec:
         - {name: kernels, mountPath: /cache/kernels}
         - {name: shm, mountPath: /dev/shm}
         - {name: stage, mountPath: /stage, readOnly: true}
+        {{- with .extraVolumeMounts }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
   volumes:
     - name: tmp
       emptyDir: {sizeLimit: 2Gi}
@@ -155,6 +158,9 @@ spec:
     - name: shm
       emptyDir: {medium: Memory, sizeLimit: 1Gi}
     {{- include "headwater.stageVolumes" $root | nindent 4 }}
+    {{- with .extraVolumes }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
 {{- end }}
 {{- end -}}
 

@@ -28,13 +28,25 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- define "headwater.image" -}}
 {{- $registry := .root.Values.images.registry -}}
 {{- $prefix := and $registry (hasPrefix "headwater-" .image.repository) | empty | ternary "" (printf "%s/" $registry) -}}
-image: {{ printf "%s%s:%s" $prefix .image.repository (include "headwater.text" (.image.tag | default .root.Chart.AppVersion)) | quote }}
+{{- $digest := .image.digest | default "" | empty | ternary "" (printf "@%s" .image.digest) }}
+image: {{ printf "%s%s:%s%s" $prefix .image.repository (include "headwater.text" (.image.tag | default .root.Chart.AppVersion)) $digest | quote }}
 imagePullPolicy: {{ .image.pullPolicy | default "IfNotPresent" }}
 {{- end -}}
 
 {{- /* A value as text. YAML's numbers are floats to Helm, and large ones would be written as 1e+06. */ -}}
 {{- define "headwater.text" -}}
 {{- if and (kindIs "float64" .) (eq (floor .) .) }}{{ printf "%.0f" . }}{{ else }}{{ toString . }}{{ end -}}
+{{- end -}}
+
+{{- /* Addresses of the chart's own NATS, one a server. (dict "root" $ "user" NAME "password" TEXT "port" NUMBER) */ -}}
+{{- define "headwater.natsUrl" -}}
+{{- $service := printf "%s-nats" (include "headwater.name" .root) -}}
+{{- $hosts := list $service -}}
+{{- if gt (int .root.Values.nats.replicas) 1 -}}
+{{- $hosts = list -}}
+{{- range until (int .root.Values.nats.replicas) }}{{ $hosts = append $hosts (printf "%s-%d.%s" $service . $service) }}{{ end -}}
+{{- end -}}
+{{- range $i, $host := $hosts }}{{ if $i }},{{ end }}nats://{{ $.user }}:{{ $.password }}@{{ $host }}:{{ $.port }}{{ end -}}
 {{- end -}}
 
 {{- /* Start of the names of the secrets. */ -}}

@@ -1,7 +1,7 @@
 {{- /* What all pods have in common. (dict "root" $ "stage" NAME "grace" SECONDS "spread" BOOL "of" VALUES) */ -}}
 {{- define "headwater.podSettings" -}}
 automountServiceAccountToken: false
-{{- with .root.Values.serviceAccountName }}
+{{- with .root.Values.serviceAccountName | default (.root.Values.serviceAccount.create | ternary (include "headwater.name" .root) "") }}
 serviceAccountName: {{ . }}
 {{- end }}
 # Variables that Kubernetes makes of services, such as HEADWATER_PORT, would be taken for settings.
@@ -121,12 +121,19 @@ headwater/rights: {{ .root.Files.Get "files/rights.json" | sha256sum | trunc 8 |
 {{- define "headwater.envFrom" -}}
 envFrom:
   - secretRef: {name: {{ include "headwater.secrets" .root }}-{{ .role }}}
+  {{- with .own.envFrom }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 {{- end -}}
 
+{{- /* Mounts, volumes and variables of all stages; `own` has the values of the stage. */ -}}
 {{- define "headwater.commonMounts" -}}
 - {name: tmp, mountPath: /tmp}
 {{- if .root.Values.stageTls.secret }}
 - {name: stage-tls, mountPath: /tls/stage, readOnly: true}
+{{- end }}
+{{- with .own.extraVolumeMounts }}
+{{ toYaml . }}
 {{- end }}
 {{- end -}}
 
@@ -136,6 +143,9 @@ envFrom:
 {{- with .root.Values.stageTls.secret }}
 - name: stage-tls
   secret: {secretName: {{ . }}, defaultMode: 0440}
+{{- end }}
+{{- with .own.extraVolumes }}
+{{ toYaml . }}
 {{- end }}
 {{- end -}}
 
