@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from headwater.gateway.request.span_attributes import hashed
@@ -27,6 +25,7 @@ from tests.gateway.processes import (
     processor_stage,
     started,
 )
+from tests.otlp_receiver import Collector, attributes_of, receiving
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = "00f067aa0ba902b7"
@@ -34,46 +33,10 @@ TRACEPARENT = f"00-{TRACE}-{PARENT}-01"
 TRACESTATE = "congo=t61rcWkgMzE,rojo=00f067aa0ba902b7"
 
 
-class Collector(trace_service_pb2_grpc.TraceServiceServicer):  # type: ignore[misc]  # it ships no types
-    """Keeps every span, with the name of the process that sent it."""
-
-    def __init__(self) -> None:
-        self.spans: list[tuple[str, Any]] = []
-
-    def Export(self, request: Any, context: Any) -> Any:
-        for resource in request.resource_spans:
-            names = [
-                each.value.string_value
-                for each in resource.resource.attributes
-                if each.key == "service.name"
-            ]
-            self.spans += [
-                (names[0], span) for scope in resource.scope_spans for span in scope.spans
-            ]
-        return trace_service_pb2.ExportTraceServiceResponse()
-
-
 @pytest.fixture
 def collector() -> Iterator[tuple[Collector, str]]:
-    kept = Collector()
-    server = grpc.server(ThreadPoolExecutor(2))
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(kept, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield kept, f"http://127.0.0.1:{port}"
-    server.stop(0).wait()
-
-
-def attributes_of(span: Any) -> dict[str, Any]:
-    return {each.key: plain(each.value) for each in span.attributes}
-
-
-def plain(value: Any) -> Any:
-    """A value of OTLP as Python has it."""
-    kind = value.WhichOneof("value")
-    if kind == "array_value":
-        return [plain(each) for each in value.array_value.values]
-    return getattr(value, kind)
+    with receiving() as kept:
+        yield kept
 
 
 @pytest.mark.slow
