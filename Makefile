@@ -30,7 +30,7 @@ up: $(VENV)/.run ## install what is missing and run the whole cluster on this ma
 test: $(DEV_VENV)/.dev types ## run the tests, but for those marked `long`
 	$(DEV_BIN)/python -m pytest -n 6 -m "not long and not gpu" -q -rs
 
-test-long: $(DEV_VENV)/.clients $(DEV_VENV)/.browser types ## run the tests marked `long`
+test-long: $(DEV_VENV)/.clients $(DEV_VENV)/.browser $(DOCS_VENV)/.docs types ## run the tests marked `long`
 	$(DEV_BIN)/python -m pytest -m "long and not gpu" -q
 
 check: $(DEV_VENV)/.dev types ## formatting, lint, types, stubs up to date

@@ -53,6 +53,12 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     return markdown.replace("](README.md", f"]({TASKS}")
 
 
+def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
+    """Lets the keyboard reach blocks of code and tables, which scroll where they are wide."""
+    html = html.replace("<pre>", '<pre tabindex="0">')
+    return html.replace("<table>", '<table tabindex="0">')
+
+
 def _within_docs(markdown: str) -> str:
     """Rewrites a page at the top: links and pictures lead to docs/ without its name, and the
     licence is no link."""
