@@ -36,6 +36,7 @@ NO_MASKS: Int32Array = np.empty((1, 0, 0), np.int32)
 
 AWAIT_THE_DEVICE = (WaitsFor.DEVICE, WaitsFor.MASKS, WaitsFor.BLOCKS)
 """Waits that end once the device is done, where it computes."""
+REPLACED = "the weights of the model were replaced"
 STORING_SECONDS = 0.005
 """Seconds between two looks of an idle engine at blocks that are being stored, or found again."""
 
@@ -244,11 +245,30 @@ class Engine:
         self._sleep.begin(call)
         self._waits_for = WaitsFor.NOTHING
 
+    def pause(self) -> None:
+        """Lets the engine fall asleep, as `sleep` does, with its memory."""
+        self._sleep.pause()
+        self._waits_for = WaitsFor.NOTHING
+
     def wake(self, call: int = 0) -> None:
         """Brings memory back, after which steps compute again. Preempted requests go on with the
         tokens that they would have had. Where the device lacks memory, the engine stays asleep and
         its load says why."""
         self._sleep.end(call)
+        self._waits_for = WaitsFor.NOTHING
+
+    def replace_weights(self, adopt: Callable[[], None], *, ends_requests: bool) -> None:
+        """Has later steps computed with other weights, which `adopt` gives the executor. All cached
+        blocks are dropped. Requests go on from the tokens that they have, or end. To be called
+        while the engine sleeps or pauses; ends the pause."""
+        assert self.is_asleep
+        if ends_requests:
+            for request in list(self._requests.values()):
+                self._results.finish(request, FinishReason.REPLACED, self._output, error=REPLACED)
+            self._requests.clear()
+        self._scheduler.blocks.drop_cached()
+        adopt()
+        self._sleep.resume()
         self._waits_for = WaitsFor.NOTHING
 
     @property

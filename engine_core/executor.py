@@ -358,6 +358,42 @@ def releasable_of(executor: object) -> ReleasableMemory | None:
     return executor.releasable if isinstance(executor, Sleeps) else None
 
 
+class NewWeights(Protocol):
+    """Weights that lie beside those that are computed with."""
+
+    @property
+    def numerics_id(self) -> str:
+        """See `ModelFacts`."""
+
+
+class ReplaceableWeights(Protocol):
+    """Weights of an executor that others of the same shapes may take the place of."""
+
+    def load(self, folder: Path) -> NewWeights:
+        """Loads the weights of a converted model's folder. From any thread, beside steps; changes
+        nothing. Raises `ConfigError` where anything but the weights differs."""
+
+    def adopt(self, new: NewWeights) -> None:
+        """Later steps are computed with these weights. No plan is in flight, and no block is
+        cached."""
+
+
+@runtime_checkable
+class TakesWeights(Protocol):
+    """An executor whose weights may be replaced."""
+
+    @property
+    def replaceable(self) -> ReplaceableWeights | str:
+        """A text says why they may not."""
+
+
+def replaceable_of(executor: object) -> ReplaceableWeights | str:
+    """Weights that may be replaced, or why not."""
+    if isinstance(executor, TakesWeights):
+        return executor.replaceable
+    return "the executor cannot replace its weights; allowed: an engine on a CPU"
+
+
 class Executor(Protocol):
     """Computes plans in the order given. Up to `2 * async_depth + 1` of them, `async_depth` of
     which may be steps, are submitted before the first is retired. Numbers of plans follow one

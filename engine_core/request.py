@@ -22,6 +22,8 @@ class FinishReason(Enum):
     """The request's grammar was not compiled in time."""
     MISSING = "missing"
     """The server asked for the request, and the core does not have it."""
+    REPLACED = "replaced"
+    """The weights that computed it were replaced."""
     LATE = "late"
     """The first token could not have come in time."""
 

@@ -34,6 +34,8 @@ class Sleep:
         self._sleep_seconds = self._wake_seconds = 0.0
         self._problem = ""
         self._call = 0
+        self._is_wanted_awake = True
+        self._is_released = False
 
     @property
     def is_awake(self) -> bool:
@@ -47,17 +49,38 @@ class Sleep:
     def begin(self, call: int) -> None:
         """Lets the engine fall asleep. One that sleeps already goes on with it."""
         self._call = call
+        self._is_wanted_awake = False
         # Of an earlier call to wake: this one does not fail.
         self._problem = ""
+        if self.state is SleepState.ASLEEP and not self._is_released:
+            self._begun_at = self._clock()
+            self._release()
+        self._fall()
+
+    def pause(self) -> None:
+        """Lets the engine fall asleep as `begin` does, but keep its memory. `resume` ends it."""
+        self._fall()
+
+    def release(self) -> None:
+        """Gives the memory back, but in a pause: nothing reads or writes it any more."""
+        assert self.state is SleepState.FALLING_ASLEEP
+        self.state = SleepState.ASLEEP
+        if not self._is_wanted_awake:
+            self._release()
+
+    def resume(self) -> None:
+        """Ends a pause, unless the engine was called to sleep meanwhile."""
+        if self._is_wanted_awake:
+            self.end(self._call)
+
+    def _fall(self) -> None:
         if self.is_awake:
             self.state = SleepState.FALLING_ASLEEP
             self._begun_at = self._clock()
 
-    def release(self) -> None:
-        """Gives the memory back: nothing reads or writes it any more."""
-        assert self.state is SleepState.FALLING_ASLEEP
+    def _release(self) -> None:
         self._num_released = self._memory.release()
-        self.state = SleepState.ASLEEP
+        self._is_released = True
         self._num_sleeps += 1
         self._sleep_seconds = self._clock() - self._begun_at
 
@@ -65,15 +88,18 @@ class Sleep:
         """Wakes the engine, or keeps it awake where it was falling asleep. Where the device lacks
         the memory it stays asleep, and says why."""
         self._call = call
-        if self.state is SleepState.ASLEEP:
+        self._is_wanted_awake = True
+        if self._is_released:
             begun_at = self._clock()
             try:
                 self._memory.restore()
             except MemoryShort as short:
                 self._problem = str(short)
+                self._is_wanted_awake = False
                 return
             self._wake_seconds = self._clock() - begun_at
             self._num_released = 0
+            self._is_released = False
         self._problem = ""
         self.state = SleepState.AWAKE
 

@@ -121,6 +121,8 @@ class _LossCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LossCause.V
     """its grammar was not compiled in time: too much is before it"""
     LOSS_CAUSE_LATE: _LossCause.ValueType  # 11
     """its first token could not have come in time"""
+    LOSS_CAUSE_REPLACED: _LossCause.ValueType  # 12
+    """the weights that computed it were replaced"""
     LOSS_CAUSE_TAKEN_OVER: _LossCause.ValueType  # 20
     """another reader goes on with it"""
 
@@ -151,6 +153,8 @@ LOSS_CAUSE_BUSY: LossCause.ValueType  # 10
 """its grammar was not compiled in time: too much is before it"""
 LOSS_CAUSE_LATE: LossCause.ValueType  # 11
 """its first token could not have come in time"""
+LOSS_CAUSE_REPLACED: LossCause.ValueType  # 12
+"""the weights that computed it were replaced"""
 LOSS_CAUSE_TAKEN_OVER: LossCause.ValueType  # 20
 """another reader goes on with it"""
 Global___LossCause: _TypeAlias = LossCause  # noqa: Y015

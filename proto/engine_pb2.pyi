@@ -661,6 +661,7 @@ class Work(_message.Message):
     ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     EXPERTS_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
     preemptions: _builtins.int
     """times it gave up its blocks and began again"""
     steps: _builtins.int
@@ -677,6 +678,10 @@ class Work(_message.Message):
     def experts(self) -> Global___Experts:
         """absent: the model has none, or none were counted yet"""
 
+    @_builtins.property
+    def weights(self) -> _containers.RepeatedCompositeFieldContainer[Global___Weights]:
+        """that computed it, one after another"""
+
     def __init__(
         self,
         *,
@@ -687,14 +692,41 @@ class Work(_message.Message):
         accepted_tokens: _builtins.int = ...,
         output_tokens: _builtins.int = ...,
         experts: Global___Experts | None = ...,
+        weights: _abc.Iterable[Global___Weights] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["experts", b"experts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "draft_tokens", b"draft_tokens", "experts", b"experts", "mean_batch", b"mean_batch", "output_tokens", b"output_tokens", "preemptions", b"preemptions", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "draft_tokens", b"draft_tokens", "experts", b"experts", "mean_batch", b"mean_batch", "output_tokens", b"output_tokens", "preemptions", b"preemptions", "steps", b"steps", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Work: _TypeAlias = Work  # noqa: Y015
+
+@_typing.final
+class Weights(_message.Message):
+    """Weights of a model, of which an engine may have others later."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REVISION_FIELD_NUMBER: _builtins.int
+    NUMERICS_ID_FIELD_NUMBER: _builtins.int
+    revision: _builtins.str
+    """as in the model's manifest"""
+    numerics_id: _builtins.str
+    """equal ids give equal bits"""
+    def __init__(
+        self,
+        *,
+        revision: _builtins.str = ...,
+        numerics_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["numerics_id", b"numerics_id", "revision", b"revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Weights: _TypeAlias = Weights  # noqa: Y015
 
 @_typing.final
 class Experts(_message.Message):
@@ -983,6 +1015,127 @@ class SleepReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SleepReply: _TypeAlias = SleepReply  # noqa: Y015
+
+@_typing.final
+class LoadWeightsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FOLDER_FIELD_NUMBER: _builtins.int
+    folder: _builtins.str
+    """of a converted model, on the engine's machine"""
+    def __init__(
+        self,
+        *,
+        folder: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["folder", b"folder"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadWeightsRequest: _TypeAlias = LoadWeightsRequest  # noqa: Y015
+
+@_typing.final
+class LoadWeightsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    NUMERICS_ID_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """names them in later calls"""
+    numerics_id: _builtins.str
+    """that answers will have"""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        numerics_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "numerics_id", b"numerics_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadWeightsReply: _TypeAlias = LoadWeightsReply  # noqa: Y015
+
+@_typing.final
+class ReplaceWeightsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    ENDS_REQUESTS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    ends_requests: _builtins.bool
+    """that run or wait; without it they go on from their tokens"""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        ends_requests: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ends_requests", b"ends_requests", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplaceWeightsRequest: _TypeAlias = ReplaceWeightsRequest  # noqa: Y015
+
+@_typing.final
+class ReplaceWeightsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SECONDS_FIELD_NUMBER: _builtins.int
+    seconds: _builtins.float
+    """in which no step was computed"""
+    def __init__(
+        self,
+        *,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplaceWeightsReply: _TypeAlias = ReplaceWeightsReply  # noqa: Y015
+
+@_typing.final
+class DropWeightsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropWeightsRequest: _TypeAlias = DropWeightsRequest  # noqa: Y015
+
+@_typing.final
+class DropWeightsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropWeightsReply: _TypeAlias = DropWeightsReply  # noqa: Y015
 
 @_typing.final
 class WakeRequest(_message.Message):

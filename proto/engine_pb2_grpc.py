@@ -70,6 +70,21 @@ class EngineStub:
                 request_serializer=headwater_dot_proto_dot_engine__pb2.WakeRequest.SerializeToString,
                 response_deserializer=headwater_dot_proto_dot_engine__pb2.WakeReply.FromString,
                 _registered_method=True)
+        self.LoadWeights = channel.unary_unary(
+                '/headwater.v1.Engine/LoadWeights',
+                request_serializer=headwater_dot_proto_dot_engine__pb2.LoadWeightsRequest.SerializeToString,
+                response_deserializer=headwater_dot_proto_dot_engine__pb2.LoadWeightsReply.FromString,
+                _registered_method=True)
+        self.ReplaceWeights = channel.unary_unary(
+                '/headwater.v1.Engine/ReplaceWeights',
+                request_serializer=headwater_dot_proto_dot_engine__pb2.ReplaceWeightsRequest.SerializeToString,
+                response_deserializer=headwater_dot_proto_dot_engine__pb2.ReplaceWeightsReply.FromString,
+                _registered_method=True)
+        self.DropWeights = channel.unary_unary(
+                '/headwater.v1.Engine/DropWeights',
+                request_serializer=headwater_dot_proto_dot_engine__pb2.DropWeightsRequest.SerializeToString,
+                response_deserializer=headwater_dot_proto_dot_engine__pb2.DropWeightsReply.FromString,
+                _registered_method=True)
         self.Prefetch = channel.stream_unary(
                 '/headwater.v1.Engine/Prefetch',
                 request_serializer=headwater_dot_proto_dot_engine__pb2.PrefetchRequest.SerializeToString,
@@ -149,6 +164,27 @@ class EngineServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadWeights(self, request, context):
+        """Loads other weights of the same model beside those that are computed with.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReplaceWeights(self, request, context):
+        """Puts loaded weights in the place of the others, between two steps.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropWeights(self, request, context):
+        """Forgets loaded weights that are not wanted.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Prefetch(self, request_iterator, context):
         """Pulls blocks of a prompt that another engine computes, before the request comes. Takes one message; the prefetch ends
         with the call, whichever side ends it.
@@ -222,6 +258,21 @@ def add_EngineServicer_to_server(servicer, server):
                     servicer.Wake,
                     request_deserializer=headwater_dot_proto_dot_engine__pb2.WakeRequest.FromString,
                     response_serializer=headwater_dot_proto_dot_engine__pb2.WakeReply.SerializeToString,
+            ),
+            'LoadWeights': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadWeights,
+                    request_deserializer=headwater_dot_proto_dot_engine__pb2.LoadWeightsRequest.FromString,
+                    response_serializer=headwater_dot_proto_dot_engine__pb2.LoadWeightsReply.SerializeToString,
+            ),
+            'ReplaceWeights': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReplaceWeights,
+                    request_deserializer=headwater_dot_proto_dot_engine__pb2.ReplaceWeightsRequest.FromString,
+                    response_serializer=headwater_dot_proto_dot_engine__pb2.ReplaceWeightsReply.SerializeToString,
+            ),
+            'DropWeights': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropWeights,
+                    request_deserializer=headwater_dot_proto_dot_engine__pb2.DropWeightsRequest.FromString,
+                    response_serializer=headwater_dot_proto_dot_engine__pb2.DropWeightsReply.SerializeToString,
             ),
             'Prefetch': grpc.stream_unary_rpc_method_handler(
                     servicer.Prefetch,
@@ -438,6 +489,87 @@ class Engine:
             '/headwater.v1.Engine/Wake',
             headwater_dot_proto_dot_engine__pb2.WakeRequest.SerializeToString,
             headwater_dot_proto_dot_engine__pb2.WakeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headwater.v1.Engine/LoadWeights',
+            headwater_dot_proto_dot_engine__pb2.LoadWeightsRequest.SerializeToString,
+            headwater_dot_proto_dot_engine__pb2.LoadWeightsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReplaceWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headwater.v1.Engine/ReplaceWeights',
+            headwater_dot_proto_dot_engine__pb2.ReplaceWeightsRequest.SerializeToString,
+            headwater_dot_proto_dot_engine__pb2.ReplaceWeightsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headwater.v1.Engine/DropWeights',
+            headwater_dot_proto_dot_engine__pb2.DropWeightsRequest.SerializeToString,
+            headwater_dot_proto_dot_engine__pb2.DropWeightsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -46,6 +46,12 @@ class EngineStub:
     """Gives the device's memory back: what runs is preempted at a step's border, and goes on once the engine is woken."""
     Wake: _grpc.UnaryUnaryMultiCallable[_engine_pb2.WakeRequest, _engine_pb2.WakeReply]
     """Brings that memory back. UNAVAILABLE where the device lacks it: the engine sleeps on then."""
+    LoadWeights: _grpc.UnaryUnaryMultiCallable[_engine_pb2.LoadWeightsRequest, _engine_pb2.LoadWeightsReply]
+    """Loads other weights of the same model beside those that are computed with."""
+    ReplaceWeights: _grpc.UnaryUnaryMultiCallable[_engine_pb2.ReplaceWeightsRequest, _engine_pb2.ReplaceWeightsReply]
+    """Puts loaded weights in the place of the others, between two steps."""
+    DropWeights: _grpc.UnaryUnaryMultiCallable[_engine_pb2.DropWeightsRequest, _engine_pb2.DropWeightsReply]
+    """Forgets loaded weights that are not wanted."""
     Prefetch: _grpc.StreamUnaryMultiCallable[_engine_pb2.PrefetchRequest, _engine_pb2.PrefetchReply]
     """Pulls blocks of a prompt that another engine computes, before the request comes. Takes one message; the prefetch ends
     with the call, whichever side ends it.
@@ -76,6 +82,12 @@ class EngineAsyncStub(EngineStub):
     """Gives the device's memory back: what runs is preempted at a step's border, and goes on once the engine is woken."""
     Wake: _aio.UnaryUnaryMultiCallable[_engine_pb2.WakeRequest, _engine_pb2.WakeReply]  # type: ignore[assignment]
     """Brings that memory back. UNAVAILABLE where the device lacks it: the engine sleeps on then."""
+    LoadWeights: _aio.UnaryUnaryMultiCallable[_engine_pb2.LoadWeightsRequest, _engine_pb2.LoadWeightsReply]  # type: ignore[assignment]
+    """Loads other weights of the same model beside those that are computed with."""
+    ReplaceWeights: _aio.UnaryUnaryMultiCallable[_engine_pb2.ReplaceWeightsRequest, _engine_pb2.ReplaceWeightsReply]  # type: ignore[assignment]
+    """Puts loaded weights in the place of the others, between two steps."""
+    DropWeights: _aio.UnaryUnaryMultiCallable[_engine_pb2.DropWeightsRequest, _engine_pb2.DropWeightsReply]  # type: ignore[assignment]
+    """Forgets loaded weights that are not wanted."""
     Prefetch: _aio.StreamUnaryMultiCallable[_engine_pb2.PrefetchRequest, _engine_pb2.PrefetchReply]  # type: ignore[assignment]
     """Pulls blocks of a prompt that another engine computes, before the request comes. Takes one message; the prefetch ends
     with the call, whichever side ends it.
@@ -145,6 +157,30 @@ class EngineServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_engine_pb2.WakeReply, _abc.Awaitable[_engine_pb2.WakeReply]]:
         """Brings that memory back. UNAVAILABLE where the device lacks it: the engine sleeps on then."""
+
+    @_abc_1.abstractmethod
+    def LoadWeights(
+        self,
+        request: _engine_pb2.LoadWeightsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_engine_pb2.LoadWeightsReply, _abc.Awaitable[_engine_pb2.LoadWeightsReply]]:
+        """Loads other weights of the same model beside those that are computed with."""
+
+    @_abc_1.abstractmethod
+    def ReplaceWeights(
+        self,
+        request: _engine_pb2.ReplaceWeightsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_engine_pb2.ReplaceWeightsReply, _abc.Awaitable[_engine_pb2.ReplaceWeightsReply]]:
+        """Puts loaded weights in the place of the others, between two steps."""
+
+    @_abc_1.abstractmethod
+    def DropWeights(
+        self,
+        request: _engine_pb2.DropWeightsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_engine_pb2.DropWeightsReply, _abc.Awaitable[_engine_pb2.DropWeightsReply]]:
+        """Forgets loaded weights that are not wanted."""
 
     @_abc_1.abstractmethod
     def Prefetch(

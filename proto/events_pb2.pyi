@@ -451,6 +451,7 @@ class Member(_message.Message):
     REFUSED_FIELDS_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
     kind: Global___Member.Kind.ValueType
     """which stage"""
     address: _builtins.str
@@ -469,6 +470,8 @@ class Member(_message.Message):
     """of a processor or an output processor: requests that it works on"""
     version: _builtins.str
     """release and commit, for people"""
+    weights: _builtins.str
+    """of an engine whose weights were replaced: their revision; empty: the model's own"""
     @_builtins.property
     def incarnation(self) -> Global___Incarnation:
         """who"""
@@ -511,10 +514,11 @@ class Member(_message.Message):
         refused_fields: _abc.Iterable[Global___RefusedField] | None = ...,
         version: _builtins.str = ...,
         adapters: _abc.Iterable[Global___ServedAdapter] | None = ...,
+        weights: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_running", b"_num_running", "incarnation", b"incarnation", "load", b"load", "model", b"model", "num_running", b"num_running"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_running", b"_num_running", "adapters", b"adapters", "address", b"address", "draining", b"draining", "incarnation", b"incarnation", "kind", b"kind", "leaving", b"leaving", "load", b"load", "model", b"model", "model_key", b"model_key", "num_running", b"num_running", "numerics_id", b"numerics_id", "refused_fields", b"refused_fields", "rest_url", b"rest_url", "version", b"version", "without", b"without"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_running", b"_num_running", "adapters", b"adapters", "address", b"address", "draining", b"draining", "incarnation", b"incarnation", "kind", b"kind", "leaving", b"leaving", "load", b"load", "model", b"model", "model_key", b"model_key", "num_running", b"num_running", "numerics_id", b"numerics_id", "refused_fields", b"refused_fields", "rest_url", b"rest_url", "version", b"version", "weights", b"weights", "without", b"without"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_running: _TypeAlias = _typing.Literal["num_running"]  # noqa: Y015
     _WhichOneofArgType__num_running: _TypeAlias = _typing.Literal["_num_running", b"_num_running"]  # noqa: Y015

@@ -14,10 +14,12 @@ from ..executor import (
     DrawPlan,
     HostAdapters,
     ReleasableMemory,
+    ReplaceableWeights,
     StepPlan,
     StepResult,
     Swapper,
 )
+from ..expert_figures import ExpertFigures
 from .model.adapter_memory import NoAdapterMemory
 from .model.expert_counts import ExpertCounts, NoExpertCounts
 from .step_parts import (
@@ -71,12 +73,15 @@ class StepExecutor(Generic[Sent, Taken]):
         expert_counts: ExpertCounts | NoExpertCounts = NO_EXPERTS,
         preparations: Iterable[Callable[[], object]] = (),
         releasable: ReleasableMemory | None = None,
+        replaceable: ReplaceableWeights | str = "the device is cuda; allowed: cpu",
     ) -> None:
         """`tiers`: those whose copies the swapper makes. `host_adapters`: those that `adapters`
         copies; None: there are no slots. `preparations` make later steps faster,
-        one by one. `releasable`: see `Sleeps`."""
+        one by one. `releasable`: see `Sleeps`; `replaceable`: see
+        `TakesWeights`."""
         self.swapper = swapper
         self.releasable = releasable
+        self.replaceable = replaceable
         self._device = device
         self._caches = caches
         self._entry = entry
@@ -87,8 +92,6 @@ class StepExecutor(Generic[Sent, Taken]):
         self._adapters = adapters
         self.host_adapters = host_adapters
         self._expert_counts = expert_counts
-        self.expert_figures = expert_counts.figures
-        """See `ExpertExecutor`."""
         self._preparations = deque(preparations)
         self._in_flight: deque[Launched] = deque()
 
@@ -104,6 +107,10 @@ class StepExecutor(Generic[Sent, Taken]):
     def kv_caches(self) -> Sequence[torch.Tensor]:
         """See `Caches`."""
         return self._caches.kv_caches
+
+    def expert_figures(self) -> ExpertFigures | None:
+        """See `ExpertExecutor`."""
+        return self._expert_counts.figures()
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> int:

@@ -59,6 +59,15 @@ class NewBounds(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_d
     max_replicas: Number | None = None
 
 
+class NewWeights(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /admin/models/{name}/weights"""
+
+    folder: Place
+    """A name or a path on the supervisor's machine, as of a model to load."""
+    requests: Literal["pause", "end"] = "pause"
+    """Fate of requests that run or wait: they go on from their tokens, or end."""
+
+
 class ModelAdmin:
     """Models of a cluster, loaded and unloaded by its supervisor. Where there is no supervisor
     every call is refused with a sentence that says so."""
@@ -128,6 +137,34 @@ class ModelAdmin:
         async with self._administration.recorded(caller, f"{turn}-model", {"model": name}):
             for supervisor in self._catalogues.owners(name):
                 cards += await self._ask(supervisor, {"do": turn, "model": name})
+            if not cards:
+                raise errors.NotFound("model", name)
+        await exchange.reply_json(cards[0], 202)
+
+    async def replace_weights(self, exchange: Exchange) -> None:
+        """POST /admin/models/{name}/weights: answered at once with 202; the list says when the
+        model's engines compute with the folder's weights, or why they do not."""
+        caller, asked = (
+            self._administration.caller(exchange),
+            decode(await exchange.body(MAX_BODY_BYTES), NewWeights),
+        )
+        name = _name_of(exchange)
+        if not is_model_place(asked.folder):
+            raise errors.BadRequest.of("folder", asked.folder, PLACE_ALLOWED)
+        await self._supervisors()
+        change = {"folder": asked.folder, "ends_requests": asked.requests == "end"}
+        cards: list[Any] = []
+        async with self._administration.recorded(
+            caller, "replace-weights", {"model": name} | change
+        ):
+            if len(owners := self._catalogues.owners(name)) > 1:
+                raise errors.BadRequest(
+                    "name",
+                    f"{name!r} is served by {len(owners)} supervisors; allowed: a model of one",
+                    code="weights_refused",
+                )
+            for supervisor in owners:
+                cards += await self._ask(supervisor, {"do": "weights", "model": name, **change})
             if not cards:
                 raise errors.NotFound("model", name)
         await exchange.reply_json(cards[0], 202)

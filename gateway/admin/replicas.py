@@ -115,6 +115,7 @@ def _shown(member: Member) -> dict[str, Any]:
         "model": model.name if model is not None else None,
         "revision": model.revision if model is not None else None,
         "numerics_id": member.numerics_id,
+        "weights": member.weights or None,
         "status": _status(member, load),
         "role": load.role or BOTH,
         **{

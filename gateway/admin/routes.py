@@ -29,6 +29,7 @@ def admin_routes(
         ("POST", "/admin/replicas/{id}/role", replicas.set_role),
         ("GET", "/admin/models", models.list_models),
         ("POST", "/admin/models", models.load_model),
+        ("POST", "/admin/models/{name:path}/weights", models.replace_weights),
         ("POST", "/admin/models/{name:path}/{turn}", models.turn_model),
         ("PATCH", "/admin/models/{name:path}", models.scale_model),
         ("DELETE", "/admin/models/{name:path}", models.unload_model),

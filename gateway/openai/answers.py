@@ -17,6 +17,7 @@ from ..request.generation import Generation
 from ..request.generation_request import GenerationRequest
 from ..request.prepared_prompt import PreparedPrompt
 from ..request.sinks import Gathered, Held, Piece
+from ..request.timeline import weights_of
 from ..stages.output_session import Scores
 from ..tenancy.caller import Caller
 from ..wire.body_stream import BodyStream
@@ -147,10 +148,19 @@ class Answer(msgspec.Struct, kw_only=True):
             "logprobs": self.renderer.logprobs(choice, piece.logprobs),
             "finish_reason": self.renderer.finish_reason(choice),
             "stop_reason": choice.stop_reason,
+            **weights_beside(choice),
         }
         if self.asked.return_token_ids:
             rendered["token_ids"] = piece.token_ids
         return rendered
+
+
+def weights_beside(choice: Choice) -> dict[str, Any]:
+    """Weights that computed a choice, beside its log probabilities: engines may have others
+    later."""
+    if not choice.prompt.prepared.sampling.logprobs:
+        return {}
+    return {"weights": weights_of([choice.work])}
 
 
 class EventStream:
@@ -203,6 +213,7 @@ class EventStream:
             "logprobs": None,
             "finish_reason": self.answer.renderer.finish_reason(choice),
             "stop_reason": choice.stop_reason,
+            **weights_beside(choice),
         }
         self._write(self.answer.chunk([ending], **self._usage_field()))
 

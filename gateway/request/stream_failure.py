@@ -107,6 +107,8 @@ def _final_error(finish: OutputFinish, message: str) -> errors.HeadwaterError | 
             return errors.Unavailable(message, retry_after=BUSY_RETRY_SECONDS, code=STAGE_BUSY)
         case common_pb2.LOSS_CAUSE_LATE:
             return errors.DeadlineExceeded(message, retry_after=finish.retry_seconds)
+        case common_pb2.LOSS_CAUSE_REPLACED:
+            return errors.Unavailable(message, retry_after=0, code="weights_replaced")
         case _:
             return None
 

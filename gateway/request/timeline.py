@@ -178,7 +178,19 @@ def work_fields(works: Iterable[engine_pb2.Work | None]) -> dict[str, Any] | Non
         ),
         "preemptions": sum(work.preemptions for work in done),
         "experts": _experts_of(done),
+        "weights": weights_of(done),
     }
+
+
+def weights_of(works: Iterable[engine_pb2.Work | None]) -> list[dict[str, str]]:
+    """Weights that computed choices, each once; several where they were replaced meanwhile."""
+    found = {
+        (each.revision, each.numerics_id): None
+        for work in works
+        if work is not None
+        for each in work.weights
+    }
+    return [{"revision": revision, "numerics_id": name} for revision, name in found]
 
 
 def _experts_of(works: list[engine_pb2.Work]) -> dict[str, Any] | None:

@@ -103,6 +103,7 @@ class Decision(msgspec.Struct, kw_only=True, gc=False):
             "epoch": f"{self.member.epoch:016x}",
             "address": self.address,
             "numerics_id": self.member.numerics_id,
+            "weights": self.member.weights or None,
             "reason": self.reason,
             "prompt_tokens": self.num_prompt_tokens,
             "predicted_cached_tokens": self.predicted_cached_tokens,

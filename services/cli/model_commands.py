@@ -73,6 +73,10 @@ class ModelClient:
         """Has a model `sleep` or `wake`; `pin` has it stay awake, `unpin` no longer."""
         return self._call("POST", f"/{quote(name)}/{what}")
 
+    def replace_weights(self, name: str, folder: str, requests: str) -> dict[str, Any]:
+        asked = {"folder": folder, "requests": requests}
+        return self._call("POST", f"/{quote(name)}/weights", asked)
+
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         return call(self._client, method, f"/models{path}", body)
 
@@ -108,6 +112,23 @@ def wait_turned(client: ModelClient, name: str, state: str) -> None:
             raise ModelError(f"the model {name!r} was unloaded meanwhile")
         if card.get("turn") == state:
             return
+        time.sleep(POLL_SECONDS)
+
+
+def wait_replaced(client: ModelClient, name: str, report: Report) -> str:
+    """Returns the revision of a model's weights when they have been replaced. Raises `ModelError`
+    where they were not."""
+    while True:
+        card = client.find(name)
+        if card is None:
+            raise ModelError(f"the model {name!r} was unloaded meanwhile")
+        weights = card["weights"]
+        if weights["problem"]:
+            raise ModelError(f"the weights of {name!r} stay as they are: {weights['problem']}")
+        if not weights["is_replacing"]:
+            return str(weights["revision"])
+        if (progress := card["progress"]) is not None:
+            report(progress["what"], progress["done"], progress["total"])
         time.sleep(POLL_SECONDS)
 
 
@@ -218,6 +239,32 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
         with connected(base_url, admin_key_file) as client:
             client.turn(name, "unpin" if off else "pin")
         print(f"{printable(name)} {'takes turns again' if off else 'stays awake'}")
+
+    @app.command()
+    def reload(
+        name: Name,
+        folder: Model,
+        *,
+        end_requests: Annotated[
+            bool,
+            typer.Option(
+                "--end-requests",
+                help="End requests that run or wait; default: they go on from their tokens.",
+            ),
+        ] = False,
+        base_url: BaseUrl = None,
+        admin_key_file: AdminKeyFile = None,
+    ) -> None:
+        """Put another model's weights in the place of a served one's, without a restart; returns
+        when all of its engines compute with them."""
+        with (
+            connected(base_url, admin_key_file) as client,
+            ProgressBars(Console(stderr=True)) as bars,
+        ):
+            how = "end" if end_requests else "pause"
+            client.replace_weights(name, _absolute(folder), how)
+            revision = wait_replaced(client, name, bars.report)
+        print(f"{printable(name)} has the weights {printable(revision)}")
 
     @app.command("list")
     def list_all(

@@ -76,6 +76,9 @@ class EngineSettings(StageSecuritySettings):
     """A replica of a model: computes token ids, caches prefixes and says what it caches."""
 
     model_folder: Path | None = setting(None, "converted model to serve")
+    weights_folder: Path | None = setting(
+        None, "converted model of the same shapes, whose weights are served in place of its own"
+    )
     served_model_name: str = setting("", "name that clients ask for; empty: the manifest's")
     replica_id: str = setting("", "stable name of this replica; empty: host name and port")
     host: str = setting("127.0.0.1", "address to listen on")

@@ -25,7 +25,7 @@ class Kind(Enum):
 
 _KIND_TO_PB = {kind: events_pb2.Member.Kind.Value(f"KIND_{kind.name}") for kind in Kind}
 _KIND_OF_PB = {number: kind for kind, number in _KIND_TO_PB.items()}
-_SAME = ("address", "numerics_id", "draining", "leaving", "rest_url", "version")
+_SAME = ("address", "numerics_id", "draining", "leaving", "rest_url", "version", "weights")
 """Fields of a member that are the same in its message."""
 
 
@@ -123,6 +123,8 @@ class Member:
     address: str
     model: ServedModel | None = None
     numerics_id: str = ""
+    weights: str = ""
+    """Revision of an engine's weights that took the place of the model's own; empty: these."""
     draining: bool = False
     leaving: bool = False
     load: ReplicaLoad | None = field(default=None, compare=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import grpc
 
@@ -35,6 +36,28 @@ async def wake(address: str) -> None:
     """Has an engine bring its memory back. Raises `EngineCallFailed`."""
     async with _stub(address) as stub:
         await stub.Wake(pb.WakeRequest(), timeout=CALL_SECONDS)
+
+
+async def load_weights(address: str, folder: Path) -> int:
+    """Has an engine load a folder's weights beside its own. Returns the number that names them.
+    Raises `EngineCallFailed`."""
+    async with _stub(address) as stub:
+        request = pb.LoadWeightsRequest(folder=str(folder))
+        return int((await stub.LoadWeights(request, timeout=CALL_SECONDS)).number)
+
+
+async def replace_weights(address: str, number: int, *, ends_requests: bool) -> float:
+    """Has an engine compute with loaded weights. Returns the seconds in which it computed nothing.
+    Raises `EngineCallFailed`."""
+    request = pb.ReplaceWeightsRequest(number=number, ends_requests=ends_requests)
+    async with _stub(address) as stub:
+        return float((await stub.ReplaceWeights(request, timeout=CALL_SECONDS)).seconds)
+
+
+async def drop_weights(address: str, number: int) -> None:
+    """Has an engine forget loaded weights. Raises `EngineCallFailed`."""
+    async with _stub(address) as stub:
+        await stub.DropWeights(pb.DropWeightsRequest(number=number), timeout=DESCRIBED_SECONDS)
 
 
 async def described(address: str) -> Member:

@@ -38,6 +38,7 @@ from .model_pull import PullFailed, pull_model
 from .model_request import ModelRequest
 from .model_stages import ModelStages, StageMaker, State
 from .model_turns import Demand, ModelTurns, demand_of
+from .new_weights import WeightsRefused, replace_weights
 from .own_settings import own_settings, settings_to_pull
 from .plan import StackPlan
 from .remembered_models import RememberedModels
@@ -318,9 +319,12 @@ class ModelManager:
                 return [self._unload(request.model, members, tasks)]
             case "sleep" | "wake" | "pin" | "unpin":
                 return [self._turn(request, tasks)]
+            case "weights":
+                return [self._replace_weights(request, tasks)]
         raise Refused(
             "invalid_value",
-            f"do is {request.do!r}; allowed: list, load, scale, unload, sleep, wake, pin, unpin",
+            f"do is {request.do!r}; allowed: list, load, scale, unload, sleep, wake, pin, unpin, "
+            "weights",
         )
 
     def _turn_of(self, model: ModelStages) -> dict[str, Any]:
@@ -348,6 +352,42 @@ class ModelManager:
         if problem:
             raise Refused("turn_refused", problem)
         return model
+
+    def _replace_weights(self, request: ModelRequest, tasks: asyncio.TaskGroup) -> ModelStages:
+        """Begins to put other weights in the place of a model's. Raises `Refused`."""
+        with _refusing():
+            require(is_model_place(request.folder), "folder", request.folder, PLACE_ALLOWED)
+        model = self._models.get(request.model)
+        if model is None:
+            raise Refused("model_not_found", f"the model {request.model!r} does not exist")
+        if model.state is not State.SERVING:
+            raise Refused("model_not_served", f"the model {model.name!r} is {model.state.value}")
+        if model.is_replacing:
+            raise Refused("weights_refused", f"weights of {model.name!r} are just being replaced")
+        model.is_replacing = True
+        model.weights_problem = ""
+        tasks.create_task(self._run_weights(model, request))
+        return model
+
+    async def _run_weights(self, model: ModelStages, request: ModelRequest) -> None:
+        try:
+            assert model.plan is not None
+            given = model.plan.settings
+            folder = await pull_model(request.folder, given, self._supervisor, model.report)
+            seconds, lost = await replace_weights(
+                model, folder, ends_requests=request.ends_requests
+            )
+        except (PullFailed, ModelFolderError, WeightsRefused, OSError) as fault:
+            model.weights_problem = str(fault)
+            self._report(f"{model.name}: its weights stay: {fault}")
+        else:
+            self._report(f"{model.name}: weights are {model.weights}, {seconds:.3f} s without them")
+            # One that did not obey may compute with either: another takes its place.
+            await asyncio.gather(*(self._retire(model, number) for number in lost))
+        finally:
+            model.progress = None
+            model.is_replacing = False
+            self._changed.set()
 
     def _load(self, request: ModelRequest, tasks: asyncio.TaskGroup) -> ModelStages:
         with _refusing():

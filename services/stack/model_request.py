@@ -10,7 +10,7 @@ import msgspec
 
 class ModelRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     do: str
-    """list, load, scale, unload, sleep, wake, pin or unpin."""
+    """list, load, scale, unload, sleep, wake, pin, unpin or weights."""
     model: str = ""
     """Name or path on this machine of a model to load; in other requests the name that it is served
     under."""
@@ -20,6 +20,10 @@ class ModelRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     escape_special_tokens: bool = False
     """Whether special tokens in conversations of a loaded model are text, also where the cluster's
     default is otherwise."""
+    folder: str = ""
+    """Name or path on this machine of the model whose weights take the place of those of another."""
+    ends_requests: bool = False
+    """Whether requests end that run or wait when weights are replaced."""
     numerics: Literal["default", "tree"] | None = None
     """Numerics of every engine of a loaded model; None: those of the cluster."""
     settings: dict[str, Any] = msgspec.field(default_factory=dict)

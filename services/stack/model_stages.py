@@ -67,6 +67,12 @@ class ModelStages:
     """Plan of the model's stages; None until its folder is known."""
     progress: tuple[str, int, int] | None = None
     """Progress of the load: what is done, how much of it, and the total."""
+    weights: str = ""
+    """Revision of the weights that took the place of the model's own; empty: these."""
+    is_replacing: bool = False
+    """Whether engines load other weights, or begin to compute with them."""
+    weights_problem: str = ""
+    """Why weights did not take their place, the last time."""
     problem: str = ""
     """Why it could not be loaded, or why its last replica did not start."""
     retry_at: float = 0.0
@@ -127,11 +133,16 @@ class ModelStages:
         self.taken_places.add(place)
         name = f"{self.plan.prefix}engine-{number}"
         stage = self.make_stage(
-            name, ENGINE_MODULE, partial(self.plan.engine, number), self.plan.engine_env(place)
+            name, ENGINE_MODULE, partial(self._engine_flags, number), self.plan.engine_env(place)
         )
         self.engines[number] = stage
         self._places[number] = place
         return number, stage
+
+    def _engine_flags(self, number: int) -> list[str]:
+        """Flags of an engine whenever it starts: its weights may have been replaced since."""
+        assert self.plan is not None
+        return self.plan.engine(number)
 
     async def start_engine(self, tasks: asyncio.TaskGroup, now: Callable[[], float]) -> None:
         """One more replica; one that cannot start is the model's `problem` for a while."""
@@ -212,6 +223,11 @@ class ModelStages:
             "max_replicas": self.rules.max_replicas,
             "progress": {"what": what, "done": done, "total": total} if what else None,
             "problem": self.problem,
+            "weights": {
+                "revision": self.weights or None,
+                "is_replacing": self.is_replacing,
+                "problem": self.weights_problem,
+            },
         }
 
 

@@ -47,6 +47,8 @@ class StackPlan:
     servers: ServerAccess
     prefix: str = ""
     """Beginning of the names of a model's stages, where the cluster serves several."""
+    weights_folder: Path | None = None
+    """Model whose weights took the place of the model's own; None: these."""
 
     def gateway(self, idx: int, addresses: Mapping[str, Sequence[str]]) -> list[str]:
         """`addresses`: what is known of the stages behind, so that a restarted gateway needs no
@@ -99,6 +101,7 @@ class StackPlan:
         flags += [f"--device={self.device}", *settings.flags_for(ENGINE)]
         flags += _role_flags(settings, idx)
         flags += self._turn_flags()
+        flags += [f"--weights-folder={self.weights_folder}"] if self.weights_folder else []
         # A variable that all engines read sets this for each of them.
         flags += [] if "HEADWATER_THREADS" in os.environ else [f"--threads={self.threads}"]
         profile = Profile.read(settings.profile) if settings.profile else Profile()

@@ -11,10 +11,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from headwater.services.models.manifest import ModelManifest
 from tests.chatting_model import make_chatting_model
 from tests.line.conftest import Line
 
@@ -66,6 +68,43 @@ def test_a_request_wakes_its_model_and_the_old_prefix_is_a_hit(line: Line) -> No
     assert again["choices"][0]["text"] == first["choices"][0]["text"]
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 32
     assert second["choices"][0]["text"] == answer(line, "two")["choices"][0]["text"]
+
+
+def test_new_weights_take_the_place_of_old_ones(
+    line: Line, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = make_chatting_model(tmp_path_factory.mktemp("new"), seed=1)
+    replace(ModelManifest.read(folder), revision="2").write(folder)
+    before = answer(line, "two")
+    more = {"max_tokens": 400, "ignore_eos": True, "logprobs": 1}
+    with line.stream("b", model="two", **more) as events:
+        next(events)
+        reloaded = models(line, "reload", "two", str(folder))
+        assert reloaded.returncode == 0, reloaded.stderr
+        *_, ending = (event["choices"][0] for event in events if event.get("choices"))
+    # The request went on from its tokens.
+    assert [each["revision"] for each in ending["weights"]] == ["1", "2"]
+    assert ending["finish_reason"] == "length"
+    after = answer(line, "two")
+    assert after["choices"][0]["text"] != before["choices"][0]["text"]
+    # Nothing that the old weights computed is hit.
+    assert after["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    line.wait_for(lambda: weights_of(line, "two") == "2", 10, "gateways know the old weights")
+    os.kill(line.pid_of(ENGINES["two"]), signal.SIGKILL)
+    assert answer(line, "two")["choices"][0]["text"] == after["choices"][0]["text"]
+    other = make_chatting_model(tmp_path_factory.mktemp("other"), num_layers=2)
+    refused = models(line, "reload", "two", str(other))
+    assert refused.returncode != 0
+    assert "num_layers of the new weights is 2; allowed: 3" in refused.stderr
+    assert answer(line, "two")["choices"][0]["text"] == after["choices"][0]["text"]
+
+
+def weights_of(line: Line, model: str) -> str | None:
+    """Revision of the weights by the receipt of an answer."""
+    body = {"model": model, "prompt": "a", "max_tokens": 1}
+    reply = line.client.post("/v1/completions", json=body, headers={"x-headwater-receipt": "1"})
+    found: str | None = reply.json()["receipt"]["decision"]["weights"]
+    return found
 
 
 @pytest.mark.long

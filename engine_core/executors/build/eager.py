@@ -49,6 +49,7 @@ from .engine_limits import engine_config_of, pages_of_request
 from .hooks import Hooks
 from .loader import Loader
 from .models import rank_model, whole_model
+from .new_weights import EagerWeights, why_not
 
 log = logging.getLogger(__name__)
 
@@ -127,25 +128,31 @@ def _executor(
     )
     drafter = new_drafter(request, config, loader, drafted)
     shape = states_of(request, pages)
+    entry = EagerEntry(
+        table,
+        served,
+        config,
+        device,
+        # The next stage goes on with all tokens.
+        looks_at_all=drafter.looks_at_all or not rank.stage.is_last,
+        most_drafts=drafter.most,
+        inputs=drafter.layers,
+        group_of_layer=pages.group_of_layer,
+        states=NoStates() if shape is None else EagerStates(table, config, shape, blocks.memory),
+    )
+    layers = EagerLayers(forward, layer_caches(blocks, pages, served.config))
+    exit_ = _exit(served, config, table, sampler, device, rank)
+    releasable = _releasable(request)
+    replaceable: EagerWeights | str = why_not(request, device)
+    if not replaceable:
+        assert isinstance(exit_, EagerSample)
+        replaceable = EagerWeights(request, config, loader, entry, layers, exit_, releasable)
     return StepExecutor(
         device=EagerDevice(config, served.config.vocab_size),
         caches=EagerCaches(blocks),
-        entry=EagerEntry(
-            table,
-            served,
-            config,
-            device,
-            # The next stage goes on with all tokens.
-            looks_at_all=drafter.looks_at_all or not rank.stage.is_last,
-            most_drafts=drafter.most,
-            inputs=drafter.layers,
-            group_of_layer=pages.group_of_layer,
-            states=NoStates()
-            if shape is None
-            else EagerStates(table, config, shape, blocks.memory),
-        ),
-        layers=EagerLayers(forward, layer_caches(blocks, pages, served.config)),
-        exit=_exit(served, config, table, sampler, device, rank),
+        entry=entry,
+        layers=layers,
+        exit=exit_,
         drafter=drafter,
         # Copies run between steps.
         tiers=NoTiers(),
@@ -154,7 +161,8 @@ def _executor(
         host_adapters=adapters if isinstance(adapters, AdapterMemory) else None,
         swapper=_swapper(request, rank, config, blocks, copies),
         expert_counts=expert_counts_of(served),
-        releasable=_releasable(request),
+        releasable=releasable,
+        replaceable=replaceable,
     )
 
 

@@ -11,12 +11,9 @@ import torch
 from ...capabilities import refused_fields
 from ...config import EngineConfig
 from ...executor import Executor
-from ...models.foreign.version import transformers_version
 from ...options import (
     INT8,
-    MODEL,
     MTP,
-    TREE,
     BuildRequest,
     ExecutorOptions,
     ModelFacts,
@@ -24,12 +21,11 @@ from ...options import (
 )
 from ...platforms import loading as platforms
 from ...platforms.device import Device
-from ...platforms.loading import LoadedDevice
-from ...platforms.numerics_id import ROOMS, numerics_id
 from ..ranks.rank import Rank, whole_rank
 from ..ranks.start_ranks import build_ranks, check_num_ranks
 from .eager import build_eager
 from .encoder import build_encoder
+from .numerics import numerics_of
 from .request import asked_of, checked
 
 log = logging.getLogger(__name__)
@@ -51,7 +47,7 @@ def build_executor(
         dtype=request.dtype,
         kv_format=request.kv_format,
         vocab_size=request.model.vocab_size,
-        numerics_id=_numerics_id(request, loaded),
+        numerics_id=numerics_of(request, loaded),
         refused_fields=refused_fields(
             asked_of(request.options, request.model, request.activations, flags), flags
         ),
@@ -91,38 +87,3 @@ def _log_activations(request: BuildRequest) -> None:
             "exact and not the same",
             *(quantization.method, " and ".join(sorted(rounded)), request.dtype),
         )
-
-
-def _numerics_id(request: BuildRequest, loaded: LoadedDevice) -> str:
-    """The id of what computes. Files and version of another distribution's platform count as
-    Headwater's do."""
-    options = request.options
-    origin = loaded.registration
-    assert options.model_folder is not None
-    source = options.model_folder.name if options.load_format == "auto" else options.load_format
-    what = [
-        source,
-        request.model,
-        request.dtype,
-        request.kv_format,
-        request.activations,
-        request.rounds_tokens,
-    ]
-    if request.model.quantization is not None and not request.model.quantization.is_of_integers:
-        # CPUs multiply numbers of eight bits as they are, unless they are expanded.
-        what.append(options.activation_dtype == MODEL)
-    if request.model.depends_on_length:
-        what.append(options.max_model_len or request.model.max_position_embeddings)
-    if request.model.foreign is not None:
-        what.append(transformers_version())
-    if not origin.is_built_in:
-        what += [origin.name, origin.distribution, origin.version]
-    if options.adapter_memory:
-        # No kernel multiplies and gates at once where adapters stand between the two.
-        what.append("adapters")
-    if request.is_tree:
-        # Whatever the layout is.
-        what.append(TREE)
-    elif options.layout.num_ranks > 1:
-        what.append(options.layout)
-    return numerics_id(loaded.device.environment(), *what, rooms=(*ROOMS, *loaded.sources))

@@ -43,6 +43,15 @@ class MappedWeights:
         self._released: list[Mapping] = []
         self.num_bytes = sum(each.end - each.start for each in self._clean())
 
+    def follow(self, folder: Path) -> None:
+        """Weights of the folder have taken the place of all others, whose pages are gone."""
+        is_released = bool(self._released)
+        self._folders = (folder.resolve(),)
+        self._released = []
+        self.num_bytes = sum(each.end - each.start for each in self._clean())
+        if is_released:
+            self.release()
+
     def release(self) -> int:
         # A page that was written to would come back as the file has it.
         self._released = self._clean()

@@ -97,6 +97,10 @@ class EagerEntry:
         self._states = states
         self._block_ids = table.block_ids[:, : config.columns.first_place]
 
+    def adopt(self, decoder: Model) -> None:
+        """Later steps are of another model of the same shapes."""
+        self._decoder = decoder
+
     def send(self, plan: StepPlan) -> EagerStep:
         plan = at_known_positions(plan, self._table.num_known)
         self._table.apply(plan)

@@ -47,6 +47,10 @@ class EagerSample:
         self._held: dict[int, HeldRow] = {}
         """Keyed by table row, for a draw."""
 
+    def adopt(self, decoder: Model) -> None:
+        """Later steps are of another model of the same shapes."""
+        self._decoder = decoder
+
     def precede(self, plan: StepPlan) -> None:
         for row in plan.released:
             self._held.pop(row, None)

@@ -20,5 +20,9 @@ class EagerLayers:
         self._forward = forward
         self._kv_cache = kv_cache
 
+    def adopt(self, forward: Forward) -> None:
+        """Later steps are of another model of the same shapes."""
+        self._forward = forward
+
     def hidden(self, taken: StepBatch) -> torch.Tensor:
         return self._forward(taken.batch, self._kv_cache, ends=taken.ends, inputs=taken.inputs)

@@ -8,6 +8,7 @@ import contextlib
 import os
 import random
 from collections.abc import AsyncIterator, Callable
+from types import UnionType
 from typing import assert_never
 
 import msgspec
@@ -29,14 +30,13 @@ from .messages import (
     Command,
     Failed,
     Idle,
-    OfAdapterReports,
     OfFigures,
+    OfOthers,
     Prepared,
     Progress,
     Ready,
     Report,
     Step,
-    ToPeers,
     Waiting,
     decode_report,
     encode,
@@ -67,8 +67,8 @@ class CoreClient:
         self._early_steps: list[Step] = []
         """Steps before `connect`: blocks that were found on a disk."""
         self._on_end: Callable[[], None] | None = None
-        self._on_adapter_report: Callable[[OfAdapterReports], None] | None = None
-        self._on_peer_report: Callable[[ToPeers], None] | None = None
+        self._takes: dict[type, Callable[..., None]] = {}
+        """By type of report: of adapters, of weights, and for other engines."""
         self._process: Process | None = None
         self.settled = asyncio.Event()
         """`ready` has an answer."""
@@ -118,13 +118,10 @@ class CoreClient:
         for step in early:
             on_report(step)
 
-    def connect_peers(self, on_report: Callable[[ToPeers], None]) -> None:
-        """Passes the core's messages to other engines to `on_report`, on the event loop."""
-        self._on_peer_report = on_report
-
-    def connect_adapters(self, on_report: Callable[[OfAdapterReports], None]) -> None:
-        """Passes the core's reports about adapters to `on_report`, on the event loop."""
-        self._on_adapter_report = on_report
+    def pass_on(self, kinds: UnionType, on_report: Callable[..., None]) -> None:
+        """Passes the core's reports of these kinds, of `OfOthers`, to `on_report`, on the event
+        loop."""
+        self._takes |= dict.fromkeys(kinds.__args__, on_report)
 
     def send(self, command: Command) -> None:
         """Sends a command; callable from any thread. After the end nothing is sent."""
@@ -221,16 +218,12 @@ class CoreClient:
         self._watch.note_load(load)
 
     def _take(self, report: Report) -> None:
-        if isinstance(report, ToPeers):
-            if self._on_peer_report is not None:
-                self._on_peer_report(report)
+        if isinstance(report, OfOthers):
+            if (take := self._takes.get(type(report))) is not None:
+                take(report)
             return
         if isinstance(report, OfFigures):
             self.figures.note(report)
-            return
-        if isinstance(report, OfAdapterReports):
-            assert self._on_adapter_report is not None
-            self._on_adapter_report(report)
             return
         match report:
             case Step() | Idle() | Waiting():

@@ -148,14 +148,36 @@ class DropAdapter(msgspec.Struct, tag="drop_adapter", array_like=True):
     digest: bytes
 
 
+class LoadWeights(msgspec.Struct, tag="load_weights", array_like=True):
+    """Load the weights of a converted model's folder beside those that are computed with."""
+
+    number: int
+    """Names them from now on."""
+    folder: str
+
+
+class ReplaceWeights(msgspec.Struct, tag="replace_weights", array_like=True):
+    """Compute with loaded weights from the next step on."""
+
+    number: int
+    ends_requests: bool
+
+
+class DropWeights(msgspec.Struct, tag="drop_weights", array_like=True):
+    """Forget loaded weights."""
+
+    number: int
+
+
 OfAdapters = ReadAdapter | DropAdapter
+OfWeights = LoadWeights | ReplaceWeights | DropWeights
 OfPrefetches = Prefetch | EndPrefetch
 FromPeers = BlocksPulled | BlocksPlaced | HolderGone | LendBlocks | CopiedLease | EndLease
 OfMasks = MasksFilled | Forced | Fail
 OfRequests = Add | Cancel | Credit | Stall | Probe
 OfSleep = Sleep | Wake
 OfEngine = OfMasks | OfRequests | OfPrefetches | FromPeers | BoundPrompts | OfSleep
-Command = OfEngine | OfAdapters
+Command = OfEngine | OfAdapters | OfWeights
 
 
 class Progress(msgspec.Struct, tag="progress", array_like=True):
@@ -264,6 +286,24 @@ class AdapterDropped(msgspec.Struct, tag="adapter_dropped", array_like=True):
     digest: bytes
 
 
+class WeightsLoaded(msgspec.Struct, tag="weights_loaded", array_like=True):
+    """Weights were loaded, or are refused."""
+
+    number: int
+    numerics_id: str = ""
+    """Id of what is computed with them."""
+    error: str = ""
+
+
+class WeightsReplaced(msgspec.Struct, tag="weights_replaced", array_like=True):
+    """Steps are computed with the weights, or cannot be."""
+
+    number: int
+    seconds: float = 0.0
+    """Seconds in which no step was computed."""
+    error: str = ""
+
+
 class PullBlocks(msgspec.Struct, tag="pull", array_like=True):
     message: PullRequest
 
@@ -282,9 +322,13 @@ class BlocksLent(msgspec.Struct, tag="lent", array_like=True):
 
 ToPeers = PullBlocks | EndPull | CopiedPull | BlocksLent
 OfAdapterReports = AdapterRead | AdapterDropped
+OfWeightsReports = WeightsLoaded | WeightsReplaced
+OfOthers = OfAdapterReports | OfWeightsReports | ToPeers
+"""Reports that other objects of the server take than the one of its sessions."""
 OfSteps = Step | Idle | Waiting
 OfFigures = Ranks | Experts
-Report = Progress | Ready | Failed | OfSteps | Prepared | OfFigures | OfAdapterReports | ToPeers
+OfStart = Progress | Ready | Failed | Prepared
+Report = OfStart | OfSteps | OfFigures | OfOthers
 
 
 class Ends(msgspec.Struct):

@@ -21,7 +21,12 @@ import msgspec
 
 from headwater.engine_core.config import ConfigError, EngineConfig
 from headwater.engine_core.engine import Engine
-from headwater.engine_core.executor import HostAdapters, releasable_of
+from headwater.engine_core.executor import (
+    HostAdapters,
+    ReplaceableWeights,
+    releasable_of,
+    replaceable_of,
+)
 from headwater.engine_core.executors.build.registry import build_executor
 from headwater.engine_core.kv.peer_link import PeerLink
 from headwater.engine_core.kv.tiers import key_of, open_disk
@@ -57,6 +62,7 @@ from .messages import (
     OfEngine,
     OfMasks,
     OfRequests,
+    OfWeights,
     Prefetch,
     Prepared,
     Probe,
@@ -73,6 +79,7 @@ from .messages import (
 from .peers import open_peer_link
 from .rates import MeasuredExecutor
 from .speculation import build_speculator, drafters_of
+from .weights import CoreWeights
 
 SPARE_ROWS = 8
 """Requests a step that take the seat of one which is still in flight."""
@@ -100,6 +107,7 @@ def run(
     reports: RingWriter,
     figures: FigureReports | None = None,
     host_adapters: HostAdapters | None = None,
+    replaceable: ReplaceableWeights | str = "",
 ) -> None:
     """Steps until the server closes the command ring. What a step says is written once the next one
     is launched, or there is none to launch: the device does not wait for that, nor do those who
@@ -108,11 +116,12 @@ def run(
     late_report = LateReport(reports)
     waits = WaitReports(reports)
     adapters = CoreAdapters(engine, host_adapters, reports)
+    weights = CoreWeights(engine, replaceable, reports)
     is_prepared = False
     is_idle = False
     num_commands = 0
     waits_for = engine.waits_for
-    with contextlib.suppress(PeerGone), contextlib.closing(adapters):
+    with contextlib.suppress(PeerGone), contextlib.closing(adapters), contextlib.closing(weights):
         while True:
             has_work = waits_for not in (WaitsFor.WORK, WaitsFor.TIME)
             if figures is not None:
@@ -133,11 +142,12 @@ def run(
                     is_idle = True
                 if not (is_prepared or engine.is_asleep):
                     is_prepared = _prepare(executor, commands, reports)
-                commands.wait(adapters.pause(engine.pause_seconds))
-            if num_read := _read_commands(engine, adapters, commands):
+                commands.wait(weights.pause(adapters.pause(engine.pause_seconds)))
+            if num_read := _read_commands(engine, adapters, weights, commands):
                 num_commands = num_commands + num_read
                 is_idle = False
             adapters.settle()
+            weights.settle()
             engine.launch()
             late_report.write()
             waits_for = engine.settle()
@@ -190,13 +200,17 @@ def _prepare(executor: MeasuredExecutor, commands: RingReader, reports: RingWrit
     return False
 
 
-def _read_commands(engine: Engine, adapters: CoreAdapters, commands: RingReader) -> int:
+def _read_commands(
+    engine: Engine, adapters: CoreAdapters, weights: CoreWeights, commands: RingReader
+) -> int:
     """Applies the commands that have come. Returns how many."""
     messages = commands.read()
     for message in messages:
         command = decode_command(message)
         if isinstance(command, OfAdapters):
             adapters.apply(command)
+        elif isinstance(command, OfWeights):
+            weights.apply(command)
         else:
             _apply(engine, command)
     return len(messages)
@@ -317,6 +331,7 @@ def main() -> None:
                 reports,
                 FigureReports(executor, reports),
                 host_adapters_of(executor),
+                replaceable_of(executor),
             )
 
 
@@ -355,11 +370,13 @@ def executor_options(settings: EngineSettings) -> ExecutorOptions:
         for each in fields(ExecutorOptions)
         if hasattr(settings, each.name)
     }
-    derived = {
+    derived: dict[str, Any] = {
         "num_threads": settings.threads,
         "spare_rows": min(SPARE_ROWS, settings.max_num_seqs),
         "max_draft_tokens": settings.max_draft_tokens if settings.speculates else 0,
     }
+    if settings.weights_folder is not None:
+        derived["model_folder"] = settings.weights_folder
     return ExecutorOptions(**same | derived)
 
 

@@ -26,6 +26,8 @@ class Replica:
         self.address = ""
         """Set once the server listens."""
         self.numerics_id = ready.numerics_id
+        self.weights = _replaced_weights(settings)
+        """Revision of the weights that took the place of the model's own; empty: these."""
         self.refused_fields = ready.refused_fields
         self.model = _served_model(settings, ready)
 
@@ -48,6 +50,7 @@ class Replica:
             address=self.address,
             model=self.model,
             numerics_id=self.numerics_id,
+            weights=self.weights,
             draining=load.draining,
             load=load,
             without=without,
@@ -60,6 +63,11 @@ class Replica:
 def _default_id(port: int) -> str:
     """The same after a restart where the port is fixed, unlike any other otherwise."""
     return f"{socket.gethostname()}:{port}" if port else f"{socket.gethostname()}-{os.getpid()}"
+
+
+def _replaced_weights(settings: EngineSettings) -> str:
+    folder = settings.weights_folder
+    return "" if folder is None else ModelManifest.read(folder).revision
 
 
 def _served_model(settings: EngineSettings, ready: Ready) -> ServedModel:

@@ -21,7 +21,15 @@ from ...runtime.session.attempt_fence import AttemptFence
 from ...runtime.tracing import NO_TRACING, Tracing
 from ..core.client import CoreClient
 from ..core.figures import CoreFigures
-from ..core.messages import Add, Cancel, Command, OfSteps, Probe, Ready, Step
+from ..core.messages import (
+    Add,
+    Cancel,
+    Command,
+    OfSteps,
+    Probe,
+    Ready,
+    Step,
+)
 from .adapters import EngineAdapters
 from .grammar_queue import GrammarQueue
 from .grammars import GrammarCompiler
@@ -58,7 +66,6 @@ class EngineServer:
         self.tracing = tracing
         self.load_changed = asyncio.Event()
         self.adapters = EngineAdapters(core.send, self.load_changed.set)
-        core.connect_adapters(self.adapters.on_report)
         self.limits = Limits(
             vocab_size=ready.vocab_size,
             max_model_len=ready.max_model_len,

@@ -18,6 +18,7 @@ from ...runtime.tasks import owned_task
 from .replica import Replica
 from .sent_adapters import check_sent
 from .server import EngineServer
+from .weights import EngineWeights
 
 _PART_HASHES = 8192
 """Hashes of a snapshot's part, which stays below the limit of a frame."""
@@ -25,8 +26,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class EngineServicer(engine_pb2_grpc.EngineServicer):
-    def __init__(self, server: EngineServer, replica: Replica) -> None:
+    def __init__(self, server: EngineServer, replica: Replica, weights: EngineWeights) -> None:
         self._server = server
+        self._weights = weights
         self._replica = replica
         self.drain_wanted = asyncio.Event()
         """Set when a client has asked for a drain; the service then calls `drain`."""
@@ -97,6 +99,24 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
     async def Wake(self, request: pb.WakeRequest, context: Context) -> pb.WakeReply:
         load = await self._server.sleep_calls.wake()
         return pb.WakeReply(seconds=load.wake_seconds)
+
+    async def LoadWeights(
+        self, request: pb.LoadWeightsRequest, context: Context
+    ) -> pb.LoadWeightsReply:
+        number, numerics_id = await self._weights.load(request.folder)
+        return pb.LoadWeightsReply(number=number, numerics_id=numerics_id)
+
+    async def ReplaceWeights(
+        self, request: pb.ReplaceWeightsRequest, context: Context
+    ) -> pb.ReplaceWeightsReply:
+        seconds = await self._weights.replace(request.number, ends_requests=request.ends_requests)
+        return pb.ReplaceWeightsReply(seconds=seconds)
+
+    async def DropWeights(
+        self, request: pb.DropWeightsRequest, context: Context
+    ) -> pb.DropWeightsReply:
+        self._weights.drop(request.number)
+        return pb.DropWeightsReply()
 
     async def Prefetch(
         self, requests: AsyncIterator[pb.PrefetchRequest], context: Context

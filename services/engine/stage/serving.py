@@ -16,7 +16,7 @@ from ...runtime.process_facts import ProcessFacts
 from ...runtime.tasks import owned_task
 from ...runtime.tracing import tracing_to
 from ..core.client import CoreClient, CoreFailed
-from ..core.messages import Ready
+from ..core.messages import OfAdapterReports, OfWeightsReports, Ready, ToPeers
 from ..settings import EngineSettings
 from .adapters import load_modules
 from .facts import EngineFacts
@@ -27,6 +27,7 @@ from .peers.plane import BlocksServicer, PeerPlane
 from .replica import Replica
 from .server import EngineServer
 from .servicer import EngineServicer
+from .weights import EngineWeights
 
 LAST_WORDS_SECONDS = 2.0
 """Time that last frames of ended sessions have to reach their clients."""
@@ -55,6 +56,7 @@ async def _serve_ready(
         server = EngineServer(
             core, ready, events, replica.model.name, compiler, tracing, settings.role
         )
+        core.pass_on(OfAdapterReports, server.adapters.on_report)
         await compiler.read()
         server.adapters.max_bytes = settings.adapter_host_memory
         await load_modules(server.adapters, settings.lora_modules)
@@ -72,7 +74,7 @@ async def _peers_joined(
         yield None
         return
     async with PeerPlane(core, replica.epoch, core.memory.map_records(ready)).running() as peers:
-        core.connect_peers(peers.on_report)
+        core.pass_on(ToPeers, peers.on_report)
         yield peers
 
 
@@ -84,7 +86,9 @@ async def _serve_clients(
     peers: PeerPlane | None,
     life: Lifetime,
 ) -> None:
-    servicer = EngineServicer(server, replica)
+    weights = EngineWeights(server.send, replica, core.figures.weights)
+    core.pass_on(OfWeightsReports, weights.on_report)
+    servicer = EngineServicer(server, replica, weights)
     listener = Listener(settings.host, settings.port)
     add_EngineServicer_to_server(servicer, listener.server)
     if peers is not None:

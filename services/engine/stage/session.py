@@ -135,14 +135,14 @@ class EngineSession:
             if (stream_id := self._stream_ids.get(key)) is not None:
                 self._outbox.put([embedding_frame(output.step, stream_id, values)])
         ids = self._stream_ids
+        figures = self._host.core_figures
         starts = [
-            self._streams[ids[start.key]].start(start)
+            self._streams[ids[start.key]].start(start, figures)
             for start in output.starts
             if start.key in ids
         ]
-        experts = self._host.core_figures.experts
         finishes = [
-            self._forget(ids[end.key]).finish(end, experts)
+            self._forget(ids[end.key]).finish(end, figures)
             for end in output.finishes
             if end.key in ids
         ]

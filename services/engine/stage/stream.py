@@ -18,6 +18,7 @@ from headwater.proto import engine_pb2 as pb
 
 from ...runtime.session.attempt_fence import Prompt
 from ...runtime.tracing import Span
+from ..core.figures import CoreFigures
 from .frames import MAX_ERROR_CHARS
 
 SLOW_READER_SECONDS = 30.0
@@ -50,6 +51,7 @@ FINAL = (
     common_pb2.LOSS_CAUSE_GRAMMAR,
     common_pb2.LOSS_CAUSE_BUSY,
     common_pb2.LOSS_CAUSE_LATE,
+    common_pb2.LOSS_CAUSE_REPLACED,
 )
 """The request does not go on at another engine."""
 MISSING = "the engine does not have the stream"
@@ -63,6 +65,7 @@ REASONS = {
     FinishReason.BUSY: common_pb2.FINISH_REASON_ERROR,
     FinishReason.MISSING: common_pb2.FINISH_REASON_ERROR,
     FinishReason.LATE: common_pb2.FINISH_REASON_ERROR,
+    FinishReason.REPLACED: common_pb2.FINISH_REASON_ERROR,
 }
 
 
@@ -83,6 +86,8 @@ class Stream:
     cancel_reason: str = ""
     started_at: float | None = None
     """Time at which its first token came, on `time.perf_counter`."""
+    first_weights: int | None = None
+    """Place of the weights with which it began among those of the core."""
     starved_since: float | None = None
     is_stalled: bool = False
     """Whether the core knows that the reader takes nothing."""
@@ -101,9 +106,10 @@ class Stream:
             self.starved_since = now
         return now - self.starved_since
 
-    def start(self, started: Started) -> pb.Start:
+    def start(self, started: Started, figures: CoreFigures) -> pb.Start:
         now = time.perf_counter()
         self.started_at = now
+        self.first_weights = len(figures.weights) - 1
         scheduled_at = now - started.prefill_seconds
         self.span.part("queue", scheduled_at - started.queue_seconds, scheduled_at)
         self.span.part("prefill", scheduled_at, now, cached_tokens=started.cached_tokens)
@@ -117,9 +123,8 @@ class Stream:
             cached_by_tier=started.cached_by_tier,
         )
 
-    def finish(self, finished: Finished, experts: ExpertFigures | None) -> pb.Finish:
-        """The end, with what the engine did for the stream; experts: newest figures of the
-        model's."""
+    def finish(self, finished: Finished, figures: CoreFigures) -> pb.Finish:
+        """The end, with what the engine did for the stream."""
         self._end_span(finished)
         error = finished.error
         cause = LIVE
@@ -135,6 +140,8 @@ class Stream:
             cause = common_pb2.LOSS_CAUSE_BUSY
         elif finished.reason is FinishReason.LATE:
             cause = common_pb2.LOSS_CAUSE_LATE
+        elif finished.reason is FinishReason.REPLACED:
+            cause = common_pb2.LOSS_CAUSE_REPLACED
         return pb.Finish(
             stream_id=self.stream_id,
             reason=REASONS[finished.reason],
@@ -144,7 +151,7 @@ class Stream:
             retriable=cause not in FINAL,
             cause=cause,
             retry_seconds=finished.retry_seconds,
-            work=self._work(finished.work, finished.num_output_tokens, experts)
+            work=self._work(finished.work, finished.num_output_tokens, figures)
             if finished.work is not None
             else None,
         )
@@ -172,7 +179,9 @@ class Stream:
             }
             self.span.end(finished.error, **attributes)
 
-    def _work(self, work: Work, num_output_tokens: int, experts: ExpertFigures | None) -> pb.Work:
+    def _work(self, work: Work, num_output_tokens: int, figures: CoreFigures) -> pb.Work:
+        experts = figures.experts
+        weights = [] if self.first_weights is None else figures.weights[self.first_weights :]
         return pb.Work(
             preemptions=work.num_preemptions,
             steps=work.num_steps,
@@ -181,6 +190,7 @@ class Stream:
             accepted_tokens=work.num_accepted_tokens,
             output_tokens=num_output_tokens - self.num_resumed,
             experts=None if experts is None else _experts(experts),
+            weights=[pb.Weights(**each._asdict()) for each in weights],
         )
 
 

@@ -40,6 +40,7 @@ TOLD = {
     "mean_batch_size": 1.0,
     "preemptions": 0,
     "experts": None,
+    "weights": [],
 }
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from headwater.gateway.request.timeline import Attempt, Timeline, work_fields
 from headwater.gateway.router.decision import Decision
-from headwater.proto.engine_pb2 import Experts, Work
+from headwater.proto.engine_pb2 import Experts, Weights, Work
 from headwater.services.runtime.member import Kind, Member
 
 
@@ -43,8 +43,11 @@ def test_an_answer_that_went_on_is_exact_where_both_engines_compute_the_same_bit
 
 
 def test_the_work_of_choices_adds_up_and_those_without_a_word_of_it_are_left_out() -> None:
+    old = Weights(revision="1", numerics_id="n")
+    new = Weights(revision="2", numerics_id="m")
     one = Work(steps=4, mean_batch=1.0, output_tokens=13, draft_tokens=12, accepted_tokens=9)
-    other = Work(steps=12, mean_batch=3.0, output_tokens=11, preemptions=1)
+    one.weights.append(old)
+    other = Work(steps=12, mean_batch=3.0, output_tokens=11, preemptions=1, weights=[old, new])
     assert work_fields([one, None, other]) == {
         "steps": 16,
         "tokens_per_step": 1.5,
@@ -53,6 +56,10 @@ def test_the_work_of_choices_adds_up_and_those_without_a_word_of_it_are_left_out
         "mean_batch_size": 2.5,
         "preemptions": 1,
         "experts": None,
+        "weights": [
+            {"revision": "1", "numerics_id": "n"},
+            {"revision": "2", "numerics_id": "m"},
+        ],
     }
     assert work_fields([None]) is None
 

@@ -1,0 +1,157 @@
+"""New weights of a model's engines: all of them have them, or none does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from headwater.services.models.manifest import LAYOUT, ModelManifest
+from headwater.services.stack import engine_calls
+from headwater.services.stack.engine_calls import EngineCallFailed
+from headwater.services.stack.model_stages import ModelStages
+from headwater.services.stack.new_weights import WeightsRefused, replace_weights
+
+MANIFEST = ModelManifest(
+    name="m",
+    revision="1",
+    dtype="float32",
+    layout=LAYOUT,
+    architecture="LlamaForCausalLM",
+    vocab_size=100,
+    max_model_len=64,
+    eos_token_ids=(1,),
+    bos_token_id=None,
+    source="",
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    model_folder: Path
+    weights_folder: Path | None = None
+
+
+@dataclass
+class Engines:
+    """Engines by address, as calls find them."""
+
+    refuses: set[str] = field(default_factory=set)
+    dies: set[str] = field(default_factory=set)
+    loaded: set[str] = field(default_factory=set)
+    replaced: dict[str, bool] = field(default_factory=dict)
+    on_load: Any = None
+
+    async def load_weights(self, address: str, folder: Path) -> int:
+        if address in self.refuses:
+            raise EngineCallFailed("num_layers of the new weights is 2")
+        self.loaded.add(address)
+        if self.on_load is not None:
+            self.on_load()
+        return 7
+
+    async def drop_weights(self, address: str, number: int) -> None:
+        self.loaded.remove(address)
+
+    async def replace_weights(self, address: str, number: int, *, ends_requests: bool) -> float:
+        if address in self.dies:
+            raise EngineCallFailed("connection refused")
+        assert number == 7
+        self.replaced[address] = ends_requests
+        return 0.5
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> Engines:
+    found = Engines()
+    for name in ("load_weights", "drop_weights", "replace_weights"):
+        monkeypatch.setattr(engine_calls, name, getattr(found, name))
+    return found
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    old, new = tmp_path / "old", tmp_path / "new"
+    for folder, revision in ((old, "1"), (new, "2")):
+        folder.mkdir()
+        replace(MANIFEST, revision=revision).write(folder)
+        (folder / "tokenizer.json").write_text("{}")
+    return old, new
+
+
+def model_of(folder: Path, *addresses: str) -> ModelStages:
+    stages = {i: SimpleNamespace(addresses={"grpc": each}) for i, each in enumerate(addresses)}
+    model = SimpleNamespace(plan=Plan(folder), engines=stages, leaving={}, weights="")
+    return cast("ModelStages", model)
+
+
+async def test_all_engines_have_them_and_so_have_those_that_start_later(
+    engines: Engines, folders: tuple[Path, Path]
+) -> None:
+    old, new = folders
+    model = model_of(old, "a", "b")
+    assert await replace_weights(model, new, ends_requests=True) == (0.5, [])
+    assert engines.replaced == {"a": True, "b": True}
+    assert model.plan is not None
+    assert (model.plan.weights_folder, model.weights) == (new, "2")
+
+
+async def test_none_has_them_where_one_refuses(
+    engines: Engines, folders: tuple[Path, Path]
+) -> None:
+    old, new = folders
+    model = model_of(old, "a", "b", "c")
+    engines.refuses = {"b"}
+    with pytest.raises(WeightsRefused, match="num_layers of the new weights is 2"):
+        await replace_weights(model, new, ends_requests=False)
+    assert (engines.loaded, engines.replaced, model.weights) == (set(), {}, "")
+    assert model.plan == Plan(old)
+
+
+async def test_none_has_them_where_an_engine_comes_meanwhile(
+    engines: Engines, folders: tuple[Path, Path]
+) -> None:
+    old, new = folders
+    model = model_of(old, "a")
+    engines.on_load = lambda: model.engines.update(
+        {1: cast("Any", SimpleNamespace(addresses={"grpc": "b"}))}
+    )
+    with pytest.raises(WeightsRefused, match="came or went"):
+        await replace_weights(model, new, ends_requests=False)
+    assert (engines.loaded, engines.replaced) == (set(), {})
+
+
+async def test_an_engine_that_dies_between_is_named(
+    engines: Engines, folders: tuple[Path, Path]
+) -> None:
+    old, new = folders
+    model = model_of(old, "a", "b")
+    engines.dies = {"b"}
+    assert await replace_weights(model, new, ends_requests=False) == (0.5, [1])
+    assert engines.replaced == {"a": False}
+
+
+async def test_what_text_stages_read_has_to_be_the_same(
+    engines: Engines, folders: tuple[Path, Path]
+) -> None:
+    old, new = folders
+    (new / "tokenizer.json").write_text("{ }")
+    with pytest.raises(WeightsRefused, match=r"tokenizer\.json of the new weights differs"):
+        await replace_weights(model_of(old, "a"), new, ends_requests=False)
+    replace(MANIFEST, vocab_size=90).write(new)
+    with pytest.raises(WeightsRefused, match="vocab_size of the new weights is 90; allowed: 100"):
+        await replace_weights(model_of(old, "a"), new, ends_requests=False)
+    assert engines.loaded == set()
+
+
+async def test_nothing_is_replaced_while_an_engine_starts(
+    engines: Engines, folders: tuple[Path, Path]
+) -> None:
+    old, new = folders
+    model = model_of(old, "a")
+    model.engines[1] = cast("Any", SimpleNamespace(addresses={}))
+    with pytest.raises(WeightsRefused, match="just starting or leaving"):
+        await replace_weights(model, new, ends_requests=False)
