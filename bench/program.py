@@ -125,6 +125,10 @@ BENCHMARKS = {
         "snapshot_hits",
         "Prefix hits of a model with states: at its snapshots, beside one at each border.",
     ),
+    "agents": (
+        "agents",
+        "Sessions of agents on one engine: goodput by order of eviction, on a GPU or simulated.",
+    ),
     "eviction": (
         "eviction",
         "Orders of eviction on traces of agents: by value, LRU, informed, Belady's.",
