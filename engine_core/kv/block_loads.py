@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import compress, takewhile
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from .block_pool import BlockPool
 from .block_source import NOT_OURS, BlockSource, LoadEnd, Loader, Owner, Ticket
 from .page_keys import PageKeys
 from .prefix_cache import NO_HITS, HashChain, HeldPages, Hits, PrefixCache
+from .value.slot_values import GivenBack
 from .value.turn import Turn, moved
 
 ONE_GROUP = PageKeys((FULL,), 1)
@@ -157,7 +158,8 @@ class BlockLoads:
             return
         parent = chain.parent_of(held.first) if chain.hashes else b""
         hashes = chain.hashes[held.first :]
-        self._save(held.pages, *self._keys.of(kind, hashes, held, parent), chain.owner)
+        given = GivenBack(turn, start)
+        self._save(held.pages, *self._keys.of(kind, hashes, held, parent), chain.owner, given)
 
     def release_set(self, chain: HashChain, num_blocks: int, pages: Sequence[int]) -> None:
         """Like `release`, of the pages of the state set behind so many of a chain's blocks."""
@@ -168,7 +170,7 @@ class BlockLoads:
             return
         keys = self._keys.of_set(chain.hashes[num_blocks - 1])
         parents = [chain.parent_of(num_blocks - 1)] * len(keys)
-        self._save(pages, keys, parents, chain.owner)
+        self._save(pages, keys, parents, chain.owner, GivenBack(turn, num_blocks - 1))
 
     def _release(
         self,
@@ -183,7 +185,7 @@ class BlockLoads:
         copy those of the first, which have keys, that no request uses now."""
         self._pool.release(pages, turn=turn, start=start, is_move=True)
         if self._keepers:
-            self._save(pages, keys, parents, owner)
+            self._save(pages, keys, parents, owner, GivenBack(turn, start, is_move=True))
 
     def _save(
         self,
@@ -191,18 +193,21 @@ class BlockLoads:
         keys: Sequence[bytes],
         parents: Sequence[bytes],
         owner: Owner,
+        given: GivenBack,
     ) -> None:
-        """Lets sources copy those of the first pages, which have keys, that no request uses
-        now."""
+        """Lets sources copy those of the first pages, which have keys, that no request uses now.
+        `given` has the index of the first."""
         are_unheld = self._pool.are_unheld(pages, keys)
         if True not in are_unheld:
             return
         kept = list(compress(keys, are_unheld))
         unused = list(compress(pages, are_unheld))
         kept_parents = list(compress(parents, are_unheld))
+        first_unheld = are_unheld.index(True)
+        given = replace(given, start=given.start + first_unheld)
         self._is_asked = self._are_saves_due = True
         for source in self._keepers:
-            source.save(kept, unused, kept_parents, owner)
+            source.save(kept, unused, kept_parents, owner, given)
 
     def find(
         self,

@@ -15,6 +15,7 @@ from enum import Enum
 from typing import NamedTuple, Protocol
 
 from ..page_groups import num_blocks_of
+from .value.slot_values import NO_TURN, GivenBack
 
 
 class Owner(NamedTuple):
@@ -140,11 +141,17 @@ class BlockSource(Loader, Protocol):
         then."""
 
     def save(
-        self, hashes: Sequence[bytes], blocks: Sequence[int], parents: Sequence[bytes], owner: Owner
+        self,
+        hashes: Sequence[bytes],
+        blocks: Sequence[int],
+        parents: Sequence[bytes],
+        owner: Owner,
+        given: GivenBack = NO_TURN,
     ) -> None:
         """Offers blocks that no request uses at present, in the order of their sequence; the source
         may keep copies of all, some or none. Blocks whose hashes it holds were just used. `parents`
-        are the hashes before them in their chain, empty before the first."""
+        are the hashes before them in their chain, empty before the first; `given` says of which
+        turn they are, where values count."""
 
     def launch(self) -> None:
         """Begins what `load` and `save` asked for since the last call, which is called after either

@@ -18,11 +18,12 @@ from ..executor import Swapper, SwapPlan
 from .block_source import LoadEnd, OnGained, OnLost, Outcome, Owner, Ticket
 from .lending import Read
 from .prefix_hash import num_leading
+from .value.slot_values import NO_TURN, GivenBack, SlotValues
 
 
 class HostBlocks:
     """See `BlockSource` and `Lender`. Slots of host memory, each with a copy of a cached block; the
-    least recently used goes first.
+    least recently used goes first, or that of the least value.
 
     Loads end in the order in which they were asked for, and never fail.
     """
@@ -32,11 +33,14 @@ class HostBlocks:
     spares_steps = False
     has_background_work = False
 
-    def __init__(self, swapper: Swapper, num_slots: int) -> None:
+    def __init__(self, swapper: Swapper, num_slots: int, values: SlotValues | None = None) -> None:
+        """`values`: the slots' order of eviction by value; None: the least recently used goes
+        first."""
         self.num_slots = num_slots
         self.num_saved = self.num_loaded = 0
         """Blocks whose copies were launched, and those that came back, so far."""
         self._swapper = swapper
+        self._values = values
         self._slot_of: OrderedDict[bytes, int] = OrderedDict()
         """Slots in order of use. A dict would be searched past every entry that left its front."""
         self._free_slots = list(reversed(range(num_slots)))
@@ -85,18 +89,27 @@ class HostBlocks:
         self._fetches[0].extend(self._slot_of[block_hash] for block_hash in hashes)
         self._fetches[1].extend(blocks)
         self._num_asked += len(hashes)
-        self._reading.update(hashes)
+        self._begin_reading(hashes, is_move=False)
         self._loads.append((self._num_asked, ticket))
         return ticket
 
     def save(
-        self, hashes: Sequence[bytes], blocks: Sequence[int], parents: Sequence[bytes], owner: Owner
+        self,
+        hashes: Sequence[bytes],
+        blocks: Sequence[int],
+        parents: Sequence[bytes],
+        owner: Owner,
+        given: GivenBack = NO_TURN,
     ) -> None:
         slot_of = self._slot_of
+        offered = hashes
         kept = set[bytes]()
         if known := list(filter(slot_of.__contains__, hashes)):
             kept = set(known)
-            self._touch(known)
+            if self._values is None:
+                self._touch(known)
+            else:
+                self._values.hold([slot_of[each] for each in known], is_move=given.is_move)
             is_fresh = [block_hash not in kept for block_hash in hashes]
             hashes = list(compress(hashes, is_fresh))
             blocks = list(compress(blocks, is_fresh))
@@ -104,9 +117,27 @@ class HostBlocks:
         slots = sorted(self._take_slots(len(hashes), kept))
         # Where there are too few slots, the first blocks are worth most.
         slot_of.update(zip(reversed(hashes[: len(slots)]), reversed(slots), strict=True))
+        if self._values is not None:
+            self._value(self._values, offered, set(hashes), given)
         self.num_saved += len(slots)
         self._saves[0].extend(blocks[: len(slots)])
         self._saves[1].extend(slots)
+
+    def _value(
+        self,
+        values: SlotValues,
+        hashes: Sequence[bytes],
+        fresh: Collection[bytes],
+        given: GivenBack,
+    ) -> None:
+        """Lets blocks of a chain be evicted by their value, those that have slots."""
+        slots = []
+        for index, block_hash in enumerate(hashes, start=given.start):
+            if (slot := self._slot_of.get(block_hash)) is not None:
+                slots.append(slot)
+                if block_hash in fresh:
+                    values.fill(slot, block_hash, index)
+        values.let_go(slots, given)
 
     def launch(self) -> None:
         if not (self._saves[0] or self._fetches[0]):
@@ -162,8 +193,13 @@ class HostBlocks:
             if slot is None or slot in unlaunched or self._save_number[slot] > num_saved:
                 break
             reads.append(partial(self._read, slot))
-        self._reading.update(hashes[: len(reads)])
+        self._begin_reading(hashes[: len(reads)], is_move=True)
         return reads
+
+    def _begin_reading(self, hashes: Sequence[bytes], *, is_move: bool) -> None:
+        self._reading.update(hashes)
+        if self._values is not None:
+            self._values.hold([self._slot_of[each] for each in hashes], is_move=is_move)
 
     def _read(self, slot: int, into: memoryview) -> bool:
         into[:] = memoryview(self._swapper.slots[slot])
@@ -174,14 +210,14 @@ class HostBlocks:
             self._reading[block_hash] -= 1
             if not self._reading[block_hash]:
                 del self._reading[block_hash]
+        if self._values is not None:
+            self._values.let_go([self._slot_of[each] for each in hashes])
 
     def _take_slots(self, count: int, kept: set[bytes]) -> list[int]:
         """Takes up to `count` slots, none of them of a hash that is kept or read."""
         free = self._free_slots
         if (missing := count - len(free)) > 0:
-            stay = kept | self._reading.keys()
-            unused = (each for each in self._slot_of if each not in stay) if stay else self._slot_of
-            lost = list(islice(unused, missing))
+            lost = self._oldest(missing, kept) if self._values is None else self._least(missing)
             free.extend(map(self._slot_of.pop, lost))
             self._on_lost(lost)
         start = max(len(free) - count, 0)
@@ -189,7 +225,20 @@ class HostBlocks:
         del free[start:]
         return taken
 
+    def _oldest(self, count: int, kept: set[bytes]) -> list[bytes]:
+        """The least recently used hashes, none of them kept or read."""
+        stay = kept | self._reading.keys()
+        unused = (each for each in self._slot_of if each not in stay) if stay else self._slot_of
+        return list(islice(unused, count))
+
+    def _least(self, count: int) -> list[bytes]:
+        """The hashes of the least values."""
+        assert self._values is not None
+        return self._values.take(count)
+
     def _touch(self, hashes: Sequence[bytes]) -> None:
-        """Marks hashes as used, the first of a sequence last."""
+        """Marks hashes as used, the first of a sequence last, where that counts."""
+        if self._values is not None:
+            return
         for block_hash in reversed(hashes):
             self._slot_of.move_to_end(block_hash)

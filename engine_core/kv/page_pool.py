@@ -14,7 +14,7 @@ class PagePool(BlockPool):
     """A `BlockPool` of pages."""
 
     def __init__(self, config: EngineConfig) -> None:
-        super().__init__(config.num_blocks, _costs_of(config))
+        super().__init__(config.num_blocks, costs_of(config))
         self._config = config
         self._kinds = config.page_kinds
         num_groups = config.num_page_groups
@@ -75,7 +75,7 @@ class PagePool(BlockPool):
         ]
 
 
-def _costs_of(config: EngineConfig) -> RecomputeCosts | None:
+def costs_of(config: EngineConfig) -> RecomputeCosts | None:
     """Costs of pages by their place in a chain, whose blocks have one for each page group; None:
     they do not count."""
     if config.eviction != BY_VALUE or not config.enable_prefix_caching:

@@ -26,6 +26,7 @@ from .peer_link import PeerLink, Placed, Pulled, PullEnd, PullRequest, Wanted
 from .prefix_hash import num_common
 from .read_costs import ReadCosts
 from .staged_loads import Part, StagedLoads
+from .value.slot_values import NO_TURN, GivenBack
 
 MOST_HINTS = 1 << 16
 """Blocks whose holders are remembered; the oldest go first."""
@@ -266,7 +267,12 @@ class PeerBlocks:
         return NO_LIMIT if self._reaches(holder) else max(1, len(self._swapper.slots) // 2)
 
     def save(
-        self, hashes: Sequence[bytes], blocks: Sequence[int], parents: Sequence[bytes], owner: Owner
+        self,
+        hashes: Sequence[bytes],
+        blocks: Sequence[int],
+        parents: Sequence[bytes],
+        owner: Owner,
+        given: GivenBack = NO_TURN,
     ) -> None:
         """Other engines ask for what they want: see `BlockLeases`."""
 

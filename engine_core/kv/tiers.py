@@ -17,6 +17,7 @@ from .disk.block_files import BlockFiles
 from .disk.disk_blocks import DiskBlocks
 from .host_blocks import HostBlocks
 from .lending import Lender, Release, Steps
+from .page_pool import costs_of
 from .peer_blocks import PeerBlocks
 from .peer_link import (
     FromLink,
@@ -29,6 +30,7 @@ from .peer_link import (
     Pulled,
 )
 from .swapper_parts import SwapperParts
+from .value.slot_values import SlotValues
 
 
 class Tiers:
@@ -57,7 +59,10 @@ class Tiers:
         assert executor.swapper is not None
         parts = SwapperParts(executor.swapper)
         if config.num_host_blocks:
-            self.host = HostBlocks(parts.part(config.num_host_blocks), config.num_host_blocks)
+            num_slots = config.num_host_blocks
+            costs = costs_of(config)
+            values = SlotValues(num_slots, costs, clock) if costs is not None else None
+            self.host = HostBlocks(parts.part(num_slots), num_slots, values)
         if config.num_staged_blocks:
             staged = parts.part(config.num_staged_blocks)
             if files is not None:

@@ -18,6 +18,7 @@ from headwater.engine_core.kv.block_source import (
     Owner,
     Ticket,
 )
+from headwater.engine_core.kv.value.slot_values import NO_TURN, GivenBack
 
 GARBAGE = np.uint64(0xDEAD)
 
@@ -73,7 +74,12 @@ class ScriptedSource:
         return self.open[-1]
 
     def save(
-        self, hashes: Sequence[bytes], blocks: Sequence[int], parents: Sequence[bytes], owner: Owner
+        self,
+        hashes: Sequence[bytes],
+        blocks: Sequence[int],
+        parents: Sequence[bytes],
+        owner: Owner,
+        given: GivenBack = NO_TURN,
     ) -> None:
         assert not self.is_closed
         assert len(parents) == len(hashes)
@@ -159,7 +165,12 @@ class LyingSource(ScriptedSource):
         return ticket
 
     def save(
-        self, hashes: Sequence[bytes], blocks: Sequence[int], parents: Sequence[bytes], owner: Owner
+        self,
+        hashes: Sequence[bytes],
+        blocks: Sequence[int],
+        parents: Sequence[bytes],
+        owner: Owner,
+        given: GivenBack = NO_TURN,
     ) -> None:
         kept = [each for each in zip(hashes, blocks, parents, strict=True) if self._happens(0.8)]
         super().save(
@@ -167,6 +178,7 @@ class LyingSource(ScriptedSource):
             [each[1] for each in kept],
             [each[2] for each in kept],
             owner,
+            given,
         )
 
     def cancel(self, ticket: Ticket) -> None:

@@ -24,6 +24,7 @@ from ..lending import Read
 from ..prefix_hash import num_leading
 from ..read_costs import ReadCosts
 from ..staged_loads import Part, StagedLoads
+from ..value.slot_values import NO_TURN, GivenBack
 from .block_files import BlockFiles
 from .disk_jobs import DiskJobs
 from .disk_saves import DiskSave, DiskSaves
@@ -113,7 +114,12 @@ class DiskBlocks:
         return ticket
 
     def save(
-        self, hashes: Sequence[bytes], blocks: Sequence[int], parents: Sequence[bytes], owner: Owner
+        self,
+        hashes: Sequence[bytes],
+        blocks: Sequence[int],
+        parents: Sequence[bytes],
+        owner: Owner,
+        given: GivenBack = NO_TURN,
     ) -> None:
         if self._jobs.failure:
             return
