@@ -61,11 +61,12 @@ class StorageFill(Collector):
         if js is None:
             return fills
         for stream in self._streams:
-            with contextlib.suppress(nats.js.errors.NotFoundError):
-                try:
-                    info = await js.stream_info(stream)
-                except FAILURES:
-                    return {}
-                if (bound := info.config.max_bytes or 0) > 0:
-                    fills[stream] = info.state.bytes, bound
+            try:
+                info = await js.stream_info(stream)
+            except nats.js.errors.NotFoundError:
+                continue
+            except FAILURES:
+                return {}
+            if (bound := info.config.max_bytes or 0) > 0:
+                fills[stream] = info.state.bytes, bound
         return fills

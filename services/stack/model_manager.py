@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import structlog
 
 from headwater.proto import events_pb2
 
@@ -46,6 +47,13 @@ from .scaling import Scaler, ScaleRules, Sight
 from .settings import StackSettings
 from .settings_beside import defaults_of, left_out, plan_beside
 from .stage_process import StageDied, SupervisorPipe, begin_all
+
+LOAD_FAILURES = (
+    *(PullFailed, ModelFolderError, StageDied, EmbeddedServerError, OSError),
+    *(EngineCallFailed, SettingError),
+)
+"""Failures of a load that say in one sentence what is wrong; so does `Refused`."""
+_log = structlog.get_logger()
 
 LOOK_SECONDS = 0.25
 BEAT_SECONDS = 1.0
@@ -299,6 +307,10 @@ class ModelManager:
                 answer = {"error": {"code": "invalid_value", "message": str(fault)}}
             except Refused as refusal:
                 answer = {"error": {"code": refusal.code, "message": str(refusal)}}
+            except Exception as fault:
+                # An unknown fault of one request ends neither the deployment nor later requests.
+                _log.exception("a request about models failed")
+                answer = {"error": {"code": "internal_error", "message": str(fault)}}
             # Whoever reads the answer and asks for the model finds the gateways informed.
             await bus.publish(subjects.catalogue(self._id), self._catalogue())
             await bus.publish(call.reply, msgspec.json.encode(answer))
@@ -507,10 +519,10 @@ class ModelManager:
             stages = model.make_first_stages(plan)
             await begin_all(stages, model.report)
             await self._check_size(model)
-        except (
-            *(PullFailed, ModelFolderError, StageDied, EmbeddedServerError, OSError),
-            *(EngineCallFailed, Refused, SettingError),
-        ) as fault:
+        except Exception as fault:
+            # Whatever it is, it ends this model alone and not the deployment.
+            if not isinstance(fault, (*LOAD_FAILURES, Refused)):
+                _log.exception("a model cannot be loaded", model=model.name)
             await self._end(model)
             model.state = State.FAILED
             model.problem = str(fault)

@@ -28,6 +28,9 @@ OF_A_MODEL = (
 )
 """Settings that models of one cluster may have each for itself. Names and numbers of replicas are
 fields of the request; addresses, keys, the device and numbers of text stages are the cluster's."""
+FILES = ("chat_template", "generation_config", "kv_disk_dir", "calibration")
+"""Settings that name files of the supervisor's user. Without administrators' keys, every user of
+the machine can load a model, and may not read these files by it."""
 
 
 def own_settings(request: ModelRequest) -> dict[str, Any]:
@@ -45,7 +48,11 @@ def settings_to_pull(
     settings: StackSettings, request: ModelRequest, own: dict[str, Any]
 ) -> StackSettings:
     """Settings of a model before it is known what it is. Raises `SettingError` for values that
-    `headwater up` refuses too."""
+    `headwater up` refuses too, and for files where administrators have no keys."""
+    for name in FILES:
+        if own.get(name) is not None and not settings.has_admins:
+            allowed = "none where administrators have no keys (--admin-key-file)"
+            raise SettingError(name, str(own[name]), allowed)
     alone: dict[str, Any] = {"model": (request.model,), "served_model_name": None, "revision": None}
     return dataclasses.replace(settings, **(defaults_of(OF_THE_FIRST) | alone | own))
 
@@ -53,9 +60,12 @@ def settings_to_pull(
 def _converted(name: str, value: Any) -> Any:
     require(name in OF_A_MODEL, "settings", name, ", ".join(OF_A_MODEL))
     try:
-        return msgspec.convert(value, _kinds()[name], dec_hook=_path)
+        converted = msgspec.convert(value, _kinds()[name], dec_hook=_path)
     except (msgspec.ValidationError, TypeError) as fault:
         raise SettingError(name, value, str(fault)) from None
+    # It becomes part of command lines and of paths.
+    require(str(converted).isprintable(), name, value, "printable text")
+    return converted
 
 
 @cache
@@ -67,4 +77,7 @@ def _path(kind: type, value: Any) -> Path:
     """Raises `TypeError`."""
     if kind is not Path or not isinstance(value, str):
         raise TypeError("a path")
-    return Path(value).expanduser().absolute()
+    try:
+        return Path(value).expanduser().absolute()
+    except RuntimeError as fault:
+        raise TypeError(str(fault)) from None

@@ -101,6 +101,12 @@ async def test_every_stage_of_a_model_has_the_settings_that_it_was_loaded_with(
             ({"port": 1}, "--settings is 'port'; allowed: revision, "),
             ({"max_model_len": "long"}, "--max-model-len is 'long'; allowed: "),
             ({"eviction": "none"}, "--eviction is 'none'; allowed: lru, value"),
+            ({"revision": "\0"}, "--revision is '\\x00'; allowed: printable text"),
+            ({"kv_disk_dir": "~nobody-here/x"}, "--kv-disk-dir is '~nobody-here/x'; allowed: "),
+            (
+                {"chat_template": "/etc/hosts"},
+                "--chat-template is '/etc/hosts'; allowed: none",
+            ),
         ):
             refusal = (await ask(loaded | {"settings": own}))["error"]
             assert (refusal["code"], refusal["message"][: len(sentence)]) == (
