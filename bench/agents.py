@@ -51,7 +51,7 @@ TIMING = SimulatedTiming(
     seconds_per_prefill_token=1 / 24_000,
     seconds_per_read_token=3.7e-8,
 )
-"""Of an 8B model on an H200: a step reads the weights, a row its keys and values."""
+"""Times of an 8B model on an H200: a step reads the weights, a row its keys and values."""
 KV_BYTES = 2
 """Bytes of a number in the KV cache."""
 

@@ -13,7 +13,8 @@ def test_a_new_knob_is_a_decision() -> None:
     assert [field.name for field in dataclasses.fields(EngineSettings)] == [
         "stage_tls_cert_file", "stage_tls_key_file", "stage_tls_ca_file", "stage_tls_name",
         "cluster_token", "cluster_token_file",
-        "model_folder", "weights_folder", "served_model_name", "replica_id", "host", "port", "advertise", "nats_url", "redis_url",
+        "model_folder", "weights_folder", "served_model_name", "replica_id", "host", "port", "advertise",
+        "nats_url", "redis_url",
         "metrics_port", "otlp_endpoint", "log_level", "executor", "device", "dtype", "load_format", "block_size",
         "num_blocks", "kv_cache_memory", "kv_swap_memory", "kv_disk_dir", "kv_disk_memory", "kv_peer_memory",
         "kv_peer_direct", "adapter_memory", "adapter_host_memory", "lora_modules", "takes_turns",
