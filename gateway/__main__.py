@@ -318,7 +318,7 @@ async def cluster_behind(
             tracing=tracing,
             outages=outages.now,
         )
-        members.on_change(cluster.follow)
+        members.on_change(cluster.apply_change)
         if isinstance(tenants, TenantDirectory):
             tenants.on_change(cluster.end_revoked)
         try:

@@ -26,7 +26,7 @@ class Continuations:
         self.counts = [0] * len(self._kinds)
         """Marks that count, by kind."""
 
-    def follow(self, stored: list[StoredChain], removed: list[bytes]) -> None:
+    def add_marks(self, stored: list[StoredChain], removed: list[bytes]) -> None:
         """Adds to events of blocks those of their marks. A mark is announced with its block or
         later, and names the block as its parent: so it comes into the same shard of the index."""
         touched = dict.fromkeys(key[:HASH_LEN] for key in self._pool.take_changed())

@@ -305,7 +305,7 @@ class PrefixCache:
             for block_hash, parent in self._gained.items()
         ]
         self._gained.clear()
-        self._continuations.follow(stored, removed)
+        self._continuations.add_marks(stored, removed)
         if not removed and not stored:
             return None
         return CacheEvents(stored=stored, removed=removed)

@@ -340,7 +340,7 @@ class Cluster:
             _cancel(run, shutting_down())
         await listeners
 
-    def follow(self, change: Change) -> None:
+    def apply_change(self, change: Change) -> None:
         """Keeps the connections to other stages in step with the membership."""
         member = change.member
         model = _model_of(change.member)

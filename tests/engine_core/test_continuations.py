@@ -33,7 +33,7 @@ class Events:
         """Hashes that are stored and removed, with those of marks."""
         stored = [StoredChain(b"", [each]) for each in announced]
         removed = self.pool.take_evicted()
-        self.continuations.follow(stored, removed)
+        self.continuations.add_marks(stored, removed)
         return [each for chain in stored for each in chain.hashes], removed
 
     @property

@@ -67,7 +67,7 @@ def test_a_follower_is_held_until_its_leader_has_scheduled_what_they_share() -> 
     for num_blocks in (4, 2):
         first = queue.peek()
         assert first is not None
-        queue.follow(leader, first, num_blocks)
+        queue.await_leader(leader, first, num_blocks)
     assert queue.peek() is None
     assert len(queue) == 2
     queue.leader_advanced(leader, 1)
@@ -82,7 +82,7 @@ def test_a_follower_that_is_removed_does_not_come_back() -> None:
     leader = request(9)
     follower = request(0)
     queue = queue_of(follower)
-    queue.follow(leader, follower, 1)
+    queue.await_leader(leader, follower, 1)
     queue.remove(follower)
     queue.leader_left(leader)
     assert queue.peek() is None

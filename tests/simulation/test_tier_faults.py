@@ -196,14 +196,14 @@ def lost_wake_up_of_forks(patch: pytest.MonkeyPatch) -> None:
 def early_copy(patch: pytest.MonkeyPatch) -> None:
     """A block is copied in the step that fills it."""
     note = Forks.note_whole
-    follow = WaitingQueue.follow
+    await_leader = WaitingQueue.await_leader
     queues: dict[int, WaitingQueue] = {}
 
     def remember(
         queue: WaitingQueue, leader: RequestState, request: RequestState, num_blocks: int
     ) -> None:
         queues[leader.key] = queue
-        follow(queue, leader, request, num_blocks)
+        await_leader(queue, leader, request, num_blocks)
 
     def at_once(forks: Forks, request: RequestState) -> None:
         note(forks, request)
@@ -212,7 +212,7 @@ def early_copy(patch: pytest.MonkeyPatch) -> None:
         if request.key in queues:
             queues[request.key].leader_advanced(request, 1 << 30)
 
-    patch.setattr(WaitingQueue, "follow", remember)
+    patch.setattr(WaitingQueue, "await_leader", remember)
     patch.setattr(Forks, "note_whole", at_once)
 
 

@@ -82,7 +82,7 @@ class Seating:
     def hold(self, request: RequestState, wait: Wait) -> None:
         """Holds a request until the event comes."""
         if isinstance(wait, Follow):
-            self._waiting.follow(wait.leader, request, wait.num_blocks)
+            self._waiting.await_leader(wait.leader, request, wait.num_blocks)
         else:
             self._waiting.await_load(request, wait)
 

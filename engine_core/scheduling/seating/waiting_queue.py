@@ -135,7 +135,7 @@ class WaitingQueue:
             self.num_tokens += request.num_uncached_tokens
             self._make_ready(request)
 
-    def follow(self, leader: RequestState, request: RequestState, num_blocks: int) -> None:
+    def await_leader(self, leader: RequestState, request: RequestState, num_blocks: int) -> None:
         """Holds the first of a tenant until `leader`, which computes the same prefix, has scheduled
         `num_blocks` of it."""
         self._unready(request)

@@ -145,9 +145,9 @@ class MaskWriter:
         is_drafted: bool = True,
         sampling: SamplingParams | None = None,
     ) -> None:
-        """From the grammar's start, before the core knows of the request; `output_ids` is what a
-        resumed answer has already. With `is_drafted` the core is told what the grammar forces.
-        Masks hold to the bounds of `sampling`."""
+        """Follows a grammar from its start, before the core knows of the request; `output_ids` is
+        what a resumed answer has already. With `is_drafted` the core gets the tokens that the
+        grammar forces. Masks hold to the bounds of `sampling`."""
         follower = self._followers[key] = Follower(
             key=key,
             matcher=matcher,

@@ -34,7 +34,7 @@ async def test_a_connection_is_kept_while_one_member_has_its_address(
     stages = SimpleNamespace(
         members=members, processors=processors, outputs=outputs, cold_starts=look_again
     )
-    members.on_change(lambda change: Cluster.follow(cast("Any", stages), change))
+    members.on_change(lambda change: Cluster.apply_change(cast("Any", stages), change))
     seed = Member(kind=kind, replica_id=ADDRESS, epoch=0, address=ADDRESS)
     first = dataclasses.replace(seed, replica_id="first", epoch=new_epoch(), model=served_model)
     second = dataclasses.replace(first, replica_id="second", epoch=new_epoch())
