@@ -49,7 +49,7 @@ class BackgroundResponses:
         caller = caller.with_body(asked.request_id, asked.priority)
         exchange.request_id = caller.shown_id
         async with caller.within_deadline():
-            answer = await self._responses.check(caller, asked)
+            answer = await self._responses.queued(caller, asked)
         response = answer.response("queued")
         record = Record(
             tenant=caller.tenant,

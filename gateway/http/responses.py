@@ -65,7 +65,7 @@ class Responses:
         else:
             await self._answer(exchange, caller, asked)
 
-    async def check(self, caller: Caller, asked: ResponsesRequest) -> ResponseAnswer:
+    async def queued(self, caller: Caller, asked: ResponsesRequest) -> ResponseAnswer:
         """A response that is computed in the background, as it is reported until then. Raises the
         errors that computing it at once would raise."""
         check(asked)
