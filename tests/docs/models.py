@@ -3,6 +3,9 @@ tests.docs.models`."""
 
 from __future__ import annotations
 
+import textwrap
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 from headwater.engine_core.models.architecture import Architecture
@@ -13,27 +16,32 @@ PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 BEGIN = "<!-- rendered by `python -m tests.docs.models` -->\n"
 END = "\n<!-- end of the table -->\n"
 HEAD = """
-| models | `architectures` | file | GGUF | limits |
-|---|---|---|---|---|
+| models | `architectures` | GGUF | limits |
+|---|---|---|---|
 """
 
 
 def table() -> str:
-    """The table, a row an architecture."""
+    """The table, a row an architecture. Limits of several families are letters, which stand below
+    it."""
     of_gguf = gguf_families.architectures()
+    counts = Counter("; ".join(each.limits) for each in ARCHITECTURES.values())
+    shared = sorted(limits for limits, count in counts.items() if limits and count > 1)
+    letters = dict(zip(shared, "abcdefgh", strict=False))
     rows = [
-        _row(name, each, "yes" if name in of_gguf else "") for name, each in ARCHITECTURES.items()
+        _row(name, each, "yes" if name in of_gguf else "", letters)
+        for name, each in ARCHITECTURES.items()
     ]
-    return HEAD + "".join(sorted(rows, key=str.lower))
+    notes = ". ".join(f"*{letter}*: {limits}" for limits, letter in letters.items())
+    lines = textwrap.fill(f"{notes}.", 120, break_long_words=False, break_on_hyphens=False)
+    return HEAD + "".join(sorted(rows, key=str.lower)) + f"\n{lines}\n"
 
 
-def _row(name: str, architecture: Architecture, of_gguf: str) -> str:
-    module = architecture.model.partition(":")[0].rpartition(".")[2]
+def _row(name: str, architecture: Architecture, of_gguf: str, letters: Mapping[str, str]) -> str:
     limits = ["text; images are refused"] if architecture.is_text_part else []
-    limits += architecture.limits
-    return (
-        f"| {architecture.family} | `{name}` | `{module}.py` | {of_gguf} | {'; '.join(limits)} |\n"
-    )
+    if own := "; ".join(architecture.limits):
+        limits.append(f"*{letters[own]}*" if own in letters else own)
+    return f"| {architecture.family} | `{name}` | {of_gguf} | {'; '.join(limits)} |\n"
 
 
 def rendered(page: str) -> str:
