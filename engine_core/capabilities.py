@@ -124,6 +124,7 @@ ENGINE = (
         fields=("pipeline_parallel_size",),
         off="1",
         beside=OF_MODEL | {LATENT, TENSOR_PARALLEL},
+        beside_if={"stage_states": frozenset({STATES})},
         flag="stages",
     ),
     Capability(
@@ -285,14 +286,15 @@ EVERYWHERE = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trio:
-    """Three capabilities that are refused together on a platform without the flag, though each two
-    of them work."""
+    """Three capabilities that are refused together on a platform without the flag, or on any, though
+    each two of them work."""
 
     first: str
     second: frozenset[str]
     third: frozenset[str]
     """The refused one is among these."""
-    flag: str
+    flag: str = ""
+    """Flag of the platform; empty: every platform refuses the three."""
 
 
 TRIOS = (
@@ -302,6 +304,8 @@ TRIOS = (
         third=TIERS,
         flag="rank_draft_slots",
     ),
+    # Slots hold a block of all stages, and no states.
+    Trio(first=PIPELINE_PARALLEL, second=frozenset({STATES}), third=TIERS),
 )
 
 
@@ -359,10 +363,11 @@ def refusals_of_engine(
         for other in _refused_beside(row, asked, flags):
             yield _refusal(row, asked, f"with {other}")
         for trio in TRIOS:
-            if row.name in trio.third and trio.first in asked and not _has(flags, trio.flag):
+            is_served = trio.flag and _has(flags, trio.flag)
+            if row.name in trio.third and trio.first in asked and not is_served:
                 for second in sorted(trio.second & asked.keys()):
                     others = f"with {asked[second]} and {asked[trio.first]}"
-                    yield _refusal(row, asked, f"{others} {where}")
+                    yield _refusal(row, asked, f"{others} {where}" if trio.flag else others)
 
 
 def _refusal(row: Capability, asked: Asks, where: str) -> Refusal:

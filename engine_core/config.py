@@ -97,8 +97,6 @@ class EngineConfig:
         windows = self.page_windows
         is_sorted = windows == tuple(sorted(windows)) and min(windows, default=0) >= 0
         require(is_sorted, "page_windows", windows, "0 or more each, in ascending order")
-        if self.state_pages and self.num_groups > 1:
-            raise ConfigError("state_pages", self.state_pages, "0 beside stages")
         require(self.state_pages >= 0, "state_pages", self.state_pages, "0 or more")
         if not self.has_cache:
             self._check_without_cache()

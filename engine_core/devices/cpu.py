@@ -62,6 +62,7 @@ capabilities = Capabilities(
     rank_latents=True,
     rank_draft_slots=True,
     stages=True,
+    stage_states=True,
     stage_hosts=True,
     tree_numerics=True,
     sleep=SMAPS.exists(),

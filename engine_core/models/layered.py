@@ -95,6 +95,8 @@ class LayeredModel(ABC):
     layer_norms: ClassVar[tuple[str, ...]]
     """Names of norms [H] of a layer."""
     reads_page_groups = True
+    stage_step: ClassVar[int] = 1
+    """Layers that stay together in one pipeline stage."""
     final_norm: LastNorm
     score_head: torch.Tensor | None
     """float32 [N, H] of a model that classifies: from the state of a text's last token to the

@@ -105,6 +105,8 @@ class Capabilities:
     """Ranks sum norms over all heads of a token, of which each has some."""
     stages: bool = False
     """Ranks may be pipeline stages (`--pipeline-parallel-size`)."""
+    stage_states: bool = False
+    """Stages keep the states of their layers, each in pages of its own size."""
     stage_hosts: bool = False
     """Stages may be on other hosts (`--stage-hosts`)."""
     tree_numerics: bool = False

@@ -89,16 +89,24 @@ class ParallelLayout:
 
 
 def stages(
-    layer_sizes: Sequence[int], first_size: int, last_size: int, num_stages: int
+    layer_sizes: Sequence[int],
+    first_size: int,
+    last_size: int,
+    num_stages: int,
+    has_cache: Sequence[bool] = (),
 ) -> list[Stage]:
     """Consecutive layers for each stage, such that the largest stage is as small as can be. The
-    first and the last have `first_size` and `last_size` beside their layers."""
+    first and the last have `first_size` and `last_size` beside their layers. `has_cache`: whether
+    each layer has keys and values, as some layer of every stage has if that is possible; empty:
+    all have."""
     total = len(layer_sizes)
     sums = [0, *accumulate(layer_sizes)]
 
     def size(first: int, stop: int) -> int:
+        lacks_cache = len(has_cache) > 0 and True not in has_cache[first:stop]
         return (
-            sums[stop]
+            lacks_cache * (sums[-1] + first_size + last_size)
+            + sums[stop]
             - sums[first]
             + (first_size if first == 0 else 0)
             + (last_size if stop == total else 0)

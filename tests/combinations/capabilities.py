@@ -440,7 +440,7 @@ MXFP4_EXPERTS = Capability(
     },
 )
 
-WITH_STATES = "with a model with 3 state layers"
+WITH_STATES = "with a model with 2 state layers"
 
 ADAPTERS = Capability(
     name="adapters",
@@ -477,7 +477,8 @@ STATE_LAYERS = Capability(
         "architectures": ["Qwen3_5ForCausalLM"],
         "model_type": "qwen3_5_text",
         "num_hidden_layers": 4,
-        "layer_types": ["linear_attention"] * 2 + ["full_attention", "linear_attention"],
+        # Two stages have keys and values each.
+        "layer_types": ["linear_attention", "full_attention"] * 2,
         "linear_num_key_heads": 2,
         "linear_num_value_heads": 4,
         "linear_key_head_dim": 32,
@@ -491,9 +492,6 @@ STATE_LAYERS = Capability(
         "draft model": Refused(field="draft_model", says=f"allowed: none {WITH_STATES}"),
         "draft heads": Refused(field="draft_heads", says=f"allowed: none {WITH_STATES}"),
         "tensor parallel": Refused(field="tensor_parallel_size", says=f"allowed: 1 {WITH_STATES}"),
-        "pipeline parallel": Refused(
-            field="pipeline_parallel_size", says=f"allowed: 1 {WITH_STATES}"
-        ),
         "tree numerics": Refused(field="numerics", says=f"allowed: default {WITH_STATES}"),
         "window layers": ONE_ARCHITECTURE,
         "latent attention": ONE_ARCHITECTURE,
@@ -526,7 +524,7 @@ SLEEP = Capability(
             "experts": "a model with 8 experts",
             "MXFP4 experts": "a model with 8 experts",
             "adapters": "adapter_memory",
-            "state layers": "a model with 3 state layers",
+            "state layers": "a model with 2 state layers",
             "latent attention": "latent attention",
         }.items()
     },

@@ -23,7 +23,7 @@ from ...platforms.device import Device
 from ...sampling.operations import PartSampling
 from ...sampling.sampler import Sampler
 from ...weights.model_file import DTYPES
-from ...weights.page_plan import PagePlan
+from ...weights.page_plan import PagePlan, one_group
 from ..device.eager import EagerDevice
 from ..device.mapped_weights import MappedWeights
 from ..drafter.eager_drafter import Drafts
@@ -127,7 +127,10 @@ def _executor(
         kv_caches=own_caches,
     )
     drafter = new_drafter(request, config, loader, drafted)
-    shape = states_of(request, pages)
+    local = rank.local_config(request.model)
+    if not (rank.stage.is_first and rank.stage.is_last):
+        pages = one_group(local)
+    shape = states_of(request, pages, local)
     entry = EagerEntry(
         table,
         served,
@@ -185,7 +188,8 @@ def _blocks(
     """The rank's KV blocks, and what other engines of this host copy out of them, if they may."""
     layouts = kv_layouts(request, pages, rank.local_config(request.model))
     if not (config.shares_kv_cache and device.type == "cpu"):
-        num_bytes = block_bytes_of(request, pages) if request.model.states is not None else 0
+        local = rank.local_config(request.model)
+        num_bytes = 0 if local.states is None else block_bytes_of(request, pages, local)
         blocks = KvBlocks.allocated(
             layouts, config.num_blocks, config.block_size, device, least_bytes=num_bytes
         )

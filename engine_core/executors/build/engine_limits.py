@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from ...config import MOST_SETS, EngineConfig
+from ...config import MOST_SETS, ConfigError, EngineConfig
 from ...models.model import reads_page_groups
 from ...options import BuildRequest, engine_config
 from ...weights.model_config import ModelConfig
 from ...weights.page_plan import PagePlan, one_group
 from ..model.block_bytes import block_bytes_of, cache_bytes_of, states_of
+from ..ranks.rank import stages_of
 from .pages import pages_of
 
 
@@ -27,11 +28,15 @@ def engine_config_of(
     options = request.options
     pages = one_group(request.model) if pages is None else pages
     max_model_len = _max_model_len(request)
-    states = states_of(request, pages)
-    state_pages = 0 if states is None else states.num_pages
+    parts = state_parts(request)
+    shapes = [states_of(request, None if len(parts) > 1 else pages, each) for each in parts]
+    state_pages = max((0 if each is None else each.num_pages for each in shapes), default=0)
     if kv_cache_memory:
         num_bytes = options.kv_cache_memory or kv_cache_memory
-        num_blocks = num_bytes // (pages.num_groups * cache_bytes_of(request, pages))
+        page_bytes = cache_bytes_of(request, pages)
+        if len(parts) > 1:
+            page_bytes = sum(block_bytes_of(request, served=each) for each in parts)
+        num_blocks = num_bytes // (pages.num_groups * page_bytes)
     else:
         num_blocks = -(-max_model_len // options.block_size) + 1
         num_blocks += -(-state_pages * (options.async_depth + MOST_SETS) // pages.num_groups)
@@ -44,6 +49,22 @@ def engine_config_of(
         state_pages=state_pages,
         attention_pivot=attention_pivot_of(request.model),
     )
+
+
+def state_parts(request: BuildRequest) -> list[ModelConfig]:
+    """The layers of each pipeline stage, of a model with states: a state set has pages for those of
+    any stage. Raises `ConfigError` where a stage has no layer with keys and values."""
+    states = request.model.states
+    count = request.options.pipeline_parallel_size
+    if states is None or count == 1:
+        return [request.model]
+    stages = stages_of(request)
+    for each in stages:
+        if all(states.is_state[each.first : each.stop]):
+            layers = f"layers {each.first} to {each.stop - 1} are a stage and all keep states"
+            allowed = f"so many that each stage has a layer with keys and values: {layers}"
+            raise ConfigError("pipeline_parallel_size", count, allowed)
+    return [request.model.of_layers(each.first, each.stop) for each in stages]
 
 
 def attention_pivot_of(model: ModelConfig) -> int:

@@ -23,18 +23,24 @@ def kv_layouts(
     return [KvLayout.of(model, KV_DTYPES[request.kv_format], pages), *_draft_layouts(request)]
 
 
-def block_bytes_of(request: BuildRequest, pages: PagePlan | None = None) -> int:
+def block_bytes_of(
+    request: BuildRequest, pages: PagePlan | None = None, served: ModelConfig | None = None
+) -> int:
     """Bytes of one page: of the served model, and of the drafter. A page has room for a unit of a
-    state layer."""
-    states = states_of(request, pages)
-    kv_bytes = _bytes_of(request, kv_layouts(request, pages))
+    state layer. `served`: see `kv_layouts`."""
+    states = states_of(request, pages, served)
+    kv_bytes = _bytes_of(request, kv_layouts(request, pages, served))
     return kv_bytes if states is None else max(kv_bytes, states.unit_bytes)
 
 
-def states_of(request: BuildRequest, pages: PagePlan | None = None) -> StateShape | None:
-    """Units of the served model's states in pages; None: it has no state layers."""
-    kv_bytes = _bytes_of(request, kv_layouts(request, pages))
-    return state_shape(request.model, kv_bytes, request.options.block_size, DTYPES[request.dtype])
+def states_of(
+    request: BuildRequest, pages: PagePlan | None = None, served: ModelConfig | None = None
+) -> StateShape | None:
+    """Units of the served model's states in pages; None: it has no state layers. `served`: see
+    `kv_layouts`."""
+    model = request.model if served is None else served
+    kv_bytes = _bytes_of(request, kv_layouts(request, pages, served))
+    return state_shape(model, kv_bytes, request.options.block_size, DTYPES[request.dtype])
 
 
 def state_shape(

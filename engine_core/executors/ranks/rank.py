@@ -99,7 +99,8 @@ def whole_rank(model: ModelConfig) -> Rank:
 
 def stages_of(request: BuildRequest) -> list[Stage]:
     """The layers of each pipeline stage, divided by the numbers in their weights."""
-    layout = model_class(request.model).layout(request.model)
+    found = model_class(request.model)
+    layout = found.layout(request.model)
     num_layers = request.model.num_layers
     sizes = {name: math.prod(spec.shape) for name, spec in layout.items()}
     of_layers = [0] * num_layers
@@ -109,7 +110,15 @@ def stages_of(request: BuildRequest) -> list[Stage]:
             of_layers[layer] += sizes[name]
         else:
             of_ends[is_of_first_stage(spec)] += sizes[name]
-    return stages(of_layers, of_ends[True], of_ends[False], request.options.pipeline_parallel_size)
+    # Layers that read one another's parts stay together.
+    step = getattr(found, "stage_step", 1)
+    firsts = range(0, num_layers, step)
+    sizes_together = [sum(of_layers[i : i + step]) for i in firsts]
+    count = request.options.pipeline_parallel_size
+    states = request.model.states
+    has_cache = [] if states is None else [not all(states.is_state[i : i + step]) for i in firsts]
+    divided = stages(sizes_together, of_ends[True], of_ends[False], count, has_cache)
+    return [Stage(step * each.first, step * each.stop, num_layers) for each in divided]
 
 
 def block_slice(request: BuildRequest, rank: Rank) -> BlockSlice:

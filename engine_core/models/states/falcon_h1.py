@@ -53,6 +53,7 @@ class FalconH1(Decoder):
         changed={TAPS: conv_of},
         located=located,
     )
+    stage_step = 2
 
     @classmethod
     def layout(cls, config: ModelConfig) -> Layout:
