@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -189,19 +190,27 @@ def _print_record(
         "stream": True,
         "messages": [{"role": "user", "content": "What is a headwater?"}],
     }
-    has_admins = settings.has_admins
-    key = "-H 'authorization: Bearer YOUR_KEY' " if settings.api_key_file or has_admins else ""
+    needs_key = settings.api_key_file is not None or settings.has_admins
+    key = "-H 'authorization: Bearer YOUR_KEY' " if needs_key else ""
     header = f"-H 'content-type: application/json' {key}"
+    own_key = " --api-key YOUR_KEY" if needs_key else ""
     rows = {
         "page": f"{line.rest}/",
         "REST": f"{line.rest}/v1",
         "gRPC": line.grpc,
         "curl": f"curl -N {line.rest}/v1/chat/completions {header}-d '{json.dumps(body)}'",
-        "chat": f"{command} chat --base-url {line.rest}/v1",
+        "chat": f"{command} chat --base-url {line.rest}/v1{own_key}",
         "logs": str(settings.state_dir / "logs"),
     }
-    if has_admins:
-        rows["keys"] = f"{command} tenant add NAME"
+    if settings.has_admins:
+        rows["keys"] = f"{command} tenant add NAME --base-url {line.rest}{_admin_key(settings)}"
     for name, value in rows.items():
         console.print(f"  [cyan]{name}[/]  {shown(value)}", soft_wrap=True, highlight=False)
     console.print("\nCtrl-C stops everything.\n")
+
+
+def _admin_key(settings: StackSettings) -> str:
+    """Flag by which a command finds an administrator's key; the variable needs none."""
+    if settings.admin_key_file is None:
+        return ""
+    return f" --admin-key-file {shlex.quote(str(settings.admin_key_file.absolute()))}"

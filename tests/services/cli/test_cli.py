@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -28,6 +29,7 @@ from headwater.services.cli import up as up_command
 from headwater.services.cli.flags import PANEL_OF, PANELS
 from headwater.services.runtime.settings import SettingError
 from headwater.services.runtime.tasks import owned_task
+from headwater.services.stack.cluster_record import ClusterRecord
 from headwater.services.stack.settings import StackSettings
 from tests.long_values import long_but
 
@@ -274,6 +276,36 @@ def test_the_help_of_up_has_a_panel_for_each_setting_and_three_examples() -> Non
     assert len(examples) == 3
     for _, _, *flags in examples:
         command.make_context("up", flags)
+
+
+def test_the_commands_that_up_prints_work_as_they_are_printed(tmp_path: Path) -> None:
+    """They name the address and the key file: another port and state folder are no default."""
+    (keys := tmp_path / "keys of admins").write_text("root a-key-of-an-administrator\n")
+    keys.chmod(0o600)
+    record = ClusterRecord(
+        pid=1,
+        model="m",
+        rest="http://127.0.0.1:9000",
+        grpc="127.0.0.1:9001",
+        nats_url="",
+        redis_url="",
+        stages=(),
+    )
+    console = Console(record=True, width=40)
+    settings = StackSettings(port=9000, admin_key_file=keys, state_dir=tmp_path)
+    up_command._print_record(console, record, settings, 1.0)
+    printed = [shlex.split(line) for line in console.export_text().splitlines()]
+    rows = {words[0]: words[2:] for words in printed if words}
+    command = typer.main.get_command(cli.app)
+    for name, at in (("chat", "http://127.0.0.1:9000/v1"), ("keys", "http://127.0.0.1:9000")):
+        context = command
+        words = rows[name]
+        while hasattr(context, "commands"):
+            context = context.commands[words.pop(0)]
+        given = context.make_context(name, words).params
+        assert given["base_url"] == at
+        if name == "keys":
+            assert given["admin_key_file"] == keys
 
 
 def test_a_model_is_loaded_with_the_settings_that_are_given_and_no_others(
