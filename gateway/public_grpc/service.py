@@ -142,7 +142,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     ) -> AsyncIterator[inference_pb2.ResumeReply]:
         if self._cluster.draining:
             raise shutting_down()
-        caller = self._cluster.traced(self._caller(context), "Inference/Resume")
+        caller = self._traced(self._caller(context), "Resume")
         after = request.after_index
         found = await find(self._cluster, caller.tenant.key, bare_id(request.request_id))
         caller = caller_of(found, caller)
@@ -329,9 +329,19 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             )
         caller = caller.with_body(request.client_request_id, request.priority)
         self._cluster.reject_early(caller)
-        return self._cluster.traced(
-            caller, f"Inference/{request.DESCRIPTOR.name.removesuffix('Request')}"
-        )
+        return self._traced(caller, request.DESCRIPTOR.name.removesuffix("Request"))
+
+    def _traced(self, caller: Caller, method: str) -> Caller:
+        caller = self._cluster.traced(caller, f"Inference/{method}")
+        if caller.span.is_collected:
+            caller.span.describe(
+                {
+                    "rpc.system": "grpc",
+                    "rpc.service": "headwater.v1.Inference",
+                    "rpc.method": method,
+                }
+            )
+        return caller
 
     async def _count(
         self,

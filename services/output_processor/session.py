@@ -196,7 +196,8 @@ class GatewaySession:
             "attempt": add.attempt,
             "engine": opening.replica_id,
         }
-        span = self._tracing.begin("output", add.traceparent, add.tracestate, **fields)
+        model = {"gen_ai.request.model": opening.model}
+        span = self._tracing.begin("output", add.traceparent, add.tracestate, **fields, **model)
         add.traceparent = span.context.traceparent
         add.tracestate = span.context.tracestate
         structlog.get_logger().debug(

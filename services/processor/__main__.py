@@ -198,7 +198,8 @@ class Processor(processor_pb2_grpc.ProcessorServicer):
     async def _answer(self, call: processor_pb2.PrepareCall) -> processor_pb2.PrepareReply:
         if not call.traceparent:
             return await self._prepare(call.request)
-        span = self._tracing.begin("Prepare", call.traceparent, call.tracestate)
+        model = {"gen_ai.request.model": call.request.model}
+        span = self._tracing.begin("Prepare", call.traceparent, call.tracestate, **model)
         fault = "cancelled"
         try:
             reply = await self._prepare(call.request)

@@ -119,6 +119,9 @@ def test_every_stage_hangs_its_spans_on_the_clients_trace(
         "gen_ai.usage.output_tokens": 8,
         "headwater.cached_tokens": 0,
     }
+    [called] = [span for _, span in kept.spans if span.name == "Inference/Complete"]
+    told = attributes_of(called)
+    assert (told["rpc.method"], told["gen_ai.request.model"]) == ("Complete", MODEL)
     kinds = {(span.name, span.kind) for name, span in kept.spans if name == "headwater-gateway"}
     server, client, internal = Span.SPAN_KIND_SERVER, Span.SPAN_KIND_CLIENT, Span.SPAN_KIND_INTERNAL
     assert kinds >= {
