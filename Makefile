@@ -71,6 +71,7 @@ types:
 	@for room in $(ROOMS) __init__.py; do ln -sfn ../../$$room .types/headwater/$$room; done
 
 $(VENV)/bin/python $(DEV_VENV)/bin/python $(DOCS_VENV)/bin/python:
+	@echo "1 of 4: an environment, $(patsubst %/bin/python,%,$@)"
 	$(PYTHON) -m venv $(patsubst %/bin/python,%,$@)
 
 # Packages come from the locks, checked by hashes; the project itself is built with what they brought.
@@ -78,7 +79,9 @@ INSTALL_PROJECT := -m pip install --no-deps --no-build-isolation -e .
 
 $(VENV)/.run: pyproject.toml deploy/install.sh $(LOCKS) | $(VENV)/bin/python
 	deploy/install.sh $(BIN)/python up
+	@echo "3 of 4: headwater itself"
 	PYTHONWARNINGS=ignore $(BIN)/python $(INSTALL_PROJECT)
+	@echo "4 of 4: the model (the demo model: 94 MB), then the start"
 	@touch $@
 
 $(DEV_VENV)/.dev: pyproject.toml deploy/install.sh $(LOCKS) | $(DEV_VENV)/bin/python

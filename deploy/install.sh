@@ -16,6 +16,24 @@ cpu_build() { "$python" -m pip install --no-deps --only-binary :all: $compile "$
 has_gpu() { command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; }
 release=torch==2.13.0
 
+# pip says nothing while it unpacks and compiles, which takes minutes: the environment's size says how far it is.
+# About 1.8 GB with a CPU build of torch (x86-64, 2026-11-30); CUDA's libraries are several GB more.
+packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+show_size() {
+  while sleep 10 >/dev/null 2>&1; do
+    echo "${step}: $(du -sm "$packages" | cut -f1) MB of packages are there$about"
+  done
+}
+step="installing $layer" about=
+if [[ $layer == up ]]; then
+  step="2 of 4"
+  has_gpu || about=", of about 1800 MB"
+  echo "2 of 4: packages of deploy/locks$about"
+fi
+show_size &
+size=$!
+trap 'kill "$size" 2>/dev/null' EXIT
+
 locks=(-r "deploy/locks/$layer.txt")
 beside=
 if [[ $layer != front && $layer != docs ]] && ! "$python" -c 'import torch' 2>/dev/null; then
@@ -27,7 +45,7 @@ if [[ $layer != front && $layer != docs ]] && ! "$python" -c 'import torch' 2>/d
     # The largest file of all, which none of the others waits for: a second core unpacks it beside them.
     cpu_build "$release+cpu" &
     beside=$!
-    trap '[[ -z $beside ]] || kill "$beside" 2>/dev/null' EXIT
+    trap 'kill "$size" 2>/dev/null; [[ -z $beside ]] || kill "$beside" 2>/dev/null' EXIT
   fi
 fi
 locked "${locks[@]}"
