@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Walks as a new user does: walk.sh [STEP…], by default `readme compose chart console`. All steps walk the same commit: the
+# Walks as a new user does: walk.sh [STEP…], by default `readme tutorial compose chart console`. All steps walk the same commit: the
 # one that is checked out when the walk begins, cloned into an empty container each (WALK_IMAGE, by default python:3.11-slim,
 # with Debian's packages of git, make and curl, for the console also npm) or, where docker does not answer, into
 # an empty folder with an empty home and environment.
 #   readme   `make up`, README's blocks, status, chat, an engine killed, Ctrl-C
+#   tutorial `make up` with administrators, each command of docs/tutorial.md that a program can type
 #   compose  deploy/try_compose.sh, where docker answers; in a clone beside docker
 #   chart    the chart's pods as processes: from zero, every stage replaced, a node drained
 #   console  the console's tests in Chromium
@@ -13,7 +14,7 @@
 # PORT and the three ports behind it are used. TORCH_INDEX and the variables of pip are passed on, and to compose all others.
 set -euo pipefail
 port=${PORT:-18100} steps=("${@:-readme}")
-(($#)) || steps=(readme compose chart console)
+(($#)) || steps=(readme tutorial compose chart console)
 packages=(git make curl procps ca-certificates python3-venv openssl)
 browser=(nodejs npm)
 passed_on=(PORT TORCH_INDEX HEADWATER_CHROMIUM ${!PIP_*} ${!SSL_CERT_*} ${!npm_config_*})
@@ -30,28 +31,39 @@ ask() {  # prints the replica that answered
     python3 -c 'import json, sys; print(json.load(sys.stdin)["receipt"]["decision"]["replica_id"].split(":")[0])'
 }
 descendants() { local child; for child in $(pgrep -P "$1"); do echo "$child"; descendants "$child"; done; }
-blocks() {  # language: README's blocks of it that are marked as run, with the port of this walk, apart by a form feed
-  python3 - "$1" "$port" <<'PYTHON'
+blocks() {  # page, mark, language: blocks of it that are so marked, with the port of this walk, apart by a form feed
+  python3 - "$@" "$port" <<'PYTHON'
 import re, sys
-text = open("README.md").read()
-found = re.findall(r"<!-- run: deployment -->\n```" + sys.argv[1] + r"\n(.*?)^```", text, re.S | re.M)
-assert found, f"README has no {sys.argv[1]} block that is run"
-print("\f".join(each.replace("127.0.0.1:8000", f"127.0.0.1:{sys.argv[2]}") for each in found))
+page, mark, language, port = sys.argv[1:]
+found = re.findall(rf"<!-- run: {mark} -->\n```{language}\n(.*?)^```", open(page).read(), re.S | re.M)
+assert found, f"{page} has no {language} block that is run"
+print("\f".join(each.replace("127.0.0.1:8000", f"127.0.0.1:{port}") for each in found))
 PYTHON
 }
-
-readme() {
-  local up answered engine ended
+begin() {  # starts the deployment, its process in $up
   make up PORT="$port" GRPC_PORT=$((port + 1)) >up.log 2>&1 &
   up=$!
   trap 'kill -INT -'"$up"' 2>/dev/null || true' EXIT
-  # It says so when engines are there; before, /ready allows requests, which wait for them.
   await "make up is ready and names its page" 1800 "kill -0 $up && grep -q 'http://127.0.0.1:$port/' up.log"
+}
+finish() {  # ends it as Ctrl-C does
+  local ended=0
+  kill -INT -"$up"
+  wait "$up" || ended=$?
+  # 130 is make's own status after Ctrl-C, whatever it ran.
+  ((ended == 0 || ended == 130)) || fail "up ended with $ended"
+  trap - EXIT
+  ! pgrep -g "$up" >/dev/null || fail "processes of up are left: $(pgrep -a -g "$up")"
+}
+
+readme() {
+  local up answered engine
+  begin
   curl -sf "http://127.0.0.1:$port/" | grep -q '<title>' || fail "no page is at /"
-  bash -euc "$(blocks sh)" >answer.txt 2>curl.txt && grep -q '^data: ' answer.txt || fail "README's curl block"
+  bash -euc "$(blocks README.md deployment sh)" >answer.txt 2>curl.txt && grep -q '^data: ' answer.txt || fail "README's curl block"
   say "README's curl block is answered"
   python3 -m venv client && client/bin/python -m pip install -q openai
-  client/bin/python -c "$(blocks python)" >answer.txt || fail "README's openai block"
+  client/bin/python -c "$(blocks README.md deployment python)" >answer.txt || fail "README's openai block"
   say "README's openai block is answered: $(tail -n 1 answer.txt)"
   .venv/bin/headwater status | tee status.txt | grep -q engine-1 || fail "status shows no engine-1"
   .venv/bin/headwater doctor >doctor.txt || fail "doctor"
@@ -63,15 +75,26 @@ readme() {
   ask >answer.txt || fail "a chat after $answered was killed"
   say "$answered was killed; $(cat answer.txt) answers"
   await "both engines serve again" 300 ".venv/bin/headwater status --json | grep -q '\"$answered\"'"
-  kill -INT -"$up"
-  ended=0
-  wait "$up" || ended=$?
-  # 130 is make's own status after Ctrl-C, whatever it ran.
-  ((ended == 0 || ended == 130)) || fail "up ended with $ended"
-  trap - EXIT
-  ! pgrep -g "$up" >/dev/null || fail "processes of up are left: $(pgrep -a -g "$up")"
+  finish
   ! curl -sf -m 3 "http://127.0.0.1:$port/ready" >/dev/null || fail "something still answers"
   say "Ctrl-C ends everything"
+}
+tutorial() {
+  local up began=$SECONDS
+  export HEADWATER_ADMIN_KEY
+  HEADWATER_ADMIN_KEY=$(openssl rand -hex 24)
+  begin
+  python3 -m venv client && client/bin/python -m pip install -q openai
+  # As a person does who has both environments active; `python` of the page is that of the client.
+  export PATH=$PWD/client/bin:$PWD/.venv/bin:$PATH
+  bash -euo pipefail -c "$(blocks docs/tutorial.md tutorial sh | tr '\f' '\n')" >tutorial.txt 2>&1 ||
+    { tail -n 20 tutorial.txt; fail "a command of the tutorial"; }
+  grep -q "four answers, the same bytes" tutorial.txt || fail "an engine's death changed an answer"
+  say "a tenant, a chat, a killed engine whose answers are whole, and an explanation"
+  client/bin/python -c "$(blocks docs/tutorial.md tutorial python)" >rag.txt || fail "the tutorial's program"
+  say "the program answers from documents: $(tail -n 1 rag.txt)"
+  finish
+  say "the tutorial took $((SECONDS - began)) s, installation included"
 }
 tested() {  # what, arguments of pytest
   make -s .venv-dev/.clients .venv-dev/.browser types >install.log 2>&1 || { tail install.log; fail "the environment of tests"; }
@@ -141,7 +164,7 @@ walk() {  # repository, step…: each in turn, then the summary
 
 { # read as a whole: the file may change while it runs
 for step in "${steps[@]}"; do
-  [[ $step =~ ^(readme|compose|chart|console)$ ]] || { echo "no step '$step': readme, compose, chart or console" >&2; exit 2; }
+  [[ $step =~ ^(readme|tutorial|compose|chart|console)$ ]] || { echo "no step '$step': readme, tutorial, compose, chart or console" >&2; exit 2; }
 done
 if [[ -n ${WALK_INSIDE:-} ]]; then inside "$WALK_INSIDE" "${steps[0]}"; else walk "$(cd "$(dirname "$0")/.." && pwd)" "${steps[@]}"; fi
 exit
