@@ -29,12 +29,18 @@ RECORDS = {"experiments.md", "long_tests.md"}
 GENERATED = {
     *(
         ROOT / "docs" / name
-        for name in ("benchmarks.md", "combinations.md", "configuration.md", "fields.md")
+        for name in (
+            "alerts.md",
+            "benchmarks.md",
+            "combinations.md",
+            "configuration.md",
+            "fields.md",
+        )
     ),
     *(ROOT / "docs" / "benchmarks").glob("*.md"),
 }
 """Pages that programs write: `headwater bench report`, `headwater bench combinations`,
-`tests.docs.configuration`, `tests.docs.fields`."""
+`tests.docs.alerts`, `tests.docs.configuration`, `tests.docs.fields`."""
 WRITTEN = [page for page in PAGES if page not in GENERATED]
 
 
