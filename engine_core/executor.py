@@ -391,7 +391,7 @@ def replaceable_of(executor: object) -> ReplaceableWeights | str:
     """Weights that may be replaced, or why not."""
     if isinstance(executor, TakesWeights):
         return executor.replaceable
-    return "the executor cannot replace its weights; allowed: an engine on a CPU"
+    return "allowed: an engine of one process on a CPU, of a model's folder"
 
 
 class Executor(Protocol):

@@ -73,7 +73,8 @@ class StepExecutor(Generic[Sent, Taken]):
         expert_counts: ExpertCounts | NoExpertCounts = NO_EXPERTS,
         preparations: Iterable[Callable[[], object]] = (),
         releasable: ReleasableMemory | None = None,
-        replaceable: ReplaceableWeights | str = "the device is cuda; allowed: cpu",
+        replaceable: ReplaceableWeights
+        | str = "allowed: an engine of one process on a CPU, of a model's folder",
     ) -> None:
         """`tiers`: those whose copies the swapper makes. `host_adapters`: those that `adapters`
         copies; None: there are no slots. `preparations` make later steps faster,

@@ -384,7 +384,7 @@ class ModelManager:
     async def _run_weights(self, model: ModelStages, request: ModelRequest) -> None:
         try:
             assert model.plan is not None
-            given = model.plan.settings
+            given = replace(model.plan.settings, revision=None)
             folder = await pull_model(request.folder, given, self._supervisor, model.report)
             seconds, lost = await replace_weights(
                 model, folder, ends_requests=request.ends_requests

@@ -136,8 +136,9 @@ def test_engines_that_cannot_replace_their_weights_say_why(
     folder_of: Callable[[str], Path],
 ) -> None:
     for options, reason in (
-        ({"adapter_memory": 1 << 20}, "takes adapters"),
-        ({"numerics": "tree"}, "numerics is tree"),
+        ({"adapter_memory": 1 << 20}, "the engine has adapter_memory"),
+        ({"numerics": "tree"}, "the engine has numerics tree"),
+        ({"load_format": "dummy"}, "of a model's folder"),
     ):
         engine = SmallEngine(folder_of("qwen3"), **options)  # type: ignore[arg-type]
         refused = replaceable_of(engine.executor)

@@ -146,7 +146,7 @@ def _executor(
     layers = EagerLayers(forward, layer_caches(blocks, pages, served.config))
     exit_ = _exit(served, config, table, sampler, device, rank)
     releasable = _releasable(request)
-    replaceable: EagerWeights | str = why_not(request, device)
+    replaceable: EagerWeights | str = why_not(request, rank)
     if not replaceable:
         assert isinstance(exit_, EagerSample)
         replaceable = EagerWeights(request, config, loader, entry, layers, exit_, releasable)

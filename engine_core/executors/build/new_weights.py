@@ -6,8 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-import torch
-
+from ...capabilities import refusals_of_engine
 from ...config import ConfigError, EngineConfig
 from ...executor import NewWeights
 from ...models.model import Model
@@ -17,35 +16,28 @@ from ..device.mapped_weights import MappedWeights
 from ..entry.eager_entry import EagerEntry
 from ..exit.eager_sample import EagerSample
 from ..model.eager_layers import EagerLayers, Forward
+from ..ranks.rank import Rank
 from .hooks import Hooks
 from .loader import Loader
 from .models import whole_model
 from .numerics import numerics_of
-from .request import checked
+from .request import asked_of, checked
 
 
-def why_not(request: BuildRequest, device: torch.device) -> str:
-    """Why weights may not be replaced, as a sentence; empty: they may."""
-    options = request.options
-    model = request.model
-    has = {
-        f"the device is {device.type}": device.type != "cpu",
-        "the engine has several ranks": options.layout.num_ranks > 1,
-        "the engine takes adapters": options.adapter_memory > 0,
-        "the engine keeps blocks in host memory": options.kv_swap_memory > 0,
-        "the engine keeps blocks on a disk": options.kv_disk_dir is not None,
-        "the engine pulls blocks of others": options.kv_peer_memory > 0,
-        "the engine drafts with a model or heads": request.draft is not None
-        or request.heads is not None,
-        "numerics is tree": request.is_tree,
-        "the weights are made, not loaded": options.load_format != "auto",
-        "the model has experts": model.experts is not None,
-        "the model has states": model.states is not None,
-        "the model is an encoder": model.encoder is not None,
-        "the model is computed by transformers' code": model.foreign is not None,
-    }
-    found = next((sentence for sentence, holds in has.items() if holds), "")
-    return found and f"{found}; allowed: an engine on a CPU that has nothing of the kind"
+def why_not(request: BuildRequest, rank: Rank) -> str:
+    """Why weights may not be replaced, as a sentence; empty: they may. Beside them stands what an
+    engine that sleeps may have: what keeps blocks or weights elsewhere would keep those of old
+    ones."""
+    loaded = platforms.load(request.options.device)
+    flags = loaded.device.capabilities
+    if loaded.device.name != "cpu" or not rank.is_whole or request.options.load_format != "auto":
+        return "allowed: an engine of one process on a CPU, of a model's folder"
+    sleeping = replace(request.options, takes_turns=True)
+    asked = asked_of(sleeping, request.model, request.activations, flags)
+    found = refusals_of_engine(asked, flags, loaded.device.name)
+    others = (each.allowed for each in found if each.field == "takes_turns")
+    other = next(others, "").removeprefix("False with ")
+    return other and f"the engine has {other}; allowed: one that could sleep"
 
 
 @dataclass(frozen=True, slots=True)
