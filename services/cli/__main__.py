@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from ..engine.programs.pack_kernels import app as kernel_commands
 from ..models import store as model_store
 from ..models.demo_model import DEMO_NAME
 from ..models.hugging_face import HubError
@@ -147,6 +148,7 @@ StateDir = Annotated[Path, option_of("state_dir")]
 app.add_typer(make_commands(default_state_dir), name="tenant")
 app.add_typer(make_model_commands(default_state_dir), name="models")
 app.add_typer(platform_commands, name="platform")
+app.add_typer(kernel_commands, name="kernels")
 CacheDir = Annotated[Path, option_of("cache_dir")]
 Port = Annotated[int, option_of("port")]
 GrpcPort = Annotated[int, option_of("grpc_port")]
