@@ -353,7 +353,7 @@ class Load(_message.Message):
 
     @_builtins.property
     def tenants(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """weights of tenants that have requests here, of an engine that sleeps; 64 at most"""
+        """weights of tenants that have requests here, of an engine that can sleep; 64 at most"""
 
     def __init__(
         self,
