@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,24 +18,10 @@ import numpy as np
 import typer
 
 from headwater.engine_core.config import BY_VALUE, EVICTIONS, LRU, EngineConfig
-from headwater.engine_core.engine import Engine
-from headwater.engine_core.executor import Executor, releasable_of
-from headwater.engine_core.executors.build.single import build_executor
-from headwater.engine_core.executors.simulated.executor import SimulatedExecutor, SimulatedTiming
-from headwater.engine_core.executors.simulated.model import SimulatedModel
-from headwater.engine_core.options import ExecutorOptions
 from headwater.services.stack.plan import gpu_defaults
 
-from .agent_load import (
-    FIRST_TOKEN_ID,
-    VOCAB_SIZE,
-    AnsweredTurn,
-    Clock,
-    RealClock,
-    Run,
-    Sessions,
-    VirtualClock,
-)
+from .agent_engines import BLOCK_SIZE, MAX_MODEL_LEN, Open, on_device, simulated
+from .agent_load import AnsweredTurn, Run, Sessions
 from .agent_sessions import LONG, SHORT, Spread
 from .figures import AsJson, show_rows
 from .program import check_choice, run_program
@@ -43,15 +29,6 @@ from .workloads import MODELS, TINY
 
 SIMULATED = "simulated"
 DEVICES = (SIMULATED, "cpu", "cuda")
-BLOCK_SIZE = 64
-MAX_MODEL_LEN = 40_960
-ATTENTION_PIVOT = 23_500
-TIMING = SimulatedTiming(
-    step_seconds=0.006,
-    seconds_per_prefill_token=1 / 24_000,
-    seconds_per_read_token=3.7e-8,
-)
-"""Times of an 8B model on an H200: a step reads the weights, a row its keys and values."""
 KV_BYTES = 2
 """Bytes of a number in the KV cache."""
 
@@ -74,10 +51,6 @@ class Outcome:
     goodput_of_first: float
     """As a multiple of that under the first order with as much host memory."""
     ttft_p99_of_first: float
-
-
-Open = Callable[[str, int], tuple[Engine, Executor, EngineConfig, Clock]]
-"""Opens an engine with an order of eviction and room for so many tokens in host memory."""
 
 
 def compare(
@@ -126,56 +99,6 @@ def _outcome(
         goodput_of_first=round(goodput / first.goodput, 3) if first and first.goodput else 1.0,
         ttft_p99_of_first=round(p99 / first.ttft_p99, 3) if first and first.ttft_p99 else 1.0,
     )
-
-
-def simulated(run: Run, device_tokens: int) -> Open:
-    """Engines that compute nothing, each with a clock of its own."""
-    num_blocks = device_tokens // BLOCK_SIZE
-
-    def open_engine(
-        eviction: str, host_tokens: int
-    ) -> tuple[Engine, Executor, EngineConfig, Clock]:
-        clock = VirtualClock()
-        config = EngineConfig(
-            block_size=BLOCK_SIZE,
-            num_blocks=1 + num_blocks,
-            num_host_blocks=host_tokens // BLOCK_SIZE,
-            max_model_len=min(MAX_MODEL_LEN, num_blocks * BLOCK_SIZE),
-            max_num_seqs=run.num_sessions,
-            max_num_batched_tokens=8192,
-            long_prefill_chunk=2048,
-            eviction=eviction,
-            attention_pivot=ATTENTION_PIVOT,
-        )
-        model = SimulatedModel(vocab_size=VOCAB_SIZE, first_token_id=FIRST_TOKEN_ID)
-        executor = SimulatedExecutor(
-            config, model, TIMING, verify_every=1 << 30, clock=clock.now, sleep=clock.sleep
-        )
-        return Engine(config, executor, clock=clock.now), executor, config, clock
-
-    return open_engine
-
-
-def on_device(folder: Path, options: dict[str, object], bytes_per_token: int) -> Open:
-    """Engines of a model folder, on a device."""
-
-    def open_engine(
-        eviction: str, host_tokens: int
-    ) -> tuple[Engine, Executor, EngineConfig, Clock]:
-        asked = ExecutorOptions(
-            model_folder=folder,
-            load_format="dummy",
-            kv_swap_memory=host_tokens * bytes_per_token,
-            **options,  # type: ignore[arg-type]  # flags, checked by typer
-        )
-        executor, config, _ = build_executor(asked, lambda phase, done, total: None)
-        config = replace(config, eviction=eviction)
-        engine = Engine(config, executor, memory=releasable_of(executor))
-        while executor.prepare():
-            pass
-        return engine, executor, config, RealClock()
-
-    return open_engine
 
 
 SERVED_LOAD = replace(

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from headwater.bench.agent_engines import simulated
 from headwater.bench.agent_load import Run, Session
 from headwater.bench.agent_sessions import SHORT, Spread
-from headwater.bench.agents import SIMULATED, bytes_per_token, compare, main, simulated
+from headwater.bench.agents import SIMULATED, bytes_per_token, compare, main
 from headwater.bench.workloads import MODELS
 from headwater.engine_core.config import BY_VALUE, LRU
 
