@@ -119,7 +119,7 @@ class PromptHints(_message.Message):
     cache_ttl_seconds: _builtins.int
     """for which the blocks are kept before others of the tenant; 0: no longer"""
     priority: _builtins.int
-    """higher keeps longer: a step doubles the value of the blocks"""
+    """-8…8; higher keeps longer: a step doubles the value of the blocks"""
     expected_tokens: _builtins.int
     """length of the answer as the client expects it; 0: it does not say"""
     def __init__(

@@ -6,10 +6,10 @@ from headwater.proto import inference_pb2
 from headwater.services.runtime.errors import BadRequest
 
 from ..cache_hints import (
+    MAX_CACHE_PRIORITY,
     MAX_KEEP_SECONDS,
     MAX_SESSION_LEN,
     CacheHints,
-    bounded_priority,
     kind_of_role,
 )
 from ..tenancy.caller import MAX_EXPECTED_TOKENS
@@ -24,6 +24,12 @@ def hints_of(request: Asked) -> CacheHints:
             "hints.session_id",
             f"hints.session_id has {len(given.session_id)} characters; allowed: at most "
             f"{MAX_SESSION_LEN}",
+        )
+    if abs(given.priority) > MAX_CACHE_PRIORITY:
+        raise BadRequest.of(
+            "hints.priority",
+            given.priority,
+            f"a whole number, -{MAX_CACHE_PRIORITY}…{MAX_CACHE_PRIORITY}",
         )
     if given.cache_ttl_seconds > MAX_KEEP_SECONDS:
         raise BadRequest.of(
@@ -40,7 +46,7 @@ def hints_of(request: Asked) -> CacheHints:
     return CacheHints(
         session=given.session_id,
         turn_kind=_kind_of(request),
-        priority=bounded_priority(given.priority),
+        priority=given.priority,
         keep_seconds=given.cache_ttl_seconds,
         expected_tokens=given.expected_tokens,
     )
