@@ -74,6 +74,7 @@ JS = Path(__file__).parent / "gateway" / "js"
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(ProcessHealth(config))
     config.pluginmanager.register(LockHealth())
+    config.pluginmanager.register(workers.SharedFixtures())
     workers.compile_once(config)
 
 
