@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
@@ -430,12 +431,12 @@ def of_few_experts(tiles: RowTiles, *, gates: bool) -> dict[str, Any]:
     return {"ptx": done.asm["ptx"], "shared": done.metadata.shared}
 
 
-def main() -> None:
+def rings() -> dict[str, str]:
     splits = hopper_decode_splits
     rows = hopper_decode_attention
     ring = {"TILE": TILE, "PART": splits.PART, "STAGES": splits.NUM_STAGES}
     direct = {"HALF": HALF, "MAX_SPLITS": 16, "STAGES": rows.NUM_STAGES, "WINDOW": 0}
-    rings = {
+    return {
         f"{name}, heads of {head_dim}": with_rings(kernel, num_keys, constants, head_dim)
         for head_dim in (64, 128)
         for name, kernel, num_keys, constants in (
@@ -450,13 +451,19 @@ def main() -> None:
             ),
         )
     }
-    others = {
+
+
+def others() -> dict[str, str]:
+    return {
         f"{num_kv_heads} key heads of {head_dim}{', folded' if folds else ''}": any_gpu(
             num_kv_heads, head_dim, folds=folds
         )
         for num_kv_heads, head_dim in HEADS
         for folds in (False, True)
     }
+
+
+def packed_products() -> dict[str, str]:
     products = {
         f"{name}, {num_rows} rows": packed(bits, num_rows, has_zeros=has_zeros)
         for name, bits, has_zeros in (("int4", 4, True), ("int8", 8, True), ("fp8", 8, False))
@@ -486,56 +493,78 @@ def main() -> None:
         )
         for num_rows in (8, 64)
     }
-    products |= {"int4, symmetric": packed(4, 8, has_zeros=False, scale="bf16")}
-    teams = {str(tiles): many_rows(tiles) for tiles in TEAM_TILES if tiles.first_n < tiles.block_n}
+    return products | {"int4, symmetric": packed(4, 8, has_zeros=False, scale="bf16")}
+
+
+def teams() -> dict[str, Any]:
     many = w8a8.TEAM_TILES[0]
-    few = (hopper_w8a8_rows.TILES[8], hopper_w8a8_rows.TILES[64])
-    teams |= {
+    plain = {str(tiles): many_rows(tiles) for tiles in TEAM_TILES if tiles.first_n < tiles.block_n}
+    return plain | {
         f"{many} of e4m3{kind}": many_rounded_rows(many, in_blocks=bool(kind))
         for kind in ("", " in blocks")
     }
-    rows = {
+
+
+def rounded_rows() -> dict[str, str]:
+    return {
         f"{tiles}{kind}": few_rounded_rows(tiles, in_blocks=bool(kind))
-        for tiles in few
+        for tiles in (hopper_w8a8_rows.TILES[8], hopper_w8a8_rows.TILES[64])
         for kind in ("", " in blocks")
     }
-    print(
-        json.dumps(
-            {
-                "rings": rings,
-                "others": others,
-                "teams": teams,
-                "few rows": {
-                    f"{num_rows} rows{' and gates' if gates else ''}": few_rows(
-                        num_rows, gates=gates
-                    )
-                    for num_rows in (1, 16)
-                    for gates in (False, True)
-                },
-                "many experts": {
-                    f"{'gates' if gates else 'outputs'}{' of tokens' if gathers else ''}": (
-                        of_many_experts(gates=gates, gathers=gathers)
-                    )
-                    for gates, gathers in ((True, False), (False, False), (True, True))
-                },
-                "few experts": {
-                    f"{tiles.block_m} rows of {'gates' if gates else 'outputs'}": (
-                        of_few_experts(tiles, gates=gates)
-                    )
-                    for pair in expert_product.ROW_TILES.values()
-                    for tiles, gates in zip(pair, (True, False), strict=True)
-                },
-                "packed": products,
-                "blocks": {each.name: in_blocks(each, 8) for each in (Q4_1, Q4_K, Q6_K, Q8_0)},
-                "edits": edits(),
-                "drafts": drafts(),
-                "rounded": rounded(),
-                "rounded rows": rows,
-                "order of sums": order_of_sums(),
-                "pull": pull(),
-            }
+
+
+def rows_of_gates() -> dict[str, Any]:
+    return {
+        f"{num_rows} rows{' and gates' if gates else ''}": few_rows(num_rows, gates=gates)
+        for num_rows in (1, 16)
+        for gates in (False, True)
+    }
+
+
+def many_experts() -> dict[str, Any]:
+    return {
+        f"{'gates' if gates else 'outputs'}{' of tokens' if gathers else ''}": (
+            of_many_experts(gates=gates, gathers=gathers)
         )
-    )
+        for gates, gathers in ((True, False), (False, False), (True, True))
+    }
+
+
+def few_experts() -> dict[str, Any]:
+    return {
+        f"{tiles.block_m} rows of {'gates' if gates else 'outputs'}": (
+            of_few_experts(tiles, gates=gates)
+        )
+        for pair in expert_product.ROW_TILES.values()
+        for tiles, gates in zip(pair, (True, False), strict=True)
+    }
+
+
+def block_products() -> dict[str, str]:
+    return {each.name: in_blocks(each, 8) for each in (Q4_1, Q4_K, Q6_K, Q8_0)}
+
+
+GROUPS: dict[str, Callable[[], Any]] = {
+    "rings": rings,
+    "others": others,
+    "teams": teams,
+    "few rows": rows_of_gates,
+    "many experts": many_experts,
+    "few experts": few_experts,
+    "packed": packed_products,
+    "blocks": block_products,
+    "edits": edits,
+    "drafts": drafts,
+    "rounded": rounded,
+    "rounded rows": rounded_rows,
+    "order of sums": order_of_sums,
+    "pull": pull,
+}
+
+
+def main() -> None:
+    """Arguments: the groups to compile."""
+    print(json.dumps({name: GROUPS[name]() for name in sys.argv[1:]}))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from headwater.kernels.attention.decode_plan import DecodePlan, plan_decode
 from headwater.kernels.attention.online_softmax import SPLIT
 from headwater.kernels.attention.paged_cache import unpaired_twin
 from headwater.kernels.attention.prefill_attention import prefill_tiles, tokens_per_tile
+from tests.long_values import long_but
 
 POISON = 300.0
 """Fills everything that must be overwritten or never weighed; finite, as a cache always is."""
@@ -24,6 +26,11 @@ LONG_INTERPRETED = () if torch.cuda.is_available() else LONG
 """Marks of parameters that `make test` does not interpret. On a GPU they take no time."""
 IN_CI = {(16, True), (64, False)}
 """(block size, fp8) that `make test` interprets; `make test-long` has the others, a GPU all."""
+
+
+def interpreted(values: Iterable[Any], *kept: Any) -> list[Any]:
+    """The values as parameters. Where kernels are interpreted, all but `kept` are `long`."""
+    return list(values) if torch.cuda.is_available() else long_but(values, *kept)
 
 
 def formats(*block_sizes: int) -> list[Any]:

@@ -109,7 +109,7 @@ def test_what_rounding_takes_from_a_block_with_an_outlier_is_its_rest() -> None:
 
 # Kernels of these are compiled for float32 anyway; the bits of all formats are those of the twin.
 @pytest.mark.parametrize(
-    "format", long_but(FORMATS.values(), Q4_0, Q8_0, Q6_K), ids=lambda format: format.name
+    "format", long_but(FORMATS.values(), Q4_0, Q8_0), ids=lambda format: format.name
 )
 def test_an_outlier_takes_nothing_from_the_inputs_beside_it(format: BlockFormat) -> None:
     """As others are rounded without it: to 0.4 % in place of the 10 % that a step of the outlier's
@@ -166,12 +166,10 @@ def test_more_rows_than_a_group_and_parts_of_several_formats_change_no_bit() -> 
     ("machine", "num_formats"),
     [
         ("SSE2", 1),
-        *(
-            pytest.param(each, len(block_bits.FORMATS), marks=pytest.mark.long)
-            for each in OTHER_MACHINES
-        ),
+        *((each, len(block_bits.FORMATS)) for each in OTHER_MACHINES),
     ],
 )
+@pytest.mark.long
 def test_other_machines_instructions_give_the_same_bits(machine: str, num_formats: int) -> None:
     """In a process that compiles for such a processor."""
     name, features = OTHER_MACHINES[machine]

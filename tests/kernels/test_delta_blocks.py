@@ -11,14 +11,14 @@ import torch
 from headwater.kernels.delta.delta_net import delta_net
 from headwater.kernels.delta.delta_twin import delta_net_twin
 from tests.kernels.delta_rows import DeltaRows, in_steps, random_layer
+from tests.kernels.paging import interpreted
 from tests.kernels.state_steps import fill_with_nan
-from tests.long_values import long_but
 
 LENGTH = 37
 """Two borders of 16 tokens, and five tokens."""
 
 
-@pytest.mark.parametrize("block_size", long_but([16, 32, 64], 16, 64))
+@pytest.mark.parametrize("block_size", interpreted([16, 32, 64], 16))
 @pytest.mark.parametrize(
     ("dtype", "close"), [(torch.float32, 1e-4), (torch.bfloat16, 2e-2)], ids=["float32", "bf16"]
 )
@@ -37,7 +37,9 @@ def test_a_prompt_matches_the_twin(
 
 @pytest.mark.parametrize(
     "borders",
-    [[*range(1, LENGTH + 1)], [15, LENGTH], [16, LENGTH], [18, 33, LENGTH]],
+    interpreted(
+        [[*range(1, LENGTH + 1)], [15, LENGTH], [16, LENGTH], [18, 33, LENGTH]], [18, 33, LENGTH]
+    ),
     ids=lambda borders: f"{borders[0]} of {len(borders)}",
 )
 def test_passes_of_any_sizes_give_the_bits_of_one(
@@ -64,7 +66,7 @@ def test_rows_have_the_same_bits_in_company(generator: torch.Generator) -> None:
         assert torch.equal(torch.cat([part[row] for part in parts]), alone)
 
 
-@pytest.mark.parametrize("start", [14, 16, 30])
+@pytest.mark.parametrize("start", interpreted([14, 16, 30], 14))
 def test_rows_of_one_token_may_follow_one_another(generator: torch.Generator, start: int) -> None:
     layer = random_layer(generator, torch.bfloat16, num_heads=1, keeps_solved=False)
     inputs = layer.inputs(LENGTH, generator)
@@ -93,7 +95,7 @@ def test_tokens_of_no_row_come_out_as_zeros(
     assert not out[LENGTH - 2 :].any()
 
 
-@pytest.mark.parametrize("are_neighbours", [False, True])
+@pytest.mark.parametrize("are_neighbours", interpreted([False, True], True))
 def test_tokens_of_rows_that_compute_nothing_come_out_as_zeros(
     generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, are_neighbours: bool
 ) -> None:

@@ -29,11 +29,9 @@ formats = pytest.mark.parametrize(
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 IN_CI = {
     GroupFormat(4, torch.float16): torch.float32,
-    GroupFormat(4, torch.float32): torch.bfloat16,
     GroupFormat(8, torch.bfloat16): torch.bfloat16,
 }
-"""Formats with the type whose products `make test` computes: each number of bits and each type of
-scales."""
+"""Formats with the type whose products `make test` computes: each number of bits."""
 INT4 = GroupFormat(4, torch.float16)
 INT8 = GroupFormat(8, torch.bfloat16)
 
@@ -125,7 +123,11 @@ def test_other_machines_instructions_give_the_same_bits(machine: str, num_format
 
 @pytest.mark.parametrize(
     ("format", "rounds_tokens", "most"),
-    [(INT4, False, 0.01), (INT8, False, 0.01), (INT8, True, 0.02)],
+    [
+        (INT4, False, 0.01),
+        pytest.param(INT8, False, 0.01, marks=pytest.mark.long),
+        (INT8, True, 0.02),
+    ],
 )
 def test_a_product_is_as_close_to_that_in_float64_as_8_bits_allow(
     format: GroupFormat, rounds_tokens: bool, most: float

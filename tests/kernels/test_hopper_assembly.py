@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -24,16 +25,30 @@ STEP = re.compile(
 )
 
 
-@pytest.fixture(scope="module")
-def programs() -> Any:
+IN_CI = ("edits", "drafts", "pull", "order of sums", "rounded", "few rows")
+"""Groups of kernels that compile in moments. Most products and attention take half a minute of a
+core: their tests are `long`."""
+
+
+def compiled(groups: Iterable[str]) -> Any:
     """PTX by group and name."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", hopper_assembly.__name__]
+    command = [sys.executable, "-m", hopper_assembly.__name__, *groups]
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def quick() -> Any:
+    return compiled(IN_CI)
+
+
+@pytest.fixture(scope="module")
+def programs() -> Any:
+    return compiled(hopper_assembly.GROUPS)
 
 
 @pytest.mark.long
@@ -57,14 +72,14 @@ def test_reads_of_a_ring_are_fenced_before_the_copy_engine_may_write_it_again(
             )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_attention_for_any_gpu_is_compiled_for_a_single_key_head_too(programs: Any) -> None:
     """A pass of the compiler failed on it, so that such models could not start."""
     assert len(programs["others"]) == 2 * len(hopper_assembly.HEADS)
     assert all("mma.sync" in assembly for assembly in programs["others"].values())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_teams_of_a_product_hand_tiles_to_the_copy_engine_only_when_they_are_done_with_them(
     programs: Any,
 ) -> None:
@@ -89,17 +104,16 @@ def test_teams_of_a_product_hand_tiles_to_the_copy_engine_only_when_they_are_don
                 )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_rings_of_a_product_take_no_more_shared_memory_than_is_said(programs: Any) -> None:
     for name, program in programs["teams"].items():
         assert program["bound"] - 512 < program["shared"] <= program["bound"], name
 
 
-@pytest.mark.slow
-def test_weights_of_few_rows_are_asked_for_before_the_rows_are_there(programs: Any) -> None:
+def test_weights_of_few_rows_are_asked_for_before_the_rows_are_there(quick: Any) -> None:
     """And gates are multiplied with what they gate, by which they are multiplied in registers."""
-    assert len(programs["few rows"]) == 4
-    for name, program in programs["few rows"].items():
+    assert len(quick["few rows"]) == 4
+    for name, program in quick["few rows"].items():
         assert program["bound"] < program["shared"] <= program["bound"] + 512, name
         before, after = program["ptx"].split("griddepcontrol.wait")
         assert "cp.async.bulk.tensor" in before, name
@@ -109,7 +123,7 @@ def test_weights_of_few_rows_are_asked_for_before_the_rows_are_there(programs: A
         assert "st.shared" not in after[after.index("wgmma.mma_async") :], name
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_unpacked_weights_reach_the_matrix_unit_from_the_registers_where_they_are_made(
     programs: Any,
 ) -> None:
@@ -131,7 +145,7 @@ def test_unpacked_weights_reach_the_matrix_unit_from_the_registers_where_they_ar
         ], name
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_symmetric_weight_of_four_bits_takes_a_mask_and_one_operation(programs: Any) -> None:
     """Two pairs of weights of a word need no shift, and none a subtraction of its own."""
     lines = programs["packed"]["int4, symmetric"].splitlines()
@@ -143,35 +157,35 @@ def test_a_symmetric_weight_of_four_bits_takes_a_mask_and_one_operation(programs
     assert programs["packed"]["int4, symmetric"].count("mul.rn.bf16x2") == 3 * num_words
 
 
-@pytest.mark.slow
-def test_edits_round_each_product_and_quotient_as_plain_torch_does(programs: Any) -> None:
+def test_edits_round_each_product_and_quotient_as_plain_torch_does(quick: Any) -> None:
     """A fused product and sum has other bits than a CPU's, and so has a fast quotient."""
-    assert programs["edits"].keys() == {"clear", "mark", "edit", "forbid"}
-    assembly = programs["edits"]["edit"]
+    assert quick["edits"].keys() == {"clear", "mark", "edit", "forbid"}
+    assembly = quick["edits"]["edit"]
     assert "div.rn.f32" in assembly
     assert "mul.rn.f32" in assembly
     assert not re.search(r"\bfma\.|div\.full|mul\.f32", assembly)
 
 
-@pytest.mark.slow
-def test_the_gpus_own_drafts_are_compiled_for_it(programs: Any) -> None:
+def test_the_gpus_own_drafts_are_compiled_for_it(quick: Any) -> None:
     """Of what is only interpreted a name may change its type within a branch."""
-    assert programs["drafts"].keys() == {"match", "write", "write with ends", "store"}
-    assert all(programs["drafts"].values())
+    assert quick["drafts"].keys() == {"match", "write", "write with ends", "store"}
+    assert all(quick["drafts"].values())
 
 
-@pytest.mark.slow
-def test_blocks_of_another_engine_are_read_and_written_four_words_at_a_time(programs: Any) -> None:
+def test_blocks_of_another_engine_are_read_and_written_four_words_at_a_time(quick: Any) -> None:
     """Reads of single words do not fill the links between GPUs."""
-    moves = re.findall(r"(ld|st)\.global\.v4\.b32", programs["pull"])
+    moves = re.findall(r"(ld|st)\.global\.v4\.b32", quick["pull"])
     assert (moves.count("ld"), moves.count("st")) == (4, 4)
 
 
-@pytest.mark.slow
-def test_rows_of_eight_bits_compile_and_are_multiplied_as_they_are(programs: Any) -> None:
-    rounded = programs["rounded"]
+def test_rows_are_rounded_to_eight_bits_by_the_instruction_for_it(quick: Any) -> None:
+    rounded = quick["rounded"]
     assert len(rounded) == 4
     assert all("cvt.rn.satfinite.e4m3x2.f32" in assembly for assembly in rounded.values())
+
+
+@pytest.mark.long
+def test_rows_of_eight_bits_are_multiplied_as_they_are(programs: Any) -> None:
     many = {name: program["ptx"] for name, program in programs["teams"].items() if "e4m3" in name}
     products = programs["rounded rows"] | many
     assert len(products) == 6
@@ -182,7 +196,7 @@ def test_rows_of_eight_bits_compile_and_are_multiplied_as_they_are(programs: Any
         assert kinds == {"e4m3.e4m3"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_sum_of_a_block_is_scaled_and_added_in_one_rounding(programs: Any) -> None:
     """A product and a sum that one kernel rounds apart would have other bits than those of another
     kernel."""
@@ -202,16 +216,15 @@ def test_a_sum_of_a_block_is_scaled_and_added_in_one_rounding(programs: Any) -> 
         assert "selp.f32" not in assembly, name
 
 
-@pytest.mark.slow
-def test_a_norm_is_summed_in_one_order_whatever_it_is_stored_as(programs: Any) -> None:
-    orders = programs["order of sums"]
+def test_a_norm_is_summed_in_one_order_whatever_it_is_stored_as(quick: Any) -> None:
+    orders = quick["order of sums"]
     assert len(orders) == 4
     assert set(orders.values()) == {
         "#ttg.blocked<{sizePerThread = [8], threadsPerWarp = [32], warpsPerCTA = [8], order = [0]}>"
     }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_teams_store_rows_of_experts_only_when_the_copy_engine_has_read_the_chunk_before(
     programs: Any,
 ) -> None:
@@ -229,7 +242,7 @@ def test_teams_store_rows_of_experts_only_when_the_copy_engine_has_read_the_chun
         assert ["wgmma.wait_group", "bar.sync"] in frees, name
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_rows_that_warps_gather_are_fenced_before_they_are_multiplied(programs: Any) -> None:
     """The matrix unit reads shared memory by another way than the warps that copy write it."""
     lines = programs["many experts"]["gates of tokens"]["ptx"].splitlines()
@@ -244,7 +257,7 @@ def test_rows_that_warps_gather_are_fenced_before_they_are_multiplied(programs: 
         assert any(FENCE in line for line in lines[before:at])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_weights_of_experts_are_on_their_way_many_stages_ahead(programs: Any) -> None:
     """Within the shared memory of a multiprocessor, and with the weights as the larger operand."""
     assert len(programs["few experts"]) == 6

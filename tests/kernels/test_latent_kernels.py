@@ -9,7 +9,7 @@ from tests.kernels.paging import GPU, LONG_INTERPRETED, relative_error, same_bit
 
 BOUND = 5e-3
 """Weights are rounded to bfloat16 before they meet the values, and so is the output."""
-SMALL = [1, 33, 512, 513, 1100]
+SMALL = [1, 512, 513]
 LARGE = [1, 2, 31, 32, 33, 64, 511, 512, 513, 1024, 1025, 4097, 20_000, 700]
 Shape = tuple[int, int, int, int, torch.dtype]
 TINY: Shape = (3, 32, 8, 16, torch.bfloat16)
@@ -47,8 +47,8 @@ def test_decode_agrees_with_float64(shape: Shape, generator: torch.Generator) ->
 
 @pytest.mark.parametrize("shape", [*SHAPES, *GPU_SHAPES])
 def test_prefill_agrees_with_float64(shape: Shape, generator: torch.Generator) -> None:
-    lens = [1, 40, 530, 1100]
-    counts = [1, 40, 25, 9]
+    lens = [1, 40, 530, *([1100] if generator.device.type == "cuda" else [])]
+    counts = [1, 40, 25, 9][: len(lens)]
     batch = made(generator, shape, lens)
     q = batch.queries(sum(counts))
     out = batch.prefill(q, counts)
@@ -77,11 +77,11 @@ def test_a_row_has_the_same_bits_alone_and_however_splits_are_divided(
 def test_prefill_has_the_bits_of_decode_at_any_cut(
     shape: Shape, generator: torch.Generator
 ) -> None:
-    batch = made(generator, shape, [1060])
+    batch = made(generator, shape, [560])
     q = batch.queries(60)
     whole = batch.prefill(q, [60])
-    for count in (1, 7, 59):
-        part = batch.prefill(q[:count].contiguous(), [count], [1000 + count])
+    for count in (1, 59):
+        part = batch.prefill(q[:count].contiguous(), [count], [500 + count])
         assert same_bits(part, whole[:count]), count
     last = batch.decode(q[-1:].contiguous(), [0])
     assert same_bits(last[0], whole[-1])

@@ -13,6 +13,7 @@ from headwater.kernels.mamba import mamba as gpu
 from headwater.kernels.mamba.mamba_layer import MambaLayer
 from headwater.kernels.mamba.mamba_twin import mamba_twin
 from headwater.kernels.mamba.mamba_unit import MambaUnit
+from tests.kernels.paging import interpreted
 from tests.kernels.state_steps import (
     BLOCK,
     BORDERS,
@@ -87,7 +88,7 @@ def test_passes_of_any_sizes_and_company_give_the_bits_of_one(
     assert torch.equal(out, torch.cat(alone))
 
 
-@GROUPS
+@pytest.mark.parametrize("num_groups", interpreted([1, 2], 2))
 @pytest.mark.parametrize(
     ("dtype", "close"), [(torch.float32, 1e-4), (torch.bfloat16, 2e-2)], ids=["float32", "bf16"]
 )
@@ -103,7 +104,7 @@ def test_a_prompt_on_a_gpu_matches_the_twin(
     assert (out.double() - expected).norm() < close * expected.norm()
 
 
-@pytest.mark.parametrize("borders", CHUNKED, ids=["sevens", "at borders"])
+@pytest.mark.parametrize("borders", interpreted(CHUNKED, CHUNKED[1]), ids=["sevens", "at borders"])
 def test_passes_and_company_on_a_gpu_give_the_bits_of_one(
     device: torch.device, borders: list[int]
 ) -> None:
@@ -117,7 +118,7 @@ def test_passes_and_company_on_a_gpu_give_the_bits_of_one(
     assert torch.equal(out, torch.cat(alone))
 
 
-@pytest.mark.parametrize("start", [14, 16, 30])
+@pytest.mark.parametrize("start", interpreted([14, 16, 30], 14))
 def test_rows_of_one_token_on_a_gpu_may_follow_one_another(
     device: torch.device, start: int
 ) -> None:

@@ -18,6 +18,7 @@ from headwater.kernels.cpu.rms_norm import add_rms_norm, rms_norm
 from headwater.kernels.cpu.silu_mul import silu_mul
 from headwater.kernels.quant.block_formats import Q4_1, pack
 from tests.kernels.random_blocks import random_rows
+from tests.long_values import long_but
 
 HIDDEN = 256
 NUM_LAYERS = 6
@@ -42,7 +43,7 @@ def chain(residual: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return x
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", long_but([torch.float32, torch.bfloat16], torch.float32), ids=str)
 @pytest.mark.parametrize("num_rows", [1, 3, 17])
 def test_a_replay_computes_what_the_calls_compute_of_other_numbers(
     num_rows: int, dtype: torch.dtype, num_threads: int
@@ -163,6 +164,7 @@ def test_views_of_a_tensor_are_recorded_one_or_several_and_copies_are_refused() 
         x.t().reshape(6)
 
 
+@pytest.mark.long
 def test_a_recording_leaves_the_compiler_of_torch_alone() -> None:
     """It is 1.5 s of imports, which every engine would pay as it starts."""
     program = """

@@ -12,6 +12,7 @@ from headwater.kernels.conv import short_conv as gpu
 from headwater.kernels.conv.conv_layer import ConvLayer, ConvUnit
 from headwater.kernels.conv.conv_twin import short_conv_twin
 from headwater.kernels.cpu.states.short_conv import short_conv
+from tests.kernels.paging import interpreted
 from tests.kernels.state_steps import (
     BLOCK,
     BORDERS,
@@ -106,7 +107,11 @@ def test_a_prompt_on_a_gpu_matches_the_twin(
     torch.testing.assert_close(out.double(), expected, rtol=close, atol=close)
 
 
-@pytest.mark.parametrize("borders", BORDERS, ids=lambda borders: f"{borders[0]} of {len(borders)}")
+@pytest.mark.parametrize(
+    "borders",
+    interpreted(BORDERS, BORDERS[1], BORDERS[-1]),
+    ids=lambda borders: f"{borders[0]} of {len(borders)}",
+)
 def test_passes_and_company_on_a_gpu_give_the_bits_of_one(
     device: torch.device, borders: list[int]
 ) -> None:
@@ -121,7 +126,7 @@ def test_passes_and_company_on_a_gpu_give_the_bits_of_one(
 
 
 @pytest.mark.parametrize("width", [3, 5])
-@pytest.mark.parametrize("start", [13, 14, 16, 30])
+@pytest.mark.parametrize("start", interpreted([13, 14, 16, 30], 14, 16))
 def test_rows_of_one_token_on_a_gpu_may_follow_one_another(
     device: torch.device, start: int, width: int
 ) -> None:

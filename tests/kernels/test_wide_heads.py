@@ -74,7 +74,7 @@ def test_chunks_and_decode_agree_with_float64_and_to_the_bit(
 @pytest.mark.parametrize(
     ("seq_lens", "num_q", "head_dim", "dtype"),
     [
-        pytest.param([530, 580, 20], 4, 512, BF16, id="few"),
+        pytest.param([530, 580, 20], 4, 512, BF16, id="few", marks=LONG_INTERPRETED),
         pytest.param([8200, 9000, 9100, 700], 8, 512, BF16, id="many", marks=GPU),
         pytest.param([8200, 9000, 9100, 700], 4, 128, F32, id="float32", marks=GPU),
     ],
