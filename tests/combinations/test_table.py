@@ -51,14 +51,14 @@ def test_every_capability_meets_every_other_and_itself() -> None:
     assert {name for each in CAPABILITIES for name in each.beside} <= set(names)
 
 
-def test_make_test_runs_every_refusal_and_each_capability_beside_at_least_four_others() -> None:
+def test_make_test_runs_every_refusal_and_each_capability_beside_at_least_three_others() -> None:
     cells = [cell for cell in CELLS.values() if cell.is_in_ci]
     assert {name for name, cell in CELLS.items() if cell.refused or cell.refused_on_cpu} <= {
         c.name for c in cells
     }
     for each in CAPABILITIES:
         others = [cell for cell in cells if each in cell.both and cell.first is not cell.second]
-        assert len(others) >= 4, each.name
+        assert len(others) >= 3, each.name
     assert len(cells) < len(CELLS) / 2
 
 
