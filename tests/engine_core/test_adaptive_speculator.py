@@ -214,6 +214,7 @@ def test_a_wholly_wrong_drafter_costs_a_few_steps_of_waiting() -> None:
     assert sum(run.waited[500:]) == 0
 
 
+@pytest.mark.long
 def test_rows_seldom_wait_where_waiting_takes_longer_than_was_measured() -> None:
     """By the costs that were measured every draft pays: one of two tokens is right, and a step that
     waits takes a tenth longer. It takes three times as long."""

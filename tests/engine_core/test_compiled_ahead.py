@@ -488,6 +488,7 @@ def test_every_number_of_rows_finds_the_kernels_that_take_the_place_of_the_libra
     assert launches.seen == ahead
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_ranks_with_trees_launch_no_product_of_a_library_and_add_in_the_tree(
     num_ranks: int, launches: Launches, monkeypatch: pytest.MonkeyPatch

@@ -107,7 +107,7 @@ def test_an_answer_that_goes_on_at_a_snapshot_has_the_same_bits(
     assert exact([again])[0] == tuple(part[15:] for part in exact(alone)[-1])
 
 
-@pytest.mark.parametrize("length", [17, 32])
+@pytest.mark.parametrize("length", long_but([17, 32], 17))
 def test_choices_of_a_prompt_are_those_of_requests_apart(length: int, folder: Path) -> None:
     prompt = PROMPTS[LENGTHS.index(length)]
     sampling = SamplingParams(seed=4, max_tokens=NUM_TOKENS, num_logprobs=1)

@@ -208,6 +208,7 @@ def test_ranks_find_the_latents_of_all_layers_on_a_disk(
     assert found.token_ids == alone[-1].token_ids
 
 
+@pytest.mark.long
 def test_bfloat16_answers_have_the_same_bits_in_chunks_and_company(
     source: tuple[Any, Path], tmp_path: Path
 ) -> None:

@@ -186,7 +186,7 @@ def serve_at_random(windows: tuple[int, ...], prepare: Callable[[Blocks], None])
         driver.check_ends()
 
 
-@pytest.mark.parametrize("windows", long_but([(33,), (0, 33), (0, 0, 20, 33)], (33,), (0, 33)))
+@pytest.mark.parametrize("windows", long_but([(33,), (0, 33), (0, 0, 20, 33)], (0, 33)))
 def test_random_requests_get_the_tokens_that_they_get_alone(windows: tuple[int, ...]) -> None:
     serve_at_random(windows, lambda blocks: None)
 

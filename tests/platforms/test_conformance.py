@@ -74,6 +74,7 @@ def test_twins_row_by_row_pass_the_whole_suite() -> None:
     assert failing(RowByRow, "rows", "attention", "sampling") == {}
 
 
+@pytest.mark.long
 def test_the_cpu_passes_every_part() -> None:
     lines = list(operation_lines(cpu, "float32"))
     assert {line.operation: line for line in lines if not line.passed} == {}

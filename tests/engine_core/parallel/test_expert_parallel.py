@@ -122,6 +122,7 @@ def test_a_rank_has_its_experts_alone(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", long_but(("float32", "bfloat16"), "bfloat16"))
 def test_with_tree_numerics_any_number_of_ranks_gives_the_same_bits(
     dtype: str, tmp_path: Path
@@ -157,6 +158,7 @@ def test_the_numerics_id_holds_the_layout_unless_it_is_tree(tmp_path: Path) -> N
     assert len(set(ids)) == 4
 
 
+@pytest.mark.long
 def test_experts_in_mxfp4_stay_packed_where_shares_of_them_would_cut_a_scale(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

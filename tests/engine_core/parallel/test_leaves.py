@@ -49,6 +49,7 @@ def test_any_number_of_ranks_gives_the_same_bits(dtype: str, tmp_path: Path) -> 
     assert len(ids) == 1
 
 
+@pytest.mark.long
 def test_packed_weights_are_expanded_to_leaves(tmp_path: Path) -> None:
     blocks = test_block_weights.write(tmp_path, "Q8_0", "float32")
     found = []

@@ -208,6 +208,7 @@ def test_stages_of_few_requests_send_messages_of_as_few_rows(
     stage_of(len(STAGES) - 1)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_no_gpu", "launches")
 def test_a_stage_prepares_a_shape_over_padding_whatever_step_its_buffers_hold(
     monkeypatch: pytest.MonkeyPatch,

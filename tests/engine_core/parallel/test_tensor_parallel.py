@@ -96,6 +96,7 @@ def test_an_answer_has_the_same_bits_whatever_is_computed_beside_it(
             assert beside.logprobs == alone.logprobs
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "family", long_but(("qwen2", "smollm2", "gemma3 of 4 and 2 heads"), "gemma3 of 4 and 2 heads")
 )
@@ -108,6 +109,7 @@ def test_every_family_answers_as_transformers(family: str, tmp_path: Path) -> No
         check_scores(model, prompt, answer)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("packed", long_but(("Q8_0", "gptq"), "gptq"))
 @pytest.mark.parametrize("dtype", long_but(("float32", "bfloat16"), "float32"))
 def test_packed_weights_answer_nearly_as_in_one_process(

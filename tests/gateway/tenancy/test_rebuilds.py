@@ -13,6 +13,7 @@ import pytest
 from headwater.gateway.tenancy.limiter import Limiter
 from headwater.gateway.tenancy.records import Limits, Scope
 from headwater.services.runtime.store import Store
+from tests.long_values import long_but
 
 pytestmark = pytest.mark.usefixtures("patient_redis")
 
@@ -60,7 +61,9 @@ def schedules(num_ended: int) -> list[list[str]]:
     return list(interleaved(first, second, ["request stored", "request settled"]))
 
 
-@pytest.mark.parametrize("is_open", [False, True], ids=["lost by Redis", "open in Redis"])
+@pytest.mark.parametrize(
+    "is_open", long_but([False, True], False), ids=["lost by Redis", "open in Redis"]
+)
 async def test_two_gateways_that_count_at_once_lose_no_token_in_any_order(
     redis_url: str, is_open: bool
 ) -> None:

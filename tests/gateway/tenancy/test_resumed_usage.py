@@ -17,6 +17,7 @@ from headwater.services.runtime.usage_log import UsageLog
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.processes import Behind, completion_body, output_processor_stage, started
 from tests.gateway.request.test_resumed import RESUMABLE, blocks, id_of, resumed
+from tests.long_values import long_but
 
 
 def records_of(tenant: str, nats_url: str) -> list[tuple[int, int]]:
@@ -32,7 +33,9 @@ def records_of(tenant: str, nats_url: str) -> list[tuple[int, int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["records nothing", "records", "is noticed late"])
+@pytest.mark.parametrize(
+    "case", long_but(["records nothing", "records", "is noticed late"], "records nothing")
+)
 def test_a_gateway_that_dies_at_the_last_event_leaves_the_record_to_others_and_it_counts_once(
     case: str, behind: Behind, text_folder: Path, start_gateway: GatewayStarter, nats_url: str
 ) -> None:

@@ -91,7 +91,7 @@ def tiers(start: pb.Start) -> dict[str, int]:
     return dict(start.cached_by_tier)
 
 
-@pytest.mark.parametrize("way", ["auto", "off"])
+@pytest.mark.parametrize("way", long_but(["auto", "off"], "auto"))
 async def test_an_engine_pulls_what_another_one_has_and_answers_the_same(way: str) -> None:
     async with peer() as owner, peer(f"--kv-peer-direct={way}") as puller:
         await owner.ask(ASKED[0])
@@ -108,6 +108,7 @@ async def test_an_engine_pulls_what_another_one_has_and_answers_the_same(way: st
         assert await held(puller.client) >= set(block_hashes(bytes(16), ASKED[0], BLOCK_SIZE))
 
 
+@pytest.mark.long
 async def test_requests_of_one_prompt_pull_it_once() -> None:
     async with peer() as owner, peer() as puller:
         await owner.ask(ASKED[0])
@@ -187,6 +188,7 @@ async def test_an_engine_without_the_memory_takes_no_notice_of_the_advice() -> N
         assert (await puller.ask(ASKED[0], holder=owner.holds())).cached_tokens == 0
 
 
+@pytest.mark.long
 async def test_a_resumed_answer_pulls_prompt_and_output() -> None:
     async with peer() as owner, peer() as puller:
         known = answer(ASKED[0], 40)

@@ -42,6 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 async def test_auto_drafts_by_the_layer_and_answers_are_those_of_an_engine_that_is_off(
     folder: Path,
 ) -> None:

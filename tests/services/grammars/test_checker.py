@@ -121,6 +121,7 @@ async def test_a_warm_checker_has_its_process_before_the_first_grammar(
         assert "the grammar checker is not warm" in capfd.readouterr().out
 
 
+@pytest.mark.long
 async def test_a_process_that_died_idle_is_replaced(demo_folder: Path, others: set[int]) -> None:
     async with GrammarChecker() as checker:
         assert await verdict(checker, demo_folder, GOOD) == "good"

@@ -78,6 +78,7 @@ def test_an_architecture_that_is_not_served_is_refused_before_its_weights_are_do
     assert hub.downloaded == ["config.json"]
 
 
+@pytest.mark.long
 def test_a_size_that_the_device_does_not_serve_is_refused_before_a_download(
     hub: Hub, tmp_path: Path
 ) -> None:

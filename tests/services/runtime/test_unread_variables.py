@@ -11,6 +11,7 @@ import structlog
 
 from headwater.services.runtime.process import PARENT_FD
 from headwater.services.runtime.unread_variables import unread_variables, warn_of_unread_variables
+from tests.long_values import long_but
 from tests.services.runtime.known_variables import LIST, names, text_of
 
 MISTYPED = {"HEADWATER_MAX_NUM_SEQ": "4", "HEADWATER_MAX_NUM_SEQS": "4", "MAX_NUM_SEQ": "4"}
@@ -56,7 +57,7 @@ def test_a_stage_leaves_it_to_its_supervisor() -> None:
     assert [each["event"] for each in logged] == [SENTENCE]
 
 
-@pytest.mark.parametrize("module", STAGES)
+@pytest.mark.parametrize("module", long_but(STAGES, "services.processor"))
 def test_a_stage_that_is_started_by_itself_reports_it(module: str) -> None:
     env = {
         name: value for name, value in os.environ.items() if not name.startswith("HEADWATER_")

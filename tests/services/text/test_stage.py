@@ -28,6 +28,7 @@ from headwater.services.runtime.listener import Listener
 from headwater.services.runtime.member import Kind
 from headwater.services.runtime.membership import Members
 from headwater.services.runtime.process import READY_FD
+from tests.long_values import long_but
 
 ENGINE = "headwater.services.engine"
 STAGES = {
@@ -92,7 +93,7 @@ def test_a_new_knob_is_a_decision(settings: type, knobs: list[str]) -> None:
     assert [field.name for field in dataclasses.fields(settings)] == knobs
 
 
-@pytest.mark.parametrize("module", STAGES)
+@pytest.mark.parametrize("module", long_but(STAGES, "headwater.services.output_processor"))
 async def test_a_stage_is_ready_present_and_gone_in_order(
     module: str, demo_folder: Path, nats_url: str
 ) -> None:
@@ -133,7 +134,7 @@ def _get(url: str) -> str:
         return str(reply.read().decode())
 
 
-@pytest.mark.parametrize("module", [*STAGES, ENGINE])
+@pytest.mark.parametrize("module", long_but([*STAGES, ENGINE], ENGINE))
 async def test_a_stage_that_lacks_its_model_says_so_and_fails(module: str, tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", module, f"--model-folder={tmp_path}", stderr=asyncio.subprocess.PIPE
