@@ -78,8 +78,6 @@ class AdapterCatalogue:
             async with owned_task(self._follow_changes(words)), owned_task(self._follow()):
                 yield self
 
-    # Reading.
-
     @property
     def records(self) -> list[AdapterRecord]:
         """Records of all adapters, the operator's first."""
@@ -119,8 +117,6 @@ class AdapterCatalogue:
     def was_dropped(self, digest: bytes) -> bool:
         """Whether a name stood for the content while this gateway ran."""
         return any(known == digest for _, known in self._retired)
-
-    # Writing.
 
     async def put(self, record: AdapterRecord) -> None:
         """Writes a record in the place of the one before. Raises `Unavailable`."""

@@ -65,8 +65,6 @@ class AdapterPlacement:
         finally:
             self._members.forget_listener(self._on_member)
 
-    # Requests.
-
     async def ensure(self, model: str, digest: bytes, failed: Collection[Incarnation]) -> None:
         """Returns when an engine of the model, other than those that failed, has the adapter; at
         once where there is no engine. Raises `Unavailable` where none can have it."""
@@ -104,8 +102,6 @@ class AdapterPlacement:
         return [
             each for each in self.engines_of(model) if (each.replica_id, each.epoch) not in failed
         ]
-
-    # Loading.
 
     def engines_of(self, model: str) -> list[Member]:
         """The engines that serve a model and take requests."""
@@ -188,8 +184,6 @@ class AdapterPlacement:
         """Has engines drop adapter content when no request uses it any more. An engine that does
         not answer is asked again."""
         await engine_calls.of_each(engines, lambda each: engine_calls.forget(each, digest))
-
-    # Engines in step with the catalogue.
 
     async def _follow(self) -> None:
         while True:

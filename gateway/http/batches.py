@@ -79,8 +79,6 @@ class BatchSurface:
             ("POST", "/v1/batches/{id}/cancel", self.cancel_batch),
         ]
 
-    # Files.
-
     async def add_file(self, exchange: Exchange) -> None:
         tenant = (await self._callers.counted(exchange)).tenant
         _check_form(exchange.headers.get("content-type", ""))
@@ -172,8 +170,6 @@ class BatchSurface:
         with or_unavailable():
             await self._files.delete(tenant.key, file_id)
         await exchange.reply_json({"id": file_id, "object": "file", "deleted": True})
-
-    # Batches.
 
     async def add_batch(self, exchange: Exchange) -> None:
         tenant = (await self._callers.counted(exchange)).tenant

@@ -167,8 +167,6 @@ class Dispatcher:
             self._cluster.admission.give()
         return True
 
-    # One attempt.
-
     def _begin(self) -> asyncio.Future[None]:
         """Prepares an attempt before its streams are opened. The future is done when every choice
         has ended, or one of them is lost."""
@@ -331,8 +329,6 @@ class Dispatcher:
             raise errors.Unavailable(
                 "nothing can go on with the answer", code="no_replica"
             ) from None
-
-    # Streams.
 
     async def _open(self, session: OutputSession, decision: Decision) -> None:
         generation = self._generation

@@ -41,8 +41,6 @@ class PendingUsage:
         self._announcing: set[asyncio.Task[None]] = set()
         self._is_leaving = False
 
-    # Gateways.
-
     def on_session_opened(self, gateway: Gateway) -> None:
         """Notes that a gateway opened a session. A gateway without an identity has no records."""
         if gateway == NOBODY:
@@ -81,8 +79,6 @@ class PendingUsage:
             for gateway, timer in list(self._gone.items()):
                 timer.cancel()
                 self._write_all(gateway)
-
-    # Their requests.
 
     def open(
         self, gateway: Gateway, opening: Open, choices: Sequence[ChoiceUsage]

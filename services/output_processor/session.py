@@ -121,8 +121,6 @@ class GatewaySession:
         for attach in frame.attaches:
             self._attach(attach)
 
-    # Requests.
-
     def _open(self, opening: Open) -> None:
         stream_ids = list(opening.add.stream_ids)
         context = self._contexts.pop(stream_ids[0], b"") if stream_ids else b""
@@ -282,8 +280,6 @@ class GatewaySession:
     def _end_if_left(self) -> None:
         if self._refusal is not None and not self._choices:
             self.end()
-
-    # Logs of requests that can be resumed.
 
     def _attach(self, attach: Attach) -> None:
         """Goes on with what another session carried, or an earlier reader of this one."""

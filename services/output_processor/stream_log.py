@@ -124,8 +124,6 @@ class StreamLog:
     def running(self) -> list[RunningChoice]:
         return [choice for choice in self._choices.values() if not choice.ended]
 
-    # The output of its choices.
-
     def add_row(
         self,
         choice: int,
@@ -185,8 +183,6 @@ class StreamLog:
         if self.reader is not None:
             part.stream_id = self.stream_ids[part.stream_id]
             self.reader.outbox.add_prompt_part(part)
-
-    # Readers of this log.
 
     def begin(self, reader: Reader, opening: Open, context: bytes) -> None:
         """Begins to compute choices anew, from the output that `reader` has."""
@@ -315,8 +311,6 @@ class StreamLog:
             self._choices[i].credit if i in self._choices else 0 for i in range(self.num_choices)
         ]
 
-    # Usage.
-
     def _all_charged(self) -> tuple[int, int]:
         """Numbers of tokens that the reader and those before it charge if it leaves now."""
         return self._num_prompt_tokens, sum(self._transcript.num_tokens)
@@ -332,8 +326,6 @@ class StreamLog:
             self._usage.supersede(self._record)
             self._record = self._record.successor(record_id, self._charged)
             self._usage.assign(self._record, reader.gateway)
-
-    # Memory and time.
 
     def _account(self) -> None:
         """Reports the size of the log to the store."""

@@ -93,8 +93,6 @@ class Blocks:
     def _new_cache(self, config: EngineConfig) -> PrefixCache:
         return PrefixCache(self._pool, self._kinds, config.block_size)
 
-    # Blocks of requests without a row.
-
     @property
     def num_free(self) -> int:
         return self._pool.num_free
@@ -217,8 +215,6 @@ class Blocks:
         max_hits = request.num_cacheable_blocks(self._block_size)
         num_hits = self._cache.match(request.chain, max_hits).num_blocks
         return request.num_tokens - num_hits * self._block_size
-
-    # Blocks of rows.
 
     def reserve_partial(
         self, request: RequestState, wanted: Wanted, num_others: int, step: int
@@ -406,8 +402,6 @@ class Blocks:
         """KV slots of rows' blocks after their last known tokens."""
         return int(np.dot(self._table.capacity - num_known, is_alive))
 
-    # Blocks from and to elsewhere.
-
     def begin_step(self) -> list[Follow]:
         """Notes that the next step is planned. Returns the requests that others need follow no
         longer."""
@@ -472,8 +466,6 @@ class Blocks:
     def prefetch_pause(self) -> float | None:
         """Seconds until a prefetch goes on; None where none is open."""
         return self._prefetches.idle_seconds
-
-    # Events of the cache, and figures of the pool.
 
     def announce(self, stored: list[StoredChain]) -> None:
         """Lets chains that are computed now go out with the next events."""

@@ -75,8 +75,6 @@ class StateBlocks(Blocks):
         )
         return self._snapshots
 
-    # Blocks of requests without a row.
-
     def num_taken(self, wanted: Wanted) -> int:
         hits = wanted.hits
         num_sets = 1 + (wanted.num_tokens // self._block_size > hits.num_blocks)
@@ -107,8 +105,6 @@ class StateBlocks(Blocks):
                     self._stop_at(leader, num_shared)
                     return Follow(leader, num_shared)
         return super().wait_of(request, wanted, prefilling)
-
-    # Blocks of rows.
 
     def reserve_partial(
         self, request: RequestState, wanted: Wanted, num_others: int, step: int

@@ -67,8 +67,6 @@ class Seating:
         self._num_preemptions = 0
         self._rise_at = 0.0
 
-    # Requests that wait.
-
     def enter(self, request: RequestState) -> None:
         """Notes a new request; `wait` is to follow."""
         self._shares.enter(request.tenant, request.weight)
@@ -129,8 +127,6 @@ class Seating:
             self._waiting.add_credit(request, tokens)
         else:
             self._rows.table.credit[request.row] += tokens
-
-    # Parts of a step.
 
     def bound_prompts(self, seconds: float) -> None:
         """Bounds the seconds for which a step computes prompts; 0: as many tokens as its budget
@@ -256,8 +252,6 @@ class Seating:
         """Ranks a request that has its row by what it still has to compute."""
         self._ranking.note_seated(request)
         self._budget.rank_begun(request, request.num_tokens - request.num_computed)
-
-    # Requests that give way.
 
     def stalled(self) -> Iterator[RequestState]:
         """Running requests whose readers take nothing, while others lack room. Each is to be
