@@ -14,7 +14,10 @@ RETIRED = ("--gemv", "--decode-steps")
 """Flags that commands of earlier commits have."""
 EARLIER_FORMS = ("before", "in two launches", "without the fence", "without touching", "512 seats")
 """Peers that are Headwater as it was: they say what a change gained, and no more to a reader."""
-OWN_FORMS = ("bf16", "replay", "round robin")
+OWN_FORMS = (
+    *("bf16", "int4, groups of 32", "int4, groups of 128", "computed again", "memory's limit"),
+    *("replay", "round robin", "best of nine", "SGLang, older policy"),
+)
 """Peers that are Headwater under other settings. A figure that is compared with these alone is in
 the rows, not on a page."""
 NOTICE = "<!-- Made by `headwater bench report` from bench/results; a test compares them. -->"
@@ -27,7 +30,7 @@ def claims_page(head: str, topics: Mapping[str, Sequence[Row]]) -> str:
         for topic, rows in topics.items()
         for section, series in claims_of(rows).items()
     ]
-    columns = ["claim", "newest figure", "target", "met", "beside", "command", "commit, date"]
+    columns = ["claim", "newest figure", "target", "met", "beside"]
     return _page(head, [_table(columns, lines)])
 
 
@@ -95,8 +98,6 @@ def _claim_line(topic: str, section: str, series: Sequence[Sequence[Row]]) -> li
         _stacked([_target(row) for row in rows]),
         _stacked([row.met for row in rows]),
         _stacked(["; ".join(_beside(row)) for row in rows]),
-        _stacked(list(dict.fromkeys(f"`{row.command}`" for row in rows))),
-        _stacked(list(dict.fromkeys(f"{row.commit}, {row.date}" for row in rows))),
     ]
 
 
