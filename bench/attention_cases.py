@@ -35,7 +35,7 @@ D]."""
 class Planned:
     attend: Attend
     plan: Callable[[], object] | None = None
-    """Plans a step for all of its layers; it has been called once."""
+    """Plans a step for all of its layers; called once before times are measured."""
 
 
 @dataclass(frozen=True, slots=True)

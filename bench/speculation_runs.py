@@ -36,8 +36,8 @@ class Bench:
         *,
         whole_drafts: bool = False,
     ) -> None:
-        """`whole_drafts`: an executor that computes its drafts makes as many as it may, in each
-        step."""
+        """`whole_drafts`: an executor that drafts by itself makes the most drafts in each step,
+        whatever they gain."""
         with nullcontext() if forced is None else forced.installed():
             self.executor, self.config, self._facts = build_executor(options, silent)
             self._plain = self.executor

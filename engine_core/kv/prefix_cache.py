@@ -135,7 +135,7 @@ class PrefixCache:
         as possible, at most `max_blocks`; not held yet."""
         hashes = chain.hashes[: max(max_blocks, 0)]
         held = list[HeldPages]()
-        # Each kind may end before the others: they are looked up again up to there.
+        # Where a kind ends before those that were looked up, these are looked up again up to there.
         while len(held) < len(self._kinds):
             found = self._continued(len(held), hashes)
             if found.end < len(hashes):

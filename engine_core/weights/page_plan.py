@@ -115,8 +115,8 @@ def _with_states(
 
 
 def _places_of(model: ModelConfig) -> tuple[int, list[int]]:
-    """The width of a place, 0 where keys of all layers have one shape, and the places that each
-    layer takes."""
+    """Width of a place, the unit in which pages are divided among layers, and the number of places
+    that each layer takes; 0 and one each where keys of all layers have one shape."""
     shaped = [model.at(i) for i in range(model.num_layers)]
     if len({(each.num_kv_heads, each.head_dim) for each in shaped}) == 1:
         return 0, [1] * model.num_layers

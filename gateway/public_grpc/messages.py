@@ -71,7 +71,7 @@ class StreamUsage:
         if isinstance(news, Piece):
             self._num_tokens[news.choice.index] += len(news.token_ids)
         else:
-            # The engine's count holds.
+            # The engine's own count replaces the sum of what was sent.
             self._num_tokens[news.index] = news.num_output_tokens
             self._num_reasoning_tokens += news.num_reasoning_tokens
         return common_pb2.Usage(

@@ -21,7 +21,7 @@ from headwater.services.runtime.tasks import end, start_in
 
 
 class Prefetches:
-    """A channel to each engine that was asked, until the engine leaves."""
+    """Channels to engines that were asked to prefetch, each until its engine leaves."""
 
     def __init__(self) -> None:
         self._channels: dict[str, StageChannel] = {}

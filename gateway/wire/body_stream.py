@@ -117,7 +117,7 @@ class BodyStream:
 
 
 def _ignore() -> None:
-    """Ignores the news that there is room."""
+    """Does nothing when there is room in the stream again."""
 
 
 @types.coroutine

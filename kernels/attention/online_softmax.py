@@ -42,8 +42,8 @@ two."""
 
 
 def stages_of(most: int, head_bytes: int) -> int:
-    """Number of tiles whose copies are under way at once: shared memory holds a single tile of both
-    halves of large heads."""
+    """Number of tiles that are copied at once; shared memory holds one tile where both halves of
+    heads are large."""
     return most if head_bytes <= MAX_PIPELINED_BYTES else 1
 
 

@@ -213,7 +213,7 @@ def _load_tokens(
         mask=is_row,
         other=0,
     )
-    # The same of each group.
+    # Programs of all groups store the same token ids.
     tl.store(p_token_id + o_t, b_token, mask=inside)
     tl.store(
         p_slot + i_group * stride_slot + o_t,

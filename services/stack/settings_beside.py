@@ -61,5 +61,5 @@ def left_out(settings: StackSettings, model: StartedModel) -> str:
 
 
 def defaults_of(names: Iterable[str]) -> dict[str, Any]:
-    """Settings by name, as they are where nothing is given."""
+    """Defaults of settings, by name."""
     return {name: _DEFAULTS[name] for name in names}

@@ -57,7 +57,7 @@ FAMILIES = (
     # Codestral.
     GapMarks(first="[SUFFIX]", second="[PREFIX]", suffix_first=True),
 )
-"""Marks by family. The first row whose tokens a tokenizer has is its own."""
+"""Marks of each family. A tokenizer belongs to the first row whose tokens it has."""
 
 
 def marks_of(id_of: Callable[[str], int | None]) -> GapMarks | None:
