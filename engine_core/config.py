@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from .page_groups import PageKind, kinds_of
+from .page_groups import PageKind, PageSizes, kinds_of
 from .queue_policies import ALLOWED, DEFAULT, Policies, PolicyError
 from .table_columns import TableColumns
 
@@ -44,6 +44,7 @@ class EngineConfig:
     state_pages: int = 0
     """Pages of a state set: what the state layers keep of a sequence at the beginning of a block,
     and of the block's tokens. 0: the model has no state layers."""
+    page_sizes: PageSizes = PageSizes()
     max_model_len: int
     """Prompt and answer together."""
     max_num_seqs: int = 256

@@ -7,6 +7,7 @@ the same keys are a kind: their pages are taken and given back together. Knows n
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
@@ -29,6 +30,29 @@ class PageKind(NamedTuple):
     def first_seen(self, position: int, block_size: int) -> int:
         """Index of the first block that a position sees."""
         return max(0, position + 1 - self.window) // block_size if self.window else 0
+
+
+@dataclass(frozen=True, slots=True)
+class PageSizes:
+    """Bytes of pages, and of what they hold when they are full."""
+
+    page: int = 0
+    """Bytes of a page; 0: not known, as of a simulated cache."""
+    filled: tuple[int, ...] = ()
+    """Bytes of a page of each page group that hold keys and values. The others pad it."""
+    of_set: int = 0
+    """Bytes of a state set that its units fill."""
+
+    def padding(self, kind: PageKind) -> float:
+        """Bytes of a page of a kind that hold nothing, on average over its groups."""
+        return self.page - self._of_kind(kind) / len(kind.groups)
+
+    def of_slot(self, kind: PageKind, block_size: int) -> float:
+        """Bytes of a token in the pages of a kind."""
+        return self._of_kind(kind) / block_size
+
+    def _of_kind(self, kind: PageKind) -> int:
+        return sum(self.filled[kind.groups.start : kind.groups.stop])
 
 
 FULL = PageKind(0, range(1))

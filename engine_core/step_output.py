@@ -173,6 +173,9 @@ class EngineLoad:
     """Pages in block tables of requests, by the window of their layers, 0 for all keys, or `state`;
     empty with one page group and no state layers. `snapshot`: pages of snapshots that can be found,
     those in block tables included. All pages are equally large."""
+    wasted_bytes: dict[str, int] = field(default_factory=dict)
+    """Bytes of pages in block tables of requests that hold nothing, keyed as `num_pages_by_window`:
+    what pads pages, and slots behind the last token; empty where sizes are not known."""
     num_used_host_blocks: int = 0
     """Blocks in host memory that hold a copy."""
     num_total_host_blocks: int = 0

@@ -186,12 +186,12 @@ class Scheduler:
 
     def describe(self, load: EngineLoad) -> None:
         """Fills in how many requests and blocks there are, and what became of them."""
+        table = self.rows.table
+        load.num_wasted_slots = self.blocks.num_wasted_slots(table.num_known, table.is_alive)
         self.rows.describe(load)
         self.blocks.describe(load)
         self.seating.describe(load)
         load.resident_adapters = self.adapters.resident[-MAX_RESIDENT:]
-        table = self.rows.table
-        load.num_wasted_slots = self.blocks.num_wasted_slots(table.num_known, table.is_alive)
 
     def _decode_rows(self) -> tuple[RowIndices, RowIndices, bool]:
         """Rows that decode in this step, those of them that need a block (there are enough), and

@@ -37,6 +37,16 @@ class PagePlan:
     def num_groups(self) -> int:
         return len(self.windows)
 
+    def filled_places(self, model: ModelConfig) -> list[int]:
+        """Places of a page of each page group that layers of the model have."""
+        sizes = _places_of(model)[1]
+        taken = dict(zip(self.places, sizes, strict=True))
+        filled = [0] * self.num_groups
+        for (group, _), size in taken.items():
+            if group != STATES:
+                filled[group] += size
+        return filled
+
     @property
     def described(self) -> str:
         """Pages by window, for a log; empty where there is one group that keeps all."""

@@ -37,7 +37,10 @@ def converted(family: str, folder: Path, dtype: str = "float32") -> Path:
 def engine_of(folder: Path, family: str, **options: Any) -> SmallEngine:
     given = {"max_model_len": 200, "num_blocks": FEWEST_BLOCKS[family]}
     engine = SmallEngine(folder, **given | options)
-    assert len(engine.config.page_windows) > 1 or engine.config.state_pages
+    config = engine.config
+    assert len(config.page_windows) > 1 or config.state_pages
+    assert max(config.page_sizes.filled) <= config.page_sizes.page
+    assert config.page_sizes.of_set <= config.state_pages * config.page_sizes.page
     return engine
 
 

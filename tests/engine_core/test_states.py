@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.page_groups import PageSizes
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling.blocks.blocks import Blocks
@@ -62,6 +63,26 @@ def test_a_long_answer_holds_the_states_of_two_blocks_at_most(depth: int, most: 
     pages = driver.engine.load().num_pages_by_window
     assert (pages["state"], pages["snapshot"]) == (0, STATE_PAGES)
     driver.check_ends()
+
+
+def test_bytes_that_hold_nothing_are_counted_by_kind() -> None:
+    """4 bytes pad a page of keys and values, each of whose 16 slots has 6, and 50 pad a set."""
+    sizes = PageSizes(page=100, filled=(96,), of_set=250)
+    driver = Driver(config(page_sizes=sizes), late_polls=0)
+    driver.add(request(0, [1, 2, 3], 40))
+    seen = set[int]()
+    while driver.engine.has_work():
+        driver.step()
+        load = driver.engine.load()
+        pages = load.num_pages_by_window
+        seen.add(load.num_wasted_slots)
+        assert load.wasted_bytes == {
+            "0": 4 * pages["0"] + 6 * load.num_wasted_slots,
+            "state": 50 * pages["state"] // STATE_PAGES,
+            "snapshot": 50 * pages["snapshot"] // STATE_PAGES,
+        }
+    assert len(seen) > 10
+    assert load.wasted_bytes == {"0": 0, "state": 0, "snapshot": 50}
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])

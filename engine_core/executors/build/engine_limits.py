@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...config import MOST_SETS, ConfigError, EngineConfig
 from ...models.model import reads_page_groups
 from ...options import BuildRequest, engine_config
 from ...weights.model_config import ModelConfig
 from ...weights.page_plan import PagePlan, one_group
-from ..model.block_bytes import block_bytes_of, cache_bytes_of, states_of
+from ..model.block_bytes import block_bytes_of, cache_bytes_of, page_sizes_of, states_of
 from ..ranks.rank import stages_of
 from .pages import pages_of
 
@@ -40,7 +42,7 @@ def engine_config_of(
     else:
         num_blocks = -(-max_model_len // options.block_size) + 1
         num_blocks += -(-state_pages * (options.async_depth + MOST_SETS) // pages.num_groups)
-    return engine_config(
+    config = engine_config(
         options,
         max_model_len,
         options.num_blocks or num_blocks,
@@ -49,6 +51,7 @@ def engine_config_of(
         state_pages=state_pages,
         attention_pivot=attention_pivot_of(request.model),
     )
+    return replace(config, page_sizes=page_sizes_of(request, pages, parts))
 
 
 def state_parts(request: BuildRequest) -> list[ModelConfig]:

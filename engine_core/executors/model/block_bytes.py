@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from ...layers.state_rows import StateShape
 from ...options import BuildRequest
+from ...page_groups import PageSizes
 from ...weights.model_config import ModelConfig
 from ...weights.model_file import DTYPES
 from ...weights.page_plan import PagePlan
@@ -52,6 +55,24 @@ def state_shape(
         return None
     unit_bytes = model.states.unit_bytes(block_size, dtype.itemsize)
     return StateShape.of(unit_bytes, model.states.num_all_units, max(kv_bytes, unit_bytes))
+
+
+def page_sizes_of(
+    request: BuildRequest, pages: PagePlan, parts: Sequence[ModelConfig]
+) -> PageSizes:
+    """Sizes of pages in the memory of all stages, of which `parts` are the layers."""
+    layouts = kv_layouts(request, pages)
+    served, *drafted = (each.block_bytes(request.options.block_size) for each in layouts)
+    place_bytes = served // max(1, layouts[0].num_layers)
+    filled = [count * place_bytes + sum(drafted) for count in pages.filled_places(request.model)]
+    page = block_bytes_of(request, pages)
+    if len(parts) > 1:
+        page = sum(block_bytes_of(request, served=each) for each in parts)
+    states = states_of(request, pages)
+    of_set = 0
+    if states is not None and request.model.states is not None:
+        of_set = request.model.states.num_all_units * states.unit_bytes
+    return PageSizes(page, tuple(filled), of_set)
 
 
 def cache_bytes_of(request: BuildRequest, pages: PagePlan) -> int:

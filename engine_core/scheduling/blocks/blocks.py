@@ -63,6 +63,7 @@ class Blocks:
         computed."""
         self._block_size = config.block_size
         self._kinds = config.page_kinds
+        self._sizes = config.page_sizes
         # The first kind, of layers that see all, decides which blocks of a chain are missing.
         self._continues_late = len(config.blocks_seen) > 1 and not config.blocks_seen[0]
         """Whether a chain's cached blocks may lack what continues it."""
@@ -467,6 +468,22 @@ class Blocks:
         """Seconds until a prefetch goes on; None where none is open."""
         return self._prefetches.idle_seconds
 
+    def _pages_by_window(self) -> dict[str, int]:
+        counts = self._table.num_pages_by_window()
+        return {str(window): count for window, count in counts.items()}
+
+    def _wasted_bytes(self, num_slots: int) -> dict[str, int]:
+        """See `EngineLoad`; `num_slots`: of blocks of rows, behind the last tokens."""
+        counts = self._table.num_pages_by_window()
+        sizes = self._sizes
+        return {
+            str(kind.window): round(
+                counts[kind.window] * sizes.padding(kind)
+                + num_slots * sizes.of_slot(kind, self._block_size)
+            )
+            for kind in self._kinds
+        }
+
     def announce(self, stored: list[StoredChain]) -> None:
         """Lets chains that are computed now go out with the next events."""
         self._cache.announce(stored)
@@ -490,9 +507,9 @@ class Blocks:
         load.num_used_blocks = -(-self._pool.num_used // num_groups)
         load.num_total_blocks = self._pool.num_usable // num_groups
         if num_groups > 1:
-            load.num_pages_by_window = {
-                str(window): count for window, count in self._table.num_pages_by_window().items()
-            }
+            load.num_pages_by_window = self._pages_by_window()
+        if self._sizes.page:
+            load.wasted_bytes = self._wasted_bytes(load.num_wasted_slots)
         if self._pool.values is not None:
             self._pool.note_time(self._clock())
             load.num_kept_blocks = self._pool.values.num_kept // num_groups

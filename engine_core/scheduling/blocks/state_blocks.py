@@ -383,7 +383,13 @@ class StateBlocks(Blocks):
     def describe(self, load: EngineLoad) -> None:
         super().describe(load)
         load.num_pages_by_window = {
-            **{str(window): count for window, count in self._table.num_pages_by_window().items()},
+            **self._pages_by_window(),
             "state": self._states.num_all_pages,
             "snapshot": self._snapshots.num_found * self._states.num_pages,
         }
+        if self._sizes.page:
+            # Of a set: the tail that its block has not filled yet is not counted.
+            padding = self._states.num_pages * self._sizes.page - self._sizes.of_set
+            num_sets = self._states.num_all_pages // self._states.num_pages
+            load.wasted_bytes["state"] = num_sets * padding
+            load.wasted_bytes["snapshot"] = self._snapshots.num_found * padding

@@ -118,6 +118,13 @@ class EngineCollector(Collector):
             "window",
             load.num_pages_by_window,
         )
+        yield self._labelled_gauge(
+            "kv_cache_wasted_bytes",
+            "Bytes of these pages that hold nothing: what pads them, and slots behind the last "
+            "tokens of requests",
+            "window",
+            load.wasted_bytes,
+        )
         yield self._gauge(
             "kv_kept_blocks", "Cached blocks that a hint of a client keeps", load.num_kept_blocks
         )

@@ -149,3 +149,12 @@ def test_pages_of_a_cache_with_several_groups_are_shown_by_window() -> None:
         'headwater_kv_cache_pages{model_name="m",window="512"} 35.0',
     ]
     assert shown(EngineLoad(), "headwater_kv_cache_pages") == []
+
+
+def test_bytes_that_hold_nothing_are_shown_by_kind_of_cache() -> None:
+    load = EngineLoad(wasted_bytes={"0": 96, "state": 1024})
+    assert shown(load, "headwater_kv_cache_wasted_bytes") == [
+        'headwater_kv_cache_wasted_bytes{model_name="m",window="0"} 96.0',
+        'headwater_kv_cache_wasted_bytes{model_name="m",window="state"} 1024.0',
+    ]
+    assert shown(EngineLoad(), "headwater_kv_cache_wasted_bytes") == []
