@@ -314,7 +314,7 @@ async def cluster_behind(
             timelines=timelines,
             max_choices=settings.max_choices,
             migrations=Migrations(doubts),
-            needs_engine=settings.ready_needs_engine,
+            needs_engine=settings.needs_engine,
             tracing=tracing,
             outages=outages.now,
         )

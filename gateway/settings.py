@@ -18,7 +18,12 @@ BODY_BYTES_PER_SECOND = 16 * 1024
 place for ever."""
 ROUTING_POLICIES = ("seconds", "load", "requests")
 """Names of `POLICIES` of `router/policy.py`."""
-_WORDS = {"routing_policy": ROUTING_POLICIES, "ready_needs_engine": ("once", "always", "never")}
+_BEFORE = {"true": "always", "false": "once"}
+"""Values of `ready_needs_engine` in the release before, which knew two."""
+_WORDS: dict[str, Sequence[str]] = {
+    "routing_policy": ROUTING_POLICIES,
+    "ready_needs_engine": ("once", "always", "never", *_BEFORE),
+}
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s]+")
 _ROOT_PATH = re.compile(r"(/[^/?#\s]+)+")
 
@@ -182,8 +187,8 @@ class GatewaySettings(StageSecuritySettings):
     )
     ready_needs_engine: str = setting(
         "once",
-        "when /ready is 503 without an engine although requests wait for one: until there was one "
-        "(once), always, or never: where the first request starts it",
+        "when /ready answers 503 because no engine runs: once (until the first one runs), always, "
+        "or never",
     )
     response_ttl: float = setting(
         86400.0, "seconds that responses and conversations are kept in Redis"
@@ -250,6 +255,11 @@ class GatewaySettings(StageSecuritySettings):
                 "a file, together with --tls-cert-file",
             )
         self._check_callers()
+
+    @property
+    def needs_engine(self) -> str:
+        """`ready_needs_engine` in the words of this release."""
+        return _BEFORE.get(self.ready_needs_engine, self.ready_needs_engine)
 
     def _check_callers(self) -> None:
         if self.keeps_tenants and not self.nats_url:

@@ -52,6 +52,8 @@ def test_a_new_knob_is_a_decision() -> None:
         "max_body_bytes",
         "max_text_bytes",
         "max_file_bytes",
+        # Operators of a NATS cluster alone know how many servers it has.
+        "storage_replicas",
         "storage_bytes",
         "tenant_file_bytes",
         # None: whose adapters engines hold is the operator's decision.
@@ -63,7 +65,7 @@ def test_a_new_knob_is_a_decision() -> None:
         "max_running",
         "max_queued",
         "cold_start_timeout",
-        # Off: requests wait for an engine, so that the gateway is ready without one.
+        # A gateway without a supervisor cannot know whether requests start engines.
         "ready_needs_engine",
         "response_ttl",
         "sse_keep_alive",
