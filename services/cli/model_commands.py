@@ -294,12 +294,22 @@ def _bounds(fixed: int | None, least: int | None, most: int | None) -> dict[str,
     return {name: value for name, value in given.items() if value is not None}
 
 
+PLACES = ("draft_model", "generation_config")
+"""Settings that are a name, or a path where there is such a file."""
+
+
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as JSON has them; paths are absolute, as that of the model."""
-    return {
-        name: str(value.expanduser().absolute()) if isinstance(value, Path) else value
-        for name, value in settings.items()
-    }
+    plain = dict(settings)
+    for name, value in settings.items():
+        if isinstance(value, Path):
+            plain[name] = str(value.expanduser().absolute())
+        elif name in PLACES:
+            plain[name] = _absolute(value)
+        elif name == "lora_modules":
+            pairs = [each.partition("=") for each in value]
+            plain[name] = [f"{adapter}={_absolute(folder)}" for adapter, _, folder in pairs]
+    return plain
 
 
 def _scaled(card: Mapping[str, Any]) -> str:

@@ -329,7 +329,9 @@ def test_a_model_is_loaded_with_the_settings_that_are_given_and_no_others(
     monkeypatch.setattr(model_commands, "open_gateway", open_gateway)
     monkeypatch.setenv("HEADWATER_MAX_MODEL_LEN", "7")
     monkeypatch.chdir(tmp_path)
-    flags = "--quantization int8 --kv-disk-dir kept --no-close-schemas --lora-modules a=b"
+    (tmp_path / "poet").mkdir()
+    flags = "--quantization int8 --kv-disk-dir kept --no-close-schemas --draft-model poet"
+    flags += " --lora-modules a=poet --lora-modules b=hub/b --generation-config none"
     for line in (f"load hub/m --served-model-name m {flags}", "scale m --replicas 2"):
         monkeypatch.setattr(sys, "argv", ["headwater", "models", *line.split()])
         with pytest.raises(SystemExit) as ended:
@@ -340,7 +342,10 @@ def test_a_model_is_loaded_with_the_settings_that_are_given_and_no_others(
         {
             "model": "hub/m",
             "served_model_name": "m",
-            "settings": own | {"lora_modules": ["a=b"]},
+            "settings": own
+            # Paths that are there, as the cluster reads them in another folder.
+            | {"draft_model": str(tmp_path / "poet"), "generation_config": "none"}
+            | {"lora_modules": [f"a={tmp_path / 'poet'}", "b=hub/b"]},
         },
         {"min_replicas": 2, "max_replicas": 2},
     ]
