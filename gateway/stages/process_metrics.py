@@ -4,50 +4,52 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import prometheus_client
-from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from headwater.services.runtime.member import Kind
 from headwater.services.runtime.membership import Change, ChangeKind, Members
 from headwater.services.runtime.process_facts import ProcessFacts
 
-from ..counters import LabelledCounter
 from ..settings import GatewaySettings
 
 COUNTED = (Kind.PROCESSOR, Kind.OUTPUT_PROCESSOR, Kind.ENGINE)
-MAX_KNOWN = 4096
+MAX_KNOWN = 256
 """Processes that are remembered, the latest ones, to know them again."""
 
 
-class StageRestarts:
-    """Counts processes that come back under their name: each of a loop of restarts."""
+class StageRestarts(Collector):
+    """Counts how often a process came back under its name: a loop of restarts, where it is often."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._counter = LabelledCounter(
-            "headwater_stage_restarts",
-            "Processes of a stage that came back under the same name",
-            ("stage",),
-            registry=registry,
-        )
-        for kind in COUNTED:
-            self._counter.add(kind.value, by=0)
-        self._epochs: OrderedDict[tuple[Kind, str], int] = OrderedDict()
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[str, str], tuple[int, int]] = OrderedDict()
+        """Epoch and number of restarts of each process, by its stage and name."""
 
     def follow(self, change: Change) -> None:
         member = change.member
         # A seed, known by its address alone, has no epoch yet.
         if change.kind is not ChangeKind.JOINED or member.kind not in COUNTED or not member.epoch:
             return
-        key = member.kind, member.replica_id
-        if self._epochs.get(key, member.epoch) != member.epoch:
-            self._counter.add(member.kind.value)
-        self._epochs[key] = member.epoch
-        self._epochs.move_to_end(key)
-        if len(self._epochs) > MAX_KNOWN:
-            self._epochs.popitem(last=False)
+        key = member.kind.value, member.replica_id
+        epoch, count = self._known.get(key, (member.epoch, 0))
+        self._known[key] = member.epoch, count + (epoch != member.epoch)
+        self._known.move_to_end(key)
+        if len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+
+    def collect(self) -> Iterable[Metric]:
+        family = CounterMetricFamily(
+            "headwater_stage_restarts",
+            "Times that a process came back under its name",
+            labels=["stage", "replica"],
+        )
+        for labels, (_, count) in self._known.items():
+            family.add_metric(labels, count)
+        yield family
 
 
 @contextlib.contextmanager
@@ -64,10 +66,11 @@ def process_metrics(settings: GatewaySettings, members: Members) -> Iterator[Non
         },
     )
     registry.register(facts)
-    restarts = StageRestarts(registry)
+    registry.register(restarts := StageRestarts())
     members.on_change(restarts.follow)
     try:
         yield
     finally:
         members.forget_listener(restarts.follow)
+        registry.unregister(restarts)
         registry.unregister(facts)

@@ -39,12 +39,13 @@ SERIES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     **{
         f"HeadwaterHasNo{name}": (
             {'headwater_build_info{stage="another"}': "1x100"},
-            {f'headwater_build_info{{stage="{stage}"}}': "1x100"},
+            {f"headwater_build_info{{{well}}}": "1x100"},
         )
-        for name, stage in (
-            ("Gateway", "gateway"),
-            ("Processor", "processor"),
-            ("OutputProcessor", "output-processor"),
+        for name, well in (
+            ("Gateway", 'stage="gateway"'),
+            ("Processor", 'stage="processor"'),
+            # The release before has no such label.
+            ("OutputProcessor", 'version="0.1.0"'),
         )
     },
     # Without requests none need be there.
@@ -53,8 +54,12 @@ SERIES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {"headwater_model_requests": "0x100"},
     ),
     "HeadwaterStageStartsAgain": (
-        {'headwater_stage_restarts_total{stage="engine"}': "0x40 4x60"},
-        {'headwater_stage_restarts_total{stage="engine"}': "0x40 1x60"},
+        {'headwater_stage_restarts_total{stage="engine",replica="e"}': "0x40 4x60"},
+        # Three engines that an autoscaler has started again.
+        {
+            f'headwater_stage_restarts_total{{stage="engine",replica="{each}"}}': "0x40 1x60"
+            for each in "abc"
+        },
     ),
     "HeadwaterDiskIsFull": (
         {
