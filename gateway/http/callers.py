@@ -74,10 +74,11 @@ class Callers:
 
 def _route(exchange: Exchange) -> str:
     """The path without ids of its own: a span's name is one of few."""
-    route = exchange.path
+    route = f"{exchange.path}/"
     for name, value in exchange.path_params.items():
-        route = route.replace(f"/{value}", f"/{{{name}}}")
-    return route
+        before, found, after = route.rpartition(f"/{value}/")
+        route = f"{before}/{{{name}}}/{after}" if found else route
+    return route[:-1]
 
 
 def _outcome(fault: HeadwaterError | None) -> Mapping[str, int]:

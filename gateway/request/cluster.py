@@ -263,7 +263,7 @@ class Cluster:
         log."""
         tenant = caller.tenant.id
         request_id = caller.request_id
-        fields = request_attributes(request_id, tenant)
+        fields = request_attributes(request_id, tenant, self.namespaces.master_key)
         span = self.tracing.begin(name, caller.traceparent, caller.tracestate, **fields)
         structlog.contextvars.bind_contextvars(
             request_id=request_id, tenant=tenant, trace_id=span.context.trace_id

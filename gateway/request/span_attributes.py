@@ -3,8 +3,8 @@ HTTP."""
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Mapping
-from hashlib import sha256
 
 from headwater.services.runtime.tracing import Span
 
@@ -16,14 +16,16 @@ CHATS = frozenset({"chat", "responses", "messages", "ollama"})
 TENANT_HEX = 16
 
 
-def request_attributes(request_id: str, tenant: str) -> Mapping[str, str]:
-    """Attributes of a request as it comes."""
-    return {"headwater.request_id": request_id, "headwater.tenant": hashed(tenant)}
+def request_attributes(request_id: str, tenant: str, key: bytes | None) -> Mapping[str, str]:
+    """Attributes of a request as it comes; `key`: the cluster's master key."""
+    return {"headwater.request_id": request_id, "headwater.tenant": hashed(tenant, key)}
 
 
-def hashed(tenant: str) -> str:
-    """The tenant's name is not for whoever reads traces; equal hashes are one tenant."""
-    return sha256(tenant.encode()).hexdigest()[:TENANT_HEX]
+def hashed(tenant: str, key: bytes | None) -> str:
+    """Hash of a tenant's name. Readers of traces can tell tenants apart; without the key they
+    cannot find a name by trying."""
+    message = b"headwater tenant of a span\0" + tenant.encode()
+    return hmac.digest(key or b"headwater", message, "sha256").hex()[:TENANT_HEX]
 
 
 def describe_model(span: Span, generation: Generation) -> None:

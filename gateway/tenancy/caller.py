@@ -127,7 +127,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     async def within_deadline(self) -> AsyncIterator[None]:
         """Scope of the request's work: raises `DeadlineExceeded` once the deadline has passed; its
         span ends with the scope."""
-        fault: errors.HeadwaterError | None = errors.ClientGone("cancelled")
+        fault: errors.HeadwaterError | None = errors.InternalError("unforeseen")
         try:
             async with _until(self.deadline):
                 yield
@@ -135,6 +135,9 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         except TimeoutError:
             fault = errors.DeadlineExceeded("the deadline of the request has passed")
             raise fault from None
+        except asyncio.CancelledError:
+            fault = errors.ClientGone("cancelled")
+            raise
         except errors.HeadwaterError as error:
             fault = error
             raise

@@ -68,7 +68,7 @@ class GrammarChecker:
 
     async def warm(self, folder: Path) -> None:
         """Starts the process and has it read a model's tokenizer, so that no request waits for
-        either. What fails here is said to the requests that need it."""
+        either. A failure is logged; requests that need the checker get their own error."""
         question = Question(number=next(self._numbers), folder=str(folder), grammar=FREE_TEXT)
         try:
             await asyncio.to_thread(self._process.check, question)
