@@ -61,6 +61,9 @@ class StackPlan:
         ]
         flags += settings.flags_for(GATEWAY)
         flags += ["--reuse-port"] if settings.shares_ports else []
+        # The first request starts an engine, and the supervisor says so only once gateways are
+        # ready.
+        flags += ["--ready-needs-engine=never"] if not settings.rules.min_replicas else []
         # Behind a shared port /metrics would be anyone's: each gateway has an address for its own.
         flags += ["--metrics-port=0"] if settings.gateways > 1 else []
         flags += [f"--tenants-file={settings.state_dir / 'tenants.json'}"]

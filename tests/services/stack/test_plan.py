@@ -307,3 +307,9 @@ def test_what_a_stage_would_refuse_is_refused_before_any_starts(name: str, value
     with pytest.raises(SettingError, match=name.replace("_", "-")):
         StackSettings(**{name: value})  # type: ignore[arg-type]
     assert StackSettings(tool_call_parser="openai", reasoning_parser="mistral")
+
+
+def test_gateways_are_ready_without_an_engine_where_the_first_request_starts_one() -> None:
+    for least, flag in ((0, True), (1, False)):
+        flags = plan(min_replicas=least, max_replicas=2).gateway(0, {})
+        assert ("--ready-needs-engine=never" in flags) is flag
