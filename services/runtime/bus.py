@@ -420,6 +420,17 @@ def servers_of(urls: str) -> list[str]:
     return urls.split(",")
 
 
+_NEXT_ADDRESS = re.compile(r",(?=[a-z][a-z0-9+.-]*://)", re.I)
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.I)
+
+
 def without_password(urls: str) -> str:
-    """Addresses without passwords, for logs and display."""
-    return re.sub(r"//[^@/,]*@", "//", urls)
+    """Addresses without what may be a password, for logs and display: neither what stands before
+    the last `@` of an address, which may hold commas, nor its query."""
+    return ",".join(map(_without_password, _NEXT_ADDRESS.split(urls)))
+
+
+def _without_password(url: str) -> str:
+    scheme = found[0] if (found := _SCHEME.match(url)) is not None else ""
+    address = url[len(scheme) :].rpartition("@")[2]
+    return scheme + re.split(r"[?#]", address, maxsplit=1)[0]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-_SECRET_NAMES = ("admin_key", "master_key", "cluster_token")
-_PASSWORD = re.compile(r"//[^@/,\s]*@")
+from .bus import without_password
+
+_SECRET_ENDS = ("_key", "_token", "_secret", "_password")
+_ADDRESS_ENDS = ("_url", "_endpoint")
 
 
 def variable_named(field: dataclasses.Field[Any]) -> str:
@@ -19,38 +21,51 @@ def settings_in_force(
     settings: Any,
     env: Mapping[str, str],
     variable_of: Callable[[dataclasses.Field[Any]], str] = variable_named,
+    *,
+    defaults: Any = None,
 ) -> Iterator[dict[str, str]]:
     """Rows with name, value and source of the fields of a settings dataclass, those that differ
-    from their defaults first. Secrets are `set` or empty, addresses have no passwords."""
+    from their defaults first. Secrets are `set` or empty, addresses have no passwords.
+
+    `defaults`: settings as they are where nothing is given; None: the defaults of the fields.
+    """
     rows = [
         {
             "name": field.name,
             "value": _shown(field, getattr(settings, field.name)),
-            "source": _source(field, getattr(settings, field.name), env, variable_of(field)),
+            "source": _source(
+                getattr(settings, field.name),
+                _default_of(field) if defaults is None else getattr(defaults, field.name),
+                env.get(variable := variable_of(field)),
+                variable,
+            ),
         }
         for field in dataclasses.fields(settings)
     ]
     yield from sorted(rows, key=lambda row: row["source"] == "default")
 
 
+def _default_of(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
 def _shown(field: dataclasses.Field[Any], value: Any) -> str:
-    if field.name in _SECRET_NAMES:
+    if value is None:
+        return ""
+    texts = list(map(str, value)) if isinstance(value, (tuple, list)) else [str(value)]
+    if field.name.endswith(_ADDRESS_ENDS) or any("://" in text for text in texts):
+        return ", ".join(map(without_password, texts))
+    if field.metadata.get("secret") or field.name.endswith(_SECRET_ENDS):
         return "set" if value else ""
-    if isinstance(value, (tuple, list)):
-        return ", ".join(_PASSWORD.sub("//", str(each)) for each in value)
-    return "" if value is None else _PASSWORD.sub("//", str(value))
+    return ", ".join(texts)
 
 
-def _source(
-    field: dataclasses.Field[Any], value: Any, env: Mapping[str, str], variable: str
-) -> str:
-    if variable in env and _is_same(value, env[variable]):
+def _source(value: Any, default: Any, text: str | None, variable: str) -> str:
+    """Source of a value; `text`: that of its variable, if there is one."""
+    if text is not None and _is_same(value, text):
         return f"variable {variable}"
-    default = (
-        field.default_factory()
-        if field.default_factory is not dataclasses.MISSING
-        else field.default
-    )
     return "default" if value == default else "flag"
 
 
@@ -67,4 +82,6 @@ def _is_same(value: Any, text: str) -> bool:
             return float(text) == value
         except ValueError:
             return False
+    if isinstance(value, Path):
+        return Path(text).expanduser().resolve() == value.expanduser().resolve()
     return str(value) == text

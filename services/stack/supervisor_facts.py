@@ -56,7 +56,10 @@ class SupervisorFacts:
         """Raises `OSError`."""
         match request.ask:
             case "settings":
-                return list(settings_in_force(self._settings, self._env, variable_of))
+                usual = StackSettings().resolved()
+                return list(
+                    settings_in_force(self._settings, self._env, variable_of, defaults=usual)
+                )
             case "model_settings":
                 return model_settings(self._settings)
             case "disks":

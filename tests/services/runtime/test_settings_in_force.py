@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
+import pytest
+
 from headwater.gateway.settings import GatewaySettings
+from headwater.services.runtime.bus import without_password
 from headwater.services.runtime.settings import read_settings
 from headwater.services.runtime.settings_in_force import settings_in_force
 from headwater.services.stack.flags import variable_of
@@ -35,19 +39,46 @@ def test_each_setting_says_where_it_came_from() -> None:
     assert list(told.values())[-1][1] == "default"
 
 
-def test_no_secret_and_no_password_is_shown() -> None:
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("nats://user:SECRET@host:4222", "nats://host:4222"),
+        ("redis://:SEC,RET@host", "redis://host"),
+        ("redis://:SEC@RET@host/1", "redis://host/1"),
+        ("redis://:SEC/RET@host", "redis://host"),
+        ("redis://host?password=SECRET", "redis://host"),
+        ("nats://a:SECRET@one,nats://b:SEC,RET@two", "nats://one,nats://two"),
+        ("user:SECRET@host:4222", "host:4222"),
+        ("nats://one:4222,two:4222", "nats://one:4222,two:4222"),
+    ],
+)
+def test_no_password_of_an_address_is_shown(url: str, shown: str) -> None:
+    assert without_password(url) == shown
+    told = rows(dataclasses.replace(GatewaySettings(), redis_url=url), {})
+    assert told["redis_url"] == (shown, "flag")
+
+
+def test_no_secret_is_shown() -> None:
     secret = "a-secret-of-thirty-two-characters"
-    env = {"HEADWATER_ADMIN_KEY": secret, "HEADWATER_MASTER_KEY": secret}
-    flags = [f"--nats-url=nats://user:{secret}@host:4222", f"--redis-url=redis://:{secret}@host"]
-    told = rows(read_settings(GatewaySettings, flags, env), env)
+    names = ("HEADWATER_ADMIN_KEY", "HEADWATER_MASTER_KEY", "HEADWATER_CLUSTER_TOKEN")
+    env = dict.fromkeys(names, secret)
+    told = rows(read_settings(GatewaySettings, ["--nats-url=nats://host"], env), env)
     assert secret not in str(told)
-    assert told["admin_key"][0] == "set"
-    assert told["nats_url"] == ("nats://host:4222", "flag")
+    assert told["admin_key"] == ("set", "variable HEADWATER_ADMIN_KEY")
+    assert told["cluster_token"][0] == "set"
 
 
-def test_settings_of_up_are_read_by_their_own_variables(tmp_path: Path) -> None:
-    env = {"HEADWATER_STATE_DIR": str(tmp_path)}
-    settings = StackSettings(state_dir=tmp_path, replicas=2)
-    told = {each["name"]: each for each in settings_in_force(settings, env, variable_of)}
-    assert told["state_dir"]["source"] == "variable HEADWATER_STATE_DIR"
-    assert told["replicas"]["source"] == "flag"
+def test_settings_of_up_are_compared_with_what_they_are_where_nothing_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    env = {"HEADWATER_STATE_DIR": "state"}
+    usual = StackSettings().resolved()
+    settings = StackSettings(state_dir=Path("state"), max_model_len=64).resolved()
+    told = {
+        each["name"]: each["source"]
+        for each in settings_in_force(settings, env, variable_of, defaults=usual)
+    }
+    assert told["state_dir"] == "variable HEADWATER_STATE_DIR"
+    assert told["max_model_len"] == "flag"
+    assert told["replicas"] == told["cache_dir"] == "default"
