@@ -38,8 +38,9 @@ function literal(value) {
   return WORDS.get(value) ?? JSON.stringify(value);
 }
 
-// The same over gRPC, with the package's own messages; `address` is host:port of the public gRPC surface.
-export function asGrpc(address, body, hasKey) {
+// The same over gRPC, with the package's own messages; `address` is host:port of the public gRPC surface, which has a
+// certificate where REST has one.
+export function asGrpc(address, body, hasKey, isSecure) {
   const metadata = hasKey ? `, metadata=[("authorization", f"Bearer {os.environ['HEADWATER_API_KEY']}")]` : "";
   return [
     ...(hasKey ? ["import os", ""] : []),
@@ -49,7 +50,7 @@ export function asGrpc(address, body, hasKey) {
     "from headwater.proto import inference_pb2, inference_pb2_grpc",
     "",
     `request = ParseDict(${literal(grpcRequest(body))}, inference_pb2.ChatRequest())`,
-    `with grpc.insecure_channel(${JSON.stringify(address)}) as channel:`,
+    `with ${isSecure ? `grpc.secure_channel(${JSON.stringify(address)}, grpc.ssl_channel_credentials())` : `grpc.insecure_channel(${JSON.stringify(address)})`} as channel:`,
     `    answer = inference_pb2_grpc.InferenceStub(channel).Chat(request${metadata})`,
     "print(answer.choices[0].message.content)",
   ].join("\n");

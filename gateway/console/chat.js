@@ -150,7 +150,7 @@ export class ChatView {
       const hasKey = key() !== "";
       const base = location.origin + root;
       const address = `${location.hostname}:${this.grpcPort ?? 8001}`;
-      text = [asCurl(base, body, hasKey), asPython(base, body, hasKey), asGrpc(address, body, hasKey)];
+      text = [asCurl(base, body, hasKey), asPython(base, body, hasKey), asGrpc(address, body, hasKey, location.protocol === "https:")];
     } catch (error) {
       text = [error.message];
     }

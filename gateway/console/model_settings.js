@@ -3,7 +3,7 @@ import { choice, el, setText } from "./dom.js";
 import { call } from "./session.js";
 
 const SWITCH = [
-  ["", "as the deployment has it"],
+  ["", ""],
   ["true", "on"],
   ["false", "off"],
 ];
@@ -26,7 +26,7 @@ export class ModelSettings {
     try {
       const { data } = await call("GET", "/admin/model-settings");
       this.form.replaceChildren(...data.map(fieldOf));
-      setText(this.said, "Fields that are empty are as the deployment has them.");
+      setText(this.said, "Fields that are empty have the value that they show.");
     } catch (error) {
       setText(this.said, error.message);
     }
@@ -46,6 +46,6 @@ export class ModelSettings {
 function fieldOf({ name, help, kind, value }) {
   const attributes = { name, title: help, "data-kind": kind };
   const label = name.replaceAll("_", " ");
-  if (kind === "boolean") return choice(label, attributes, SWITCH);
+  if (kind === "boolean") return choice(label, attributes, SWITCH.map(([each, text]) => [each, text || value]));
   return el("label", {}, label, el("input", { ...attributes, type: kind === "number" ? "number" : "text", step: "any", placeholder: value }));
 }

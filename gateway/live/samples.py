@@ -73,9 +73,12 @@ class Samples:
         )
 
     async def _follow(self) -> None:
+        number = 0
         while True:
-            await asyncio.sleep(SAMPLE_SECONDS - time.time() % SAMPLE_SECONDS)
-            self.take(int(time.time() // SAMPLE_SECONDS))
+            # Of the half minute that ends next: a timer may come a little early.
+            number = max(number + 1, int(time.time() // SAMPLE_SECONDS) + 1)
+            await asyncio.sleep(max(0.0, number * SAMPLE_SECONDS - time.time()))
+            self.take(number)
 
 
 def merged(told: Iterable[Iterable[Sample]]) -> list[dict[str, Any]]:

@@ -35,6 +35,16 @@ SampleSurvey = GatewaySurvey[None, list[Sample]]
 SettingSurvey = GatewaySurvey[None, SettingRows]
 
 
+class _Answer(msgspec.Struct):
+    """Answer of a supervisor: data, or the reason why there are none."""
+
+    data: list[Any] | None = None
+    error: str = ""
+
+
+_answers = msgspec.json.Decoder(_Answer)
+
+
 class SystemPages:
     """The handlers. Use `open`."""
 
@@ -100,8 +110,11 @@ class SystemPages:
         self._administration.caller(exchange)
         exchange.end_head()
         rows = [*await nats_rows(self._bus), *await redis_rows(self._store)]
-        for name, disks in (await self._ask_all("disks")).items():
-            rows += [store_row(f"disk of {name}", **disk) for disk in disks]
+        for name, answer in (await self._ask_all("disks")).items():
+            kind = f"disk of {name}"
+            if answer.error:
+                rows.append(store_row(kind, "", problem=answer.error))
+            rows += [store_row(kind, **disk) for disk in answer.data or ()]
         await _reply_list(exchange, rows)
 
     async def configuration(self, exchange: Exchange) -> None:
@@ -110,8 +123,8 @@ class SystemPages:
         exchange.end_head()
         supervised = [
             row | {"process": f"up ({name})"}
-            for name, rows in (await self._ask_all("settings")).items()
-            for row in rows
+            for name, answer in (await self._ask_all("settings")).items()
+            for row in answer.data or ()
         ]
         gateways = [row for rows in await self._settings.gather(None) for row in rows]
         await _reply_list(exchange, [*supervised, *gateways])
@@ -121,43 +134,44 @@ class SystemPages:
         supervisor."""
         self._administration.caller(exchange)
         exchange.end_head()
-        first, *_ = (await self._supervised("model_settings")).values()
-        await _reply_list(exchange, first)
+        first, *_ = await self._supervised("model_settings")
+        await _reply_list(exchange, first or [])
 
     async def logs(self, exchange: Exchange) -> None:
         """Names of processes with logs. Raises `Unavailable` without a supervisor."""
         self._administration.caller(exchange)
         exchange.end_head()
-        names = {name for found in (await self._supervised("logs")).values() for name in found}
+        names = {name for found in await self._supervised("logs") for name in found or ()}
         await _reply_list(exchange, sorted(names))
 
     async def log(self, exchange: Exchange) -> None:
         """The last lines of a process's log. Raises `NotFound`, and as `logs`."""
         self._administration.caller(exchange)
         name = exchange.path_params["name"]
-        lines = [
-            line for found in (await self._supervised("log", name=name)).values() for line in found
-        ]
-        if not lines:
+        found = [each for each in await self._supervised("log", name=name) if each is not None]
+        if not found:
             raise errors.NotFound("log", name)
-        await _reply_list(exchange, lines)
+        await _reply_list(exchange, [line for lines in found for line in lines])
 
-    async def _supervised(self, ask: str, **more: str) -> dict[str, list[Any]]:
-        """Like `_ask_all`. Raises `Unavailable` where no supervisor answers."""
+    async def _supervised(self, ask: str, **more: str) -> list[list[Any] | None]:
+        """Answers of supervisors. Raises `Unavailable` where none answers, or one cannot."""
         await self._catalogues.settled()
         if not (answers := await self._ask_all(ask, **more)):
             raise errors.Unavailable(NO_SUPERVISOR, code="no_supervisor")
-        return answers
+        for name, answer in answers.items():
+            if answer.error:
+                raise errors.Unavailable(f"{name}: {answer.error}", code="supervisor_failed")
+        return [answer.data for answer in answers.values()]
 
-    async def _ask_all(self, ask: str, **more: str) -> dict[str, list[Any]]:
+    async def _ask_all(self, ask: str, **more: str) -> dict[str, _Answer]:
         """Answers by supervisor, of those that answer in time."""
         question = msgspec.json.encode({"ask": ask, **more})
         answers = {}
         for name in self._catalogues.supervisors():
             subject = subjects.supervisor_facts(name)
             reply = await self._bus.request(subject, question, seconds=ASK_SECONDS)
-            if reply is not None and (data := msgspec.json.decode(reply).get("data")) is not None:
-                answers[name] = data
+            if reply is not None:
+                answers[name] = _answers.decode(reply)
         return answers
 
 

@@ -20,15 +20,19 @@ from ..runtime.settings_in_force import settings_in_force
 from .flags import variable_of
 from .own_settings import OF_A_MODEL
 from .settings import StackSettings
+from .settings_beside import OF_THE_FIRST, defaults_of
 
 MAX_LOG_BYTES = 128 * 1024
 """Bytes of a log's end that are read: an answer is one message of the bus."""
 _LOG = re.compile(r"[\w.-]+\.log")
 
 
+ASKED = ("settings", "model_settings", "disks", "logs", "log")
+
+
 class FactsRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     ask: str
-    """settings, model_settings, disks, logs or log."""
+    """One of `ASKED`."""
     name: str = ""
     """Process whose `log` is asked for."""
 
@@ -46,14 +50,12 @@ class SupervisorFacts:
                 try:
                     request = msgspec.json.decode(call.payload, type=FactsRequest)
                     answer: dict[str, Any] = {"data": self._asked(request)}
-                except msgspec.DecodeError as fault:
+                except (OSError, ValueError) as fault:
                     answer = {"error": str(fault)}
-                except OSError as fault:
-                    answer = {"error": f"{fault.filename}: {fault.strerror}"}
                 await bus.publish(call.reply, msgspec.json.encode(answer))
 
-    def _asked(self, request: FactsRequest) -> list[Any]:
-        """Raises `OSError`."""
+    def _asked(self, request: FactsRequest) -> list[Any] | None:
+        """The answer; None: there is no log of that name. Raises `OSError`."""
         match request.ask:
             case "settings":
                 usual = StackSettings().resolved()
@@ -70,12 +72,13 @@ class SupervisorFacts:
                 return sorted(path.stem for path in self._logs.glob("*.log"))
             case "log":
                 return log_lines(self._logs, request.name)
-        return []
+        raise ValueError(f"ask is {request.ask!r}; allowed: {', '.join(ASKED)}")
 
 
 def model_settings(settings: StackSettings) -> list[dict[str, str]]:
     """Settings that a loaded model may have for itself: what each is, its kind, and its value where
-    nothing is said."""
+    a request gives none."""
+    usual = defaults_of(OF_THE_FIRST)
     hints = typing.get_type_hints(StackSettings)
     fields = {field.name: field for field in dataclasses.fields(StackSettings)}
     return [
@@ -83,10 +86,16 @@ def model_settings(settings: StackSettings) -> list[dict[str, str]]:
             "name": name,
             "help": fields[name].metadata["help"],
             "kind": _kind(hints[name]),
-            "value": str(getattr(settings, name) or ""),
+            "value": _shown(usual.get(name, getattr(settings, name))),
         }
         for name in OF_A_MODEL
     ]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return ", ".join(value) if isinstance(value, tuple) else str(value if value is not None else "")
 
 
 def _kind(hint: Any) -> str:
@@ -114,13 +123,14 @@ def disk_rows(folders: list[Path]) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-def log_lines(folder: Path, name: str) -> list[str]:
-    """The last whole lines of a process's log; none for a name that no log has."""
+def log_lines(folder: Path, name: str) -> list[str] | None:
+    """The last lines of a process's log, whole unless one line is longer than all that is read;
+    None for a name that no log has."""
     log = folder / f"{name}.log"
     if not _LOG.fullmatch(log.name) or log.parent != folder or not log.is_file():
-        return []
+        return None
     with log.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - MAX_LOG_BYTES))
         lines = file.read(MAX_LOG_BYTES).decode(errors="replace").splitlines()
-    return lines if size <= MAX_LOG_BYTES else lines[1:]
+    return lines if size <= MAX_LOG_BYTES or len(lines) == 1 else lines[1:]
