@@ -198,7 +198,9 @@ class ModelAdmin:
         if (refusal := answer.get("error")) is not None:
             if refusal["code"] == "model_not_found" and request["do"] != "load":
                 raise errors.NotFound("model", request["model"])
-            raise errors.BadRequest("model", refusal["message"], code=refusal["code"])
+            # Supervisors of the release before do not say which field it is.
+            param = refusal.get("param", "model")
+            raise errors.BadRequest(param, refusal["message"], code=refusal["code"])
         cards: list[Any] = answer["models"]
         return cards
 

@@ -9,8 +9,10 @@ const SWITCH = [
 ];
 const READ = {
   number: Number,
+  whole: Number,
   boolean: (text) => text === "true",
   list: (text) => text.split(/[\s,]+/).filter(Boolean),
+  path: (text) => text,
   text: (text) => text,
 };
 
@@ -47,5 +49,6 @@ function fieldOf({ name, help, kind, value }) {
   const attributes = { name, title: help, "data-kind": kind };
   const label = name.replaceAll("_", " ");
   if (kind === "boolean") return choice(label, attributes, SWITCH.map(([each, text]) => [each, text || value]));
-  return el("label", {}, label, el("input", { ...attributes, type: kind === "number" ? "number" : "text", step: "any", placeholder: value }));
+  const steps = { number: "any", whole: 1 };
+  return el("label", {}, label, el("input", { ...attributes, type: kind in steps ? "number" : "text", step: steps[kind], placeholder: value }));
 }

@@ -68,11 +68,16 @@ STOP_SECONDS = 10.0
 
 
 class Refused(Exception):
-    """A request that cannot be met; `code` is for programs."""
+    """A request that cannot be met; `code` is for programs, `param` names the field."""
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: str, message: str, param: str = "model") -> None:
         super().__init__(message)
         self.code = code
+        self.param = param
+
+    @property
+    def answer(self) -> dict[str, str]:
+        return {"code": self.code, "message": str(self), "param": self.param}
 
 
 class ModelManager:
@@ -306,7 +311,7 @@ class ModelManager:
             except msgspec.DecodeError as fault:
                 answer = {"error": {"code": "invalid_value", "message": str(fault)}}
             except Refused as refusal:
-                answer = {"error": {"code": refusal.code, "message": str(refusal)}}
+                answer = {"error": refusal.answer}
             except Exception as fault:
                 # An unknown fault of one request ends neither the deployment nor later requests.
                 _log.exception("a request about models failed")
@@ -615,5 +620,7 @@ def _refusing() -> Iterator[None]:
         yield
     except ModelNotFound as fault:
         raise Refused("model_not_found", str(fault).removeprefix("the ")) from None
-    except (ModelFolderError, SettingError, OSError) as fault:
+    except SettingError as fault:
+        raise Refused("invalid_value", str(fault), fault.name) from None
+    except (ModelFolderError, OSError) as fault:
         raise Refused("invalid_value", str(fault)) from None

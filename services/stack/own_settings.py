@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ..runtime.settings import SettingError, require
+from ..runtime.settings import A_NUMBER, A_WHOLE_NUMBER, TRUE_OR_FALSE, SettingError, require
 from .model_request import ModelRequest
 from .settings import StackSettings
 from .settings_beside import OF_THE_FIRST, defaults_of
@@ -31,6 +31,17 @@ fields of the request; addresses, keys, the device and numbers of text stages ar
 FILES = ("chat_template", "generation_config", "kv_disk_dir", "calibration")
 """Settings that name files of the supervisor's user. Without administrators' keys, every user of
 the machine can load a model, and may not read these files by it."""
+
+
+ALLOWED = {
+    "boolean": TRUE_OR_FALSE,
+    "number": A_NUMBER,
+    "whole": A_WHOLE_NUMBER,
+    "list": "a list of texts",
+    "path": "a path",
+    "text": "a text",
+}
+"""Values of the settings of each kind, as errors name them."""
 
 
 def own_settings(request: ModelRequest) -> dict[str, Any]:
@@ -61,11 +72,21 @@ def _converted(name: str, value: Any) -> Any:
     require(name in OF_A_MODEL, "settings", name, ", ".join(OF_A_MODEL))
     try:
         converted = msgspec.convert(value, _kinds()[name], dec_hook=_path)
-    except (msgspec.ValidationError, TypeError) as fault:
-        raise SettingError(name, value, str(fault)) from None
+    except (msgspec.ValidationError, TypeError):
+        raise SettingError(name, value, ALLOWED[kind_of(name)]) from None
     # It becomes part of command lines and of paths.
     require(str(converted).isprintable(), name, value, "printable text")
     return converted
+
+
+def kind_of(name: str) -> str:
+    """Kind of a setting's values: a key of `ALLOWED`."""
+    hint = _kinds()[name]
+    if typing.get_origin(hint) is tuple:
+        return "list"
+    parts = set(typing.get_args(hint) or (hint,))
+    kinds = {bool: "boolean", float: "number", int: "whole", Path: "path"}
+    return next((kind for known, kind in kinds.items() if known in parts), "text")
 
 
 @cache

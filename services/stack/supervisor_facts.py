@@ -7,7 +7,6 @@ import dataclasses
 import os
 import re
 import shutil
-import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from ..runtime import subjects
 from ..runtime.bus import Bus
 from ..runtime.settings_in_force import settings_in_force
 from .flags import variable_of
-from .own_settings import OF_A_MODEL
+from .own_settings import OF_A_MODEL, kind_of
 from .settings import StackSettings
 from .settings_beside import OF_THE_FIRST, defaults_of
 
@@ -79,13 +78,12 @@ def model_settings(settings: StackSettings) -> list[dict[str, str]]:
     """Settings that a loaded model may have for itself: what each is, its kind, and its value where
     a request gives none."""
     usual = defaults_of(OF_THE_FIRST)
-    hints = typing.get_type_hints(StackSettings)
     fields = {field.name: field for field in dataclasses.fields(StackSettings)}
     return [
         {
             "name": name,
             "help": fields[name].metadata["help"],
-            "kind": _kind(hints[name]),
+            "kind": kind_of(name),
             "value": _shown(usual.get(name, getattr(settings, name))),
         }
         for name in OF_A_MODEL
@@ -96,16 +94,6 @@ def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return ", ".join(value) if isinstance(value, tuple) else str(value if value is not None else "")
-
-
-def _kind(hint: Any) -> str:
-    """Kind of a value, for the field of a form."""
-    parts = {each for each in typing.get_args(hint) or (hint,) if each is not type(None)}
-    if typing.get_origin(hint) is tuple:
-        return "list"
-    if bool in parts:
-        return "boolean"
-    return "number" if parts & {int, float} else "text"
 
 
 def disk_rows(folders: list[Path]) -> list[dict[str, Any]]:

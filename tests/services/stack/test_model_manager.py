@@ -99,10 +99,13 @@ async def test_every_stage_of_a_model_has_the_settings_that_it_was_loaded_with(
             assert "printable characters" in refusal["message"]
         for own, sentence in (
             ({"port": 1}, "--settings is 'port'; allowed: revision, "),
-            ({"max_model_len": "long"}, "--max-model-len is 'long'; allowed: "),
+            ({"max_model_len": "long"}, "--max-model-len is 'long'; allowed: a whole number"),
             ({"eviction": "none"}, "--eviction is 'none'; allowed: lru, value"),
             ({"revision": "\0"}, "--revision is '\\x00'; allowed: printable text"),
-            ({"kv_disk_dir": "~nobody-here/x"}, "--kv-disk-dir is '~nobody-here/x'; allowed: "),
+            (
+                {"kv_disk_dir": "~nobody-here/x"},
+                "--kv-disk-dir is '~nobody-here/x'; allowed: a path",
+            ),
             (
                 {"chat_template": "/etc/hosts"},
                 "--chat-template is '/etc/hosts'; allowed: none",
@@ -113,6 +116,7 @@ async def test_every_stage_of_a_model_has_the_settings_that_it_was_loaded_with(
                 "invalid_value",
                 sentence,
             )
+            assert refusal["param"] == ("settings" if "port" in own else next(iter(own)))
         own = {"max_model_len": 64, "reasoning_parser": "none"}
         assert "error" not in await ask(loaded | {"numerics": "tree", "settings": own})
 

@@ -18,7 +18,7 @@ from headwater.services.stack.supervisor_facts import (
     model_settings,
 )
 
-OF_KIND = {"number": 1, "boolean": True, "list": ["a"], "text": "auto"}
+OF_KIND = {"number": 0.5, "whole": 1, "boolean": True, "list": ["a"], "path": "/x", "text": "auto"}
 
 
 def test_the_last_whole_lines_of_a_log_are_told(tmp_path: Path) -> None:
@@ -54,8 +54,8 @@ def test_folders_of_one_disk_share_a_row(tmp_path: Path) -> None:
 
 def test_each_setting_of_a_model_takes_a_value_of_the_kind_that_is_told() -> None:
     told = {each["name"]: each for each in model_settings(StackSettings())}
-    assert told["max_model_len"]["kind"] == "number"
-    assert told["kv_disk_dir"]["kind"] == "text"
+    assert told["max_model_len"]["kind"] == "whole"
+    assert told["kv_disk_dir"]["kind"] == "path"
     assert told["kv_cache_dtype"]["value"] == "auto"
     for name, setting in told.items():
         assert setting["help"], name
