@@ -42,7 +42,7 @@ export class ChatView {
       else if (text) {
         this.question.value = "";
         this.grow();
-        this.ask(this.pending ? { role: "tool", tool_call_id: this.pending, content: text } : { role: "user", content: text });
+        this.ask(this.pending ? { role: "tool", tool_call_id: this.pending.id, content: text } : { role: "user", content: text });
       }
     });
     this.question.addEventListener("input", () => this.grow());
@@ -57,11 +57,11 @@ export class ChatView {
     });
   }
 
-  // The id of the tool call whose result the next message is.
+  // The tool call whose result the next message is.
   get pending() {
     const done = new Set(this.messages.filter(({ role }) => role === "tool").map((each) => each.tool_call_id));
     const calls = this.messages.findLast(({ role }) => role === "assistant")?.tool_calls ?? [];
-    return calls.find(({ id }) => !done.has(id))?.id ?? null;
+    return calls.find(({ id }) => !done.has(id)) ?? null;
   }
 
   get messages() {
@@ -104,7 +104,7 @@ export class ChatView {
   }
 
   hint() {
-    this.question.placeholder = this.pending ? "Result of the tool" : "Message";
+    this.question.placeholder = this.pending ? `Result of ${this.pending.function.name}` : "Message";
   }
 
   clear() {
@@ -200,6 +200,8 @@ export class ChatView {
     messages.push(message);
     this.offer(asked, messages.length - 1);
     this.keep(chat);
+    // An answer with several calls waits for the results of all.
+    if (this.pending) return;
     const turn = this.show("assistant");
     const running = new AbortController();
     this.running = running;

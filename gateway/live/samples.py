@@ -81,10 +81,10 @@ class Samples:
             self.take(number)
 
 
-def merged(told: Iterable[Iterable[Sample]]) -> list[dict[str, Any]]:
+def merged(gateways: Iterable[Iterable[Sample]]) -> list[dict[str, Any]]:
     """Rows of the samples of all gateways, oldest first: sums, as rates a second."""
     sums: dict[int, list[float]] = {}
-    for each in told:
+    for each in gateways:
         for sample in each:
             number, *values = msgspec.structs.astuple(sample)
             before = sums.get(number, [0.0] * len(values))

@@ -82,11 +82,11 @@ class SystemPages:
             samples: SampleSurvey = GatewaySurvey(
                 bus, gateways, name, "samples", lambda _: kept.all(), (None, list[Sample])
             )
-            told: SettingSurvey = GatewaySurvey(
+            of_gateways: SettingSurvey = GatewaySurvey(
                 bus, gateways, name, "settings", lambda _: own, (None, SettingRows)
             )
-            async with samples.running(), told.running():
-                yield cls(administration, cluster.catalogues, bus, store, samples, told)
+            async with samples.running(), of_gateways.running():
+                yield cls(administration, cluster.catalogues, bus, store, samples, of_gateways)
 
     def routes(self) -> list[Route]:
         return [

@@ -403,18 +403,6 @@ def test_two_parameter_sets_answer_one_question_side_by_side(page: Page) -> None
         )
 
 
-def test_a_tool_is_tried_by_hand(page: Page) -> None:
-    tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
-    set_option(page, "tools", json.dumps([tool]))
-    set_option(page, "max_tokens", "8")
-    ask(page, "How is the weather?")
-    ended(page)
-    page.click("#code")
-    text = page.text("dialog")
-    assert '"name": "weather"' in text
-    assert "parameters_json" in text
-
-
 def test_a_batch_is_started_followed_and_its_answers_are_downloaded(
     page: Page, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from tests.browser.chromium import Chromium, Page
 from tests.gateway.processes import Gateway
+from tests.gateway.scripted_conversation import IN_CHAT
 from tests.gateway.scripted_model import ScriptedModel
 
 QUESTION = "Name a 'river' in Ulm."
@@ -79,6 +80,32 @@ def test_a_chat_is_found_again_answered_anew_branched_and_deleted(page: Page) ->
     page.click("dialog .actions button")
     page.wait("!document.querySelector('article')")
     assert [each[0]["content"] for each in messages(page)] == ["Name a town."]
+
+
+def test_tools_are_tried_by_hand_call_by_call(page: Page) -> None:
+    page.run("document.querySelector('.options').open = true")
+    page.type(".panel [name=tools]", json.dumps(IN_CHAT["tools"]))
+    page.run("document.querySelector('.options').open = false")
+    ask(page, "What is the weather in Ulm?", 1)
+    shown = page.run("[...document.querySelectorAll('.call')].map((call) => call.innerText)")
+    assert [each.split() for each in shown] == [
+        ["calls", "weather", '{"city":', '"Ulm"}'],
+        ["calls", "time", "{}"],
+    ]
+    assert page.run("document.querySelector('#question').placeholder") == "Result of weather"
+    page.type("#question", "Rain.")
+    page.press("Enter", "\r")
+    # Both calls get their results before the model is asked.
+    page.wait("document.querySelector('#question').placeholder === 'Result of time'")
+    assert page.run("document.querySelectorAll('.assistant').length") == 1
+    ask(page, "Noon.", 2)
+    [kept] = messages(page)
+    assert [each["role"] for each in kept] == ["user", "assistant", "tool", "tool", "assistant"]
+    ids = [call["id"] for call in kept[1]["tool_calls"]]
+    assert [(each["tool_call_id"], each["content"]) for each in kept[2:4]] == [
+        (ids[0], "Rain."),
+        (ids[1], "Noon."),
+    ]
 
 
 def test_a_chat_is_shown_as_programs_that_send_it(
