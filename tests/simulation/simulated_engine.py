@@ -93,6 +93,7 @@ class SimulatedEngine:
         self._goes_on = asyncio.Event()
         self._goes_on.set()
         self.is_dead = False
+        self.died = asyncio.Event()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[SimulatedEngine]:
@@ -135,6 +136,7 @@ class SimulatedEngine:
     def kill(self) -> None:
         """Ends the engine: every stream is lost, and no later message of it is received."""
         self.is_dead = True
+        self.died.set()
         self._goes_on.clear()
         streams = self._streams
         self._streams = {}

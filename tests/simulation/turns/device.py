@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from typing import Any
 
 from headwater.engine_core.executor import MemoryShort, ReleasableMemory
-from headwater.services.engine.stage.sleep_calls import SleepCalls
+from headwater.engine_core.step_output import EngineLoad
 from headwater.services.runtime.errors import HeadwaterError
 from headwater.services.runtime.member import Member
 from headwater.services.stack.engine_calls import EngineCallFailed
@@ -72,25 +74,34 @@ class SimulatedCalls:
         self._find = find
 
     async def sleep(self, address: str) -> int:
-        try:
-            return (await self._calls(address).sleep()).num_released_bytes
-        except HeadwaterError as failed:
-            raise EngineCallFailed(str(failed)) from failed
+        engine = self._reached(address)
+        return (await _answered(engine, engine.sleep_calls.sleep())).num_released_bytes
 
     async def wake(self, address: str) -> None:
-        try:
-            await self._calls(address).wake()
-        except HeadwaterError as failed:
-            raise EngineCallFailed(str(failed)) from failed
+        engine = self._reached(address)
+        await _answered(engine, engine.sleep_calls.wake())
 
     async def described(self, address: str) -> Member:
         return self._reached(address).facts.describe()
-
-    def _calls(self, address: str) -> SleepCalls:
-        return self._reached(address).sleep_calls
 
     def _reached(self, address: str) -> SimulatedEngine:
         engine = self._find(address)
         if engine is None:
             raise EngineCallFailed("connection refused")
         return engine
+
+
+async def _answered(engine: SimulatedEngine, call: Coroutine[Any, Any, EngineLoad]) -> EngineLoad:
+    """The answer of an engine. Its connection breaks when it dies."""
+    called = asyncio.ensure_future(call)
+    died = asyncio.ensure_future(engine.died.wait())
+    try:
+        await asyncio.wait((called, died), return_when=asyncio.FIRST_COMPLETED)
+        if not called.done():
+            raise EngineCallFailed("connection lost")
+        return called.result()
+    except HeadwaterError as failed:
+        raise EngineCallFailed(str(failed)) from failed
+    finally:
+        called.cancel()
+        died.cancel()
