@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from ..runtime.progress import Report
+from .ranged_download import NoRanges, RangedDownload
 
 SERVING_FILES = (
     "*.safetensors",
@@ -29,6 +33,8 @@ TORCH_FILES = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
 VOCABULARIES = ("tokenizer.model", "tekken.json", "added_tokens.json")
 """Files of tokenizers in repositories that have no `tokenizer.json`."""
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+LARGE_BYTES = 64 << 20
+"""Size from which a file of weights is downloaded in ranges."""
 OTHER_FORMS = ("consolidated*.safetensors", "[!0-9]*/*.safetensors*", "*/*/*")
 """Files of these forms that serving does not read: the same weights in another layout, and weights
 in folders but those of sentence-transformers' modules, which begin with a number."""
@@ -102,6 +108,7 @@ def snapshot(
     own_cache = (
         None if {"HF_HOME", "HF_HUB_CACHE"} & os.environ.keys() else cache_dir / "downloads" / "hub"
     )
+    _fetch_large(repo, revision, own_cache, files, progress)
     try:
         return Path(
             snapshot_download(
@@ -134,6 +141,55 @@ def snapshot(
         raise HubError(
             f"the Hub cannot be reached and {repo!r} is not in the cache: {hint} ({reason})"
         ) from None
+
+
+def _fetch_large(
+    repo: str,
+    revision: str | None,
+    own_cache: Path | None,
+    files: Sequence[str],
+    progress: Report,
+) -> None:
+    """Downloads large files of weights into the cache in ranges: the Hub's client begins a file
+    anew that was broken off. What it loads from Xet storage is left to it, and so is whatever
+    fails here: it has words for that."""
+    from huggingface_hub import HfApi, constants, errors, get_hf_file_metadata, hf_hub_url  # noqa: PLC0415 (as above)
+    from huggingface_hub.file_download import is_xet_available, repo_folder_name  # type: ignore[attr-defined]  # noqa: PLC0415
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # noqa: PLC0415
+
+    try:
+        info = HfApi().model_info(repo, revision=revision, files_metadata=True)
+        sizes = {each.rfilename: each.size or 0 for each in info.siblings or ()}
+        blobs = Path(own_cache or constants.HF_HUB_CACHE)
+        blobs /= Path(repo_folder_name(repo_id=repo, repo_type="model")) / "blobs"
+        downloads = []
+        for name in _serving_files(sizes, files):
+            if sizes[name] < LARGE_BYTES:
+                continue
+            url = hf_hub_url(repo, name, revision=info.sha)
+            found = get_hf_file_metadata(url)
+            is_of_xet = found.xet_file_data is not None and is_xet_available()
+            etag = found.etag or ""
+            # It becomes a file's name, and is what the server says.
+            is_hash = bool(re.fullmatch("[0-9a-f]{40,64}", etag))
+            if is_hash and found.size and not is_of_xet and not (blobs / etag).exists():
+                downloads.append((url, found.size, blobs / etag))
+        total = sum(size for _, size, _ in downloads)
+        done = reported = 0
+
+        def on_bytes(num_bytes: int) -> None:
+            nonlocal done, reported
+            done += num_bytes
+            if done == total or done - reported >= total // 500:
+                reported = done
+                progress(f"downloading {repo}", done, total)
+
+        for url, size, target in downloads:
+            RangedDownload(url, build_hf_headers(), size, target, on_bytes).run()
+    except (errors.HfHubHTTPError, errors.OfflineModeIsEnabled, errors.HFValidationError):
+        return
+    except (NoRanges, httpx.HTTPError):
+        return
 
 
 def _bar_class(repo: str, progress: Report) -> Any:

@@ -8,7 +8,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from .printable import shown
 
@@ -50,6 +57,8 @@ class ProgressBars:
             BarColumn(bar_width=28),
             TextColumn("{task.percentage:>4.0f} %"),
             TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("left"),
             console=console,
         )
         self._tasks: dict[str, TaskID] = {}

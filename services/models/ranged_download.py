@@ -1,0 +1,129 @@
+"""A large file, downloaded in ranges over several connections. What has come stays: a download that
+was broken off, also by a kill or a power failure, goes on from there.
+
+Knows HTTP and one file; knows no Hub.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+
+RANGE_BYTES = 16 << 20
+NUM_CONNECTIONS = 8
+MOST_FAILURES = 5
+"""Failures of a range, one after another, none of which brought a byte."""
+TIMEOUT_SECONDS = 30.0
+
+
+class NoRanges(Exception):
+    """The server does not send parts of the file."""
+
+
+class RangedDownload:
+    def __init__(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        size: int,
+        target: Path,
+        on_bytes: Callable[[int], None],
+    ) -> None:
+        """`size` in bytes, at least 1. `on_bytes` gets the number of bytes that have come since the
+        last call, those of an earlier download at first; one thread at a time calls it."""
+        self._url = url
+        self._headers = dict(headers)
+        self._size = size
+        self._target = target
+        self._on_bytes = on_bytes
+        self._lock = threading.Lock()
+
+    def run(self) -> None:
+        """Makes the target, whole or not at all. Waits where another process downloads it. Raises
+        `NoRanges`, `httpx.HTTPError` and `OSError`."""
+        self._target.parent.mkdir(parents=True, exist_ok=True)
+        partial = self._target.with_name(f"{self._target.name}.ranges")
+        journal = self._target.with_name(f"{self._target.name}.ranges-done")
+        with partial.open("ab") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            if self._target.exists():
+                return
+            file = os.open(partial, os.O_RDWR | os.O_CREAT)
+            try:
+                self._fill(file, journal)
+            finally:
+                os.close(file)
+            partial.rename(self._target)
+            journal.unlink(missing_ok=True)
+
+    def _fill(self, file: int, journal: Path) -> None:
+        starts = range(0, self._size, RANGE_BYTES)
+        there = _starts_in(journal) if os.fstat(file).st_size == self._size else set()
+        if not there:
+            journal.unlink(missing_ok=True)
+        os.truncate(file, self._size)
+        self._on_bytes(sum(self._end(start) - start for start in starts if start in there))
+        with (
+            httpx.Client(follow_redirects=True, timeout=TIMEOUT_SECONDS) as client,
+            journal.open("a") as done,
+            ThreadPoolExecutor(NUM_CONNECTIONS) as threads,
+        ):
+            missing = [start for start in starts if start not in there]
+            fetches = [threads.submit(self._fetch, client, file, start) for start in missing]
+            try:
+                for start, fetch in zip(missing, fetches, strict=True):
+                    fetch.result()
+                    # After its bytes, which `_fetch` has made safe.
+                    done.write(f"{start}\n")
+                    done.flush()
+            except BaseException:
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _end(self, start: int) -> int:
+        return min(start + RANGE_BYTES, self._size)
+
+    def _fetch(self, client: httpx.Client, file: int, start: int) -> None:
+        """Downloads one range. A connection that breaks is opened again where it stopped."""
+        at = start
+        num_failures = 0
+        while at < self._end(start):
+            before = at
+            try:
+                for content in self._parts(client, at, self._end(start)):
+                    os.pwrite(file, content, at)
+                    at += len(content)
+                    with self._lock:
+                        self._on_bytes(len(content))
+            except httpx.TransportError:
+                num_failures = 0 if at > before else num_failures + 1
+                if num_failures == MOST_FAILURES:
+                    raise
+        os.fdatasync(file)
+
+    def _parts(self, client: httpx.Client, start: int, end: int) -> Iterator[bytes]:
+        asked = {
+            **self._headers,
+            "range": f"bytes={start}-{end - 1}",
+            "accept-encoding": "identity",
+        }
+        with client.stream("GET", self._url, headers=asked) as answer:
+            answer.raise_for_status()
+            if answer.headers.get("content-range") != f"bytes {start}-{end - 1}/{self._size}":
+                raise NoRanges
+            yield from answer.iter_raw()
+
+
+def _starts_in(journal: Path) -> set[int]:
+    """Ranges whose bytes are there. A line that was cut off counts for none."""
+    try:
+        lines = journal.read_text().split("\n")[:-1]
+    except FileNotFoundError:
+        return set()
+    return {int(line) for line in lines if line.isdecimal()}
