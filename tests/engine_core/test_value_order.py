@@ -314,7 +314,12 @@ class OrderAgainstModel(RuleBasedStateMachine):
     def allocate(self, num_blocks: int, num_cached: int) -> None:
         if num_blocks > self.pool.num_free:
             return
+        before = {tenant: self.values.num_of(tenant) for tenant in self.values.tenants}
         blocks = self.pool.allocate(num_blocks)
+        for tenant, share in self.values._rings.shares.items():
+            # A tenant below its share loses none, and no other falls more than one below it.
+            least = int(self.values.num_blocks * share.fraction) - 1
+            assert share.num_blocks >= min(before[tenant], least)
         assert len(set(blocks)) == num_blocks
         assert all(self.holds[block] == 0 for block in blocks)
         self.holds.update(dict.fromkeys(blocks, 1))

@@ -208,6 +208,25 @@ async def test_a_burst_of_one_prefix_follows_its_first_request_and_a_burst_of_ma
     assert 8 <= spread.count("a") <= 12
 
 
+async def test_sub_agents_of_a_prefix_land_together_until_waiting_costs_more_than_computing_it(
+    cluster: Cluster,
+) -> None:
+    """The longer the prefix that a group shares, the more of it wait at one replica."""
+
+    def num_together(name: str, num_shared: int) -> int:
+        prefix = chain(name, num_shared)
+        sent = [cluster.sends([*prefix, *chain(f"{name}{task}-", 8)]) for task in range(80)]
+        chosen = [each.decision.replica_id for each in sent]
+        for each in sent:
+            cluster.router.finished(each)
+        assert set(chosen) == {"a", "b"}
+        return max(chosen.index("a"), chosen.index("b"))
+
+    short = num_together("short", 40)
+    long = num_together("long", 200)
+    assert 2 <= short < long < 80
+
+
 async def test_a_prefix_that_all_hold_spreads_over_all(cluster: Cluster) -> None:
     for name in "ab":
         cluster.caches(name, chain("hot", 50))
