@@ -101,6 +101,32 @@ def test_an_abandoned_answer_is_evicted_before_older_prompts(keeps_answer: bool)
     assert (chats.ask(older) == 10 * BLOCK) is not keeps_answer
 
 
+def test_prompts_of_cancelled_requests_are_of_a_class_of_their_own() -> None:
+    """Conversations return after each turn, but none whose turn was cancelled."""
+    chats = Chats()
+
+    def cancel(first: int) -> None:
+        key = chats.add([*prompt(first, 2), 5], max_tokens=200)
+        while not chats.driven.tokens[key]:
+            chats.driven.step()
+        chats.driven.engine.cancel(key)
+        chats.driven.run()
+
+    for number in range(70):
+        cancel(500 + number)
+        for _ in range(2):
+            chats.now += 5
+            chats.ask([*prompt(100 + number, 2), 5])
+    chats.ask([*prompt(1, 10), 5])
+    chats.now += 1
+    cancel(2)
+    for first in range(3, 6):
+        chats.now += 0.1
+        chats.ask([*prompt(first, 9), 5])
+    assert chats.ask([*prompt(1, 10), 5]) == 10 * BLOCK
+    assert chats.ask([*prompt(2, 2), 5]) == 0
+
+
 def test_eviction_by_value_is_opt_in() -> None:
     assert CONFIG.eviction == EngineSettings(executor="simulated").eviction == LRU
 

@@ -37,6 +37,8 @@ UNSEEN = "unseen"
 """Kind of turn of pages that no layer of a running sequence sees any more."""
 PREEMPTED = "preempted"
 """Kind of turn of requests that gave up their blocks, and come back for them."""
+CANCELLED = "cancelled"
+"""Kind of turn of prompts whose answers were cancelled."""
 EVERY_TOKEN = 1 << 40
 """Tokens of no sequence: more than any has."""
 Wait = Follow | Ticket
@@ -389,8 +391,10 @@ class Blocks:
         row = request.row
         self._pool.note_time(self._clock())
         part = "" if request.has_finished else PREEMPTED
-        # No prompt goes on from an answer that its reader did not want.
+        # No prompt goes on from an answer that its reader did not want. Whether one goes on from its
+        # prompt is learnt apart.
         is_cut = request.is_unwanted and self._pool.values is not None
+        part = CANCELLED if is_cut else part
         end = (request.num_prompt_tokens if is_cut else EVERY_TOKEN) // self._block_size
         for kind, held in enumerate(self._table.held(row)):
             kept, answer = held.cut(end)
