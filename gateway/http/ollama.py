@@ -11,6 +11,7 @@ from headwater.services.runtime import errors
 from ..long_work import without_collector
 from ..ollama import model_cards
 from ..ollama.answer import OllamaAnswer, OllamaLines, loaded
+from ..ollama.cache_hints import hints_of
 from ..ollama.decode import RequestT, decode
 from ..ollama.embeddings import (
     embed_reply,
@@ -166,7 +167,7 @@ class OllamaSurface:
         with without_collector(num_bytes):
             prompt = to_prompt(asked)
         return GenerationRequest(
-            caller=caller,
+            caller=caller.with_hints(hints_of(asked)),
             model=served_name(self._cluster, asked.model),
             prompt=prompt,
             sampling=to_sampling(asked),
