@@ -57,7 +57,7 @@ def _install(command: list[str], folder: Path) -> None:
         command, cwd=folder, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False
     )
     if done.returncode != 0:
-        said = done.stderr or done.stdout
-        if any(sign in said for sign in OUT_OF_REACH):
-            pytest.skip(f"the registry does not answer: {said.strip().splitlines()[-1][:200]}")
-        raise AssertionError(said[-3000:])
+        output = done.stderr or done.stdout
+        if any(sign in output for sign in OUT_OF_REACH):
+            pytest.skip(f"the registry does not answer: {output.strip().splitlines()[-1][:200]}")
+        raise AssertionError(output[-3000:])

@@ -48,5 +48,5 @@ def mark_all() -> None:
 
 def sections() -> list[tuple[str, str]]:
     """Title and text of all that was said since the test began."""
-    said = [(log.name, log.new_text()) for log in _LOGS]
-    return [(f"log of {name}", text) for name, text in said if text]
+    output = [(log.name, log.new_text()) for log in _LOGS]
+    return [(f"log of {name}", text) for name, text in output if text]

@@ -211,10 +211,10 @@ def test_a_model_is_converted_for_the_device_of_the_profile(
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "MODEL": "m", "PROFILES": profiles}
     assert env.keys() - {"PATH"} <= service["environment"].keys()
     command = [*service["entrypoint"], script.replace("$$", "$")]
-    said = subprocess.run(
+    printed = subprocess.run(
         command, capture_output=True, text=True, timeout=60, check=True, env=env
     ).stdout
-    assert said == f"pull m --link=/models/served --device={device}\n"
+    assert printed == f"pull m --link=/models/served --device={device}\n"
 
 
 def test_another_model_is_another_container_of_each_stage_that_serves_it() -> None:

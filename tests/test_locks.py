@@ -149,7 +149,7 @@ def test_a_release_that_the_index_has_replaced_is_refused(tmp_path: Path) -> Non
     index = tmp_path / "index"
     target = tmp_path / "target"
     index.mkdir()
-    told = {
+    reported = {
         "PIP_NO_INDEX": "1",
         "PIP_FIND_LINKS": str(index),
         "PIP_TARGET": str(target),
@@ -159,7 +159,7 @@ def test_a_release_that_the_index_has_replaced_is_refused(tmp_path: Path) -> Non
     def install() -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [tmp_path / "deploy/install.sh", sys.executable, "front"],
-            env={**os.environ, **told},
+            env={**os.environ, **reported},
             capture_output=True,
             text=True,
             timeout=120,

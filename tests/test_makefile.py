@@ -25,15 +25,15 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is mi
 
 @pytest.mark.parametrize("verb", ["check", "test", "test-long", "fmt", "proto", "bench"])
 def test_tests_and_checks_leave_the_environment_that_serves_alone(verb: str) -> None:
-    told = commands(verb)
-    assert SERVING not in told
-    assert f"-m venv {TESTING}" in told
+    reported = commands(verb)
+    assert SERVING not in reported
+    assert f"-m venv {TESTING}" in reported
 
 
 def test_what_serves_is_installed_without_what_tests_need() -> None:
-    told = commands("up")
-    assert TESTING not in told
-    assert f"deploy/install.sh {SERVING}/bin/python up" in told
+    reported = commands("up")
+    assert TESTING not in reported
+    assert f"deploy/install.sh {SERVING}/bin/python up" in reported
 
 
 def test_only_long_tests_bring_the_clients_that_they_run() -> None:

@@ -111,7 +111,7 @@ def run(folder: Path, *selected: str, limit: float = 250.0) -> Verdicts:
 
 
 def named(results: dict[str, str]) -> dict[str, str]:
-    return {name.removeprefix("test_module.py::"): said for name, said in results.items()}
+    return {name.removeprefix("test_module.py::"): output for name, output in results.items()}
 
 
 @pytest.mark.slow

@@ -50,11 +50,11 @@ def test_both_take_turns_and_their_first_rounds_do_not_count() -> None:
 def test_what_cannot_be_measured_is_refused() -> None:
     app = Typer()
     app.command()(kv_overhead.main)
-    for flags, said in (
+    for flags, output in (
         (["--model=gpt"], "model is 'gpt'; allowed: qwen3-0.6b"),
         (["--device=tpu"], "device is 'tpu'; allowed: cuda, cpu"),
         (["--step-ms=0"], "step-ms is 0.0; allowed: above 0"),
     ):
         done = CliRunner().invoke(app, flags)
         assert done.exit_code == 2
-        assert said in " ".join(done.stderr.replace("│", " ").split())
+        assert output in " ".join(done.stderr.replace("│", " ").split())

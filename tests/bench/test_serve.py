@@ -171,7 +171,7 @@ def test_a_number_that_no_load_has_is_refused_by_its_flag(
     with pytest.raises(SystemExit) as ended:
         app(["--base-url=http://127.0.0.1:1/v1", "--model=m", flag])
     name = flag.partition("=")[0]
-    said = capsys.readouterr().err
+    text = capsys.readouterr().err
     assert ended.value.code == 2
-    assert f"Invalid value for '{name}': " in said
-    assert allowed in said
+    assert f"Invalid value for '{name}': " in text
+    assert allowed in text

@@ -74,11 +74,11 @@ def refused(name: str, path: Path) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     program = f"headwater bench {flags[0]}" if module == BENCH else f"python -m {module}"
-    said = done.stderr
+    output = done.stderr
     of_whom = f"{program}: {path}"
-    assert said.startswith(of_whom)
-    assert said.count("\n") == 1
-    return said.removeprefix(of_whom).strip()
+    assert output.startswith(of_whom)
+    assert output.count("\n") == 1
+    return output.removeprefix(of_whom).strip()
 
 
 @pytest.mark.parametrize("name", COMMANDS)

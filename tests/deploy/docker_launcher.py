@@ -156,7 +156,7 @@ async def _said(*arguments: str) -> str:
     process = await asyncio.create_subprocess_exec(
         "docker", *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
-    said, refusal = await process.communicate()
+    output, refusal = await process.communicate()
     if process.returncode:
         raise RuntimeError(f"docker {arguments[0]}: {refusal.decode()}")
-    return said.decode().strip()
+    return output.decode().strip()

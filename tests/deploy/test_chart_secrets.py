@@ -58,10 +58,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
     command = ["bash", "-euc", block.code]
-    told = subprocess.run(
+    reported = subprocess.run(
         command, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=True
     ).stdout
-    return dict(json.loads(line) for line in told.splitlines() if line.startswith("["))
+    return dict(json.loads(line) for line in reported.splitlines() if line.startswith("["))
 
 
 def test_written_secrets_have_the_names_and_keys_of_those_that_the_chart_draws(

@@ -71,11 +71,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 def test_values_that_cannot_be_are_refused_by_name() -> None:
-    for words, (_, said) in zip(
+    for words, (_, text) in zip(
         refusals([[values] for values, _ in REFUSED]), REFUSED, strict=True
     ):
         assert isinstance(words, str)
-        assert said in words
+        assert text in words
 
 
 def paths(

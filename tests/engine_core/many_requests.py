@@ -78,7 +78,7 @@ def requests(rng: np.random.Generator, count: int, *, edits: bool) -> list[NewRe
 
 
 def tell(engine: Engine, asked: Sequence[NewRequest]) -> list[Told]:
-    told = {new.key: Told(list(new.output_ids), []) for new in asked}
+    reported = {new.key: Told(list(new.output_ids), []) for new in asked}
     for new in asked:
         engine.add(new)
     while engine.has_work():
@@ -86,13 +86,13 @@ def tell(engine: Engine, asked: Sequence[NewRequest]) -> list[Told]:
             continue
         at = 0
         for key, num_tokens in zip(output.keys, output.num_tokens, strict=True):
-            told[key].token_ids += output.token_ids[at : at + num_tokens]
-            told[key].logprobs += [
+            reported[key].token_ids += output.token_ids[at : at + num_tokens]
+            reported[key].logprobs += [
                 output.logprobs[i] for i in range(at, at + num_tokens) if i in output.logprobs
             ]
             at += num_tokens
     assert engine.load().num_used_blocks == 0
-    return list(told.values())
+    return list(reported.values())
 
 
 def check_equality(
@@ -126,9 +126,9 @@ def check_equality(
         for new, right in zip(asked, expected, strict=True):
             known = int(rng.integers(len(right.token_ids))) if rng.random() < 0.3 else 0
             again.append(replace(new, key=new.key + size, output_ids=right.token_ids[:known]))
-        for new, told, right in zip(again, tell(drafting, again), expected, strict=True):
-            assert told.token_ids == right.token_ids, new
-            assert told.logprobs == right.logprobs[len(new.output_ids) :], new
+        for new, reported, right in zip(again, tell(drafting, again), expected, strict=True):
+            assert reported.token_ids == right.token_ids, new
+            assert reported.logprobs == right.logprobs[len(new.output_ids) :], new
         first_key += 2 * size
     return drafting.load()
 

@@ -70,10 +70,10 @@ def test_groups_are_as_large_as_all_layers_allow() -> None:
 
 
 def test_a_calibration_says_what_it_cost() -> None:
-    told = Calibrated(kind="int8", bytes_before=10_000_000, num_tokens=1024, error_ratio=None)
-    assert told.cost(5_000_000) == "calibrated to int8 on 1024 tokens: 10 MB became 5 MB"
+    reported = Calibrated(kind="int8", bytes_before=10_000_000, num_tokens=1024, error_ratio=None)
+    assert reported.cost(5_000_000) == "calibrated to int8 on 1024 tokens: 10 MB became 5 MB"
     assert (
-        replace(told, error_ratio=0.4)
+        replace(reported, error_ratio=0.4)
         .cost(0)
         .endswith("layers err 40 % as much as rounded to nearest (mean square)")
     )

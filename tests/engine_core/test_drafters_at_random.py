@@ -164,12 +164,14 @@ def rounds_with_wishes(draw: st.DrawFn) -> list[Round]:
     wishes = st.sampled_from(SPECULATIONS)
     several = draw(rounds(most_steps=40))
     again: list[NewRequest] = []
-    told = []
+    reported = []
     for each in several:
         adds = [*each.adds, *(draw(st.lists(st.sampled_from(again), max_size=3)) if again else [])]
         again += each.adds
-        told.append(replace(each, adds=[replace(new, speculation=draw(wishes)) for new in adds]))
-    return told
+        reported.append(
+            replace(each, adds=[replace(new, speculation=draw(wishes)) for new in adds])
+        )
+    return reported
 
 
 # Of a large scenario hypothesis says that its repr is one.

@@ -187,8 +187,8 @@ def check_copies(alone: SmallEngine, together: SmallEngine, prompt_len: int) -> 
     prompt_ids = np.random.default_rng(prompt_len).integers(3, 512, prompt_len).tolist()
     sampling = SamplingParams(temperature=0.9, seed=2, max_tokens=20, num_logprobs=2)
     known = []
-    told = []
-    for small, forks, answers in ((alone, False, known), (together, True, told)):
+    reported = []
+    for small, forks, answers in ((alone, False, known), (together, True, reported)):
         tokens: dict[int, list[int]] = {i: [] for i in range(4)}
         for i in range(4):
             new = NewRequest(
@@ -205,7 +205,7 @@ def check_copies(alone: SmallEngine, together: SmallEngine, prompt_len: int) -> 
         while small.engine.has_work():
             hear(small, tokens)
         answers.extend(tokens.values())
-    assert told == known
+    assert reported == known
     assert together.engine.load().num_copied_blocks == 3
 
 

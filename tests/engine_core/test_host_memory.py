@@ -95,10 +95,10 @@ def test_others_decode_while_blocks_come_back_and_two_of_one_prefix_fetch_it_onc
         bench.step()
     bench.add(8, 0)
     bench.add(9, 0)
-    said = len(bench.tokens[7])
+    output = len(bench.tokens[7])
     while not bench.tokens[8]:
         bench.step()
-    assert len(bench.tokens[7]) > said + 5
+    assert len(bench.tokens[7]) > output + 5
     bench.run()
     assert (bench.cached[8], bench.cached[9]) == (192, 192)
     assert bench.engine.load().num_swapped_in == 192

@@ -40,9 +40,9 @@ def test_a_free_answer_goes_on_beside_one_whose_mask_never_comes() -> None:
                 has_grammar=has_grammar,
             )
         )
-    said = 0
+    text = 0
     while engine.has_work():
         if (output := engine.step()) is not None:
-            said += len(output.token_ids)
-    assert said == 50
+            text += len(output.token_ids)
+    assert text == 50
     assert engine.load().num_running == 1

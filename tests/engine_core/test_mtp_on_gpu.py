@@ -65,15 +65,15 @@ def test_drafts_are_those_of_a_twin_behind_chunks_drafts_and_cached_prefixes(
     torch.tensor([], dtype=torch.uint8, device="cuda").set_(memory).fill_(0xFF)
     samplings = [greedy(length, seed=seed) for seed in (1, 2, 3)]
     ahead = WholeDrafts(is_ahead=True).beside(small.config)
-    told, load_ahead = answers_of_a_new_engine(small, prompts, samplings, ahead, num_rounds=2)
-    assert [answer.token_ids for answer in told] == answers * 2
+    reported, load_ahead = answers_of_a_new_engine(small, prompts, samplings, ahead, num_rounds=2)
+    assert [answer.token_ids for answer in reported] == answers * 2
     recorder = Recorder(small)
-    told, load = answers_of_a_new_engine(
+    reported, load = answers_of_a_new_engine(
         small, prompts, samplings, WholeDrafts().beside(small.config), num_rounds=2
     )
     small.close()
-    assert [answer.token_ids for answer in told] == answers * 2
-    assert max(answer.cached_tokens for answer in told[3:]) >= 32
+    assert [answer.token_ids for answer in reported] == answers * 2
+    assert max(answer.cached_tokens for answer in reported[3:]) >= 32
     noted = [(known, drafts) for known, drafts in recorder.noted if len(drafts) == MAX_DRAFTS]
     right = [num_equal(drafts, twin.drafts(known, MAX_DRAFTS)) for known, drafts in noted]
     assert len(right) > 20

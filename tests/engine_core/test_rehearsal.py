@@ -30,9 +30,9 @@ def test_answers_are_the_same_and_nothing_is_cached_after_it(folder: Path) -> No
     warm = SmallEngine(folder)
     warm.executor.warm_up()
     assert warm.engine.load() == cold.engine.load()
-    told = warm.answer(PROMPTS, SAMPLED)
-    assert [answer.token_ids for answer in told] == cold.tokens(PROMPTS, SAMPLED)
-    assert [answer.cached_tokens for answer in told] == [0, 0]
+    reported = warm.answer(PROMPTS, SAMPLED)
+    assert [answer.token_ids for answer in reported] == cold.tokens(PROMPTS, SAMPLED)
+    assert [answer.cached_tokens for answer in reported] == [0, 0]
 
 
 @pytest.mark.parametrize(

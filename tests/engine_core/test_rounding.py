@@ -178,16 +178,18 @@ def test_a_methods_name_asserts_the_checkpoints(form: str, method: str, tmp_path
     assert rounded(source, tmp_path / "asserted", method).quantization == method
     assert rounded(source, tmp_path / "ours", "auto").quantization == method
     for other in {"gptq", "awq", "int4", "fp8", "gguf"} - {method}:
-        told = (
+        reported = (
             f"quantization is '{other}'; allowed: auto or {method}, as the weights of the "
             "checkpoint are packed"
         )
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=reported):
             rounded(source, tmp_path / f"as {other}", other)
     options = ExecutorOptions(model_folder=tmp_path / "ours", quantization=method)
     assert checked(options, cpu.name, cpu.capabilities).model.quantization is not None
-    told = f"quantization is 'int8'; allowed: auto or {method}, as the weights of the model folder"
-    with pytest.raises(ConfigError, match=told):
+    reported = (
+        f"quantization is 'int8'; allowed: auto or {method}, as the weights of the model folder"
+    )
+    with pytest.raises(ConfigError, match=reported):
         checked(
             ExecutorOptions(model_folder=tmp_path / "ours", quantization="int8"),
             cpu.name,
@@ -205,11 +207,11 @@ def test_a_method_of_weights_that_are_not_packed_is_refused_and_a_kind_by_an_eng
     ):
         rounded(tmp_path / "hf", tmp_path / "ours", "awq")
     folder = convert(tmp_path / "hf", tmp_path / "plain")
-    for chosen, told in (
+    for chosen, reported in (
         ("int4", "auto: the weights of the model folder are not packed"),
         ("int3", "auto, fp8, int8"),
     ):
-        with pytest.raises(ConfigError, match=f"quantization is '{chosen}'; allowed: {told}"):
+        with pytest.raises(ConfigError, match=f"quantization is '{chosen}'; allowed: {reported}"):
             checked(
                 ExecutorOptions(model_folder=folder, quantization=chosen),
                 cpu.name,

@@ -113,7 +113,7 @@ def test_the_executor_draws_what_is_expected() -> None:
     executor = SimulatedExecutor(CONFIG, MODEL, verify_every=1)
     steps = [plan(1, start=0, count=20, admitted=admit(EDITED), blocks=(3, 5, 6, 7))]
     steps += [plan(2 + i, start=20 + i, count=1) for i in range(29)]
-    told = [token for step in steps for token in sampled(executor, step)]
-    assert told == expected_tokens(MODEL, PROMPT, EDITED)
-    assert told != expected_tokens(MODEL, PROMPT, replace(DRAWN, max_tokens=30))
-    assert 3 in told
+    reported = [token for step in steps for token in sampled(executor, step)]
+    assert reported == expected_tokens(MODEL, PROMPT, EDITED)
+    assert reported != expected_tokens(MODEL, PROMPT, replace(DRAWN, max_tokens=30))
+    assert 3 in reported

@@ -66,12 +66,12 @@ def test_claude_code_runs_a_command_that_the_model_calls(
         scripted_model(processor.address, tokenizer, SCRIPT) as (model, address),
         start_gateway(Behind(processor.address, output_processor.address, (address,))) as gateway,
     ):
-        told = run_claude(modules, gateway.rest, "Write a line in a shell.")
+        reported = run_claude(modules, gateway.rest, "Write a line in a shell.")
         first, second = (model.prompt(i) for i in range(len(SCRIPT)))
         prompts = [tokenizer.decode(ids) for ids in (first, second)]
-    assert told["result"] == SCRIPT[-1]
-    assert not told["is_error"]
-    assert told["num_turns"] == len(SCRIPT)
+    assert reported["result"] == SCRIPT[-1]
+    assert not reported["is_error"]
+    assert reported["num_turns"] == len(SCRIPT)
     # The answer begins behind the same tokens, so that the prefix is found in a cache.
     shared = first[: -len(tokenizer.encode(ANSWER, add_special_tokens=False))]
     assert second[: len(shared)] == shared

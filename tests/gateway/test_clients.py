@@ -37,44 +37,46 @@ def told(*command: str, cwd: Path | None = None, **variables: str) -> dict[str, 
 
 @pytest.mark.long
 def test_langchain_chats_streams_calls_tools_and_embeds(thinker: Gateway) -> None:
-    said = told(sys.executable, str(CLIENTS / "langchain_client.py"), f"{thinker.rest}/v1", THINKER)
-    assert said["streamed"] == said["whole"]
-    assert said["responses"]
-    assert said["usage"] == 12
-    assert said["call"]["name"] == "weather"
-    assert isinstance(said["call"]["args"]["city"], str)
-    assert said["structured"].keys() == {"river"}
-    assert said["continued"]
-    assert said["num_vectors"] == 2
-    assert said["same"]
+    output = told(
+        sys.executable, str(CLIENTS / "langchain_client.py"), f"{thinker.rest}/v1", THINKER
+    )
+    assert output["streamed"] == output["whole"]
+    assert output["responses"]
+    assert output["usage"] == 12
+    assert output["call"]["name"] == "weather"
+    assert isinstance(output["call"]["args"]["city"], str)
+    assert output["structured"].keys() == {"river"}
+    assert output["continued"]
+    assert output["num_vectors"] == 2
+    assert output["same"]
 
 
 @pytest.mark.long
 def test_litellm_chats_streams_calls_tools_and_embeds(thinker: Gateway) -> None:
-    said = told(sys.executable, str(CLIENTS / "litellm_client.py"), f"{thinker.rest}/v1", THINKER)
-    assert said["streamed"] == said["whole"]
-    assert said["usage"] == 12
-    assert said["call"] == "weather"
-    assert isinstance(said["arguments"], dict)
-    assert said["num_vectors"] == 2
-    assert "temperature is 7.0; allowed: 0…2" in said["refused"]
+    output = told(sys.executable, str(CLIENTS / "litellm_client.py"), f"{thinker.rest}/v1", THINKER)
+    assert output["streamed"] == output["whole"]
+    assert output["usage"] == 12
+    assert output["call"] == "weather"
+    assert isinstance(output["arguments"], dict)
+    assert output["num_vectors"] == 2
+    assert "temperature is 7.0; allowed: 0…2" in output["refused"]
 
 
 @pytest.mark.long
 def test_anthropics_client_streams_calls_tools_and_counts_tokens(thinker: Gateway) -> None:
-    said = told(sys.executable, str(CLIENTS / "anthropic_client.py"), thinker.rest, THINKER)
-    print("anthropic", said["version"])
-    assert said["call"] == {"name": "weather", "input": {"city": "Ulm"}}
-    assert said["stop_reason"] == "tool_use"
-    [call] = said["streamed"]
+    output = told(sys.executable, str(CLIENTS / "anthropic_client.py"), thinker.rest, THINKER)
+    print("anthropic", output["version"])
+    assert output["call"] == {"name": "weather", "input": {"city": "Ulm"}}
+    assert output["stop_reason"] == "tool_use"
+    [call] = output["streamed"]
     assert (call["name"], call["input"]) == ("weather", {"city": "Ulm"})
-    assert said["kinds"][0] == "message_start"
-    assert said["kinds"][-1] == "message_stop"
-    assert said["usage"] > 0
-    assert said["after"] == said["text"]
-    assert said["count"] == said["prompt"]
-    assert said["has_id"]
-    assert said["refusals"] == {
+    assert output["kinds"][0] == "message_start"
+    assert output["kinds"][-1] == "message_stop"
+    assert output["usage"] > 0
+    assert output["after"] == output["text"]
+    assert output["count"] == output["prompt"]
+    assert output["has_id"]
+    assert output["refusals"] == {
         "model": {"class": "NotFoundError", "status": 404, "has_id": True},
         "temperature": {"class": "BadRequestError", "status": 400, "has_id": True},
     }
@@ -82,20 +84,20 @@ def test_anthropics_client_streams_calls_tools_and_counts_tokens(thinker: Gatewa
 
 @pytest.mark.long
 def test_ollamas_client_chats_generates_streams_and_embeds(thinker: Gateway) -> None:
-    said = told(sys.executable, str(CLIENTS / "ollama_client.py"), thinker.rest, THINKER)
-    print("ollama", said["version"])
-    assert said["streamed"] == said["whole"]
-    assert said["reason"] == "length"
-    [num_prompt_tokens, *num_tokens] = said["counts"]
+    output = told(sys.executable, str(CLIENTS / "ollama_client.py"), thinker.rest, THINKER)
+    print("ollama", output["version"])
+    assert output["streamed"] == output["whole"]
+    assert output["reason"] == "length"
+    [num_prompt_tokens, *num_tokens] = output["counts"]
     assert (num_prompt_tokens > 0, num_tokens) == (True, [12, 12])
-    assert said["has_durations"]
-    assert said["river"] == "Blau"
-    assert said["after"]
-    assert said["pieces"] == said["generated"] != ""
-    assert said["lengths"] == [said["old"]] * 2 == [64, 64]
-    assert said["listed"] == said["running"] == [THINKER]
-    assert said["capabilities"] == ["completion", "tools", "thinking"]
-    refusals = said["refusals"]
+    assert output["has_durations"]
+    assert output["river"] == "Blau"
+    assert output["after"]
+    assert output["pieces"] == output["generated"] != ""
+    assert output["lengths"] == [output["old"]] * 2 == [64, 64]
+    assert output["listed"] == output["running"] == [THINKER]
+    assert output["capabilities"] == ["completion", "tools", "thinking"]
+    refusals = output["refusals"]
     assert {name: each["status"] for name, each in refusals.items()} == {
         "model": 404,
         "temperature": 400,
@@ -108,12 +110,12 @@ def test_ollamas_client_chats_generates_streams_and_embeds(thinker: Gateway) -> 
 def test_openais_client_for_javascript_chats_streams_calls_tools_and_embeds(
     thinker: Gateway, js_folder: Path
 ) -> None:
-    said = told("node", str(js_folder / "openai_client.js"), f"{thinker.rest}/v1", THINKER)
-    assert said["streamed"] == said["whole"] == said["response"]
-    assert said["usage"] == 12
-    assert said["call"]["name"] == "weather"
-    assert said["deltas"].startswith(said["call"]["arguments"])
-    assert said["finish"] == "tool_calls"
-    assert said["kinds"] == ["response.created", "response.incomplete"]
-    assert said["vectors"] == [64, 64]
-    assert said["refused"] == {"status": 400, "param": "temperature"}
+    output = told("node", str(js_folder / "openai_client.js"), f"{thinker.rest}/v1", THINKER)
+    assert output["streamed"] == output["whole"] == output["response"]
+    assert output["usage"] == 12
+    assert output["call"]["name"] == "weather"
+    assert output["deltas"].startswith(output["call"]["arguments"])
+    assert output["finish"] == "tool_calls"
+    assert output["kinds"] == ["response.created", "response.incomplete"]
+    assert output["vectors"] == [64, 64]
+    assert output["refused"] == {"status": 400, "param": "temperature"}

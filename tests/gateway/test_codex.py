@@ -60,8 +60,8 @@ def test_codex_calls_a_tool_of_a_namespace_and_a_shell(
         scripted_model(processor.address, tokenizer, SCRIPT) as (model, address),
         start_gateway(Behind(processor.address, output_processor.address, (address,))) as gateway,
     ):
-        told = run_codex(modules, gateway.rest, "What time is it in Ulm?")
-        assert told.strip().endswith(SCRIPT[-1]), told
+        reported = run_codex(modules, gateway.rest, "What time is it in Ulm?")
+        assert reported.strip().endswith(SCRIPT[-1]), reported
         prompts = [tokenizer.decode(model.prompt(i)) for i in range(len(SCRIPT))]
     assert '"mcp__clock__time"' in prompts[0]
     assert "It is noon in Ulm." in prompts[1]

@@ -106,7 +106,7 @@ def messages(gateway: Gateway) -> Said:
 
 
 def ollama(gateway: Gateway) -> Said:
-    said = [
+    printed = [
         {"role": "system", "content": SYSTEM},
         {"role": "user", "content": QUESTION},
         {"role": "assistant", "content": "", "tool_calls": [calling(TOWN)]},
@@ -114,7 +114,7 @@ def ollama(gateway: Gateway) -> Said:
         {"role": "user", "content": NEXT},
     ]
     options = {"num_predict": NUM_TOKENS, "temperature": 0}
-    body = {"messages": said, "tools": [FUNCTION], "options": options, "stream": False}
+    body = {"messages": printed, "tools": [FUNCTION], "options": options, "stream": False}
     answer = post(gateway, "/api/chat", body)
     message = answer["message"]
     text = message.get("thinking", "") + message["content"]
@@ -123,7 +123,7 @@ def ollama(gateway: Gateway) -> Said:
 
 def over_grpc(gateway: Gateway) -> Said:
     call = common_pb2.ToolCall(id="call_1", name="weather", arguments=json.dumps(TOWN))
-    said = [
+    printed = [
         common_pb2.ChatMessage(role="system", content=SYSTEM),
         common_pb2.ChatMessage(role="user", content=QUESTION),
         common_pb2.ChatMessage(role="assistant", content="", tool_calls=[call]),
@@ -133,7 +133,7 @@ def over_grpc(gateway: Gateway) -> Said:
     tool = common_pb2.Tool(parameters_json=json.dumps(SCHEMA), **WEATHER)
     request = inference_pb2.ChatRequest(
         model=THINKER,
-        conversation=processor_pb2.Conversation(messages=said, tools=[tool]),
+        conversation=processor_pb2.Conversation(messages=printed, tools=[tool]),
         sampling=common_pb2.Sampling(max_tokens=NUM_TOKENS, temperature=0),
     )
     with grpc.insecure_channel(gateway.stage.addresses["grpc"]) as channel:

@@ -102,10 +102,12 @@ class Reading:
         kept["text"] += delta.get("content") or delta.get("text") or ""
         kept["token_ids"] += choice.get("token_ids") or []
         for call in delta.get("tool_calls") or []:
-            told = kept["calls"].setdefault(call["index"], {"id": "", "name": "", "arguments": ""})
-            told["id"] += call.get("id") or ""
-            told["name"] += call["function"].get("name") or ""
-            told["arguments"] += call["function"].get("arguments") or ""
+            reported = kept["calls"].setdefault(
+                call["index"], {"id": "", "name": "", "arguments": ""}
+            )
+            reported["id"] += call.get("id") or ""
+            reported["name"] += call["function"].get("name") or ""
+            reported["arguments"] += call["function"].get("arguments") or ""
         if (logprobs := choice.get("logprobs")) is not None:
             kept["logprobs"] += logprobs.get("content") or logprobs.get("token_logprobs") or []
         kept["finish"] = choice.get("finish_reason") or kept["finish"]
@@ -230,12 +232,14 @@ class ResponseReader(RestReader):
         if kind == "response.output_text.delta":
             yield {"id": self._id, "choices": [{"index": 0, "delta": {"content": event["delta"]}}]}
         elif kind in ("response.completed", "response.incomplete"):
-            said = "".join(part["text"] for item in response["output"] for part in item["content"])
+            printed = "".join(
+                part["text"] for item in response["output"] for part in item["content"]
+            )
             choice = {
                 "index": 0,
                 "delta": {},
                 "finish_reason": response["status"],
-                "stop_reason": said,
+                "stop_reason": printed,
             }
             usage = {"completion_tokens": response["usage"]["output_tokens"]}
             yield {"id": self._id, "choices": [choice], "usage": usage}
@@ -324,9 +328,9 @@ class EmbeddingReader(WholeReader):
 
 def _whole(reply: httpx.Response) -> str:
     """What of it must always be the same."""
-    told = reply.json()
+    reported = reply.json()
     return json.dumps(
-        [reply.status_code, *(told.get(each) for each in ("choices", "data", "error"))],
+        [reply.status_code, *(reported.get(each) for each in ("choices", "data", "error"))],
         sort_keys=True,
     )
 

@@ -45,24 +45,24 @@ def env_of(line: Line, role: str) -> dict[str, str]:
 
 def test_who_has_no_password_gets_into_neither_server(simulated_line: Line) -> None:
     record = simulated_line.record
-    for said in ({}, {"user": "gateway", "pass": "guess"}, {"user": "nobody", "pass": ""}):
-        assert "Authorization Violation" in answers_of_nats(record.nats_url, said)
+    for printed in ({}, {"user": "gateway", "pass": "guess"}, {"user": "nobody", "pass": ""}):
+        assert "Authorization Violation" in answers_of_nats(record.nats_url, printed)
     at = urlsplit(record.redis_url)
     with (
         socket.create_connection((at.hostname, at.port), timeout=30) as link,
         link.makefile("rwb") as lines,
     ):
-        for said, answer in (
+        for printed, answer in (
             (b"KEYS *", b"-NOAUTH"),
             (b"AUTH gateway guess", b"-WRONGPASS"),
             (b"AUTH x", b"-WRONGPASS"),
         ):
-            lines.write(said + b"\r\n")
+            lines.write(printed + b"\r\n")
             lines.flush()
             assert lines.readline().startswith(answer)
 
 
-def answers_of_nats(url: str, said: dict[str, str], *commands: str) -> str:
+def answers_of_nats(url: str, printed: dict[str, str], *commands: str) -> str:
     """What the server says to a client that connects so, up to its answer to a ping."""
     at = urlsplit(url)
     answers = list[str]()
@@ -71,7 +71,7 @@ def answers_of_nats(url: str, said: dict[str, str], *commands: str) -> str:
         link.makefile("rwb") as lines,
     ):
         assert lines.readline().startswith(b"INFO ")
-        connect = json.dumps({"verbose": False, "pedantic": False, **said})
+        connect = json.dumps({"verbose": False, "pedantic": False, **printed})
         lines.write(
             "".join(f"{line}\r\n" for line in (f"CONNECT {connect}", *commands, "PING")).encode()
         )

@@ -245,9 +245,9 @@ FIELDS: dict[str, tuple[str, dict[str, Any], dict[str, Any], Effect]] = {
 }  # fmt: skip
 
 
-def distinct(told: Told) -> float:
+def distinct(reported: Told) -> float:
     """The share of tokens that differ."""
-    return len(set(told.one.token_ids)) / len(told.one.token_ids)
+    return len(set(reported.one.token_ids)) / len(reported.one.token_ids)
 
 
 @pytest.fixture(scope="module", params=["rest", "grpc"])

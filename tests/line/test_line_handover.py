@@ -136,8 +136,8 @@ def set_role(line: Line, replica: str, role: str) -> None:
         role,
         f"--base-url={line.record.rest}",
     ]
-    told = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert told.stdout.startswith(f"{replica}: {role}, was ")
+    reported = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert reported.stdout.startswith(f"{replica}: {role}, was ")
 
 
 def figure(line: Line, stage: str, name: str) -> float:
@@ -191,8 +191,8 @@ def test_a_prompt_is_computed_at_one_engine_and_its_answer_at_another(line: Line
     settle(line)
     with busy(line):
         answer = ask(line, 0)
-    told = explained(line, answer)
-    attempts = told["attempts"]
+    reported = explained(line, answer)
+    attempts = reported["attempts"]
     assert [each["decision"]["replica_id"] for each in attempts] == [PREFILL, DECODE]
     assert [each["cause"] for each in attempts] == ["handed_over", None]
     first, second = (each["decision"] for each in attempts)
@@ -224,10 +224,12 @@ def test_blocks_are_pulled_beside_the_prefill_of_later_chunks(line: Line) -> Non
         events = (each for each in reply.iter_lines() if each.startswith("data:"))
         asked = json.loads(next(events).removeprefix("data:"))
         at_first_token = figure(line, DECODE, "kv_prefetched_tokens_total") - before
-        told = [json.loads(each.removeprefix("data:")) for each in events if "[DONE]" not in each]
+        reported = [
+            json.loads(each.removeprefix("data:")) for each in events if "[DONE]" not in each
+        ]
     ids = [
         token
-        for each in [asked, *told]
+        for each in [asked, *reported]
         for choice in each["choices"]
         for token in choice.get("token_ids") or []
     ]

@@ -181,5 +181,5 @@ def undisturbed(line: Line, body: dict[str, Any]) -> Reading:
 
 
 def num_attempts(line: Line, reading: Reading) -> int:
-    told = line.client.get(f"/v1/requests/{reading.request_id}/explain").json()
-    return len(told["prompts"][0]["attempts"])
+    reported = line.client.get(f"/v1/requests/{reading.request_id}/explain").json()
+    return len(reported["prompts"][0]["attempts"])

@@ -144,5 +144,5 @@ def check_answers(
 
 
 def has_moved(line: Line, reading: Reading) -> bool:
-    told = line.client.get(f"/v1/requests/{reading.request_id}/explain").json()
-    return len(told["prompts"][0]["attempts"]) > 1
+    reported = line.client.get(f"/v1/requests/{reading.request_id}/explain").json()
+    return len(reported["prompts"][0]["attempts"]) > 1

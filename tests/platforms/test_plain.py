@@ -190,8 +190,8 @@ def test_what_cannot_be_checked_is_said_in_one_line(
         )
         monkeypatch.syspath_prepend(str(tmp_path))
     assert status(monkeypatch, *flags) == 1
-    (said,) = capsys.readouterr().err.strip().splitlines()
-    assert sentence in said
+    (output,) = capsys.readouterr().err.strip().splitlines()
+    assert sentence in output
 
 
 @pytest.mark.long

@@ -25,9 +25,9 @@ def break_it(*flags: str) -> list[dict[str, Any]]:
     """Outcomes of schedules on a cluster of its own."""
     command = [sys.executable, "-m", "tests.simulation.cluster", "--patience=3", "--fork", *flags]
     with kept_child(command) as child:
-        said = list(child)
-    outcomes = [json.loads(line) for line in said if line.startswith("{")]
-    assert child.returncode == 0, [each for each in outcomes if each.get("wrong")] or said[-60:]
+        text = list(child)
+    outcomes = [json.loads(line) for line in text if line.startswith("{")]
+    assert child.returncode == 0, [each for each in outcomes if each.get("wrong")] or text[-60:]
     return outcomes
 
 

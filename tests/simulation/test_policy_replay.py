@@ -82,6 +82,6 @@ def test_virtual_time_passes_only_while_nothing_is_to_be_done_and_a_deadlock_is_
 
 
 def test_an_index_takes_in_what_its_replicas_say() -> None:
-    told = measure(num_replicas=10, num_blocks=4000, decisions=5)
-    assert told["index_blocks"] == 4000
-    assert told["blocks_a_second_of_cpu"] > 0
+    reported = measure(num_replicas=10, num_blocks=4000, decisions=5)
+    assert reported["index_blocks"] == 4000
+    assert reported["blocks_a_second_of_cpu"] > 0

@@ -152,7 +152,7 @@ def test_answers_through_host_memory_have_the_bits_of_those_between_gpus(
         *[replace(SAMPLED, seed=seed, max_tokens=20, num_logprobs=2) for seed in range(6)],
     ]
     answers = {}
-    said = {}
+    output = {}
     for access in ("auto", "off"):
         caplog.clear()
         with engine(qwen3[1], tensor_parallel_size=2, peer_access=access, **numerics) as two:
@@ -161,13 +161,13 @@ def test_answers_through_host_memory_have_the_bits_of_those_between_gpus(
             again = two.answer(prompts, *asked)
         assert [each.token_ids for each in again] == [each.token_ids for each in found]
         answers[access] = [(each.token_ids, each.logprobs) for each in found]
-        said[access] = [text for text in caplog.messages if "through host memory" in text]
+        output[access] = [text for text in caplog.messages if "through host memory" in text]
     assert answers["off"] == answers["auto"]
     sentence = (
         "peer_access is off: ranks exchange tensors through host memory, which is slower "
         "than between GPUs"
     )
-    assert said["off"] == [sentence]
+    assert output["off"] == [sentence]
 
 
 @pytest.mark.parametrize("access", ["auto", "off"])

@@ -184,12 +184,16 @@ def test_an_answer_goes_on_at_an_engine_of_another_size(qwen3: tuple[Any, Path])
         whole = tell(one.engine, asked)
         for there, num_known in ((two, 5), (one, 2)):
             resumed = [
-                replace(new, key=new.key + 10 * num_known, output_ids=told.token_ids[:num_known])
-                for new, told in zip(asked, whole, strict=True)
+                replace(
+                    new, key=new.key + 10 * num_known, output_ids=reported.token_ids[:num_known]
+                )
+                for new, reported in zip(asked, whole, strict=True)
             ]
-            for told, right, new in zip(tell(there.engine, resumed), whole, resumed, strict=True):
-                assert told.token_ids == right.token_ids
-                assert told.logprobs == right.logprobs[len(new.output_ids) :]
+            for reported, right, new in zip(
+                tell(there.engine, resumed), whole, resumed, strict=True
+            ):
+                assert reported.token_ids == right.token_ids
+                assert reported.logprobs == right.logprobs[len(new.output_ids) :]
 
 
 def test_the_numerics_id_leaves_the_number_of_gpus_out(qwen3: tuple[Any, Path]) -> None:

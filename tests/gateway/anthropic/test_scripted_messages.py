@@ -62,17 +62,19 @@ def test_a_conversation_is_the_same_prompt_and_answer_through_chat_and_messages(
     assert model.prompt(0) == model.prompt(1) == model.prompt(2)
     assert count == {"input_tokens": len(model.prompt(0))}
 
-    said = chat["choices"][0]["message"]
+    output = chat["choices"][0]["message"]
     thinking, text, *calls = message["content"]
     assert thinking["type"] == "thinking"
-    assert thinking["thinking"] == said["reasoning_content"]
+    assert thinking["thinking"] == output["reasoning_content"]
     assert thinking["signature"]
     assert (
-        text == {"type": "text", "text": said["content"]} == {"type": "text", "text": "One moment."}
+        text
+        == {"type": "text", "text": output["content"]}
+        == {"type": "text", "text": "One moment."}
     )
     assert [(call["type"], call["name"], call["input"]) for call in calls] == [
         ("tool_use", each["function"]["name"], json.loads(each["function"]["arguments"]))
-        for each in said["tool_calls"]
+        for each in output["tool_calls"]
     ]
     assert (message["stop_reason"], message["stop_sequence"]) == ("tool_use", None)
     assert message["usage"]["output_tokens"] == chat["usage"]["completion_tokens"]

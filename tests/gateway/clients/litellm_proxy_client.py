@@ -68,15 +68,15 @@ def ask(address: str) -> dict[str, Any]:
             "usage": whole.usage.completion_tokens if whole.usage else 0,
         }
     speaking = anthropic.Anthropic(base_url=address, api_key=KEY, max_retries=0)
-    said = speaking.messages.create(
+    output = speaking.messages.create(
         model="by-anthropic",
         messages=MESSAGES,
         max_tokens=12,
         thinking={"type": "disabled"},
     )
-    blocks = [block.model_dump() for block in said.content]
+    blocks = [block.model_dump() for block in output.content]
     text = "".join(block.get("text") or block.get("thinking") or "" for block in blocks)
-    told["messages"] = {"text": text, "usage": said.usage.output_tokens}
+    told["messages"] = {"text": text, "usage": output.usage.output_tokens}
     return told
 
 

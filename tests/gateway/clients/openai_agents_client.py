@@ -58,11 +58,11 @@ async def ask(kind: Any, unthinking: dict[str, Any]) -> dict[str, Any]:
 
 async def main() -> None:
     set_tracing_disabled(True)
-    told = {
+    reported = {
         "chat": await ask(OpenAIChatCompletionsModel, {"reasoning_effort": "none"}),
         "responses": await ask(OpenAIResponsesModel, {"reasoning": {"effort": "none"}}),
     }
-    print(json.dumps({"version": importlib.metadata.version("openai-agents"), **told}))
+    print(json.dumps({"version": importlib.metadata.version("openai-agents"), **reported}))
 
 
 asyncio.run(main())

@@ -43,7 +43,7 @@ async def ask(model: Any, **unthinking: Any) -> dict[str, Any]:
 async def main() -> None:
     openai = OpenAIProvider(base_url=f"{root}/v1", api_key="any")
     anthropic = AnthropicProvider(base_url=root, api_key="any")
-    told = {
+    reported = {
         "chat": await ask(OpenAIChatModel(name, provider=openai), openai_reasoning_effort="none"),
         "responses": await ask(
             OpenAIResponsesModel(name, provider=openai), openai_reasoning_effort="none"
@@ -52,7 +52,7 @@ async def main() -> None:
             AnthropicModel(name, provider=anthropic), anthropic_thinking={"type": "disabled"}
         ),
     }
-    print(json.dumps({"version": importlib.metadata.version("pydantic-ai-slim"), **told}))
+    print(json.dumps({"version": importlib.metadata.version("pydantic-ai-slim"), **reported}))
 
 
 asyncio.run(main())

@@ -81,11 +81,11 @@ def test_options_is_refused_with_the_name_of_the_setting(gateway: Gateway, named
         # No preflight, since no browser sends it: there is no method to ask for.
         reply = where.client.options("/v1/chat/completions")
         assert (reply.status_code, reply.headers["allow"]) == (405, "POST")
-        told = (
+        reported = (
             "/v1/chat/completions does not take OPTIONS; allowed: POST; preflights are "
             "answered to pages of"
         )
-        assert reply.json()["error"]["message"] == f"{told} --allowed-origins"
+        assert reply.json()["error"]["message"] == f"{reported} --allowed-origins"
     same = {"origin": gateway.rest, "access-control-request-method": "POST"}
     refused = gateway.client.options("/v1/chat/completions", headers=same)
     assert "--allowed-origins" in refused.json()["error"]["message"]

@@ -317,14 +317,14 @@ async def test_an_engine_that_takes_requests_and_says_nothing_loses_them_to_othe
                     lambda all: any(each.address == engine.address for each in all.everyone())
                 )
                 [real] = [each for each in members.everyone() if each.address == engine.address]
-            told = dataclasses.replace(
+            reported = dataclasses.replace(
                 real,
                 replica_id="forged",
                 epoch=silent.epoch,
                 address=address,
                 load=ReplicaLoad(max_running=256, num_total_blocks=1 << 20, prefill_tps=1e9),
             )
-            async with Heartbeat.running(bus, lambda: told):
+            async with Heartbeat.running(bus, lambda: reported):
                 known = {engine.address, address}
                 await asyncio.to_thread(
                     gateway.wait_until,
@@ -396,8 +396,8 @@ async def test_a_removal_that_a_stranger_writes_deletes_nothing_of_a_tenant(nats
         forged = Removed(key=victim.key)
         await (await book._open()).put(_removed_key(forged), msgspec.json.encode(forged))
         removed = await book.remove(gone.id)
-        told = {each.key for each in await book.removed()}
-        assert (gone.key in told, victim.key in told) == (True, False)
+        reported = {each.key for each in await book.removed()}
+        assert (gone.key in reported, victim.key in reported) == (True, False)
         # A rotated token signs again what the one before it signed.
         with cluster_key.using(ClusterKey(["n" * 32, TOKEN])):
             assert removed in await TenantStore(bus).removed()

@@ -19,7 +19,7 @@ from headwater.services.runtime.errors import HeadwaterError, InternalError, Key
         (InternalError("an internal fault; the log has it"), ["waiting", "live"]),
         (KeyRevoked("the key is gone"), ["refused"]),
     ],
-    ids=lambda told: type(told).__name__,
+    ids=lambda reported: type(reported).__name__,
 )
 @pytest.mark.long
 def test_only_a_key_that_is_gone_keeps_the_console_from_coming_back(

@@ -65,6 +65,6 @@ def test_a_request_that_was_long_prepared_was_not_queued() -> None:
 def test_the_phase_that_a_request_is_in_has_lasted_until_now(
     state: str, seconds: dict[str, float], phases: dict[str, float]
 ) -> None:
-    told = shown(state, **seconds)
-    assert phases.items() <= told.items()
-    assert sum(told.values()) == pytest.approx(10 * seconds["total"])
+    reported = shown(state, **seconds)
+    assert phases.items() <= reported.items()
+    assert sum(reported.values()) == pytest.approx(10 * seconds["total"])

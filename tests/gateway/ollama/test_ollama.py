@@ -278,8 +278,8 @@ def test_a_stream_that_breaks_ends_with_an_error_in_a_line(gateway: Gateway) -> 
 
 
 def test_a_client_that_leaves_ends_its_answer(slow_gateway: Gateway) -> None:
-    said = [{"role": "user", "content": "A question whose answer nobody drafts."}]
-    body = {"model": MODEL, "messages": said, "options": {"num_predict": 4000}}
+    output = [{"role": "user", "content": "A question whose answer nobody drafts."}]
+    body = {"model": MODEL, "messages": output, "options": {"num_predict": 4000}}
 
     def num_running() -> float:
         return slow_gateway.metric("headwater_num_requests_running")

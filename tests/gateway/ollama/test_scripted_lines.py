@@ -56,11 +56,11 @@ def test_a_conversation_is_the_same_prompt_and_answer_through_chat_and_ollamas_a
     lines = lines_of(gateway, "/api/chat", ASKED)
     assert model.prompt(0) == model.prompt(1) == model.prompt(2)
 
-    said = chat["choices"][0]["message"]
+    output = chat["choices"][0]["message"]
     message = answer["message"]
     assert message["role"] == "assistant"
-    assert message["thinking"] == said["reasoning_content"]
-    assert message["content"] == said["content"] == "One moment."
+    assert message["thinking"] == output["reasoning_content"]
+    assert message["content"] == output["content"] == "One moment."
     assert [each["function"] for each in message["tool_calls"]] == [
         {"index": 0, "name": "weather", "arguments": {"city": "Ulm"}},
         {"index": 1, "name": "time", "arguments": {}},

@@ -233,9 +233,9 @@ def test_items_of_hosted_tools_are_part_of_a_history(
     thinker: Gateway, client: openai.OpenAI
 ) -> None:
     def num_tokens(*items: Any) -> int:
-        said = [{"role": "user", "content": "When?"}, *items]
+        printed = [{"role": "user", "content": "When?"}, *items]
         counted = thinker.client.post(
-            "/v1/responses/input_tokens", json={"model": MODEL, "input": said}
+            "/v1/responses/input_tokens", json={"model": MODEL, "input": printed}
         )
         assert counted.status_code == 200, counted.text
         return int(counted.json()["input_tokens"])

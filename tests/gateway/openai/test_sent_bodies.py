@@ -348,11 +348,13 @@ def test_functions_of_old_are_called_and_answered_as_they_were(thinker: Gateway)
 
 def test_a_function_that_the_model_chose_ends_the_answer_with_that_reason(thinker: Gateway) -> None:
     # Two calls are written, of which the old words can tell one.
-    said = {"structured_outputs": spoken(TWO_CALLS)}
-    [choice] = posted(thinker, CHAT, LEGACY | said)["choices"]
+    printed = {"structured_outputs": spoken(TWO_CALLS)}
+    [choice] = posted(thinker, CHAT, LEGACY | printed)["choices"]
     assert choice["finish_reason"] == "function_call"
     assert choice["message"]["function_call"] == {"name": "weather", "arguments": '{"city": "Ulm"}'}
-    ends = [event["choices"][0]["finish_reason"] for event in thinker.events(CHAT, LEGACY | said)]
+    ends = [
+        event["choices"][0]["finish_reason"] for event in thinker.events(CHAT, LEGACY | printed)
+    ]
     assert ends[-1] == "function_call"
     [choice] = posted(thinker, CHAT, LEGACY | {"function_call": "none", "max_tokens": 4})["choices"]
     assert (choice["message"].get("function_call"), choice["finish_reason"]) == (None, "length")
@@ -382,9 +384,9 @@ def test_a_conversation_in_old_words_is_the_prompt_of_one_in_new_ones(thinker: G
     ]
     tools = [{"type": "function", "function": LEGACY["functions"][0]}]
     asked = {"model": MODEL, "max_tokens": 4, "temperature": 0, "return_token_ids": True}
-    told = posted(thinker, CHAT, asked | {"messages": old, "functions": LEGACY["functions"]})
+    reported = posted(thinker, CHAT, asked | {"messages": old, "functions": LEGACY["functions"]})
     same = posted(thinker, CHAT, asked | {"messages": new, "tools": tools})
-    assert told["prompt_token_ids"] == same["prompt_token_ids"]
+    assert reported["prompt_token_ids"] == same["prompt_token_ids"]
     counts = [
         posted(thinker, "/tokenize", {"model": MODEL, "messages": each, "tools": tools})
         for each in (old, new)

@@ -148,13 +148,13 @@ def test_a_stop_string_that_only_thoughts_contain_ends_nothing(client: openai.Op
     free: Any = client.chat.completions.create(**asked, extra_body=more).choices[0]
     thoughts = free.message.reasoning
     content = free.message.content
-    for stop, told in (([thoughts, "</think>"], content), (["hink"], content.split("hink")[0])):
+    for stop, reported in (([thoughts, "</think>"], content), (["hink"], content.split("hink")[0])):
         whole: Any = client.chat.completions.create(**asked, stop=stop, extra_body=more).choices[0]
         chunks: Any = list(
             client.chat.completions.create(**asked, stop=stop, stream=True, extra_body=more)
         )
         deltas = [chunk.choices[0].delta for chunk in chunks]
-        assert (whole.message.content, whole.message.reasoning) == (told, thoughts)
-        assert "".join(delta.content or "" for delta in deltas) == told
+        assert (whole.message.content, whole.message.reasoning) == (reported, thoughts)
+        assert "".join(delta.content or "" for delta in deltas) == reported
         assert "".join(getattr(delta, "reasoning", "") for delta in deltas) == thoughts
         assert (whole.finish_reason, chunks[-1].choices[0].finish_reason) == ("stop", "stop")

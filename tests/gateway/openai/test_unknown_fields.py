@@ -86,7 +86,7 @@ def test_one_name_at_many_places_is_one_name() -> None:
 
 
 def test_what_clients_send_back_of_an_answer_is_known() -> None:
-    said = {
+    printed = {
         "role": "assistant",
         "content": "Hi",
         "refusal": None,
@@ -111,7 +111,7 @@ def test_what_clients_send_back_of_an_answer_is_known() -> None:
     }
     with capture_logs() as logs:
         decode(
-            json.dumps(CHAT | {"messages": [said], "user": "u", "store": True}).encode(),
+            json.dumps(CHAT | {"messages": [printed], "user": "u", "store": True}).encode(),
             ChatCompletionRequest,
         )
         decode(

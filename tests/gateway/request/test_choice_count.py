@@ -169,5 +169,8 @@ def test_a_request_is_one_line_of_the_log_however_many_choices_it_has(
     request_id = asked["id"].removeprefix("cmpl-")
     lines = [line for line in log if line.get("request_id") == request_id]
     assert sorted(line["event"] for line in lines) == ["request", "routed"]
-    [told] = [line for line in lines if line["event"] == "request"]
-    assert (told["prompts"], told["output_tokens"]) == (60, asked["usage"]["completion_tokens"])
+    [reported] = [line for line in lines if line["event"] == "request"]
+    assert (reported["prompts"], reported["output_tokens"]) == (
+        60,
+        asked["usage"]["completion_tokens"],
+    )

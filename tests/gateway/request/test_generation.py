@@ -245,8 +245,8 @@ def test_an_answer_outlives_its_engine_and_a_request_that_none_can_take_is_refus
             assert usage["completion_tokens"] == undisturbed["usage"]["completion_tokens"]
             assert slow.metric("headwater_migrations_total") == 1
             request_id = json.loads(first.removeprefix("data: "))["id"]
-            (told,) = slow.client.get(f"/v1/requests/{request_id}/explain").json()["prompts"]
-            assert [each["cause"] for each in told["attempts"]] == ["engine_gone", None]
+            (reported,) = slow.client.get(f"/v1/requests/{request_id}/explain").json()["prompts"]
+            assert [each["cause"] for each in reported["attempts"]] == ["engine_gone", None]
             # Nobody has told the gateway yet; what has no token is simply sent to the other one.
             for _ in range(4):
                 assert slow.complete()["usage"]["completion_tokens"] == 8

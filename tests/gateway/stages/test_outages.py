@@ -115,8 +115,8 @@ class Gateway:
 
         def is_said() -> bool:
             value = self._registry.get_sample_value
-            told = {what for what in sure if value("headwater_without", {"what": what})}
-            return told == set(missed) == sure & set(self._missed.now())
+            reported = {what for what in sure if value("headwater_without", {"what": what})}
+            return reported == set(missed) == sure & set(self._missed.now())
 
         await eventually(is_said, SECONDS)
 

@@ -177,9 +177,9 @@ def kill_under_way(cluster: Cluster, ada: Customer) -> None:
         ) as reply:
             # Kept: an iterator that nobody has ends its stream.
             events = whole_events(reply.iter_lines())
-            told = [next(events), next(events)]
+            reported = [next(events), next(events)]
             first.stage.kill()
-    assert resumed(second, id_of(told[0]), 2, **ada.headers)[-1].endswith("[DONE]\n")
+    assert resumed(second, id_of(reported[0]), 2, **ada.headers)[-1].endswith("[DONE]\n")
 
 
 @pytest.mark.slow

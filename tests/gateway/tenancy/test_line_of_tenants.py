@@ -387,16 +387,16 @@ def test_metrics_name_tenants_to_administrators_and_on_a_port_of_their_own(
     ada = Customer(managed)
     name = "headwater_tenant_tokens_total"
     assert ada.post(CHAT, chat_body()).status_code == 200
-    told = {
+    reported = {
         who: managed.client.get(
             "/metrics", headers={"authorization": f"Bearer {key}"} if key else {}
         ).text
         for who, key in (("nobody", ""), ("ada", ada.key), ("admin", ADMIN))
     }
-    assert f'tenant="{ada.id}"' in told["admin"]
+    assert f'tenant="{ada.id}"' in reported["admin"]
     for who in ("nobody", "ada"):
-        assert (name in told[who], "tenant=" in told[who]) == (False, False)
-        assert "headwater_prompt_tokens_total" in told[who]
+        assert (name in reported[who], "tenant=" in reported[who]) == (False, False)
+        assert "headwater_prompt_tokens_total" in reported[who]
     keys = tmp_path / "keys"
     keys.write_text("eve a-key-of-eve\n")
     with start_gateway(behind, f"--api-key-file={keys}", "--metrics-port=0") as gateway:

@@ -61,17 +61,17 @@ def test_no_secret_is_in_what_a_line_writes_or_answers(
         stages += [gateway_stage(*seeds, *urls, LOUD) for urls in (facts, nowhere)]
         with Gateway(stages[3].wait_ready()) as gateway, Gateway(stages[4].wait_ready()) as lost:
             gateway.wait_until(gateway.is_ready)
-            key, said = ask_about_everything(gateway)
-            said.append(
+            key, printed = ask_about_everything(gateway)
+            printed.append(
                 lost.client.post("/v1/chat/completions", json=chat_body(), headers=bearer(key)).text
             )
-            said.append(lost.client.get("/metrics").text)
+            printed.append(lost.client.get("/metrics").text)
     finally:
         said_and_written = [stage.close() for stage in stages]
     logs = "\n".join(said_and_written)
     assert '"level": "debug"' in logs, "they were as loud as can be"
     secrets = (ADMIN, MASTER, NATS_WORD, REDIS_WORD, BAD_KEY, key, key.split("-", 2)[2])
-    for text in [*said, logs]:
+    for text in [*printed, logs]:
         assert [secret for secret in secrets if secret in text] == [], text[-2000:]
 
 
@@ -101,15 +101,15 @@ def ask_about_everything(gateway: Gateway) -> tuple[str, list[str]]:
         "/admin/audit",
         "/admin/tenants",
     )
-    told = [gateway.client.get(path, headers=bearer(ADMIN)) for path in paths]
-    told.append(
+    reported = [gateway.client.get(path, headers=bearer(ADMIN)) for path in paths]
+    reported.append(
         gateway.client.get(
             f"/v1/requests/{answer.headers['x-request-id']}/explain", headers=bearer(key)
         )
     )
-    assert {each.status_code for each in told} == {200}
-    said = [each.text for each in (answer, *refused, *told, gateway.client.get("/metrics"))]
-    return key, [*said, refused_over_grpc(gateway)]
+    assert {each.status_code for each in reported} == {200}
+    printed = [each.text for each in (answer, *refused, *reported, gateway.client.get("/metrics"))]
+    return key, [*printed, refused_over_grpc(gateway)]
 
 
 def refused_over_grpc(gateway: Gateway) -> str:

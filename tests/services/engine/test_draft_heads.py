@@ -42,7 +42,7 @@ async def test_an_engine_answers_the_same_with_heads_which_requests_name(
 ) -> None:
     """Random heads seldom pay, so they are asked for a token in so many steps at least."""
     max_tokens = 3 * PROBE_STEPS
-    told = []
+    reported = []
     drafted = []
     for flags, drafter in (
         ((), DRAFT_HEADS),
@@ -56,10 +56,10 @@ async def test_an_engine_answers_the_same_with_heads_which_requests_name(
             async with client_of(engine) as client:
                 await client.send(add(1, list(range(20, 50)), max_tokens, sampling=sampling))
                 await client.read_until_finished(1)
-            told.append(client.tokens[1])
+            reported.append(client.tokens[1])
             drafted.append((await metrics(engine))[DRAFTED])
-    assert told[0] == told[1] == told[2]
-    assert len(told[0]) > PROBE_STEPS
+    assert reported[0] == reported[1] == reported[2]
+    assert len(reported[0]) > PROBE_STEPS
     # A drafter that an engine lacks drafts nothing.
     assert drafted[0] == drafted[2] == 0 < drafted[1]
 
@@ -82,6 +82,6 @@ def test_heads_that_do_not_fit_are_refused_in_one_line(
         (tmp_path / "model.safetensors").unlink()
     engine = EngineProcess(f"--model-folder={folder}", *SMALL, f"--draft-heads={tmp_path}")
     assert engine.wait() != 0
-    said = engine.close()
-    assert f"draft_heads is '{tmp_path}'; allowed: heads for the served model; of these" in said
-    assert sentence in said
+    output = engine.close()
+    assert f"draft_heads is '{tmp_path}'; allowed: heads for the served model; of these" in output
+    assert sentence in output

@@ -74,7 +74,7 @@ async def one_more(engine: EngineProcess, choice: int) -> None:
 
 @pytest.mark.long
 async def test_an_engine_answers_in_two_ranks_as_in_one_process(folder: Path) -> None:
-    told = []
+    reported = []
     sampled = Sampling(temperature=0.8, seed=3, max_tokens=40, top_p=0.9)
     for flags in ((), TWO):
         with engine_process(f"--model-folder={folder}", *SMALL, *flags, start=launched) as engine:
@@ -82,7 +82,7 @@ async def test_an_engine_answers_in_two_ranks_as_in_one_process(folder: Path) ->
                 await client.send(add(1, PROMPT, 40), add(2, PROMPT[::-1], 40, sampling=sampled))
                 await client.read_until_finished(1, 2)
                 await client.idle_load()
-            told.append((client.tokens[1], client.tokens[2]))
+            reported.append((client.tokens[1], client.tokens[2]))
             figures = await rank_metrics(engine)
             # What is read was counted at some step: another one may find both ranks at rest.
             for i in range(3, 23):
@@ -90,8 +90,8 @@ async def test_an_engine_answers_in_two_ranks_as_in_one_process(folder: Path) ->
                     break
                 await one_more(engine, i)
                 figures = await rank_metrics(engine)
-    assert told[0] == told[1]
-    assert len(told[0][0]) == 40
+    assert reported[0] == reported[1]
+    assert len(reported[0][0]) == 40
     assert figures["plans", 0] == figures["plans", 1] >= 40
     assert 0 < figures["wait_seconds", 1] < figures["busy_seconds", 1]
 
@@ -207,8 +207,8 @@ async def test_a_rank_that_is_killed_ends_the_engine_and_every_other_rank(
         for pid in pids:
             wait_for_end(pid, 30)
         assert engine.wait() != 0
-        said = engine.close()
-    assert f"rank {rank} was ended by SIGKILL; all ranks of the engine end" in said
+        output = engine.close()
+    assert f"rank {rank} was ended by SIGKILL; all ranks of the engine end" in output
 
 
 async def test_a_rank_that_stands_still_ends_the_engine(folder: Path) -> None:
@@ -221,9 +221,9 @@ async def test_a_rank_that_stands_still_ends_the_engine(folder: Path) -> None:
         for pid in pids:
             wait_for_end(pid, 30)
         assert engine.wait() != 0
-        said = engine.close()
+        output = engine.close()
     found = re.search(
-        r"rank 1 .*has computed no plan for ([\d.]+) s; all ranks of the engine end", said
+        r"rank 1 .*has computed no plan for ([\d.]+) s; all ranks of the engine end", output
     )
     assert found is not None
     assert float(found[1]) >= 2.0

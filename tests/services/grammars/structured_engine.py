@@ -76,7 +76,7 @@ async def answers(
         settings, executor, masks=masks, speculator=speculator, report_masks=reports.append
     )
     writer = MaskWriter(masks, commands.append, lambda seconds: None)
-    told = [Told(list(ask.output_ids)) for ask in asks]
+    reported = [Told(list(ask.output_ids)) for ask in asks]
     for key, ask in enumerate(asks):
         if ask.grammar:
             writer.follow(
@@ -95,7 +95,7 @@ async def answers(
             )
         )
     turns = random.Random(0)
-    while any(each.finished is None for each in told):
+    while any(each.finished is None for each in reported):
         # Masks are late now and then.
         for command in commands[: turns.randrange(4)]:
             assert isinstance(command, OfMasks)
@@ -107,14 +107,14 @@ async def answers(
         if output is not None:
             for finished in output.finishes:
                 writer.forget(finished.key)
-            _hear(output, told)
+            _hear(output, reported)
     writer.close()
-    return told, engine
+    return reported, engine
 
 
-def _hear(output: StepOutput, told: list[Told]) -> None:
+def _hear(output: StepOutput, reported: list[Told]) -> None:
     token_ids = iter(output.token_ids)
     for key, num_tokens in zip(output.keys, output.num_tokens, strict=True):
-        told[key].token_ids += islice(token_ids, num_tokens)
+        reported[key].token_ids += islice(token_ids, num_tokens)
     for finished in output.finishes:
-        told[finished.key].finished = finished
+        reported[finished.key].finished = finished

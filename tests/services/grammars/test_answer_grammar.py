@@ -155,12 +155,12 @@ def test_beside_structured_output_an_answer_calls_or_matches_it(
             _, grammar = prepared(
                 model, request(WEATHER, TIME, loose, choice=choice, sampling=sampling)
             )
-            said = written_content(form, match)
-            for text in (said, written(form, weather), written(form, time, weather)):
+            printed = written_content(form, match)
+            for text in (printed, written(form, weather), written(form, time, weather)):
                 assert accepts(model, grammars, grammar, text), (choice, text)
             for text in (
                 written_content(form, "It is late."),
-                said + written(form, time),
+                printed + written(form, time),
                 written(form, OTHER_UNIT),
             ):
                 assert not accepts(model, grammars, grammar, text), (choice, text)

@@ -184,9 +184,9 @@ OF_THE_COMPILER = re.compile(
 def test_a_refusal_has_no_words_of_the_compiler(
     asked: dict[str, str], reason: str, demo_grammars: Grammars
 ) -> None:
-    said = verdict_on(demo_grammars, grammar_of(StructuredOutput(**asked), {}))
-    assert (said or "").startswith(reason)
-    assert OF_THE_COMPILER.search(said or "") is None
+    output = verdict_on(demo_grammars, grammar_of(StructuredOutput(**asked), {}))
+    assert (output or "").startswith(reason)
+    assert OF_THE_COMPILER.search(output or "") is None
 
 
 @pytest.fixture(scope="module")

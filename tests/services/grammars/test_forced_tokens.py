@@ -73,8 +73,8 @@ def asks(count: int) -> list[Ask]:
     ]
 
 
-def num_tokens(told: list[Told]) -> int:
-    return sum(len(each.token_ids) for each in told)
+def num_tokens(reported: list[Told]) -> int:
+    return sum(len(each.token_ids) for each in reported)
 
 
 @pytest.mark.parametrize("depth", long_but((1, 2, 4), 4))
@@ -85,10 +85,14 @@ async def test_answers_are_those_without_drafts_and_every_draft_stands(
     settings = config(max_draft_tokens=MAX_DRAFTS, async_depth=depth)
     forced, engine = await answers(compiler, settings, asks(12), speculator=beside(settings))
     assert forced == plain
-    ended = [told for told in forced if told.finished and told.finished.reason is FinishReason.STOP]
+    ended = [
+        reported
+        for reported in forced
+        if reported.finished and reported.finished.reason is FinishReason.STOP
+    ]
     assert len(ended) > 6
-    for told in ended:
-        check(WEATHER, text_of(told, demo_model))
+    for reported in ended:
+        check(WEATHER, text_of(reported, demo_model))
     load = engine.load()
     assert load.num_accepted_tokens == load.num_draft_tokens > num_tokens(forced[1::4]) / 3
 
@@ -100,12 +104,14 @@ async def test_preemption_and_a_resumed_beginning_change_none(compiler: GrammarC
     assert engine.load().num_preemptions > 0
     assert crowded == plain
     again = [
-        Ask(ask.grammar, ask.prompt_ids, ask.sampling, told.token_ids[: 2 + i])
-        for i, (ask, told) in enumerate(zip(asks(12), plain, strict=True))
+        Ask(ask.grammar, ask.prompt_ids, ask.sampling, reported.token_ids[: 2 + i])
+        for i, (ask, reported) in enumerate(zip(asks(12), plain, strict=True))
     ]
     wide = config(max_draft_tokens=MAX_DRAFTS)
     resumed, _ = await answers(compiler, wide, again, speculator=beside(wide))
-    assert [told.token_ids for told in resumed] == [told.token_ids for told in plain]
+    assert [reported.token_ids for reported in resumed] == [
+        reported.token_ids for reported in plain
+    ]
 
 
 async def test_an_answer_under_a_schema_takes_half_the_steps(compiler: GrammarCompiler) -> None:
@@ -115,10 +121,10 @@ async def test_an_answer_under_a_schema_takes_half_the_steps(compiler: GrammarCo
             settings, SimulatedModel(vocab_size=VOCAB_SIZE, first_token_id=256)
         )
         ask = Ask(schema_grammar(WEATHER, whitespace=""), prompt(1), sampling(seed=1))
-        [told], _ = await answers(
+        [reported], _ = await answers(
             compiler, settings, [ask], executor, beside(settings) if max_drafts else None
         )
-        assert told.finished is not None
+        assert reported.finished is not None
         return executor.num_steps
 
     assert await num_steps(MAX_DRAFTS) <= await num_steps(0) / 2

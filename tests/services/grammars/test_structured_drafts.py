@@ -46,7 +46,7 @@ class Drafter(FixedSpeculator):
 
     def __init__(self, known: Sequence[Told], wrong: float) -> None:
         super().__init__(MAX_DRAFTS)
-        self._answers = [told.token_ids for told in known]
+        self._answers = [reported.token_ids for reported in known]
         self._wrong = wrong
         self._rng = np.random.default_rng(0)
 
@@ -91,8 +91,8 @@ async def test_answers_are_those_without_drafts(
     assert drafted == plain
     ended = [
         i
-        for i, told in enumerate(drafted)
-        if told.finished and told.finished.reason is FinishReason.STOP
+        for i, reported in enumerate(drafted)
+        if reported.finished and reported.finished.reason is FinishReason.STOP
     ]
     # Each of these ended inside a draft when all were right.
     assert len(ended) > 3
@@ -119,12 +119,14 @@ async def test_neither_preemption_nor_a_resumed_beginning_change_them(
     assert engine.load().num_preemptions > 0
     assert crowded == plain
     again = [
-        Ask(ask.grammar, ask.prompt_ids, ask.sampling, told.token_ids[: 5 + i])
-        for i, (ask, told) in enumerate(zip(asks, plain, strict=True))
+        Ask(ask.grammar, ask.prompt_ids, ask.sampling, reported.token_ids[: 5 + i])
+        for i, (ask, reported) in enumerate(zip(asks, plain, strict=True))
     ]
     wide = drafting()
     resumed, _ = await answers(compiler, wide, again, speculator=Drafter(plain, 0.3).beside(wide))
-    assert [told.token_ids for told in resumed] == [told.token_ids for told in plain]
+    assert [reported.token_ids for reported in resumed] == [
+        reported.token_ids for reported in plain
+    ]
 
 
 @pytest.mark.parametrize("depth", [1, 3])

@@ -212,17 +212,17 @@ def test_a_property_may_bear_the_name_of_a_keyword() -> None:
 def test_a_keyword_that_says_nothing_is_taken_as_such(
     grammars: Grammars, demo_model: TextModel
 ) -> None:
-    said = {
+    output = {
         "uniqueItems": False,
         "minContains": 0,
         "not": False,
         "propertyNames": True,
         "dependentRequired": {},
     }
-    schema = {"type": "array", "items": {"enum": [1, said]} | said, "maxItems": 2} | said
+    schema = {"type": "array", "items": {"enum": [1, output]} | output, "maxItems": 2} | output
     grammar = grammar_of(StructuredOutput(json_schema=json.dumps(schema)), SPECIAL)
     assert accepts(grammars, demo_model, grammar, "[1, 1]")
-    assert accepts(grammars, demo_model, grammar, json.dumps([said]))
+    assert accepts(grammars, demo_model, grammar, json.dumps([output]))
     for keyword, value in (
         ("uniqueItems", 0),
         ("unevaluatedProperties", False),

@@ -164,8 +164,8 @@ async def test_requests_share_frames_and_are_answered_as_calls_are(
         stub = processor_pb2_grpc.ProcessorStub(channel)
         assert [await stub.Prepare(each) for each in asked[:20]] == replies[:20]
     assert [reply.sampling.max_tokens for reply in replies] == list(range(1, 201))
-    for sampling, kind, param, said in REFUSED:
-        with pytest.raises(kind, match=said) as refused:
+    for sampling, kind, param, output in REFUSED:
+        with pytest.raises(kind, match=output) as refused:
             await processors.prepare(request(**sampling), NoSpan())
         assert refused.value.param == param
 

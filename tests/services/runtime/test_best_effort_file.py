@@ -37,12 +37,12 @@ def test_bars_and_lines_whose_reader_is_gone_end_nothing() -> None:
         assert program.stdout is not None
         program.stdout.close()
         program.stdout = None
-        _, said = program.communicate(timeout=60)
-    assert (program.returncode, said) == (0, "went on\n")
+        _, printed = program.communicate(timeout=60)
+    assert (program.returncode, printed) == (0, "went on\n")
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="the system has no device that is always full")
 def test_bars_and_lines_on_a_full_disk_end_nothing() -> None:
     with FULL.open("wb") as full, started(full.fileno()) as program:
-        _, said = program.communicate(timeout=60)
-    assert said.startswith("went on\n")
+        _, printed = program.communicate(timeout=60)
+    assert printed.startswith("went on\n")

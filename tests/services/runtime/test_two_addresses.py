@@ -124,33 +124,33 @@ async def test_an_advertised_address_that_cannot_be_reached_from_here_gives_way_
 async def test_an_engine_goes_on_by_its_other_address_when_the_first_no_longer_answers(
     served_model: ServedModel,
 ) -> None:
-    told = TwoAddresses(served_model, 1)
+    reported = TwoAddresses(served_model, 1)
     members = Members(Bus(None), ENGINES)
-    seed = told.by_seed.address
-    advertised = told.advertised.address
-    told.follow(members)
-    members.on_member(told.by_seed, from_bus=False)
-    members.on_member(told.advertised, from_bus=True)
+    seed = reported.by_seed.address
+    advertised = reported.advertised.address
+    reported.follow(members)
+    members.on_member(reported.by_seed, from_bus=False)
+    members.on_member(reported.advertised, from_bus=True)
     members._on_answer((Kind.ENGINE, seed), None)
-    members.on_member(told.advertised, from_bus=True)
-    assert told.addresses() == {seed}, "one failure may be a hiccup"
+    members.on_member(reported.advertised, from_bus=True)
+    assert reported.addresses() == {seed}, "one failure may be a hiccup"
     members._on_answer((Kind.ENGINE, seed), None)
-    assert told.moves()[1:] == [(ChangeKind.LEFT, seed), (ChangeKind.JOINED, advertised)]
-    assert members.of(Kind.ENGINE) == [told.advertised]
+    assert reported.moves()[1:] == [(ChangeKind.LEFT, seed), (ChangeKind.JOINED, advertised)]
+    assert members.of(Kind.ENGINE) == [reported.advertised]
 
 
 async def test_an_engine_that_is_heard_of_by_neither_address_leaves_once(
     served_model: ServedModel,
 ) -> None:
-    told = TwoAddresses(served_model, 1)
+    reported = TwoAddresses(served_model, 1)
     members = Members(Bus(None), ENGINES)
-    told.follow(members)
-    members.on_member(told.by_seed, from_bus=False)
-    members.on_member(told.advertised, from_bus=True)
+    reported.follow(members)
+    members.on_member(reported.by_seed, from_bus=False)
+    members.on_member(reported.advertised, from_bus=True)
     for _ in range(2):
-        members._on_answer((Kind.ENGINE, told.by_seed.address), None)
-    assert told.moves() == [
-        (ChangeKind.JOINED, told.by_seed.address),
-        (ChangeKind.LEFT, told.by_seed.address),
+        members._on_answer((Kind.ENGINE, reported.by_seed.address), None)
+    assert reported.moves() == [
+        (ChangeKind.JOINED, reported.by_seed.address),
+        (ChangeKind.LEFT, reported.by_seed.address),
     ]
     assert not members.everyone()

@@ -121,12 +121,12 @@ async def test_a_stage_that_does_not_end_is_killed_as_soon_as_somebody_is_in_a_h
 
 async def test_a_stage_that_dies_is_started_again(start: Starter) -> None:
     pipe = SupervisorPipe()
-    said = []
+    output = []
     ready_again = asyncio.Event()
 
     def changed(what: str) -> None:
-        said.append(what)
-        if said.count("stage is ready") == 2:
+        output.append(what)
+        if output.count("stage is ready") == 2:
             ready_again.set()
 
     kept = KeptStage("stage", lambda: start(READY + "time.sleep(60)", pipe), changed)
@@ -138,7 +138,7 @@ async def test_a_stage_that_dies_is_started_again(start: Starter) -> None:
     async with asyncio.timeout(60):
         await ready_again.wait()
     assert kept.process.pid != first
-    assert said[1] == "stage ended with status -9; starting it again in 0.1 s"
+    assert output[1] == "stage ended with status -9; starting it again in 0.1 s"
     keeping.cancel()
     await asyncio.gather(keeping, return_exceptions=True)
     await kept.stop(5, asyncio.Event())
@@ -177,7 +177,7 @@ def test_pauses_grow_from_death_to_death_and_are_short_again_after_a_long_life()
 
 async def pauses_between(*seconds: float) -> list[float]:
     """Pauses before the restarts of a kept stage whose lives last so many seconds."""
-    said = list[str]()
+    output = list[str]()
     lives = iter((*seconds, 60.0))
     is_last = asyncio.Event()
 
@@ -187,11 +187,11 @@ async def pauses_between(*seconds: float) -> list[float]:
             is_last.set()
         return ShortLived(life)
 
-    kept = KeptStage("stage", start, said.append)
+    kept = KeptStage("stage", start, output.append)
     kept.pauses = (0.0, 0.01, 0.02, 0.03)
     await kept.begin()
     keeping = asyncio.ensure_future(kept.keep())
     await is_last.wait()
     keeping.cancel()
     await asyncio.gather(keeping, return_exceptions=True)
-    return [float(word.split()[-2]) for word in said if "starting it again" in word]
+    return [float(word.split()[-2]) for word in output if "starting it again" in word]

@@ -154,14 +154,14 @@ async def test_a_run_goes_on_with_the_stream_of_the_one_before_or_begins_anew(
             else:
                 await run.to_its_end()
         left = await ledger.get(tenant.id, response_id)
-        said = [
+        text = [
             event["type"]
             async for _, data in log_of(durable, tenant.id, response_id).stored()
             for event in msgspec.json.decode(data)
         ]
     assert heard == asked
     assert left.response["status"] == ("in_progress" if is_lost else "completed")
-    assert said == ([] if is_lost else ["response.completed"])
+    assert text == ([] if is_lost else ["response.completed"])
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
@@ -210,7 +210,7 @@ async def test_events_that_the_tenant_has_no_room_for_are_not_kept(
         )
         await Run(storage, answer, ResponseStore(store, 60.0), tenant.id, response_id).to_its_end()
         left = await ledger.get(tenant.id, response_id)
-        said = [
+        text = [
             event
             async for _, data in log_of(durable, tenant.id, response_id).stored()
             for event in msgspec.json.decode(data)
@@ -222,8 +222,8 @@ async def test_events_that_the_tenant_has_no_room_for_are_not_kept(
     assert left.response.get("output", left.response.get("error", {}).get("code")) == (
         ["whole"] if is_whole else "storage_limit_exceeded"
     )
-    assert said[-1] == {
+    assert text[-1] == {
         "type": f"response.{left.response['status']}",
         "response": left.response,
-        "sequence_number": len(said) - 1,
+        "sequence_number": len(text) - 1,
     }

@@ -157,8 +157,10 @@ def test_chats_are_run_too_and_a_line_is_explained_by_its_request_id(
     )
     (answer,) = results(client, over(client, batch.id).output_file_id)
     assert answer["response"]["body"]["choices"][0]["message"]["role"] == "assistant"
-    told = batching.client.get(f"/v1/requests/{answer['response']['request_id']}/explain").json()
-    assert told["prompts"][0]["outcome"] == "done"
+    reported = batching.client.get(
+        f"/v1/requests/{answer['response']['request_id']}/explain"
+    ).json()
+    assert reported["prompts"][0]["outcome"] == "done"
 
 
 @pytest.mark.parametrize(

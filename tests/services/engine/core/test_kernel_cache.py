@@ -79,11 +79,11 @@ def test_the_kernels_of_cpus_are_compiled_without_a_model_and_only_once(tmp_path
 
 
 def test_warmup_says_which_devices_it_knows() -> None:
-    said = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-m", "headwater.services.cli", "warmup", "--device=tpu"],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert said.returncode == 1
-    assert said.stderr.strip() == "headwater: --device is 'tpu'; allowed: cuda or cpu"
+    assert output.returncode == 1
+    assert output.stderr.strip() == "headwater: --device is 'tpu'; allowed: cuda or cpu"

@@ -49,8 +49,8 @@ def test_a_session_gets_its_own_rows_and_their_logprobs(
     expected = [i for i in range(len(counts)) if i in mine]
     assert rows.stream_ids == rows.first_index == expected
     assert rows.token_ids == [1000 * i + j for i in expected for j in range(counts[i])]
-    said = {position: -int(entry.logprob) for position, entry in rows.logprobs.items()}
-    assert said == {p: token for p, token in enumerate(rows.token_ids) if token // 1000 in asked}
+    text = {position: -int(entry.logprob) for position, entry in rows.logprobs.items()}
+    assert text == {p: token for p, token in enumerate(rows.token_ids) if token // 1000 in asked}
 
 
 def test_a_step_is_one_frame() -> None:

@@ -265,9 +265,14 @@ async def test_the_end_of_a_stream_says_what_was_drafted_and_answered_here() -> 
     session.deliver(StepOutput(step=9, finishes=[end]))
     session.end()
     (finish,) = [each for frame in left_to_send(session) for each in frame.finishes]
-    told = finish.work
-    assert not told.HasField("experts")
-    assert (told.steps, told.draft_tokens, told.accepted_tokens, told.output_tokens) == (
+    reported = finish.work
+    assert not reported.HasField("experts")
+    assert (
+        reported.steps,
+        reported.draft_tokens,
+        reported.accepted_tokens,
+        reported.output_tokens,
+    ) == (
         4,
         9,
         6,
@@ -326,8 +331,8 @@ async def test_a_later_attempt_ends_earlier_ones_of_its_prompt_and_no_earlier_on
     for session in sessions:
         session.deliver(StepOutput(step=2, finishes=finishes))
         session.end()
-    said = [finish for frame in left_to_send(sessions[0]) for finish in frame.finishes]
-    superseded = {finish.stream_id for finish in said if finish.cause == LOSS_CAUSE_SUPERSEDED}
+    output = [finish for frame in left_to_send(sessions[0]) for finish in frame.finishes]
+    superseded = {finish.stream_id for finish in output if finish.cause == LOSS_CAUSE_SUPERSEDED}
     assert superseded == {1, 2, 4}
     # Whoever comes when all have ended is nobody's rival.
     sessions[1].take(pb.ClientFrame(adds=[add(9, [1, 2, 3], request_id="r", attempt=1)]))
@@ -348,8 +353,8 @@ async def test_streams_that_are_asked_for_end_where_they_are_not_here() -> None:
         )
     )
     session.end()
-    said = [finish for frame in left_to_send(session) for finish in frame.finishes]
-    assert [(each.stream_id, each.retriable, each.cause) for each in said] == [
+    output = [finish for frame in left_to_send(session) for finish in frame.finishes]
+    assert [(each.stream_id, each.retriable, each.cause) for each in output] == [
         (3, True, LOSS_CAUSE_MISSING),
         (1, True, LOSS_CAUSE_MISSING),
     ]
