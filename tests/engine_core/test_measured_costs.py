@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from headwater.engine_core.drafting.step_costs import StepCosts
 from headwater.engine_core.executor import StepPlan, StepResult
 from headwater.engine_core.executors.simulated.executor import SimulatedExecutor
 from headwater.engine_core.executors.simulated.model import SimulatedModel
+from tests.simulation.tier_faults import PAGES
 
 
 class TimedExecutor(SimulatedExecutor):
@@ -173,3 +176,13 @@ def test_rows_without_a_page_share_the_scratch_page_and_a_token() -> None:
     admitted = [each for plan in executor.plans for each in plan.admitted]
     assert {int(each.token_ids[0]) for each in admitted[39:]} == {1}
     assert max(int(plan.block_ids.max(initial=0)) for plan in executor.plans) == 39
+
+
+def test_steps_of_a_simulated_model_with_states_are_measured() -> None:
+    """Measured rows have no state sets: what they share is compared with no row's tokens."""
+    pages = PAGES["states"]
+    given = replace(config(), state_pages=pages.state_pages, num_blocks=120)
+    executor = SimulatedExecutor(given, pages.model, verify_every=1)
+    ticks = count()
+    costs = measured_costs(executor, given, lambda: float(next(ticks)), vocab_size=50)
+    assert 1 in costs.sizes.tolist()

@@ -91,6 +91,10 @@ class SimulatedStates:
         states: UInt64Array = self._borders(row, block) + tails.sum(1, dtype=np.uint64)
         return states
 
+    def has_set(self, row: int, end: int) -> bool:
+        """Whether a row has pages for the states behind its first `end` tokens."""
+        return bool(self._pages(row, end // self._block_size).all())
+
     def expected(self, known: UInt64Array) -> UInt64Array:
         """[units] states behind tokens with these hashes."""
         states: UInt64Array = self._salts + known.sum(dtype=np.uint64)
