@@ -15,6 +15,7 @@ from headwater.services.stack.flags import ENGINE, GATEWAY, PROCESSOR
 from headwater.services.stack.plan import StackPlan
 from headwater.services.stack.profile import EngineProfile, Profile
 from headwater.services.stack.settings import StackSettings
+from tests.own_certificate import own_certificate
 
 
 def plan(**given: Any) -> StackPlan:
@@ -196,10 +197,7 @@ def test_a_word_that_is_no_setting_is_refused_by_name(name: str, value: str) -> 
 
 
 def test_certificates_for_clients_and_the_file_of_tenants_reach_the_gateway(tmp_path: Path) -> None:
-    cert = tmp_path / "cert.pem"
-    key = tmp_path / "key.pem"
-    cert.touch()
-    key.touch()
+    cert, key = own_certificate(tmp_path, days=2)
     gateway = read_settings(
         GatewaySettings, plan(tls_cert_file=cert, tls_key_file=key).gateway(0, {}), env={}
     )
@@ -311,5 +309,5 @@ def test_what_a_stage_would_refuse_is_refused_before_any_starts(name: str, value
 
 def test_gateways_are_ready_without_an_engine_where_the_first_request_starts_one() -> None:
     for least, flag in ((0, True), (1, False)):
-        flags = plan(min_replicas=least, max_replicas=2).gateway(0, {})
+        flags = plan(replicas=None, min_replicas=least, max_replicas=2).gateway(0, {})
         assert ("--ready-needs-engine=never" in flags) is flag
