@@ -27,6 +27,9 @@ RETRY_SECONDS = 1.0
 """Time in which a model is left as it is, after a call of its engine failed."""
 START_SECONDS = 60.0
 """Time in which room is kept for an engine that is started again; others then have as long."""
+DOUBT_SECONDS = 3.0
+"""Time for which an engine reports another state than it was called to, until that is believed:
+others may have called it. Loads come each second at least."""
 OPERATOR = ""
 """Tenant for which a model is woken by hand: no tenant's key."""
 TURNING = (State.SERVING, State.UNLOADING)
@@ -56,6 +59,8 @@ class _Engine:
     is_awake: bool
     """Whether the last call woke the model; False: it put the model to sleep. The model's load
     reports the same a moment later."""
+    agreed_at: float = 0.0
+    """Time at which its load last told the same, or a switch was under way."""
 
 
 @dataclass(slots=True)
@@ -206,8 +211,13 @@ class ModelTurns:
         known = model.engine
         if known is not None and known.epoch == member.epoch:
             known.load = load
+            if known.is_awake == load.is_awake or self._policy.is_switching:
+                known.agreed_at = now
+            elif now - known.agreed_at > DOUBT_SECONDS:
+                known.is_awake = load.is_awake
+                model.asleep_since = now
         else:
-            model.engine = _Engine(member.address, member.epoch, load, load.is_awake)
+            model.engine = _Engine(member.address, member.epoch, load, load.is_awake, now)
             model.asleep_since = now
         model.num_bytes = load.num_releasable_bytes
         model.lost_at = None

@@ -181,6 +181,11 @@ class TurnPolicy:
         return wait + sum(self._turn_of(each) + cost for each in before)
 
     @property
+    def is_switching(self) -> bool:
+        """Whether a switch is under way."""
+        return self._switch is not None
+
+    @property
     def quantum(self) -> float:
         """Seconds that a model with work stays awake at least."""
         return max(MIN_QUANTUM, self._switch_seconds * (1 / SWITCHING_SHARE - 1))

@@ -137,7 +137,8 @@ def test_no_request_starves_beside_a_tenant_that_asks_for_all() -> None:
 
 
 def test_after_faults_all_answers_are_whole_and_nothing_is_held() -> None:
-    for seed in range(10):
+    # 123: an engine is called to sleep by others than its supervisor.
+    for seed in (*range(9), 123):
         run_seed(seed)
 
 
