@@ -69,7 +69,7 @@ class ForkedHost(ForkServerProcess):
             for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
         ]
 
-    def says(self, sentence: str, seconds: float = 30) -> bool:
+    def says(self, sentence: str, seconds: float = 60) -> bool:
         return holds_within(lambda: sentence in self.log.text(), seconds)
 
     def signal(self, number: int) -> None:

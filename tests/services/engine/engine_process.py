@@ -139,12 +139,12 @@ class Client:
         return frame
 
     async def read_until_finished(self, *stream_ids: int) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not self.finishes.keys() >= set(stream_ids):
                 await self.read()
 
     async def read_tokens(self, stream_id: int, count: int) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(self.tokens[stream_id]) < count:
                 await self.read()
 
@@ -159,7 +159,7 @@ class Client:
 
     async def load_that(self, condition: Callable[[Any], bool]) -> Any:
         """The engine's load once the condition holds of it."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while True:
                 load = await self.load()
                 if condition(load):

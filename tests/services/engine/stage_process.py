@@ -52,7 +52,7 @@ class StageProcess:
     def log(self) -> str:
         return self._log.text()
 
-    def says(self, sentence: str, seconds: float = 30) -> bool:
+    def says(self, sentence: str, seconds: float = 60) -> bool:
         return holds_within(lambda: sentence in self.log(), seconds)
 
     def finish(self) -> None:

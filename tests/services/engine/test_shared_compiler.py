@@ -122,7 +122,7 @@ async def test_a_request_whose_grammar_gets_no_turn_ends_as_busy_and_the_next_on
             enter(1, GRAMMAR)
             await asyncio.sleep(0)
             enter(2, GRAMMAR + b" ")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while len(outputs) < 2:  # noqa: ASYNC110 (a callback)
                     await asyncio.sleep(0.01)
         ends = {end.key: end for output in outputs for end in output.finishes}
@@ -130,7 +130,7 @@ async def test_a_request_whose_grammar_gets_no_turn_ends_as_busy_and_the_next_on
         assert "no turn for the compilation of its grammar came within 0.1 s" in ends[1].error
         assert "1 requests of the tenant wait for the compilation" in ends[2].error
         enter(3, GRAMMAR)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not sent:  # noqa: ASYNC110 (a callback)
                 await asyncio.sleep(0.01)
         writer.close()

@@ -419,7 +419,7 @@ async def test_a_tenants_constraint_is_derived_beside_long_ones_of_another_tenan
         ]
         await asyncio.sleep(0)
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 assert await threads.constraints.run("neighbour", 1, lambda: "derived") == "derived"
             assert not any(each.done() for each in long)
         finally:
