@@ -28,7 +28,7 @@ up: $(VENV)/.run ## install what is missing and run the whole cluster on this ma
 	$(BIN)/headwater up --model $(MODEL) --replicas $(REPLICAS) --port $(PORT) --grpc-port $(GRPC_PORT)
 
 test: $(DEV_VENV)/.dev types ## run the tests, but for those marked `long`
-	$(DEV_BIN)/python -m pytest -n 6 -m "not long and not gpu" -q -rs
+	$(DEV_BIN)/python -m pytest -n 5 -m "not long and not gpu" -q -rs
 
 test-long: $(DEV_VENV)/.clients $(DEV_VENV)/.browser $(DOCS_VENV)/.docs types ## run the tests marked `long`
 	$(DEV_BIN)/python -m pytest -m "long and not gpu" -q
