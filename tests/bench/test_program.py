@@ -27,7 +27,7 @@ def test_the_help_of_a_benchmark_calls_it_what_people_do() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["gpu_suite", "--help"], "Usage: headwater bench gpu"),
+        pytest.param(["gpu_suite", "--help"], "Usage: headwater bench gpu", marks=pytest.mark.long),
         (["gpu_suite", "--part=tests"], "headwater bench gpu: --part tests needs a checkout"),
         pytest.param(
             ["combinations"],

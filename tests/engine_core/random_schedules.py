@@ -212,7 +212,7 @@ LIES = given(
     rounds(80, 60),
     LIARS,
 )
-SOME = settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+SOME = settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 # A schedule takes 0.2 to 0.4 s. Parts end in time also on a busy machine, and may run beside one
 # another.
 VERY_MANY = settings(SOME, max_examples=500)

@@ -203,6 +203,7 @@ def test_norms_over_all_heads_are_refused_where_ranks_do_not_sum_them(folder: Fo
         checked(tree, "toy", cpu.capabilities)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", long_but(IN_PARTS, IN_STAGES))
 def test_two_stages_answer_with_the_bits_of_one(family: str, folder: Folder) -> None:
     if registry.read_config(folder(family)).mixed is not None:

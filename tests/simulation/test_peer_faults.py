@@ -32,7 +32,7 @@ from tests.simulation.tier_faults import ONE_PAGE, PAGES
 FEW_ROUNDS = 3
 """Number of rounds of requests in each seed of `make test`, which takes half the time of a whole
 seed. Seeds with planted faults are whole, and so are the seeds of `make test-long`."""
-SEEDS = (range(200), range(200, 500), *(range(i, i + 500) for i in range(500, 2000, 500)))
+SEEDS = (range(100), range(100, 500), *(range(i, i + 500) for i in range(500, 2000, 500)))
 """`make test` runs the first ones."""
 MOST_SEEDS = 600
 """Number of seeds within which a planted fault has to show."""

@@ -237,7 +237,7 @@ def test_a_rank_of_a_host_that_is_killed_ends_the_engine_and_the_host_joins_the_
     ):
         expected = told(one.answer(PROMPTS, greedy(12, num_logprobs=1)))
         descriptors = list[list[str]]()
-        for _ in range(3):
+        for _ in range(2):
             with engine_of(qwen3, **asked) as engine:
                 assert told(engine.answer(PROMPTS, greedy(12, num_logprobs=1))) == expected
                 loss, [pid], began = Loss(engine), host.rank_pids, time.monotonic()
@@ -251,7 +251,7 @@ def test_a_rank_of_a_host_that_is_killed_ends_the_engine_and_the_host_joins_the_
                 )
                 with pytest.raises(RankLost):
                     engine.answer(PROMPTS[:1], greedy(4))
-        assert descriptors[0] == descriptors[1] == descriptors[2]
+        assert descriptors[0] == descriptors[1]
         assert holds_within(lambda: host.rank_pids == [], 30)
         # The host closes the descriptors of a rank after the rank has ended.
         assert holds_within(lambda: len(host.descriptors()) < len(descriptors[0]), 30)

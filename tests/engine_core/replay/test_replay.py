@@ -100,6 +100,7 @@ def test_answers_do_not_depend_on_the_number_of_steps_in_flight(simulated: Built
         assert at_depths[0] == at_depths[1] == at_depths[2], seed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("place", "case"),
     [("cpu-ranks", Case(drafter="look-up", options=TREE)), ("cpu-stages", LOOKED_UP)],

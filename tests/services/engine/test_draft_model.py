@@ -43,6 +43,7 @@ def test_the_drafter_has_one_name() -> None:
     assert NAME == DRAFT_MODEL
 
 
+@pytest.mark.long
 async def test_an_engine_answers_the_same_with_a_draft_model(folder: Path) -> None:
     """A model as large as the served one never pays, so it is asked for one token in so many
     steps."""

@@ -77,6 +77,7 @@ def both(place: Place) -> Iterator[tuple[EngineProcess, StageProcess]]:
         yield engine, stage
 
 
+@pytest.mark.long
 async def test_an_engine_and_a_stage_that_are_started_by_their_commands_answer_as_one_process(
     place: Place,
 ) -> None:
@@ -107,6 +108,19 @@ async def test_an_engine_and_a_stage_that_are_started_by_their_commands_answer_a
     assert "stage 1 is computed on 127.0.0.1" in said
     assert f"stage 1 of the engine at {place.address} is computed here" in heard
     assert "Traceback" not in heard
+
+
+async def test_an_engine_answers_with_a_stage_of_another_host_as_it_does_alone(
+    place: Place,
+) -> None:
+    told = []
+    with engine_process(f"--model-folder={place.folder}", *SMALL) as alone, both(place) as (two, _):
+        for engine in (alone, two):
+            async with client_of(engine) as client:
+                await client.send(add(1, PROMPT, 40), add(2, PROMPT[::-1], 40))
+                await client.read_until_finished(1, 2)
+                told.append((client.tokens[1], client.tokens[2]))
+    assert told[0] == told[1]
 
 
 @pytest.mark.parametrize("moment", long_but(("prefill", "decode"), "decode"))

@@ -91,12 +91,12 @@ async def check_schemas(
     assert num_completed > 0.9 * len(told)
 
 
-@pytest.mark.parametrize("num_random", [40, pytest.param(150, marks=pytest.mark.long)])
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.long)])
 async def test_every_completed_answer_to_any_of_many_schemas_validates(
-    num_random: int, demo_model: TextModel, compiler: GrammarCompiler
+    step: int, demo_model: TextModel, compiler: GrammarCompiler
 ) -> None:
-    schemas = [*written(), *random_schemas(num_random, seed=1)]
-    assert len(schemas) >= num_random + 150
+    schemas = [*written(), *random_schemas(150, seed=1)][::step]
+    assert len(schemas) >= 300 // step
     await check_schemas(demo_model, compiler, schemas, seeds=1, depth=2)
 
 

@@ -89,6 +89,7 @@ def test_a_size_that_the_device_does_not_serve_is_refused_before_a_download(
     assert hub.downloaded == ["config.json"]
 
 
+@pytest.mark.long
 def test_a_dry_run_says_what_a_model_takes(hub: Hub, tmp_path: Path) -> None:
     found = judge(
         "somebody/something",

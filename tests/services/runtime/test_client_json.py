@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.services.runtime.client_json import WHOLE_BYTES, read_in_pieces, read_json
@@ -26,6 +26,7 @@ JSON = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(JSON, st.integers(1, 40), st.sampled_from([None, 1]), st.booleans())
 def test_pieces_of_any_length_make_the_same_value(
     value: Any, piece_bytes: int, indent: int | None, ascii: bool

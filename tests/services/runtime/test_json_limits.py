@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.services.runtime.errors import BadRequest
@@ -104,6 +104,7 @@ def test_what_is_no_json_is_left_to_the_decoder(text: bytes) -> None:
     check_json(text)
 
 
+@settings(max_examples=40)
 @given(JSON, st.sampled_from([None, 1]), st.booleans())
 def test_counts_are_those_of_the_parsed_value(value: Any, indent: int | None, ascii: bool) -> None:
     text = json.dumps(value, indent=indent, ensure_ascii=ascii).encode(errors="surrogatepass")

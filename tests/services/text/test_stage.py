@@ -134,7 +134,7 @@ def _get(url: str) -> str:
         return str(reply.read().decode())
 
 
-@pytest.mark.parametrize("module", long_but([*STAGES, ENGINE], ENGINE))
+@pytest.mark.parametrize("module", long_but([*STAGES, ENGINE], "headwater.services.processor"))
 async def test_a_stage_that_lacks_its_model_says_so_and_fails(module: str, tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", module, f"--model-folder={tmp_path}", stderr=asyncio.subprocess.PIPE
@@ -146,6 +146,7 @@ async def test_a_stage_that_lacks_its_model_says_so_and_fails(module: str, tmp_p
     )
 
 
+@pytest.mark.long
 async def test_an_output_processor_whose_tokens_spell_no_bytes_says_so_and_fails(
     demo_folder: Path, tmp_path: Path
 ) -> None:
@@ -166,6 +167,7 @@ async def test_an_output_processor_whose_tokens_spell_no_bytes_says_so_and_fails
     assert not any("Traceback" in line for line in lines)
 
 
+@pytest.mark.long
 async def test_a_processor_whose_model_has_a_default_that_no_request_may_have_says_so_and_fails(
     demo_folder: Path, tmp_path: Path
 ) -> None:
