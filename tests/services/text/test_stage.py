@@ -81,7 +81,8 @@ COMMON += [
 COMMON += ["metrics_port", "otlp_endpoint", "log_level"]
 OWN = ["dtype", "kv_format", "block_size", "max_model_len", "chat_template"]
 OWN += ["trust_request_chat_template", "generation_config"]
-OWN += ["tool_call_parser", "reasoning_parser", "escape_special_tokens", "close_schemas", "threads"]
+OWN += ["tool_call_parser", "reasoning_parser", "escape_special_tokens", "close_schemas"]
+OWN += ["warm_grammars", "threads"]
 
 
 @pytest.mark.parametrize(
