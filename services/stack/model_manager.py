@@ -397,6 +397,9 @@ class ModelManager:
         except (PullFailed, ModelFolderError, WeightsRefused, OSError) as fault:
             model.weights_problem = str(fault)
             self._report(f"{model.name}: its weights stay: {fault}")
+        except Exception as fault:  # It ends no deployment.
+            model.weights_problem = f"{type(fault).__name__}: {fault}"
+            self._report(f"{model.name}: its weights were not replaced: {model.weights_problem}")
         else:
             self._report(f"{model.name}: weights are {model.weights}, {seconds:.3f} s without them")
             # One that did not obey may compute with either: another takes its place.

@@ -52,18 +52,24 @@ async def replace_weights(
     check_same(plan.model_folder, folder)
     addresses = _addresses(model)
     numbers = await _load_all(addresses, folder)
-    if _addresses(model) != addresses:
+    try:
+        revision = ModelManifest.read(folder).revision
+        if _addresses(model) != addresses:
+            raise WeightsRefused("an engine of the model came or went meanwhile")
+    except BaseException:
         await _drop(addresses, numbers)
-        raise WeightsRefused("an engine of the model came or went meanwhile")
+        raise
     # From here on an engine that starts has them.
     model.plan = replace(plan, weights_folder=folder)
-    model.weights = ModelManifest.read(folder).revision
+    model.weights = revision
     return await _replace_all(addresses, numbers, ends_requests=ends_requests)
 
 
 def _addresses(model: ModelStages) -> dict[int, str]:
     """Raises `WeightsRefused` while an engine starts or leaves."""
     found = {number: stage.addresses.get("grpc") for number, stage in model.engines.items()}
+    if not found:
+        raise WeightsRefused("the model has no engine just now")
     if model.leaving or not all(found.values()):
         raise WeightsRefused("an engine of the model is just starting or leaving")
     return {number: address for number, address in found.items() if address}
@@ -92,24 +98,17 @@ async def _replace_all(
 ) -> tuple[float, list[int]]:
     """Has every engine compute with the weights. Returns the longest time in which one computed
     nothing, and the engines that did not obey: they are to be started again, with these weights."""
-    lost: list[int] = []
-    longest = 0.0
-
-    async def replace(engine: int, address: str) -> None:
-        nonlocal longest
-        try:
-            seconds = await engine_calls.replace_weights(
-                address, numbers[engine], ends_requests=ends_requests
-            )
-        except EngineCallFailed:
-            lost.append(engine)
-        else:
-            longest = max(longest, seconds)
-
-    async with asyncio.TaskGroup() as tasks:
-        for each in addresses.items():
-            tasks.create_task(replace(*each))
-    return longest, lost
+    answers = await asyncio.gather(
+        *(
+            engine_calls.replace_weights(address, numbers[engine], ends_requests=ends_requests)
+            for engine, address in addresses.items()
+        ),
+        return_exceptions=True,
+    )
+    by_engine = dict(zip(addresses, answers, strict=True))
+    obeyed = [each for each in answers if isinstance(each, float)]
+    lost = [engine for engine, each in by_engine.items() if not isinstance(each, float)]
+    return max(obeyed, default=0.0), lost
 
 
 async def _drop(addresses: Mapping[int, str], numbers: Mapping[int, int]) -> None:

@@ -3,6 +3,7 @@ was started with them, and no block of the old ones is hit."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -15,6 +16,12 @@ from safetensors.torch import load_file, save_file
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.executor import ReplaceableWeights, replaceable_of
+from headwater.engine_core.executors.build.new_weights import why_not
+from headwater.engine_core.executors.build.request import checked
+from headwater.engine_core.executors.build.single import build_executor
+from headwater.engine_core.executors.ranks.rank import whole_rank
+from headwater.engine_core.options import ExecutorOptions
+from headwater.engine_core.platforms import loading as platforms
 from headwater.engine_core.request import FinishReason, NewRequest
 from headwater.engine_core.weights.model_file import WEIGHTS_NAME
 from tests.engine_core.driven_engine import DrivenEngine
@@ -145,3 +152,29 @@ def test_engines_that_cannot_replace_their_weights_say_why(
         assert isinstance(refused, str)
         assert reason in refused
         engine.close()
+
+
+def test_copies_of_blocks_in_host_memory_are_refused(folder_of: Callable[[str], Path]) -> None:
+    loaded = platforms.load("cpu")
+    options = ExecutorOptions(model_folder=folder_of("qwen3"))
+    request = checked(options, "cpu", loaded.device.capabilities)
+    rank = whole_rank(request.model)
+    assert why_not(request, rank) == ""
+    tiers = dataclasses.replace(request, options=dataclasses.replace(options, kv_swap_memory=1))
+    assert "kv_swap_memory" in why_not(tiers, rank)
+
+
+def test_loading_reports_no_progress_from_its_thread(
+    folder_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The core's reports are written by one thread."""
+    reported: list[str] = []
+    options = ExecutorOptions(model_folder=folder_of("qwen3"), num_blocks=200)
+    executor, _, _ = build_executor(options, lambda phase, done, total: reported.append(phase))
+    assert reported
+    reported.clear()
+    weights = replaceable_of(executor)
+    assert not isinstance(weights, str)
+    weights.load(other_weights(folder_of("qwen3"), tmp_path / "other"))
+    assert reported == []
+    executor.close()

@@ -17,7 +17,11 @@ from headwater.engine_core.executors.simulated.executor import SimulatedExecutor
 from headwater.engine_core.executors.simulated.model import SimulatedModel
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.scheduling.seating.tenant_shares import CLAIM_SECONDS, split
+from headwater.engine_core.scheduling.seating.tenant_shares import (
+    CLAIM_SECONDS,
+    TenantShares,
+    split,
+)
 
 WEIGHTS = st.sampled_from([0.5, 1.0, 2.0, 7.0])
 
@@ -270,3 +274,13 @@ def _waits(num_abusing: int, seed: int, cost: float = 96.0) -> list[int]:
         for key, step in bench.first_step.items()
         if bench.tenants[key] != "abuser"
     ]
+
+
+def test_all_of_many_tenants_are_reported_in_turn() -> None:
+    shares = TenantShares(8, 100, lambda: 0.0)
+    for name in "abcde":
+        shares.enter(name, 1.0)
+    shares.leave("e")
+    found = [set(shares.weights(2)) for _ in range(2)]
+    assert found == [{"a", "b"}, {"c", "d"}]
+    assert shares.weights(64).keys() == set("abcd")

@@ -149,7 +149,7 @@ def _executor(
     replaceable: EagerWeights | str = why_not(request, rank)
     if not replaceable:
         assert isinstance(exit_, EagerSample)
-        replaceable = EagerWeights(request, config, loader, entry, layers, exit_, releasable)
+        replaceable = EagerWeights(request, config, rank, entry, layers, exit_, releasable)
     return StepExecutor(
         device=EagerDevice(config, served.config.vocab_size),
         caches=EagerCaches(blocks),

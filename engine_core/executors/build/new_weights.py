@@ -30,6 +30,8 @@ def why_not(request: BuildRequest, rank: Rank) -> str:
     ones."""
     loaded = platforms.load(request.options.device)
     flags = loaded.device.capabilities
+    if request.options.kv_swap_memory:
+        return "the engine has kv_swap_memory; allowed: one that could sleep and keeps no copies"
     if loaded.device.name != "cpu" or not rank.is_whole or request.options.load_format != "auto":
         return "allowed: an engine of one process on a CPU, of a model's folder"
     sleeping = replace(request.options, takes_turns=True)
@@ -57,7 +59,7 @@ class EagerWeights:
         self,
         request: BuildRequest,
         config: EngineConfig,
-        loader: Loader,
+        rank: Rank,
         entry: EagerEntry,
         layers: EagerLayers,
         exit: EagerSample,
@@ -66,7 +68,7 @@ class EagerWeights:
         """`mapped`: what sleep gives back; None: the engine does not sleep."""
         self._request = request
         self._config = config
-        self._loader = loader
+        self._rank = rank
         self._entry = entry
         self._layers = layers
         self._exit = exit
@@ -78,7 +80,9 @@ class EagerWeights:
         options = replace(now, model_folder=folder)
         request = checked(options, loaded.device.name, loaded.device.capabilities)
         check_same(self._request, request)
-        platform, weights = self._loader.served(request)
+        # NOTE: progress of the build is reported by the thread that builds.
+        loader = Loader(loaded.device, self._rank, self._config, _say_nothing)
+        platform, weights = loader.served(request)
         served = whole_model(request, self._config, (platform, weights))
         forward = Hooks.of(loaded.device).forward_pass(served, platform, self._config.max_blocks)
         return LoadedWeights(numerics_of(request, loaded), folder, served, forward)
@@ -90,6 +94,10 @@ class EagerWeights:
         self._exit.adopt(new.served)
         if self._mapped is not None:
             self._mapped.follow(new.folder)
+
+
+def _say_nothing(phase: str, done: int, total: int) -> None:
+    pass
 
 
 def check_same(old: BuildRequest, new: BuildRequest) -> None:

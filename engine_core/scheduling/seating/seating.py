@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from itertools import islice
 
 from ...config import EngineConfig
 from ...kv.block_source import Ticket
@@ -319,7 +318,7 @@ class Seating:
 
     def weights_of_tenants(self) -> dict[str, float]:
         """Weights of the tenants that have requests, at most `MAX_TENANTS` of them."""
-        return dict(islice(self._shares.weights().items(), MAX_TENANTS))
+        return self._shares.weights(MAX_TENANTS)
 
     def _num_shares(self, request: RequestState) -> int:
         """The shares that the request's tenant holds. A request that yielded its seat counts one

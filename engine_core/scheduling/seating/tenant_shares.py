@@ -65,9 +65,18 @@ class TenantShares:
     def unseat(self, name: str) -> None:
         self._tenants[name].num_seats -= 1
 
-    def weights(self) -> dict[str, float]:
-        """Weights of the tenants that have requests."""
-        return {name: each.weight for name, each in self._tenants.items() if each.num_requests}
+    def weights(self, most: int) -> dict[str, float]:
+        """Weights of so many of the tenants that have requests; others the next time."""
+        found: dict[str, float] = {}
+        for name, each in self._tenants.items():
+            if each.num_requests:
+                found[name] = each.weight
+            if len(found) == most:
+                break
+        if len(found) < len(self._tenants):
+            for name in found:
+                self._tenants[name] = self._tenants.pop(name)
+        return found
 
     @property
     def are_several(self) -> bool:

@@ -52,6 +52,8 @@ class CoreWeights:
                 self._num_loading += 1
                 self._thread.submit(self._load, number, Path(folder))
             case DropWeights(number):
+                if self._due is not None and number == self._due.number:
+                    return
                 if self._kept.pop(number, None) is None and self._num_loading:
                     self._dropped.add(number)
             case ReplaceWeights(number):

@@ -43,6 +43,8 @@ class EngineWeights:
         self._waiting: dict[int, asyncio.Future[OfWeightsReports]] = {}
         self._loaded: dict[int, WeightsIdentity] = {}
         """By number."""
+        self._due: dict[int, WeightsIdentity] = {}
+        """Those that take their place just now, by number: nothing drops them."""
 
     async def load(self, folder: str) -> tuple[int, str]:
         """Loads weights beside those that are computed with. Returns the number that names them,
@@ -52,6 +54,9 @@ class EngineWeights:
             revision = ModelManifest.read(Path(folder)).revision
         except ModelFolderError as error:
             raise BadRequest("folder", str(error), code="weights_refused") from None
+        for each in list(self._loaded):
+            # Of a caller that is gone.
+            self.drop(each)
         number = next(self._numbers)
         try:
             loaded = await self._answer(number, LoadWeights(number, folder))
@@ -68,6 +73,7 @@ class EngineWeights:
         """Has steps computed with loaded weights. Returns the seconds in which there was none.
         Raises `BadRequest` for weights that are not loaded."""
         BadRequest.unless(number in self._loaded, "number", number, "weights that are loaded")
+        self._due[number] = self._loaded.pop(number)
         command = ReplaceWeights(number, ends_requests)
         # One that has left cannot call it back.
         replaced = await asyncio.shield(asyncio.ensure_future(self._replaced(number, command)))
@@ -77,13 +83,17 @@ class EngineWeights:
         return replaced.seconds
 
     def drop(self, number: int) -> None:
-        """Forgets loaded weights; others are left as they are."""
+        """Forgets loaded weights, but for those that take their place just now."""
+        if number in self._due:
+            return
         self._loaded.pop(number, None)
         self._send(DropWeights(number))
 
     def on_report(self, report: OfWeightsReports) -> None:
-        if isinstance(report, WeightsReplaced) and not report.error:
-            self._note_replaced(report)
+        if isinstance(report, WeightsReplaced):
+            weights = self._due.pop(report.number)
+            if not report.error:
+                self._note_replaced(weights, report.seconds)
         if (waiting := self._waiting.pop(report.number, None)) is not None and not waiting.done():
             waiting.set_result(report)
 
@@ -97,12 +107,11 @@ class EngineWeights:
         answer: OfWeightsReports = await waiting
         return answer
 
-    def _note_replaced(self, report: WeightsReplaced) -> None:
-        weights = self._loaded.pop(report.number)
+    def _note_replaced(self, weights: WeightsIdentity, seconds: float) -> None:
         before = self._history[-1].revision
         self._history.append(weights)
         self._replica.weights = weights.revision
         self._replica.numerics_id = weights.numerics_id
         structlog.get_logger().info(
-            "weights replaced", revision=weights.revision, before=before, seconds=report.seconds
+            "weights replaced", revision=weights.revision, before=before, seconds=seconds
         )

@@ -124,6 +124,20 @@ async def test_none_has_them_where_an_engine_comes_meanwhile(
     assert (engines.loaded, engines.replaced) == (set(), {})
 
 
+async def test_none_has_them_where_an_engine_leaves_meanwhile(
+    engines: Engines, folders: tuple[Path, Path]
+) -> None:
+    old, new = folders
+    model = model_of(old, "a", "b")
+    engines.on_load = lambda: model.engines.pop(1, None)
+    with pytest.raises(WeightsRefused, match="came or went"):
+        await replace_weights(model, new, ends_requests=False)
+    engines.on_load = model.engines.clear
+    with pytest.raises(WeightsRefused, match="has no engine"):
+        await replace_weights(model, new, ends_requests=False)
+    assert (engines.loaded, engines.replaced) == (set(), {})
+
+
 async def test_an_engine_that_dies_between_is_named(
     engines: Engines, folders: tuple[Path, Path]
 ) -> None:

@@ -47,7 +47,7 @@ def test_tenants_get_the_same_whether_they_ask_for_one_model_or_for_two() -> Non
         return cluster
 
     cluster = run_virtually(run(), 1)
-    assert cluster.tokens["x"] == pytest.approx(cluster.tokens["y"], rel=0.15)
+    assert cluster.tokens["x"] == pytest.approx(cluster.tokens["y"], rel=0.25)
     # The device computes for most of the time.
     assert sum(cluster.tokens.values()) > 0.8 * 60 / STEP_SECONDS
 
