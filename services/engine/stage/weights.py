@@ -44,7 +44,7 @@ class EngineWeights:
         self._loaded: dict[int, WeightsIdentity] = {}
         """By number."""
         self._due: dict[int, WeightsIdentity] = {}
-        """Those that take their place just now, by number: nothing drops them."""
+        """Weights that take the place of others just now, by number: nothing drops them."""
 
     async def load(self, folder: str) -> tuple[int, str]:
         """Loads weights beside those that are computed with. Returns the number that names them,
