@@ -11,6 +11,7 @@ import numpy as np
 
 from ..config import EngineConfig
 from ..executor import Int32Array, StepResult
+from ..page_groups import PageSizes
 from ..request import TokenLogprobs
 from .arrays import Array, pack, unpack
 
@@ -89,6 +90,8 @@ def decode_report(message: bytes) -> Report:
     if name == Hello.__name__:
         config = values["config"]
         config["page_windows"] = tuple(config["page_windows"])
+        sizes = config["page_sizes"]
+        config["page_sizes"] = PageSizes(**sizes | {"filled": tuple(sizes["filled"])})
         values["config"] = EngineConfig(**config)
     report: Report = _REPORTS[name](**values)
     return report

@@ -21,6 +21,7 @@ from headwater.engine_core.executors.device.warmup_plans import warmup_plans
 from headwater.engine_core.executors.rank_process import RankProcess
 from headwater.engine_core.executors.ranks import multi, start_ranks
 from headwater.engine_core.options import ExecutorOptions
+from headwater.engine_core.page_groups import PageSizes
 from headwater.engine_core.parallel import rank_processes
 from headwater.engine_core.parallel.copied_process import CopiedProcess
 from headwater.engine_core.parallel.plan_messages import PREPARE, encode_warm_up
@@ -40,7 +41,8 @@ from headwater.engine_core.parallel.result_messages import (
 from headwater.engine_core.system.ring import RING_BYTES, PeerGone, RingReader, RingWriter
 from tests.polling import holds_within
 
-HELLO = Hello(config=EngineConfig(num_blocks=9, max_model_len=64))
+SIZES = PageSizes(page=100, filled=(96, 80), of_set=250)
+HELLO = Hello(config=EngineConfig(num_blocks=9, max_model_len=64, page_sizes=SIZES))
 HALF = Loading(phase="loading weights", done=1, total=2)
 
 
@@ -74,6 +76,10 @@ def wait_for_the_second(start: RankStart) -> None:
         os.write(start.group.to_peers[0], b"\0")
     reports.write(encode_report(HELLO))
     os.read(start.lifeline, 1)
+
+
+def test_a_report_is_what_the_rank_reported() -> None:
+    assert decode_report(encode_report(HELLO)) == HELLO
 
 
 def test_progress_of_a_rank_is_reported_while_another_one_waits_for_it() -> None:
