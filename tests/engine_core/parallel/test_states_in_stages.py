@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headwater.engine_core.config import ConfigError
+from headwater.engine_core.config import ConfigError, EngineConfig
 from headwater.engine_core.weights.shards import Stage, stages
+from tests.engine_core.oracle_speculator import OracleSpeculator
 from tests.engine_core.small_models import (
     FULL,
     MAMBA,
@@ -55,6 +56,22 @@ def test_two_stages_answer_with_the_bits_of_one_process(family: str, tmp_path: P
         twice = engine.answer([*PROMPTS, *PROMPTS[::-1]], SCORED)
         assert same(twice[:3], alone)
         assert same(twice[:2:-1], alone)
+
+
+def test_drafts_in_stages_change_no_bits(tmp_path: Path) -> None:
+    """Two of five are wrong, so that the states of both stages are cut."""
+    random_checkpoint("qwen3.5-moe", tmp_path / "hf", **LAYERS["qwen3.5-moe"])
+    folder = convert(tmp_path / "hf", tmp_path / "ours")
+    with closing(SmallEngine(folder, **SIZES)) as engine:
+        alone = engine.answer(PROMPTS, SCORED)
+
+    def speculate(config: EngineConfig) -> OracleSpeculator:
+        return OracleSpeculator(alone, 0.4).beside(config)
+
+    drafting = SIZES | STAGES | {"max_draft_tokens": 5, "speculate": speculate}
+    with closing(SmallEngine(folder, **drafting)) as engine:
+        assert same(engine.answer(PROMPTS, SCORED), alone)
+        assert engine.engine.load().num_accepted_tokens > 0
 
 
 def same(answers: list[Answer], others: list[Answer]) -> bool:
