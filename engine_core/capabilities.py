@@ -160,8 +160,8 @@ ENGINE = (
         name=PULL,
         fields=("kv_peer_memory",),
         off="0",
-        beside=OF_ANY_MODEL | {SIMULATED, STATES, MIXED, LATENT, TREE, HOST_MEMORY, DISK},
-        beside_if={"rank_slots": RANKS},
+        beside=OF_ANY_MODEL | {SIMULATED, LATENT, TREE, HOST_MEMORY, DISK},
+        beside_if={"rank_slots": RANKS, "pulled_kinds": frozenset({STATES, MIXED})},
         flag="disk_blocks",
     ),
     Capability(

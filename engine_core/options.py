@@ -158,6 +158,8 @@ class BuildRequest:
     """`int8` where packed integers are multiplied as they are, else `dtype`."""
     rounds_tokens: bool = False
     """Whether weights that were made for activations in 8 bits may be multiplied with such."""
+    pulls_kinds: bool = True
+    """Whether pages of several kinds of layers move between engines."""
     is_tree: bool = False
     """Whether products are made of leaves, see `layers.leaves`."""
     draft: BuildRequest | None = None

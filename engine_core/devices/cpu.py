@@ -63,6 +63,7 @@ capabilities = Capabilities(
     rank_draft_slots=True,
     stages=True,
     stage_states=True,
+    pulled_kinds=True,
     stage_hosts=True,
     tree_numerics=True,
     sleep=SMAPS.exists(),

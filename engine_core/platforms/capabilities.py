@@ -107,6 +107,8 @@ class Capabilities:
     """Ranks may be pipeline stages (`--pipeline-parallel-size`)."""
     stage_states: bool = False
     """Stages keep the states of their layers, each in pages of its own size."""
+    pulled_kinds: bool = False
+    """Pages of several kinds of layers, and snapshots of states, move between engines."""
     stage_hosts: bool = False
     """Stages may be on other hosts (`--stage-hosts`)."""
     tree_numerics: bool = False

@@ -176,6 +176,16 @@ def test_layers_with_windows_keep_whole_sequences_beside_what_knows_no_groups(
     )
 
 
+def test_windows_keep_whole_sequences_where_a_platform_pulls_no_kinds(
+    small: ModelConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = of_layers(small, GEMMA3_270M)
+    options = ExecutorOptions(model_folder=None, kv_peer_memory=1 << 30)
+    assert pages_of(options, model, LONG).num_groups == 6
+    assert pages_of(options, model, LONG, pulls_kinds=False) == one_group(model)
+    assert caplog.text.rstrip().endswith("whole sequences beside kv_peer_memory")
+
+
 def test_an_architecture_that_reads_one_group_keeps_all_blocks_of_a_mixed_model(
     small: ModelConfig, caplog: pytest.LogCaptureFixture
 ) -> None:

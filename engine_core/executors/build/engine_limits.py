@@ -18,7 +18,13 @@ def pages_of_request(request: BuildRequest) -> PagePlan:
     """Page groups of the served model."""
     has_groups = reads_page_groups(request.model)
     max_model_len = _max_model_len(request)
-    return pages_of(request.options, request.model, max_model_len, has_groups=has_groups)
+    return pages_of(
+        request.options,
+        request.model,
+        max_model_len,
+        has_groups=has_groups,
+        pulls_kinds=request.pulls_kinds,
+    )
 
 
 def engine_config_of(

@@ -14,12 +14,18 @@ log = logging.getLogger(__name__)
 
 
 def pages_of(
-    options: ExecutorOptions, model: ModelConfig, max_model_len: int, *, has_groups: bool = True
+    options: ExecutorOptions,
+    model: ModelConfig,
+    max_model_len: int,
+    *,
+    has_groups: bool = True,
+    pulls_kinds: bool = True,
 ) -> PagePlan:
     """Page groups of the served model: those of its windows, or one that keeps every block, which
-    is logged, where an option needs whole blocks. `has_groups`: its architecture reads several."""
+    is logged, where an option needs whole blocks. `has_groups`: its architecture reads several;
+    `pulls_kinds`: see `BuildRequest`."""
     plan = plan_pages(model, max_model_len)
-    reason = _whole_beside(options, plan)
+    reason = _whole_beside(options, plan, pulls_kinds=pulls_kinds)
     if plan.num_groups > 1 and not has_groups:
         reason = f"the architecture {model.architecture}"
     if not reason or plan.windows == (0,):
@@ -45,7 +51,7 @@ def asked_of_layers(model: ModelConfig) -> dict[str, Asked]:
     return asked
 
 
-def _whole_beside(options: ExecutorOptions, plan: PagePlan) -> str:
+def _whole_beside(options: ExecutorOptions, plan: PagePlan, *, pulls_kinds: bool) -> str:
     """Name of the option that needs whole blocks, so that layers keep them; empty if none does."""
     # What drafts computes positions that it has skipped later, so that it may see others than the
     # served model.
@@ -61,6 +67,7 @@ def _whole_beside(options: ExecutorOptions, plan: PagePlan) -> str:
             and options.tensor_parallel_size > 1,
             "kv_disk_dir of several ranks": options.kv_disk_dir is not None
             and options.tensor_parallel_size > 1,
+            "kv_peer_memory": options.kv_peer_memory and not pulls_kinds,
             "kv_peer_memory of several ranks": options.kv_peer_memory
             and options.tensor_parallel_size > 1,
             "pipeline_parallel_size": options.pipeline_parallel_size > 1,

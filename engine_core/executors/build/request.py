@@ -113,6 +113,7 @@ def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> Build
         kv_format=kv_format,
         activations=activations,
         rounds_tokens=flags.rounded_tokens and options.activation_dtype != MODEL,
+        pulls_kinds=flags.pulled_kinds,
         is_tree=options.numerics == TREE,
         draft=draft,
         heads=heads,
