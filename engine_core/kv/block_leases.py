@@ -180,8 +180,14 @@ class BlockLeases:
         """Whether `advance` is to be called soon."""
         if self._is_quiet:
             return False
-        is_busy = self._goes_on or bool(self._asked and self._free_slots)
+        is_busy = self._goes_on or self._has_slots_for_next
         return is_busy or (self._direct is not None and self._direct.is_busy)
+
+    @property
+    def _has_slots_for_next(self) -> bool:
+        """Whether the first lease that was asked for has its slots. Later ones wait behind it: small
+        ones would take the slots of a large one again and again."""
+        return bool(self._asked) and len(self._free_slots) >= self._num_slots_needed(self._asked[0])
 
     @property
     def _goes_on(self) -> bool:
@@ -256,11 +262,8 @@ class BlockLeases:
             self._link.refuse(request.lease)
 
     def _pin_asked(self) -> None:
-        while self._asked and self._free_slots:
-            lease = self._asked[0]
-            if len(self._free_slots) < self._num_slots_needed(lease):
-                return
-            self._asked.popleft()
+        while self._has_slots_for_next:
+            lease = self._asked.popleft()
             if lease.has_ended:
                 continue
             wanted = lease.request.wanted

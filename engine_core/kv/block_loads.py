@@ -367,8 +367,13 @@ class BlockLoads:
         num_pages = len(load.blocks) // max(1, load.num_blocks)
         start = len(load.prefix) * num_pages
         self._pool.release(load.blocks, turn=load.turn, start=start, is_move=True)
-        start = load.held.num_blocks * self._keys.pages_of_block(0)
-        self._pool.release(load.here, turn=load.turn, start=start, is_move=True)
+        if load.here:
+            first = load.held.num_blocks
+            before = load.prefix[first - 1] if first else b""
+            keys = self._keys.of_blocks(load.prefix[first:])[: len(load.here)]
+            start = first * self._keys.pages_of_block(0)
+            parents = [before, *map(block_of, keys[:-1])]
+            self._release(load.here, keys, parents, load.owner, load.turn, start)
         for kind, held in enumerate(load.held.held):
             before = load.prefix[held.first - 1] if held.first else b""
             hashes = load.prefix[held.first :]

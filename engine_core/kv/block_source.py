@@ -50,6 +50,11 @@ class Ticket:
     """KV blocks that the load fills, one for each hash. The source may write to them until the
     ticket has ended."""
 
+    @property
+    def num_blocks(self) -> int:
+        """Pages of first groups, of which each block has one."""
+        return num_blocks_of(self.hashes)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadEnd:

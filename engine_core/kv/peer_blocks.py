@@ -371,10 +371,11 @@ class PeerBlocks:
             elif end.is_cancelled:
                 ends.append(LoadEnd(end.ticket, Outcome.CANCELLED))
             else:
-                self.num_discarded += 0 if load.is_early else len(end.ticket.hashes) - len(hashes)
                 outcome = Outcome.LOADED if hashes else Outcome.FAILED
                 ends.append(LoadEnd(end.ticket, outcome, hashes))
-                self.num_direct += ends[-1].num_blocks
+                num_blocks = ends[-1].num_blocks
+                self.num_direct += num_blocks
+                self.num_discarded += 0 if load.is_early else end.ticket.num_blocks - num_blocks
         return ends
 
     def _wanted(self, owner: Owner, parent: bytes, hashes: Sequence[bytes]) -> Wanted:
@@ -404,5 +405,5 @@ class PeerBlocks:
         # A load that was given up has ended, and is not known as an early one any more.
         load = self._under_way.get(part.load.ticket)
         if not part.load.is_cancelled and (load is None or not load.is_early):
-            self.num_discarded += len(part.slots) - num_read
+            self.num_discarded += part.num_blocks_behind(num_read)
         self._loads.note_read(part, num_read)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..executor import Swapper, SwapPlan
+from ..page_groups import num_blocks_of
 from .block_source import LoadEnd, Outcome, Ticket
 
 PART_BLOCKS = 16
@@ -49,6 +50,10 @@ class Part:
     @property
     def hashes(self) -> Sequence[bytes]:
         return self.load.ticket.hashes[self.start : self.start + len(self.slots)]
+
+    def num_blocks_behind(self, num_pages: int) -> int:
+        """Blocks whose page of the first group is behind the first pages of the part."""
+        return num_blocks_of(self.hashes[num_pages:])
 
 
 class StagedLoads:

@@ -128,7 +128,10 @@ class Tiers:
                 num_direct=self.peers.num_direct * self._block_size,
                 num_discarded=self.peers.num_discarded,
                 num_leases=self.leases.num_leases,
-                seconds_per_token=self.peers.seconds_per_block / self._block_size,
+                # A block has a page of each group, and costs are those of pages.
+                seconds_per_token=self.peers.seconds_per_block
+                * max(1, self._num_page_groups)
+                / self._block_size,
             )
 
 
