@@ -160,6 +160,7 @@ def test_a_request_of_many_prompts_takes_no_places_from_requests_that_wait_for_a
     behind: Behind, start_gateway: GatewayStarter
 ) -> None:
     flags = (f"--processor={behind.processor}", f"--output-processor={behind.output_processor}")
+    flags += ("--ready-needs-engine=never",)
     stage = gateway_stage(*flags, "--cold-start-timeout=60", "--max-queued=16", "--drain-limit=0.1")
     with started(stage), Gateway(stage) as gateway, ThreadPoolExecutor(2) as clients:
         gateway.wait_until(gateway.is_ready)

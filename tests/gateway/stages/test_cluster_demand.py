@@ -113,6 +113,7 @@ def test_a_request_that_waits_for_a_first_replica_is_demand(
 ) -> None:
     text_alone = Behind(behind.processor, behind.output_processor, ())
     flags = (f"--nats-url={nats_url}", "--cold-start-timeout=30", "--sse-keep-alive=0.2")
+    flags += ("--ready-needs-engine=never",)
     with start_gateway(text_alone, *flags) as holder, start_gateway(text_alone, *flags) as asked:
         (model,) = asked.client.get("/v1/models").json()["data"]
         url = f"/demand/{model['id']}"
