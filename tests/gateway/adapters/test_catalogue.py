@@ -36,7 +36,8 @@ def text_stages(behind: Behind) -> Behind:
 def gateway_on(
     nats_url: str, text_stages: Behind, start_gateway: GatewayStarter
 ) -> Iterator[Gateway]:
-    flags = (f"--nats-url={nats_url}", "--cold-start-timeout=60")
+    cold = ("--cold-start-timeout=60", "--ready-needs-engine=never")
+    flags = (f"--nats-url={nats_url}", *cold)
     with start_gateway(text_stages, *flags) as gateway:
         yield gateway
 
