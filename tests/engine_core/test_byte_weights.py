@@ -136,6 +136,7 @@ def test_a_matrix_of_blocks_is_what_transformers_makes_of_it(form: str, tmp_path
     assert torch.equal(down.weight, theirs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", long_but(("qwen2", "qwen3", "smollm2", "gemma3"), "gemma3"))
 def test_families_with_biases_norms_and_tied_heads_are_served(family: str, tmp_path: Path) -> None:
     write(tmp_path, "fp8, blocks", family=family)

@@ -156,6 +156,7 @@ def test_few_drafts_of_a_model_of_other_weights_are_accepted(stranger: SmallEngi
     assert load.num_accepted_tokens < 0.2 * load.num_draft_tokens
 
 
+@pytest.mark.long
 def test_a_draft_model_may_have_another_architecture_and_another_type(
     folder: Path, twin: SmallEngine, tmp_path: Path
 ) -> None:

@@ -215,6 +215,7 @@ def test_experts_whose_inputs_have_orders_of_their_own_are_refused_by_name(
         convert(places[0], tmp_path / "ours")
 
 
+@pytest.mark.long
 def test_experts_are_rounded_when_a_model_is_converted_and_their_router_is_not(
     published: Folder, tmp_path: Path
 ) -> None:
@@ -364,6 +365,7 @@ def test_a_gguf_file_of_plain_numbers_is_the_same_model(
     assert read[0] == read[1]
 
 
+@pytest.mark.long
 def test_a_packed_gguf_file_stays_packed_and_answers_as_its_weights_expanded(
     published: Folder, tmp_path: Path
 ) -> None:

@@ -74,8 +74,20 @@ def test_activations_are_their_twins_at_gates_of_any_size(kernel: Any, dtype: to
     assert torch.equal(kernel(extremes)[0, :6].abs() > 1, torch.tensor([False] * 4 + [True] * 2))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", ACTIVATIONS)
+# Each is compiled by itself, for a second of a core: of bfloat16 one stands for all.
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        pytest.param(
+            name,
+            dtype,
+            marks=() if dtype is torch.float32 or name == "gelu_tanh" else pytest.mark.long,
+        )
+        for name in ACTIVATIONS
+        for dtype in DTYPES
+    ],
+    ids=str,
+)
 def test_an_activation_is_its_twin_and_a_row_has_the_same_bits_alone(
     name: str, dtype: torch.dtype
 ) -> None:

@@ -208,6 +208,7 @@ class Bare:
         return cls()
 
 
+@pytest.mark.long
 def test_an_operation_that_a_platform_lacks_is_named() -> None:
     lines = list(operation_lines(device(Bare), "float32", ("rows", "sampling")))
     assert lines[0].operation == "rms_norm"

@@ -293,6 +293,7 @@ def test_ranks_may_be_silent_for_longer_where_a_step_has_drafts(
         assert max(allowed) == PATIENCE + MAX_DRAFTS
 
 
+@pytest.mark.long
 def test_planes_of_what_drafts_go_to_the_disk_and_come_back(folder: Path, tmp_path: Path) -> None:
     """Drafts behind a prefix whose planes were lost would be wrong."""
     few = {"num_blocks": 18, "max_model_len": 160, "kv_disk_dir": tmp_path, "draft_model": folder}

@@ -146,6 +146,7 @@ def hub_cache(folder: Path, repo: str, adapter: Path) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_the_command_loads_an_id_from_the_hubs_cache_and_lists_and_unloads_it(
     gateway: Gateway, folder: Path, tmp_path: Path
 ) -> None:
