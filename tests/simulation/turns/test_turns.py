@@ -42,14 +42,14 @@ def test_tenants_get_the_same_whether_they_ask_for_one_model_or_for_two() -> Non
         cluster = TurnsCluster(1, ("a", "b", "c"))
         x, y = Tenant(id="x"), Tenant(id="y")
         async with cluster.running():
-            await saturated(cluster, {("a", x): 1, ("b", y): 1, ("c", y): 1}, 60)
+            await saturated(cluster, {("a", x): 1, ("b", y): 1, ("c", y): 1}, 120)
         cluster.check_answers()
         return cluster
 
     cluster = run_virtually(run(), 1)
-    assert cluster.tokens["x"] == pytest.approx(cluster.tokens["y"], rel=0.25)
+    assert cluster.tokens["x"] == pytest.approx(cluster.tokens["y"], rel=0.1)
     # The device computes for most of the time.
-    assert sum(cluster.tokens.values()) > 0.8 * 60 / STEP_SECONDS
+    assert sum(cluster.tokens.values()) > 0.8 * 120 / STEP_SECONDS
 
 
 @pytest.mark.long
