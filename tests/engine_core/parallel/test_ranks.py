@@ -238,3 +238,12 @@ def test_long_plans_behind_long_results_are_sent() -> None:
         telling.join(60)
         assert not telling.is_alive()
         assert all(ranks.receive(ranks.layout.speaker) == LONG_MESSAGE for _ in range(3))
+
+
+def test_the_config_of_a_rank_comes_back_as_it_was_sent() -> None:
+    sizes = PageSizes(page=100, filled=(90, 80), of_set=7)
+    config = EngineConfig(
+        block_size=16, num_blocks=64, max_model_len=64, page_windows=(0, 32), page_sizes=sizes
+    )
+    hello = Hello(config=config)
+    assert decode_report(encode_report(hello)) == hello
