@@ -17,6 +17,7 @@ KNOWN = {
     "services/grammars/counted_text.py:_moves": "the mark of a model's reasoning",
     "services/grammars/json_string_grammar.py:_bytes": "nothing",
     "services/runtime/hardware.py": "nothing",
+    "services/stack/own_settings.py:_kinds": "nothing",
     "services/text/sentencepiece_file.py:_message_class": "nothing",
     "services/runtime/version.py:commit": "nothing",
 }

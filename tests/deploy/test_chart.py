@@ -299,12 +299,17 @@ def test_the_documentation_names_the_times_in_which_pods_end(
         assert f"| {stage.replace('-', ' ')} | {hook} | {drain} s | {given} s |" in page
 
 
-def test_the_documentation_names_an_image_that_the_chart_pulls(
+def test_the_documentation_pushes_the_images_that_the_chart_pulls(
     installs: dict[str, list[Object]],
 ) -> None:
     pulled = {container["image"] for _, container, _ in stages(installs["two models"])}
-    (named,) = re.findall(r"`(registry\.example/[^`]*)`", (ROOT / "docs/kubernetes.md").read_text())
-    assert named in pulled
+    page = (ROOT / "docs/tutorial_kubernetes.md").read_text()
+    (images,) = re.findall(r"for image in ([^;]+);", page)
+    (tag,) = re.findall(r"docker push registry\.example/headwater-\$image:(\S+)", page)
+    pushed = {f"registry.example/headwater-{image}" for image in images.split()}
+    assert f"registry.example/headwater-front:{tag}" in pulled
+    # One model names another tag.
+    assert {image.rpartition(":")[0] for image in pulled} <= pushed
 
 
 def test_a_stage_that_loads_for_an_hour_is_not_started_again(objects: list[Object]) -> None:

@@ -134,7 +134,8 @@ def test_another_release_of_transformers_changes_the_id(
     ids = []
     for version in ("5.23.0", "5.24.0"):
         monkeypatch.setattr(
-            "headwater.engine_core.executors.build.single.transformers_version", lambda v=version: v
+            "headwater.engine_core.executors.build.numerics.transformers_version",
+            lambda v=version: v,
         )
         engine = SmallEngine(folder, max_model_len=512)
         ids.append(engine.numerics_id)

@@ -39,6 +39,7 @@ ENDS = {
     "BUSY": Unavailable,
     "LATE": DeadlineExceeded,
     "TAKEN_OVER": TakenOver,
+    "REPLACED": Unavailable,
 }
 """Causes that end the request."""
 
