@@ -22,7 +22,6 @@ from tests.engine_core.small_models import (
     greedy,
     random_checkpoint,
 )
-from tests.long_values import long_but
 
 PROMPTS = [np.random.default_rng(n).integers(3, 512, n).tolist() for n in (90, 41, 130)]
 SCORED = greedy(12, num_logprobs=1)
@@ -38,7 +37,8 @@ LAYERS: dict[str, dict[str, Any]] = {
 """Fields of each family's config: both stages have keys and values."""
 
 
-@pytest.mark.parametrize("family", long_but(LAYERS, "qwen3.5-moe"))
+@pytest.mark.long
+@pytest.mark.parametrize("family", LAYERS)
 def test_two_stages_answer_with_the_bits_of_one_process(family: str, tmp_path: Path) -> None:
     """Also in chunks, continued at snapshots, and preempted."""
     random_checkpoint(family, tmp_path / "hf", **LAYERS[family])
@@ -59,7 +59,8 @@ def test_two_stages_answer_with_the_bits_of_one_process(family: str, tmp_path: P
 
 
 def test_drafts_in_stages_change_no_bits(tmp_path: Path) -> None:
-    """Two of five are wrong, so that the states of both stages are cut."""
+    """Two of five are wrong, so that the states of both stages are cut. So much is in `make test`:
+    the answers of one process are those without drafts."""
     random_checkpoint("qwen3.5-moe", tmp_path / "hf", **LAYERS["qwen3.5-moe"])
     folder = convert(tmp_path / "hf", tmp_path / "ours")
     with closing(SmallEngine(folder, **SIZES)) as engine:
