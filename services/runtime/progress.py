@@ -13,9 +13,9 @@ from rich.progress import (
     Progress,
     TaskID,
     TextColumn,
-    TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 
 from .printable import shown
 
@@ -53,12 +53,14 @@ class ProgressBars:
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
-            TextColumn("{task.description:<36}"),
-            BarColumn(bar_width=28),
+            # Together 80 columns: a narrow terminal would cut off all of them.
+            TextColumn(
+                "{task.description:<40}",
+                table_column=Column(max_width=40, no_wrap=True, overflow="ellipsis"),
+            ),
+            BarColumn(bar_width=20),
             TextColumn("{task.percentage:>4.0f} %"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("left"),
+            TimeRemainingColumn(elapsed_when_finished=True),
             console=console,
         )
         self._tasks: dict[str, TaskID] = {}
