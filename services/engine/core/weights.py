@@ -85,6 +85,9 @@ class CoreWeights:
     def pause(self, seconds: float | None) -> float | None:
         """Seconds that an idle core may sleep which may sleep so long otherwise; None: until it is
         called."""
+        if self._due is not None:
+            # The engine has paused; nobody calls the core to go on.
+            return 0.0
         if not self._num_loading:
             return seconds
         return LOADING_SECONDS if seconds is None else min(seconds, LOADING_SECONDS)
