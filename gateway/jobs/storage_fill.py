@@ -1,4 +1,4 @@
-"""How full the streams of NATS are, against their bounds: a full one refuses what is written."""
+"""Bytes in the streams of NATS beside their bounds: a full stream refuses writes."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def models_control(supervisor_id: str) -> str:
 
 
 def supervisor_facts(supervisor_id: str) -> str:
-    """Subject on which a supervisor tells of its machine: settings, disks, logs."""
+    """Subject on which a supervisor reports on its machine: settings, disks, logs."""
     return f"{models_control(supervisor_id)}.facts"
 
 

@@ -397,7 +397,9 @@ class ModelManager:
         except (PullFailed, ModelFolderError, WeightsRefused, OSError) as fault:
             model.weights_problem = str(fault)
             self._report(f"{model.name}: its weights stay: {fault}")
-        except Exception as fault:  # It ends no deployment.
+        except Exception as fault:
+            # An unforeseen fault of one replacement does not end the deployment.
+            _log.exception("weights cannot be replaced", model=model.name)
             model.weights_problem = f"{type(fault).__name__}: {fault}"
             self._report(f"{model.name}: its weights were not replaced: {model.weights_problem}")
         else:

@@ -60,7 +60,7 @@ class _Engine:
     """Whether the last call woke the model; False: it put the model to sleep. The model's load
     reports the same a moment later."""
     agreed_at: float = 0.0
-    """Time at which its load last told the same, or a switch was under way."""
+    """Time at which its load last reported the same, or a switch was under way."""
 
 
 @dataclass(slots=True)

@@ -68,7 +68,7 @@ class CoreClient:
         """Steps before `connect`: blocks that were found on a disk."""
         self._on_end: Callable[[], None] | None = None
         self._takes: dict[type, Callable[..., None]] = {}
-        """By type of report: of adapters, of weights, and for other engines."""
+        """Receivers of reports by their type: of adapters, of weights, and for other engines."""
         self._process: Process | None = None
         self.settled = asyncio.Event()
         """`ready` has an answer."""

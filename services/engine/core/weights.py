@@ -42,7 +42,7 @@ class CoreWeights:
         self._dropped: set[int] = set()
         """Numbers of weights that are not wanted while they are being loaded."""
         self._kept: dict[int, NewWeights] = {}
-        """By number."""
+        """Loaded weights by the number that names them."""
         self._due: ReplaceWeights | None = None
         self._due_since = 0.0
 
@@ -86,7 +86,7 @@ class CoreWeights:
         """Seconds that an idle core may sleep which may sleep so long otherwise; None: until it is
         called."""
         if self._due is not None:
-            # The engine has paused; nobody calls the core to go on.
+            # The engine has paused: no call would wake the core to finish the replacement.
             return 0.0
         if not self._num_loading:
             return seconds
@@ -120,6 +120,7 @@ class CoreWeights:
                 found = self._weights.load(folder)
         except (ConfigError, OSError) as error:
             found = str(error)
-        except Exception as error:  # What cannot be loaded takes no engine down.
+        except Exception as error:
+            # An unforeseen fault of a load refuses the weights; the engine goes on.
             found = f"{type(error).__name__}: {error}"
         self._loaded.put((number, found))

@@ -42,7 +42,7 @@ class EngineWeights:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[OfWeightsReports]] = {}
         self._loaded: dict[int, WeightsIdentity] = {}
-        """By number."""
+        """Identities of loaded weights, by the number that names them."""
         self._due: dict[int, WeightsIdentity] = {}
         """Weights that take the place of others just now, by number: nothing drops them."""
 
