@@ -76,7 +76,7 @@ class ForkedHost(ForkServerProcess):
         assert self.pid is not None
         os.kill(self.pid, number)
 
-    def wait(self, seconds: float = 30) -> int:
+    def wait(self, seconds: float = 60) -> int:
         self.join(seconds)
         assert self.exitcode is not None, "the stage host still runs"
         return self.exitcode

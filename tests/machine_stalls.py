@@ -35,7 +35,7 @@ class MachineStalls:
         self._observer = subprocess.Popen(
             [sys.executable, "-IS", "-c", _OBSERVER], stdout=self._wakes
         )
-        assert holds_within(lambda: self._read() != [], 30), "the observer has not started"
+        assert holds_within(lambda: self._read() != [], 60), "the observer has not started"
         return self
 
     def __exit__(
@@ -54,7 +54,7 @@ class MachineStalls:
 
     def seconds_between(self, began: float, ended: float) -> float:
         """Seconds of a stretch of `time.monotonic` in which the observer waited for a core."""
-        assert holds_within(lambda: self._read()[-1][1] > ended, 30), "the observer was not woken"
+        assert holds_within(lambda: self._read()[-1][1] > ended, 60), "the observer was not woken"
         return sum(max(0.0, min(woken, ended) - max(due, began)) for due, woken in self._read())
 
     def _read(self) -> list[tuple[float, float]]:

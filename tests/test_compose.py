@@ -87,7 +87,7 @@ def said_to_a_stranger(port: int, line: bytes) -> bytes:
     """All that the server answers on a connection that has only sent `line`, until the server
     closes it."""
     with (
-        socket.create_connection(("127.0.0.1", port), timeout=30) as client,
+        socket.create_connection(("127.0.0.1", port), timeout=60) as client,
         client.makefile("rb") as reader,
     ):
         client.sendall(line)

@@ -59,13 +59,13 @@ class Prometheus:
         ]
         with self._log.open("wb") as log:
             process = subprocess.Popen([PROGRAM, *flags], stderr=log, stdout=log)
-        self._client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30)
+        self._client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)
         try:
             yield self
         finally:
             self._client.close()
             process.terminate()
-            process.wait(30)
+            process.wait(60)
 
     def watch(self, addresses: Sequence[str] = ()) -> None:
         """Scrapes these addresses from now on, and no others."""

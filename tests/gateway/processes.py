@@ -86,7 +86,7 @@ class Stage:
     def close(self) -> str:
         """Ends it, if it has not ended; returns its log."""
         self.release()
-        self.process.wait(30)
+        self.process.wait(60)
         self._log.is_over = True
         return self._log.text()
 
@@ -153,7 +153,7 @@ class Gateway:
         self.stage = stage
         self.rest = f"http://{stage.addresses['rest']}"
         self.grpc = stage.addresses["grpc"]
-        self.client = httpx.Client(base_url=self.rest, timeout=30)
+        self.client = httpx.Client(base_url=self.rest, timeout=60)
 
     def __enter__(self) -> Gateway:
         return self

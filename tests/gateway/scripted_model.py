@@ -95,4 +95,4 @@ def scripted_model(
         yield engine, address
         loop.call_soon_threadsafe(over.set)
     finally:
-        thread.join(30)
+        thread.join(60)

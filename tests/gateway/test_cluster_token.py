@@ -140,7 +140,7 @@ def test_a_stranger_s_call_is_refused_and_health_stays_open(name: str, guarded: 
             call(channel)
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
         reply = health_pb2_grpc.HealthStub(channel).Check(
-            health_pb2.HealthCheckRequest(), timeout=30
+            health_pb2.HealthCheckRequest(), timeout=60
         )
     assert reply.status == health_pb2.HealthCheckResponse.SERVING
 
@@ -222,7 +222,7 @@ async def test_a_message_without_a_proof_is_not_even_parsed() -> None:
     try:
         async with grpc.aio.insecure_channel(listener.address) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await channel.unary_unary("/test.Echo/Say")(b"x" * (1 << 20), timeout=30)
+                await channel.unary_unary("/test.Echo/Say")(b"x" * (1 << 20), timeout=60)
     finally:
         await listener.server.stop(None)
     assert (refused.value.code(), parsed) == (grpc.StatusCode.UNAUTHENTICATED, [])
@@ -232,7 +232,7 @@ async def test_who_answers_at_a_stage_s_address_without_the_token_is_found_out()
     async with models_served(None) as (address, _):
         with cluster_key.using(ClusterKey([TOKEN])):
             channel = open_channel(address)
-        async with channel, asyncio.timeout(30):
+        async with channel, asyncio.timeout(60):
             stub: Any = processor_pb2_grpc.ProcessorStub(channel)
             with pytest.raises(Impostor):
                 await channel.proven(stub.PrepareSession())
@@ -242,7 +242,7 @@ async def test_a_token_is_rotated_while_stages_run() -> None:
     old = "o" * 32
     new = "n" * 32
     both = ClusterKey([old, new])
-    async with models_served(both) as (address, _), asyncio.timeout(30):
+    async with models_served(both) as (address, _), asyncio.timeout(60):
         for key in (ClusterKey([old, new]), ClusterKey([new, old])):
             with cluster_key.using(key):
                 channel = open_channel(address)

@@ -30,7 +30,7 @@ def test_it_is_there_in_moments_even_with_nothing_behind() -> None:
         reply = gateway.client.post("/v1/chat/completions", json={"model": "m", "messages": []})
         assert (reply.status_code, reply.json()["error"]["code"]) == (503, "processor_unavailable")
         stage.terminate()
-        assert stage.process.wait(30) == 0
+        assert stage.process.wait(60) == 0
 
 
 def test_ready_waits_for_the_first_engine_unless_the_first_request_starts_it(
@@ -80,7 +80,7 @@ def test_several_share_a_port(behind: Behind) -> None:
         with started(second), Gateway(second) as gateway:
             assert second.addresses == first.addresses
             first.terminate()
-            assert first.process.wait(30) == 0
+            assert first.process.wait(60) == 0
             gateway.wait_until(gateway.is_ready)
             assert gateway.chat()["choices"]
 

@@ -137,7 +137,7 @@ def over_grpc(gateway: Gateway) -> Said:
         sampling=common_pb2.Sampling(max_tokens=NUM_TOKENS, temperature=0),
     )
     with grpc.insecure_channel(gateway.stage.addresses["grpc"]) as channel:
-        reply = inference_pb2_grpc.InferenceStub(channel).Chat(request, timeout=30)
+        reply = inference_pb2_grpc.InferenceStub(channel).Chat(request, timeout=60)
     message = reply.choices[0].message
     text = message.reasoning_content + message.content
     return Said(text, reply.usage.prompt_tokens, reply.usage.completion_tokens)

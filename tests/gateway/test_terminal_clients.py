@@ -31,7 +31,7 @@ def test_a_chat_takes_another_model_by_name_and_lists_those_that_are_served(
     console = Console(file=io.StringIO(), width=200)
     said = iter(["/model nothing", f"/model {MODEL}", "Name a river.", "/quit"])
     monkeypatch.setattr(console, "input", lambda _: next(said))
-    with httpx.Client(base_url=f"{gateway.rest}/v1", timeout=30) as client:
+    with httpx.Client(base_url=f"{gateway.rest}/v1", timeout=60) as client:
         chat = Chat(client, "another", options={"max_tokens": 4})
         converse(chat, console)
     assert isinstance(console.file, io.StringIO)
@@ -50,7 +50,7 @@ def test_a_chat_takes_lines_and_a_temperature_and_is_saved(
         ["/temperature 9", "/temperature 0", "Name \\", "a river.", f"/save {file}", "/save /"]
     )
     monkeypatch.setattr(console, "input", lambda _: next(said, "/quit"))
-    with httpx.Client(base_url=f"{gateway.rest}/v1", timeout=30) as client:
+    with httpx.Client(base_url=f"{gateway.rest}/v1", timeout=60) as client:
         converse(Chat(client, MODEL, options={"max_tokens": 40}), console)
     assert isinstance(console.file, io.StringIO)
     shown = console.file.getvalue()
@@ -70,7 +70,7 @@ def test_a_chat_shows_thoughts_apart_from_the_answer(
     console = Console(file=io.StringIO(), width=60, force_terminal=True)
     said = iter(["Is it warm?", "/quit"])
     monkeypatch.setattr(console, "input", lambda _: next(said))
-    with httpx.Client(base_url=f"{scripted[0].rest}/v1", timeout=30) as client:
+    with httpx.Client(base_url=f"{scripted[0].rest}/v1", timeout=60) as client:
         chat = Chat(client, THINKER, options={})
         converse(chat, console)
     assert isinstance(console.file, io.StringIO)
@@ -90,7 +90,7 @@ def test_without_a_key_a_terminal_says_where_one_goes(
     keys.write_text("ada secret-of-ada\n")
     with start_gateway(behind, f"--api-key-file={keys}") as gateway:
         with (
-            httpx.Client(base_url=f"{gateway.rest}/v1", timeout=30) as client,
+            httpx.Client(base_url=f"{gateway.rest}/v1", timeout=60) as client,
             pytest.raises(ChatError, match="give --api-key, or set HEADWATER_API_KEY"),
         ):
             first_model(client)
@@ -130,7 +130,7 @@ def test_limits_of_a_model_are_in_the_table_and_an_unknown_model_is_warned_of(
     headers = {"authorization": f"Bearer {ADMIN_KEY}"}
     with (
         start_gateway(behind, f"--nats-url={nats_url}", f"--admin-key={ADMIN_KEY}") as gateway,
-        httpx.Client(base_url=gateway.rest, headers=headers, timeout=30) as client,
+        httpx.Client(base_url=gateway.rest, headers=headers, timeout=60) as client,
     ):
         tenants = TenantClient(client)
         tenants.add("terminal-ada", {"limits": {"concurrency": 8}})

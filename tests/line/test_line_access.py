@@ -49,7 +49,7 @@ def test_who_has_no_password_gets_into_neither_server(simulated_line: Line) -> N
         assert "Authorization Violation" in answers_of_nats(record.nats_url, printed)
     at = urlsplit(record.redis_url)
     with (
-        socket.create_connection((at.hostname, at.port), timeout=30) as link,
+        socket.create_connection((at.hostname, at.port), timeout=60) as link,
         link.makefile("rwb") as lines,
     ):
         for printed, answer in (
@@ -67,7 +67,7 @@ def answers_of_nats(url: str, printed: dict[str, str], *commands: str) -> str:
     at = urlsplit(url)
     answers = list[str]()
     with (
-        socket.create_connection((at.hostname, at.port), timeout=30) as link,
+        socket.create_connection((at.hostname, at.port), timeout=60) as link,
         link.makefile("rwb") as lines,
     ):
         assert lines.readline().startswith(b"INFO ")
@@ -121,7 +121,7 @@ def test_a_stranger_s_drain_is_refused_and_the_engine_serves_on(simulated_line: 
     with grpc.insecure_channel(address) as channel:
         stub: Any = engine_pb2_grpc.EngineStub(channel)
         with pytest.raises(grpc.RpcError) as refused:
-            stub.Drain(engine_pb2.DrainRequest(limit_ms=1), timeout=30)
+            stub.Drain(engine_pb2.DrainRequest(limit_ms=1), timeout=60)
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
     assert {each["draining"] for each in simulated_line.loads_of(2).values()} == {False}
 
@@ -159,7 +159,7 @@ async def kept_by_an_earlier_version(state_dir: Path) -> str:
     key, secret = new_key()
     server = await start_nats(state_dir / "logs", jetstream=state_dir / "nats")
     try:
-        async with Bus.open(server.url, wait_seconds=30.0) as bus:
+        async with Bus.open(server.url, wait_seconds=60.0) as bus:
             await TenantStore(bus).add(TenantRecord(id="ada", keys=(key,)))
             await Files(Durable(bus)).add("ada", "old.jsonl", "batch", io.BytesIO(b"{}"), 2)
     finally:
@@ -189,10 +189,10 @@ async def test_an_output_processor_may_write_what_a_dead_gateway_left(simulated_
     loop = asyncio.get_running_loop()
     async with (
         Bus.open(
-            env_of(simulated_line, "output-processor")["HEADWATER_NATS_URL"], wait_seconds=30.0
+            env_of(simulated_line, "output-processor")["HEADWATER_NATS_URL"], wait_seconds=60.0
         ) as bus,
         UsageLog(bus).running() as log,
-        asyncio.timeout(30),
+        asyncio.timeout(60),
     ):
         # The second time there is one, which is looked at.
         for outcome in ("left", "done"):

@@ -121,7 +121,7 @@ class Grpc(Surface):
         super().__init__()
         self.stub = inference_pb2_grpc.InferenceStub(channel)
         self.model = (
-            self.stub.ListModels(inference_pb2.ListModelsRequest(), timeout=30).models[0].id
+            self.stub.ListModels(inference_pb2.ListModelsRequest(), timeout=60).models[0].id
         )
 
     def complete(self, prompt: str | list[int], **sampling: Any) -> Told:

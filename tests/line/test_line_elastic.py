@@ -189,7 +189,7 @@ def test_a_model_is_loaded_asked_and_unloaded_while_the_line_runs(elastic_line: 
         line.wait_for(lambda: SECOND in models(line), 60, "it is not even known")
         # It waits until there are text stages, then until there is a replica.
         assert line.client.post("/v1/chat/completions", json=asked).status_code == 200
-        output, problem = loading.communicate(timeout=30)
+        output, problem = loading.communicate(timeout=60)
     assert output == f"{SECOND} is served\n", problem
     assert models(line) == {MODEL: "serving", SECOND: "serving"}
     assert remembered(line) == [SECOND]

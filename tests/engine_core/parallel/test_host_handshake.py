@@ -66,22 +66,22 @@ class Engine:
 
     def connected(self) -> socket.socket:
         host, port = self.address.rsplit(":", 1)
-        return socket.create_connection((host, int(port)), timeout=30)
+        return socket.create_connection((host, int(port)), timeout=60)
 
     def joined(self) -> Joined:
         joined = join(self.address, SECRET, Waiting([]))
         joined.accept()
-        joined.connection.settimeout(30)
+        joined.connection.settimeout(60)
         self.await_host()
         return joined
 
     def await_host(self) -> None:
-        assert holds_within(lambda: self.hosts.missing == [], 30)
+        assert holds_within(lambda: self.hosts.missing == [], 60)
 
     @property
     def lost(self) -> str:
         """Why the host that had joined is lost."""
-        assert holds_within(lambda: bool(self.watch.losses), 30)
+        assert holds_within(lambda: bool(self.watch.losses), 60)
         [(_, reason)] = self.watch.losses
         return reason
 
@@ -141,7 +141,7 @@ def test_each_side_refuses_the_other_with_another_secret(
         pytest.raises(JoinRefused, match="does not believe this host: it has anoth"),
     ):
         join(engine.address, OTHER, Waiting([]))
-    assert holds_within(lambda: "from 127.0.0.1 has another secret" in caplog.text, 30)
+    assert holds_within(lambda: "from 127.0.0.1 has another secret" in caplog.text, 60)
     # One that believes anybody, to learn what stage hosts say.
     with socket.create_server(("127.0.0.1", 0)) as server, contextlib.ExitStack() as stack:
         thread = threading.Thread(target=believe_anybody, args=(server,))
@@ -192,7 +192,7 @@ def test_who_stalls_in_the_handshake_is_closed_and_holds_up_no_other(
 ) -> None:
     with engine.connected() as silent, engine.connected() as slow:
         slow.sendall(MAGIC)
-        assert holds_within(lambda: len(engine.hosts._applicants._all) == 2, 30)
+        assert holds_within(lambda: len(engine.hosts._applicants._all) == 2, 60)
         advance_clock(PROOF_SECONDS - 1)
         joined = engine.joined()
         assert len(engine.hosts._applicants._all) == 2, "they have not been closed"
@@ -340,7 +340,7 @@ def test_an_accept_that_does_not_come_leaves_the_stage_to_others(
     undecided = join(engine.address, SECRET, Waiting([]))
     with pytest.raises(EngineAway, match="has a host for each of its stages"):
         join(engine.address, SECRET, Waiting([]))
-    undecided.connection.settimeout(30)
+    undecided.connection.settimeout(60)
     advance_clock(CHECK_SECONDS + 1)
     assert ends(undecided.connection) == b""
     undecided.connection.close()

@@ -115,7 +115,7 @@ def test_all_stages_find_what_each_gives(links: list[StageLinks]) -> None:
         found = [
             threads.submit(link.of_all_stages, own) for link, own in zip(links, given, strict=True)
         ]
-        assert [each.result(30) for each in found] == 3 * [given]
+        assert [each.result(60) for each in found] == 3 * [given]
 
 
 def test_a_rank_whose_peer_is_gone_raises_peer_gone(links: list[StageLinks]) -> None:

@@ -127,7 +127,7 @@ def test_a_running_answer_keeps_the_version_that_it_began_with(
         target=lambda: found.append(gateway.chat(model="poet", cache_salt="other", **LONG))
     )
     running.start()
-    gateway.wait_until(lambda: gateway.metric("headwater_num_requests_running") > 0, 30)
+    gateway.wait_until(lambda: gateway.metric("headwater_num_requests_running") > 0)
     assert load(gateway, "poet", folder / "poet2").status_code == 201
     assert running.is_alive()
     after = gateway.chat(model="poet", **LONG)

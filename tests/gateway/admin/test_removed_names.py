@@ -335,7 +335,7 @@ async def test_what_a_gateway_could_not_delete_is_deleted_later(
         # A request that was still running.
         file = await Files(durable).add(record.key, "late", "batch", io.BytesIO(b"late"), 4)
         async with Purge(book, durable, ResponseStore(store, 60.0), no_adapters).running():
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 await until_cleared(book, removed)
         rooms = await durable.rooms()
         assert [key async for key, _ in rooms.files.all(f"{subjects.key_of(record.key)}.>")] == []

@@ -37,7 +37,7 @@ def test_a_replica_is_drained_and_others_go_on(
             reply = drain("leaving", limit_seconds=5)
             assert reply.status_code == 200, reply.text
             assert reply.json()["status"] == "drained"
-            assert engine.process.wait(30) == 0
+            assert engine.process.wait(60) == 0
             gateway.wait_until(lambda: "leaving" not in replicas())
             assert replicas()
             records = gateway.client.get("/admin/audit", headers=KEY).json()["data"]

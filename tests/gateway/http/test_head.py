@@ -37,7 +37,7 @@ def head_of(gateway: Gateway, path: str) -> httpx.Response:
     """The answer to a HEAD. The server takes another request on its connection only when its
     handler has ended."""
     with httpx.Client(
-        base_url=gateway.rest, timeout=30, limits=httpx.Limits(max_connections=1)
+        base_url=gateway.rest, timeout=60, limits=httpx.Limits(max_connections=1)
     ) as client:
         head = client.head(path)
         assert client.get("/version").status_code == 200

@@ -217,7 +217,7 @@ def test_which_clients_take_gzip() -> None:
 def exchanged(gateway: Gateway, data: bytes) -> Iterator[bytes]:
     """What comes until the server closes the connection."""
     host, _, port = gateway.rest.removeprefix("http://").rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=30) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(data)
         yield from iter(lambda: connection.recv(65536), b"")
 

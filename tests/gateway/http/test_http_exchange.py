@@ -51,7 +51,7 @@ async def test_a_file_is_not_held_for_a_client_that_takes_nothing_of_it() -> Non
     scope = {"method": "GET", "path": "/", "headers": []}
     exchange = Exchange(scope, Server().receive, send, slow_reader_limit=0.01, slow_body_limit=1.0)
     with pytest.raises(SlowReader) as refused:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await exchange.reply_file(io.BytesIO(b"content"), 7)
     await exchange.refuse(refused.value)
     assert started == [200]
@@ -139,7 +139,7 @@ async def test_what_a_compressed_body_becomes_is_decoded_in_turns_of_its_tenant(
     long_work = LongWork()
     may_end = threading.Event()
     held = [
-        asyncio.create_task(long_work.native(f"t{i}", 1, lambda: may_end.wait(30)))
+        asyncio.create_task(long_work.native(f"t{i}", 1, lambda: may_end.wait(60)))
         for i in range(NUM_NATIVE_THREADS)
     ]
     await asyncio.sleep(0)

@@ -38,7 +38,7 @@ def said_to(
     """Status and error of a request whose head is exactly this."""
     host, _, port = gateway.rest.removeprefix("http://").rpartition(":")
     lines = [line, *head, f"content-length: {len(body)}", "connection: close", "", ""]
-    with socket.create_connection((host, int(port)), timeout=30) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall("\r\n".join(lines).encode() + body)
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
     status = int(answer.split(b" ", 2)[1])

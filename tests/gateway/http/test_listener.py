@@ -105,7 +105,7 @@ async def test_what_a_client_does_not_read_is_not_taken_from_the_handler() -> No
     async with listening(endless) as (_, host, port):
         try:
             with deaf_client(host, port):
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(60):
                     await is_filled.wait()
                 # Others are answered, and nothing moves meanwhile but what was still on its way.
                 for _ in range(3):
@@ -180,7 +180,7 @@ async def test_who_goes_on_sending_a_body_that_was_answered_is_cut_off(
 ) -> None:
     reader, writer = await asyncio.open_connection(*address)
     writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         answer = await reader.readuntil(b"hello")
         with contextlib.suppress(ConnectionError):
             while not reader.at_eof():
@@ -199,7 +199,7 @@ async def test_who_does_not_come_to_the_end_of_a_head_is_cut_off(
 ) -> None:
     reader, writer = await asyncio.open_connection(*address)
     writer.write(said)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         answer = await reader.read()
     assert (b"200 OK" in answer) == (WHOLE in said)
     if said:
@@ -233,7 +233,7 @@ async def test_who_trickles_what_is_no_whole_head_is_cut_off(
 
     trickling = asyncio.create_task(trickle())
     with contextlib.suppress(ConnectionError):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await reader.read()
     trickling.cancel()
     writer.close()
@@ -261,7 +261,7 @@ async def connected(app: Any) -> AsyncIterator[tuple[asyncio.StreamReader, async
     async with listening(app, slow_reader_limit=30.0) as (_, host, port):
         reader, writer = await asyncio.open_connection(host, port)
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 yield reader, writer
         finally:
             writer.close()

@@ -186,7 +186,7 @@ def test_grpc_refuses_more_of_a_thing_than_any_request_needs(
             inference_pb2.ChatRequest(
                 model=MODEL, conversation=asked, sampling=common_pb2.Sampling(**sampling)
             ),
-            timeout=30,
+            timeout=60,
         )
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert raised.value.details().startswith(f"{param} ha")

@@ -107,7 +107,7 @@ def test_a_line_whose_stages_and_clients_all_show_certificates(
             trust.load_cert_chain(*client)
             gateway.client.close()
             gateway.client = httpx.Client(
-                base_url=f"https://{stage.addresses['rest']}", verify=trust, timeout=30
+                base_url=f"https://{stage.addresses['rest']}", verify=trust, timeout=60
             )
             gateway.wait_until(gateway.is_ready)
             assert gateway.chat()["usage"]["completion_tokens"] == 8

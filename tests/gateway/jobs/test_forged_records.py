@@ -65,7 +65,7 @@ def refused(what: str, why: str) -> float:
 
 
 async def next_of(messages: Subscription) -> bytes:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         return (await anext(messages)).payload
 
 
@@ -100,7 +100,7 @@ async def test_the_bus_brings_what_members_say_and_nothing_else(
         assert await next_of(heard) == b"1"
         # NATS keeps the order of one sender only: the next sender waits until the stranger has
         # caught this message.
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             sealed = await caught.get()
         await stranger.publish(f"{word}.a", b"unsigned")
         await other_cluster.publish(f"{word}.a", b"forged")
@@ -111,7 +111,7 @@ async def test_the_bus_brings_what_members_say_and_nothing_else(
         await stranger.publish(f"{word}.a", sealed[:20])
         await flush(stranger)
         # The other cluster's message may come after this sender's first.
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while refused("message", "forged") < before["forged"] + 3:
                 await ours.publish(f"{word}.a", b"3")
                 assert await next_of(heard) == b"3"
@@ -155,7 +155,7 @@ async def test_an_answer_to_a_question_is_believed_from_a_member_alone(
         await subscription.unsubscribe()
         await flush(stranger)
         async with knower.subscribe(word) as questions:
-            asked = asyncio.create_task(asker.request(word, b"?", seconds=30))
+            asked = asyncio.create_task(asker.request(word, b"?", seconds=60))
             question = await anext(questions)
             await knower.publish(question.reply, b"the truth")
             assert await asked == b"the truth"
@@ -166,7 +166,7 @@ async def test_a_member_s_heartbeat_counts_under_its_own_subject_only(nats_url: 
         opened(nats_url, KEY) as ours,
         opened(nats_url, KEY) as reader,
         Members(reader, [Kind.ENGINE]).running() as members,
-        asyncio.timeout(30),
+        asyncio.timeout(60),
     ):
         await ours.publish(subjects.member("engine", "another"), FIRST.to_pb().SerializeToString())
         honest = Member(
@@ -234,7 +234,7 @@ async def test_a_forged_engine_is_sent_nothing_and_a_forged_key_opens_nothing(
             if each["model"] == model
         ]
         async with silent_engine() as (forged, address), opened(nats_url, KEY) as insider:
-            async with Members(insider, [Kind.ENGINE]).running() as members, asyncio.timeout(30):
+            async with Members(insider, [Kind.ENGINE]).running() as members, asyncio.timeout(60):
                 await members.wait_for(lambda all: all.get(Kind.ENGINE, replica["id"]) is not None)
                 real = members.get(Kind.ENGINE, replica["id"])
             assert real is not None
@@ -312,7 +312,7 @@ async def test_an_engine_that_takes_requests_and_says_nothing_loses_them_to_othe
         # The gateway has found the other stages when a request succeeds.
         await asyncio.to_thread(gateway.wait_until, lambda: ask(0) == 200)
         async with silent_engine() as (silent, address), opened(nats_url, None) as bus:
-            async with Members(bus, [Kind.ENGINE]).running() as members, asyncio.timeout(30):
+            async with Members(bus, [Kind.ENGINE]).running() as members, asyncio.timeout(60):
                 await members.wait_for(
                     lambda all: any(each.address == engine.address for each in all.everyone())
                 )

@@ -59,7 +59,7 @@ async def test_an_unsigned_record_does_not_stop_requests_from_being_counted(
         request_id=uuid.uuid4().hex, tenant=tenant, model="m", at=time.time(), output_tokens=9
     )
     stored: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    async with stranger_on(nats_url) as stranger, log.running(), asyncio.timeout(30):
+    async with stranger_on(nats_url) as stranger, log.running(), asyncio.timeout(60):
         await log.make()
         nothing = msgspec.json.encode(msgspec.structs.replace(record, output_tokens=0))
         headers = {"Nats-Msg-Id": record.request_id}

@@ -104,7 +104,7 @@ def small(
 
 
 async def until_bounded(url: str) -> None:
-    async with Bus.open(url) as bus, asyncio.timeout(30):
+    async with Bus.open(url) as bus, asyncio.timeout(60):
         js = bus.jetstream()
         assert js is not None
         while await bound_of(js, STREAM) <= 0:  # noqa: ASYNC110 (NATS sends no event)

@@ -65,6 +65,6 @@ async def test_an_unforeseen_error_in_taking_work_is_logged_and_work_is_taken_ag
 
     with structlog.testing.capture_logs() as lines:
         # The pauses grow to 0.05 s, not to 20 s.
-        async with asyncio.timeout(30), Workers(durable, take, work, count_error, 2).running():
+        async with asyncio.timeout(60), Workers(durable, take, work, count_error, 2).running():
             await done.wait()
     assert [line["event"] for line in lines] == ["work cannot be taken"] * 12

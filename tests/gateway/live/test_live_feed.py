@@ -137,7 +137,7 @@ def test_counters_move_while_an_answer_runs_and_the_request_is_seen_with_its_sta
     before = snapshot(keyed, ADMIN)["totals"]["output_tokens"]
     with (
         answering(keyed, ADA),
-        keyed.client.stream("GET", "/console/live", headers=ADMIN, timeout=30) as reply,
+        keyed.client.stream("GET", "/console/live", headers=ADMIN, timeout=60) as reply,
     ):
         assert reply.headers["content-type"].startswith("text/event-stream")
         events = (json.loads(line[6:]) for line in reply.iter_lines() if line.startswith("data: "))
@@ -273,7 +273,7 @@ def test_requests_that_have_ended_are_shown_in_the_order_of_their_ends(keyed: Ga
 def test_watchers_are_bounded(keyed: Gateway) -> None:
     with (
         httpx.Client(
-            base_url=keyed.rest, timeout=30, limits=httpx.Limits(max_connections=None)
+            base_url=keyed.rest, timeout=60, limits=httpx.Limits(max_connections=None)
         ) as client,
         contextlib.ExitStack() as watching,
     ):

@@ -197,9 +197,9 @@ def test_grpc_calls_with_text_too(thinker: Gateway) -> None:
     request = inference_pb2.ChatRequest(model=MODEL, conversation=conversation, sampling=sampling)
     with grpc.insecure_channel(thinker.grpc) as channel:
         stub: Any = inference_pb2_grpc.InferenceStub(channel)
-        [call] = stub.Chat(request, timeout=30).choices[0].message.tool_calls
+        [call] = stub.Chat(request, timeout=60).choices[0].message.tool_calls
         deltas = [
-            delta for chunk in stub.ChatStream(request, timeout=30) for delta in chunk.tool_calls
+            delta for chunk in stub.ChatStream(request, timeout=60) for delta in chunk.tool_calls
         ]
         request.conversation.messages.append(
             common_pb2.ChatMessage(role="assistant", tool_calls=[call])
@@ -207,7 +207,7 @@ def test_grpc_calls_with_text_too(thinker: Gateway) -> None:
         request.conversation.messages.append(
             common_pb2.ChatMessage(role="tool", content="Rhine", tool_call_id=call.id)
         )
-        assert stub.Chat(request, timeout=30).usage.prompt_tokens > 0
+        assert stub.Chat(request, timeout=60).usage.prompt_tokens > 0
     assert MATCHES["query"].fullmatch(call.input)
     assert (call.name, call.arguments) == ("query", "")
     assert "".join(delta.input for delta in deltas) == call.input

@@ -108,7 +108,7 @@ class Grpc:
             sampling=common_pb2.Sampling(temperature=0, **sampling),
             **({"return_token_ids": True} | beside),
         )
-        reply = self._stub.Chat(asked, timeout=30)
+        reply = self._stub.Chat(asked, timeout=60)
         [choice] = reply.choices
         return Told(
             prompt=self._text(list(reply.prompt_token_ids)) if reply.prompt_token_ids else "",

@@ -111,7 +111,7 @@ def ask_as_described(gateway: Gateway, num_examples: int) -> None:
         )
         @given(case=operation.as_strategy())
         def check(case: Any) -> None:
-            reply = case.call(base_url=gateway.rest, headers=key_of(gateway), timeout=30)
+            reply = case.call(base_url=gateway.rest, headers=key_of(gateway), timeout=60)
             assert reply.status_code in STATUSES, (reply.status_code, reply.text, case.body)
 
         check()

@@ -124,8 +124,8 @@ def test_grpc_says_that_a_stop_string_cut_a_call(
     }[reason]
     with grpc.insecure_channel(thinker.grpc) as channel:
         stub: Any = inference_pb2_grpc.InferenceStub(channel)
-        [whole] = stub.Chat(request, timeout=30).choices
-        chunks = list(stub.ChatStream(request, timeout=30))
+        [whole] = stub.Chat(request, timeout=60).choices
+        chunks = list(stub.ChatStream(request, timeout=60))
     [call] = whole.message.tool_calls
     assert (without_space(call.arguments), whole.finish_reason) == (arguments, expected)
     deltas = [delta for chunk in chunks for delta in chunk.tool_calls]

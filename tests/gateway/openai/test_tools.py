@@ -335,7 +335,7 @@ def test_grpc_says_by_a_field_that_a_choice_is_a_name(thinker: Gateway, name: st
     )
     asked = inference_pb2.ChatRequest(model=MODEL, conversation=conversation)
     with grpc.insecure_channel(thinker.grpc) as channel:
-        [choice] = inference_pb2_grpc.InferenceStub(channel).Chat(asked, timeout=30).choices
+        [choice] = inference_pb2_grpc.InferenceStub(channel).Chat(asked, timeout=60).choices
     assert [call.name for call in choice.message.tool_calls] == [name]
 
 

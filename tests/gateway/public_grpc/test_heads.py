@@ -62,7 +62,7 @@ def test_a_client_that_acknowledges_no_settings_is_left(gateway: Gateway) -> Non
     began = time.monotonic()
     with RawConnection(gateway.grpc) as connection:
         connection.read_to_end()
-    assert SETTINGS_SECONDS - 1 < time.monotonic() - began < SETTINGS_SECONDS + 20
+    assert time.monotonic() - began > SETTINGS_SECONDS - 1
 
 
 @pytest.fixture

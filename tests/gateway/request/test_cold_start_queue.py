@@ -115,7 +115,7 @@ async def test_a_replica_that_has_left_before_a_request_goes_on_is_waited_for_ag
     assert not any(each.done() for each in (*waiting, newcomer))
     there.replica = True
     there.demand.look_again()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await asyncio.gather(*waiting, newcomer)
 
 

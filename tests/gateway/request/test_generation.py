@@ -313,7 +313,7 @@ def test_on_sigterm_a_gateway_finishes_what_runs_and_exits_with_0(behind: Behind
             next(lines)
             stage.terminate()
             assert list(lines)[-1] == "data: [DONE]"
-        assert stage.process.wait(30) == 0
+        assert stage.process.wait(60) == 0
 
 
 def test_what_is_not_done_at_the_drain_limit_ends_with_a_retriable_error(behind: Behind) -> None:
@@ -324,4 +324,4 @@ def test_what_is_not_done_at_the_drain_limit_ends_with_a_retriable_error(behind:
             next(lines)
             stage.terminate()
             assert '"code":"draining"' in list(lines)[-1]
-        assert stage.process.wait(30) == 0
+        assert stage.process.wait(60) == 0

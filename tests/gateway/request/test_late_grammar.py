@@ -58,7 +58,7 @@ def test_over_grpc_a_grammar_that_explodes_late_is_an_invalid_argument(thinker: 
         with pytest.raises(grpc.RpcError) as raised:
             stub.Complete(
                 inference_pb2.CompleteRequest(model=THINKER, text="Hi", sampling=sampling),
-                timeout=30,
+                timeout=60,
             )
     failure: Any = raised.value
     assert failure.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -46,7 +46,7 @@ def test_a_request_that_would_miss_its_goal_is_refused_with_the_time_to_try_agai
 
     def ask(number: int) -> None:
         body = completion_body(prompt(1000 + 1000 * number), max_tokens=2, ignore_eos=True)
-        with httpx.Client(base_url=punctual.rest, timeout=30) as client:
+        with httpx.Client(base_url=punctual.rest, timeout=60) as client:
             headers = {"x-headwater-ttft-ms": "2000"}
             replies[number] = client.post("/v1/completions", json=body, headers=headers)
 

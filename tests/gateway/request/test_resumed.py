@@ -168,7 +168,7 @@ class GrpcReading(threading.Thread):
     def run(self) -> None:
         with contextlib.suppress(grpc.RpcError), self._channel:
             for chunk in inference_pb2_grpc.InferenceStub(self._channel).ChatStream(
-                GRPC_CHAT, timeout=30
+                GRPC_CHAT, timeout=60
             ):
                 self.events.append(chunk)
 

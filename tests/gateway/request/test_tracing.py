@@ -76,7 +76,7 @@ def test_every_stage_hangs_its_spans_on_the_clients_trace(
                 stub.Complete(asked, metadata=list(headers.items()))
             for stage in (gateway.stage, processor, output_processor, engine):
                 stage.terminate()
-                assert stage.process.wait(30) == 0
+                assert stage.process.wait(60) == 0
     assert {span.trace_id.hex() for _, span in kept.spans} == {TRACE}
     assert {span.trace_state for _, span in kept.spans} == {TRACESTATE}
     by_id = {span.span_id: span.name for _, span in kept.spans}
@@ -163,7 +163,7 @@ def test_an_answer_that_moves_has_a_span_that_is_linked_to_the_one_before(
                 dispatched_to(gateway, engines).kill()
                 assert list(lines)[-2] == "data: [DONE]"
             gateway.stage.terminate()
-            assert gateway.stage.process.wait(30) == 0
+            assert gateway.stage.process.wait(60) == 0
     first, second = sorted(
         (span for _, span in kept.spans if span.name == "stream"),
         key=lambda span: attributes_of(span)["attempt"],

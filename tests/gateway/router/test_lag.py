@@ -64,7 +64,7 @@ class Gateway:
             await self.bus.publish(
                 subjects.kv_events(self.model.key, "a"), batch.SerializeToString()
             )
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while self.num_heard < before + num_events:  # noqa: ASYNC110 (a metric has no event)
                 await asyncio.sleep(0.005)
 

@@ -410,7 +410,7 @@ async def test_load_messages_arrive_over_the_bus_and_those_of_another_incarnatio
                 subjects.load(served_model.key, "b"),
                 replace(IDLE, num_prefill_tokens=9000).to_pb("b", b.epoch + 1).SerializeToString(),
             )
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while True:
                     seen = router.choose(served_model.key, b"", 10, 10).candidates
                     ages = {each.replica_id: each.load_age for each in seen}

@@ -163,7 +163,7 @@ async def test_a_gateway_that_did_not_remove_the_tenant_hears_of_it_and_refuses_
     ada, authorization = record()
     remover = book(bus)
     await remover.add(ada)
-    async with TenantDirectory(book(bus), NOBODY).running(bus) as other, asyncio.timeout(30):
+    async with TenantDirectory(book(bus), NOBODY).running(bus) as other, asyncio.timeout(60):
         assert other.identify(authorization, "").id == ada.id
         bucket = await remover._open()
         saved = (await bucket.get(_key(ada.id))).value or b""

@@ -94,7 +94,7 @@ async def test_times_are_shared_again_once_redis_lets_them(free_dir: Path) -> No
                 begin(stack, other, ADA, 300)
                 await asyncio.sleep(5 * SHARE_SECONDS)
                 await store.command("ACL", "SETUSER", "default", "+@scripting")
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(60):
                     while other._times[ADA.key] < 800.0:
                         await other.share()
                         await asyncio.sleep(SHARE_SECONDS)

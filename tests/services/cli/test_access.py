@@ -36,7 +36,7 @@ def read_by_a_stage(folder: Path, role: Role) -> dict[str, str]:
         .replace("exec headwater", "exec")
     )
     done = subprocess.run(
-        ["sh", "-c", script, "env"], capture_output=True, text=True, check=True, timeout=30, env={}
+        ["sh", "-c", script, "env"], capture_output=True, text=True, check=True, timeout=60, env={}
     )
     return dict(each.split("=", 1) for each in done.stdout.splitlines())
 
@@ -68,7 +68,7 @@ async def test_the_servers_admit_those_with_the_files_alone(
             here = told["HEADWATER_NATS_URL"].replace(
                 "nats:4222", nats_.url.removeprefix("nats://")
             )
-            async with Bus.open(here, wait_seconds=30) as bus:
+            async with Bus.open(here, wait_seconds=60) as bus:
                 assert bus.connected
             store_url = told["HEADWATER_REDIS_URL"].replace(
                 "redis:6379", valkey.url.removeprefix("redis://")

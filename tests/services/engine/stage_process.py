@@ -46,7 +46,7 @@ class StageProcess:
             os.close(self._supervisor)
             self._supervisor = -1
 
-    def wait(self, seconds: float = 30) -> int:
+    def wait(self, seconds: float = 60) -> int:
         return self._process.wait(seconds)
 
     def log(self) -> str:

@@ -364,7 +364,7 @@ async def test_metrics_have_the_engines_figures(engine: EngineProcess) -> None:
         await client.send(add(1, prompt(1), 3))
         await client.read_until_finished(1)
     url = f"http://{engine.addresses['metrics']}/metrics"
-    text = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=30).read().decode())
+    text = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=60).read().decode())
     for name in (
         "num_requests_running",
         "kv_cache_usage_perc",

@@ -57,8 +57,8 @@ async def test_nothing_outlives_a_door(how: str) -> None:
                 engine.process.kill()
             else:
                 engine.lose_supervisor()
-            await asyncio.to_thread(engine.wait, 30)
-            await asyncio.to_thread(wait_for_end, core, 30)
+            await asyncio.to_thread(engine.wait, 60)
+            await asyncio.to_thread(wait_for_end, core, 60)
             with contextlib.suppress(grpc.aio.AioRpcError):
                 await client.call.read()
     assert [path for path in named if path.exists()] == []

@@ -69,7 +69,7 @@ async def test_a_forked_core_serves_and_ends_with_its_server(forks: ForkClient) 
         assert parent_of(parent_of(core)) == os.getpid()
         assert await is_answered(engine)
         engine.process.send_signal(signal.SIGKILL)
-        wait_for_end(core, 30)
+        wait_for_end(core, 60)
 
 
 @pytest.mark.long

@@ -55,7 +55,7 @@ async def test_a_prefix_that_left_the_device_is_still_offered_and_comes_back(
 
 async def metrics(engine: EngineProcess) -> dict[str, float]:
     url = f"http://{engine.addresses['metrics']}/metrics"
-    text = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=30).read().decode())
+    text = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=60).read().decode())
     rows = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     return {name.partition("{")[0]: float(value) for name, value in rows}
 

@@ -60,7 +60,7 @@ async def busy(compiler: GrammarCompiler) -> AsyncIterator[Callable[[], None]]:
     may_end = threading.Event()
     tenants = range(3)
     held = [
-        asyncio.create_task(compiler._threads.run(f"t{i}", 1, lambda: may_end.wait(30)))
+        asyncio.create_task(compiler._threads.run(f"t{i}", 1, lambda: may_end.wait(60)))
         for i in tenants
     ]
     await asyncio.sleep(0)

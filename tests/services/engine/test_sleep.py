@@ -51,7 +51,7 @@ async def test_a_call_to_sleep_gives_way_to_a_later_one_to_wake() -> None:
 
 async def test_an_engine_that_sleeps_hands_its_streams_over_at_once_when_it_drains() -> None:
     with engine_process(*FLAGS, "--drain-limit=60") as engine:
-        async with client_of(engine) as client, asyncio.timeout(20):
+        async with client_of(engine) as client, asyncio.timeout(60):
             await client.send(add(1, prompt(1), 200))
             await client.read_tokens(1, 3)
             await client.stub.Sleep(pb.SleepRequest())

@@ -155,7 +155,7 @@ async def test_a_process_stays_ready_when_a_fork_is_killed_and_the_next_computes
         assert await verdict(checker, demo_folder, GOOD) == "good"
         ready = children() - others
         trying = asyncio.ensure_future(verdict(checker, demo_folder, EXPLODING))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not (forks := forks_of(ready)):  # noqa: ASYNC110 (processes)
                 await asyncio.sleep(0.001)
         for pid in forks:
@@ -177,7 +177,7 @@ async def test_two_that_end_themselves_for_want_of_memory_say_that_it_takes_too_
 async def test_what_several_want_to_know_is_asked_once(demo_folder: Path, others: set[int]) -> None:
     async with GrammarChecker() as checker:
         asking = [asyncio.ensure_future(verdict(checker, demo_folder, EXPLODING)) for _ in range(4)]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not children() - others:  # noqa: ASYNC110 (another process)
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.3)
@@ -201,7 +201,7 @@ async def test_a_tenants_grammars_are_checked_beside_a_flood_of_another_one(
             asyncio.ensure_future(verdict(checker, demo_folder, EXPLODING + " " * i))
             for i in range(3 * MAX_CHECKS)
         ]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             # One place stays free.
             while len(forks_of(ready)) < MAX_CHECKS - 1:  # noqa: ASYNC110 (processes)
                 await asyncio.sleep(0.01)
@@ -211,7 +211,7 @@ async def test_a_tenants_grammars_are_checked_beside_a_flood_of_another_one(
         assert children() - others == ready
         # In the order of arrival all of them were checked before.
         assert sum(each.done() for each in flood) < MAX_CHECKS
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while LOWERED not in priorities(forks_of(ready)):  # noqa: ASYNC110 (processes)
                 await asyncio.sleep(0.01)
         for each in flood:
@@ -226,7 +226,7 @@ async def test_a_check_ends_when_all_its_requests_have_left(
         assert await verdict(checker, demo_folder, GOOD) == "good"
         ready = children() - others
         asking = [asyncio.ensure_future(verdict(checker, demo_folder, EXPLODING)) for _ in range(2)]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not (forks := forks_of(ready)):  # noqa: ASYNC110 (processes)
                 await asyncio.sleep(0.001)
         asking[0].cancel()
@@ -235,7 +235,7 @@ async def test_a_check_ends_when_all_its_requests_have_left(
         asking[1].cancel()
         await asyncio.wait([asking[1]])
         (fork,) = forks
-        wait_for_end(fork, seconds=1)
+        wait_for_end(fork, seconds=60)
         assert await verdict(checker, demo_folder, GOOD + " ") == "good"
         assert children() - others == ready
 
@@ -289,4 +289,4 @@ def test_its_processes_end_with_the_stage_even_when_that_is_killed(demo_folder: 
         assert stage.stdout.readline() == b"ready\n"
         (pid,) = children(stage.pid)
         stage.kill()
-    wait_for_end(pid, seconds=30)
+    wait_for_end(pid, seconds=60)

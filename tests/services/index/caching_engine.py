@@ -104,7 +104,7 @@ class Engine(engine_pb2_grpc.EngineServicer):
             await server.stop(None)
 
 
-async def eventually(condition: Callable[[], bool], seconds: float = 30) -> None:
+async def eventually(condition: Callable[[], bool], seconds: float = 60) -> None:
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 (the condition has no event)
             await asyncio.sleep(0.005)

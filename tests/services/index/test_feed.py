@@ -164,7 +164,7 @@ async def test_without_nats_events_still_come_by_asking_and_after_its_return_by_
         await engine.publish(bus)
         await eventually(lambda: index.lookup(chain(0, 10)) == {"a": 10})
         nats_server = await start_nats(free_dir, port=nats_server.port)
-        assert await bus.wait_connected(30)
+        assert await bus.wait_connected(60)
         members.on_member(engine.member, from_bus=True)
         engine.stores(chain(10, 10))
         await engine.publish(bus)
@@ -205,7 +205,7 @@ async def test_while_an_engine_cannot_be_asked_redis_says_what_it_caches(
         assert index.lookup(chain(0, 100)) == {}
         # Reads have a limit of milliseconds, and this machine may be busy with other things for
         # longer than a lease.
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while index.lookup(chain(0, 100)) != {"a": 70}:
                 with contextlib.suppress(StoreUnavailable):
                     await column.write()
@@ -240,7 +240,7 @@ async def test_an_engine_that_leaves_while_redis_is_read_has_no_column_any_more(
         monkeypatch.setattr(feed._reader, "matched", matched_before_it_left)
         # Reads have a limit of milliseconds, and this machine may be busy with other things for
         # longer than a lease.
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while members.of(Kind.ENGINE):
                 with contextlib.suppress(StoreUnavailable):
                     await column.write()
@@ -357,7 +357,7 @@ async def test_a_gateway_that_events_keep_too_busy_passes_them_over_for_a_while_
                 column.add(each)
             assert await column.write()
             # Reads have a limit of milliseconds, and this machine may be busy with other things.
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while index.lookup(chain(0, 30)) != {"a": 30}:
                     await feed.consult(engine.model.key, chain(0, 30))
                     await asyncio.sleep(0.05)

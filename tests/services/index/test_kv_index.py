@@ -293,7 +293,7 @@ def test_a_lookup_of_512_blocks_over_32_replicas_takes_microseconds() -> None:
     index.apply(engine.says(wanted))
     took = []
     for _ in range(20):
-        started = time.perf_counter()
+        started = time.thread_time()
         index.lookup(wanted)
-        took.append(time.perf_counter() - started)
+        took.append(time.thread_time() - started)
     assert min(took) < 0.001

@@ -38,7 +38,7 @@ async def test_an_engine_writes_and_reaps_again_once_redis_lets_it(
     dead.add(block(7))
     async with IndexWriter(own_store, served_model, FIRST).running() as writer:
         writer.apply(stored(1))
-        await wait_for_column(own_store, served_model, {block(1)}, seconds=30)
+        await wait_for_column(own_store, served_model, {block(1)}, seconds=60)
         assert await dead.write()
         await own_store.command("ACL", "SETUSER", "default", "-@scripting")
         writer.apply(stored(2))
@@ -47,8 +47,8 @@ async def test_an_engine_writes_and_reaps_again_once_redis_lets_it(
         assert await own_store.command("SMEMBERS", own_key(served_model.key, 0, 0)) == {block(1)}
         await own_store.command("ACL", "SETUSER", "default", "+@scripting")
         await dead.leave()
-        await wait_for_column(own_store, served_model, set(blocks(1, 2)), seconds=30)
-        async with asyncio.timeout(30):
+        await wait_for_column(own_store, served_model, set(blocks(1, 2)), seconds=60)
+        async with asyncio.timeout(60):
             while dead_slots := await slots_of(own_store, served_model) - {writer.slots[0]}:
                 assert len(dead_slots) == 1
                 await asyncio.sleep(0.05)
@@ -75,7 +75,7 @@ async def test_a_shard_that_redis_refuses_to_write_keeps_no_other_from_it(
 ) -> None:
     sharded = dataclasses.replace(served_model, num_shards=2)
     await own_store.command("SET", slots_key(served_model.key, 0), "no table")
-    async with IndexWriter(own_store, sharded, FIRST).running() as writer, asyncio.timeout(30):
+    async with IndexWriter(own_store, sharded, FIRST).running() as writer, asyncio.timeout(60):
         while writer.slots != [None, 0]:  # noqa: ASYNC110 (Redis has no event for it)
             await asyncio.sleep(0.02)
         await own_store.command("DEL", slots_key(served_model.key, 0))

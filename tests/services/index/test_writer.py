@@ -124,7 +124,7 @@ async def test_a_lease_is_renewed_by_its_epoch_only_and_expires_on_rediss_clock(
 
 async def written(writer: IndexWriter) -> None:
     """Returns when Redis has everything that was applied before."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         for column in writer._columns:
             while column._needs_filling or column._pending or column._published.unanswered:  # noqa: ASYNC110 (Redis ends it)
                 await asyncio.sleep(0.005)
@@ -307,7 +307,7 @@ async def test_redis_started_late_killed_and_started_empty_has_the_whole_column_
         writer.apply(stored(*range(1000)))
         for turn in range(3):
             server = await start_valkey(free_dir, port=server.port)
-            await wait_for_column(store, served_model, cached, seconds=30)
+            await wait_for_column(store, served_model, cached, seconds=60)
             await server.kill()
             for step in range(200):
                 fresh = 10_000 + 1000 * turn + step
@@ -342,4 +342,4 @@ async def test_flushing_redis_under_an_idle_engine_brings_the_column_back(
         writer.apply(stored(*range(300)))
         await written(writer)
         await store.command("DEL", slots_key(served_model.key, 0), own_key(served_model.key, 0, 0))
-        await wait_for_column(store, served_model, set(blocks(*range(300))), seconds=30)
+        await wait_for_column(store, served_model, set(blocks(*range(300))), seconds=60)

@@ -65,7 +65,7 @@ class ScriptedEngine(engine_pb2_grpc.EngineServicer):
         await self._server.stop(grace=0)
 
     async def hears(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(30), self._heard:
+        async with asyncio.timeout(60), self._heard:
             await self._heard.wait_for(condition)
 
     async def add(self, number: int = 0) -> Add:
@@ -161,7 +161,7 @@ class ListeningGateway:
         await self.call.write(GatewayFrame(opens=opens, **columns))
 
     async def read(self) -> OutputFrame:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             frame = await self.call.read()
         assert frame is not grpc.aio.EOF
         assert frame.ByteSize() <= 256 * 1024

@@ -75,7 +75,7 @@ class Line:
     async def until_found(
         self, condition: Callable[[FoundStream | None], bool]
     ) -> FoundStream | None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not condition(found := await self.find()):  # noqa: ASYNC110 (another process would be asked the same)
                 await asyncio.sleep(0.02)
         return found

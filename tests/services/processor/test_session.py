@@ -142,7 +142,7 @@ async def processors() -> AsyncIterator[Processors]:
 
 async def joined(processors: Processors, stage: Stage, *, by_session: bool = True) -> None:
     processors.join(stage.listener.address)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not processors.models() or (by_session and not _sessions(processors)):  # noqa: ASYNC110 (a network)
             await asyncio.sleep(0.01)
 
@@ -205,7 +205,7 @@ async def test_a_long_request_and_a_processor_without_sessions_take_calls(
     assert (await processors.prepare(request(), NoSpan())).prompt_ids
     assert without.servicer.num_calls == 1
     # A session counts as open until its refusal is read.
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while _sessions(processors):  # noqa: ASYNC110 (a network)
             await asyncio.sleep(0.01)
 
@@ -216,7 +216,7 @@ async def test_a_lost_session_sends_its_requests_to_another_processor(
     lost, other = stages
     await joined(processors, lost)
     processors.join(other.listener.address)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while len([each for each in processors._pool.values() if each.models]) < 2:  # noqa: ASYNC110 (a network)
             await asyncio.sleep(0.01)
     slow = [request("Wörter über Wörter. " * 2500, truncate_prompt_tokens=100) for _ in range(8)]
@@ -259,7 +259,7 @@ async def test_a_request_that_processors_die_of_is_given_up_with_the_second(
         for stage in deadly:
             await stage.listener.start()
             processors.join(stage.listener.address)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             # A session may be open before the models are known. A processor gets frames when both
             # are there.
             while not all(  # noqa: ASYNC110 (a network)
@@ -285,7 +285,7 @@ async def test_a_leaving_processor_answers_what_it_was_asked(
     asked = [request("Wörter. " * 4500, truncate_prompt_tokens=100) for _ in range(4)]
     assert sum(each.ByteSize() for each in asked) < MAX_FRAME_BYTES
     running = asyncio.gather(*(processors.prepare(each, NoSpan()) for each in asked))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not stage.servicer.num_frames:  # noqa: ASYNC110 (a network)
             await asyncio.sleep(0.001)
     stage.servicer.leave()

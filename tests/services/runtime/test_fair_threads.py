@@ -23,7 +23,7 @@ class Held:
 
     def __call__(self) -> str:
         self.has_begun.set()
-        assert self.may_end.wait(20)
+        assert self.may_end.wait(60)
         return "done"
 
 
@@ -34,13 +34,13 @@ def held() -> Iterator[Held]:
     work.may_end.set()
 
 
-def threads_of(num_threads: int, wait_seconds: float = 30.0) -> FairThreads:
+def threads_of(num_threads: int, wait_seconds: float = 60.0) -> FairThreads:
     return FairThreads("work", num_threads, QueueLimits(num_waiting=2, wait_seconds=wait_seconds))
 
 
 async def started(threads: FairThreads, tenant: str, held: Held) -> asyncio.Task[str]:
     task = asyncio.create_task(threads.run(tenant, 1, held))
-    assert await asyncio.to_thread(held.has_begun.wait, 30)
+    assert await asyncio.to_thread(held.has_begun.wait, 60)
     return task
 
 

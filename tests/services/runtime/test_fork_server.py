@@ -162,12 +162,12 @@ async def test_a_process_outlives_its_server_and_its_end_is_seen(
     waiting = asyncio.ensure_future(process.wait())
     # Nothing more can be asked for, which is no error.
     with suppress(TimeoutError):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while await start(forks, SLEEP, tmp_path, environment) is not None:
                 pass
     assert not waiting.done()
     process.send_signal(signal.SIGTERM)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         assert await waiting == UNKNOWN_STATUS
 
 
@@ -215,7 +215,7 @@ async def test_without_pidfds_nothing_is_forked(monkeypatch: pytest.MonkeyPatch)
 
 
 async def _comes_true(condition: Callable[[], bool]) -> bool:
-    return await asyncio.to_thread(holds_within, condition, 30)
+    return await asyncio.to_thread(holds_within, condition, 60)
 
 
 def _parent(pid: int) -> int:

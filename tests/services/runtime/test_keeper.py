@@ -30,7 +30,7 @@ def is_alive(pid: int) -> bool:
     return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
-def wait_gone(pid: int, seconds: float = 30) -> bool:
+def wait_gone(pid: int, seconds: float = 60) -> bool:
     end = time.monotonic() + seconds
     while is_alive(pid) and time.monotonic() < end:
         time.sleep(0.01)
@@ -40,7 +40,7 @@ def wait_gone(pid: int, seconds: float = 30) -> bool:
 def test_the_status_of_a_program_that_ends_is_its_keepers(pipe: tuple[int, int]) -> None:
     keeper = keep(["sh", "-c", "exit 7"], pipe[0])
     with keeper:
-        assert keeper.wait(30) == 7
+        assert keeper.wait(60) == 7
     os.close(pipe[1])
 
 
@@ -49,7 +49,7 @@ def test_a_program_ends_when_the_supervisors_pipe_closes(pipe: tuple[int, int]) 
         assert keeper.stdout is not None
         pid = int(keeper.stdout.readline())
         os.close(pipe[1])
-        assert keeper.wait(30) == 0
+        assert keeper.wait(60) == 0
         assert wait_gone(pid)
 
 
@@ -60,7 +60,7 @@ def test_a_program_that_ignores_sigterm_is_killed_after_the_limit(pipe: tuple[in
         assert keeper.stdout is not None
         pid = int(keeper.stdout.readline())
         keeper.terminate()
-        assert keeper.wait(30) == 0
+        assert keeper.wait(60) == 0
         assert wait_gone(pid)
     os.close(pipe[1])
 

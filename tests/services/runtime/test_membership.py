@@ -45,14 +45,14 @@ def engine(served_model: ServedModel) -> Member:
 
 
 async def wait_for(members: Members, *expected: Member) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await members.wait_for(
             lambda each: all(each.get(one.kind, one.replica_id) == one for one in expected)
         )
 
 
 async def wait_until_gone(members: Members, member: Member) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await members.wait_for(lambda each: each.get(member.kind, member.replica_id) is None)
 
 
@@ -134,7 +134,7 @@ async def test_an_engine_that_is_silent_on_the_bus_stays_while_it_answers(
     async with (
         Bus.open(nats_url) as bus,
         Members(bus, ENGINES).running() as members,
-        asyncio.timeout(30),
+        asyncio.timeout(60),
     ):
         members.on_member(served, from_bus=True)
         while Engine.num_asked < asked + 3:
@@ -319,7 +319,7 @@ async def test_a_gateway_that_starts_while_the_bus_is_away_finds_whom_it_last_kn
         Heartbeat.running(bus, lambda: dead),
     ):
         await wait_for(members, served, processor, dead)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(saved.load()) < 3:  # noqa: ASYNC110 (a file has no event)
                 await asyncio.sleep(0.05)
         await nats_server.kill()
@@ -350,7 +350,7 @@ async def test_a_seed_and_its_heartbeat_are_one_member(nats_url: str, served: Me
         Bus.open(nats_url) as bus,
         Members(bus, (Kind.PROCESSOR,), told).running() as members,
     ):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await members.wait_for(
                 lambda each: each.get(Kind.PROCESSOR, served.address) is not None
             )

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 
 import pytest
@@ -64,13 +63,11 @@ async def test_a_slow_store_costs_a_request_three_milliseconds_and_the_next_ones
     now = 0.0
     async with Store.open(redis_url, clock=lambda: now) as store:
         await store.command("PING")
-        started = time.monotonic()
         with pytest.raises(StoreUnavailable, match=r"no answer within 3\.0 ms"):
             await store.command("BLPOP", "never", "60", seconds=READ_SECONDS)
         for _ in range(100):
             with pytest.raises(StoreUnavailable, match="left alone"):
                 await store.command("GET", "x", seconds=READ_SECONDS)
-        assert time.monotonic() - started < 60
         # Whoever has time is served all along, and the hurried come back after a while.
         assert await store.command("GET", "x") is None
         assert store.broken

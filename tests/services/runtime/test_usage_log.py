@@ -21,7 +21,7 @@ async def test_a_report_that_is_not_understood_keeps_no_later_one_from_its_reade
     record = UsageRecord(
         request_id="r", tenant="ada", model="m", at=0.0, prompt_tokens=3, output_tokens=4
     )
-    async with Bus.open(nats_url, wait_seconds=30) as bus:
+    async with Bus.open(nats_url, wait_seconds=60) as bus:
         log = UsageLog(bus)
         reports = log.left()
         first = asyncio.ensure_future(anext(reports))
@@ -31,7 +31,7 @@ async def test_a_report_that_is_not_understood_keeps_no_later_one_from_its_reade
         await bus.publish(subjects.USAGE_LEFT, b"{")
         await bus.publish(subjects.USAGE_LEFT, b'{"request_id": 1}')
         await log.publish_left(record, 5)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             left = await first
         assert (left.request_id, left.tenant, left.used, left.seq) == ("r", "ada", 7, 5)
         await reports.aclose()
@@ -59,7 +59,7 @@ def nothing(seq: int) -> None:
 async def test_records_behind_one_that_fails_are_stored(
     nats_url: str, request_id: str, on_stored: Callable[[int], None]
 ) -> None:
-    async with Bus.open(nats_url, wait_seconds=30) as bus, UsageLog(bus).running() as log:
+    async with Bus.open(nats_url, wait_seconds=60) as bus, UsageLog(bus).running() as log:
         await log.make()
         js = bus.jetstream()
         assert js is not None
@@ -69,7 +69,7 @@ async def test_records_behind_one_that_fails_are_stored(
         stored = asyncio.get_running_loop().create_future()
         log.add(a_record(request_id), on_stored)
         log.add(a_record(f"behind {on_stored.__name__} {request_id[:5]}"), stored.set_result)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             assert await stored > 0
 
 
@@ -78,7 +78,7 @@ async def test_records_that_are_removed_after_they_were_counted_are_not_awaited(
 ) -> None:
     tenant = f"test-{uuid.uuid4().hex}"
     since = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
-    async with Bus.open(nats_url, wait_seconds=30) as bus, UsageLog(bus).running() as log:
+    async with Bus.open(nats_url, wait_seconds=60) as bus, UsageLog(bus).running() as log:
         await log.make()
         js = bus.jetstream()
         assert js is not None

@@ -69,7 +69,7 @@ async def test_a_log_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "short.log").write_text("short")
     long = tmp_path / "long.log"
     long.write_text("x" * 101)
-    async with owned_task(keep_bounded(tmp_path, 1)), asyncio.timeout(30):
+    async with owned_task(keep_bounded(tmp_path, 1)), asyncio.timeout(60):
         while long.stat().st_size:  # noqa: ASYNC110 (a thread writes)
             await asyncio.sleep(0.01)
     assert read(tmp_path) == {"short.log": "short", "long.log": "", "long.log.1": "x" * 101}

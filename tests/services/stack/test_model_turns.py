@@ -90,7 +90,7 @@ async def two_engines(*flags: str) -> AsyncIterator[Device]:
         engine_process("--takes-turns", "--replica-id=a", *flags) as a,
         engine_process("--takes-turns", "--replica-id=b", *flags) as b,
     ):
-        async with asyncio.timeout(50), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
             turns = ModelTurns(ENGINE_BYTES * 3 // 2, reports.append)
             yield Device({"a": a, "b": b}, turns, tasks, reports)
 

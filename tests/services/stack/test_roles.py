@@ -27,7 +27,7 @@ async def test_the_supervisor_hears_the_loads_of_engines(
     load = events_pb2.Load(num_running=1).SerializeToString()
     try:
         async with (
-            asyncio.timeout(20),
+            asyncio.timeout(60),
             Bus.open(passwords.url(Role.OPERATOR, server.url), wait_seconds=10) as operator,
             Bus.open(passwords.url(Role.ENGINE, server.url), wait_seconds=10) as engine,
             operator.subscribe(subjects.EVERY_LOAD) as loads,

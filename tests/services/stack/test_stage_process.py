@@ -113,7 +113,7 @@ async def test_a_stage_that_does_not_end_is_killed_as_soon_as_somebody_is_in_a_h
     stopping = asyncio.ensure_future(stage.stop(60, hurry))
     await asyncio.sleep(0.05)
     hurry.set()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await stopping
     assert await stage.ended() == -signal.SIGKILL
     pipe.close()

@@ -131,7 +131,7 @@ async def test_a_stage_is_ready_present_and_gone_in_order(
 
 
 def _get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=30) as reply:
+    with urllib.request.urlopen(url, timeout=60) as reply:
         return str(reply.read().decode())
 
 
@@ -204,7 +204,7 @@ async def test_a_stage_listens_on_ipv6_and_says_which_address_it_cannot_have() -
     await listener.start()
     async with grpc.aio.insecure_channel(listener.address) as channel:
         reply = await health_pb2_grpc.HealthStub(channel).Check(
-            health_pb2.HealthCheckRequest(), timeout=30
+            health_pb2.HealthCheckRequest(), timeout=60
         )
     assert reply.status == health_pb2.HealthCheckResponse.SERVING
     await listener.server.stop(None)

@@ -97,14 +97,14 @@ class Bench:
     async def until_idle(self) -> None:
         """Waits until the queue is empty."""
         rooms = await self.durable.rooms()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while (await rooms.js.stream_info(BACKGROUND_QUEUE)).state.messages:  # noqa: ASYNC110 (NATS sends no event)
                 await asyncio.sleep(0.02)
 
     async def until(
         self, tenant: str, response_id: str, is_so: Callable[[Record], bool]
     ) -> dict[str, Any]:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not is_so(record := await self.ledger.get(tenant, response_id)):  # noqa: ASYNC110 (a client that polls)
                 await asyncio.sleep(0.05)
         return record.response
@@ -178,7 +178,7 @@ async def test_one_tenant_gets_three_quarters_of_the_seats_and_others_the_rest(
         response = await bench.over("bob", await bench.ask("bob"))
         assert response["status"] == "completed"
         # These runs began earlier, but each one asks NATS before it calls the application.
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while bench.app.num_open < 48:  # noqa: ASYNC110 (the application has no event)
                 await asyncio.sleep(0.02)
         assert bench.app.num_open == 48

@@ -82,7 +82,7 @@ async def test_a_response_that_this_version_cannot_read_waits_for_one_that_can(
     good, _ = await bucket.get(key)
     await bucket.put(key, b"of a later version")
     with structlog.testing.capture_logs() as lines:
-        async with bench.running(), asyncio.timeout(30):
+        async with bench.running(), asyncio.timeout(60):
             while (  # noqa: ASYNC110 (a log)
                 sum(line["event"] == "failed work is tried again uncounted" for line in lines) < 6
             ):

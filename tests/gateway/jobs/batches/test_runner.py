@@ -49,7 +49,7 @@ async def test_a_tenant_with_many_batches_leaves_room_for_those_of_others(durabl
         TenantStorage(durable, StorageLimits()), caller, max_line_bytes=1000
     ).running():
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while not (await bob.ledger.get(bob.tenant, short.batch.id)).batch.is_over:  # noqa: ASYNC110 (a client)
                     await asyncio.sleep(0.02)
         assert (await bob.ledger.get(bob.tenant, short.batch.id)).batch.status == "completed"

@@ -66,7 +66,7 @@ async def bench(durable: Durable, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 
 async def ended(bench: Bench, batch_id: str) -> Batch:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not (batch := (await bench.ledger.get(bench.tenant, batch_id)).batch).is_over:  # noqa: ASYNC110 (a client)
             await asyncio.sleep(0.02)
     return batch
@@ -80,7 +80,7 @@ async def test_a_batch_whose_runs_fail_five_times_fails(bench: Bench) -> None:
         async with Runner(storage, caller, max_line_bytes=1000).running():
             batch = await ended(bench, kept.batch.id)
             rooms = await bench.durable.rooms()
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while (await rooms.js.stream_info(BATCH_QUEUE)).state.messages:  # noqa: ASYNC110 (NATS sends no event)
                     await asyncio.sleep(0.02)
     assert (batch.status, storage.num_asked) == ("failed", 5)
@@ -95,7 +95,7 @@ async def test_a_line_that_fails_five_times_has_that_as_its_result_and_those_bes
     bench: Bench,
 ) -> None:
     app = BrokenFor()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         batch = await bench.outcome(await bench.batch(4), app)
     assert (batch.status, app.asked.count("p1"), app.asked.count("p2")) == ("completed", 5, 8)
     assert {line["custom_id"] for line in await bench.lines(batch.output_file_id)} == {

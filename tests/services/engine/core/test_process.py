@@ -167,7 +167,7 @@ def core(
     core.commands.close()
     pace.may_end(1000)
     permits.release(1000)
-    core.thread.join(30)
+    core.thread.join(60)
     assert not core.thread.is_alive()
 
 
@@ -293,7 +293,7 @@ def test_the_core_ends_when_its_reader_is_gone(core: Core) -> None:
     core.send(request(1))
     next(core.steps())
     core.reports.close()
-    core.thread.join(30)
+    core.thread.join(60)
     assert not core.thread.is_alive()
 
 

@@ -122,7 +122,7 @@ async def test_an_engine_whose_core_hangs_ends_its_streams_and_itself() -> None:
             os.kill(engine.core_pid, signal.SIGSTOP)
             await client.read_until_finished(1)
             assert client.finishes[1].reason == FINISH_REASON_ERROR
-            assert await asyncio.to_thread(engine.wait, 30) != 0
+            assert await asyncio.to_thread(engine.wait, 60) != 0
         assert "the engine core hangs" in engine.close()
 
 
@@ -131,4 +131,4 @@ async def test_a_core_that_hangs_while_it_starts_has_failed() -> None:
     async with CoreClient.running(settings) as core:
         os.kill(core.pid, signal.SIGSTOP)
         with pytest.raises(CoreFailed):
-            await asyncio.wait_for(core.ready(), 30)
+            await asyncio.wait_for(core.ready(), 60)

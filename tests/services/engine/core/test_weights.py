@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +16,7 @@ from headwater.services.engine.core.messages import (
     decode_report,
 )
 from headwater.services.engine.core.weights import CoreWeights
+from tests.polling import holds_within
 
 
 class Engines:
@@ -60,10 +60,12 @@ def test_weights_that_are_dropped_while_they_take_their_place_do() -> None:
     weights = Weights()
     core = CoreWeights(cast(Engine, engine), weights, cast(RingWriter, reports))
     core.apply(LoadWeights(1, "/folder"))
-    deadline = time.monotonic() + 20
-    while not reports.written and time.monotonic() < deadline:
+
+    def has_reported() -> bool:
         core.settle()
-        time.sleep(0.01)
+        return bool(reports.written)
+
+    assert holds_within(has_reported, 60)
     assert reports.written == [WeightsLoaded(1, "n")]
     core.apply(ReplaceWeights(1, ends_requests=False))
     core.settle()

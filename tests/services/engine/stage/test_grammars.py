@@ -201,6 +201,6 @@ async def test_many_cancelled_on_the_way_leave_nothing(engine: EngineProcess) ->
         assert {finish.reason for finish in client.finishes.values()} <= {CANCELLED, STOP}
         load = await client.idle_load()
     assert (load.num_running, load.num_waiting, load.num_used_blocks) == (0, 0, 0)
-    async with client_of(engine) as client, asyncio.timeout(30):
+    async with client_of(engine) as client, asyncio.timeout(60):
         await client.send(masked(1))
         await client.read_until_finished(1)

@@ -106,7 +106,7 @@ async def test_an_idle_engine_flushes_its_last_events_soon() -> None:
     log.publish = told.put_nowait
     log.note(CacheEvents(stored=[StoredChain(parent=b"", hashes=BLOCKS[:2])]))
     log.note(CacheEvents(stored=[StoredChain(parent=BLOCKS[1], hashes=BLOCKS[2:3])]))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         batch = await told.get()
     assert [list(chain.block_hashes) for chain in batch.stored] == [BLOCKS[:2], BLOCKS[2:3]]
     assert (batch.incarnation.replica_id, batch.incarnation.epoch, batch.seq) == ("r", 5, 1)

@@ -48,8 +48,8 @@ async def test_the_blocks_of_a_removed_tenant_leave_every_disk_and_no_others(
     nats_url: str, tmp_path: Path
 ) -> None:
     async with (
-        Bus.open(nats_url, wait_seconds=30.0) as bus,
-        Bus.open(nats_url, wait_seconds=30.0) as engines_bus,
+        Bus.open(nats_url, wait_seconds=60.0) as bus,
+        Bus.open(nats_url, wait_seconds=60.0) as engines_bus,
     ):
         store = TenantStore(bus)
         await store.make()
@@ -73,7 +73,7 @@ async def test_the_blocks_of_a_removed_tenant_leave_every_disk_and_no_others(
 async def test_a_tenant_that_went_while_no_engine_ran_is_noticed_at_the_start(
     nats_url: str, tmp_path: Path
 ) -> None:
-    async with Bus.open(nats_url, wait_seconds=30.0) as bus:
+    async with Bus.open(nats_url, wait_seconds=60.0) as bus:
         store = TenantStore(bus)
         await store.make()
         disk = Disk(tmp_path, gone := new_uid())
@@ -92,8 +92,8 @@ async def test_removed_tenants_are_noticed_among_more_than_one_message_has_room_
     # Folders of so many tenants take minutes to write.
     monkeypatch.setattr(tenant_sweep, "tenants_below", lambda root: set(names))
     async with (
-        Bus.open(nats_url, wait_seconds=30.0) as bus,
-        Bus.open(nats_url, wait_seconds=30.0) as engines_bus,
+        Bus.open(nats_url, wait_seconds=60.0) as bus,
+        Bus.open(nats_url, wait_seconds=60.0) as engines_bus,
     ):
         store = TenantStore(bus)
         await store.make()
@@ -107,7 +107,7 @@ async def test_without_a_gateway_that_knows_nothing_is_deleted(
     nats_url: str, tmp_path: Path
 ) -> None:
     Disk(tmp_path, tenant := new_uid())
-    async with Bus.open(nats_url, wait_seconds=30.0) as bus:
+    async with Bus.open(nats_url, wait_seconds=60.0) as bus:
         assert await TenantSweep(bus, tmp_path).look() == 0
     directory = TenantDirectory(TenantStore(Bus(None)), AdminKeys({}))
     assert not directory.is_gone(tenant), "the records were never read"
@@ -115,5 +115,5 @@ async def test_without_a_gateway_that_knows_nothing_is_deleted(
 
 
 async def test_an_engine_without_a_disk_asks_for_no_gone_tenants(nats_url: str) -> None:
-    async with Bus.open(nats_url, wait_seconds=30.0) as bus, TenantSweep.running(bus, None):
+    async with Bus.open(nats_url, wait_seconds=60.0) as bus, TenantSweep.running(bus, None):
         pass

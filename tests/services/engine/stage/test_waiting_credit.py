@@ -44,7 +44,7 @@ async def test_backlogs_are_heard_over_the_bus_those_of_the_model_alone(nats_url
         for model_key, epoch in (("other", 7), ("m", 8)):
             backlog = Backlog(epoch=epoch, tokens=10)
             await bus.publish(subjects.backlog(model_key, epoch), backlog.SerializeToString())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not credits.shares(1.0):  # noqa: ASYNC110 (what is heard has no event)
                 await asyncio.sleep(0.005)
         assert credits.shares(1.0).keys() == {8}

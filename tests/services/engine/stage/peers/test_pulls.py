@@ -104,7 +104,7 @@ class Puller:
         wanted = Wanted(key=KEY, owner=Owner(b"n" * 16), parent=b"", hashes=[HASH])
         self.pulls.pull(PullRequest(pull=1, holder=holder, wanted=wanted, rows=[], is_direct=True))
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 yield
         finally:
             await self.pulls.close()
