@@ -14,7 +14,6 @@ import httpx
 import pytest
 
 from headwater.gateway.adapters.placement import LOOK_SECONDS
-from headwater.services.engine.stage.adapters import EVICT_SECONDS
 from tests.engine_core.small_adapters import tensors_of, write_adapter
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.processes import (
@@ -83,8 +82,9 @@ def test_adapters_that_have_left_host_memory_are_read_again_for_their_requests(
         assert gateway.client.post("/admin/adapters", json=body).status_code == 201
         alone[name] = ask(gateway.client, name)
     assert len({tuple(each) for each in alone.values()}) == len(NAMES)
+    gateway.wait_until(lambda: num_evicted(engine) >= len(NAMES) - NUM_KEPT)
     # The gateway fills an engine that joins, and lets one be whose memory has no room.
-    time.sleep(EVICT_SECONDS + 1.2 * LOOK_SECONDS)
+    time.sleep(1.2 * LOOK_SECONDS)
     assert num_evicted(engine) == len(NAMES) - NUM_KEPT
     [shown] = gateway.client.get("/admin/replicas").json()["data"]
     assert sum(each["is_evicted"] for each in shown["adapters"]) == len(NAMES) - NUM_KEPT

@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.gateway.conftest import GatewayStarter
 from tests.gateway.processes import MODEL as THOUGHTLESS
 from tests.gateway.processes import THINKER as MODEL
-from tests.gateway.processes import Behind, Gateway
+from tests.gateway.processes import Gateway
+from tests.gateway.request.test_explain import begun_before_its_deadline
 
 PATH = "/v1/messages"
 USER = [{"role": "user", "content": "What time is it?"}]
@@ -127,20 +127,15 @@ def test_tokens_that_were_found_in_a_cache_are_counted_apart(thinker: Gateway) -
     )
 
 
-def test_a_stream_that_breaks_ends_with_an_error_in_its_envelope(
-    behind: Behind, start_gateway: GatewayStarter
-) -> None:
+def test_a_stream_that_breaks_ends_with_an_error_in_its_envelope(slow_gateway: Gateway) -> None:
     """The deadline passes while the answer is written."""
-    with start_gateway(behind) as gateway:
-        asked = {"model": "smollm2-135m-instruct", "max_tokens": 8000, "stream": True}
-        asked |= {"messages": [{"role": "user", "content": "x"}]}
-        headers = {"x-headwater-deadline-ms": "300"}
-        with gateway.client.stream("POST", PATH, json=asked, headers=headers) as reply:
-            assert reply.status_code == 200
-            assert reply.headers["request-id"]
-            last = [json.loads(each[6:]) for each in reply.iter_lines() if each[:5] == "data:"][-1]
-        assert (last["type"], last["error"]["type"]) == ("error", "timeout_error")
-        assert last["request_id"] == reply.headers["request-id"]
+    asked = {"model": THOUGHTLESS, "max_tokens": 8000, "stream": True}
+    asked |= {"messages": [{"role": "user", "content": "x"}]}
+    reply = begun_before_its_deadline(slow_gateway, {}, PATH, asked)
+    assert reply.headers["request-id"]
+    last = [json.loads(each[6:]) for each in reply.iter_lines() if each[:5] == "data:"][-1]
+    assert (last["type"], last["error"]["type"]) == ("error", "timeout_error")
+    assert last["request_id"] == reply.headers["request-id"]
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

@@ -12,6 +12,7 @@ import pytest
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.ollama.test_scripted_lines import lines_of
 from tests.gateway.processes import MODEL, THINKER, THINKER_BYTES, Behind, Gateway
+from tests.gateway.request.test_explain import begun_before_its_deadline
 
 USER = [{"role": "user", "content": "What time is it?"}]
 QUIET: dict[str, Any] = {"model": THINKER, "think": False, "stream": False}
@@ -266,14 +267,12 @@ def test_other_paths_methods_and_bodies_are_refused_in_the_same_envelope(
     assert refused(unknown)[0] == 404
 
 
-def test_a_stream_that_breaks_ends_with_an_error_in_a_line(gateway: Gateway) -> None:
+def test_a_stream_that_breaks_ends_with_an_error_in_a_line(slow_gateway: Gateway) -> None:
     """The deadline passes while the answer is written."""
     body = {"model": MODEL, "messages": USER, "options": {"num_predict": 8000}}
-    headers = {"x-headwater-deadline-ms": "300"}
-    with gateway.client.stream("POST", "/api/chat", json=body, headers=headers) as reply:
-        assert reply.status_code == 200
-        assert reply.headers["x-request-id"]
-        last = [json.loads(each) for each in reply.iter_lines()][-1]
+    reply = begun_before_its_deadline(slow_gateway, {}, "/api/chat", body)
+    assert reply.headers["x-request-id"]
+    last = [json.loads(each) for each in reply.iter_lines()][-1]
     assert last.keys() == {"error"}
 
 
@@ -288,7 +287,7 @@ def test_a_client_that_leaves_ends_its_answer(slow_gateway: Gateway) -> None:
         lines = reply.iter_lines()
         next(lines)
         slow_gateway.wait_until(lambda: num_running() == 1)
-    slow_gateway.wait_until(lambda: num_running() == 0, seconds=10)
+    slow_gateway.wait_until(lambda: num_running() == 0)
 
 
 def test_a_request_is_explained_by_its_id(thinker: Gateway) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -82,16 +83,22 @@ def test_a_running_request_is_explained_up_to_now(gateway: Gateway) -> None:
         assert told["prompts"][0]["seconds"]["to_first_token"] > 0
 
 
-def begun_before_its_deadline(gateway: Gateway, headers: dict[str, str]) -> httpx.Response:
+def begun_before_its_deadline(
+    gateway: Gateway,
+    headers: dict[str, str],
+    path: str = "/v1/completions",
+    asked: dict[str, Any] | None = None,
+) -> httpx.Response:
     """Returns an answer that began before its deadline. However busy the machine is, one of these
     deadlines comes between the first and the last token."""
-    asked = completion_body(max_tokens=8000, ignore_eos=True, stream=True, **UNDRAFTED)
+    asked = asked or completion_body(max_tokens=8000, ignore_eos=True, stream=True, **UNDRAFTED)
     for milliseconds in (500, 4000, 16_000):
         more = headers | {"x-headwater-deadline-ms": str(milliseconds)}
-        reply = gateway.client.post("/v1/completions", json=asked, headers=more)
+        reply = gateway.client.post(path, json=asked, headers=more)
         if reply.status_code == 200:
             return reply
-        assert (reply.status_code, reply.json()["error"]["code"]) == (504, "deadline_exceeded")
+        assert reply.status_code == 504, reply.text
+        assert "deadline" in reply.text
     raise AssertionError("no answer began before its deadline")
 
 

@@ -306,7 +306,7 @@ def test_an_answer_outlives_its_only_engine_though_no_new_request_may_wait_for_o
 
 
 def test_on_sigterm_a_gateway_finishes_what_runs_and_exits_with_0(behind: Behind) -> None:
-    stage = gateway_stage(*behind.flags(), "--drain-limit=20")
+    stage = gateway_stage(*behind.flags(), "--drain-limit=60")
     with started(stage), Gateway(stage) as gateway:
         gateway.wait_until(gateway.is_ready)
         with stream(gateway, max_tokens=700) as lines:

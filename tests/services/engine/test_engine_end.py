@@ -103,13 +103,13 @@ async def test_on_sigterm_what_would_not_end_in_time_is_handed_over_at_once_and_
 ):
     """And streams that run, wait or have no credit are not missing, whoever asks."""
     with engine_process(
-        "--simulated-step-seconds=0.01", "--drain-limit=20", "--max-num-seqs=2"
+        "--simulated-step-seconds=0.01", "--drain-limit=35", "--max-num-seqs=2"
     ) as engine:
         async with client_of(engine) as client:
             long = prompt(1)
             short = prompt(2)
             await client.send(
-                add(1, long, 3000), add(2, short, 300), add(3, prompt(3), 8), probed=[1, 2, 3, 4]
+                add(1, long, 3900), add(2, short, 300), add(3, prompt(3), 8), probed=[1, 2, 3, 4]
             )
             await client.read_tokens(2, 20)
             await client.send(probed=[1, 2, 3])

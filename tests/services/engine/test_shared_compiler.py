@@ -79,7 +79,7 @@ async def test_a_grammar_is_compiled_beside_a_flood_of_slow_ones_of_another_tena
     for i in range(3):
         await compiler.member(GRAMMAR + b" " * i, NEIGHBOUR)
     # In the order of arrival all of them were compiled before.
-    assert sum(each.done() for each in flood) < 3
+    assert not all(each.done() for each in flood)
     for each in flood:
         each.cancel()
 

@@ -210,7 +210,7 @@ async def test_a_tenants_grammars_are_checked_beside_a_flood_of_another_one(
         # No check of the neighbour waited for the start of a process.
         assert children() - others == ready
         # In the order of arrival all of them were checked before.
-        assert sum(each.done() for each in flood) < MAX_CHECKS
+        assert not all(each.done() for each in flood)
         async with asyncio.timeout(60):
             while LOWERED not in priorities(forks_of(ready)):  # noqa: ASYNC110 (processes)
                 await asyncio.sleep(0.01)
