@@ -49,6 +49,9 @@ class AdapterCatalogue:
         self._retired: OrderedDict[tuple[str, bytes], AdapterRecord] = OrderedDict()
         """The youngest comes last."""
         self._changed = asyncio.Event()
+        self._changing = asyncio.Lock()
+        """Held while records are read or written: what an earlier read found replaces no newer
+        record."""
         self._listeners: list[Callable[[], None]] = []
 
     async def make(self) -> None:
@@ -120,11 +123,13 @@ class AdapterCatalogue:
 
     async def put(self, record: AdapterRecord) -> None:
         """Writes a record in the place of the one before. Raises `Unavailable`."""
-        if self.is_durable:
-            with or_unavailable():
-                bucket = await self._open()
-                await bucket.put(_key(record.owner, record.name), msgspec.json.encode(record))
-        await self._know([*self._but(record.owner, record.name), record])
+        async with self._changing:
+            if self.is_durable:
+                with or_unavailable():
+                    bucket = await self._open()
+                    await bucket.put(_key(record.owner, record.name), msgspec.json.encode(record))
+            self._take([*self._but(record.owner, record.name), record])
+        await self._publish_change()
 
     async def drop(self, owner: str, name: str) -> AdapterRecord:
         """Drops a record, also while storage is full. Raises `NotFound`, `Unavailable`."""
@@ -133,33 +138,35 @@ class AdapterCatalogue:
         record = self._records.get((owner, name))
         if record is None:
             raise NotFound("adapter", name)
-        if self.is_durable:
-            with or_unavailable():
-                await (await self._open()).drop(_key(owner, name))
-        await self._know(self._but(owner, name))
+        async with self._changing:
+            if self.is_durable:
+                with or_unavailable():
+                    await (await self._open()).drop(_key(owner, name))
+            self._take(self._but(owner, name))
+        await self._publish_change()
         return record
 
     async def read(self) -> bool:
         """Reads the records. Returns False if they cannot be read; the known records stay then."""
-        try:
-            bucket = await self._open()
-            found = [_records.decode(value) async for _, value in bucket.all(">")]
-        except (*FAILURES, Unavailable, msgspec.MsgspecError) as failure:
-            self._bucket = None
-            structlog.get_logger().warning(
-                "adapters cannot be read", error=repr(failure), known=len(self._records)
-            )
-            return False
-        self._take(found)
+        async with self._changing:
+            try:
+                bucket = await self._open()
+                found = [_records.decode(value) async for _, value in bucket.all(">")]
+            except (*FAILURES, Unavailable, msgspec.MsgspecError) as failure:
+                self._bucket = None
+                structlog.get_logger().warning(
+                    "adapters cannot be read", error=repr(failure), known=len(self._records)
+                )
+                return False
+            self._take(found)
         return True
 
     def _but(self, owner: str, name: str) -> list[AdapterRecord]:
         """Records of all adapters but one."""
         return [each for key, each in self._records.items() if key != (owner, name)]
 
-    async def _know(self, records: Iterable[AdapterRecord]) -> None:
-        """Takes records that this gateway has written, and lets others read them."""
-        self._take(records)
+    async def _publish_change(self) -> None:
+        """Lets others read what this gateway has written."""
         await self._bus.publish(subjects.ADAPTERS_CHANGED, b"")
 
     def _take(self, records: Iterable[AdapterRecord]) -> None:

@@ -80,6 +80,7 @@ class TenantDirectory:
         self._retired: set[str] = set()
         """Keys of tenants that were removed."""
         self._is_read = False
+        self._reading = asyncio.Lock()
         self._listeners: list[Callable[[], None]] = []
 
     def on_change(self, listener: Callable[[], None]) -> None:
@@ -106,18 +107,21 @@ class TenantDirectory:
 
     async def read(self) -> bool:
         """Reads the records. False where they cannot be read."""
-        try:
-            # Removals before records: a tenant that is put back between the two reads is among the
-            # records then.
-            removed = await self.tenant_store.removed()
-            records = await self.tenant_store.all()
-        except (errors.Unavailable, msgspec.MsgspecError) as failure:
-            # A record of a later version cannot be read here: the old records stay in use.
-            structlog.get_logger().warning(
-                "tenants cannot be read", error=str(failure), known=len(self._records)
-            )
-            return False
-        self._know(records, removed)
+        # One read at a time: the records of an earlier one would replace newer ones if it ended
+        # later, and a revoked key would count again.
+        async with self._reading:
+            try:
+                # Removals before records: a tenant that is put back between the two reads is among
+                # the records then.
+                removed = await self.tenant_store.removed()
+                records = await self.tenant_store.all()
+            except (errors.Unavailable, msgspec.MsgspecError) as failure:
+                # A record of a later version cannot be read here: the old records stay in use.
+                structlog.get_logger().warning(
+                    "tenants cannot be read", error=str(failure), known=len(self._records)
+                )
+                return False
+            self._know(records, removed)
         self._emit()
         await asyncio.to_thread(self._snapshot.save, records)
         return True

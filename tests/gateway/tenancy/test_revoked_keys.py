@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -19,7 +19,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from headwater.gateway.tenancy.directory import TenantDirectory, new_key
-from headwater.gateway.tenancy.records import Limits, TenantRecord, new_uid
+from headwater.gateway.tenancy.records import Limits, Removed, TenantRecord, new_uid
 from headwater.gateway.tenancy.tenant_store import TenantStore
 from headwater.gateway.tenancy.tenants import AdminKeys, KeyedTenants, Tenant
 from headwater.proto import inference_pb2, inference_pb2_grpc
@@ -386,3 +386,43 @@ def test_a_key_that_left_the_key_file_is_revoked_though_its_tenant_is_there(tmp_
     with pytest.raises(KeyRevoked):
         KeyedTenants.read(path).check(ada)
     KeyedTenants.read(path).check(Tenant(id="ada"))
+
+
+class HeldRecords:
+    """A tenant store whose first reading lasts until it may end."""
+
+    def __init__(self, records: list[TenantRecord]) -> None:
+        self.records = records
+        self.may_end = asyncio.Event()
+        self._num_read = 0
+
+    async def removed(self) -> list[Removed]:
+        return []
+
+    async def all(self) -> list[TenantRecord]:
+        found = self.records
+        self._num_read += 1
+        if self._num_read == 1:
+            await self.may_end.wait()
+        return found
+
+
+async def test_a_read_that_ends_late_makes_no_revoked_key_valid_again() -> None:
+    key, secret = new_key()
+    held = HeldRecords([TenantRecord(id="ada", uid=new_uid(), keys=(key,))])
+    directory = TenantDirectory(cast("TenantStore", held), NOBODY)
+    reading = asyncio.create_task(directory.read())
+    await until_idle()
+    held.records = []
+    later = asyncio.create_task(directory.read())
+    await until_idle()
+    held.may_end.set()
+    await asyncio.gather(reading, later)
+    with pytest.raises(Unauthenticated):
+        directory.identify(f"Bearer {secret}", "")
+
+
+async def until_idle() -> None:
+    """Lets tasks go on until they wait for something else."""
+    for _ in range(20):
+        await asyncio.sleep(0)
