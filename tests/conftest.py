@@ -63,15 +63,18 @@ sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 os.environ["NUMBA_CACHE_DIR"] = with_kernel_cache(os.environ)["NUMBA_CACHE_DIR"]
 
 # An example may take any time on a busy machine.
-hypothesis.settings.register_profile(
-    "tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
-hypothesis.settings.load_profile("tests")
+RANDOM = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("random", RANDOM)
+hypothesis.settings.register_profile("repeated", RANDOM, derandomize=True)
 
 JS = Path(__file__).parent / "gateway" / "js"
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # `make test` tries the same examples each time: a rare fault fails a change that has nothing to
+    # do with it, and is gone the next time. `make test-long` tries others.
+    is_short = "not long" in config.getoption("markexpr")
+    hypothesis.settings.load_profile("repeated" if is_short else "random")
     config.pluginmanager.register(ProcessHealth(config))
     config.pluginmanager.register(LockHealth())
     config.pluginmanager.register(workers.SharedFixtures())

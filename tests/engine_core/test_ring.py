@@ -206,7 +206,7 @@ writer.write(b"whole")
 piece, flag = next(writer.pieces(bytes(10_000)))
 assert writer.try_write(piece, flag)
 print("written", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 

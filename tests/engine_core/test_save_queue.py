@@ -26,7 +26,7 @@ from headwater.engine_core.executors.tiers.save_queue import SavePart, SaveQueue
 
 one = np.ones(1, np.int32)
 SaveQueue(4, 4).add([SavePart(one, one, lambda: 1 // 0)])
-time.sleep(60)
+time.sleep(600)
 """
 
 

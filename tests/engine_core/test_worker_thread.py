@@ -10,7 +10,7 @@ import time
 from headwater.engine_core.system.lanes import ThreadLane
 
 ThreadLane("kv-direct").submit(lambda: 1 // 0)
-time.sleep(60)
+time.sleep(600)
 """
 
 

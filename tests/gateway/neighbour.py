@@ -16,7 +16,7 @@ from tests.gateway.processes import Gateway, chat_body
 
 NUM_ALONE = 20
 PAUSE_SECONDS = 0.25
-MOST_SECONDS = 20.0
+MOST_SECONDS = 60.0
 """Of one answer, however busy the machine is: whoever waits longer was starved."""
 
 

@@ -203,21 +203,31 @@ def test_a_cluster_under_nohup_stays_when_its_terminal_and_the_reader_of_its_out
 
 
 @pytest.mark.slow
-def test_every_process_ends_within_two_seconds_of_the_supervisors_death(abandoned: Line) -> None:
+def test_no_process_outlives_the_supervisor(abandoned: Line) -> None:
     line = abandoned
     with line.stream("Once upon a time", max_tokens=7000, ignore_eos=True, **UNDRAFTED) as events:
         next(events)
         pids = line.pids()
         addresses = line.addresses()
         shared_memory = shared_memory_of(*pids)
+        line.kill()
+        assert line.wait_ended(pids, 60) == []
+    assert still_listening(addresses) == []
+    assert [path for path in shared_memory if path.exists()] == []
+
+
+@pytest.mark.long
+def test_every_process_ends_within_two_seconds_of_the_supervisors_death(start_line: Any) -> None:
+    line = start_line("--executor=simulated", "--replicas=1")
+    with line.stream("Once upon a time", max_tokens=7000, ignore_eos=True, **UNDRAFTED) as events:
+        next(events)
+        pids = line.pids()
         with MachineStalls() as stalls:
             began = time.monotonic()
             line.kill()
             assert line.wait_ended(pids, 60) == []
             ended = time.monotonic()
             assert ended - began - stalls.seconds_between(began, ended) < 2
-    assert still_listening(addresses) == []
-    assert [path for path in shared_memory if path.exists()] == []
 
 
 @pytest.mark.slow

@@ -180,10 +180,10 @@ def busy(line: Line) -> Iterator[None]:
         for events in streams:
             next(events)
         line.wait_for(
-            lambda: know_busy(line, is_busy=True), 30, "not every gateway has heard of what runs"
+            lambda: know_busy(line, is_busy=True), 60, "not every gateway has heard of what runs"
         )
         yield
-    line.wait_for(lambda: know_busy(line, is_busy=False), 30, "what ran does not end")
+    line.wait_for(lambda: know_busy(line, is_busy=False), 60, "what ran does not end")
 
 
 @pytest.mark.slow
@@ -210,6 +210,7 @@ def test_a_prompt_is_computed_at_one_engine_and_its_answer_at_another(line: Line
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_blocks_are_pulled_beside_the_prefill_of_later_chunks(line: Line) -> None:
     settle(line)
     before = figure(line, DECODE, "kv_prefetched_tokens_total")

@@ -33,7 +33,7 @@ def test_an_error_of_the_copy_is_logged_like_the_parents(capfd: pytest.CaptureFi
 
 
 def test_a_copy_is_waited_for_and_killed() -> None:
-    copied = CopiedProcess(lambda: time.sleep(60), ())
+    copied = CopiedProcess(lambda: time.sleep(600), ())
     with pytest.raises(subprocess.TimeoutExpired):
         copied.wait(0.05)
     copied.kill()

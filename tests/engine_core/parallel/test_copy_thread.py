@@ -26,7 +26,7 @@ class Broken:
 
 none, one = np.empty(0, np.int32), np.ones(1, np.int32)
 CopyThread(Broken(), print).add(SwapPlan(out_blocks=one, out_slots=one, in_slots=none, in_blocks=none))
-time.sleep(60)
+time.sleep(600)
 """
 
 

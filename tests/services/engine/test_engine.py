@@ -198,7 +198,7 @@ async def main():
         await client.send(add(1, prompt(1), 1000, credit=3))
         await client.read_tokens(1, 3)
         print("running", flush=True)
-        await asyncio.sleep(60)
+        await asyncio.sleep(600)
 
 asyncio.run(main())
 """

@@ -17,7 +17,8 @@ FLAGS = ("--takes-turns", "--kv-swap-memory=1000000", "--simulated-step-seconds=
 async def test_a_stream_goes_on_behind_a_sleep() -> None:
     with engine_process(*FLAGS) as engine:
         async with client_of(engine) as client:
-            await client.send(add(1, prompt(1), 600))
+            # Without credit it is not over before the engine sleeps.
+            await client.send(add(1, prompt(1), 200, credit=3))
             await client.read_tokens(1, 3)
             slept = await client.stub.Sleep(pb.SleepRequest())
             load = await client.load()
@@ -27,8 +28,9 @@ async def test_a_stream_goes_on_behind_a_sleep() -> None:
             await client.load_that(lambda load: load.num_waiting == 2)
             await client.stub.Wake(pb.WakeRequest())
             assert (await client.load()).sleep_state == "awake"
+            await client.send(credits=[pb.Credit(stream_id=1, tokens=1000)])
             await client.read_until_finished(1, 2)
-            assert client.tokens[1] == answer(prompt(1), 600)
+            assert client.tokens[1] == answer(prompt(1), 200)
             assert client.tokens[2] == answer(prompt(2), 20)
             assert client.finishes[1].work.preemptions == 1
 

@@ -275,7 +275,7 @@ async def main():
         pathlib.Path(sys.argv[1]), sys.argv[2], Asker("a", bytes(16))
     )
     print("ready", flush=True)
-    await asyncio.sleep(60)
+    await asyncio.sleep(600)
 
 asyncio.run(main())
 """

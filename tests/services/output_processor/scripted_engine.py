@@ -15,6 +15,7 @@ from headwater.proto.common_pb2 import FINISH_REASON_LENGTH, FinishReason, Sampl
 from headwater.proto.engine_pb2 import Add, AddPart, ClientFrame, Credit, EngineFrame, Finish
 from headwater.proto.events_pb2 import Incarnation, Member
 from headwater.proto.output_processor_pb2 import GatewayFrame, Open, OutputFinish, OutputFrame
+from headwater.services.runtime.channel import server_options
 
 EPOCH = 7
 
@@ -97,7 +98,7 @@ class ScriptedEngine(engine_pb2_grpc.EngineServicer):
 
 @contextlib.asynccontextmanager
 async def scripted_engine() -> AsyncIterator[ScriptedEngine]:
-    server = grpc.aio.server()
+    server = grpc.aio.server(options=server_options())
     engine = ScriptedEngine(server)
     engine_pb2_grpc.add_EngineServicer_to_server(engine, server)
     engine.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

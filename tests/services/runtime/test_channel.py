@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator
 
 import grpc
@@ -76,7 +77,7 @@ async def relay_to(target: str) -> AsyncIterator[Relay]:
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "PING_SECONDS", 0.4)
     # The relay is in the tests' own process, which a busy machine may let wait.
-    monkeypatch.setattr(channel, "PONG_SECONDS", 3.0)
+    monkeypatch.setattr(channel, "PONG_SECONDS", 6.0)
 
 
 @contextlib.asynccontextmanager
@@ -94,6 +95,8 @@ async def output_processor(tokenizer: Tokenizer) -> AsyncIterator[str]:
 
 class Ended:
     """A stream's owner that waits for its end."""
+
+    heard_at = math.inf
 
     def __init__(self) -> None:
         self.error: asyncio.Future[HeadwaterError] = asyncio.get_running_loop().create_future()

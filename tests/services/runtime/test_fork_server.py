@@ -19,7 +19,7 @@ from headwater.services.runtime.forked import UNKNOWN_STATUS, ForkClient, Forked
 from tests.polling import holds_within
 
 MODULE = "program_of_a_fork"
-SLEEP = "import time; time.sleep(60)"
+SLEEP = "import time; time.sleep(600)"
 PROBE = """import json, os, sys
 facts = {
     "argv": sys.argv[1:],
@@ -227,5 +227,8 @@ def _children(pid: int) -> list[int]:
 
 
 def _runs(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    return pid > 0 and stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rsplit(")", 1)[1].split()[0] != "Z"

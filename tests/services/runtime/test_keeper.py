@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from headwater.services.runtime.kept_child import keeper_command, kept_child
+from tests.polling import holds_within
 
 
 @pytest.fixture
@@ -26,15 +26,15 @@ def keep(command: list[str], pipe: int, limit: float = 5) -> subprocess.Popen[st
 
 
 def is_alive(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rsplit(")", 1)[1].split()[0] != "Z"
 
 
-def wait_gone(pid: int, seconds: float = 60) -> bool:
-    end = time.monotonic() + seconds
-    while is_alive(pid) and time.monotonic() < end:
-        time.sleep(0.01)
-    return not is_alive(pid)
+def wait_gone(pid: int) -> bool:
+    return holds_within(lambda: not is_alive(pid), 60)
 
 
 def test_the_status_of_a_program_that_ends_is_its_keepers(pipe: tuple[int, int]) -> None:
@@ -45,7 +45,7 @@ def test_the_status_of_a_program_that_ends_is_its_keepers(pipe: tuple[int, int])
 
 
 def test_a_program_ends_when_the_supervisors_pipe_closes(pipe: tuple[int, int]) -> None:
-    with keep(["sh", "-c", "echo $$; exec sleep 60"], pipe[0]) as keeper:
+    with keep(["sh", "-c", "echo $$; exec sleep 600"], pipe[0]) as keeper:
         assert keeper.stdout is not None
         pid = int(keeper.stdout.readline())
         os.close(pipe[1])
@@ -66,7 +66,7 @@ def test_a_program_that_ignores_sigterm_is_killed_after_the_limit(pipe: tuple[in
 
 
 def test_a_program_ends_when_its_keeper_is_killed(pipe: tuple[int, int]) -> None:
-    with keep(["sh", "-c", "echo $$; exec sleep 60"], pipe[0]) as keeper:
+    with keep(["sh", "-c", "echo $$; exec sleep 600"], pipe[0]) as keeper:
         assert keeper.stdout is not None
         pid = int(keeper.stdout.readline())
         keeper.kill()
@@ -81,6 +81,6 @@ def test_a_kept_child_gives_its_lines_and_its_status() -> None:
 
 
 def test_leaving_the_scope_early_ends_a_kept_child() -> None:
-    with kept_child(["sh", "-c", "echo $$; exec sleep 60"]) as child:
+    with kept_child(["sh", "-c", "echo $$; exec sleep 600"]) as child:
         pid = int(next(iter(child)))
     assert wait_gone(pid)

@@ -90,7 +90,7 @@ async def test_a_server_that_does_not_get_ready_is_started_once_and_has_minutes(
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
     with pytest.raises(EmbeddedServerError, match="nats did not start"):
-        await start_nats(free_dir, launcher=("sh", "-c", "exec sleep 600"))
+        await start_nats(free_dir, launcher=("sh", "-c", "exec sleep 6000"))
     assert [process.returncode for process in started] == [-signal.SIGKILL]
 
 

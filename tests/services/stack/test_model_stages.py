@@ -58,7 +58,7 @@ class Stages:
         )
 
 
-NEVER_READY = "import time; print('armed', flush=True); time.sleep(60)"
+NEVER_READY = "import time; print('armed', flush=True); time.sleep(600)"
 LATE_READY = (
     "import os, json, signal, sys, time\n"
     "def leave(*_):\n"

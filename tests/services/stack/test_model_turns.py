@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 
+from headwater.proto import engine_pb2 as pb
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.member import Kind
 from headwater.services.runtime.membership import Members
@@ -76,6 +77,14 @@ class Device:
             await self.look(demand)
             await asyncio.sleep(0.02)
 
+    async def until_released(self, name: str, num_bytes: int) -> None:
+        """Returns when a model's engine has given so much memory back."""
+        address = self.engines[name].address
+        load = (await engine_calls.described(address)).load
+        while load is None or load.num_released_bytes != num_bytes:
+            await asyncio.sleep(0.02)
+            load = (await engine_calls.described(address)).load
+
     async def sleep(self, name: str) -> None:
         """Begins to put a model to sleep, once no other switch is under way."""
         while self.turns.sleep(name, self.tasks):  # noqa: ASYNC110 (a call in another task)
@@ -132,12 +141,15 @@ async def test_a_model_that_is_unloaded_wakes_to_end_what_it_preempted() -> None
     async with two_engines("--simulated-step-seconds=0.005") as device:
         await device.until({"a": "asleep", "b": "awake"})
         async with client_of(device.engines["b"]) as client:
-            await client.send(add(1, prompt(1), 400))
+            await client.send(add(1, prompt(1), 400, credit=3))
             await client.read_tokens(1, 3)
             await device.sleep("b")
-            await device.until({"a": "asleep", "b": "asleep"})
+            # Not by looks, which would wake it again for the request.
+            while device.turns.entry("b")["turn"] != "asleep":  # noqa: ASYNC110 (a call in another task)
+                await asyncio.sleep(0.02)
             device.states["b"] = State.UNLOADING
             await device.until({"a": "asleep", "b": "awake"})
+            await client.send(credits=[pb.Credit(stream_id=1, tokens=1000)])
             await client.read_until_finished(1)
             assert client.tokens[1] == answer(prompt(1), 400)
 
@@ -166,9 +178,8 @@ async def test_engines_sleep_and_wake_by_demand_and_by_hand() -> None:
             device = Device({"a": a, "b": b}, turns, tasks, reports)
             # Both are awake at first, and there is room for one.
             await device.until({"a": "asleep", "b": "awake"})
-            load = (await engine_calls.described(a.address)).load
-            assert load is not None
-            assert load.num_released_bytes == ENGINE_BYTES
+            # A model counts as asleep as soon as its engine is called to sleep.
+            await device.until_released("a", ENGINE_BYTES)
             loop = asyncio.get_running_loop()
             waiting = {"a": {"x": Waiting(loop.time(), 2.0)}}
             await device.until({"a": "awake", "b": "asleep"}, waiting)

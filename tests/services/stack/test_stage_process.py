@@ -56,7 +56,7 @@ def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Starter]:
 
 async def test_a_stage_is_ready_with_the_addresses_that_it_announces(start: Starter) -> None:
     pipe = SupervisorPipe()
-    stage = await start(READY + "time.sleep(60)", pipe)
+    stage = await start(READY + "time.sleep(600)", pipe)
     assert await stage.ready() == {"grpc": "here"}
     assert (parent_of(stage.pid) == os.getpid()) == (start.forks is None)
     await stage.stop(60, asyncio.Event())
@@ -107,7 +107,7 @@ async def test_a_stage_that_does_not_end_is_killed_as_soon_as_somebody_is_in_a_h
     pipe = SupervisorPipe()
     hurry = asyncio.Event()
     stage = await start(
-        "import signal; signal.signal(15, signal.SIG_IGN)\n" + READY + "time.sleep(60)", pipe
+        "import signal; signal.signal(15, signal.SIG_IGN)\n" + READY + "time.sleep(600)", pipe
     )
     await stage.ready()
     stopping = asyncio.ensure_future(stage.stop(60, hurry))
@@ -129,7 +129,7 @@ async def test_a_stage_that_dies_is_started_again(start: Starter) -> None:
         if output.count("stage is ready") == 2:
             ready_again.set()
 
-    kept = KeptStage("stage", lambda: start(READY + "time.sleep(60)", pipe), changed)
+    kept = KeptStage("stage", lambda: start(READY + "time.sleep(600)", pipe), changed)
     await kept.begin()
     keeping = asyncio.ensure_future(kept.keep())
     assert kept.process is not None
