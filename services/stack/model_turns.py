@@ -284,7 +284,7 @@ class ModelTurns:
             await self._engines.sleep(engine.address)
         except EngineCallFailed:
             # The memory of an engine that is still falling asleep is not free.
-            engine.is_awake = await self._state_after_failure(model, AWAKE) != ASLEEP
+            engine.is_awake = await self._state_after_failure(model, engine, AWAKE) != ASLEEP
             raise
 
     async def _wake_up(self, name: str) -> None:
@@ -295,15 +295,15 @@ class ModelTurns:
             await self._engines.wake(engine.address)
             engine.is_awake = True
         except EngineCallFailed:
-            engine.is_awake = await self._state_after_failure(model, ASLEEP) == AWAKE
+            engine.is_awake = await self._state_after_failure(model, engine, ASLEEP) == AWAKE
             raise
 
-    async def _state_after_failure(self, model: _Model, otherwise: str) -> str:
+    async def _state_after_failure(self, model: _Model, engine: _Engine, otherwise: str) -> str:
         """State of the engine as it says itself after a call that failed: a call that took too
         long may have been obeyed. `otherwise`: where it does not answer."""
-        assert model.engine is not None
         try:
-            load = (await self._engines.described(model.engine.address)).load
+            # The model may have lost it meanwhile.
+            load = (await self._engines.described(engine.address)).load
         except EngineCallFailed:
             return otherwise
         finally:

@@ -137,6 +137,23 @@ async def test_an_engine_whose_reply_was_lost_is_asked_whether_it_sleeps(
         assert device.turns.entry("b")["turn"] == "asleep"
 
 
+async def test_an_engine_that_is_lost_while_it_falls_asleep_ends_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def lost(address: str) -> int:
+        await device.kill("b")
+        await device.look()
+        raise engine_calls.EngineCallFailed("Socket closed")
+
+    async with two_engines() as device:
+        await device.until({"a": "asleep", "b": "awake"})
+        monkeypatch.setattr(engine_calls, "sleep", lost)
+        await device.sleep("b")
+        while not device.reports:  # noqa: ASYNC110 (a call in another task)
+            await asyncio.sleep(0.02)
+        assert device.turns.entry("b") == {}
+
+
 async def test_a_model_that_is_unloaded_wakes_to_end_what_it_preempted() -> None:
     async with two_engines("--simulated-step-seconds=0.005") as device:
         await device.until({"a": "asleep", "b": "awake"})
