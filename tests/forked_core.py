@@ -10,9 +10,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
+from headwater.engine_core.executors.ranks import multi
+from headwater.engine_core.parallel import host_link
 from headwater.services.engine.core import client as core_client
 from headwater.services.engine.core import process as core_process
 from tests.forked_child import ForkedChild, become
+
+LEAST_SILENCE = 6.0
+"""Seconds in which ranks may compute no plan. One that waits for a core does not hang."""
+STARTING_SILENCE = 60.0
+"""The same of another host before the first plan: it may have to compile every kernel."""
 
 
 async def start_forked_core(
@@ -21,6 +28,8 @@ async def start_forked_core(
     """In place of `core.client.start_core`."""
     assert len(os.listdir("/proc/self/task")) == 1, "a fork would lose the server's other threads"
     if (pid := os.fork()) == 0:
+        multi.LEAST_SILENCE = LEAST_SILENCE
+        host_link.STARTING_SILENCE = STARTING_SILENCE
         argv = [core_process.__file__, *arguments]
         become(core_process.main, argv, environment=environment, descriptors=descriptors)
     return ForkedChild(pid)

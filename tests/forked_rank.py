@@ -22,9 +22,11 @@ from typing import Any
 
 import pytest
 
-from headwater.engine_core.parallel import rank_processes, ranks
+from headwater.engine_core.executors.ranks import multi
+from headwater.engine_core.parallel import host_link, rank_processes, ranks
 from headwater.engine_core.parallel.rank_start import RankStart
 from tests import forked_stage  # noqa: F401 (names what the server of forks imports)
+from tests.forked_core import LEAST_SILENCE, STARTING_SILENCE
 
 STDOUT = 1
 STDERR = 2
@@ -83,6 +85,8 @@ def forked_ranks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rank_processes, "_started", ForkedRank)
         patch.setattr(rank_processes, "EXIT_SECONDS", EXIT_SECONDS)
+        patch.setattr(multi, "LEAST_SILENCE", LEAST_SILENCE)
+        patch.setattr(host_link, "STARTING_SILENCE", STARTING_SILENCE)
         # A caller that finds a rank gone waits for the thread that asks the server of forks how it
         # ended.
         patch.setattr(ranks, "EXIT_SECONDS", 2 * EXIT_SECONDS)

@@ -13,7 +13,7 @@ from headwater.services.runtime.fair_threads import SWITCH_SECONDS
 BEAT_SECONDS = 0.0002
 
 
-def longest_hold(work: Callable[[], object], allowed: float, *, tries: int = 3) -> float:
+def longest_hold(work: Callable[[], object], allowed: float, *, tries: int = 30) -> float:
     """Most processor seconds that `work` used between two beats of another thread: of the first try
     that stays within `allowed`, or the least of all. A busy machine lengthens a gap of one try,
     native code that of all."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from headwater.engine_core.parallel import host_link
 from headwater.engine_core.parallel.host_frames import FrameReader
 from headwater.engine_core.parallel.host_link import (
     HostLink,
@@ -165,7 +166,10 @@ def test_long_messages_do_not_hold_up_short_ones(hosts: Hosts) -> None:
         each.close()
 
 
-def test_heartbeats_keep_a_link_that_says_nothing_else(hosts: Hosts) -> None:
+def test_heartbeats_keep_a_link_that_says_nothing_else(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_link, "STARTING_SILENCE", 15.0)
     for _ in range(40):
         for link in hosts.links:
             link.tick(0.2)

@@ -179,9 +179,10 @@ def plan_of(start: int, count: int) -> StepPlan:
     ids=["one token", "half the budget", "half the budget behind a long cached prefix"],
 )
 def test_the_silence_that_a_first_step_is_allowed_counts_what_its_tokens_attend_to(
-    start: int, count: int, seconds: float
+    start: int, count: int, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Attention to 2,048 positions takes as long as all else of a token."""
+    monkeypatch.setattr(multi, "LEAST_SILENCE", 2.0)
     with two_ranks(compute_a_step) as ranks:
         executor = multi.MultiExecutor(ranks, HELLO, attention_work=1 / 2048)
         assert executor.warm_up() == 4.0

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from headwater.engine_core.executors.build.single import build_executor
+from headwater.engine_core.executors.ranks import multi
 from headwater.engine_core.executors.ranks.multi import MultiExecutor
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.parallel import rank_processes
@@ -287,7 +288,10 @@ def has_reported_all_plans(engine: SmallEngine) -> bool:
     return len({each.num_plans for each in figures}) == 1
 
 
-def test_a_host_that_stands_still_ends_an_engine_that_is_idle(qwen3: Path, tmp_path: Path) -> None:
+def test_a_host_that_stands_still_ends_an_engine_that_is_idle(
+    qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(multi, "LEAST_SILENCE", LEAST_SILENCE)
     with engine_with_hosts(qwen3, tmp_path) as (engine, [host]):
         engine.executor.warm_up()
         engine.tokens([[5, 6, 7]], greedy(2))
@@ -313,6 +317,7 @@ def test_a_link_that_is_cut_ends_the_engine_and_the_stage_of_the_host(
         "stage_listen": address,
         "stage_secret_file": secret,
     }
+    monkeypatch.setattr(multi, "LEAST_SILENCE", LEAST_SILENCE)
     with Cable(address) as cable, forked_host(cable.address, secret, qwen3) as host:
         with engine_of(qwen3, **asked) as engine:
             engine.executor.warm_up()
@@ -326,7 +331,7 @@ def test_a_link_that_is_cut_ends_the_engine_and_the_stage_of_the_host(
                 r"rank [01] .*(?:silent|computed no plan) for (\d+\.\d) s", str(loss.wait())
             )
             assert told is not None
-            assert float(told[1]) >= 2.0
+            assert float(told[1]) >= LEAST_SILENCE
             assert host.says(f"the engine at {cable.address} has been silent for ", 60)
             for pid in pids:
                 wait_for_end(pid, 60)

@@ -336,14 +336,18 @@ def test_a_used_up_minute_refuses_a_call_over_grpc_before_its_message_comes(
     with grpc.insecure_channel(house.grpc) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
         stub.Tokenize(asked, metadata=metadata)
-        with pytest.raises(grpc.RpcError) as counted:
-            stub.Tokenize(asked, metadata=metadata)
         waiting = channel.stream_unary(
             "/headwater.v1.Inference/Chat", request_serializer=asked.__class__.SerializeToString
         )
         try:
-            with pytest.raises(grpc.RpcError) as refused:
-                waiting(no_message(), metadata=metadata, timeout=5)
+            # A refusal stands for a second, in which a busy machine may not come to the next call.
+            for _ in range(12):
+                with pytest.raises(grpc.RpcError) as counted:
+                    stub.Tokenize(asked, metadata=metadata)
+                with pytest.raises(grpc.RpcError) as refused:
+                    waiting(no_message(), metadata=metadata, timeout=5)
+                if refused.value.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                    break
         finally:
             never.set()
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

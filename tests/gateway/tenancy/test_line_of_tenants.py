@@ -225,10 +225,18 @@ def test_requests_of_a_minute_end_in_429_with_openai_s_headers(managed: Gateway)
         assert stream.status_code == 429
     # Nothing of its body is read any longer; of another's, on the same connections, all is.
     nonsense = ada.headers | {"content-type": "application/json"}
-    replies = [
-        managed.client.post(CHAT, content=b"{" * 100_000, headers=nonsense) for _ in range(3)
-    ]
-    assert [reply.status_code for reply in replies] == [429] * 3
+
+    def nonsense_behind_a_refusal() -> list[httpx.Response]:
+        """A refusal stands for a second, in which a busy machine may not come to the others."""
+        assert ada.post(CHAT, chat_body()).status_code == 429
+        return [
+            managed.client.post(CHAT, content=b"{" * 100_000, headers=nonsense) for _ in range(3)
+        ]
+
+    replies = managed.first(
+        nonsense_behind_a_refusal,
+        lambda replies: {reply.status_code for reply in replies} == {429},
+    )
     assert {reply.headers["x-ratelimit-remaining-requests"] for reply in replies} == {"0"}
     assert Customer(managed).post(CHAT, chat_body()).status_code == 200
 

@@ -270,11 +270,11 @@ def test_text_that_no_message_can_carry_breaks_no_parser(
 
 @pytest.mark.parametrize("begun", ["[time(", "[time(zone='UTC',"])
 def test_white_space_in_a_pythonic_call_takes_linear_time(begun: str) -> None:
-    before = time.process_time()
+    before = time.thread_time()
     heard = heard_of(
         AnswerFormat(tool_parser="pythonic", tool_names=NAMES), [begun, " " * 50_000, ")]"]
     )
-    assert time.process_time() - before < 2
+    assert time.thread_time() - before < 2
     assert heard.names == ["time"]
 
 

