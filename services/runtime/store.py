@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from hashlib import sha1
 from typing import Any
 
-from redis.asyncio import Redis, RedisCluster
+from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import (
@@ -31,6 +31,7 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as ConnectionLost
 
 from .bus import without_password
+from .redis_client import ALLOWED_URLS, redis_client
 from .settings import SettingError
 from .tasks import end
 
@@ -49,7 +50,6 @@ _CANNOT_SERVE = (ClusterDownError, MasterDownError, OutOfMemoryError, ReadOnlyEr
 _CANNOT_SERVE_WORDS = ("BUSY ", "MISCONF ", "NOREPLICAS ")
 """First words of more such errors, which the client does not know as classes: a script that does
 not end, a disk that takes no snapshot, too few replicas to write to."""
-_CLUSTER_SCHEME = "redis+cluster://"
 
 
 class StoreUnavailable(Exception):
@@ -85,8 +85,8 @@ class Script:
 
 
 class Store:
-    """A client of one Redis, or of a Redis Cluster where the url says `redis+cluster://`. Without a
-    url: unavailable.
+    """A client of one Redis, of a Redis Cluster where the url says `redis+cluster://`, or of the
+    primary that Sentinels name (`redis+sentinel://`). Without a url: unavailable.
 
     Opening never waits, and raises only `SettingError`, for an invalid url: the first use connects.
     """
@@ -195,17 +195,14 @@ def _client(url: str) -> Any:
     # time limit on sockets would have each command written by a task of its own under
     # `asyncio.wait_for`, which before Python 3.12 loses a cancellation that comes as it ends.
     # `_PATIENCE_SECONDS` is the limit.
-    options: dict[str, Any] = {
-        "socket_connect_timeout": _CONNECT_SECONDS,
-        "socket_timeout": None,
-        "retry": Retry(NoBackoff(), 0),
-        "max_connections": _MAX_CONNECTIONS,
-    }
     try:
-        if url.startswith(_CLUSTER_SCHEME):
-            return RedisCluster.from_url(url.replace(_CLUSTER_SCHEME, "redis://", 1), **options)
-        return Redis.from_url(url, **options)
+        return redis_client(
+            url,
+            socket_connect_timeout=_CONNECT_SECONDS,
+            socket_timeout=None,
+            retry=Retry(NoBackoff(), 0),
+            max_connections=_MAX_CONNECTIONS,
+        )
     except ValueError:
         # The message may contain the password.
-        allowed = f"redis://host:port, rediss://, unix:// or {_CLUSTER_SCHEME}"
-        raise SettingError("redis_url", without_password(url), allowed) from None
+        raise SettingError("redis_url", without_password(url), ALLOWED_URLS) from None

@@ -14,7 +14,14 @@ from ..runtime.tasks import owned_task
 
 LATE_SECONDS = 5.0
 CONNECT_SECONDS = 2.0
-PORTS = {"nats": 4222, "tls": 4222, "redis": 6379, "rediss": 6379, "redis+cluster": 6379}
+PORTS = {
+    "nats": 4222,
+    "tls": 4222,
+    "redis": 6379,
+    "rediss": 6379,
+    "redis+cluster": 6379,
+    "redis+sentinel": 26379,
+}
 """Ports of addresses without one, by scheme."""
 POLL_SECONDS = 0.05
 
@@ -92,5 +99,7 @@ def _address(urls: str) -> str:
 
 
 def _split(urls: str) -> list[SplitResult]:
-    """The addresses of a setting. NATS takes those without a scheme too."""
-    return [urlsplit(url if "://" in url else f"nats://{url}") for url in urls.split(",")]
+    """The addresses of a setting. One without a scheme has that of the first, which for NATS may
+    have none."""
+    scheme = urls.partition("://")[0] if "://" in urls else "nats"
+    return [urlsplit(url if "://" in url else f"{scheme}://{url}") for url in urls.split(",")]

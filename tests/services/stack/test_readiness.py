@@ -44,13 +44,24 @@ async def test_an_address_of_nats_without_a_scheme_is_asked_as_well() -> None:
         assert await told == "still waiting: no server answers at 127.0.0.1:1 (NATS)"
 
 
-async def test_a_start_without_the_redis_that_was_named_says_so() -> None:
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("redis://:secret@127.0.0.1:1", "127.0.0.1:1"),
+        (
+            "redis+sentinel://:a@127.0.0.1:1,127.0.0.1:2/b?sentinel_password=c",
+            "127.0.0.1:1, 127.0.0.1:2",
+        ),
+    ],
+    ids=["a server", "Sentinels"],
+)
+async def test_a_start_without_the_redis_that_was_named_says_so(url: str, said: str) -> None:
     told = list[str]()
-    servers = {"NATS": None, "Redis": "redis://:secret@127.0.0.1:1"}
+    servers = {"NATS": None, "Redis": url}
     ready = httpx.MockTransport(lambda _: httpx.Response(200, json={"missing": []}))
     async with httpx.AsyncClient(base_url="http://gateway", transport=ready) as gateway:
         await until_ready(gateway, servers, told.append)
-    assert told == ["going on without Redis: no server answers at 127.0.0.1:1"]
+    assert told == [f"going on without Redis: no server answers at {said}"]
 
 
 async def test_a_gateway_that_is_too_busy_to_answer_in_time_is_asked_again() -> None:
