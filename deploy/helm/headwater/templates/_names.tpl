@@ -49,6 +49,18 @@ imagePullPolicy: {{ .image.pullPolicy | default "IfNotPresent" }}
 {{- range $i, $host := $hosts }}{{ if $i }},{{ end }}nats://{{ $.user }}:{{ $.password }}@{{ $host }}:{{ $.port }}{{ end -}}
 {{- end -}}
 
+{{- /* Address of the chart's own Valkey, or of its Sentinels. (dict "root" $ "user" NAME "password" TEXT "sentinel" TEXT) */ -}}
+{{- define "headwater.valkeyUrl" -}}
+{{- $service := printf "%s-valkey" (include "headwater.name" .root) -}}
+{{- $hosts := list -}}
+{{- range until (int .root.Values.valkey.replicas) }}{{ $hosts = append $hosts (printf "%s-%d.%s:26379" $service . $service) }}{{ end -}}
+{{- if gt (len $hosts) 1 -}}
+redis+sentinel://{{ .user }}:{{ .password }}@{{ join "," $hosts }}/headwater?sentinel_password={{ .sentinel }}
+{{- else -}}
+redis://{{ .user }}:{{ .password }}@{{ $service }}:6379
+{{- end -}}
+{{- end -}}
+
 {{- /* Start of the names of the secrets. */ -}}
 {{- define "headwater.secrets" -}}
 {{- .Values.access.existingSecrets | default (include "headwater.name" .) -}}
