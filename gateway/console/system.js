@@ -43,8 +43,9 @@ export class SystemView {
   async read() {
     this.readAt = Date.now();
     try {
-      this.stores.update((await call("GET", "/admin/stores")).data);
-      setText(this.storesSaid, "");
+      const { data, note } = await call("GET", "/admin/stores");
+      this.stores.update(data);
+      setText(this.storesSaid, note);
     } catch (error) {
       setText(this.storesSaid, error.message);
     }

@@ -30,6 +30,10 @@ NO_SUPERVISOR = (
     "no supervisor of this cluster answers over NATS: it reads logs where `headwater up` runs; "
     "elsewhere see `docker compose logs`, `kubectl logs` or the journal"
 )
+NO_DISKS = (
+    "disks are not shown: no supervisor (`headwater up`) of this cluster answers over NATS; "
+    "elsewhere see `df`, or kubelet_volume_stats_available_bytes in Prometheus"
+)
 SettingRows = list[dict[str, str]]
 SampleSurvey = GatewaySurvey[None, list[Sample]]
 SettingSurvey = GatewaySurvey[None, SettingRows]
@@ -106,16 +110,18 @@ class SystemPages:
         await exchange.reply_json({"seconds": SAMPLE_SECONDS, "data": rows})
 
     async def stores(self, exchange: Exchange) -> None:
-        """Fill of NATS and its streams, of Redis, and of the disks of supervisors."""
+        """Fill of NATS and its streams, of Redis, and of the disks of supervisors; without one, a
+        note that says where disks are seen."""
         self._administration.caller(exchange)
         exchange.end_head()
         rows = [*await nats_rows(self._bus), *await redis_rows(self._store)]
-        for name, answer in (await self._ask_all("disks")).items():
+        supervised = await self._ask_all("disks")
+        for name, answer in supervised.items():
             kind = f"disk of {name}"
             if answer.error:
                 rows.append(store_row(kind, "", problem=answer.error))
             rows += [store_row(kind, **disk) for disk in answer.data or ()]
-        await _reply_list(exchange, rows)
+        await _reply_list(exchange, rows, note="" if supervised else NO_DISKS)
 
     async def configuration(self, exchange: Exchange) -> None:
         """Settings in force with their sources: of supervisors and of all gateways."""
@@ -175,5 +181,5 @@ class SystemPages:
         return answers
 
 
-async def _reply_list(exchange: Exchange, rows: list[Any]) -> None:
-    await exchange.reply_json({"object": "list", "data": rows})
+async def _reply_list(exchange: Exchange, rows: list[Any], **more: str) -> None:
+    await exchange.reply_json({"object": "list", "data": rows, **more})

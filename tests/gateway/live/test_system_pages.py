@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
+from tests.browser.chromium import Chromium
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.processes import Behind, Gateway
 
@@ -20,7 +23,9 @@ def test_a_gateway_alone_shows_its_settings_and_says_where_logs_are(gateway: Gat
         "source": "flag",
         "process": "",
     }
-    assert gateway.client.get("/admin/stores").json()["data"] == []
+    stores = gateway.client.get("/admin/stores").json()
+    assert stores["data"] == []
+    assert "kubelet_volume_stats_available_bytes" in stores["note"]
     history = gateway.client.get("/console/history").json()
     assert history["seconds"] == 30
     # Its first sample comes after so many seconds.
@@ -38,6 +43,18 @@ def test_stores_that_a_gateway_cannot_reach_are_shown_with_the_problem(
         nats, redis = gateway.client.get("/admin/stores").json()["data"]
     assert (nats["kind"], nats["problem"]) == ("NATS", "it cannot be reached")
     assert (redis["kind"], "refused" in redis["problem"].lower()) == ("Redis", True)
+
+
+@pytest.mark.long
+def test_the_console_without_a_supervisor_says_where_disks_and_logs_are(
+    chromium: Chromium, gateway: Gateway
+) -> None:
+    with contextlib.closing(chromium.new_page()) as page:
+        page.open(f"{gateway.rest}/#system")
+        page.wait("document.querySelector('.said').innerText.includes('kubelet_volume_stats')")
+        page.run("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+        page.wait("document.body.innerText.includes('kubectl logs')")
+        assert page.complaints == []
 
 
 @pytest.mark.parametrize("path", PATHS)
