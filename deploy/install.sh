@@ -2,7 +2,8 @@
 # Installs the packages of a lock and refuses files whose hashes differ: install.sh PYTHON LAYER [TORCH].
 # LAYER is front, engine, up, dev, clients or docs (deploy/make_locks.sh); all but `front` and `docs` bring torch, unless it is there. TORCH_INDEX names
 # an index of CPU builds of torch to install from. Without it TORCH says which build: `default`, that of the lock, or `auto`,
-# a CPU build where no NVIDIA GPU is seen and pip's own indexes offer one.
+# a CPU build where no NVIDIA GPU is seen and pip's own indexes or PyTorch's offer one. Beside a CPU build `up` keeps nothing
+# that only a GPU needs (deploy/slim.sh).
 set -euo pipefail
 python=$1 layer=$2 torch=${3:-auto}
 cd "$(dirname "$0")/.."
@@ -15,9 +16,10 @@ locked() { "$python" -m pip install --require-hashes --only-binary :all: $compil
 cpu_build() { "$python" -m pip install --no-deps --only-binary :all: $compile "$@"; }
 has_gpu() { command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; }
 release=torch==2.13.0
+pytorch_index=https://download.pytorch.org/whl/cpu
 
 # pip says nothing while it unpacks and compiles, which takes minutes: the environment's size says how far it is.
-# About 1.8 GB with a CPU build of torch (x86-64, 2026-11-30); CUDA's libraries are several GB more.
+# About 1.8 GB with a CPU build of torch (x86-64, 2026-11-30), of which 1.0 GB stay; CUDA's libraries are several GB more.
 packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 show_size() {
   while sleep 10 >/dev/null 2>&1; do
@@ -43,7 +45,7 @@ if [[ $layer != front && $layer != docs ]] && ! "$python" -c 'import torch' 2>/d
     locks+=(-r deploy/locks/torch.txt)
   else
     # The largest file of all, which none of the others waits for: a second core unpacks it beside them.
-    cpu_build "$release+cpu" &
+    { cpu_build "$release+cpu" || cpu_build --retries 0 --timeout 15 --index-url "$pytorch_index" "$release+cpu"; } &
     beside=$!
     trap 'kill "$size" 2>/dev/null; [[ -z $beside ]] || kill "$beside" 2>/dev/null' EXIT
   fi
@@ -57,6 +59,9 @@ if [[ -n $beside ]]; then
     echo "no CPU build of torch is offered here, so its default build is installed (TORCH_INDEX names an index of CPU builds)"
     locked -r deploy/locks/torch.txt
   fi
+fi
+if [[ $layer == up && $(uname) == Linux ]] && "$python" -c 'import torch; raise SystemExit(torch.version.cuda is not None)'; then
+  deploy/slim.sh "$("$python" -c 'import sys; print(sys.prefix)')" engine-cpu
 fi
 # The library is a build for this platform, and says that it wants Python 3.12, which it does not (pyproject.toml).
 if [[ $layer == dev && $(uname -sm) == "Linux x86_64" ]]; then

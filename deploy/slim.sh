@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Takes out of an environment what an image that serves has no use for: slim.sh FOLDER LAYER, where LAYER is front, engine
-# or engine-cpu.
+# Takes out of an environment what serving has no use for: slim.sh FOLDER LAYER, where LAYER is front, engine or engine-cpu.
+# Images are made so, and the environment of `make up` on a machine without a GPU.
 set -euo pipefail
 folder=$1 layer=$2
 site=$(echo "$folder"/lib/python3.*/site-packages)

@@ -4,7 +4,7 @@
 # with Debian's packages of git, make and curl, for the console also npm) or, where docker does not answer, into
 # an empty folder with an empty home and environment.
 #   readme   `make up`, README's blocks, status, chat, an engine killed, Ctrl-C
-#   tutorial `make up` with administrators, each command of docs/tutorial.md that a program can type
+#   tutorial each command of docs/tutorial.md, in the order of the page, with a port of its own
 #   compose  deploy/try_compose.sh, where docker answers; in a clone beside docker
 #   chart    the chart's pods as processes: from zero, every stage replaced, a node drained
 #   console  the console's tests in Chromium
@@ -84,14 +84,16 @@ tutorial() {
   export HEADWATER_ADMIN_KEY
   HEADWATER_ADMIN_KEY=$(openssl rand -hex 24)
   begin
-  python3 -m venv client && client/bin/python -m pip install -q openai
-  # As a person does who has both environments active; `python` of the page is that of the client.
-  export PATH=$PWD/client/bin:$PWD/.venv/bin:$PATH
+  # As `source .venv/bin/activate` does.
+  export PATH=$PWD/.venv/bin:$PATH
+  headwater status | tee status.txt | grep -q engine-1 || fail "status shows no engine-1"
+  curl -sf "http://127.0.0.1:$port/" | grep -q '<title>' || fail "no page is at /"
   bash -euo pipefail -c "$(blocks docs/tutorial.md tutorial sh | tr '\f' '\n')" >tutorial.txt 2>&1 ||
     { tail -n 20 tutorial.txt; fail "a command of the tutorial"; }
   grep -q "four answers, the same bytes" tutorial.txt || fail "an engine's death changed an answer"
-  say "a tenant, a chat, a killed engine whose answers are whole, and an explanation"
-  client/bin/python -c "$(blocks docs/tutorial.md tutorial python)" >rag.txt || fail "the tutorial's program"
+  printf 'What is a headwater?\n/quit\n' | headwater chat --api-key "$(cat ada.key)" --max-tokens 16 >chat.txt || fail "chat"
+  say "status, a tenant, chats, a killed engine whose answers are whole, and an explanation"
+  python -c "$(blocks docs/tutorial.md tutorial python)" >rag.txt || fail "the tutorial's program"
   say "the program answers from documents: $(tail -n 1 rag.txt)"
   finish
   say "the tutorial took $((SECONDS - began)) s, installation included"
