@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from ..runtime.progress import Report
-from .ranged_download import NoRanges, RangedDownload
+from .ranged_download import NoRanges, RangedDownload, WrongContent
 
 SERVING_FILES = (
     "*.safetensors",
@@ -151,8 +151,9 @@ def _fetch_large(
     progress: Report,
 ) -> None:
     """Downloads large files of weights into the cache in ranges: the Hub's client begins a file
-    anew that was broken off. What it loads from Xet storage is left to it, and so is whatever
-    fails here: it has words for that."""
+    anew that was broken off, and does not look at hashes. What it loads from Xet storage is left to
+    it, and so is whatever fails here: it has words for that. Raises `HubError` for a file that has
+    another hash than the Hub publishes."""
     from huggingface_hub import HfApi, constants, errors, get_hf_file_metadata, hf_hub_url  # noqa: PLC0415 (as above)
     from huggingface_hub.file_download import is_xet_available, repo_folder_name  # type: ignore[attr-defined]  # noqa: PLC0415
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # noqa: PLC0415
@@ -171,7 +172,7 @@ def _fetch_large(
             is_of_xet = found.xet_file_data is not None and is_xet_available()
             etag = found.etag or ""
             # It becomes a file's name, and is what the server says.
-            is_hash = bool(re.fullmatch("[0-9a-f]{40,64}", etag))
+            is_hash = bool(re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", etag))
             if is_hash and found.size and not is_of_xet and not (blobs / etag).exists():
                 downloads.append((url, found.size, blobs / etag))
         total = sum(size for _, size, _ in downloads)
@@ -185,11 +186,13 @@ def _fetch_large(
                 progress(f"downloading {repo}", done, total)
 
         for url, size, target in downloads:
-            RangedDownload(url, build_hf_headers(), size, target, on_bytes).run()
+            RangedDownload(url, build_hf_headers(), size, target.name, target, on_bytes).run()
     except (errors.HfHubHTTPError, errors.OfflineModeIsEnabled, errors.HFValidationError):
         return
     except (NoRanges, httpx.HTTPError):
         return
+    except WrongContent as wrong:
+        raise HubError(f"a file of {repo!r} was damaged on its way, twice: {wrong}") from None
 
 
 def _bar_class(repo: str, progress: Report) -> Any:

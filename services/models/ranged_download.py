@@ -7,6 +7,7 @@ Knows HTTP and one file; knows no Hub.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -26,27 +27,39 @@ class NoRanges(Exception):
     """The server does not send parts of the file."""
 
 
+class WrongContent(Exception):
+    """The file that a server sends has another hash than the one that it publishes."""
+
+    def __init__(self, name: str, expected: str, found: str) -> None:
+        super().__init__(f"{name} has the hash {found}; allowed: {expected}, which is published")
+
+
 class RangedDownload:
     def __init__(
         self,
         url: str,
         headers: Mapping[str, str],
         size: int,
+        digest: str,
         target: Path,
         on_bytes: Callable[[int], None],
     ) -> None:
-        """`size` in bytes, at least 1. `on_bytes` gets the number of bytes that have come since the
-        last call, those of an earlier download at first; one thread at a time calls it."""
+        """`size` in bytes, at least 1. `digest`: SHA-256 of the content as 64 hexadecimal digits,
+        or Git's id of it as 40. `on_bytes` gets the number of bytes that have come since the last
+        call, those of an earlier download at first, and a negative one for those that are fetched
+        again; one thread at a time calls it."""
         self._url = url
         self._headers = dict(headers)
         self._size = size
+        self._digest = digest
         self._target = target
         self._on_bytes = on_bytes
         self._lock = threading.Lock()
 
     def run(self) -> None:
-        """Makes the target, whole or not at all. Waits where another process downloads it. Raises
-        `NoRanges`, `httpx.HTTPError` and `OSError`."""
+        """Makes the target, whole or not at all. Content with another hash is fetched again once.
+        Waits where another process downloads it. Raises `WrongContent`, `NoRanges`,
+        `httpx.HTTPError` and `OSError`."""
         self._target.parent.mkdir(parents=True, exist_ok=True)
         partial = self._target.with_name(f"{self._target.name}.ranges")
         journal = self._target.with_name(f"{self._target.name}.ranges-done")
@@ -56,35 +69,49 @@ class RangedDownload:
                 return
             file = os.open(partial, os.O_RDWR | os.O_CREAT)
             try:
-                self._fill(file, journal)
+                if self._fill(file, journal) != self._digest:
+                    journal.unlink()
+                    self._on_bytes(-self._size)
+                    if (found := self._fill(file, journal)) != self._digest:
+                        journal.unlink()
+                        raise WrongContent(self._target.name, self._digest, found)
             finally:
                 os.close(file)
             partial.rename(self._target)
             journal.unlink(missing_ok=True)
 
-    def _fill(self, file: int, journal: Path) -> None:
+    def _fill(self, file: int, journal: Path) -> str:
+        """Downloads the ranges that are missing. Returns the content's hash."""
         starts = range(0, self._size, RANGE_BYTES)
         there = _starts_in(journal) if os.fstat(file).st_size == self._size else set()
         if not there:
             journal.unlink(missing_ok=True)
         os.truncate(file, self._size)
         self._on_bytes(sum(self._end(start) - start for start in starts if start in there))
+        content = _hash_for(self._digest, self._size)
         with (
             httpx.Client(follow_redirects=True, timeout=TIMEOUT_SECONDS) as client,
             journal.open("a") as done,
             ThreadPoolExecutor(NUM_CONNECTIONS) as threads,
         ):
-            missing = [start for start in starts if start not in there]
-            fetches = [threads.submit(self._fetch, client, file, start) for start in missing]
+            fetches = {
+                start: threads.submit(self._fetch, client, file, start)
+                for start in starts
+                if start not in there
+            }
             try:
-                for start, fetch in zip(missing, fetches, strict=True):
-                    fetch.result()
-                    # After its bytes, which `_fetch` has made safe.
-                    done.write(f"{start}\n")
-                    done.flush()
+                for start in starts:
+                    if start in fetches:
+                        fetches[start].result()
+                        # After its bytes, which `_fetch` has made safe.
+                        done.write(f"{start}\n")
+                        done.flush()
+                    # While later ranges still come.
+                    content.update(os.pread(file, self._end(start) - start, start))
             except BaseException:
                 threads.shutdown(wait=False, cancel_futures=True)
                 raise
+        return content.hexdigest()
 
     def _end(self, start: int) -> int:
         return min(start + RANGE_BYTES, self._size)
@@ -127,3 +154,10 @@ def _starts_in(journal: Path) -> set[int]:
     except FileNotFoundError:
         return set()
     return {int(line) for line in lines if line.isdecimal()}
+
+
+def _hash_for(digest: str, size: int) -> hashlib._Hash:
+    """A hash of the kind of `digest`, to which the content is still to be given."""
+    if len(digest) == hashlib.sha256().digest_size * 2:
+        return hashlib.sha256()
+    return hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)

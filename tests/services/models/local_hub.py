@@ -11,6 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 REPO = "owner/name"
 COMMIT = "1234567890123456789012345678901234567890"
+LARGE = ".safetensors"
+"""End of the names of files that are kept by Git LFS."""
 
 
 class LocalHub:
@@ -25,6 +27,10 @@ class LocalHub:
         self.ranges: list[tuple[str, int]] = []
         """Each download: its file, and its first byte."""
         self.has_ranges = True
+        self.num_damaged = 0
+        """Number of the next downloads whose first byte is another one."""
+        self.xet_hash = ""
+        """Name of a file in Xet storage; empty: the Hub sends all files itself."""
         self.url = ""
 
     @contextlib.contextmanager
@@ -60,7 +66,7 @@ class LocalHub:
                 name = path.rpartition(f"/{COMMIT}/")[2]
                 if path.startswith("/api/models/") and "/tree/" not in path:
                     siblings = [
-                        {"rfilename": each, "size": len(content)}
+                        {"rfilename": each, "size": len(content), "lfs": lfs_of(each, content)}
                         for each, content in hub.files.items()
                     ]
                     self._json({"id": REPO, "sha": COMMIT, "siblings": siblings})
@@ -71,7 +77,7 @@ class LocalHub:
                                 "type": "file",
                                 "path": each,
                                 "size": len(content),
-                                "oid": etag(content),
+                                "oid": etag(each, content),
                             }
                             for each, content in hub.files.items()
                         ]
@@ -96,7 +102,14 @@ class LocalHub:
                 first = int(begin or 0)
                 last = int(last_asked or len(content) - 1)
                 self.send_response(206 if asked else 200)
-                self.send_header("etag", f'"{etag(content)}"')
+                digest = etag(name, content)
+                self.send_header("etag", f'"{digest}"')
+                if name.endswith(LARGE):
+                    self.send_header("x-linked-etag", f'"{digest}"')
+                    self.send_header("x-linked-size", str(len(content)))
+                if hub.xet_hash:
+                    self.send_header("x-xet-hash", hub.xet_hash)
+                    self.send_header("x-xet-refresh-route", f"{hub.url}/xet-token")
                 self.send_header("x-repo-commit", COMMIT)
                 self.send_header("accept-ranges", "bytes")
                 self.send_header("content-length", str(last + 1 - first))
@@ -109,7 +122,11 @@ class LocalHub:
 
             def _send(self, name: str, content: bytes, first: int, end: int) -> None:
                 stop = hub.stopped.get(name, end)
-                self.wfile.write(content[first : min(end, stop)])
+                sent = bytearray(content[first : min(end, stop)])
+                if hub.num_damaged and first == 0:
+                    hub.num_damaged -= 1
+                    sent[0] ^= 1
+                self.wfile.write(sent)
                 if stop < end:
                     self.wfile.flush()
                     hub.is_stopped.set()
@@ -118,5 +135,14 @@ class LocalHub:
         return Handler
 
 
-def etag(content: bytes) -> str:
-    return hashlib.sha1(content, usedforsecurity=False).hexdigest()
+def etag(name: str, content: bytes) -> str:
+    """SHA-256 of a file of weights, which the Hub keeps by Git LFS, else Git's id of the content."""
+    if name.endswith(LARGE):
+        return hashlib.sha256(content).hexdigest()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+def lfs_of(name: str, content: bytes) -> dict[str, object] | None:
+    if not name.endswith(LARGE):
+        return None
+    return {"sha256": etag(name, content), "size": len(content), "pointerSize": 134}

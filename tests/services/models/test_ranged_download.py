@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from headwater.services.models import ranged_download
-from headwater.services.models.ranged_download import NoRanges, RangedDownload
-from tests.services.models.local_hub import COMMIT, REPO, LocalHub
+from headwater.services.models.ranged_download import NoRanges, RangedDownload, WrongContent
+from tests.services.models.local_hub import COMMIT, REPO, LocalHub, etag
 
 CONTENT = os.urandom(1000)
 NAME = "model.safetensors"
@@ -29,7 +29,8 @@ def download(hub: LocalHub, target: Path) -> list[int]:
     """Numbers of bytes that were reported."""
     counts: list[int] = []
     url = f"{hub.url}/{REPO}/resolve/{COMMIT}/{NAME}"
-    RangedDownload(url, {}, len(CONTENT), target, counts.append).run()
+    digest = etag(NAME, CONTENT)
+    RangedDownload(url, {}, len(CONTENT), digest, target, counts.append).run()
     return counts
 
 
@@ -92,3 +93,40 @@ def test_a_file_that_is_there_is_not_downloaded(hub: LocalHub, tmp_path: Path) -
     (tmp_path / "file").write_bytes(b"of another process")
     assert download(hub, tmp_path / "file") == []
     assert starts(hub) == []
+
+
+def test_content_with_another_hash_is_fetched_again_once(hub: LocalHub, tmp_path: Path) -> None:
+    hub.num_damaged = 1
+    counts = download(hub, tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == CONTENT
+    assert starts(hub) == [0, 0, 300, 300, 600, 600, 900, 900]
+    assert -len(CONTENT) in counts
+    assert sum(counts) == len(CONTENT)
+
+
+def test_content_with_another_hash_twice_is_refused(hub: LocalHub, tmp_path: Path) -> None:
+    hub.num_damaged = 2
+    with pytest.raises(WrongContent, match="allowed: " + etag(NAME, CONTENT)):
+        download(hub, tmp_path / "file")
+    assert not (tmp_path / "file").exists()
+    # Another try begins anew.
+    download(hub, tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == CONTENT
+
+
+def test_ranges_of_an_earlier_download_are_checked_too(hub: LocalHub, tmp_path: Path) -> None:
+    (tmp_path / "file.ranges").write_bytes(bytes(len(CONTENT)))
+    (tmp_path / "file.ranges-done").write_text("0\n300\n")
+    download(hub, tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == CONTENT
+    assert starts(hub) == [0, 300, 600, 600, 900, 900]
+
+
+def test_a_file_of_git_is_checked_by_its_id(hub: LocalHub, tmp_path: Path) -> None:
+    hub.files["large.json"] = CONTENT
+    url = f"{hub.url}/{REPO}/resolve/{COMMIT}/large.json"
+    digest = etag("large.json", CONTENT)
+    RangedDownload(url, {}, len(CONTENT), digest, tmp_path / "file", lambda _: None).run()
+    assert (tmp_path / "file").read_bytes() == CONTENT
+    with pytest.raises(WrongContent):
+        RangedDownload(url, {}, 1000, "0" * 40, tmp_path / "other", lambda _: None).run()
