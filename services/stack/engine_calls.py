@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import grpc
 
@@ -38,12 +39,21 @@ async def wake(address: str) -> None:
         await stub.Wake(pb.WakeRequest(), timeout=CALL_SECONDS)
 
 
-async def load_weights(address: str, folder: Path) -> int:
-    """Has an engine load a folder's weights beside its own. Returns the number that names them.
-    Raises `EngineCallFailed`."""
+class LoadedWeights(NamedTuple):
+    """Weights that an engine has beside those that it computes with."""
+
+    number: int
+    """Name of these weights in calls of the engine."""
+    numerics_id: str
+    """Id of what the engine would compute with them."""
+
+
+async def load_weights(address: str, folder: Path) -> LoadedWeights:
+    """Has an engine load a folder's weights beside its own. Raises `EngineCallFailed`."""
     async with _stub(address) as stub:
         request = pb.LoadWeightsRequest(folder=str(folder))
-        return int((await stub.LoadWeights(request, timeout=CALL_SECONDS)).number)
+        reply = await stub.LoadWeights(request, timeout=CALL_SECONDS)
+    return LoadedWeights(reply.number, reply.numerics_id)
 
 
 async def replace_weights(address: str, number: int, *, ends_requests: bool) -> float:

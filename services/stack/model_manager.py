@@ -39,18 +39,19 @@ from .model_pull import PullFailed, pull_model
 from .model_request import ModelRequest
 from .model_stages import ModelStages, StageMaker, State
 from .model_turns import Demand, ModelTurns, demand_of
-from .new_weights import WeightsRefused, replace_weights
+from .model_weights import ModelWeights
 from .own_settings import own_settings, settings_to_pull
 from .plan import StackPlan
 from .remembered_models import RememberedModels
 from .scaling import Scaler, ScaleRules, Sight
 from .settings import StackSettings
 from .settings_beside import defaults_of, left_out, plan_beside
+from .stack_error import StackError
 from .stage_process import StageDied, SupervisorPipe, begin_all
 
 LOAD_FAILURES = (
     *(PullFailed, ModelFolderError, StageDied, EmbeddedServerError, OSError),
-    *(EngineCallFailed, SettingError),
+    *(EngineCallFailed, SettingError, StackError),
 )
 """Failures of a load that say in one sentence what is wrong; so does `Refused`."""
 _log = structlog.get_logger()
@@ -104,6 +105,7 @@ class ModelManager:
         """Waiting requests by model and gateway, and the time of that report."""
         self._changed = asyncio.Event()
         self._remembered = RememberedModels(settings.state_dir, report)
+        self._weights = ModelWeights(settings.state_dir, supervisor, report)
         self._now = time.monotonic
         self._turns: ModelTurns | None = None
         if settings.resident_bytes:
@@ -111,18 +113,19 @@ class ModelManager:
             self._turns.on_change = self._changed.set
 
     def first(self, plan: StackPlan) -> ModelStages:
-        """The model that the cluster starts with. The caller begins its stages and calls
-        `serve`."""
+        """The model that the cluster starts with. The caller begins its stages and calls `serve`.
+        Raises `StackError` where its weights were replaced and cannot be read."""
         self._plan = plan
         model = self._add(plan.served_name, self._settings.rules)
-        model.make_first_stages(plan)
+        model.make_first_stages(self._weights.in_force(model, plan))
         return model
 
     def beside(self, started: StartedModel, **own: Any) -> ModelStages:
         """Another model that the cluster starts with, as `first`. `own`: settings that it has for
         itself."""
         model = self._add(started.name, self._rules(ModelRequest(do="load")))
-        model.make_first_stages(self._plan_beside(started, **own))
+        plan = self._plan_beside(started, **own)
+        model.make_first_stages(self._weights.in_force(model, plan))
         return model
 
     def _plan_beside(self, started: StartedModel, /, **own: Any) -> StackPlan:
@@ -145,6 +148,7 @@ class ModelManager:
     async def run(self, bus: Bus, tasks: asyncio.TaskGroup) -> None:
         """Answers requests, announces models, starts and stops them, until cancelled."""
         for model in self.models():
+            self._weights.report(model)
             for stage in model.stages():
                 stage.guard(tasks)
         assert self._plan is not None
@@ -383,33 +387,32 @@ class ModelManager:
             raise Refused("weights_refused", f"weights of {model.name!r} are just being replaced")
         model.is_replacing = True
         model.weights_problem = ""
-        tasks.create_task(self._run_weights(model, request))
+        tasks.create_task(self._run_weights(model, request, tasks))
         return model
 
-    async def _run_weights(self, model: ModelStages, request: ModelRequest) -> None:
+    async def _run_weights(
+        self, model: ModelStages, request: ModelRequest, tasks: asyncio.TaskGroup
+    ) -> None:
         try:
-            assert model.plan is not None
-            given = replace(model.plan.settings, revision=None)
-            folder = await pull_model(request.folder, given, self._supervisor, model.report)
-            seconds, lost = await replace_weights(
-                model, folder, ends_requests=request.ends_requests
-            )
-        except (PullFailed, ModelFolderError, WeightsRefused, OSError) as fault:
-            model.weights_problem = str(fault)
-            self._report(f"{model.name}: its weights stay: {fault}")
-        except Exception as fault:
-            # An unforeseen fault of one replacement does not end the deployment.
-            _log.exception("weights cannot be replaced", model=model.name)
-            model.weights_problem = f"{type(fault).__name__}: {fault}"
-            self._report(f"{model.name}: its weights were not replaced: {model.weights_problem}")
-        else:
-            self._report(f"{model.name}: weights are {model.weights}, {seconds:.3f} s without them")
-            # One that did not obey may compute with either: another takes its place.
-            await asyncio.gather(*(self._retire(model, number) for number in lost))
+            lost = await self._weights.replace(model, request)
+            for number in lost:
+                if not await self._start_again(model, number, tasks):
+                    break
         finally:
             model.progress = None
             model.is_replacing = False
             self._changed.set()
+
+    async def _start_again(self, model: ModelStages, number: int, tasks: asyncio.TaskGroup) -> bool:
+        """Ends an engine, starts another one and waits until it is ready, so that all others answer
+        meanwhile. Returns whether it is ready."""
+        if model.state is not State.SERVING:
+            return False
+        # Both begin before the next look at the model, which would start one more.
+        await asyncio.gather(self._retire(model, number), model.start_engine(tasks, self._now))
+        if model.problem:
+            model.weights_problem = f"an engine with the model's weights: {model.problem}"
+        return not model.problem
 
     def _load(self, request: ModelRequest, tasks: asyncio.TaskGroup) -> ModelStages:
         with _refusing():
@@ -526,7 +529,7 @@ class ModelManager:
             if sentence := left_out(self._settings, started):
                 self._report(sentence)
             plan = self._plan_beside(started, model=(request.model,), served_model_name=None, **own)
-            stages = model.make_first_stages(plan)
+            stages = model.make_first_stages(self._weights.in_force(model, plan))
             await begin_all(stages, model.report)
             await self._check_size(model)
         except Exception as fault:
@@ -541,6 +544,7 @@ class ModelManager:
         for stage in stages:
             stage.guard(tasks)
         self.serve(model)
+        self._weights.report(model)
         self._remembered.add(model.name, request)
         if model.rules != self._rules(request):
             # Other bounds were asked for while it was loaded.
@@ -562,6 +566,7 @@ class ModelManager:
             if model.task is not None:
                 model.task.cancel()
             self._remembered.drop(name)
+            self._weights.forget(name)
             model.state = State.UNLOADING
             model.problem = ""
             model.task = tasks.create_task(self._run_unload(model, model.task, members))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 from headwater.proto.events_pb2 import CatalogueEntry
@@ -81,6 +82,8 @@ class ModelStages:
     engines: dict[int, KeptStage] = field(default_factory=dict)
     """Keyed by number; those that leave are no longer here."""
     leaving: dict[int, KeptStage] = field(default_factory=dict)
+    started_with: dict[int, Path | None] = field(default_factory=dict)
+    """Folder of weights with which the last life of each replica began; None: the model's own."""
     last_steps: dict[str, int] = field(default_factory=dict)
     """Number of steps of each replica when it was last looked at."""
     task: asyncio.Task[None] | None = None
@@ -142,6 +145,7 @@ class ModelStages:
     def _engine_flags(self, number: int) -> list[str]:
         """Flags of an engine whenever it starts: its weights may have been replaced since."""
         assert self.plan is not None
+        self.started_with[number] = self.plan.weights_folder
         return self.plan.engine(number)
 
     async def start_engine(self, tasks: asyncio.TaskGroup, now: Callable[[], float]) -> None:
@@ -185,6 +189,7 @@ class ModelStages:
     def forget_engine(self, number: int) -> None:
         self.engines.pop(number, None)
         self.leaving.pop(number, None)
+        self.started_with.pop(number, None)
         self.taken_places.discard(self._places.pop(number))
 
     def replica_id(self, number: int) -> str:

@@ -1,18 +1,20 @@
-"""New weights of a served model: all of its engines load them first; then all compute with them, or
-none does."""
+"""New weights of a served model: all of its engines load them first; then one computes with them, and
+then all others do. Where the first one fails, none does."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ..models.manifest import ModelManifest
 from . import engine_calls
-from .engine_calls import EngineCallFailed
+from .engine_calls import EngineCallFailed, LoadedWeights
 from .model_stages import ModelStages
+from .remembered_weights import RememberedWeights, Replacement
 
 SAME = ("dtype", "layout", "architecture", "vocab_size", "max_model_len", "quantization", "task")
 """Facts of a model that its new weights share. Engines compare the rest of their config."""
@@ -20,7 +22,11 @@ TOKENIZER_NAME = "tokenizer.json"
 
 
 class WeightsRefused(Exception):
-    """The message is a sentence."""
+    """The message is a sentence. `lost`: engines of which it is unknown what they compute with."""
+
+    def __init__(self, message: str, lost: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.lost = lost
 
 
 def check_same(old: Path, new: Path) -> None:
@@ -41,28 +47,52 @@ def check_same(old: Path, new: Path) -> None:
 
 
 async def replace_weights(
-    model: ModelStages, folder: Path, *, ends_requests: bool
+    model: ModelStages, folder: Path, remembered: RememberedWeights, *, ends_requests: bool
 ) -> tuple[float, list[int]]:
     """Puts a converted model's weights in the place of those that the model's engines compute
-    with. Returns the longest time in which one computed nothing, and the engines that did not
-    obey: what they compute with is not known. Raises `WeightsRefused` and `ModelFolderError`, and
-    all goes on as it was."""
+    with, first on one engine, then on all others. Returns the longest time in which one computed
+    nothing, and the engines that still compute with others. Raises `WeightsRefused`,
+    `ModelFolderError` and `OSError`, and all goes on as it was."""
     plan = model.plan
     assert plan is not None
     check_same(plan.model_folder, folder)
     addresses = _addresses(model)
-    numbers = await _load_all(addresses, folder)
+    loaded = await _load_all(addresses, folder)
+    before = remembered.of(model.name)
+    own = ModelManifest.read(plan.model_folder).revision
+    first, *others = addresses
     try:
         revision = ModelManifest.read(folder).revision
         if _addresses(model) != addresses:
             raise WeightsRefused("an engine of the model came or went meanwhile")
+        remembered.put(model.name, Replacement(own, str(folder)))
+        replace_one = partial(_replace, addresses, loaded, ends_requests=ends_requests)
+        try:
+            seconds = [await replace_one(first)]
+        except EngineCallFailed as failed:
+            # The others have theirs still. What this one computes with is not known for certain.
+            name = model.engines[first].name if first in model.engines else "an engine"
+            raise WeightsRefused(f"{name} did not take them: {failed}", (first,)) from None
     except BaseException:
-        await _drop(addresses, numbers)
+        with contextlib.suppress(OSError):
+            remembered.put(model.name, before)
+        await _drop(addresses, loaded)
         raise
     # From here on an engine that starts has them.
     model.plan = replace(plan, weights_folder=folder)
     model.weights = revision
-    return await _replace_all(addresses, numbers, ends_requests=ends_requests)
+    answers = await asyncio.gather(*map(replace_one, others), return_exceptions=True)
+    seconds += [each for each in answers if isinstance(each, float)]
+    obeyed = {first} | {
+        engine for engine, each in zip(others, answers, strict=True) if isinstance(each, float)
+    }
+    lost = [
+        engine
+        for engine, stage in model.engines.items()
+        if not (engine in obeyed and stage.addresses.get("grpc") == addresses[engine])
+        and model.started_with.get(engine) != folder
+    ]
+    return max(seconds), lost
 
 
 def _addresses(model: ModelStages) -> dict[int, str]:
@@ -75,46 +105,50 @@ def _addresses(model: ModelStages) -> dict[int, str]:
     return {number: address for number, address in found.items() if address}
 
 
-async def _load_all(addresses: Mapping[int, str], folder: Path) -> dict[int, int]:
-    """Has every engine load the weights. Returns the numbers that name them there, by engine.
-    Raises `WeightsRefused` where one does not, after all others have forgotten them."""
+async def _load_all(addresses: Mapping[int, str], folder: Path) -> dict[int, LoadedWeights]:
+    """Has every engine load the weights. Returns what names them there, by engine. Raises
+    `WeightsRefused` where one does not, after all others have forgotten them."""
     found = await asyncio.gather(
         *(engine_calls.load_weights(address, folder) for address in addresses.values()),
         return_exceptions=True,
     )
     by_engine = dict(zip(addresses, found, strict=True))
-    numbers = {engine: each for engine, each in by_engine.items() if isinstance(each, int)}
+    loaded = {
+        engine: each for engine, each in by_engine.items() if not isinstance(each, BaseException)
+    }
     for each in found:
         if isinstance(each, BaseException):
-            await _drop(addresses, numbers)
+            await _drop(addresses, loaded)
             if isinstance(each, EngineCallFailed):
                 raise WeightsRefused(str(each))
             raise each
-    return numbers
+    return loaded
 
 
-async def _replace_all(
-    addresses: Mapping[int, str], numbers: Mapping[int, int], *, ends_requests: bool
-) -> tuple[float, list[int]]:
-    """Has every engine compute with the weights. Returns the longest time in which one computed
-    nothing, and the engines that did not obey: they are to be started again, with these weights."""
-    answers = await asyncio.gather(
-        *(
-            engine_calls.replace_weights(address, numbers[engine], ends_requests=ends_requests)
-            for engine, address in addresses.items()
-        ),
-        return_exceptions=True,
-    )
-    by_engine = dict(zip(addresses, answers, strict=True))
-    obeyed = [each for each in answers if isinstance(each, float)]
-    lost = [engine for engine, each in by_engine.items() if not isinstance(each, float)]
-    return max(obeyed, default=0.0), lost
-
-
-async def _drop(addresses: Mapping[int, str], numbers: Mapping[int, int]) -> None:
-    for engine, number in numbers.items():
+async def _replace(
+    addresses: Mapping[int, str],
+    loaded: Mapping[int, LoadedWeights],
+    engine: int,
+    *,
+    ends_requests: bool,
+) -> float:
+    """Has an engine compute with the weights. Returns the seconds in which it computed nothing; 0
+    where its answer was lost, but it describes itself with them. Raises `EngineCallFailed`."""
+    address = addresses[engine]
+    number, numerics_id = loaded[engine]
+    try:
+        return await engine_calls.replace_weights(address, number, ends_requests=ends_requests)
+    except EngineCallFailed:
         with contextlib.suppress(EngineCallFailed):
-            await engine_calls.drop_weights(addresses[engine], number)
+            if (await engine_calls.described(address)).numerics_id == numerics_id:
+                return 0.0
+        raise
+
+
+async def _drop(addresses: Mapping[int, str], loaded: Mapping[int, LoadedWeights]) -> None:
+    for engine, weights in loaded.items():
+        with contextlib.suppress(EngineCallFailed):
+            await engine_calls.drop_weights(addresses[engine], weights.number)
 
 
 def _bytes(path: Path) -> bytes:

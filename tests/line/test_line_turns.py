@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,6 +98,30 @@ def test_new_weights_take_the_place_of_old_ones(
     assert refused.returncode != 0
     assert "num_layers of the new weights is 2; allowed: 3" in refused.stderr
     assert answer(line, "two")["choices"][0]["text"] == after["choices"][0]["text"]
+
+
+@pytest.mark.long
+def test_a_supervisor_that_was_killed_comes_back_with_the_new_weights(tmp_path: Path) -> None:
+    flags = (f"--model=one={make_chatting_model(tmp_path / 'one')}", "--replicas=1")
+    env = {"HEADWATER_CACHE": str(tmp_path / "cache"), "HEADWATER_KV_CACHE_MEMORY": str(64 << 20)}
+    folder = make_chatting_model(tmp_path / "new", seed=1)
+    replace(ModelManifest.read(folder), revision="2").write(folder)
+    state = tmp_path / "state"
+    state.mkdir()
+    with Line(state, *flags, env=env) as line:
+        before = answer(line, "one")["choices"][0]["text"]
+        reloaded = models(line, "reload", "one", str(folder))
+        assert reloaded.returncode == 0, reloaded.stderr
+        after = answer(line, "one")["choices"][0]["text"]
+        assert after != before
+        pids = line.pids()
+        line.kill()
+        assert not line.wait_ended(pids, 60)
+    with Line(state, *flags, env=env) as line:
+        assert answer(line, "one")["choices"][0]["text"] == after
+        assert weights_of(line, "one") == "2"
+        [card] = json.loads(models(line, "list", "--json").stdout)
+        assert card["weights"]["revision"] == "2"
 
 
 def weights_of(line: Line, model: str) -> str | None:
