@@ -56,19 +56,20 @@ def convert(
     calibrated: bool = False,
     model_code: str = registry.AUTO,
     judges_by: tuple[int, int] | None = None,
+    arriving: Path | None = None,
 ) -> Converted:
     """Writes `config.json` and the weights into `folder`; source is a .gguf file or a Hugging Face
     folder. Progress is reported in tensors. `quantization` is one of `QUANTIZATIONS`: weights that are
     not packed are rounded to a kind; `calibrated`: the source is what `calibrate` made of that
     kind. `judges_by`: ids of the tokens whose logits are a reranker's judgement, yes and no, where
-    no file of the folder names them.
+    no file of the folder names them. `arriving`: a file that is there while shards still arrive.
 
     Raises `ConfigError` for an architecture or a tensor that is not served, for a dtype that does
     not hold the model's hidden states, and for a checkpoint that is packed by another method than
     `quantization` says.
     """
     checkpoint = (
-        HuggingFaceFolder(source, judges_by)
+        HuggingFaceFolder(source, judges_by, arriving)
         if source.is_dir()
         else GgufFile(source, registry.gguf_of_others)
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -21,6 +22,8 @@ from .torch_file import opened_by_torch
 
 WHOLE = "model.safetensors"
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+ARRIVAL_SECONDS = 0.05
+"""Seconds between two looks for a file that arrives."""
 TORCH_FORMS = ("pytorch_model.bin", "pytorch_model-*.bin")
 _SHARD = re.compile(r"[^/\\\0]+\.(?:safetensors|bin)")
 _NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d+)-of-(?P<total>\d+)\.(?:safetensors|bin)")
@@ -31,10 +34,17 @@ OTHER_LAYOUTS = ("consolidated", "adapter_model", "mmproj")
 class HuggingFaceFolder:
     """Reads lazily: a tensor is read when it is asked for."""
 
-    def __init__(self, path: Path, judges_by: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        judges_by: tuple[int, int] | None = None,
+        arriving: Path | None = None,
+    ) -> None:
         """`judges_by`: ids of the tokens whose logits are a reranker's judgement, where no file
-        names them."""
+        names them. `arriving`: a file that is there while shards of the folder's index still
+        arrive: they are read as they become whole."""
         self._path = path
+        self._arriving = arriving
         self._sentence = read_sentence_files(path)
         if judges_by is not None:
             self._sentence = {**(self._sentence or {}), "logit_tokens": list(judges_by)}
@@ -55,9 +65,13 @@ class HuggingFaceFolder:
         self, is_wanted: Callable[[str], bool] = lambda name: True
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, tensor) of everything in the files whose name is wanted."""
-        for name, keys in self._keys_of.items():
+        file_of: dict[str, str] = {}
+        for name in self._files:
+            if self._arriving is not None:
+                _await(self._path / name, self._arriving)
             with _opened(self._path / name) as file:
                 prefix = self._prefixes.get(name, "")
+                keys = _keys_in(file, prefix, name, file_of)
                 for key in filter(is_wanted, keys):
                     yield key, _read(file, key.removeprefix(prefix))
 
@@ -71,20 +85,35 @@ class HuggingFaceFolder:
 
     @functools.cached_property
     def _keys_of(self) -> dict[str, list[str]]:
-        """Names of the tensors in each file. Raises `ConfigError` for a tensor that is in two
-        files."""
-        keys_of: dict[str, list[str]] = {}
+        """Names of the tensors in each file; by the index while files arrive. Raises `ConfigError`
+        for a tensor that is in two files."""
+        if self._arriving is not None:
+            listed = read_object(self._path / INDEXES[0])["weight_map"]
+            return {
+                name: [key for key, file in listed.items() if file == name] for name in self._files
+            }
         file_of: dict[str, str] = {}
+        keys_of: dict[str, list[str]] = {}
         for name in self._files:
             with _opened(self._path / name) as file:
-                prefix = self._prefixes.get(name, "")
-                keys_of[name] = [prefix + key for key in file.keys()]  # noqa: SIM118  # no mapping
-            for key in keys_of[name]:
-                first = file_of.setdefault(key, name)
-                require(
-                    first == name, f"file of tensor {key}", f"{first} and {name}", "one of them"
-                )
+                keys_of[name] = _keys_in(file, self._prefixes.get(name, ""), name, file_of)
         return keys_of
+
+
+def _keys_in(file: Any, prefix: str, name: str, file_of: dict[str, str]) -> list[str]:
+    """Names of the tensors in an open file. `file_of`: the files of tensors that were seen before,
+    to which these are added. Raises `ConfigError` for one that is in two files."""
+    keys = [prefix + key for key in file.keys()]  # noqa: SIM118  # no mapping
+    for key in keys:
+        first = file_of.setdefault(key, name)
+        require(first == name, f"file of tensor {key}", f"{first} and {name}", "one of them")
+    return keys
+
+
+def _await(path: Path, arriving: Path) -> None:
+    """Returns when the file is there, or comes no more."""
+    while not path.exists() and arriving.exists():
+        time.sleep(ARRIVAL_SECONDS)
 
 
 def _read(file: Any, key: str) -> torch.Tensor:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ SERVING_FILES = (
     "config_sentence_transformers.json",
     "[0-9]_*/config.json",
 )
+INDEX = "model.safetensors.index.json"
 TORCH_FILES = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
 """Files of weights in repositories that have no safetensors."""
 VOCABULARIES = ("tokenizer.model", "tekken.json", "added_tokens.json")
@@ -56,6 +59,35 @@ def config_folder(repo: str, *, revision: str | None, cache_dir: Path, progress:
     )
 
 
+def text_folder(repo: str, *, revision: str | None, cache_dir: Path, progress: Report) -> Path:
+    """Like `weights_folder`, without the weights."""
+    where: dict[str, Any] = {"revision": revision, "cache_dir": cache_dir, "progress": progress}
+    files = tuple(each for each in SERVING_FILES if each not in WEIGHTS)
+    folder = snapshot(repo, **where, files=files)
+    if (folder / "tokenizer.json").is_file():
+        return folder
+    return snapshot(repo, **where, files=VOCABULARIES)
+
+
+def missing_shards(repo: str, folder: Path) -> bool:
+    """Whether shards are missing in a snapshot, all of which its index names and the repository
+    has: what reads them may begin with the first ones."""
+    from huggingface_hub import HfApi, errors  # noqa: PLC0415 (as below)
+
+    try:
+        listed = set(json.loads((folder / INDEX).read_bytes())["weight_map"].values())
+        if all((folder / name).is_file() for name in listed):
+            return False
+        info = HfApi().model_info(repo, revision=folder.name)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return False
+    except (errors.HfHubHTTPError, errors.OfflineModeIsEnabled):
+        return False
+    there = {each.rfilename for each in info.siblings or ()}
+    others = {"model.safetensors", "modules.json"}
+    return listed <= there and not there & (others - listed)
+
+
 def download_size(repo: str, *, revision: str | None) -> int | None:
     """Bytes of the files that serving needs; None: the Hub cannot be asked."""
     from huggingface_hub import HfApi, errors  # noqa: PLC0415 (as below)
@@ -79,11 +111,18 @@ def _serving_files(names: Iterable[str], forms: Sequence[str]) -> list[str]:
     )
 
 
-def weights_folder(repo: str, *, revision: str | None, cache_dir: Path, progress: Report) -> Path:
+def weights_folder(
+    repo: str,
+    *,
+    revision: str | None,
+    cache_dir: Path,
+    progress: Report,
+    stop: threading.Event | None = None,
+) -> Path:
     """Like `snapshot`; of a repository without safetensors with torch's own files, and of one
     without `tokenizer.json` with vocabularies of other libraries."""
     where: dict[str, Any] = {"revision": revision, "cache_dir": cache_dir, "progress": progress}
-    folder = snapshot(repo, **where)
+    folder = snapshot(repo, **where, stop=stop)
     missing: tuple[str, ...] = () if (folder / "tokenizer.json").is_file() else VOCABULARIES
     missing += () if has_weights(folder) else TORCH_FILES
     return snapshot(repo, **where, files=missing) if missing else folder
@@ -96,8 +135,10 @@ def snapshot(
     cache_dir: Path,
     progress: Report,
     files: tuple[str, ...] = SERVING_FILES,
+    stop: threading.Event | None = None,
 ) -> Path:
-    """Folder of the repository's files; its name is the commit.
+    """Folder of the repository's files; its name is the commit. `stop` ends the download of large
+    files early, which raises `Stopped`.
 
     Missing files are downloaded into the Hub's own cache where `HF_HOME` or `HF_HUB_CACHE` names
     one, else under `cache_dir`; a repository that is complete needs no network. `HF_TOKEN` opens
@@ -108,7 +149,7 @@ def snapshot(
     own_cache = (
         None if {"HF_HOME", "HF_HUB_CACHE"} & os.environ.keys() else cache_dir / "downloads" / "hub"
     )
-    _fetch_large(repo, revision, own_cache, files, progress)
+    _fetch_large(repo, revision, own_cache, files, progress, stop)
     try:
         return Path(
             snapshot_download(
@@ -149,12 +190,20 @@ def _fetch_large(
     own_cache: Path | None,
     files: Sequence[str],
     progress: Report,
+    stop: threading.Event | None,
 ) -> None:
-    """Downloads large files of weights into the cache in ranges: the Hub's client begins a file
+    """Downloads large files of weights into the cache in ranges, one after another: the Hub's client begins a file
     anew that was broken off, and does not look at hashes. What it loads from Xet storage is left to
     it, and so is whatever fails here: it has words for that. Raises `HubError` for a file that has
     another hash than the Hub publishes."""
-    from huggingface_hub import HfApi, constants, errors, get_hf_file_metadata, hf_hub_url  # noqa: PLC0415 (as above)
+    from huggingface_hub import (  # noqa: PLC0415 (as above)
+        HfApi,
+        constants,
+        errors,
+        get_hf_file_metadata,
+        hf_hub_download,
+        hf_hub_url,
+    )
     from huggingface_hub.file_download import is_xet_available, repo_folder_name  # type: ignore[attr-defined]  # noqa: PLC0415
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # noqa: PLC0415
 
@@ -164,7 +213,7 @@ def _fetch_large(
         blobs = Path(own_cache or constants.HF_HUB_CACHE)
         blobs /= Path(repo_folder_name(repo_id=repo, repo_type="model")) / "blobs"
         downloads = []
-        for name in _serving_files(sizes, files):
+        for name in sorted(_serving_files(sizes, files)):
             if sizes[name] < LARGE_BYTES:
                 continue
             url = hf_hub_url(repo, name, revision=info.sha)
@@ -174,8 +223,8 @@ def _fetch_large(
             # It becomes a file's name, and is what the server says.
             is_hash = bool(re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", etag))
             if is_hash and found.size and not is_of_xet and not (blobs / etag).exists():
-                downloads.append((url, found.size, blobs / etag))
-        total = sum(size for _, size, _ in downloads)
+                downloads.append((name, url, found.size, blobs / etag))
+        total = sum(size for _, _, size, _ in downloads)
         done = reported = 0
 
         def on_bytes(num_bytes: int) -> None:
@@ -185,8 +234,11 @@ def _fetch_large(
                 reported = done
                 progress(f"downloading {repo}", done, total)
 
-        for url, size, target in downloads:
-            RangedDownload(url, build_hf_headers(), size, target.name, target, on_bytes).run()
+        for name, url, size, target in downloads:
+            headers = build_hf_headers()
+            RangedDownload(url, headers, size, target.name, target, on_bytes, stop).run()
+            # It has a name in the snapshot at once: a conversion may wait for it.
+            hf_hub_download(repo, name, revision=info.sha, cache_dir=own_cache)
     except (errors.HfHubHTTPError, errors.OfflineModeIsEnabled, errors.HFValidationError):
         return
     except (NoRanges, httpx.HTTPError):

@@ -27,6 +27,10 @@ class NoRanges(Exception):
     """The server does not send parts of the file."""
 
 
+class Stopped(Exception):
+    """The download was stopped; what has come stays."""
+
+
 class WrongContent(Exception):
     """The file that a server sends has another hash than the one that it publishes."""
 
@@ -43,22 +47,24 @@ class RangedDownload:
         digest: str,
         target: Path,
         on_bytes: Callable[[int], None],
+        stop: threading.Event | None = None,
     ) -> None:
         """`size` in bytes, at least 1. `digest`: SHA-256 of the content as 64 hexadecimal digits,
         or Git's id of it as 40. `on_bytes` gets the number of bytes that have come since the last
         call, those of an earlier download at first, and a negative one for those that are fetched
-        again; one thread at a time calls it."""
+        again; one thread at a time calls it. `stop` ends the download early."""
         self._url = url
         self._headers = dict(headers)
         self._size = size
         self._digest = digest
         self._target = target
         self._on_bytes = on_bytes
+        self._stop = threading.Event() if stop is None else stop
         self._lock = threading.Lock()
 
     def run(self) -> None:
         """Makes the target, whole or not at all. Content with another hash is fetched again once.
-        Waits where another process downloads it. Raises `WrongContent`, `NoRanges`,
+        Waits where another process downloads it. Raises `WrongContent`, `NoRanges`, `Stopped`,
         `httpx.HTTPError` and `OSError`."""
         self._target.parent.mkdir(parents=True, exist_ok=True)
         partial = self._target.with_name(f"{self._target.name}.ranges")
@@ -120,10 +126,14 @@ class RangedDownload:
         """Downloads one range. A connection that breaks is opened again where it stopped."""
         at = start
         num_failures = 0
+        if self._stop.is_set():
+            raise Stopped
         while at < self._end(start):
             before = at
             try:
                 for content in self._parts(client, at, self._end(start)):
+                    if self._stop.is_set():
+                        raise Stopped
                     os.pwrite(file, content, at)
                     at += len(content)
                     with self._lock:

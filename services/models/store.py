@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -17,6 +18,7 @@ from ..runtime.model_name import check_model_name, is_model_name
 from ..runtime.progress import Report
 from ..runtime.settings import SettingError
 from . import hugging_face
+from .arriving_weights import arriving_weights
 from .calibration import REPORT_NAME, Calibration, read_calibration
 from .child_folder import ChildFailed, fill_folder
 from .judging import judged
@@ -97,6 +99,9 @@ class Source:
     origin: str
     obtain: Callable[[Report], Path]
     """Path of a .gguf file or of a folder in Hugging Face's layout, downloaded on first use."""
+    arriving: Callable[[], AbstractContextManager[Path | None]] = contextlib.nullcontext
+    """Scope in which weights of the folder arrive; its value is there meanwhile. None: `obtain` has
+    brought all of them."""
 
 
 def default_cache_dir(env: Mapping[str, str] = os.environ) -> Path:
@@ -135,14 +140,23 @@ def pull(
         _check_whole(model, asked)
     if ((path := _path_of(model)) / MANIFEST_NAME).is_file():
         return _of_code(_of_quantization(path.resolve(), quantization), model_code)
-    if _is_from_hub(model):
-        _judge_before_download(model, revision, cache_dir, dtype, device, model_code, progress)
-    source = find_source(model, revision=revision, cache_dir=cache_dir, progress=progress)
     device = resolve_device(device)
     dtype = resolve_dtype(dtype, device)
-    home = cache_dir / source.name.replace("/", "--")
     code = "" if model_code == "auto" else f"-{model_code}"
-    folder = home / f"{source.revision}-{dtype}{_kind_of(quantization, asked)}{code}-{LAYOUT}"
+    made = f"{dtype}{_kind_of(quantization, asked)}{code}-{LAYOUT}"
+    source = None
+    if _is_from_hub(model):
+        commit = _judge_before_download(
+            model, revision, cache_dir, dtype, device, model_code, progress
+        )
+        if (folder := _home(cache_dir, model) / f"{commit}-{made}").exists():
+            return _of_quantization(folder, quantization)
+        if asked is None:
+            source = _arriving_source(model, commit, cache_dir, progress)
+    if source is None:
+        source = find_source(model, revision=revision, cache_dir=cache_dir, progress=progress)
+    home = _home(cache_dir, source.name)
+    folder = home / f"{source.revision}-{made}"
     if not folder.exists():
         home.mkdir(parents=True, exist_ok=True)
         with _locked(home / ".lock"):
@@ -152,7 +166,9 @@ def pull(
                     path = _calibrate(source, path, home, asked, device, progress)
                 flags = ["--calibrated"] if asked is not None else []
                 flags += [f"--quantization={quantization}", f"--model-code={model_code}"]
-                _convert(source, path, folder, dtype, device, flags, progress)
+                with source.arriving() as arriving:
+                    flags += [] if arriving is None else [f"--arriving={arriving}"]
+                    _convert(source, path, folder, dtype, device, flags, progress)
     return _of_quantization(folder, quantization)
 
 
@@ -187,6 +203,11 @@ def judge(
     return found if size is None else f"{found}; {size / 1e9:.2f} GB to download"
 
 
+def _home(cache_dir: Path, name: str) -> Path:
+    """Folder of a model's converted folders."""
+    return cache_dir / name.replace("/", "--")
+
+
 def _is_from_hub(model: str) -> bool:
     path = _path_of(model)
     is_local = (path.suffix == ".gguf" and path.is_file()) or (path / "config.json").is_file()
@@ -201,8 +222,9 @@ def _judge_before_download(
     device: str,
     model_code: str,
     progress: Report,
-) -> None:
-    """Raises `ModelNotServed` before weights are downloaded; those that are there were judged."""
+) -> str:
+    """Commit of a repository on the Hub. Raises `ModelNotServed` before weights are downloaded;
+    those that are there were judged."""
     folder = hugging_face.config_folder(
         model, revision=revision, cache_dir=cache_dir, progress=progress
     )
@@ -210,6 +232,7 @@ def _judge_before_download(
         device = resolve_device(device)
         found = judged(model, folder, resolve_dtype(dtype, device), device, model_code)
         progress(found, 1, 1)
+    return folder.name
 
 
 def _kind_of(quantization: str, calibration: Calibration | None) -> str:
@@ -340,6 +363,25 @@ def find_source(model: str, *, revision: str | None, cache_dir: Path, progress: 
     path = path.resolve()
     check_model_name("model", name)
     return Source(name=name, revision=_digest(files), origin=str(path), obtain=lambda _: path)
+
+
+def _arriving_source(
+    model: str, revision: str | None, cache_dir: Path, progress: Report
+) -> Source | None:
+    """Source of a repository whose shards are converted as they arrive; None: all have to be there,
+    or are."""
+    folder = hugging_face.text_folder(
+        model, revision=revision, cache_dir=cache_dir, progress=progress
+    )
+    if not hugging_face.missing_shards(model, folder):
+        return None
+    return Source(
+        name=model,
+        revision=folder.name,
+        origin=f"huggingface:{model}",
+        obtain=lambda _: folder,
+        arriving=partial(arriving_weights, model, folder.name, cache_dir, progress),
+    )
 
 
 def _digest(files: list[Path]) -> str:

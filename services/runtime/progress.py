@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
@@ -25,8 +26,11 @@ caller's."""
 
 
 def report_line(what: str, done: int, total: int) -> None:
-    """Report of a child to its parent, as a line of its output."""
-    print(json.dumps({"what": what, "done": done, "total": total}), flush=True)
+    """Report of a child to its parent, as a line of its output. Threads may report at once."""
+    line = json.dumps({"what": what, "done": done, "total": total})
+    # `print` would write the line's end for itself.
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 def word_of(line: str) -> dict[str, Any] | None:

@@ -123,6 +123,29 @@ def test_a_shard_that_is_missing_is_named(tmp_path: Path) -> None:
         convert(tmp_path / "hf", tmp_path / "ours")
 
 
+def test_shards_are_read_as_they_arrive(tmp_path: Path) -> None:
+    random_checkpoint("llama2", tmp_path, max_shard_size="100KB")
+    whole = dict(HuggingFaceFolder(tmp_path).tensors())
+    shards = sorted(tmp_path.glob("*.safetensors"))
+    coming = [each.rename(tmp_path / f"coming-{each.name}") for each in shards]
+    (marker := tmp_path / "arriving").touch()
+    arriving = HuggingFaceFolder(tmp_path, arriving=marker)
+    assert len(arriving) == len(whole)
+    assert arriving.names() == whole.keys()
+    coming[0].rename(shards[0])
+    tensors = arriving.tensors()
+    # The others are not there yet.
+    found = dict([next(tensors)])
+    for path, shard in zip(coming[1:], shards[1:], strict=True):
+        path.rename(shard)
+    found |= dict(tensors)
+    assert all(torch.equal(found[name], tensor) for name, tensor in whole.items())
+    shards[1].unlink()
+    marker.unlink()
+    with pytest.raises(ConfigError, match=rf"checkpoint is 'without {shards[1].name}'"):
+        list(arriving.tensors())
+
+
 @pytest.mark.parametrize("has_shards", [True, False])
 def test_a_model_that_was_saved_in_one_file_over_its_shards_is_that_file(
     has_shards: bool, tmp_path: Path

@@ -54,6 +54,9 @@ class ConvertSettings:
     model_code: str = setting("auto", "whose modelling code: auto, headwater or transformers")
     calibrated: bool = setting(False, "the source is a checkpoint that was calibrated to the kind")
     origin: str = setting("", "where the source came from, for people")
+    arriving: Path | None = setting(
+        None, "a file that is there while shards of the source still arrive"
+    )
 
     def __post_init__(self) -> None:
         for name in ("source", "folder", "name", "revision"):
@@ -76,6 +79,7 @@ def convert(settings: ConvertSettings) -> None:
         calibrated=settings.calibrated,
         model_code=settings.model_code,
         judges_by=judging_tokens(settings.name, settings.source, settings.folder),
+        arriving=settings.arriving,
     )
     if settings.device == "cpu":
         weights = pack_folder(settings.folder, partial(report_line, f"packing {settings.name}"))

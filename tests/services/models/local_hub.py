@@ -27,8 +27,8 @@ class LocalHub:
         self.ranges: list[tuple[str, int]] = []
         """Each download: its file, and its first byte."""
         self.has_ranges = True
-        self.num_damaged = 0
-        """Number of the next downloads whose first byte is another one."""
+        self.damaged: dict[str, int] = {}
+        """Number of the next downloads of a file whose first byte is another one."""
         self.xet_hash = ""
         """Name of a file in Xet storage; empty: the Hub sends all files itself."""
         self.url = ""
@@ -123,8 +123,8 @@ class LocalHub:
             def _send(self, name: str, content: bytes, first: int, end: int) -> None:
                 stop = hub.stopped.get(name, end)
                 sent = bytearray(content[first : min(end, stop)])
-                if hub.num_damaged and first == 0:
-                    hub.num_damaged -= 1
+                if hub.damaged.get(name) and first == 0:
+                    hub.damaged[name] -= 1
                     sent[0] ^= 1
                 self.wfile.write(sent)
                 if stop < end:

@@ -83,7 +83,7 @@ def test_a_file_is_checked_against_the_hash_that_the_hub_publishes(
     content = os.urandom(1000)
     files = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": content}
     with LocalHub(files).served() as hub:
-        hub.num_damaged = num_damaged
+        hub.damaged["model.safetensors"] = num_damaged
         hub.xet_hash = xet_hash
         pull = pulling(hub, tmp_path, large_bytes=100)
         said, problem = pull.communicate(timeout=100)

@@ -96,7 +96,7 @@ def test_a_file_that_is_there_is_not_downloaded(hub: LocalHub, tmp_path: Path) -
 
 
 def test_content_with_another_hash_is_fetched_again_once(hub: LocalHub, tmp_path: Path) -> None:
-    hub.num_damaged = 1
+    hub.damaged[NAME] = 1
     counts = download(hub, tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == CONTENT
     assert starts(hub) == [0, 0, 300, 300, 600, 600, 900, 900]
@@ -105,7 +105,7 @@ def test_content_with_another_hash_is_fetched_again_once(hub: LocalHub, tmp_path
 
 
 def test_content_with_another_hash_twice_is_refused(hub: LocalHub, tmp_path: Path) -> None:
-    hub.num_damaged = 2
+    hub.damaged[NAME] = 2
     with pytest.raises(WrongContent, match="allowed: " + etag(NAME, CONTENT)):
         download(hub, tmp_path / "file")
     assert not (tmp_path / "file").exists()
