@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -21,16 +22,18 @@ def private_bytes(pid: int) -> int:
     return sum(int(row.split()[1]) << 10 for row in rows if row.startswith("Private_Dirty"))
 
 
-def private_bytes_of_weights(pid: int) -> int:
-    dirty = 0
+def bytes_of_weights(pids: list[int]) -> Counter[str]:
+    """Bytes of the processes' mappings of weights, by the kernel's names of their kinds."""
+    found: Counter[str] = Counter()
     is_weights = False
-    for row in Path(f"/proc/{pid}/smaps").read_text().splitlines():
-        first = row.split()[0]
-        if not first.endswith(":"):
-            is_weights = row.endswith((".safetensors", ".bin"))
-        elif is_weights and first == "Private_Dirty:":
-            dirty += int(row.split()[1]) << 10
-    return dirty
+    for pid in pids:
+        for row in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+            first, *others = row.split()
+            if not first.endswith(":"):
+                is_weights = row.endswith((".safetensors", ".bin"))
+            elif is_weights and others[-1] == "kB":
+                found[first.removesuffix(":")] += int(others[0]) << 10
+    return found
 
 
 def replicas_of(line: Line) -> tuple[list[int], list[int]]:
@@ -43,8 +46,11 @@ def replicas_of(line: Line) -> tuple[list[int], list[int]]:
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_second_replica_maps_the_weights_of_the_first(demo_line: Line) -> None:
-    first, second = replicas_of(demo_line)
-    assert sum(map(private_bytes_of_weights, [*first, *second])) == 0
+    first, second = map(bytes_of_weights, replicas_of(demo_line))
+    assert first["Private_Dirty"] + second["Private_Dirty"] == 0
+    assert min(first["Rss"], second["Rss"]) > 64 << 20
+    # A page that both map is half of each.
+    assert first["Pss"] + second["Pss"] < 1.1 * max(first["Rss"], second["Rss"])
 
 
 @pytest.mark.long
