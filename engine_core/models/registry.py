@@ -136,6 +136,7 @@ OTHER_NAMES = {
     "BertForMaskedLM": "BertModel",
     "BertForPreTraining": "BertModel",
     "MPNetForMaskedLM": "MPNetModel",
+    "ModernBertForMaskedLM": "ModernBertModel",
     "RobertaForMaskedLM": "RobertaModel",
     "XLMRobertaForMaskedLM": "XLMRobertaModel",
     "GPT2Model": "GPT2LMHeadModel",

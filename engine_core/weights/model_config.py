@@ -204,11 +204,11 @@ class ModelConfig:
 
     @property
     def label_pooling(self) -> str:
-        """Pooling that a head of labels reads: the first token's state where tokens see each other
-        both ways, else the last one's; empty: the model has no such head."""
+        """Pooling that a head of labels reads: an encoder's own, else the last token's state; empty:
+        the model has no such head."""
         if not self.labels:
             return ""
-        return "last" if self.encoder is None else "cls"
+        return "last" if self.encoder is None else self.encoder.label_pooling
 
     @property
     def attention_work(self) -> float:

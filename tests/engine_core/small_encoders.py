@@ -24,6 +24,7 @@ SHAPE = {
     "num_attention_heads": 4,
     "max_position_embeddings": 322,
 }
+MODERN = {"local_attention": 64, "pad_token_id": 0}
 ENCODERS: dict[str, Callable[[], Any]] = {
     "bert": lambda: transformers.BertConfig(**SHAPE, architectures=["BertModel"]),
     "roberta": lambda: transformers.RobertaConfig(**SHAPE, architectures=["RobertaModel"]),
@@ -31,6 +32,9 @@ ENCODERS: dict[str, Callable[[], Any]] = {
         **SHAPE, type_vocab_size=1, architectures=["XLMRobertaModel"]
     ),
     "mpnet": lambda: transformers.MPNetConfig(**SHAPE, architectures=["MPNetModel"]),
+    "modernbert": lambda: transformers.ModernBertConfig(
+        **SHAPE, **MODERN, architectures=["ModernBertModel"]
+    ),
     "nomic": lambda: transformers.NomicBertConfig(**SHAPE, architectures=["NomicBertModel"]),
 }
 
@@ -122,6 +126,13 @@ CLASSIFIERS: dict[str, Callable[[], Any]] = {
         type_vocab_size=1,
         num_labels=1,
         architectures=["XLMRobertaForSequenceClassification"],
+    ),
+    "modernbert": lambda: transformers.ModernBertConfig(
+        **SHAPE,
+        **MODERN,
+        num_labels=3,
+        classifier_pooling="mean",
+        architectures=["ModernBertForSequenceClassification"],
     ),
 }
 

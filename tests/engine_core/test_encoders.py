@@ -161,13 +161,15 @@ def test_scores_of_pairs_are_those_of_transformers(family: str, tmp_path: Path) 
     texts = [text for text in TEXTS if len(text) > 1]
     has_types = family == "bert"
     starts = [len(text) // 2 if has_types else 0 for text in texts]
-    found = embed(engine, texts, "cls", starts)
-    alone = [embed(engine, [t], "cls", [s])[0] for t, s in zip(texts, starts, strict=True)]
+    pooling = registry.read_config(tmp_path / "ours").label_pooling
+    found = embed(engine, texts, pooling, starts)
+    alone = [embed(engine, [t], pooling, [s])[0] for t, s in zip(texts, starts, strict=True)]
     engine.close()
     for text, start, logits, same in zip(texts, starts, found, alone, strict=True):
         types = torch.tensor([[int(has_types and i >= start) for i in range(len(text))]])
+        typed = {} if family == "modernbert" else {"token_type_ids": types}
         with torch.no_grad():
-            expected = model(torch.tensor([text]), token_type_ids=types).logits[0]
+            expected = model(torch.tensor([text]), **typed).logits[0]
         assert logits == pytest.approx(expected.numpy(), abs=1e-4)
         assert logits.tobytes() == same.tobytes()
 

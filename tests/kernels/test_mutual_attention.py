@@ -10,6 +10,7 @@ from headwater.kernels.attention.mutual_attention import (
     mutual_attention_twin,
     text_tiles,
 )
+from headwater.kernels.cpu.encoders.mutual_attention import QUERIES
 from headwater.kernels.cpu.encoders.mutual_attention import (
     mutual_attention as mutual_attention_on_cpu,
 )
@@ -35,6 +36,16 @@ def test_texts_attend_to_themselves_alone_as_the_twin_says(
     expected = mutual_attention_twin(qkv.to(dtype).double(), COUNTS, 32, bias)
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=tolerance)
+
+
+def test_a_long_text_with_biases_has_few_queries_at_once() -> None:
+    torch.manual_seed(0)
+    counts = [QUERIES + 30, 5]
+    qkv = torch.randn(sum(counts), 3 * 2 * 16)
+    bias = torch.randn(2, 2 * (QUERIES + 40) - 1)
+    found = mutual_attention_on_cpu(qkv, counts, 16, bias)
+    expected = mutual_attention_twin(qkv, counts, 16, bias)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_a_bias_belongs_to_the_distance_from_query_to_key() -> None:

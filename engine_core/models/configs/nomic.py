@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...config import require
-from ...weights.encoders.config import EncoderConfig, dense_of
+from ...weights.encoders.config import EncoderConfig, dense_of, longest_text
 from ...weights.encoders.sentence_files import KEY
 from ...weights.model_config import ModelConfig
 from ...weights.rope.config import positive_of
@@ -49,12 +49,9 @@ def read_nomic(config: Config) -> ModelConfig:
     activation = config.get("activation_function", config.get("hidden_act", "silu"))
     require(activation in SWIGLU, "activation_function", activation, " or ".join(SWIGLU))
     sentence = config.get(KEY)
-    longest = own.get("max_position_embeddings")
-    asked = (sentence or {}).get("max_length")
-    if asked and type(longest) is int:
-        own["max_position_embeddings"] = min(asked, longest)
+    own |= {"num_key_value_heads": None, "tie_word_embeddings": False}
     return ModelConfig.from_hf(
-        {**own, "num_key_value_heads": None, "tie_word_embeddings": False},
+        longest_text(own, sentence),
         default_theta=THETA,
         has_layer_norms=True,
         norm_bias=True,

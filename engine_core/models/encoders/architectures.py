@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..architecture import own
-from ..configs import bert, labels, llama, nomic
+from ..configs import bert, labels, llama, modern_bert, nomic
 
 DENSE = ("weights that are not packed",)
 ENCODER_ARCHITECTURES = {
@@ -13,6 +13,19 @@ ENCODER_ARCHITECTURES = {
         "BERT as a reranker or a classifier: ms-marco-MiniLM",
     ),
     "BertModel": own("encoders.bert:Bert", bert.read_bert, "BERT, MiniLM, BGE, E5", "bert"),
+    "ModernBertForSequenceClassification": own(
+        "encoders.modern_bert:ModernBertClassifier",
+        modern_bert.read_modern_bert_classifier,
+        "ModernBERT as a reranker or a classifier: gte-reranker-modernbert",
+        limits=DENSE,
+    ),
+    "ModernBertModel": own(
+        "encoders.modern_bert:ModernBert",
+        modern_bert.read_modern_bert,
+        "ModernBERT, gte-modernbert, modernbert-embed",
+        "modernbert",
+        limits=DENSE,
+    ),
     "MPNetModel": own("encoders.mpnet:MPNet", bert.read_mpnet, "MPNet", "mpnet", limits=DENSE),
     "NomicBertModel": own(
         "encoders.nomic:NomicBert",

@@ -110,7 +110,7 @@ class DenseLayers:
     ) -> None:
         self._dtype = dtype
         self._layers = [
-            _dense_layer(weights, platform, dense, i)
+            _normed_layer(config, weights, platform, dense, i)
             for i, dense in enumerate(encoder_of(config).dense)
         ]
 
@@ -129,7 +129,25 @@ def dense_layout(config: ModelConfig) -> dict[str, WeightSpec]:
         layout[f"dense.{i}"] = linear(dense.out_features, dense.in_features)
         if dense.has_bias:
             layout[f"dense.{i}_bias"] = bias(dense.out_features)
+        if dense.has_norm:
+            layout |= norms_of(config, (f"dense.{i}_norm",))
     return layout
+
+
+def _normed_layer(
+    config: ModelConfig,
+    weights: Weights,
+    platform: EncoderPlatform,
+    dense: DenseConfig,
+    i: int,
+) -> Product:
+    product = _dense_layer(weights, platform, dense, i)
+    if not dense.has_norm:
+        return product
+    name = f"dense.{i}_norm"
+    bias = weights.tensors.get(name + "_bias")
+    norm = LayerNorm(weights.tensors[name], bias, config.rms_norm_eps)
+    return lambda x: norm(product(x))
 
 
 def _dense_layer(

@@ -17,6 +17,8 @@ class DenseConfig:
     has_bias: bool
     activation: str = ""
     """Name of an activation, as in `Platform.activation`; empty: none."""
+    has_norm: bool = False
+    """Whether a LayerNorm follows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,8 @@ class EncoderConfig:
     """Buckets of distances between tokens, each with a bias of attention's scores; 0: none."""
     dense: tuple[DenseConfig, ...] = ()
     """Layers behind the pooled vector, in their order."""
+    label_pooling: str = "cls"
+    """Pooling that a head of labels reads."""
 
 
 def dense_of(sentence: Mapping[str, Any] | None) -> tuple[DenseConfig, ...]:
@@ -42,3 +46,13 @@ def dense_of(sentence: Mapping[str, Any] | None) -> tuple[DenseConfig, ...]:
         )
         for layer in (sentence or {}).get("dense", ())
     )
+
+
+def longest_text(config: Mapping[str, Any], sentence: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The config with the length of the longest text that sentence-transformers' files name, where
+    that is less than its own."""
+    asked = (sentence or {}).get("max_length")
+    longest = config.get("max_position_embeddings")
+    if not asked or type(longest) is not int:
+        return {**config}
+    return {**config, "max_position_embeddings": min(asked, longest)}

@@ -8,6 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+QUERIES = 512
+"""Queries at once where scores have biases: those of all queries of a text of 8,192 tokens would
+take gigabytes."""
+
 
 def mutual_attention(
     qkv: torch.Tensor,
@@ -19,19 +23,37 @@ def mutual_attention(
     # [3, 1, Hq, T, D]
     parts = qkv.unflatten(1, (3, -1, head_dim)).permute(1, 2, 0, 3).unsqueeze(1)
     out = qkv.new_empty(qkv.shape[0], qkv.shape[1] // 3)
-    masks = None if distance_bias is None else _masks(distance_bias, max(counts)).to(qkv.dtype)
+    mask_of = None if distance_bias is None else _Masks(distance_bias, max(counts), qkv.dtype)
     first = 0
     for count in counts:
         q, k, v = parts[..., first : first + count, :]
-        mask = None if masks is None else masks[:, :, :count, :count]
-        attended = scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        out[first : first + count] = attended[0].transpose(0, 1).flatten(1)
+        queries_at_once = count if mask_of is None else QUERIES
+        for start in range(0, count, queries_at_once):
+            num_queries = min(queries_at_once, count - start)
+            mask = None if mask_of is None else mask_of(start, num_queries, count)
+            queries = q[:, :, start : start + num_queries]
+            attended = scaled_dot_product_attention(queries, k, v, attn_mask=mask)
+            rows = slice(first + start, first + start + num_queries)
+            out[rows] = attended[0].transpose(0, 1).flatten(1)
         first += count
     return out
 
 
-def _masks(distance_bias: torch.Tensor, max_count: int) -> torch.Tensor:
-    """[1, Hq, max_count, max_count] biases of each query and key."""
-    places = torch.arange(max_count)
-    columns = places[None] - places[:, None] + distance_bias.shape[1] // 2
-    return distance_bias[None, :, columns]
+class _Masks:
+    """Biases of some queries of a text and its keys. Those of first queries are made once."""
+
+    def __init__(self, distance_bias: torch.Tensor, max_count: int, dtype: torch.dtype) -> None:
+        self._distance_bias = distance_bias
+        self._dtype = dtype
+        self._first = self._made(0, min(QUERIES, max_count), max_count)
+
+    def __call__(self, start: int, num_queries: int, count: int) -> torch.Tensor:
+        """[1, Hq, num_queries, count]"""
+        if start:
+            return self._made(start, num_queries, count)
+        return self._first[:, :, :num_queries, :count]
+
+    def _made(self, start: int, num_queries: int, count: int) -> torch.Tensor:
+        queries = torch.arange(start, start + num_queries)
+        columns = torch.arange(count)[None] - queries[:, None] + self._distance_bias.shape[1] // 2
+        return self._distance_bias[None, :, columns].to(self._dtype)
