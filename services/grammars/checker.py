@@ -17,6 +17,8 @@ from pathlib import Path
 
 import structlog
 
+from headwater.engine_core.system.usable_cores import usable_cores
+
 from ..runtime.errors import Unavailable
 from ..runtime.fair_queue import QueueLimits
 from ..runtime.fair_threads import FairThreads
@@ -27,7 +29,7 @@ from .check_process import CheckDied, CheckProcess, Question, Verdict
 from .grammars import GrammarError
 
 MAX_CHECKS = 4
-"""Number of checks at once. One place is reserved for tenants that have no check running."""
+"""Most checks at once. One place is reserved for tenants that have no check running."""
 LIMITS = QueueLimits(num_waiting=256, num_bytes=16 << 20, wait_seconds=10.0)
 MAX_REMEMBERED_BYTES = 2 << 20
 VERDICT_BYTES = 256
@@ -36,6 +38,13 @@ FREE_TEXT = "start: /(.|\\n)*/"
 """A grammar that every tokenizer can follow."""
 START_PAUSES = (0.1, 0.5, 0.0)
 """Seconds to wait after each start that fails, as many as are tried."""
+
+
+def num_checks() -> int:
+    """Checks at once: as many as there are cores, so that on a small machine the slow checks of a
+    tenant leave a core to steps and to the text of answers; at least 2, of which one is
+    reserved."""
+    return max(2, min(MAX_CHECKS, usable_cores()))
 
 
 @dataclass(slots=True)
@@ -57,7 +66,7 @@ class GrammarChecker:
         self._asked: dict[bytes, _Asked] = {}
         self._process = _Process()
         self._numbers = itertools.count()
-        self._threads = FairThreads("a check of its grammar", MAX_CHECKS, LIMITS)
+        self._threads = FairThreads("a check of its grammar", num_checks(), LIMITS)
 
     async def __aenter__(self) -> GrammarChecker:
         return self

@@ -22,6 +22,7 @@ from headwater.services.grammars.checker import (
     MAX_CHECKS,
     VERDICT_BYTES,
     GrammarChecker,
+    num_checks,
 )
 from headwater.services.grammars.grammars import GrammarError
 from headwater.services.runtime.errors import Unavailable
@@ -190,20 +191,30 @@ async def test_what_several_want_to_know_is_asked_once(demo_folder: Path, others
     assert children() <= others
 
 
-async def test_a_tenants_grammars_are_checked_beside_a_flood_of_another_one(
-    demo_folder: Path, others: set[int]
+@pytest.mark.parametrize(("cores", "checks"), [(1, 2), (2, 2), (3, 3), (64, MAX_CHECKS)])
+def test_a_small_machine_checks_fewer_grammars_at_once(
+    cores: int, checks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(checker_module, "usable_cores", lambda: cores)
+    assert num_checks() == checks
+
+
+@pytest.mark.parametrize("cores", [2, 4])
+async def test_a_tenants_grammars_are_checked_beside_a_flood_of_another_one(
+    cores: int, demo_folder: Path, others: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checker_module, "usable_cores", lambda: cores)
     neighbour = Asker("neighbour", bytes(16))
     async with GrammarChecker() as checker:
         assert await verdict(checker, demo_folder, GOOD, neighbour) == "good"
         ready = children() - others
         flood = [
             asyncio.ensure_future(verdict(checker, demo_folder, EXPLODING + " " * i))
-            for i in range(3 * MAX_CHECKS)
+            for i in range(3 * cores)
         ]
         async with asyncio.timeout(60):
             # One place stays free.
-            while len(forks_of(ready)) < MAX_CHECKS - 1:  # noqa: ASYNC110 (processes)
+            while len(forks_of(ready)) < cores - 1:  # noqa: ASYNC110 (processes)
                 await asyncio.sleep(0.01)
         for i in range(5):
             assert await verdict(checker, demo_folder, GOOD + " " * i, neighbour) == "good"
