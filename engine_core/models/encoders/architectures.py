@@ -16,13 +16,13 @@ ENCODER_ARCHITECTURES = {
     "ModernBertForSequenceClassification": own(
         "encoders.modern_bert:ModernBertClassifier",
         modern_bert.read_modern_bert_classifier,
-        "ModernBERT as a reranker or a classifier: gte-reranker-modernbert",
+        "ModernBERT as a reranker or a classifier",
         limits=DENSE,
     ),
     "ModernBertModel": own(
         "encoders.modern_bert:ModernBert",
         modern_bert.read_modern_bert,
-        "ModernBERT, gte-modernbert, modernbert-embed",
+        "ModernBERT",
         "modernbert",
         limits=DENSE,
     ),
