@@ -330,6 +330,22 @@ def test_batches_hold_embeddings_and_scores(served: Gateway) -> None:
                 assert answer[field] == alone[field]
 
 
+def test_what_open_webui_sends_for_its_documents_is_embedded_and_ranked(
+    models: tuple[dict[str, Path], Any], served: Gateway
+) -> None:
+    """Bodies and headers as its retrieval sends them: the package alone has more than a
+    gigabyte of dependencies."""
+    headers = {"Authorization": "Bearer any", "X-OpenWebUI-User-Name": "Ada"}
+    asked = {"input": DOCUMENTS, "model": "embedder"}
+    reply = served.client.post("/v1/embeddings", headers=headers, json=asked)
+    assert [len(each["embedding"]) for each in reply.json()["data"]] == [64] * 3
+    asked = {"model": "reranker", "query": QUERY, "documents": DOCUMENTS, "top_n": 3}
+    reply = served.client.post("/v1/rerank", headers=headers, json=asked)
+    by_index = sorted(reply.json()["results"], key=lambda each: each["index"])
+    scores = [each["relevance_score"] for each in by_index]
+    assert scores == pytest.approx(expected_scores(models[1]), abs=1e-5)
+
+
 RAG_PACKAGES = (
     *("cohere", "langchain-openai", "langchain-cohere", "haystack-ai", "cohere-haystack"),
     *("llama-index-embeddings-openai-like", "llama-index-postprocessor-cohere-rerank"),
