@@ -21,7 +21,20 @@ SHAPE = {
     "max_position_embeddings": 512,
     "pad_token_id": 0,
 }
+PLAIN = {name: value for name, value in SHAPE.items() if name != "head_dim"}
 DECODING_CLASSIFIERS: dict[str, Callable[[], Any]] = {
+    "gemma2": lambda: transformers.Gemma2Config(
+        **SHAPE, num_labels=1, architectures=["Gemma2ForSequenceClassification"]
+    ),
+    "llama": lambda: transformers.LlamaConfig(
+        **PLAIN, num_labels=1, architectures=["LlamaForSequenceClassification"]
+    ),
+    "mistral": lambda: transformers.MistralConfig(
+        **SHAPE, num_labels=2, architectures=["MistralForSequenceClassification"]
+    ),
+    "qwen2": lambda: transformers.Qwen2Config(
+        **PLAIN, num_labels=1, architectures=["Qwen2ForSequenceClassification"]
+    ),
     "qwen3": lambda: transformers.Qwen3Config(
         **SHAPE, num_labels=3, architectures=["Qwen3ForSequenceClassification"]
     ),

@@ -18,6 +18,7 @@ from tests.engine_core.small_rerankers import (
     random_judge,
     write_logit_score,
 )
+from tests.long_values import long_but
 
 TEXTS = [np.random.default_rng(n).integers(3, 512, n).tolist() for n in (1, 2, 17, 64, 150, 300)]
 YES, NO = 7, 11
@@ -29,7 +30,7 @@ def logits_of(model: torch.nn.Module, text: list[int]) -> torch.Tensor:
     return logits
 
 
-@pytest.mark.parametrize("family", DECODING_CLASSIFIERS)
+@pytest.mark.parametrize("family", long_but(DECODING_CLASSIFIERS, "gemma2", "qwen3"))
 def test_scores_are_those_of_the_head_behind_the_last_token(family: str, tmp_path: Path) -> None:
     model = random_decoding_classifier(family, tmp_path / "hf")
     engine = SmallEngine(

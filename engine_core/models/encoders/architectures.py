@@ -1,22 +1,31 @@
-"""Architectures of encoders, and of decoders with a head of labels."""
+"""Architectures of encoders, and of decoders with labels."""
 
 from __future__ import annotations
 
 from ..architecture import own
-from ..configs import bert, labels, llama, modern_bert, nomic
+from ..configs import bert, gemma, labels, llama, modern_bert, nomic
 
 DENSE = ("weights that are not packed",)
 ENCODER_ARCHITECTURES = {
     "BertForSequenceClassification": own(
         "encoders.bert:BertClassifier",
         bert.read_bert_classifier,
-        "BERT as a reranker or a classifier: ms-marco-MiniLM",
+        "BERT with labels: ms-marco-MiniLM",
     ),
     "BertModel": own("encoders.bert:Bert", bert.read_bert, "BERT, MiniLM, BGE, E5", "bert"),
+    "Gemma2ForSequenceClassification": own(
+        "gemma3:Gemma3", labels.classifier(gemma.read_gemma2), "Gemma 2 with labels"
+    ),
+    "LlamaForSequenceClassification": own(
+        "decoder:Decoder", labels.classifier(llama.read_llama), "Llama with labels"
+    ),
+    "MistralForSequenceClassification": own(
+        "decoder:Decoder", labels.classifier(llama.read_mistral), "Mistral with labels"
+    ),
     "ModernBertForSequenceClassification": own(
         "encoders.modern_bert:ModernBertClassifier",
         modern_bert.read_modern_bert_classifier,
-        "ModernBERT as a reranker or a classifier",
+        "ModernBERT with labels",
         limits=DENSE,
     ),
     "ModernBertModel": own(
@@ -34,21 +43,22 @@ ENCODER_ARCHITECTURES = {
         "nomic_bert",
         limits=DENSE,
     ),
+    "Qwen2ForSequenceClassification": own(
+        "decoder:Decoder", labels.classifier(llama.read_qwen2), "Qwen2 with labels"
+    ),
     "Qwen3ForSequenceClassification": own(
-        "decoder:Decoder",
-        labels.classifier(llama.read_qwen3),
-        "Qwen3 as a reranker or a classifier",
+        "decoder:Decoder", labels.classifier(llama.read_qwen3), "Qwen3 with labels"
     ),
     "RobertaForSequenceClassification": own(
         "encoders.bert:RobertaClassifier",
         bert.read_roberta_classifier,
-        "RoBERTa as a reranker or a classifier",
+        "RoBERTa with labels",
     ),
     "RobertaModel": own("encoders.bert:Bert", bert.read_roberta, "RoBERTa", "roberta"),
     "XLMRobertaForSequenceClassification": own(
         "encoders.bert:RobertaClassifier",
         bert.read_roberta_classifier,
-        "XLM-RoBERTa as a reranker or a classifier: bge-reranker-v2-m3",
+        "XLM-RoBERTa with labels: bge-reranker-v2-m3",
     ),
     "XLMRobertaModel": own(
         "encoders.bert:Bert",
