@@ -4,6 +4,7 @@ in its time."""
 from __future__ import annotations
 
 import asyncio
+import urllib.parse
 from collections import defaultdict
 from collections.abc import Callable
 from http import HTTPStatus
@@ -16,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from ..tenancy.peers import SharedPlaces, peer_of
 from .connection_limit import SPARE_CONNECTIONS, SURPLUS, TooManyConnections
+from .cycle import Cycle
 from .http_versions import (
     H2_PREFACE,
     end_with_connection,
@@ -165,18 +167,22 @@ class Connection(HttpToolsProtocol):
         self._await_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
         self._head_bytes += len(name) + len(value)
         self._num_headers += 1
         if self._head_bytes > MAX_HEAD_BYTES:
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, HEAD_TOO_LONG)
         if self._num_headers > MAX_HEADERS:
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, TOO_MANY_HEADERS)
-        if not self._in_body and name.lower() == b"transfer-encoding":
+        if self._in_body:
+            # A trailer. NOTE: a proxy in front may pass trailers on that it would not pass as
+            # headers.
+            return
+        if name == b"transfer-encoding":
             self._check_transfer(value)
-        if not self._in_body:
-            # NOTE: uvicorn (0.54) takes a trailer for a header where both come in one piece. A
-            # proxy in front may pass trailers on that it would not pass as headers.
-            super().on_header(name, value)
+        elif name == b"expect":
+            self.expect_100_continue = value.lower() == b"100-continue"
+        self.headers.append((name, value))
 
     def _check_transfer(self, value: bytes) -> None:
         """NOTE: the parser (httptools 0.9) undoes the last of several codings and says nothing of
@@ -201,7 +207,7 @@ class Connection(HttpToolsProtocol):
         is_surplus = self._was_surplus and self._num_surplus > 0
         if is_surplus:
             self.scope[SURPLUS] = self.config.places.num_places  # type: ignore[literal-required] # as a server may
-        super().on_headers_complete()
+        self._begin_request()
         if is_surplus:
             self.cycle.keep_alive = False
         if len(self.pipeline) == 1:
@@ -210,6 +216,36 @@ class Connection(HttpToolsProtocol):
             self.flow.resume_reading()
         if self.scope["http_version"] == "1.0":
             end_with_connection(self.cycle)
+
+    def _begin_request(self) -> None:
+        """Starts the application, or lets the request wait for the responses before it."""
+        version = self.parser.get_http_version()
+        url = httptools.parse_url(self.url)
+        path = url.path.decode("ascii")
+        self.scope["method"] = self.parser.get_method().decode("ascii")
+        self.scope["http_version"] = version
+        self.scope["path"] = urllib.parse.unquote(path) if "%" in path else path
+        self.scope["raw_path"] = url.path
+        self.scope["query_string"] = url.query or b""
+        before = self.cycle
+        self.cycle = Cycle(
+            scope=self.scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=False,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=self.expect_100_continue,
+            keep_alive=version != "1.0" and self.parser.should_keep_alive(),
+            on_response=self.on_response_complete,
+        )
+        if before is None or before.response_complete:
+            self._start_asgi_task(self.cycle, self.app)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, self.app))
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answered = cycle
