@@ -307,11 +307,11 @@ class RestSurface:
         answer.generations = await self._cluster.long_work.by_size(
             caller.tenant.key, len(body), self._generations, renderer, caller, len(body)
         )
-        monitor = Silence(stream)
+        on_silence = Silence(stream).tick if stream is not None else None
         async with caller.within_deadline():
             work = run_answer(self._cluster, answer, stream or gathered)
             await exchange.unless_client_leaves(
-                work, silence=self._settings.sse_keep_alive, on_silence=monitor.tick
+                work, silence=self._settings.sse_keep_alive, on_silence=on_silence
             )
         if stream is not None:
             await exchange.end_stream(stream.last_events())
@@ -339,10 +339,7 @@ class RestSurface:
         exchange.request_id = caller.shown_id
         embedding = to_embedding(asked, self._cluster.max_choices)
         async with caller.within_deadline():
-            silence = self._settings.sse_keep_alive
-            await exchange.unless_client_leaves(
-                embedding.run(self._cluster, caller), silence=silence, on_silence=Silence(None).tick
-            )
+            await exchange.unless_client_leaves(embedding.run(self._cluster, caller))
         await exchange.reply_json(reply_of(asked, embedding, caller.request_id))
 
     async def create_response(self, exchange: Exchange) -> None:

@@ -16,7 +16,6 @@ from typing import IO, Any, TypeVar
 import msgspec
 
 from headwater.services.runtime import errors
-from headwater.services.runtime.tasks import log_failure
 
 from ..jobs.in_process import KNOWN_REQUEST, KNOWN_TENANT, KnownRequest
 from ..long_work import LongWork
@@ -42,6 +41,8 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 JSON = b"application/json"
 JSON_TYPE = "application/json"
+IDENTITY = ("", "identity")
+"""Names of no encoding."""
 FORM_TYPE = "application/x-www-form-urlencoded"
 BROWSER_HEADERS = ("origin", "referer", "sec-fetch-site", "sec-fetch-mode")
 """Headers of which a browser sends one at least with what a page asks for."""
@@ -79,10 +80,10 @@ class Exchange:
     ) -> None:
         """`long_work` compresses and decompresses; None: of a request that is refused."""
         self._long_work = long_work
-        self._receive = receive
+        self.receive = receive
         self._send = send
         self._slow_reader_limit = slow_reader_limit
-        self._slow_body_limit = slow_body_limit
+        self.slow_body_limit = slow_body_limit
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.path_params: dict[str, str] = scope.get("path_params", {})
@@ -108,7 +109,7 @@ class Exchange:
         self.error_event: Callable[[errors.HeadwaterError], bytes] | None = None
         """Renders the events that end a stream that breaks, where the surface's own do not do."""
         self._format = format_of(self.path)
-        self._client_left = False
+        self.client_left = False
 
     @property
     def query(self) -> dict[str, str]:
@@ -134,24 +135,36 @@ class Exchange:
         """Raises `BodyTooLarge` as soon as that is known, `UnsupportedMediaType` for what is not
         said to be JSON."""
         media_type = self.headers.get("content-type", JSON_TYPE if self._has_no_body else "")
-        if media_type.split(";")[0].strip().lower() not in self._allowed_types:
+        if media_type != JSON_TYPE and not self._is_allowed(media_type):
             raise errors.UnsupportedMediaType(media_type[:100])
         declared = self.headers.get("content-length", "")
         if declared.isdigit() and int(declared) > limit:
             if int(declared) > DISCARD_FACTOR * limit:
                 self.reply_headers.append((b"connection", b"close"))
             raise errors.BodyTooLarge(limit)
+        if self._encoding in IDENTITY:
+            incoming = _Incoming(self, limit)
+            pieces = [await incoming.piece()]
+            while not incoming.is_whole:
+                pieces.append(await incoming.piece())
+        else:
+            pieces = [chunk async for chunk in self.chunks(limit)]
         # Some clients write a byte-order mark before JSON.
-        return b"".join([chunk async for chunk in self.chunks(limit)]).removeprefix(codecs.BOM_UTF8)
+        return b"".join(pieces).removeprefix(codecs.BOM_UTF8)
 
     @property
-    def _allowed_types(self) -> tuple[str, ...]:
-        """Media types of a body of JSON. A web page may send any other type, and none, to another
-        origin without asking it first; its browser says that a page sends it."""
+    def _encoding(self) -> str:
+        name: str = self.headers.get("content-encoding", "")
+        return name.strip().lower()
+
+    def _is_allowed(self, media_type: str) -> bool:
+        """Whether a body of JSON may be called so. A web page may send any other type, and none, to
+        another origin without asking it first; its browser says that a page sends it."""
+        kind = media_type.partition(";")[0].strip().lower()
+        if kind != FORM_TYPE:
+            return kind == JSON_TYPE
         is_from_page = any(name in self.headers for name in BROWSER_HEADERS)
-        if takes_forms(self.path) and not is_from_page:
-            return (JSON_TYPE, FORM_TYPE)
-        return (JSON_TYPE,)
+        return takes_forms(self.path) and not is_from_page
 
     @property
     def _has_no_body(self) -> bool:
@@ -164,18 +177,19 @@ class Exchange:
         """The body as it comes, decoded. Raises `BodyTooLarge` past the limit, of bytes that came
         or that they become, `UnsupportedEncoding`, `ClientGone` when no more of it comes,
         `SlowBody` when it does not come in time."""
-        encoding = self.headers.get("content-encoding", "").strip().lower()
-        if encoding in ("", "identity"):
-            async for chunk in self._received(limit):
-                yield chunk
+        encoding = self._encoding
+        incoming = _Incoming(self, limit)
+        if encoding in IDENTITY:
+            while not incoming.is_whole:
+                yield await incoming.piece()
             return
         decoder = BodyDecoder(encoding)
         size = 0
-        async for chunk in self._received(limit):
-            pieces = decoder.pieces(chunk)
+        while not incoming.is_whole:
+            pieces = decoder.pieces(await incoming.piece())
             piece = next(pieces, None)
             while piece is not None:
-                size = self._within(limit, size + len(piece))
+                size = self.within(limit, size + len(piece))
                 yield piece
                 if len(piece) < PIECE_BYTES:
                     piece = next(pieces, None)
@@ -184,7 +198,7 @@ class Exchange:
                     more = functools.partial(next, pieces, None)
                     piece = await self._native(PIECE_BYTES, more)
         for piece in decoder.end():
-            size = self._within(limit, size + len(piece))
+            size = self.within(limit, size + len(piece))
             yield piece
 
     async def _native(self, num_bytes: int, work: Callable[[], ResultT]) -> ResultT:
@@ -194,52 +208,12 @@ class Exchange:
             return work()
         return await self._long_work.native(self.tenant, num_bytes, work)
 
-    def _within(self, limit: int, size: int) -> int:
+    def within(self, limit: int, size: int) -> int:
         """Raises `BodyTooLarge`."""
         if size > limit:
             self.reply_headers.append((b"connection", b"close"))
             raise errors.BodyTooLarge(limit)
         return size
-
-    async def _received(self, limit: int) -> AsyncGenerator[bytes, None]:
-        """The body in the pieces in which it comes over the wire, encoded or not."""
-        size = 0
-        waited = 0.0
-        while True:
-            asked_at = time.monotonic()
-            seconds = self._slow_body_limit + size / BODY_BYTES_PER_SECOND
-            left = seconds - waited
-            # A silence is bounded by itself: behind a large file that came fast, hours may be left.
-            is_silent = left > self._slow_body_limit
-            try:
-                message = await self._next_message(self._slow_body_limit if is_silent else left)
-            except TimeoutError:
-                self.reply_headers.append((b"connection", b"close"))
-                raise errors.SlowBody(
-                    size, self._slow_body_limit if is_silent else seconds, is_silent
-                ) from None
-            # The time that the reader takes for a piece does not count.
-            waited += time.monotonic() - asked_at
-            if message["type"] == "http.disconnect":
-                self._client_left = True
-                raise errors.ClientGone("the client left before its request was whole")
-            chunk = message.get("body", b"")
-            size = self._within(limit, size + len(chunk))
-            yield chunk
-            if not message.get("more_body", False):
-                return
-
-    async def _next_message(self, seconds: float) -> Message:
-        """The server's next message. Raises `TimeoutError`. A message that is here already, as the
-        body of a short request, costs no timer."""
-        receiving: Any = self._receive()
-        try:
-            waits_for = receiving.send(None)
-        except StopIteration as done:
-            message: Message = done.value
-            return message
-        async with asyncio.timeout(seconds):
-            return await rest_of(receiving, waits_for)
 
     def end_head(self, media_type: bytes = JSON) -> None:
         """Ends the handler of a HEAD request, whose GET would be answered with 200. The length of
@@ -312,7 +286,7 @@ class Exchange:
                 )
         except TimeoutError:
             # The response has begun: nothing else can be said in it.
-            self._client_left = True
+            self.client_left = True
             raise errors.SlowReader(self._slow_reader_limit) from None
 
     def open_stream(self, on_writable: Callable[[], None]) -> BodyStream:
@@ -329,7 +303,7 @@ class Exchange:
         try:
             await self.stream.close(last_events)
         except errors.ClientGone:
-            self._client_left = True
+            self.client_left = True
             raise
         self.status = 200
 
@@ -337,7 +311,7 @@ class Exchange:
         """Refuses by status and envelope; by an event, where a stream has begun; not at all, where
         the client left."""
         self.status = self._format.status_of(error)
-        if self._client_left:
+        if self.client_left:
             return
         if self.stream is not None and self.stream.started:
             with contextlib.suppress(errors.ClientGone):
@@ -362,36 +336,34 @@ class Exchange:
             await stream.abandon()
 
     async def unless_client_leaves(
-        self, work: Coroutine[Any, Any, None], *, silence: float, on_silence: Callable[[], None]
+        self,
+        work: Coroutine[Any, Any, None],
+        *,
+        silence: float = 0.0,
+        on_silence: Callable[[], None] | None = None,
     ) -> None:
-        """Awaits `work`; cancels it and raises `ClientGone` when the client leaves. Says so each
-        `silence` seconds."""
+        """Awaits `work`; cancels it and raises `ClientGone` when the client leaves. Calls
+        `on_silence` each `silence` seconds."""
         worker = asyncio.current_task()
         assert worker is not None
 
         def cancel() -> None:
-            self._client_left = True
+            self.client_left = True
             worker.cancel()
 
-        ticker = Ticker(silence, on_silence)
-        listening = asyncio.create_task(self._until_disconnect(cancel))
-        listening.add_done_callback(log_failure)
+        ticker = None if on_silence is None else Ticker(silence, on_silence)
+        departure = Departure(self.receive, cancel)
         try:
             await work
         except asyncio.CancelledError:
-            if not self._client_left:
+            if not self.client_left:
                 raise
             worker.uncancel()
             raise errors.ClientGone("the client has left") from None
         finally:
-            ticker.stop()
-            # Not awaited: it waits for the server's next message, and lets go of it by itself.
-            listening.cancel()
-
-    async def _until_disconnect(self, on_disconnect: Callable[[], None]) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        on_disconnect()
+            if ticker is not None:
+                ticker.stop()
+            departure.stop()
 
     def _stream_headers(self) -> Headers:
         return [*self._format.stream_headers, *self._headers()]
@@ -410,6 +382,95 @@ class Exchange:
 
 def file_headers(num_bytes: int) -> Headers:
     return [(b"content-type", b"application/octet-stream"), (b"content-length", b"%d" % num_bytes)]
+
+
+class _Incoming:
+    """A request's body as it comes over the wire, encoded or not, a piece at a time."""
+
+    def __init__(self, exchange: Exchange, limit: int) -> None:
+        self.is_whole = False
+        self._exchange = exchange
+        self._limit = limit
+        self._size = 0
+        self._waited = 0.0
+        """Seconds of waiting. The time that the reader takes for a piece does not count."""
+
+    async def piece(self) -> bytes:
+        """The next piece. Raises as `Exchange.chunks` does."""
+        exchange = self._exchange
+        patience = exchange.slow_body_limit
+        asked_at = time.monotonic()
+        seconds = patience + self._size / BODY_BYTES_PER_SECOND
+        left = seconds - self._waited
+        # A silence is bounded by itself: behind a large file that came fast, hours may be left.
+        is_silent = left > patience
+        try:
+            message = await self._next_message(patience if is_silent else left)
+        except TimeoutError:
+            exchange.reply_headers.append((b"connection", b"close"))
+            raise errors.SlowBody(
+                self._size, patience if is_silent else seconds, is_silent
+            ) from None
+        self._waited += time.monotonic() - asked_at
+        if message["type"] == "http.disconnect":
+            exchange.client_left = True
+            raise errors.ClientGone("the client left before its request was whole")
+        chunk: bytes = message.get("body", b"")
+        self._size = exchange.within(self._limit, self._size + len(chunk))
+        self.is_whole = not message.get("more_body", False)
+        return chunk
+
+    async def _next_message(self, seconds: float) -> Message:
+        """The server's next message. Raises `TimeoutError`. A message that is here already, as the
+        body of a short request, costs no timer."""
+        receiving: Any = self._exchange.receive()
+        try:
+            waits_for = receiving.send(None)
+        except StopIteration as done:
+            message: Message = done.value
+            return message
+        async with asyncio.timeout(seconds):
+            return await rest_of(receiving, waits_for)
+
+
+class Departure:
+    """Calls `on_left` when the client has left, until it is stopped.
+
+    Drives the server's `receive` on the spot: it waits for one future of the server's as a rule, and
+    a task for that would cost a short request more than its body does.
+    """
+
+    def __init__(self, receive: Receive, on_left: Callable[[], None]) -> None:
+        self._receive = receive
+        self._on_left = on_left
+        self._receiving: Any = receive()
+        self._is_stopped = False
+        asyncio.get_running_loop().call_soon(self._go_on)
+
+    def stop(self) -> None:
+        self._is_stopped = True
+        self._receiving.close()
+
+    def _go_on(self, waited_for: object = None) -> None:
+        if self._is_stopped:
+            return
+        try:
+            waits_for = self._receiving.send(None)
+            if waits_for is None:
+                asyncio.get_running_loop().call_soon(self._go_on)
+            else:
+                # As a task does with a future that it waits for.
+                waits_for._asyncio_future_blocking = False
+                waits_for.add_done_callback(self._go_on)
+        except StopIteration as done:
+            self._take(done.value)
+
+    def _take(self, message: Message) -> None:
+        if message["type"] == "http.disconnect":
+            self._on_left()
+        else:
+            self._receiving = self._receive()
+            asyncio.get_running_loop().call_soon(self._go_on)
 
 
 class Ticker:

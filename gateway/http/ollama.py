@@ -39,7 +39,7 @@ from ..tenancy.caller import Caller
 from ..wire.required import given
 from .callers import Callers
 from .http_exchange import Exchange, Route
-from .one_answer import nothing, run_one
+from .one_answer import run_one
 
 
 class OllamaSurface:
@@ -205,7 +205,7 @@ class OllamaSurface:
     ) -> None:
         """Awaits work within the caller's deadline and while its client is there."""
         async with caller.within_deadline():
-            await exchange.unless_client_leaves(work, silence=self._silence, on_silence=nothing)
+            await exchange.unless_client_leaves(work)
 
     async def _decoded(self, caller: Caller, body: bytes, kind: type[RequestT]) -> RequestT:
         tenant = caller.tenant.key

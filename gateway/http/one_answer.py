@@ -29,7 +29,7 @@ async def run_one(
 ) -> None:
     """Runs a generation until it has ended, its deadline has passed or its client has left. A stream
     says that it is alive after `silence` seconds without a piece."""
-    tick = sink.keep_alive if isinstance(sink, EventSink) else nothing
+    tick = sink.keep_alive if isinstance(sink, EventSink) else None
     async with generation.request.caller.within_deadline():
         work = _run(cluster, generation, sink, names_of)
         await exchange.unless_client_leaves(work, silence=silence, on_silence=tick)
@@ -43,7 +43,3 @@ async def _run(
     except errors.BadRequest as error:
         raise error.in_words_of(names_of()) from None
     await run_all(cluster, [generation], sink)
-
-
-def nothing() -> None:
-    """Sends nothing: a whole answer is sent at its end."""

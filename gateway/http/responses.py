@@ -121,7 +121,7 @@ class Responses:
         sink = NumberedSink(sink, out) if out is not None else sink
         generation = answer.generation = Generation(request, found)
         async with caller.within_deadline():
-            tick = events.keep_alive if events is not None else _nothing
+            tick = events.keep_alive if events is not None else None
             work = self._run(generation, asked, items, len(before), sink)
             await exchange.unless_client_leaves(work, silence=self._keep_alive, on_silence=tick)
         if events is None:
@@ -265,7 +265,3 @@ async def _prepare(
             context = generation.request.context
             again = _request_of(request.caller, asked, items, num_before)
             generation.request = msgspec.structs.replace(again, context=context)
-
-
-def _nothing() -> None:
-    """Sends nothing: a whole answer is sent at its end."""

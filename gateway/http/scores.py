@@ -10,7 +10,6 @@ from headwater.services.runtime.served_model import CLASSIFY
 
 from ..openai.decode import decode
 from ..openai.embeddings import EmbeddingRequest, to_embedding
-from ..openai.run_answer import Silence
 from ..openai.scores import (
     ClassifyRequest,
     RerankRequest,
@@ -43,7 +42,6 @@ class ScoreSurface:
         self._cluster = cluster
         self._callers = callers
         self._max_body_bytes = settings.max_body_bytes
-        self._silence = settings.sse_keep_alive
 
     def routes(self) -> list[Route]:
         return [
@@ -116,6 +114,4 @@ class ScoreSurface:
     ) -> None:
         """Awaits the work within the caller's deadline."""
         async with caller.within_deadline():
-            await exchange.unless_client_leaves(
-                work, silence=self._silence, on_silence=Silence(None).tick
-            )
+            await exchange.unless_client_leaves(work)

@@ -77,7 +77,7 @@ class LiveFeed:
     async def _stream(self, exchange: Exchange, scope: Scope) -> None:
         stream = exchange.open_stream(lambda: None)
         work = self._send(stream, scope)
-        await exchange.unless_client_leaves(work, silence=self._patience, on_silence=lambda: None)
+        await exchange.unless_client_leaves(work)
         await exchange.end_stream(b"")
 
     async def _send(self, stream: BodyStream, scope: Scope) -> None:

@@ -25,12 +25,11 @@ async def run_answer(cluster: Cluster, answer: Answer, sink: Sink) -> None:
 class Silence:
     """Writes comments to a stream that wrote nothing since the last tick."""
 
-    def __init__(self, stream: EventStream | None) -> None:
+    def __init__(self, stream: EventStream) -> None:
         self._stream = stream
         self._num_events = -1
 
     def tick(self) -> None:
-        if self._stream is not None:
-            if self._stream.out.num_events == self._num_events or not self._stream.out.started:
-                self._stream.keep_alive()
-            self._num_events = self._stream.out.num_events
+        if self._stream.out.num_events == self._num_events or not self._stream.out.started:
+            self._stream.keep_alive()
+        self._num_events = self._stream.out.num_events
