@@ -13,6 +13,7 @@ KNOWN = {
     "gateway/http/document.py:openapi_document": "the version of this program",
     "gateway/wire/decode.py:_decoder": "a type of this program",
     "gateway/wire/decode.py:_hints": "a type of this program",
+    "gateway/tenancy/cache_namespace.py:_unsalted": "a tenant, a served model and adapter",
     "gateway/tenancy/cache_namespace.py:_tenant_secret": "the key of a tenant, 64 characters",
     "services/grammars/counted_text.py:_moves": "the mark of a model's reasoning",
     "services/grammars/json_string_grammar.py:_bytes": "nothing",

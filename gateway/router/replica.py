@@ -50,6 +50,12 @@ class Replica:
     num_expected: int = 0
     """Requests of this gateway whose prompts are computed elsewhere, and that will probably go on
     here."""
+    block_size: int = field(init=False)
+    """Tokens of a block; the same for all members of a model."""
+
+    def __post_init__(self) -> None:
+        assert self.member.model is not None
+        self.block_size = self.member.model.block_size
 
     def parts(
         self,
@@ -141,7 +147,8 @@ class Replica:
     @property
     def is_away(self) -> bool:
         """Whether it computes nothing new: it leaves, or sleeps."""
-        return self.is_draining or not self.load.reported.is_awake
+        reported = self.load.reported
+        return self.member.draining or reported.draining or not reported.is_awake
 
     def load_age(self, now: float) -> float:
         return now - self.load.reported_at if self.load.reported_at is not None else -1.0
@@ -149,8 +156,3 @@ class Replica:
     @property
     def incarnation(self) -> tuple[str, int]:
         return self.member.replica_id, self.member.epoch
-
-    @property
-    def block_size(self) -> int:
-        assert self.member.model is not None
-        return self.member.model.block_size

@@ -69,13 +69,28 @@ class CacheNamespaces:
                 f"cache_salt has {len(cache_salt)} characters; allowed: at most {MAX_SALT_CHARS}",
             )
         master_key = None if shared else self.master_key
-        secret = SHARED_KEY if master_key is None else _tenant_secret(master_key, tenant_id)
-        words = _framed(
-            "model", f"{model.name}@{model.revision}", "lora", lora, "cache_salt", cache_salt
-        )
-        words += _framed("kv_format", model.kv_format, "block_size", str(model.block_size))
+        if not cache_salt:
+            return _unsalted(master_key, tenant_id, model, lora)
         # NOTE: not remembered by salt, which clients choose: it takes microseconds.
-        return blake2b(words, key=secret, digest_size=NAMESPACE_LEN).digest()
+        return _derived(master_key, tenant_id, model, lora, cache_salt)
+
+
+@lru_cache(maxsize=4096)
+def _unsalted(master_key: bytes | None, tenant_id: str, model: ServedModel, lora: str) -> bytes:
+    """Namespace of a tenant's requests without a salt. NOTE: a model and an adapter are those that
+    are served, whatever clients ask for."""
+    return _derived(master_key, tenant_id, model, lora, "")
+
+
+def _derived(
+    master_key: bytes | None, tenant_id: str, model: ServedModel, lora: str, cache_salt: str
+) -> bytes:
+    secret = SHARED_KEY if master_key is None else _tenant_secret(master_key, tenant_id)
+    words = _framed(
+        "model", f"{model.name}@{model.revision}", "lora", lora, "cache_salt", cache_salt
+    )
+    words += _framed("kv_format", model.kv_format, "block_size", str(model.block_size))
+    return blake2b(words, key=secret, digest_size=NAMESPACE_LEN).digest()
 
 
 @lru_cache(maxsize=4096)

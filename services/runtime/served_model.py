@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
@@ -22,9 +23,9 @@ CAPABILITIES = {
 """Names of what clients may ask for, by task."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ServedModel:
-    """See `headwater.v1.ServedModel`; the fields are the same."""
+    """See `headwater.v1.ServedModel`; the fields are the same. Without slots, for `key`."""
 
     name: str
     revision: str
@@ -47,7 +48,7 @@ class ServedModel:
     """Number of blocks before a position whose pages a kind of layer needs to continue a prompt
     there, by kind; 0: all. Empty: all blocks, of one kind. Replicas need not agree."""
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Key in hex, for NATS subjects and Redis keys, since names contain `.` and `/`."""
         return model_key(self.name)
