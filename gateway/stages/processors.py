@@ -4,10 +4,11 @@ nothing between calls."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
+from operator import attrgetter
 from typing import TypeVar
 
 import grpc
@@ -136,9 +137,8 @@ class Processors:
     ) -> processor_pb2.PrepareReply:
         # Only a collector of spans reads it.
         context = span.context if span.context.is_sampled else None
-        return await self._call(
-            request.model, lambda processor: _prepared(processor, request, context)
-        )
+        send = partial(_prepared, request=request, context=context)
+        return await self._call(request.model, send)
 
     async def tokenize(
         self, request: processor_pb2.ProcessorTokenizeRequest
@@ -179,11 +179,11 @@ class Processors:
         num_lost = 0
         while True:
             news = self._news
-            problem = errors.Unavailable("the processor is gone", code="processor_unavailable")
+            problem: errors.Unavailable | None = None
             try:
                 for processor in self._by_load(model):
                     was_there = processor.session.is_open
-                    if processor.channel.asks_for_proof and not was_there:
+                    if not was_there and processor.channel.asks_for_proof:
                         # A session proves the identity of the process before a prompt is sent; a
                         # single call would send the prompt first.
                         continue
@@ -197,17 +197,18 @@ class Processors:
                         if error.code not in GONE:
                             problem = error
                         if num_lost == MOST_LOST:
-                            raise problem from None
-                if problem.code not in GONE or not await set_within(news, end - time.monotonic()):
-                    raise problem
+                            raise problem or _gone() from None
+                if problem is not None or not await set_within(news, end - time.monotonic()):
+                    raise problem or _gone()
             finally:
                 # A frame that keeps what it raises keeps itself, and the prompt, until garbage is
                 # collected.
                 del problem
 
-    def _by_load(self, model: str) -> Iterator[Processor]:
+    def _by_load(self, model: str) -> list[Processor]:
         serving = [processor for processor in self._pool.values() if model in processor.models]
-        return iter(sorted(serving, key=lambda processor: processor.num_running))
+        serving.sort(key=attrgetter("num_running"))
+        return serving
 
     async def _follow_models(self, processor: Processor, opened: asyncio.Event) -> None:
         """Asks the processor for its models, and again after each new session, since a restarted
@@ -230,6 +231,10 @@ class Processors:
         await asyncio.gather(*self._closing)
 
 
+def _gone() -> errors.Unavailable:
+    return errors.Unavailable("the processor is gone", code="processor_unavailable")
+
+
 async def _prepared(
     processor: Processor, request: processor_pb2.PrepareRequest, context: TraceContext | None
 ) -> processor_pb2.PrepareReply:
@@ -238,8 +243,11 @@ async def _prepared(
         if context is not None:
             call.traceparent = context.traceparent
             call.tracestate = context.tracestate
-        with contextlib.suppress(NoSessions):
+        try:
             return await processor.session.prepare(call, CALL_SECONDS)
+        except NoSessions:
+            # By a call of its own, then.
+            pass
     metadata = None
     if context is not None:
         metadata = (("traceparent", context.traceparent), ("tracestate", context.tracestate))
@@ -250,26 +258,26 @@ async def _called(processor: Processor, send: Callable[[Processor], Awaitable[Re
     """Counts and logs a call. Raises the named error of the stage."""
     processor.num_running += 1
     try:
-        return await _named(send(processor))
+        return await send(processor)
+    except grpc.aio.AioRpcError as failure:
+        raise _noted(processor, grpc_errors.from_rpc_error(failure)) from None
     except errors.Unavailable as error:
-        if error.code != STAGE_BUSY:
-            _rare_log.add(
-                "processor out of reach",
-                processor.address,
-                address=processor.address,
-                problem=str(error),
-            )
+        _noted(processor, error)
         raise
     finally:
         processor.num_running -= 1
 
 
-async def _named(reply: Awaitable[ReplyT]) -> ReplyT:
-    """The reply; a failed call raises the stage's named error."""
-    try:
-        return await reply
-    except grpc.aio.AioRpcError as failure:
-        raise grpc_errors.from_rpc_error(failure) from None
+def _noted(processor: Processor, error: errors.HeadwaterError) -> errors.HeadwaterError:
+    """The error, logged where it says that the processor is out of reach."""
+    if isinstance(error, errors.Unavailable) and error.code != STAGE_BUSY:
+        _rare_log.add(
+            "processor out of reach",
+            processor.address,
+            address=processor.address,
+            problem=str(error),
+        )
+    return error
 
 
 async def _ask_models(processor: Processor) -> None:
