@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from headwater.services.runtime.member import Kind
 from headwater.services.runtime.membership import Members
 
@@ -16,8 +18,7 @@ from .served_adapters import published
 NO_ADAPTER = b""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(msgspec.Struct, frozen=True, gc=False):
     """Model that answers a request, and the adapter with which it does."""
 
     model: str

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Protocol
 
@@ -158,7 +158,7 @@ class Admission:
         self._ranked_at = clock()
         self.queued_by_tier: Counter[int] = Counter()
         self._queued_by_tenant: Counter[str] = Counter()
-        self._running_by_tenant: Counter[str] = Counter()
+        self._running_by_tenant: defaultdict[str, int] = defaultdict(int)
         self._arrivals = itertools.count()
 
     async def take(
@@ -216,7 +216,8 @@ class Admission:
     def by_tenant(self) -> dict[str, tuple[int, int]]:
         """Choices that run and prompts that wait, by tenant's key; of tenants that have any."""
         keys = self._running_by_tenant.keys() | self._queued_by_tenant.keys()
-        return {key: (self._running_by_tenant[key], self._queued_by_tenant[key]) for key in keys}
+        running = self._running_by_tenant
+        return {key: (running.get(key, 0), self._queued_by_tenant[key]) for key in keys}
 
     def waiting_tokens(self, model_key: str) -> int:
         """Number of tokens of the prompts that wait here."""
@@ -396,7 +397,7 @@ class Admission:
 
     def _has_room_for(self, model_key: str, model_queue: ModelQueue, num_blocks: int) -> bool:
         return self._has_room(
-            model_key, model_queue.num_released_tokens, model_queue.unstarted.total()
+            model_key, model_queue.num_released_tokens, sum(model_queue.unstarted.values())
         ) and self._replicas.has_blocks(model_key, model_queue.num_released_blocks + num_blocks)
 
     def _is_free(self, model_queue: ModelQueue, tenant: str, num_choices: int) -> bool:

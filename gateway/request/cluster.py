@@ -4,11 +4,10 @@ about either."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -165,16 +164,11 @@ class Cluster:
         is_awaited = not self.router.has_replicas and self._comes_by_itself()
         return ["engine"] * is_awaited
 
-    @contextlib.contextmanager
-    def running(self, generations: Sequence[Generation]) -> Iterator[None]:
-        """Scope of the run of a request's prompts, in which `cancel` finds it."""
+    def begin(self, generations: Sequence[Generation]) -> None:
+        """Counts a request's prompts among the running ones, where `cancel` finds it, until each
+        has `ended`."""
         request_id = generations[0].request.caller.request_id
         self._running.setdefault(request_id, []).append(dict.fromkeys(generations))
-        try:
-            yield
-        finally:
-            for generation in generations:
-                self.ended(generation)
 
     def check(self, caller: Caller) -> None:
         """Raises `Unavailable` after the drain limit, `KeyRevoked` when the caller's key was
@@ -186,11 +180,15 @@ class Cluster:
     def ended(self, generation: Generation) -> None:
         """Removes a prompt that has ended from the running ones."""
         request_id = generation.request.caller.request_id
-        runs = self._running.pop(request_id, [])
+        runs = self._running.get(request_id)
+        if runs is None:
+            return
         for run in runs:
             run.pop(generation, None)
-        if left := [run for run in runs if run]:
+        if left := list(filter(None, runs)):
             self._running[request_id] = left
+        else:
+            del self._running[request_id]
 
     def _runs(self) -> list[dict[Generation, None]]:
         return [run for runs in self._running.values() for run in runs]
@@ -263,8 +261,13 @@ class Cluster:
         log."""
         tenant = caller.tenant.id
         request_id = caller.request_id
-        fields = request_attributes(request_id, tenant, self.namespaces.master_key)
-        span = self.tracing.begin(name, caller.traceparent, caller.tracestate, **fields)
+        tracing = self.tracing
+        fields = (
+            request_attributes(request_id, tenant, self.namespaces.master_key)
+            if tracing.is_collected
+            else {}
+        )
+        span = tracing.begin(name, caller.traceparent, caller.tracestate, **fields)
         structlog.contextvars.bind_contextvars(
             request_id=request_id, tenant=tenant, trace_id=span.context.trace_id
         )

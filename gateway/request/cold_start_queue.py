@@ -98,7 +98,9 @@ class ColdStartQueue:
         served: what a prompt costs is not known yet. Returns at once where they serve the model, or
         no supervisor knows it. Raises `NotFound` for a model that is being unloaded, else as
         `replica`."""
-        states = {entry.state for entry in self._catalogues.entries(model)}
+        if not (entries := self._catalogues.entries(model)):
+            return
+        states = {entry.state for entry in entries}
         if states == {CatalogueEntry.STATE_UNLOADING}:
             raise errors.NotFound("model", model)
         if self.patience and not self._is_there(TEXT, model) and not states.isdisjoint(AWAITED):

@@ -122,7 +122,7 @@ class Dispatcher:
         ):
             return
         generation.cached_tokens = start.cached_tokens
-        generation.cached_by_tier = dict(start.cached_by_tier)
+        generation.cached_by_tier = dict(start.cached_by_tier) if start.cached_by_tier else {}
 
     def first_token(self, now: float) -> None:
         timeline = self._generation.timeline

@@ -142,11 +142,6 @@ class Generation:
         return max(sampling.n, sampling.best_of) if sampling.use_beam_search else len(self.choices)
 
     @property
-    def num_seats_at_first(self) -> int:
-        """Number of seats without which none of its choices can begin."""
-        return self.num_seats if self.is_together else 1
-
-    @property
     def num_tokens_at_first(self) -> int:
         """Number of output tokens that are reserved at the start. Beams reserve all that they may
         need, since they are not followed one by one."""

@@ -98,15 +98,15 @@ async def _replica(cluster: Cluster, generation: Generation, turns: PromptTurns[
 
 def _turns_of(cluster: Cluster, generation: Generation) -> PromptTurns[Choice]:
     caller = generation.request.caller
+    is_computed = generation.is_computed
     place = Place(
         tenant=caller.tenant,
         tier=caller.tier,
         # A generation that no replica computes waits for none.
-        model_key=generation.model.key if generation.is_computed else "",
+        model_key=generation.model.key if is_computed else "",
         num_prompt_tokens=generation.num_prompt_tokens,
+        **(_needs(cluster, generation) if is_computed else {}),
     )
-    if generation.is_computed:
-        place = place._replace(**_needs(cluster, generation))
     return PromptTurns(
         cluster.admission,
         cluster.fair,

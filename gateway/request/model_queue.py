@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import heapq
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+
+import msgspec
 
 from headwater.services.runtime.queue_policy import (
     DEFAULT,
@@ -30,8 +32,7 @@ Rank = tuple[int, float, int]
 ALL_TENANTS = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class Terms(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Facts about a request that policies use."""
 
     arrived_at: float | None = None
@@ -101,7 +102,7 @@ class ModelQueue:
     num_released_tokens: int = 0
     """Number of tokens of prompts that have a turn and are not at a replica yet."""
     num_released_blocks: int = 0
-    unstarted: Counter[str] = field(default_factory=Counter)
+    unstarted: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     """Number of prompts, by tenant, that have a turn and wait to be computed, here or at a
     replica."""
     _heaps: dict[str, list[Entry]] = field(default_factory=dict)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+
+import msgspec
 
 from headwater.proto import processor_pb2
 
@@ -95,7 +96,9 @@ def _target(cluster: Cluster, generation: Generation) -> Target:
     request = generation.request
     target = cluster.target(request.caller.tenant, request.model)
     found = generation.found
-    return target if found is None else replace(target, adapter=found.context.adapter)
+    return (
+        target if found is None else msgspec.structs.replace(target, adapter=found.context.adapter)
+    )
 
 
 async def for_each_prompt(

@@ -26,15 +26,17 @@ async def run_all(cluster: Cluster, generations: Sequence[Generation], sink: Sin
     async with _paid(cluster, generations) as grant:
         for generation in generations:
             generation.granted(grant)
+        cluster.begin(generations)
         try:
-            with cluster.running(generations):
-                if len(generations) == 1:
-                    await run_generation(cluster, generations[0], sink)
-                else:
-                    await in_succession(
-                        partial(run_generation, cluster, each, sink) for each in generations
-                    )
+            if len(generations) == 1:
+                await run_generation(cluster, generations[0], sink)
+            else:
+                await in_succession(
+                    partial(run_generation, cluster, each, sink) for each in generations
+                )
         finally:
+            for generation in generations:
+                cluster.ended(generation)
             log_request(cluster, generations)
 
 
@@ -52,24 +54,38 @@ def _paid(
 
 
 def _need_of(generations: Sequence[Generation]) -> TokenNeed:
+    num_answers = prompt_tokens = first_tokens = num_seats = num_first_seats = 0
+    for each in generations:
+        seats = each.num_seats
+        num_answers += len(each.choices) * each.is_answered
+        prompt_tokens += each.num_prompt_tokens
+        first_tokens += each.num_tokens_at_first
+        num_seats += seats
+        num_first_seats = max(num_first_seats, seats if each.is_together else 1)
     return TokenNeed(
         num_prompts=len(generations),
-        num_answers=sum([len(each.choices) for each in generations if each.is_answered]),
-        prompt_tokens=sum([each.num_prompt_tokens for each in generations]),
-        first_tokens=sum([each.num_tokens_at_first for each in generations]),
-        num_seats=sum([each.num_seats for each in generations]),
-        num_first_seats=max([each.num_seats_at_first for each in generations]),
+        num_answers=num_answers,
+        prompt_tokens=prompt_tokens,
+        first_tokens=first_tokens,
+        num_seats=num_seats,
+        num_first_seats=num_first_seats,
     )
 
 
 def _use_of(generations: Sequence[Generation]) -> TokenUse:
-    sent = [each for each in generations if each.attempt]
+    num_sent = prompt_tokens = cached_tokens = output_tokens = 0
+    for each in generations:
+        if each.attempt:
+            num_sent += 1
+            prompt_tokens += each.num_prompt_tokens
+            cached_tokens += each.cached_tokens
+            output_tokens += each.num_output_tokens
     return TokenUse(
         num_prompts=len(generations),
-        num_sent=len(sent),
-        prompt_tokens=sum([each.num_prompt_tokens for each in sent]),
-        cached_tokens=sum([each.cached_tokens for each in sent]),
-        output_tokens=sum([each.num_output_tokens for each in sent]),
+        num_sent=num_sent,
+        prompt_tokens=prompt_tokens,
+        cached_tokens=cached_tokens,
+        output_tokens=output_tokens,
     )
 
 

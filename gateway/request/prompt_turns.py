@@ -6,12 +6,13 @@ Knows the queue and the shares of tenants; knows nothing about what a choice com
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
+
+import msgspec
 
 from ..tenancy.entrance import Entrance
 from ..tenancy.tenants import Tenant
@@ -177,7 +178,7 @@ class PromptTurns(Generic[ChoiceT]):
                 place.tenant.key,
                 num_tokens,
                 num_choices,
-                dataclasses.replace(place.terms, cost=share.cost),
+                msgspec.structs.replace(place.terms, cost=share.cost),
             )
         except BaseException:
             _drop(share)

@@ -71,7 +71,10 @@ class AnswerLengths:
     def add(self, tenant: str, endpoint: str, num_tokens: int) -> None:
         """Takes the length of an answer that has ended."""
         for key in ((tenant, endpoint), (EVERY_TENANT, endpoint)):
-            self._lengths.setdefault(key, RunningQuantile()).add(num_tokens)
+            lengths = self._lengths.get(key)
+            if lengths is None:
+                lengths = self._lengths[key] = RunningQuantile()
+            lengths.add(num_tokens)
             self._lengths.move_to_end(key)
         while len(self._lengths) > self._max_keys:
             self._lengths.popitem(last=False)

@@ -26,7 +26,7 @@ class TraceContext:
     def parse(cls, traceparent: str, tracestate: str = "") -> TraceContext | None:
         """Context of a header; None for a traceparent that is not of W3C's version 00, or of a
         later one that begins like it."""
-        match = _TRACEPARENT.fullmatch(traceparent)
+        match = _TRACEPARENT.fullmatch(traceparent) if traceparent else None
         if match is None:
             return None
         version, trace_id, span_id, flags, more = match.groups()

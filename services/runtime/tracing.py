@@ -53,6 +53,9 @@ class Span(Protocol):
 
 
 class Tracing(Protocol):
+    is_collected: ClassVar[bool]
+    """Whether its spans go anywhere; False: their attributes need not be made."""
+
     def begin(self, name: str, traceparent: str, tracestate: str = "", **attributes: Any) -> Span:
         """Begins a span now, within the one that `traceparent` names, or as the root of a trace."""
         ...
@@ -75,6 +78,8 @@ class NoSpan:
 
 class NoTracing:
     """Tracing that collects nothing."""
+
+    is_collected: ClassVar[bool] = False
 
     def begin(self, name: str, traceparent: str, tracestate: str = "", **attributes: Any) -> NoSpan:
         context = TraceContext.parse(traceparent, tracestate)
@@ -141,6 +146,8 @@ class CollectedSpan:
 
 
 class CollectedTracing:
+    is_collected: ClassVar[bool] = True
+
     def __init__(self, tracer: Any) -> None:
         self._tracer = tracer
 
