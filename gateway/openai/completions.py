@@ -195,7 +195,7 @@ def prompts_of(
             processor_pb2.Prompt(text=text, add_special_tokens=add_special_tokens)
             for text in prompts
         ]
-    if not all(type(token_id) is int for ids in prompts for token_id in ids):
+    if any(set(map(type, ids)) != {int} for ids in prompts):
         raise BadRequest.of(name, given, ALLOWED_PROMPT)
     return [_prompt_of_ids(ids) for ids in prompts]
 

@@ -409,6 +409,8 @@ class Router:
             num_tokens
             if asked.owner is not None
             else num_lent_tokens(replicas, matched, asked.exclude, now)
+            if matched
+            else 0
         )
         seen = []
         for replica_id, replica in replicas.items():

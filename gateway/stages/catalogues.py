@@ -71,6 +71,8 @@ class Catalogues:
 
     def entries(self, model: str) -> list[CatalogueEntry]:
         """Entries of a model; empty where no supervisor knows it."""
+        if not self._received:
+            return []
         return [self._received[name].entries[model] for name in self.owners(model)]
 
     def is_served(self) -> bool:

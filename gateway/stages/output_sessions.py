@@ -73,6 +73,8 @@ class OutputSessions:
             raise errors.Unavailable(
                 "no output processor is within reach", code="output_processor_unavailable"
             )
+        if len(connected) == 1:
+            return connected[0]
         return max(connected, key=lambda session: _weight(session.address, engine))
 
     async def wait_for(self, model: str) -> None:

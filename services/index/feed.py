@@ -108,7 +108,11 @@ class IndexFeed:
 
     def is_sure(self, model_key: str) -> bool:
         """Whether every replica's column is synced, so that Redis knows nothing more."""
-        return all(self.is_synced(each) for each in self._members.of(Kind.ENGINE, model_key))
+        index = self.index(model_key)
+        return all(
+            index.is_synced(each.replica_id, each.epoch)
+            for each in self._members.of(Kind.ENGINE, model_key)
+        )
 
     async def consult(self, model_key: str, hashes: Sequence[bytes]) -> None:
         """Reads this chain in Redis for columns that are not synced, for a few milliseconds at
