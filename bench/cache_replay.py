@@ -17,7 +17,12 @@ import numpy.typing as npt
 
 from headwater.engine_core.kv.block_pool import BlockPool
 from headwater.engine_core.kv.value.recompute import RecomputeCosts
-from headwater.engine_core.kv.value.return_times import ReturnClasses, ReturnTimes, Sample
+from headwater.engine_core.kv.value.return_times import (
+    ReturnClasses,
+    ReturnTimes,
+    Sample,
+    rates_of,
+)
 from headwater.engine_core.kv.value.turn import UNKNOWN, Turn
 
 from .agent_sessions import BLOCK, AgentRecord
@@ -212,18 +217,25 @@ class _Counted(ReturnTimes):
             self.hazards = parent.hazards
             self.rates = parent.rates
 
-    def _note(self, stay: Sample, now: float) -> None:
+    def begin(self, now: float) -> Sample:
+        sample = Sample(now)
         if not self._classes.is_known:
-            self._samples[0].append(stay)
-            if self._parent is not None:
-                self._parent._note(stay, now)
+            self._count_in(sample)
+        return sample
+
+    def _count_in(self, stay: Sample) -> None:
+        self._samples[0].append(stay)
+        if isinstance(self._parent, _Counted):
+            self._parent._count_in(stay)
 
     def settle(self, now: float) -> None:
         for stay in self._samples[0]:
             stay.end(now, has_returned=False)
 
     def count(self) -> None:
-        self._refresh(0.0)
+        prior = self._parent.hazards if self._parent is not None else None
+        self.hazards = self._learnt(0.0, prior)
+        self.rates = rates_of(self.hazards)
 
 
 def known_times(costs: RecomputeCosts, others: Iterable[Sequence[AgentRecord]]) -> KnownTimes:

@@ -88,7 +88,8 @@ class BlockPool:
         num_listed = self.num_free if values is None else self.num_free - values.num_blocks
         blocks = self._take_listed(min(count, num_listed))
         if values is not None:
-            values.forget(blocks)
+            if blocks:
+                values.forget(blocks)
             if count > num_listed:
                 blocks += values.take(count - num_listed)
         ref_counts = self.ref_counts

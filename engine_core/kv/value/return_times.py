@@ -6,6 +6,7 @@ Times are counted in buckets that grow by half an octave. Knows times; knows no 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Collection, Sequence
 
@@ -18,6 +19,8 @@ NUM_BUCKETS = 32
 SMALLEST_SECONDS = 0.25
 EDGES = [SMALLEST_SECONDS * (2 ** (idx / 2) - 1) for idx in range(NUM_BUCKETS + 1)]
 """Seconds at which buckets begin and end: 0, 0.1, 0.25, … 16,384."""
+_LATER_EDGES = EDGES[1:-1]
+"""Seconds at which the second and later buckets begin."""
 _PER_SECOND = 1 / SMALLEST_SECONDS
 _BUCKETS_PER_LOG2 = 2.0
 NUM_RECENT = 512
@@ -27,6 +30,8 @@ STRIDES = (1, 8, 64)
 times are seen where stays are many."""
 REFRESH_EVERY = 256
 """Most stays after which values are computed again."""
+PARENT_REFRESH_EVERY = 1024
+"""Most stays after which a wider class is, by which many narrower ones have their values."""
 PRIOR_HAZARD = 0.12
 """Chance of a return in a bucket that is reached, where nothing is known: the same in all of them,
 so that the value falls with the time and the oldest goes first, as in LRU."""
@@ -43,10 +48,7 @@ NEVER = math.inf
 
 def bucket_of(seconds: float) -> int:
     """The bucket of an age."""
-    if seconds <= 0:
-        return 0
-    idx = int(_BUCKETS_PER_LOG2 * math.log2(_PER_SECOND * seconds + 1))
-    return min(idx, NUM_BUCKETS - 1)
+    return bisect_right(_LATER_EDGES, seconds)
 
 
 class Sample:
@@ -74,7 +76,12 @@ class ReturnTimes:
         self._parent = parent
         self._samples = [deque[Sample](maxlen=NUM_RECENT) for _ in STRIDES]
         self._num_begun = 0
-        self._due = 1
+        self._begun = list[Sample]()
+        """Stays since the last refresh. Samples and wider classes get them by the next one: a stay
+        costs an append."""
+        self._num_until_refresh = 1
+        self._num_until_learnt = 0
+        """Stays of narrower classes until the hazards are computed again."""
         self.rates = rates_of([PRIOR_HAZARD] * NUM_BUCKETS)
         """Returns a second of cache by bucket of a stay's age; see `rates_of`."""
         self.hazards = [PRIOR_HAZARD] * NUM_BUCKETS
@@ -83,24 +90,39 @@ class ReturnTimes:
     def begin(self, now: float) -> Sample:
         """Notes a stay that begins now."""
         sample = Sample(now)
-        self._note(sample, now)
+        self._begun.append(sample)
+        if len(self._begun) >= self._num_until_refresh:
+            self._refresh(now)
         return sample
 
-    def _note(self, stay: Sample, now: float) -> None:
-        for stride, sample in zip(STRIDES, self._samples, strict=True):
-            if self._num_begun % stride == 0:
-                sample.append(stay)
-        self._num_begun += 1
-        if self._parent is not None:
-            self._parent._note(stay, now)
-        if self._num_begun >= self._due:
-            self._refresh(now)
-
     def _refresh(self, now: float) -> None:
-        self._due = self._num_begun + min(REFRESH_EVERY, self._num_begun)
-        prior = self._parent.hazards if self._parent is not None else None
+        begun = self._begun
+        self._begun = []
+        self._take(begun)
+        self._num_until_refresh = min(REFRESH_EVERY, self._num_begun)
+        prior = None
+        if self._parent is not None:
+            self._parent._note(begun, now)
+            prior = self._parent.hazards
         self.hazards = self._learnt(now, prior)
         self.rates = rates_of(self.hazards)
+
+    def _note(self, begun: Sequence[Sample], now: float) -> None:
+        """Notes stays of a narrower class."""
+        self._take(begun)
+        if self._parent is not None:
+            self._parent._note(begun, now)
+        self._num_until_learnt -= len(begun)
+        if self._num_until_learnt <= 0:
+            self._num_until_learnt = min(PARENT_REFRESH_EVERY, self._num_begun)
+            prior = self._parent.hazards if self._parent is not None else None
+            self.hazards = self._learnt(now, prior)
+
+    def _take(self, begun: Sequence[Sample]) -> None:
+        """Adds stays to the samples: to each of them every so many."""
+        for stride, sample in zip(STRIDES, self._samples, strict=True):
+            sample.extend(begun[-self._num_begun % stride :: stride])
+        self._num_begun += len(begun)
 
     def _learnt(self, now: float, prior: Sequence[float] | None) -> list[float]:
         """Hazards by the samples (Kaplan-Meier): a stay counts in each bucket that it was observed

@@ -126,6 +126,8 @@ class ValueOrder:
         """Notes that one more sequence holds these blocks, given from first to last. To be called
         before its holds are counted. Returns the free blocks among them that were not in this
         order. `is_move`: they are held for no turn, so that no stay returns."""
+        if not blocks:
+            return []
         stay_of = self._rings.stay_of
         held = list[int]()
         unordered = list[int]()

@@ -46,15 +46,17 @@ class Victims:
         one."""
         if self._num_until_review <= 0 or now >= self._next_review:
             self._review(now)
+        num_blocks = self._rings.num_blocks
         while True:
             if not self._candidates:
                 self._review(now)
             value, _, ring, is_newest = self._candidates[0]
-            stay = ring.end(is_newest=is_newest)
-            num_spare = ring.share.num_spare(self._rings.num_blocks)
-            if stay is None or num_spare < 0:
+            stays = ring.stays
+            num_spare = ring.share.num_spare(num_blocks)
+            if num_spare < 0 or not stays:
                 heappop(self._candidates)
                 continue
+            stay = next(reversed(stays) if is_newest else iter(stays))
             found = self._value(stay, now)
             if found <= value * WORTH_LESS:
                 return stay, max(1, min(self._num_until_review, num_spare))
