@@ -68,6 +68,10 @@ class NewRequest:
     """Each token waits for a mask that says which may come: see `Engine.masks_filled`."""
     namespace: bytes = b"\0" * 16
     """Root of the hash chain."""
+    front_namespace: bytes = b""
+    """Root of the leading blocks' hash chain, where other tenants share them."""
+    num_front_blocks: int = 0
+    """Number of these blocks; 0: there are none."""
     credit: int = 1 << 30
     """Tokens that may be emitted before more credit comes."""
     tier: int = 0

@@ -88,6 +88,7 @@ from .tenancy.directory import TenantDirectory
 from .tenancy.gone_tenants import gone_tenants_published
 from .tenancy.last_written import LastWritten
 from .tenancy.limiter import Limiter
+from .tenancy.shared_prompts import SharedPrompts
 from .tenancy.snapshot import Snapshot
 from .tenancy.tenant_store import TenantStore
 from .tenancy.tenants import AdminKeys, KeyedTenants, OpenTenants, Tenants
@@ -302,6 +303,9 @@ async def cluster_behind(
             accounts=accounts,
             fair=fair,
             namespaces=CacheNamespaces.read(*keys, shared=settings.shared_cache),
+            shared_prompts=SharedPrompts.read(
+                settings.shared_prompt, shared_cache=settings.shared_cache
+            ),
             admission=admission,
             router=router,
             catalogues=catalogues,

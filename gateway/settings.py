@@ -111,6 +111,11 @@ class GatewaySettings(StageSecuritySettings):
         "", "file with the master key; neither: a random one, so that gateways share no prefixes"
     )
     shared_cache: bool = setting(False, "let all tenants hit one another's cached prefixes")
+    shared_prompt: tuple[str, ...] = setting(
+        (),
+        "MODEL=SHA256:TENANT+TENANT (repeatable): tenants that hit one another's cached blocks of "
+        "a system message with this hash, and of nothing else",
+    )
     tls_cert_file: str = setting("", "PEM certificate for clients, REST and gRPC; none: no TLS")
     tls_key_file: str = setting("", "PEM private key of that certificate")
     tls_client_ca_file: str = setting(

@@ -229,6 +229,7 @@ class PrepareRequest(_message.Message):
     PROMPT_NAME_FIELD_NUMBER: _builtins.int
     ESCAPE_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
+    FRONT_NAMESPACE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """served name"""
     cache_namespace: _builtins.bytes
@@ -243,6 +244,8 @@ class PrepareRequest(_message.Message):
     """read those in a conversation as text, also where the model's own setting does not"""
     tenant: _builtins.str
     """key of the tenant: tenants share the processor's threads fairly"""
+    front_namespace: _builtins.bytes
+    """16 bytes: namespace of the system message, which several tenants share; empty: they share nothing"""
     @_builtins.property
     def prompt(self) -> Global___Prompt:
         """what to answer"""
@@ -263,10 +266,11 @@ class PrepareRequest(_message.Message):
         prompt_name: _builtins.str | None = ...,
         escape_special_tokens: _builtins.bool = ...,
         tenant: _builtins.str = ...,
+        front_namespace: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_name", b"_prompt_name", "prompt", b"prompt", "prompt_name", b"prompt_name", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_name", b"_prompt_name", "cache_namespace", b"cache_namespace", "escape_special_tokens", b"escape_special_tokens", "model", b"model", "pooling", b"pooling", "prompt", b"prompt", "prompt_name", b"prompt_name", "sampling", b"sampling", "stream", b"stream", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_name", b"_prompt_name", "cache_namespace", b"cache_namespace", "escape_special_tokens", b"escape_special_tokens", "front_namespace", b"front_namespace", "model", b"model", "pooling", b"pooling", "prompt", b"prompt", "prompt_name", b"prompt_name", "sampling", b"sampling", "stream", b"stream", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prompt_name: _TypeAlias = _typing.Literal["prompt_name"]  # noqa: Y015
     _WhichOneofArgType__prompt_name: _TypeAlias = _typing.Literal["_prompt_name", b"_prompt_name"]  # noqa: Y015
@@ -283,6 +287,7 @@ class PrepareReply(_message.Message):
     EOS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     BAD_WORD_IDS_FIELD_NUMBER: _builtins.int
     BLOCK_HASHES_FIELD_NUMBER: _builtins.int
+    NUM_FRONT_BLOCKS_FIELD_NUMBER: _builtins.int
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
     ANSWER_FORMAT_FIELD_NUMBER: _builtins.int
@@ -291,6 +296,8 @@ class PrepareReply(_message.Message):
     POOLING_FIELD_NUMBER: _builtins.int
     block_hashes: _builtins.bytes
     """of the full blocks, 16 bytes each, one after another"""
+    num_front_blocks: _builtins.int
+    """leading blocks whose hashes are of the front's namespace"""
     block_size: _builtins.int
     """tokens a block"""
     grammar: _builtins.bytes
@@ -331,6 +338,7 @@ class PrepareReply(_message.Message):
         eos_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         bad_word_ids: _abc.Iterable[_common_pb2.TokenSequence] | None = ...,
         block_hashes: _builtins.bytes = ...,
+        num_front_blocks: _builtins.int = ...,
         block_size: _builtins.int = ...,
         grammar: _builtins.bytes = ...,
         answer_format: _common_pb2.AnswerFormat | None = ...,
@@ -340,7 +348,7 @@ class PrepareReply(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "bad_word_ids", b"bad_word_ids", "block_hashes", b"block_hashes", "block_size", b"block_size", "eos_token_ids", b"eos_token_ids", "grammar", b"grammar", "labels", b"labels", "pooling", b"pooling", "prompt_ids", b"prompt_ids", "sampling", b"sampling", "second_start", b"second_start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "bad_word_ids", b"bad_word_ids", "block_hashes", b"block_hashes", "block_size", b"block_size", "eos_token_ids", b"eos_token_ids", "grammar", b"grammar", "labels", b"labels", "num_front_blocks", b"num_front_blocks", "pooling", b"pooling", "prompt_ids", b"prompt_ids", "sampling", b"sampling", "second_start", b"second_start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

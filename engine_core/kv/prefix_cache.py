@@ -18,7 +18,15 @@ from ..step_output import CacheEvents, StoredChain
 from .block_pool import BlockPool
 from .block_source import Owner
 from .continuations import Continuations
-from .prefix_hash import TokenArray, block_hashes, next_block_hash, num_common, token_bytes
+from .prefix_hash import (
+    Front,
+    TokenArray,
+    behind_front,
+    block_hashes,
+    next_block_hash,
+    num_common,
+    token_bytes,
+)
 from .value.turn import UNKNOWN, Turn, moved
 
 
@@ -30,6 +38,8 @@ class HashChain:
     namespace: bytes
     tenant: str = ""
     hashes: list[bytes] = field(default_factory=list)
+    front: Front | None = None
+    """Leading blocks that other tenants share; None: there are none."""
     num_cached: int = 0
     turn: Turn = UNKNOWN
     """Turn whose blocks these are, where they are evicted by value."""
@@ -49,7 +59,17 @@ class HashChain:
     @property
     def tip(self) -> bytes:
         """Hash that the next block's hash continues."""
-        return self.hashes[-1] if self.hashes else self.namespace
+        return self.base_of(len(self.hashes))
+
+    def base_of(self, idx: int) -> bytes:
+        """Hash that the hash of block `idx` continues."""
+        front = self.front
+        if not idx:
+            return self.namespace if front is None else front.namespace
+        before = self.hashes[idx - 1]
+        if front is not None and idx == front.num_blocks:
+            return behind_front(self.namespace, before)
+        return before
 
     def parent_of(self, idx: int) -> bytes:
         """The hash before block `idx`; empty before the first."""
@@ -58,9 +78,12 @@ class HashChain:
     def cover(self, token_ids: npt.NDArray[np.int32], block_size: int) -> None:
         """Adds the hashes of the blocks that `token_ids`, the whole sequence, fills beyond what is
         hashed."""
-        self.hashes += block_hashes(
-            self.tip, token_ids[len(self.hashes) * block_size :], block_size
-        )
+        ends = [len(token_ids)]
+        if self.front is not None and len(self.hashes) < self.front.num_blocks:
+            ends.insert(0, self.front.num_blocks * block_size)
+        for end in ends:
+            unhashed = token_ids[len(self.hashes) * block_size : end]
+            self.hashes += block_hashes(self.tip, unhashed, block_size)
 
     def num_shared(self, other: HashChain) -> int:
         """Leading blocks that two sequences have in common."""
@@ -240,7 +263,10 @@ class PrefixCache:
         for chain, page in zip(chains, pages, strict=True):
             hashes = chain.hashes
             parent = hashes[-1] if hashes else b""
-            block_hash = next_block_hash(parent or chain.namespace, data[start : start + stride])
+            base = parent or chain.namespace
+            if chain.front is not None:
+                base = chain.tip
+            block_hash = next_block_hash(base, data[start : start + stride])
             if cache(page, block_hash):
                 announce(StoredChain(parent, [block_hash]))
             hashes.append(block_hash)

@@ -34,6 +34,7 @@ from ..tenancy.cache_namespace import CacheNamespaces
 from ..tenancy.caller import Caller
 from ..tenancy.fair_start import FairStart
 from ..tenancy.grant import Standing
+from ..tenancy.shared_prompts import SharedPrompts
 from ..tenancy.tenants import Identity, Tenant, Tenants, authorization_of
 from ..tenancy.virtual_time import VirtualTime
 from .admission import Admission
@@ -56,6 +57,7 @@ class Cluster:
     members: Members
     tenants: Tenants
     namespaces: CacheNamespaces
+    shared_prompts: SharedPrompts
     admission: Admission
     accounts: Accounts
     fair: VirtualTime

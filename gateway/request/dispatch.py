@@ -293,7 +293,11 @@ class Dispatcher:
         if not longest:
             return prepared.prompt_ids, prepared.block_hashes
         token_ids = [*prepared.prompt_ids, *longest]
-        return token_ids, prefix_of(self._generation.namespace, token_ids, prepared.block_size)
+        generation = self._generation
+        hashes = prefix_of(
+            generation.namespace, token_ids, prepared.block_size, front=generation.front
+        )
+        return token_ids, hashes
 
     async def _session(self, decision: Decision) -> OutputSession:
         request = self._generation.request

@@ -63,6 +63,8 @@ class Generation:
     """Model and adapter of all attempts, once the prompt is prepared."""
     namespace: bytes = b""
     """Root of the prompt's block hashes."""
+    front: tuple[bytes, int] = b"", 0
+    """Namespace and number of the prompt's leading blocks that several tenants share; 0: none."""
     timeline: Timeline = field(default_factory=Timeline)
     task: asyncio.Task[Any] | None = None
     """Task that runs it."""

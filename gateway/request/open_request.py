@@ -22,6 +22,7 @@ def open_request(
     request = generation.request
     prepared = generation.prepared
     caller = request.caller
+    front_namespace, num_front_blocks = generation.front
     add = engine_pb2.Add(
         request_id=caller.request_id,
         prompt_index=request.first_index,
@@ -43,6 +44,8 @@ def open_request(
         ttft_goal_ms=round(caller.ttft_goal * 1e3),
         tpot_goal_ms=round(caller.tpot_goal * 1e3),
         cache_namespace=generation.namespace,
+        front_namespace=front_namespace,
+        num_front_blocks=num_front_blocks,
         adapter=generation.target.adapter,
         traceparent=caller.span.context.traceparent,
         tracestate=caller.span.context.tracestate,

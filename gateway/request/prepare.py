@@ -59,11 +59,19 @@ async def _prepare(cluster: Cluster, generation: Generation) -> None:
         cache_salt=request.cache_salt,
         shared=tenant.shared_cache,
     )
+    front_namespace = b""
+    # A salt asks for blocks that nobody else hits.
+    digest = cluster.shared_prompts.of(tenant.id, target.model, request.prompt)
+    if digest and not request.cache_salt:
+        front_namespace = cluster.namespaces.of_front(
+            digest, generation.model, lora=target.adapter.hex()
+        )
     call = processor_pb2.PrepareRequest(
         model=target.model,
         prompt=request.prompt,
         sampling=request.sampling,
         cache_namespace=generation.namespace,
+        front_namespace=front_namespace,
         stream=request.stream,
         pooling=request.pooling,
         prompt_name=request.prompt_name,
@@ -72,6 +80,8 @@ async def _prepare(cluster: Cluster, generation: Generation) -> None:
     )
     prepared = await cluster.processors.prepare(call, request.caller.span)
     generation.take(prepared)
+    if prepared.num_front_blocks:
+        generation.front = front_namespace, prepared.num_front_blocks
     generation.timeline.prepared_at = time.perf_counter()
     sampling = prepared.sampling
     if not sampling.HasField("seed"):

@@ -72,23 +72,30 @@ class CacheNamespaces:
         if not cache_salt:
             return _unsalted(master_key, tenant_id, model, lora)
         # NOTE: not remembered by salt, which clients choose: it takes microseconds.
-        return _derived(master_key, tenant_id, model, lora, cache_salt)
+        return _derived(_secret(master_key, tenant_id), model, lora, "cache_salt", cache_salt)
+
+    def of_front(self, digest: str, model: ServedModel, *, lora: str = "") -> bytes:
+        """Namespace of the blocks of a system message, by its hash: one for all tenants that share
+        it. No tenant has a name with a space."""
+        assert self.master_key is not None, "the settings allow no front where all is shared"
+        secret = _tenant_secret(self.master_key, f"shared prompt {digest}")
+        return _derived(secret, model, lora, "shared_prompt", digest)
 
 
 @lru_cache(maxsize=4096)
 def _unsalted(master_key: bytes | None, tenant_id: str, model: ServedModel, lora: str) -> bytes:
     """Namespace of a tenant's requests without a salt. NOTE: a model and an adapter are those that
     are served, whatever clients ask for."""
-    return _derived(master_key, tenant_id, model, lora, "")
+    return _derived(_secret(master_key, tenant_id), model, lora, "cache_salt", "")
 
 
-def _derived(
-    master_key: bytes | None, tenant_id: str, model: ServedModel, lora: str, cache_salt: str
-) -> bytes:
-    secret = SHARED_KEY if master_key is None else _tenant_secret(master_key, tenant_id)
-    words = _framed(
-        "model", f"{model.name}@{model.revision}", "lora", lora, "cache_salt", cache_salt
-    )
+def _secret(master_key: bytes | None, tenant_id: str) -> bytes:
+    return SHARED_KEY if master_key is None else _tenant_secret(master_key, tenant_id)
+
+
+def _derived(secret: bytes, model: ServedModel, lora: str, name: str, word: str) -> bytes:
+    """Namespace of a model with an adapter, and of another word, under its name."""
+    words = _framed("model", f"{model.name}@{model.revision}", "lora", lora, name, word)
     words += _framed("kv_format", model.kv_format, "block_size", str(model.block_size))
     return blake2b(words, key=secret, digest_size=NAMESPACE_LEN).digest()
 

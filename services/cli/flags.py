@@ -33,6 +33,7 @@ PANELS = {
     "Memory and cached prefixes": (
         *("gpu_memory_utilization", "kv_cache_dtype", "eviction", "kv_swap_memory"),
         *("kv_disk_dir", "kv_disk_memory", "kv_peer_memory", "kv_peer_direct"),
+        "shared_prompt",
     ),
     "Drafts and adapters": (
         *("speculation", "draft_model", "draft_heads", "lora_modules"),

@@ -20,6 +20,7 @@ from .embedded_text import (
     pooling_of,
     with_prompt,
 )
+from .front import front_of
 from .pairs import pair_ids
 from .parameters import bad_word_sequences, check_sampling, check_vocabulary, fit_context
 from .request_template import with_template_of
@@ -57,12 +58,17 @@ def prepare(model: TextModel, request: processor_pb2.PrepareRequest) -> processo
     # Structured output is passed on as a grammar.
     sampling.ClearField("structured_output")
     block_size = model.served.block_size
+    front = None
+    if is_chat and request.front_namespace:
+        front = front_of(model, request, token_ids, escapes=_escapes(model, request))
+    hashes = block_hashes(request.cache_namespace, token_ids, block_size, front)
     return processor_pb2.PrepareReply(
         prompt_ids=token_ids,
         sampling=sampling,
         eos_token_ids=end_ids,
         bad_word_ids=[common_pb2.TokenSequence(token_ids=ids) for ids in bad_words],
-        block_hashes=b"".join(block_hashes(request.cache_namespace, token_ids, block_size)),
+        block_hashes=b"".join(hashes),
+        num_front_blocks=front.num_blocks if front is not None else 0,
         block_size=block_size,
         answer_format=form,
         pooling=pooling_of(model, request.pooling),

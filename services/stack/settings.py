@@ -209,6 +209,11 @@ class StackSettings:
     allowed_origins: tuple[str, ...] = flag(
         (), "Web origins that may call the API (CORS); repeatable.", GATEWAY
     )
+    shared_prompt: tuple[str, ...] = flag(
+        (),
+        "MODEL=SHA256:TENANT+TENANT: a system message whose blocks these share; repeatable.",
+        GATEWAY,
+    )
     tokenizer_info: bool = flag(
         False, "Answer GET /tokenizer_info (tokenizer and chat template).", GATEWAY
     )

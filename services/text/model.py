@@ -18,6 +18,7 @@ from ..runtime.served_model import CLASSIFY, GENERATE, ServedModel
 from ..runtime.settings import SettingError, require
 from .chat_template import ChatTemplate
 from .fill_in_middle import GapMarks, marks_of
+from .front_tokens import FrontTokens
 from .model_limits import ModelLimits, model_defaults
 from .named_templates import DEFAULT, templates_of
 from .pair_template import PairTemplate, pair_template
@@ -85,6 +86,7 @@ class TextModel:
     """Whether special tokens in the text of clients are text."""
     closes_schemas: bool = True
     """Whether objects of constrained answers have only the properties that their schema names."""
+    fronts: FrontTokens = field(default_factory=FrontTokens, compare=False, repr=False)
     by_template: Mapping[str, TextModel] = field(default_factory=dict)
     """The model with each of its other templates, by the template's name."""
 

@@ -54,6 +54,7 @@ TWO_MODELS = [
         "minReplicas": 2,
         "maxReplicas": 2,
         "args": ["--kv-cache-dtype=fp8"],
+        "sharedPrompts": {"0" * 63 + "a": ["ada", "bob"]},
         "env": {"HEADWATER_MAX_NUM_SEQS": 256},
         "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
         "resources": {"limits": {"memory": "64Gi"}},
@@ -201,6 +202,16 @@ def test_a_gpu_runs_no_more_requests_than_a_step_has_tokens() -> None:
     [[objects]] = applied([[{"engines": [engine | {"env": env}]}]])
     (container,) = [container for stage, container, _ in stages(objects) if stage == "engine"]
     assert "--max-num-seqs=256" in container["args"]
+
+
+def test_system_messages_that_tenants_share_are_declared_to_gateways(
+    installs: dict[str, list[Object]],
+) -> None:
+    for name, objects in installs.items():
+        (args,) = (each["args"] for stage, each, _ in stages(objects) if stage == "gateway")
+        declared = [arg for arg in args if arg.startswith("--shared-prompt")]
+        expected = [f"--shared-prompt=qwen: 8B={'0' * 63}a:ada+bob"]
+        assert declared == (expected if name == "two models" else [])
 
 
 def test_a_model_is_served_from_the_folder_that_its_job_links(objects: list[Object]) -> None:

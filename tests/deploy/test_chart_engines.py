@@ -111,6 +111,19 @@ REFUSED: list[tuple[list[dict[str, Any]], str]] = [
         'engines[1] serves "n" at revision "" as "m"; allowed: another servedModelName, as that '
         'is "m" at revision ""',
     ),
+    (
+        [
+            {"name": "a", "model": "m", "role": "prefill"},
+            {
+                "name": "b",
+                "model": "m",
+                "role": "decode",
+                "sharedPrompts": {"0" * 63 + "a": ["ada", "bob"]},
+            },
+        ],
+        'engines[1].sharedPrompts is {"' + "0" * 63 + 'a":["ada","bob"]}; allowed: those of the '
+        "other entry for m, {}",
+    ),
 ]
 
 

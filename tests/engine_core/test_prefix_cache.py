@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from headwater.engine_core.kv.block_pool import BlockPool
 from headwater.engine_core.kv.prefix_cache import HashChain, PrefixCache
-from headwater.engine_core.kv.prefix_hash import block_hashes
+from headwater.engine_core.kv.prefix_hash import Front, block_hashes, num_common
 from headwater.engine_core.step_output import StoredChain
 
 NAMESPACE = b"n" * 16
@@ -41,6 +41,25 @@ def test_a_chain_that_grows_equals_one_made_at_once(
         chain.cover(np.array(token_ids[:end], np.int32), BLOCK_SIZE)
     chain.cover(np.array(token_ids, np.int32), BLOCK_SIZE)
     assert chain.hashes == block_hashes(NAMESPACE, token_ids, BLOCK_SIZE)
+
+
+@given(st.lists(st.integers(0, 100), max_size=100), st.integers(1, 8), st.data())
+def test_a_chain_with_a_front_that_grows_equals_one_made_at_once(
+    token_ids: list[int], num_front: int, data: st.DataObject
+) -> None:
+    front = Front(b"f" * 16, num_front)
+    chain = HashChain(NAMESPACE, front=front)
+    cache = PrefixCache(pool := BlockPool(32))
+    for end in sorted(data.draw(st.lists(st.integers(0, len(token_ids)), max_size=5))):
+        chain.cover(np.array(token_ids[:end], np.int32), BLOCK_SIZE)
+    chain.num_cached = len(chain.hashes)
+    whole = len(token_ids) // BLOCK_SIZE
+    for idx in range(len(chain.hashes), whole):
+        block = np.array(token_ids[idx * BLOCK_SIZE : (idx + 1) * BLOCK_SIZE], np.int32)
+        cache.append([chain], block, pool.allocate(1))
+    assert chain.hashes == block_hashes(NAMESPACE, token_ids, BLOCK_SIZE, front)
+    other = block_hashes(b"o" * 16, token_ids, BLOCK_SIZE, front)
+    assert num_common(chain.hashes, other) == min(whole, num_front)
 
 
 def test_a_match_ends_at_the_first_missing_block(pool: BlockPool, cache: PrefixCache) -> None:

@@ -38,6 +38,8 @@ def test_a_new_knob_is_a_decision() -> None:
         "master_key",
         "master_key_file",
         "shared_cache",
+        # Operators know which system prompts are nobody's secret.
+        "shared_prompt",
         "tls_cert_file",
         "tls_key_file",
         "tls_client_ca_file",

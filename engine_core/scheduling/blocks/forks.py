@@ -166,14 +166,17 @@ def _key(
 ) -> bytes:
     """Names the beginning of a sequence up to the last of these tokens, the first of which fill
     block `idx`."""
-    chain = request.chain
-    parent = chain.hashes[idx - 1] if idx else chain.namespace
-    return next_block_hash(parent, token_bytes(token_ids))
+    return next_block_hash(request.chain.base_of(idx), token_bytes(token_ids))
 
 
 def _begins(request: RequestState, leader: RequestState) -> bool:
     """Whether a leader's known tokens are a request's too, up to its last one at least."""
     num_common = min(request.num_tokens, leader.num_tokens)
-    if num_common < request.num_tokens - 1 or request.chain.namespace != leader.chain.namespace:
+    own = request.chain
+    theirs = leader.chain
+    if num_common < request.num_tokens - 1 or (own.namespace, own.front) != (
+        theirs.namespace,
+        theirs.front,
+    ):
         return False
     return bool((request.token_ids[:num_common] == leader.token_ids[:num_common]).all())

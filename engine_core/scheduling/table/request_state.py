@@ -13,6 +13,7 @@ from ...executor import NO_ADAPTER, Int32Array
 from ...first_come import Arrival
 from ...kv.block_source import Loader
 from ...kv.prefix_cache import HashChain
+from ...kv.prefix_hash import Front
 from ...kv.value.turn import Turn
 from ...request import FinishReason, NewRequest, Speculation
 from ...sampling_params import SamplingParams
@@ -142,7 +143,7 @@ class RequestState:
             num_prompt_tokens=len(new.prompt_ids),
             max_len=min(len(new.prompt_ids) + new.sampling.max_tokens, config.max_model_len),
             token_ids=np.asarray(new.prompt_ids + new.output_ids, dtype=np.int32),
-            chain=HashChain(new.namespace, new.tenant, turn=turn_of(new)),
+            chain=HashChain(new.namespace, new.tenant, front=_front_of(new), turn=turn_of(new)),
             credit=new.credit,
             added_at=now,
             tenant=new.tenant,
@@ -253,3 +254,8 @@ def turn_of(new: NewRequest) -> Turn:
         keep_seconds=new.keep_seconds,
         end_token_ids=new.end_token_ids,
     )
+
+
+def _front_of(new: NewRequest) -> Front | None:
+    """Leading blocks of a request that other tenants share."""
+    return Front(new.front_namespace, new.num_front_blocks) if new.num_front_blocks else None

@@ -133,6 +133,8 @@ def requests_of(pending: PendingAdd, limits: Limits, keys: Iterable[int]) -> lis
                 has_grammar=bool(pending.grammar),
                 choice_index=add.choice_indices[i] if add.choice_indices else i,
                 namespace=add.cache_namespace,
+                front_namespace=add.front_namespace,
+                num_front_blocks=add.num_front_blocks,
                 credit=add.credit,
                 tier=add.tier,
                 virtual_time=add.virtual_time,
@@ -175,6 +177,18 @@ def _check(pending: PendingAdd, limits: Limits) -> None:
         "cache_namespace",
         add.cache_namespace,
         f"{HASH_LEN} bytes",
+    )
+    BadRequest.unless(
+        len(add.front_namespace) == (HASH_LEN if add.num_front_blocks else 0),
+        "front_namespace",
+        add.front_namespace,
+        f"{HASH_LEN} bytes, where there are blocks of a front",
+    )
+    BadRequest.unless(
+        add.num_front_blocks <= num_prompt_tokens,
+        "num_front_blocks",
+        add.num_front_blocks,
+        f"at most those of the prompt's {num_prompt_tokens} tokens",
     )
     if add.choice_indices and len(add.choice_indices) != len(add.stream_ids):
         raise BadRequest.of("choice_indices", list(add.choice_indices), "one a stream")

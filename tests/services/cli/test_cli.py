@@ -98,6 +98,8 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
             "state_dir",
             "cache_dir",
         ),
+        # Operators know which system messages are nobody's secret.
+        "shared_prompt",
         # Off: the chat template may be nobody else's business.
         "tokenizer_info",
         *("nats_url", "redis_url", "executor", "drain_limit", "log_level"),

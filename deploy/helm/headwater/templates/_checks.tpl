@@ -2,6 +2,7 @@
 {{- define "headwater.checkEngines" -}}
 {{- $names := dict -}}
 {{- $models := dict -}}
+{{- $prompts := dict -}}
 {{- range $i, $engine := include "headwater.engines" . | fromJsonArray -}}
 {{- $at := printf "engines[%d]" $i -}}
 {{- if hasKey $names .name -}}
@@ -27,5 +28,10 @@
 {{- fail (printf "%s serves %s as %q; allowed: another servedModelName, as that is %s" $at $model $served (get $models $served)) -}}
 {{- end -}}
 {{- $_ := set $models $served $model -}}
+{{- $shared := toJson .sharedPrompts -}}
+{{- if and (hasKey $prompts $served) (ne $shared (get $prompts $served)) -}}
+{{- fail (printf "%s.sharedPrompts is %s; allowed: those of the other entry for %s, %s" $at $shared $served (get $prompts $served)) -}}
+{{- end -}}
+{{- $_ := set $prompts $served $shared -}}
 {{- end -}}
 {{- end -}}
