@@ -116,7 +116,7 @@ ENGINE = (
         fields=("tensor_parallel_size",),
         off="1",
         beside=frozenset({INT8_ACTIVATIONS, ROUNDED_ACTIVATIONS, EXPERTS}),
-        beside_if={"rank_latents": frozenset({LATENT})},
+        beside_if={"rank_latents": frozenset({LATENT}), "rank_states": frozenset({STATES})},
         flag="parallel",
     ),
     Capability(
@@ -139,6 +139,7 @@ ENGINE = (
         fields=("numerics",),
         off="default",
         beside=RANKS | {W8A8, EXPERTS, STAGE_HOSTS},
+        beside_if={"rank_states": frozenset({STATES})},
         flag="tree_numerics",
     ),
     Capability(
@@ -304,7 +305,8 @@ TRIOS = (
         third=TIERS,
         flag="rank_draft_slots",
     ),
-    # Slots hold a block of all stages, and no states.
+    # Slots hold a block of all ranks, and no states.
+    Trio(first=TENSOR_PARALLEL, second=frozenset({STATES}), third=TIERS),
     Trio(first=PIPELINE_PARALLEL, second=frozenset({STATES}), third=TIERS),
 )
 

@@ -60,6 +60,7 @@ capabilities = Capabilities(
     rank_drafts=True,
     rank_adapters=True,
     rank_latents=True,
+    rank_states=True,
     rank_draft_slots=True,
     stages=True,
     stage_states=True,

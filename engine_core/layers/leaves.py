@@ -9,7 +9,7 @@ same shape on any number of ranks, so it has the same bits. Packed weights are e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -68,11 +68,17 @@ class JoinedLeaves(Linear):
     kind = "joined leaves"
 
     def __init__(
-        self, leaves: Sequence[Linear], products: Sequence[Product], num_parts: Sequence[int]
+        self,
+        leaves: Sequence[Linear],
+        products: Sequence[Product],
+        num_parts: Sequence[int],
+        copied: frozenset[int] = frozenset(),
     ) -> None:
         """`num_parts`: outputs of each part that a leaf has; empty: a leaf is one part, of any
-        size."""
+        size. The last leaf has the parts that are `copied`, whole, and the others have none of
+        them."""
         self._products = products
+        self._copied = [i in copied for i in range(len(num_parts))]
         self._num_parts = list(num_parts)
         self.out_features = sum(leaf.out_features for leaf in leaves)
         self.in_features = leaves[0].in_features
@@ -82,8 +88,16 @@ class JoinedLeaves(Linear):
         made = [product(x) for product in self._products]
         if not self._num_parts:
             return torch.cat(made, dim=1)
-        parts = zip(*(torch.split(each, self._num_parts, dim=1) for each in made), strict=True)
+        copied = self._pieces(made.pop(), of_copied=True) if True in self._copied else iter(())
+        divided = zip(*(self._pieces(each, of_copied=False) for each in made), strict=True)
+        parts = [(next(copied),) if is_copied else next(divided) for is_copied in self._copied]
         return torch.cat([piece for part in parts for piece in part], dim=1)
+
+    def _pieces(self, made: torch.Tensor, *, of_copied: bool) -> Iterator[torch.Tensor]:
+        """The parts of a leaf's outputs."""
+        sizes = zip(self._num_parts, self._copied, strict=True)
+        own = [size for size, is_copied in sizes if is_copied == of_copied]
+        return iter(torch.split(made, own, dim=1))
 
 
 def cut_leaves(weights: Weights, layout: Layout, shard: Shard) -> Weights:
@@ -115,9 +129,7 @@ def of_leaves(weights: Weights, layout: Layout, platform: Platform, group: Group
         if spec.split is Split.INPUTS:
             linears[name] = SummedLeaves(leaves, products, group)
         else:
-            linears[name] = JoinedLeaves(
-                leaves, products, [size // NUM_LEAVES for size in spec.parts]
-            )
+            linears[name] = JoinedLeaves(leaves, products, _leaf_parts(spec), spec.copied)
     return replace(weights, linears=linears)
 
 
@@ -151,9 +163,18 @@ def _leaves(name: str, weight: torch.Tensor, spec: WeightSpec, shard: Shard) -> 
                 f"default for a vocabulary of {spec.shape[0]} on {shard.size} ranks",
             )
         return [weight[each.start - own.start : each.stop - own.start] for each in own_ids]
-    for size in spec.parts:
-        check_leaves(name, size)
-    parts = torch.split(weight, [size // shard.size for size in spec.parts])
-    return [
-        torch.cat(pieces) for pieces in zip(*(part.chunk(num_own) for part in parts), strict=True)
-    ]
+    sizes = [size if i in spec.copied else size // shard.size for i, size in enumerate(spec.pieces)]
+    parts = torch.split(weight, sizes)
+    divided = []
+    for i, size in enumerate(spec.pieces):
+        if i not in spec.copied:
+            check_leaves(name, size)
+            divided.append(parts[i].chunk(num_own))
+    leaves = [torch.cat(pieces) for pieces in zip(*divided, strict=True)]
+    copied = [parts[i] for i in sorted(spec.copied)]
+    return [*leaves, torch.cat(copied)] if copied else leaves
+
+
+def _leaf_parts(spec: WeightSpec) -> list[int]:
+    """Outputs of each piece of a weight that a leaf has."""
+    return [size if i in spec.copied else size // NUM_LEAVES for i, size in enumerate(spec.pieces)]

@@ -98,6 +98,9 @@ class Capabilities:
     """Adapters beside several ranks, which divide them: `--adapter-memory` needs it there."""
     rank_latents: bool = False
     """Ranks divide the heads that share latents, which each of them keeps."""
+    rank_states: bool = False
+    """Ranks divide the heads of states, each with those of its heads, and their products have
+    leaves."""
     rank_draft_slots: bool = False
     """Ranks that draft keep blocks in host memory too: needed for `rank_slots` and `rank_drafts`
     together."""

@@ -30,6 +30,10 @@ class WeightSpec:
     split: Split = Split.NONE
     parts: tuple[int, ...] = ()
     """Outputs of each of the projections that are joined in it, where `split` is OUTPUTS."""
+    divided: tuple[int, ...] = ()
+    """Outputs of each piece that ranks divide on its own, where these are not `parts`."""
+    copied: frozenset[int] = frozenset()
+    """Indices of the pieces of which every rank has all."""
     num_experts: int = 0
     """Experts whose outputs follow one another in it; 0: it is no weight of experts."""
     is_routing: bool = False
@@ -38,6 +42,11 @@ class WeightSpec:
     """Whether a table is read behind the layers, as a head is."""
     is_wide: bool = False
     """Whether it is in float32, whatever the model computes in."""
+
+    @property
+    def pieces(self) -> tuple[int, ...]:
+        """Outputs of each piece that ranks divide on its own, where `split` is OUTPUTS."""
+        return self.divided or self.parts
 
 
 Layout = Mapping[str, WeightSpec]
@@ -57,6 +66,14 @@ def joined_linear(parts: tuple[int, ...], in_features: int) -> WeightSpec:
     return WeightSpec(
         shape=(sum(parts), in_features), is_linear=True, split=Split.OUTPUTS, parts=parts
     )
+
+
+def divided(
+    spec: WeightSpec, pieces: tuple[int, ...], copied: frozenset[int] = frozenset()
+) -> WeightSpec:
+    """A weight, or a table of rows, of which each rank has a share of each piece, or all of it."""
+    parts = spec.parts or (spec.shape[0],)
+    return replace(spec, split=Split.OUTPUTS, parts=parts, divided=pieces, copied=copied)
 
 
 def joined_experts(num_experts: int, parts: tuple[int, ...], in_features: int) -> WeightSpec:

@@ -18,7 +18,14 @@ from .formats.quantization import read_quantization
 from .latent_config import LatentConfig
 from .mixed_layers import MixedLayers
 from .rope.config import DEFAULT_THETA, positive_of, rope_of, rotary_dim_of, scaling_of
-from .state_layers import DeltaConfig, MambaConfig, Multipliers, ShortConvConfig, StateLayers
+from .state_layers import (
+    DeltaConfig,
+    MambaConfig,
+    Multipliers,
+    ShortConvConfig,
+    StateLayers,
+    StateSizes,
+)
 
 MAX_SIZES = {
     "num_hidden_layers": 1024,
@@ -341,16 +348,8 @@ class ModelConfig:
         """The model with states that keep solved rows (see `DeltaUnit`), or keys and values in
         float32 (see `MambaUnit`). It is unchanged where it has neither gated delta nets nor
         Mamba-2."""
-        if self.states is None:
-            return self
-        is_state = self.states.is_state
-        if self.delta is not None:
-            delta = replace(self.delta, keeps_solved=True)
-            return replace(self, delta=delta, states=delta.states(is_state))
-        if self.mamba is not None:
-            mamba = replace(self.mamba, keeps_wide=True)
-            return replace(self, mamba=mamba, states=mamba.states(is_state))
-        return self
+        sizes = self.state_sizes
+        return self if sizes is None else self.with_state_sizes(sizes.solved())
 
     def window_of(self, layer: int) -> int:
         """Most keys that a position sees in a layer; 0: all up to its own."""
@@ -398,6 +397,22 @@ class ModelConfig:
     def has_state(self, layer: int) -> bool:
         """Whether a layer keeps a state in place of keys and values."""
         return self.states is not None and self.states.is_state[layer]
+
+    @property
+    def has_width_norms(self) -> bool:
+        """Whether a norm is over all heads of a token."""
+        return self.width_norms or (self.mamba is not None and self.mamba.has_width_norm)
+
+    @property
+    def state_sizes(self) -> StateSizes | None:
+        """Sizes of the state layers; None: there are none."""
+        return self.delta or self.mamba or self.conv
+
+    def with_state_sizes(self, sizes: StateSizes) -> ModelConfig:
+        """The model with other sizes of the same kind of state layers."""
+        assert self.states is not None
+        changed: dict[str, Any] = {sizes.field: sizes}
+        return replace(self, states=sizes.states(self.states.is_state), **changed)
 
     def has_experts(self, layer: int) -> bool:
         """Whether a layer has experts, in place of an MLP or beside it."""

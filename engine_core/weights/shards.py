@@ -146,6 +146,9 @@ def check_layout(layout: ParallelLayout, model: ModelConfig, *, size_multiple: i
 def local_config(model: ModelConfig, shard: Shard) -> ModelConfig:
     """The shapes of one shard's layers. The vocabulary is the whole one: tokens are sampled from
     all of it."""
+    sizes = model.state_sizes
+    if sizes is not None and shard.size > 1:
+        model = model.with_state_sizes(sizes.part(shard.size))
     return replace(
         model,
         num_heads=model.num_heads // shard.size,
@@ -167,7 +170,7 @@ def _aligned(num_tokens: int) -> int:
 def _divides(size: int, model: ModelConfig, size_multiple: int) -> bool:
     inner = (each // size_multiple for each in model.divided_sizes)
     heads = (model.num_heads, *([] if model.latent else [model.num_kv_heads]))
-    divided = (*heads, *inner, *_whole_experts(model))
+    divided = (*heads, *inner, *_whole_experts(model), *_of_states(model).values())
     return (
         size >= 1
         and all(each % size == 0 for each in divided)
@@ -181,13 +184,21 @@ def _whole_experts(model: ModelConfig) -> tuple[int, ...]:
     return (experts.num_experts,) if experts is not None and experts.are_whole else ()
 
 
+def _of_states(model: ModelConfig) -> dict[str, int]:
+    """Numbers of heads or channels of state layers that ranks divide, by name; empty: there are
+    none."""
+    sizes = model.state_sizes
+    return {} if sizes is None or model.states is None else sizes.divided
+
+
 def _divided(model: ModelConfig) -> str:
-    """Query heads, KV heads, MLPs and experts that ranks divide, in words."""
+    """Query heads, KV heads, MLPs, experts and states that ranks divide, in words."""
     *parts, last = (
         f"{model.num_heads} query heads",
         *([] if model.latent else [f"{model.num_kv_heads} KV heads"]),
         *([f"{' and '.join(map(str, sizes))} of an MLP"] if (sizes := model.divided_sizes) else []),
         *(f"{count} experts" for count in _whole_experts(model)),
+        *(f"{count} {name}" for name, count in _of_states(model).items()),
     )
     return f"{', '.join(parts)} and {last}"
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import gcd
-from typing import Any
+from typing import Any, ClassVar
 
 from headwater.kernels.delta.delta_unit import NUM_BEFORE, DeltaUnit
 from headwater.kernels.mamba.mamba_unit import MambaUnit
@@ -87,6 +87,8 @@ class StateLayers:
 class DeltaConfig:
     """Sizes of a layer. A key head with its value heads is a unit of its state."""
 
+    field: ClassVar = "delta"
+    """Name of the field of a model's config that has them."""
     num_key_heads: int
     num_value_heads: int
     key_dim: int
@@ -121,9 +123,31 @@ class DeltaConfig:
         return self.num_value_heads * self.value_dim
 
     @property
+    def keys_size(self) -> int:
+        """Numbers of all heads' keys."""
+        return self.num_key_heads * self.key_dim
+
+    @property
     def num_channels(self) -> int:
         """Channels of the convolution: queries, keys and values."""
-        return 2 * self.num_key_heads * self.key_dim + self.values_size
+        return 2 * self.keys_size + self.values_size
+
+    @property
+    def divided(self) -> dict[str, int]:
+        """Numbers of what ranks divide, by name."""
+        return {"key heads of states": self.num_key_heads}
+
+    def solved(self) -> DeltaConfig:
+        """The same with tails that keep solved rows."""
+        return replace(self, keeps_solved=True)
+
+    def part(self, size: int) -> DeltaConfig:
+        """An equal share of the heads."""
+        return replace(
+            self,
+            num_key_heads=self.num_key_heads // size,
+            num_value_heads=self.num_value_heads // size,
+        )
 
     def unit(self, block_size: int, element_size: int) -> DeltaUnit:
         """The layout of a unit for elements of so many bytes."""
@@ -155,9 +179,12 @@ class DeltaConfig:
 class ShortConvConfig:
     """Sizes of a layer. Some of its channels are a unit of its state."""
 
+    field: ClassVar = "conv"
+    """See `DeltaConfig`."""
     width: int
     """Tokens that the convolution sees, its own included."""
     hidden_size: int
+    """Channels of all units: the model's hidden size, or a rank's share of it."""
 
     def __post_init__(self) -> None:
         """Raises `ConfigError` for sizes that are not served."""
@@ -170,6 +197,19 @@ class ShortConvConfig:
     def num_channels(self) -> int:
         """Channels of a unit."""
         return gcd(self.hidden_size, MOST_CHANNELS)
+
+    @property
+    def divided(self) -> dict[str, int]:
+        """Numbers of what ranks divide, by name."""
+        return {f"groups of {LEAST_CHANNELS} channels": self.hidden_size // LEAST_CHANNELS}
+
+    def solved(self) -> ShortConvConfig:
+        """The same: its tails are inputs."""
+        return self
+
+    def part(self, size: int) -> ShortConvConfig:
+        """An equal share of the channels."""
+        return replace(self, hidden_size=self.hidden_size // size)
 
     def states(self, is_state: tuple[bool, ...]) -> StateLayers:
         """State layers of these sizes; is_state by layer of the model. Raises `ConfigError`."""
@@ -199,6 +239,8 @@ class MambaConfig:
     """Sizes of a Mamba-2 layer. Heads of a group have the same keys and queries; some of them are a
     unit of its state."""
 
+    field: ClassVar = "mamba"
+    """See `DeltaConfig`."""
     num_heads: int
     head_dim: int
     state_dim: int
@@ -207,7 +249,9 @@ class MambaConfig:
     """Tokens that the convolution sees, its own included."""
     num_groups: int = 1
     num_norm_groups: int = 1
-    """Equal parts of a token's outputs that have a norm each; 0: there is no norm."""
+    """Equal parts of a token's outputs on all ranks that have a norm each; 0: there is no norm."""
+    num_ranks: int = 1
+    """Ranks that have an equal share of the layer's heads."""
     keeps_wide: bool = False
     """Whether tails keep keys and values in float32; see `MambaUnit`."""
 
@@ -231,9 +275,38 @@ class MambaConfig:
         return self.num_heads * self.head_dim
 
     @property
+    def keys_size(self) -> int:
+        """Numbers of the keys of all groups of a token."""
+        return self.num_groups * self.state_dim
+
+    @property
     def num_channels(self) -> int:
         """Channels of the convolution: values, keys and queries."""
-        return self.values_size + 2 * self.num_groups * self.state_dim
+        return self.values_size + 2 * self.keys_size
+
+    @property
+    def has_width_norm(self) -> bool:
+        """Whether a norm is over the outputs of all heads."""
+        return self.num_norm_groups == 1
+
+    @property
+    def divided(self) -> dict[str, int]:
+        """Numbers of what ranks divide, by name."""
+        heads = {"heads of Mamba-2": self.num_heads}
+        return heads if self.num_groups == 1 else heads | {"groups of them": self.num_groups}
+
+    def solved(self) -> MambaConfig:
+        """The same with tails that keep keys and values in float32."""
+        return replace(self, keeps_wide=True)
+
+    def part(self, size: int) -> MambaConfig:
+        """An equal share of the heads, with their groups. All ranks have the only group."""
+        return replace(
+            self,
+            num_heads=self.num_heads // size,
+            num_groups=max(1, self.num_groups // size),
+            num_ranks=size,
+        )
 
     def unit(self, block_size: int, element_size: int) -> MambaUnit:
         """The layout of a unit for elements of so many bytes."""
@@ -259,6 +332,10 @@ class MambaConfig:
             token_floats=unit.num_heads + (row if self.keeps_wide else 0),
             token_values=unit.num_channels + (0 if self.keeps_wide else row),
         )
+
+
+StateSizes = DeltaConfig | MambaConfig | ShortConvConfig
+"""Sizes of a model's state layers, which are of one kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

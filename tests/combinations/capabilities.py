@@ -479,8 +479,9 @@ STATE_LAYERS = Capability(
         "num_hidden_layers": 4,
         # Two stages have keys and values each.
         "layer_types": ["linear_attention", "full_attention"] * 2,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
+        # Products with numerics tree have eight leaves.
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 8,
         "linear_key_head_dim": 32,
         "linear_value_head_dim": 32,
         "linear_conv_kernel_dim": 4,
@@ -491,8 +492,12 @@ STATE_LAYERS = Capability(
         "fp8 KV": Refused(field="kv_cache_dtype", says=f"allowed: auto {WITH_STATES}"),
         "draft model": Refused(field="draft_model", says=f"allowed: none {WITH_STATES}"),
         "draft heads": Refused(field="draft_heads", says=f"allowed: none {WITH_STATES}"),
-        "tensor parallel": Refused(field="tensor_parallel_size", says=f"allowed: 1 {WITH_STATES}"),
-        "tree numerics": Refused(field="numerics", says=f"allowed: default {WITH_STATES}"),
+        "tensor parallel": Refused(
+            field="tensor_parallel_size", says=f"allowed: 1 {WITH_STATES}", is_on_gpu=True
+        ),
+        "tree numerics": Refused(
+            field="numerics", says=f"allowed: default {WITH_STATES}", is_on_gpu=True
+        ),
         "window layers": ONE_ARCHITECTURE,
         "latent attention": ONE_ARCHITECTURE,
         "MXFP4 experts": Refused(

@@ -490,7 +490,7 @@ WITH_STATES = tuple(
     for family in FAMILIES
     if family.startswith(("qwen3-next", "qwen3.5", "lfm2", "granite4", "nemotron", "falcon-h1"))
 )
-"""Families whose layers keep states, which ranks do not divide."""
+"""Families whose layers keep states."""
 
 
 def random_checkpoint(

@@ -109,9 +109,7 @@ REFUSED_OF_ENGINE = {
         )
         for other, refused in (
             (table.FOREIGN, "model_code transformers: headwater"),
-            (table.TENSOR_PARALLEL, "tensor_parallel_size 2: 1"),
             (table.STAGE_HOSTS, "stage_hosts 1: 0"),
-            (table.TREE, "numerics tree: default"),
             (table.FP8_KV, "kv_cache_dtype fp8: auto"),
             (table.DRAFT_MODEL, "draft_model /folder: none"),
             (table.DRAFT_HEADS, "draft_heads /folder: none"),
@@ -119,10 +117,14 @@ REFUSED_OF_ENGINE = {
             (table.ENCODER, "architectures BertModel: a decoder"),
         )
     },
-    (
-        table.MIXED,
-        table.PIPELINE_PARALLEL,
-    ): "pipeline_parallel_size 3: 1 with layers of several shapes",
+    **{
+        (table.MIXED, other): f"{refused} with layers of several shapes"
+        for other, refused in (
+            (table.TENSOR_PARALLEL, "tensor_parallel_size 2: 1"),
+            (table.PIPELINE_PARALLEL, "pipeline_parallel_size 3: 1"),
+            (table.TREE, "numerics tree: default"),
+        )
+    },
     **{
         (table.LATENT, other): f"{refused} with latent attention"
         for other, refused in (
@@ -358,18 +360,26 @@ def test_three_that_do_not_go_together_are_refused_though_each_two_do(
     assert refused.allowed.endswith(
         f" with {drafter} and tensor_parallel_size 2 on the platform cuda"
     )
-    assert [trio.flag for trio in TRIOS] == ["rank_draft_slots", ""]
+    assert [trio.flag for trio in TRIOS] == ["rank_draft_slots", "", ""]
 
 
+@pytest.mark.parametrize(
+    ("ranks", "size"),
+    [
+        (table.TENSOR_PARALLEL, "tensor_parallel_size 2"),
+        (table.PIPELINE_PARALLEL, "pipeline_parallel_size 3"),
+    ],
+)
 @pytest.mark.parametrize("third", sorted(table.TIERS - {table.HOST_MEMORY}))
-def test_a_tier_is_refused_beside_states_in_stages_on_every_platform(third: str) -> None:
-    three = (table.STATES, table.PIPELINE_PARALLEL, third)
+def test_a_tier_is_refused_beside_states_of_ranks_on_every_platform(
+    third: str, ranks: str, size: str
+) -> None:
+    three = (table.STATES, ranks, third)
     for two in itertools.combinations(three, 2):
         assert list(refusals_of_engine(asked(*two), cpu.capabilities, "cpu")) == []
     [refused] = refusals_of_engine(asked(*three), cpu.capabilities, "cpu")
     assert refused.field in OPTIONS[third]
-    beside = "with a model with 3 state layers and pipeline_parallel_size 3"
-    assert refused.allowed.endswith(beside)
+    assert refused.allowed.endswith(f"with a model with 3 state layers and {size}")
 
 
 def test_every_field_of_sampling_has_a_row_or_works_beside_everything() -> None:

@@ -46,9 +46,9 @@ layers that share keys, and vectors of tokens for each layer; latents."""
 MIXED = "1 with layers of several shapes"
 ON_RANKS = ("olmo2", "deepseek-v3")
 """Families whose norms ranks have to sum, whose experts they divide, and whose latents each rank
-keeps."""
+keeps. States: see parallel/test_states_on_ranks.py."""
 IN_PARTS = [family for family in FAMILIES if family not in WITH_STATES]
-"""Families that ranks and stages divide."""
+"""Families that stages divide. States: see parallel/test_states_in_stages.py."""
 IN_STAGES = "gpt2"
 """The family with most weights outside its layers."""
 
@@ -127,7 +127,7 @@ def test_a_packed_gguf_file_answers_with_the_same_bits_too(file: str, tmp_path: 
     check_bits(made, prompts, max_model_len=256)
 
 
-@pytest.mark.parametrize("family", long_but(IN_PARTS, *ON_RANKS))
+@pytest.mark.parametrize("family", long_but(FAMILIES, *ON_RANKS))
 def test_two_ranks_answer_as_one(family: str, folder: Folder) -> None:
     config = registry.read_config(folder(family))
     if config.mixed is not None:

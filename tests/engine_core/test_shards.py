@@ -22,7 +22,7 @@ from headwater.engine_core.models.model import model_class
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.weights import model_file
 from headwater.engine_core.weights.dummy import dummy
-from headwater.engine_core.weights.layout import Layout, Split
+from headwater.engine_core.weights.layout import Layout, Split, WeightSpec
 from headwater.engine_core.weights.model_config import ModelConfig
 from headwater.engine_core.weights.shards import ParallelLayout, Shard, check_layout, local_config
 from headwater.kernels.cpu.packed_linear import can_pack
@@ -58,10 +58,23 @@ def part(folder: Path, index: int, size: int) -> Weights:
     return load_weights(layout_of(folder), tensors, torch.float32, Shard(index, size))
 
 
-def outputs_of(
-    split: Split, x: torch.Tensor, parts: list[Linear], sizes: tuple[int, ...]
-) -> torch.Tensor:
+def joined(parts: list[torch.Tensor], spec: WeightSpec, dim: int) -> torch.Tensor:
+    """The whole of what ranks have of each piece, or all of."""
+    sizes = [n if i in spec.copied else n // len(parts) for i, n in enumerate(spec.pieces)]
+    of_ranks = [each.split(sizes, dim) for each in parts]
+    pieces = []
+    for i in range(len(sizes)):
+        own = [pieces_of_rank[i] for pieces_of_rank in of_ranks]
+        if i in spec.copied:
+            assert all(torch.equal(each, own[0]) for each in own)
+            own = own[:1]
+        pieces += own
+    return torch.cat(pieces, dim)
+
+
+def outputs_of(spec: WeightSpec, x: torch.Tensor, parts: list[Linear]) -> torch.Tensor:
     """The whole layer's product, made of the parts' products."""
+    split = spec.split
     if split is Split.INPUTS:
         inputs = x.chunk(len(parts), dim=1)
         return torch.stack(
@@ -74,10 +87,7 @@ def outputs_of(
         return products[0]
     if split is Split.VOCABULARY:
         return torch.cat(products, dim=1)
-    of_ranks = [
-        product.split([size // len(parts) for size in sizes], dim=1) for product in products
-    ]
-    return torch.cat([own[i] for i in range(len(sizes)) for own in of_ranks], dim=1)
+    return joined(products, spec, dim=1)
 
 
 def check_parts(folder: Path, size: int) -> None:
@@ -87,18 +97,14 @@ def check_parts(folder: Path, size: int) -> None:
     for name, linear in whole.linears.items():
         spec = layout[name]
         x = torch.randn(3, linear.in_features)
-        made = outputs_of(spec.split, x, [each.linears[name] for each in parts], spec.parts)
+        made = outputs_of(spec, x, [each.linears[name] for each in parts])
         torch.testing.assert_close(made, linear.product(x), rtol=2e-3, atol=2e-3)
     for name, tensor in whole.tensors.items():
         if layout[name].split is Split.VOCABULARY:
             assert torch.equal(torch.cat([each.tensors[name] for each in parts]), tensor)
         elif layout[name].split is Split.OUTPUTS:
-            pieces = [
-                each.tensors[name].split([n // size for n in layout[name].parts]) for each in parts
-            ]
-            num_parts = len(layout[name].parts)
-            joined = [own[i] for i in range(num_parts) for own in pieces]
-            assert torch.equal(torch.cat(joined), tensor)
+            own = [each.tensors[name] for each in parts]
+            assert torch.equal(joined(own, layout[name], dim=0), tensor)
         else:
             assert all(torch.equal(each.tensors[name], tensor) for each in parts)
     ids = torch.arange(layout["embed"].shape[0])

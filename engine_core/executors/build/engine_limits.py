@@ -9,6 +9,7 @@ from ...models.model import reads_page_groups
 from ...options import BuildRequest, engine_config
 from ...weights.model_config import ModelConfig
 from ...weights.page_plan import PagePlan, one_group
+from ...weights.shards import local_config
 from ..model.block_bytes import block_bytes_of, cache_bytes_of, page_sizes_of, states_of
 from ..ranks.rank import stages_of
 from .pages import pages_of
@@ -41,9 +42,7 @@ def engine_config_of(
     state_pages = max((0 if each is None else each.num_pages for each in shapes), default=0)
     if kv_cache_memory:
         num_bytes = options.kv_cache_memory or kv_cache_memory
-        page_bytes = cache_bytes_of(request, pages)
-        if len(parts) > 1:
-            page_bytes = sum(block_bytes_of(request, served=each) for each in parts)
+        page_bytes = cache_bytes_of(request, pages, parts)
         num_blocks = num_bytes // (pages.num_groups * page_bytes)
     else:
         num_blocks = -(-max_model_len // options.block_size) + 1
@@ -61,19 +60,24 @@ def engine_config_of(
 
 
 def state_parts(request: BuildRequest) -> list[ModelConfig]:
-    """The layers of each pipeline stage, of a model with states: a state set has pages for those of
-    any stage. Raises `ConfigError` where a stage has no layer with keys and values."""
+    """The shapes of the ranks of each pipeline stage, of a model with states: a state set has pages
+    for those of any rank. Raises `ConfigError` where a stage has no layer with keys and values."""
     states = request.model.states
     count = request.options.pipeline_parallel_size
-    if states is None or count == 1:
+    if states is None:
         return [request.model]
+    # All shards of a stage have the same shapes.
+    shard = request.options.layout.shard(0)
+    if count == 1:
+        return [local_config(request.model, shard)]
     stages = stages_of(request)
     for each in stages:
         if all(states.is_state[each.first : each.stop]):
             layers = f"layers {each.first} to {each.stop - 1} are a stage and all keep states"
             allowed = f"so many that each stage has a layer with keys and values: {layers}"
             raise ConfigError("pipeline_parallel_size", count, allowed)
-    return [request.model.of_layers(each.first, each.stop) for each in stages]
+    parts = [request.model.of_layers(each.first, each.stop) for each in stages]
+    return [local_config(each, shard) for each in parts]
 
 
 def attention_pivot_of(model: ModelConfig) -> int:

@@ -274,7 +274,7 @@ def _check_sizes(
     options: ExecutorOptions, model: ModelConfig, flags: Capabilities, where: str
 ) -> None:
     _check_shapes(model, flags, where)
-    if model.width_norms:
+    if model.has_width_norms:
         _check_width_norms(options, flags, where)
     for flag, (field, value) in model.needs.items():
         require(getattr(flags, flag), field, value, f"{WITHOUT[flag]} {where}")

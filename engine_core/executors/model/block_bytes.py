@@ -60,29 +60,43 @@ def state_shape(
 def page_sizes_of(
     request: BuildRequest, pages: PagePlan, parts: Sequence[ModelConfig]
 ) -> PageSizes:
-    """Sizes of pages in the memory of all stages, of which `parts` are the layers."""
+    """Sizes of pages in the memory of all ranks, of which `parts` are the shapes by stage."""
     layouts = kv_layouts(request, pages)
     served, *drafted = (each.block_bytes(request.options.block_size) for each in layouts)
     place_bytes = served // max(1, layouts[0].num_layers)
     filled = [count * place_bytes + sum(drafted) for count in pages.filled_places(request.model)]
-    page = block_bytes_of(request, pages)
-    if len(parts) > 1:
-        page = sum(block_bytes_of(request, served=each) for each in parts)
-    states = states_of(request, pages)
+    if request.model.states is None:
+        return PageSizes(block_bytes_of(request, pages), tuple(filled))
     of_set = 0
-    if states is not None and request.model.states is not None:
-        of_set = request.model.states.num_all_units * states.unit_bytes
-    return PageSizes(page, tuple(filled), of_set)
+    for each in parts:
+        shape = states_of(request, pages if len(parts) == 1 else None, each)
+        if shape is not None and each.states is not None:
+            of_set += each.states.num_all_units * shape.unit_bytes
+    of_set *= request.options.tensor_parallel_size
+    return PageSizes(_state_page_bytes(request, pages, parts), tuple(filled), of_set)
 
 
-def cache_bytes_of(request: BuildRequest, pages: PagePlan) -> int:
+def cache_bytes_of(
+    request: BuildRequest, pages: PagePlan, parts: Sequence[ModelConfig] = ()
+) -> int:
     """Bytes of a page in the memory of all ranks. Each rank has a part of the served model's keys
-    and values, or all latents, and all keys and values of the drafter."""
+    and values, or all latents, and all keys and values of the drafter. `parts`: shapes of the ranks
+    of each stage, of a model with states."""
+    if request.model.states is not None:
+        return _state_page_bytes(request, pages, parts)
     num_others = request.options.tensor_parallel_size - 1
     if request.model.latent is not None:
         return (1 + num_others) * block_bytes_of(request, pages)
     drafted = _bytes_of(request, _draft_layouts(request))
     return block_bytes_of(request, pages) + num_others * drafted
+
+
+def _state_page_bytes(request: BuildRequest, pages: PagePlan, parts: Sequence[ModelConfig]) -> int:
+    """Bytes of a page in the memory of all ranks, of a model with states: that of a rank has room
+    for one of its own units."""
+    own = pages if len(parts) == 1 else None
+    num_shards = request.options.tensor_parallel_size
+    return num_shards * sum(block_bytes_of(request, own, each) for each in parts)
 
 
 def _bytes_of(request: BuildRequest, layouts: list[KvLayout]) -> int:

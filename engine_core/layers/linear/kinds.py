@@ -165,8 +165,8 @@ def outputs_of(spec: WeightSpec, shard: Shard) -> tuple[range, ...]:
         return (shard.part(num_rows),)
     found = []
     first = 0
-    for size in spec.parts:
-        part = shard.part(size)
+    for i, size in enumerate(spec.pieces):
+        part = range(size) if i in spec.copied else shard.part(size)
         found.append(range(first + part.start, first + part.stop))
         first += size
     return tuple(found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..architecture import own
 from ..configs.states import falcon_h1, granite_hybrid, lfm2, nemotron_h, qwen3_next
 
-_STATES = ("not with `--numerics tree`", "no ranks; stages on CPUs")
+_STATES = ("on GPUs not with `--numerics tree`", "on GPUs no ranks, no stages")
 _QWEN35 = "states.qwen3_next:Qwen35"
 STATE_ARCHITECTURES = {
     "FalconH1ForCausalLM": own(

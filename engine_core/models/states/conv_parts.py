@@ -10,7 +10,7 @@ from headwater.kernels.conv.conv_layer import ConvLayer, ConvUnit
 from ...layers.linear.kinds import Weights
 from ...layers.mixers.short_conv import ShortConv
 from ...layers.platform import ConvPlatform, Platform
-from ...weights.layout import Split, WeightSpec, joined_linear, linear, table
+from ...weights.layout import Split, WeightSpec, divided, joined_linear, linear, table
 from ...weights.model_config import ModelConfig
 from ..experts.expert_parts import check_unrounded
 
@@ -31,7 +31,7 @@ def conv_of(config: ModelConfig) -> dict[str, WeightSpec]:
     hidden = config.hidden_size
     return {
         PARTS: joined_linear((hidden, hidden, hidden), hidden),
-        TAPS: table(hidden, config.conv.width),
+        TAPS: divided(table(hidden, config.conv.width), (hidden,)),
         OUT: linear(hidden, hidden, split=Split.INPUTS),
     }
 

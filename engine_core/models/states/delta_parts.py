@@ -14,7 +14,15 @@ from headwater.kernels.delta.delta_unit import CONV_WIDTH
 from ...layers.linear.kinds import Weights
 from ...layers.mixers.delta_net import DeltaNet
 from ...layers.platform import Platform, StatePlatform
-from ...weights.layout import Split, WeightSpec, joined_linear, linear, norm, table
+from ...weights.layout import (
+    Split,
+    WeightSpec,
+    divided,
+    joined_linear,
+    linear,
+    norm,
+    table,
+)
 from ...weights.model_config import ModelConfig
 from ..experts.expert_parts import check_unrounded
 
@@ -50,12 +58,19 @@ def delta_of(config: ModelConfig) -> dict[str, WeightSpec]:
     assert delta is not None
     hidden = config.hidden_size
     num_values = delta.num_value_heads
+    channels = delta.keys_size, delta.keys_size, delta.values_size
+    wide = joined_linear((delta.num_channels, delta.values_size), hidden)
+    narrow = joined_linear((num_values, num_values), hidden)
+    by_kind = (*channels, delta.values_size), (num_values, num_values)
+    # One key head lies behind the other, so that a share of all rows is whole heads.
+    by_head = (wide.shape[0],), (narrow.shape[0],)
+    of_wide, of_narrow = by_head if delta.is_by_head else by_kind
     return {
-        WIDE: joined_linear((delta.num_channels, delta.values_size), hidden),
-        NARROW: joined_linear((num_values, num_values), hidden),
-        CONV: table(delta.num_channels, CONV_WIDTH),
-        RATES: _wide_table(num_values),
-        BIASES: _wide_table(num_values),
+        WIDE: divided(wide, of_wide),
+        NARROW: divided(narrow, of_narrow),
+        CONV: divided(table(delta.num_channels, CONV_WIDTH), channels),
+        RATES: _of_heads(num_values),
+        BIASES: _of_heads(num_values),
         NORM: norm(delta.value_dim),
         OUT: linear(hidden, delta.values_size, split=Split.INPUTS),
     }
@@ -101,5 +116,5 @@ def delta_net(config: ModelConfig, weights: Weights, platform: Platform, layer: 
     )
 
 
-def _wide_table(size: int) -> WeightSpec:
-    return replace(table(size), is_wide=True)
+def _of_heads(num_heads: int) -> WeightSpec:
+    return replace(divided(table(num_heads), (num_heads,)), is_wide=True)

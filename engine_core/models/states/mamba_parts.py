@@ -13,9 +13,9 @@ from headwater.kernels.mamba.mamba_layer import MambaLayer
 
 from ...layers.linear.kinds import Weights
 from ...layers.mixers.mamba import Mamba
-from ...layers.norm import GroupNorm, RMSNorm
+from ...layers.norm import GroupNorm, RMSNorm, WidthNorm
 from ...layers.platform import MambaPlatform, Platform
-from ...weights.layout import Split, WeightSpec, linear, norm, table
+from ...weights.layout import Split, WeightSpec, divided, linear, table, width_norm
 from ...weights.model_config import ModelConfig
 from ..experts.expert_parts import check_unrounded
 
@@ -49,12 +49,18 @@ def mamba_of(config: ModelConfig) -> dict[str, WeightSpec]:
     mamba = config.mamba
     assert mamba is not None
     hidden = config.hidden_size
-    heads = replace(table(mamba.num_heads), is_wide=True)
-    norms = {NORM: norm(mamba.values_size)} if mamba.num_norm_groups else {}
+    values = mamba.values_size
+    channels = values, mamba.keys_size, mamba.keys_size
+    parts = values, *channels, mamba.num_heads
+    # All heads read the keys and queries of the only group.
+    has_one = mamba.num_groups == 1
+    heads = replace(divided(table(mamba.num_heads), (mamba.num_heads,)), is_wide=True)
+    norms = {NORM: width_norm(values)} if mamba.num_norm_groups else {}
+    copied_channels = frozenset({1, 2} if has_one else ())
     return norms | {
-        PARTS: linear(mamba.values_size + mamba.num_channels + mamba.num_heads, hidden),
-        TAPS: table(mamba.num_channels, mamba.width),
-        TAPS_BIAS: table(mamba.num_channels),
+        PARTS: divided(linear(sum(parts), hidden), parts, frozenset({2, 3} if has_one else ())),
+        TAPS: divided(table(mamba.num_channels, mamba.width), channels, copied_channels),
+        TAPS_BIAS: divided(table(mamba.num_channels), channels, copied_channels),
         RATES: heads,
         STEP_BIASES: heads,
         SKIPS: heads,
@@ -100,13 +106,16 @@ def _norm_of(
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """The norm of a layer's gated outputs."""
     assert config.mamba is not None
-    num_groups = config.mamba.num_norm_groups
-    if num_groups == 0:
+    mamba = config.mamba
+    if mamba.num_norm_groups == 0:
         return lambda outputs: outputs
     factors = weights.tensors[prefix + NORM]
-    if num_groups == 1:
-        return RMSNorm(platform, factors, config.rms_norm_eps)
-    return GroupNorm(platform, factors, config.rms_norm_eps, num_groups)
+    eps = config.rms_norm_eps
+    if not mamba.has_width_norm:
+        return GroupNorm(platform, factors, eps, mamba.num_norm_groups // mamba.num_ranks)
+    if mamba.num_ranks > 1:
+        return WidthNorm(factors, eps, weights.group)
+    return RMSNorm(platform, factors, eps)
 
 
 def _factors_of(
@@ -118,7 +127,7 @@ def _factors_of(
     if multipliers is None:
         return None
     assert mamba is not None
-    keys = mamba.num_groups * mamba.state_dim
-    sizes = torch.tensor([mamba.values_size, mamba.values_size, keys, keys, mamba.num_heads])
+    values = mamba.values_size
+    sizes = torch.tensor([values, values, mamba.keys_size, mamba.keys_size, mamba.num_heads])
     factors = multipliers.mamba_in * torch.tensor(multipliers.projections)
     return factors.repeat_interleave(sizes).to(device, dtype)
