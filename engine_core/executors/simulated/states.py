@@ -48,14 +48,21 @@ class SimulatedStates:
 
     def write(self, plan: StepPlan) -> None:
         """Writes tails and states of the rows of a plan."""
-        bounds = zip(
-            plan.rows.tolist(),
-            plan.starts.tolist(),
-            (plan.starts + plan.counts).tolist(),
-            strict=True,
-        )
-        for row, start, end in bounds:
+        ends = plan.starts + plan.counts
+        # Most rows decode a token within a block.
+        is_inner = (plan.counts == 1) & (ends % self._block_size > 0)
+        self._write_tokens(plan.rows[is_inner], plan.starts[is_inner])
+        others = ~is_inner
+        bounds = (each[others].tolist() for each in (plan.rows, plan.starts, ends))
+        for row, start, end in zip(*bounds, strict=True):
             self._write(row, start, end)
+
+    def _write_tokens(self, rows: Int32Array, positions: Int32Array) -> None:
+        """Writes the tails of one token of each row."""
+        blocks, offsets = np.divmod(positions, self._block_size)
+        tails = self._pages_of(rows, blocks)[:, 1::PAGES_OF_UNIT]
+        added = hashes(self._table.token_ids[rows, positions], positions)
+        self._blocks[tails, offsets[:, None]] = added[:, None]
 
     def _write(self, row: int, start: int, end: int) -> None:
         size = self._block_size
@@ -81,8 +88,17 @@ class SimulatedStates:
 
     def behind(self, rows: Int32Array, at: Int32Array) -> UInt64Array:
         """[S] sums of all units' states behind positions at[i] of rows[i]."""
-        ends = zip(rows.tolist(), (at + 1).tolist(), strict=True)
-        return np.array([self.states(*each).sum(dtype=np.uint64) for each in ends], np.uint64)
+        blocks, num_tail = np.divmod(at + 1, self._block_size)
+        pages = self._pages_of(rows, blocks)
+        borders = np.where(
+            blocks[:, None] > 0, self._blocks[pages[:, ::PAGES_OF_UNIT], 0], self._salts
+        )
+        tails = self._blocks[pages[:, 1::PAGES_OF_UNIT]]
+        is_read = np.arange(self._block_size) < num_tail[:, None, None]
+        sums: UInt64Array = borders.sum(1, dtype=np.uint64) + tails.sum(
+            (1, 2), dtype=np.uint64, where=is_read
+        )
+        return sums
 
     def states(self, row: int, end: int) -> UInt64Array:
         """[units] states of a row behind its first `end` tokens."""
@@ -121,4 +137,13 @@ class SimulatedStates:
         place = self._block_table[row, columns.first_place + block]
         first = columns.first_page + place * columns.state_pages
         pages: Int32Array = self._block_table[row, first : first + PAGES_OF_UNIT * self._salts.size]
+        return pages
+
+    def _pages_of(self, rows: Int32Array, blocks: Int32Array) -> Int32Array:
+        """[R, pages] like `_pages`, of a block of each row."""
+        columns = self._columns
+        places = self._block_table[rows, columns.first_place + blocks]
+        first = columns.first_page + places * columns.state_pages
+        of_units = first[:, None] + np.arange(PAGES_OF_UNIT * self._salts.size)
+        pages: Int32Array = self._block_table[rows[:, None], of_units]
         return pages
