@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from ..table.request_state import RequestState
 from ..table.request_table import RequestTable
 from .blocks import Blocks, Wait
 from .forks import Follow, PartialBlock
-from .state_sets import StateSet, StateSets
+from .state_sets import StateSets, TakenSets
 from .wanted import Wanted
 
 MOST_ANSWER_BLOCKS = 256
@@ -148,12 +148,11 @@ class StateBlocks(Blocks):
         if partial.num_tokens or not wanted.hits.snapshot:
             return super().copies(request, wanted, partial)
         begun = self._states.of_block(request.row, wanted.hits.num_blocks)
-        assert begun is not None
-        return zip(wanted.hits.snapshot, begun.pages, strict=True)
+        return zip(wanted.hits.snapshot, begun, strict=True)
 
     def _pages_at(self, request: RequestState, idx: int) -> list[int]:
         found = self._states.of_block(request.row, idx)
-        return [] if found is None else super()._pages_at(request, idx) + found.pages
+        return super()._pages_at(request, idx) + found if found else []
 
     def _stop_at(self, request: RequestState, num_blocks: int) -> None:
         """Lets a chunk of a request's prompt end behind so many blocks, if none has yet."""
@@ -179,10 +178,10 @@ class StateBlocks(Blocks):
     def _offer(self, request: RequestState, block: int) -> None:
         """Lets the next steps find the state with which a chunk enters a block."""
         written = self._states.of_block(request.row, block)
-        assert written is not None
+        assert written
         block_hash = request.chain.hashes[block - 1]
         if not self._snapshots.snapshots.find(block_hash):
-            self._snapshots.snapshots.cache(block_hash, written.pages)
+            self._snapshots.snapshots.cache(block_hash, written)
             self._snapshots.fresh.add(block_hash)
             self._leaders[block_hash] = request
         parts = block * self._block_size in self._stops.get(request.row, ())
@@ -195,7 +194,7 @@ class StateBlocks(Blocks):
             or block - self._last_kept[request.row] >= self._interval
         )
         if is_kept:
-            written.is_kept = True
+            self._states.keep(request.row, block)
             self._last_kept[request.row] = block
         if request.num_computed == request.num_tokens:
             begun = int(self._begun[request.row])
@@ -291,9 +290,12 @@ class StateBlocks(Blocks):
         has_released = super().shrink(rows, num_computed)
         blocks = num_computed[rows] // self._block_size
         is_spare = self._states.capacity[rows] >= (blocks + 2) * self._block_size - 1
-        for row, block in zip(rows[is_spare].tolist(), blocks[is_spare].tolist(), strict=True):
-            self._drop_sets(self._states.take_behind(row, block))
-        return has_released or bool(is_spare.any())
+        if not is_spare.any():
+            return has_released
+        taken = self._states.take_behind(rows[is_spare], blocks[is_spare])
+        for i in range(np.count_nonzero(is_spare)):
+            self._drop_sets(taken.pages[taken.at == i])
+        return True
 
     def release_unseen(
         self, rows: RowIndices, num_computed: Int32Array, table: RequestTable
@@ -302,62 +304,53 @@ class StateBlocks(Blocks):
         more."""
         has_released = super().release_unseen(rows, num_computed, table)
         blocks = num_computed // self._block_size
-        due = blocks > self._states.oldest[rows]
-        chains = table.chains_of(rows[due])
-        dropped: list[StateSet] = []
-        for row, block, known in zip(rows[due].tolist(), blocks[due].tolist(), chains, strict=True):
-            dropped += self._release_kept(known, self._states.take_before(row, block))
-        self._drop_sets(dropped)
-        return has_released or bool(due.any())
+        is_due = blocks > self._states.oldest[rows]
+        if not is_due.any():
+            return has_released
+        due = rows[is_due]
+        taken = self._states.take_before(due, blocks[is_due])
+        self._drop_sets(self._release_kept(table.chains_of(due), taken))
+        return True
 
     def release(self, request: RequestState) -> None:
         """The state at the last border of its tokens stays cached."""
         row = request.row
         num_cached = request.chain.num_cached if self._is_caching else 0
-        last = next(
-            (found for found in self._states.blocks_of(row) if found[0] <= num_cached), None
-        )
-        if last is not None and last[0]:
-            block, written = last
-            self._snapshots.snapshots.cache(request.chain.hashes[block - 1], written.pages)
-            written.is_kept = True
+        block = next((each for each in self._states.blocks_of(row) if each <= num_cached), 0)
+        if block:
+            written = self._states.of_block(row, block)
+            self._snapshots.snapshots.cache(request.chain.hashes[block - 1], written)
+            self._states.keep(row, block)
             prompt_end = request.num_prompt_tokens // self._block_size
             if 0 < prompt_end < block:
                 # The next turn goes on behind the answer.
                 self._snapshots.snapshots.supersede(
                     request.chain.hashes[prompt_end - 1], num_chains=0
                 )
-        self._drop_sets(self._release_kept(request.chain, self._states.take_all(row)))
+        self._drop_sets(self._release_kept([request.chain], self._states.take_all(row)))
         self._stops.pop(row, None)
         super().release(request)
 
-    def _release_kept(self, known: HashChain, sets: Iterable[StateSet]) -> list[StateSet]:
-        """Lets go of sets of a chain that stay cached, and may go to block sources. Returns the
-        others."""
-        others = []
-        for each in sets:
-            if each.is_kept:
-                self._loads.release_set(known, each.block, each.pages)
-            else:
-                others.append(each)
-        return others
+    def _release_kept(self, chains: Sequence[HashChain], taken: TakenSets) -> Int32Array:
+        """Lets go of sets that stay cached, and may go to block sources; `chains` are those of the
+        rows. Returns the pages of the others, [S, pages of a set]."""
+        for i in taken.are_kept.nonzero()[0].tolist():
+            pages = taken.pages[i].tolist()
+            self._loads.release_set(chains[taken.at[i]], int(taken.blocks[i]), pages)
+        return taken.pages[~taken.are_kept]
 
-    def _drop_sets(self, dropped: Iterable[StateSet]) -> None:
-        """Lets go of sets that do not stay cached."""
-        pages = []
-        for each in dropped:
-            self._snapshots.snapshots.uncache(each.pages)
-            pages += each.pages
-        if pages:
-            self._pool.release(pages)
+    def _drop_sets(self, pages: Int32Array) -> None:
+        """Lets go of sets that do not stay cached; pages [S, pages of a set]."""
+        for each in pages.tolist():
+            self._snapshots.snapshots.uncache(each)
+        if pages.size:
+            self._pool.release(pages.reshape(-1).tolist())
 
     @property
     def num_snapshot_pages(self) -> int:
         """Pages of snapshots that no row holds, without those that are evicted before anything
         else."""
-        num_held = sum(
-            self._pool.hash_of(pages[0]) is not None for pages in self._states.pages_of_sets()
-        )
+        num_held = sum(self._pool.hash_of(page) is not None for page in self._states.first_pages())
         return (self._snapshots.num_snapshots - num_held) * self._states.num_pages
 
     def num_pages_of(self, request: RequestState) -> int:
@@ -384,12 +377,11 @@ class StateBlocks(Blocks):
         super().describe(load)
         load.num_pages_by_window = {
             **self._pages_by_window(),
-            "state": self._states.num_all_pages,
+            "state": self._states.num_all * self._states.num_pages,
             "snapshot": self._snapshots.num_found * self._states.num_pages,
         }
         if self._sizes.page:
             # Of a set: the tail that its block has not filled yet is not counted.
             padding = self._states.num_pages * self._sizes.page - self._sizes.of_set
-            num_sets = self._states.num_all_pages // self._states.num_pages
-            load.wasted_bytes["state"] = num_sets * padding
+            load.wasted_bytes["state"] = self._states.num_all * padding
             load.wasted_bytes["snapshot"] = self._snapshots.num_found * padding

@@ -3,27 +3,31 @@ block table. Knows no cache."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from ...config import EngineConfig
-from ...executor import Int32Array
+from ...executor import BoolArray, Int32Array
 from ...kv.block_pool import BlockPool
 from ..table.masks import RowIndices
 from .block_table import NEVER
 
+NO_SET = -1
+"""Stands for the block of a place without a set."""
 
-@dataclass(slots=True)
-class StateSet:
-    place: int
-    """One of the row's places for sets in its block table."""
-    pages: list[int]
-    block: int
-    """Index of the block at whose beginning the state is."""
-    is_kept: bool = False
-    """Whether it stays cached when its row needs it no longer."""
+
+class TakenSets(NamedTuple):
+    """S sets that rows no longer have, by row and then by block."""
+
+    at: RowIndices
+    """[S] index of each one's row among the rows that they were taken of."""
+    blocks: Int32Array
+    """[S] blocks at whose beginning the states are."""
+    pages: Int32Array
+    """[S, pages of a set]"""
+    are_kept: BoolArray
+    """[S] whether each stays cached."""
 
 
 class StateSets:
@@ -33,9 +37,9 @@ class StateSets:
     def __init__(self, config: EngineConfig, pool: BlockPool) -> None:
         self.num_pages = config.state_pages
         """Pages of a set."""
-        self._num_places = config.columns.num_sets
+        num_places = config.columns.num_sets
         self._first_place = config.columns.first_place
-        first_pages = config.columns.first_page + self.num_pages * np.arange(self._num_places)
+        first_pages = config.columns.first_page + self.num_pages * np.arange(num_places)
         self._columns: Int32Array = first_pages[:, None] + np.arange(self.num_pages)
         """[places, pages] columns of pages."""
         self._block_size = config.block_size
@@ -45,37 +49,44 @@ class StateSets:
         self.capacity: Int32Array = np.full(config.num_rows, -1, np.int32)
         """The most tokens of the row, computed ones included, up to which its newest set serves:
         behind the last of them it needs that of another block."""
-        self._sets: list[dict[int, StateSet]] = [{} for _ in range(config.num_rows)]
-        """Keyed by row, its sets by block, in ascending order."""
+        shape = config.num_rows, num_places
+        self._blocks: Int32Array = np.full(shape, NO_SET, np.int32)
+        """[rows, places] block at whose beginning the state of each set is."""
+        self._pages: Int32Array = np.zeros((*shape, self.num_pages), np.int32)
+        self._are_kept: BoolArray = np.zeros(shape, np.bool_)
+        """[rows, places] whether a set stays cached when its row needs it no longer."""
 
-    def newest(self, row: int) -> int:
-        """Block of the row's last set."""
-        return int(self.capacity[row]) // self._block_size
+    def of_block(self, row: int, block: int) -> list[int]:
+        """Pages of the row's set of a block; empty: it has none."""
+        pages: list[int] = self._pages[row][self._blocks[row] == block].reshape(-1).tolist()
+        return pages
 
-    def of_block(self, row: int, block: int) -> StateSet | None:
-        return self._sets[row].get(block)
+    def keep(self, row: int, block: int) -> None:
+        """Lets the row's set of a block stay cached when its row needs it no longer."""
+        self._are_kept[row] |= self._blocks[row] == block
 
-    def blocks_of(self, row: int) -> Iterator[tuple[int, StateSet]]:
-        """The row's sets with their blocks, the last one first."""
-        return reversed(self._sets[row].items())
+    def blocks_of(self, row: int) -> list[int]:
+        """Blocks of the row's sets, the last one first."""
+        blocks = self._blocks[row]
+        return sorted(blocks[blocks != NO_SET].tolist(), reverse=True)
 
-    def pages_of_sets(self) -> Iterator[list[int]]:
-        """Pages of each set of all rows."""
-        for sets in self._sets:
-            for each in sets.values():
-                yield each.pages
+    def first_pages(self) -> list[int]:
+        """The first page of each set of all rows."""
+        pages: list[int] = self._pages[self._blocks != NO_SET, 0].tolist()
+        return pages
 
     def pages_of(self, row: int) -> list[int]:
         """Pages of all sets of a row."""
-        return [page for each in self._sets[row].values() for page in each.pages]
+        pages: list[int] = self._pages[row][self._blocks[row] != NO_SET].reshape(-1).tolist()
+        return pages
 
     def num_pages_of(self, row: int) -> int:
-        return len(self._sets[row]) * self.num_pages
+        return int(np.count_nonzero(self._blocks[row] != NO_SET)) * self.num_pages
 
     @property
-    def num_all_pages(self) -> int:
-        """Pages of all rows."""
-        return sum(map(len, self._sets)) * self.num_pages
+    def num_all(self) -> int:
+        """Sets of all rows."""
+        return int(np.count_nonzero(self._blocks != NO_SET))
 
     def add(self, row: int, block: int) -> tuple[Int32Array, list[int]]:
         """Gives a row the set of a block after its others, of free pages. Returns columns of its
@@ -88,45 +99,52 @@ class StateSets:
         their block tables, and what stands there: [R, 1 + pages of a set], the place first."""
         pages = np.array(self._pool.allocate(rows.size * self.num_pages), np.int32)
         pages = pages.reshape(rows.size, self.num_pages)
-        places = np.empty(rows.size, np.int32)
-        added = enumerate(zip(rows.tolist(), blocks.tolist(), pages.tolist(), strict=True))
-        for i, (row, block, of_set) in added:
-            sets = self._sets[row]
-            taken = {each.place for each in sets.values()}
-            place = places[i] = next(i for i in range(self._num_places) if i not in taken)
-            if not sets:
-                self.oldest[row] = block
-            sets[block] = StateSet(int(place), of_set, block)
+        is_free = self._blocks[rows] == NO_SET
+        assert is_free.any(1).all()
+        places = is_free.argmax(1)
+        self.oldest[rows] = np.where(is_free.all(1), blocks, self.oldest[rows])
+        self._blocks[rows, places] = blocks
+        self._pages[rows, places] = pages
         self.capacity[rows] = (blocks + 1) * self._block_size - 1
         columns = np.empty((rows.size, 1 + self.num_pages), np.int32)
         columns[:, 0] = self._first_place + blocks
         columns[:, 1:] = self._columns[places]
-        return columns, np.concatenate((places[:, None], pages), axis=1)
+        values = np.empty_like(columns)
+        values[:, 0] = places
+        values[:, 1:] = pages
+        return columns, values
 
-    def lacking(self, rows: RowIndices, num_tokens: Int32Array) -> RowIndices:
-        """Rows that have no set of the block behind num_tokens[i] of their tokens."""
-        lacking: RowIndices = rows[num_tokens > self.capacity[rows]]
-        return lacking
-
-    def take_before(self, row: int, block: int) -> list[StateSet]:
-        """Takes a row's sets of blocks before this one."""
-        sets = self._sets[row]
-        taken = [sets.pop(each) for each in list(sets) if each < block]
-        self.oldest[row] = next(iter(sets), NEVER)
+    def take_before(self, rows: RowIndices, blocks: Int32Array) -> TakenSets:
+        """Takes the sets of each row of blocks before blocks[i]."""
+        own = self._blocks[rows]
+        taken = self._take(rows, (own != NO_SET) & (own < blocks[:, None]))
+        left = self._blocks[rows]
+        self.oldest[rows] = np.where(left == NO_SET, NEVER, left).min(1)
         return taken
 
-    def take_behind(self, row: int, block: int) -> list[StateSet]:
-        """Takes a row's sets of blocks after this one."""
-        sets = self._sets[row]
-        taken = [sets.pop(each) for each in list(sets) if each > block]
-        if taken:
-            self.capacity[row] = (block + 1) * self._block_size - 1
+    def take_behind(self, rows: RowIndices, blocks: Int32Array) -> TakenSets:
+        """Takes the sets of each row of blocks after blocks[i]."""
+        taken = self._take(rows, self._blocks[rows] > blocks[:, None])
+        shorter = np.unique(taken.at)
+        self.capacity[rows[shorter]] = (blocks[shorter] + 1) * self._block_size - 1
         return taken
 
-    def take_all(self, row: int) -> list[StateSet]:
+    def take_all(self, row: int) -> TakenSets:
         """Takes all sets of a row, which has left."""
-        taken = list(self._sets[row].values())
-        self._sets[row].clear()
+        taken = self._take(np.array([row]), self._blocks[row : row + 1] != NO_SET)
         self.oldest[row] = NEVER
         self.capacity[row] = -1
+        return taken
+
+    def _take(self, rows: RowIndices, are_taken: BoolArray) -> TakenSets:
+        """Takes sets of rows; are_taken [R, places]."""
+        at, places = are_taken.nonzero()
+        found = rows[at], places
+        blocks = self._blocks[found]
+        order = np.lexsort((blocks, at))
+        taken = TakenSets(
+            at[order], blocks[order], self._pages[found][order], self._are_kept[found][order]
+        )
+        self._blocks[found] = NO_SET
+        self._are_kept[found] = False
         return taken
