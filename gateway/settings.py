@@ -113,8 +113,7 @@ class GatewaySettings(StageSecuritySettings):
     shared_cache: bool = setting(False, "let all tenants hit one another's cached prefixes")
     shared_prompt: tuple[str, ...] = setting(
         (),
-        "MODEL=SHA256:TENANT+TENANT (repeatable): tenants that hit one another's cached blocks of "
-        "a system message with this hash, and of nothing else",
+        "MODEL=SHA256:TENANT+TENANT (repeatable): tenants that share blocks of a system message",
     )
     tls_cert_file: str = setting("", "PEM certificate for clients, REST and gRPC; none: no TLS")
     tls_key_file: str = setting("", "PEM private key of that certificate")
