@@ -206,17 +206,30 @@ class BlockPool:
     def cache(self, block: int, block_hash: bytes) -> bool:
         """Lets a held block be found by its hash, unless another already is; whether the hash was
         cached nowhere."""
-        assert self.ref_counts[block] > 0
-        assert self._hash_of[block] is None, f"block {block} is cached already"
-        if block_hash in self._block_of:
-            return False
-        if self.values is not None and block_hash in self.values.missed:
-            self.values.note_missed(block_hash)
-        self._block_of[block_hash] = block
-        self._hash_of[block] = block_hash
-        if self._cached is not None:
-            self._cached.append((block, block_hash, self.generations[block]))
-        return block_hash not in self.elsewhere
+        return self.cache_each((block,), (block_hash,))[0]
+
+    def cache_each(self, blocks: Sequence[int], hashes: Sequence[bytes]) -> list[bool]:
+        """`cache` of each of these blocks in turn."""
+        ref_counts = self.ref_counts
+        hash_of = self._hash_of
+        block_of = self._block_of
+        values = self.values
+        cached = self._cached
+        are_new = []
+        for block, block_hash in zip(blocks, hashes, strict=True):
+            assert ref_counts[block] > 0
+            assert hash_of[block] is None, f"block {block} is cached already"
+            if block_hash in block_of:
+                are_new.append(False)
+                continue
+            if values is not None and block_hash in values.missed:
+                values.note_missed(block_hash)
+            block_of[block_hash] = block
+            hash_of[block] = block_hash
+            if cached is not None:
+                cached.append((block, block_hash, self.generations[block]))
+            are_new.append(block_hash not in self.elsewhere)
+        return are_new
 
     def cache_page(self, block: int, key: bytes) -> None:
         """Like `cache`, by a key that is no block hash."""

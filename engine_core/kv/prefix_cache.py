@@ -6,7 +6,7 @@ Knows hash chains and the block pool; knows nothing about steps, rows or executo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from .prefix_hash import (
     TokenArray,
     behind_front,
     block_hashes,
-    next_block_hash,
+    next_block_hashes,
     num_common,
     token_bytes,
 )
@@ -247,32 +247,28 @@ class PrefixCache:
 
     def append(
         self,
-        chains: Iterable[HashChain],
+        chains: Sequence[HashChain],
         token_ids: TokenArray,
         pages: Sequence[int],
         others: Sequence[Sequence[int]] = (),
     ) -> None:
         """Hashes, caches and announces the next block of each of some sequences, which is computed;
         `token_ids` are those of these blocks, one block after another. Pages as in `offer`."""
-        data = token_bytes(token_ids)
-        cache = self._pool.cache
-        announce = self._stored.append
-        stride = len(data) // len(pages)
-        start = 0
-        hashed = []
-        for chain, page in zip(chains, pages, strict=True):
-            hashes = chain.hashes
-            parent = hashes[-1] if hashes else b""
-            base = parent or chain.namespace
-            if chain.front is not None:
-                base = chain.tip
-            block_hash = next_block_hash(base, data[start : start + stride])
-            if cache(page, block_hash):
-                announce(StoredChain(parent, [block_hash]))
-            hashes.append(block_hash)
-            hashed.append(block_hash)
+        parents = [chain.hashes[-1] if chain.hashes else b"" for chain in chains]
+        bases = [
+            (parent or chain.namespace) if chain.front is None else chain.tip
+            for parent, chain in zip(parents, chains, strict=True)
+        ]
+        hashed = next_block_hashes(bases, token_bytes(token_ids))
+        for chain, block_hash in zip(chains, hashed, strict=True):
+            chain.hashes.append(block_hash)
             chain.num_cached += 1
-            start += stride
+        are_new = self._pool.cache_each(pages, hashed)
+        self._stored += [
+            StoredChain(parent, [block_hash])
+            for parent, block_hash, is_new in zip(parents, hashed, are_new, strict=True)
+            if is_new
+        ]
         self._cache_others(hashed, others)
 
     def note_gained(self, parent: bytes, block_hash: bytes) -> None:
@@ -303,10 +299,10 @@ class PrefixCache:
         self, parent: bytes, hashes: Sequence[bytes], blocks: Sequence[int]
     ) -> list[StoredChain]:
         stored: list[StoredChain] = []
-        cache = self._pool.cache
+        are_new = self._pool.cache_each(blocks, hashes)
         run = None
-        for block_hash, block in zip(hashes, blocks, strict=True):
-            if not cache(block, block_hash):
+        for block_hash, is_new in zip(hashes, are_new, strict=True):
+            if not is_new:
                 run = None
             elif run is not None:
                 run.append(block_hash)

@@ -49,6 +49,22 @@ def next_block_hash(parent: bytes, data: bytes) -> bytes:
     return hasher.digest()
 
 
+def next_block_hashes(parents: Sequence[bytes], data: bytes) -> list[bytes]:
+    """`next_block_hash` of one block behind each of some chains; `data` are their tokens, one block
+    after another."""
+    stride = len(data) // len(parents)
+    copy = _EMPTY_HASHER.copy
+    hashes = []
+    start = 0
+    for parent in parents:
+        assert len(parent) == HASH_LEN
+        hasher = copy()
+        hasher.update(parent + data[start : start + stride])
+        hashes.append(hasher.digest())
+        start += stride
+    return hashes
+
+
 def behind_front(namespace: bytes, tip: bytes) -> bytes:
     """Root of a tenant's blocks behind a front whose last block hashes to `tip`. No block has so
     few tokens that its hash is equal."""
