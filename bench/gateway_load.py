@@ -124,6 +124,8 @@ def streams(
         "HEADWATER_MAX_NUM_SEQS": str(num_streams),
         "HEADWATER_MAX_NUM_BATCHED_TOKENS": str(max(2048, num_streams)),
         "HEADWATER_NUM_BLOCKS": str(max(1024, num_streams * 64)),
+        # A gateway keeps its last turns from the tenant that has most of them.
+        "HEADWATER_MAX_RUNNING": str(max(4096, 2 * num_streams)),
     }
     with own_cluster(["--executor=simulated", "--replicas=1", "--log-level=warning"]) as (
         cluster,
@@ -148,8 +150,10 @@ async def _hold(
         asyncio.ensure_future(connection.call("/v1/completions", body | {"seed": i}, {}))
         for i, connection in enumerate(connections)
     ]
-    while not all(connection.has_begun for connection in connections):  # noqa: ASYNC110 (another process)
+    while not all(connection.has_begun for connection in connections):
         await asyncio.sleep(0.1)
+        if ended := [call for call in calls if call.done()]:
+            raise RuntimeError(f"{len(ended)} of {num_streams} streams ended: {ended[0]}")
     events = sum(each.num_pieces for each in connections)
     spent = cpu_seconds(pid)
     began = time.perf_counter()
