@@ -216,6 +216,8 @@ async def test_a_model_that_sleeps_for_longer_than_requests_wait_is_refused_with
     there.hear(turn="asleep", wait_seconds=4.0)
     waiting = await begun(there.replica_comes())
     assert there.demand.wait_seconds(MODEL) == 4.0
+    # An autoscaler counts it too.
+    assert there.demand.waiting == {MODEL: 1}
     there.replica = True
     there.demand.look_again()
     await waiting
