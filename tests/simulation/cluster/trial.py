@@ -36,7 +36,7 @@ NUM_SAMPLED = 10 * (NUM_PROBES + NUM_LEARNED)
 AGREE_SECONDS = 2.0
 AGREE_AFTER_LOSS_SECONDS = 5.0
 """Seconds until agreement after all processes are up, and after NATS or Redis were away."""
-BACK_SECONDS = 45.0
+BACK_SECONDS = 120.0
 """Seconds until a process that died answers again."""
 POLL_SECONDS = 0.05
 WATCH_SECONDS = 0.1
