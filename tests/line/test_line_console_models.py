@@ -95,7 +95,7 @@ def test_an_adapter_is_loaded_answers_and_is_unloaded(
             page.click("dialog .actions button:not(.quiet)")
 
         load(tmp_path / "nothing")
-        page.wait("document.querySelector('dialog').innerText.includes('adapter_config.json')")
+        page.wait("document.querySelector('dialog').innerText.includes('adapter_config.json')", 60)
         page.press("Escape")
         page.wait("!document.querySelector('dialog[open]')")
         load(tmp_path / "support")
