@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
 
 import httpx
 import pytest
@@ -40,7 +41,8 @@ def project() -> Iterator[ComposeProject]:
 
 
 class GatewayGone(Exception):
-    """A connection that broke or went silent; an answer is asked for elsewhere."""
+    """A connection that broke or went silent, or a gateway that can begin nothing for now; an answer
+    is asked for elsewhere."""
 
 
 @dataclass
@@ -77,6 +79,11 @@ def read(answer: Answer, gateway: str, number: int) -> None:
                 else client.stream("POST", "/v1/completions", json=body)
             )
             with asked as reply:
+                if reply.status_code == HTTPStatus.SERVICE_UNAVAILABLE and not answer.stream_id:
+                    # Refused before any work, as docs/errors.md says: a gateway that stood still
+                    # has lost its sessions, and refuses until they stand again.
+                    assert int(reply.headers["retry-after"]) >= 1
+                    raise GatewayGone(reply.read().decode())
                 assert reply.status_code == 200, reply.read()
                 for line in reply.iter_lines():
                     take(answer, line)
