@@ -42,9 +42,9 @@ START_PAUSES = (0.1, 0.5, 0.0)
 
 def num_checks() -> int:
     """Checks at once: as many as there are cores, so that on a small machine the slow checks of a
-    tenant leave a core to steps and to the text of answers; at least 2, of which one is
-    reserved."""
-    return max(2, min(MAX_CHECKS, usable_cores()))
+    tenant leave time to steps and to the text of answers; at least 3, of which one is reserved, so
+    that a slow check does not hold up the others of its tenant."""
+    return max(3, min(MAX_CHECKS, usable_cores()))
 
 
 @dataclass(slots=True)

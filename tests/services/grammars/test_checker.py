@@ -192,7 +192,7 @@ async def test_what_several_want_to_know_is_asked_once(demo_folder: Path, others
     assert children() <= others
 
 
-@pytest.mark.parametrize(("cores", "checks"), [(1, 2), (2, 2), (3, 3), (64, MAX_CHECKS)])
+@pytest.mark.parametrize(("cores", "checks"), [(1, 3), (3, 3), (64, MAX_CHECKS)])
 def test_a_small_machine_checks_fewer_grammars_at_once(
     cores: int, checks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,7 +200,7 @@ def test_a_small_machine_checks_fewer_grammars_at_once(
     assert num_checks() == checks
 
 
-@pytest.mark.parametrize("cores", [2, 4])
+@pytest.mark.parametrize("cores", [3, 4])
 async def test_a_tenants_grammars_are_checked_beside_a_flood_of_another_one(
     cores: int, demo_folder: Path, others: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
