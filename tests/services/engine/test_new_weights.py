@@ -16,9 +16,9 @@ async def test_an_idle_engine_takes_weights_without_another_call(tmp_path: Path)
     first = make_chatting_model(tmp_path / "first")
     second = make_chatting_model(tmp_path / "second")
     with engine_process(f"--model-folder={first}", *SMALL) as engine:
-        number = await engine_calls.load_weights(engine.address, second)
+        loaded = await engine_calls.load_weights(engine.address, second)
         async with asyncio.timeout(60):
-            await engine_calls.replace_weights(engine.address, number, ends_requests=False)
+            await engine_calls.replace_weights(engine.address, loaded.number, ends_requests=False)
         async with client_of(engine) as client:
             await client.send(add(1, range(20, 40), 8))
             await client.read_until_finished(1)
