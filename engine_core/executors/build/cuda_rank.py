@@ -49,7 +49,7 @@ class LoadedRank(LoadedModel):
 
     request: BuildRequest
     rank: Rank
-    """The rank, with a group over peer memory where its stage has several ranks."""
+    """The rank, with a group over peer memory, or alone where its stage has no other."""
     group: PeerGroup | None
     host: Group
     """The same ranks over host memory."""
@@ -211,7 +211,8 @@ def load_rank(
         KV_DTYPES[request.kv_format],
         request.is_tree,
         request,
-        rank if group is None else rank.over(group),
+        # Host memory takes no tensors of a GPU: a rank that has its layers alone exchanges nothing.
+        rank.over(Alone() if group is None else group),
         group,
         rank.group,
         channels.stages,
