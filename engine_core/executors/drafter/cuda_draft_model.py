@@ -35,9 +35,10 @@ launches less than chunks do."""
 
 
 def drafting_config(config: EngineConfig) -> EngineConfig:
-    """The limits of steps that draft: beside what the served model computes, rows may catch up."""
+    """The limits of steps that draft: beside what the served model computes, rows may catch up.
+    Draft models have no adapters."""
     most = config.max_num_batched_tokens + config.max_num_seqs * CATCH_UP
-    return replace(config, max_num_batched_tokens=most)
+    return replace(config, max_num_batched_tokens=most, num_adapter_ranks=0)
 
 
 class CudaDraftModel:
