@@ -166,8 +166,9 @@ def _with_sinks(
         heads=heads, kv_heads=kv_heads, head_dim=head_dim, block_size=block_size
     )
     sinks = torch.linspace(-9, 30, heads)
-    starts = [*(length - 1 for length in DECODE_LENS), *(start for start, _ in CHUNKS)]
-    counts = [*(1 for _ in DECODE_LENS), *(count for _, count in CHUNKS)]
+    lengths = DECODE_LENS[len(CHUNKS) :]  # No more sequences than a step of the subject's may have.
+    starts = [*(length - 1 for length in lengths), *(start for start, _ in CHUNKS)]
+    counts = [*(1 for _ in lengths), *(count for _, count in CHUNKS)]
     own = _sequences(
         subject,
         platform,
