@@ -47,11 +47,11 @@ def asked(
     """A request in which these capabilities meet; `more` are fields that depend on other
     answers."""
     options: dict[str, object] = {}
-    model: dict[str, object] = {}
+    model: Fields = {}
     fields: dict[str, object] = {**PLAIN, **needs}
     for each in capabilities:
         options |= each.options
-        model |= each.model
+        model = each.model or model  # Nothing of another architecture stays.
         fields |= each.asks
         moves |= each.moves
     awaited = tuple(

@@ -399,7 +399,8 @@ EXPERTS = Capability(
         "model_type": "qwen3_moe",
         "num_experts": 8,
         "num_experts_per_tok": 3,
-        "moe_intermediate_size": 64,
+        # Whole tiles of packed weights on GPUs.
+        "moe_intermediate_size": 128,
         "norm_topk_prob": True,
     },
     is_simulated=False,
@@ -420,7 +421,7 @@ MXFP4_EXPERTS = Capability(
         "model_type": "gpt_oss",
         "num_local_experts": 8,
         "num_experts_per_tok": 3,
-        "sliding_window": 24,
+        "sliding_window": 64,
         "quantization_config": {"quant_method": MXFP4},
     },
     options={"quantization": MXFP4},
@@ -456,15 +457,6 @@ ADAPTERS = Capability(
         FP8_BLOCK_WEIGHTS.name: Refused(
             field="activation_dtype", says="allowed: model beside adapter_memory", is_on_gpu=True
         ),
-        FP8_WEIGHTS.name: Refused(
-            field="activation_dtype", says="allowed: model beside adapter_memory", is_on_gpu=True
-        ),
-        "tensor parallel": Refused(
-            field="adapter_memory", says="with tensor_parallel_size 2", is_on_gpu=True
-        ),
-        "pipeline parallel": Refused(
-            field="adapter_memory", says="with pipeline_parallel_size 2", is_on_gpu=True
-        ),
         "tree numerics": Refused(field="adapter_memory", says="allowed: 0 with numerics tree"),
         "state layers": Refused(field="adapter_memory", says=f"allowed: 0 {WITH_STATES}"),
     },
@@ -497,6 +489,16 @@ STATE_LAYERS = Capability(
         ),
         "tree numerics": Refused(
             field="numerics", says=f"allowed: default {WITH_STATES}", is_on_gpu=True
+        ),
+        "pipeline parallel": Refused(
+            field="pipeline_parallel_size", says=f"allowed: 1 {WITH_STATES}", is_on_gpu=True
+        ),
+        "pull": Refused(field="kv_peer_memory", says=f"allowed: 0 {WITH_STATES}", is_on_gpu=True),
+        "hand-over": Refused(
+            field="kv_peer_memory", says=f"allowed: 0 {WITH_STATES}", is_on_gpu=True
+        ),
+        W8A8_WEIGHTS.name: Refused(
+            field="activation_dtype", says="no norm or activation is rounded", is_on_gpu=True
         ),
         "window layers": ONE_ARCHITECTURE,
         "latent attention": ONE_ARCHITECTURE,
@@ -579,6 +581,15 @@ LATENT_ATTENTION = Capability(
         "draft heads": Refused(field="draft_heads", says=f"allowed: none {WITH_LATENTS}"),
         "tree numerics": Refused(field="numerics", says=f"allowed: default {WITH_LATENTS}"),
         "adapters": Refused(field="adapter_memory", says=f"allowed: 0 {WITH_LATENTS}"),
+        "tensor parallel": Refused(
+            field="tensor_parallel_size", says=f"allowed: 1 {WITH_LATENTS}", is_on_gpu=True
+        ),
+        **{
+            name: Refused(
+                field="activation_dtype", says="no norm or activation is rounded", is_on_gpu=True
+            )
+            for name in (W8A8_WEIGHTS.name, FP8_BLOCK_WEIGHTS.name)
+        },
         "MXFP4 experts": Refused(
             field="quantization",
             says="allowed: auto: the weights of the model folder are not packed",
