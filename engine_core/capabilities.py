@@ -115,7 +115,7 @@ ENGINE = (
         name=TENSOR_PARALLEL,
         fields=("tensor_parallel_size",),
         off="1",
-        beside=frozenset({INT8_ACTIVATIONS, ROUNDED_ACTIVATIONS, EXPERTS}),
+        beside=frozenset({INT8_ACTIVATIONS, ROUNDED_ACTIVATIONS, EXPERTS, MIXED}),
         beside_if={"rank_latents": frozenset({LATENT}), "rank_states": frozenset({STATES})},
         flag="parallel",
     ),
@@ -306,7 +306,7 @@ TRIOS = (
         flag="rank_draft_slots",
     ),
     # Slots hold a block of all ranks, and no states.
-    Trio(first=TENSOR_PARALLEL, second=frozenset({STATES}), third=TIERS),
+    Trio(first=TENSOR_PARALLEL, second=frozenset({STATES, MIXED}), third=TIERS),
     Trio(first=PIPELINE_PARALLEL, second=frozenset({STATES}), third=TIERS),
 )
 

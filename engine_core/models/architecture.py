@@ -15,6 +15,8 @@ BOTH_WAYS = {
     f"{MODELS}gemma3:Gemma3": f"{MODELS}encoders.both_ways:BothWaysGemma3",
 }
 """Keyed by the class of a decoder, that of the model whose tokens see each other."""
+OF_SHAPES = ("not with `--numerics tree`", "no stages")
+"""Limits of models with layers of several shapes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

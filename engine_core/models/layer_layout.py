@@ -27,7 +27,7 @@ def _attention_of(config: ModelConfig) -> dict[str, WeightSpec]:
     hidden = config.hidden_size
     products = {
         "qkv": joined_linear(config.qkv_sizes, hidden),
-        "o": linear(hidden, config.num_heads * config.head_dim, split=Split.INPUTS),
+        "o": linear(hidden, config.num_heads * config.projected_dims[1], split=Split.INPUTS),
     }
     if config.qkv_bias:
         products["qkv_bias"] = joined_bias(config.qkv_sizes)

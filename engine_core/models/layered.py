@@ -34,6 +34,7 @@ LAYER_NAMES = {
     "self_attn.o_proj.weight": "o",
     "self_attn.o_proj.bias": "o_bias",
     "self_attn.sinks": "sinks",
+    "self_attn.attention_sink_bias": "sinks",
     "self_attn.q_norm.weight": "q_norm",
     "self_attn.k_norm.weight": "k_norm",
     "mlp.down_proj.weight": "down",

@@ -17,7 +17,7 @@ from ..weights.encoders.sentence_files import KEY as SENTENCE_KEY
 from ..weights.formats.gguf_families import GgufFamily
 from ..weights.json_object import read_object
 from ..weights.model_config import ModelConfig
-from .architecture import Architecture, own
+from .architecture import OF_SHAPES, Architecture, own
 from .configs import (
     cohere2,
     gemma,
@@ -54,7 +54,6 @@ none."""
 _DECODER = "decoder:Decoder"
 _WIDTH_NORMS = ("tensor parallel on CPUs alone, and not with `--numerics tree`",)
 _PACKED_IN_GGUF = ("weights packed in GGUF, or not at all",)
-_MIXED = ("not with `--numerics tree`", "one process: no ranks, no stages")
 _LLAMA = "Llama 2 and 3, SmolLM2, TinyLlama, Yi, Aquila, XVERSE, R1-Distill-Llama"
 _QWEN2 = "Qwen2, Qwen2.5, QwQ, R1-Distill-Qwen"
 ARCHITECTURES = {
@@ -84,14 +83,14 @@ ARCHITECTURES = {
         gemma4.read_gemma4,
         "Gemma 4 (text)",
         "gemma4_text",
-        limits=_MIXED,
+        limits=OF_SHAPES,
     ),
     "Gemma4ForConditionalGeneration": own(
         "gemma4:Gemma4",
         gemma4.read_gemma4,
         "Gemma 4 E2B, E4B, 26B-A4B, 31B",
         "gemma4",
-        limits=_MIXED,
+        limits=OF_SHAPES,
         is_text_part=True,
     ),
     "Glm4ForCausalLM": own("glm4:Glm4", llama.read_glm4, "GLM-4 (dense)", "glm4"),

@@ -1,9 +1,9 @@
 """Shapes of models whose layers are of two kinds, those with a window and those that see all keys.
-Source of all of them: Gemma 4."""
+Sources: Gemma 4; MiMo V2 Flash."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +15,8 @@ class MixedLayers:
     """Size of a head in layers that see all keys."""
     global_kv_heads: int
     """Key heads of layers that see all keys."""
+    has_global_sinks: bool = True
+    """Whether layers that see all keys have sinks, in a model whose other layers have them."""
     reuses_keys: bool = False
     """Whether one projection makes keys and values in layers that see all keys."""
     num_sharing: int = 0
@@ -25,3 +27,11 @@ class MixedLayers:
     """Size of the vector that each layer has for a token; 0: layers have none."""
     num_inputs: int = 0
     """Rows of the table of these vectors, one for each token id."""
+
+    def divided(self, num_ranks: int) -> MixedLayers:
+        """The shapes of one rank's layers."""
+        return replace(
+            self,
+            global_kv_heads=self.global_kv_heads // num_ranks,
+            sharing_width=self.sharing_width // num_ranks,
+        )

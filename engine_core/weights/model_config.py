@@ -169,6 +169,11 @@ class ModelConfig:
     """Factors of what parts of layers make; None: there are none."""
     unpadded_head_dim: int = 0
     """Numbers of a head in the checkpoint, where zeros pad heads to `head_dim`; 0: none do."""
+    value_dim: int = 0
+    """Numbers of a value's head where these are fewer than a key's: zeros pad heads to `head_dim`
+    behind the layer's product; 0: as many."""
+    value_scale: float = 1.0
+    """Factor of values that zeros pad."""
     foreign: Mapping[str, Any] | None = None
     """`config.json` of a model whose modelling code is that of transformers; None: it is ours."""
     fits_float16: bool = True
@@ -182,7 +187,17 @@ class ModelConfig:
     def qkv_sizes(self) -> tuple[int, ...]:
         """Outputs of the projections to queries with their gates, keys and values."""
         num_queries = (2 if self.has_output_gate else 1) * self.num_heads
-        return (num_queries * self.head_dim, *[self.kv_width] * self.num_kv_projections)
+        key_dim, value_dim = self.projected_dims
+        kv_sizes = self.num_kv_heads * key_dim, self.num_kv_heads * value_dim
+        return (num_queries * key_dim, *kv_sizes[: self.num_kv_projections])
+
+    @property
+    def projected_dims(self) -> tuple[int, int]:
+        """Numbers of a head of queries and keys, and of one of values, as the products with a
+        layer's weights have them."""
+        if not self.value_dim:
+            return self.head_dim, self.head_dim
+        return self.unpadded_head_dim or self.head_dim, self.value_dim
 
     @property
     def kv_width(self) -> int:
@@ -242,6 +257,7 @@ class ModelConfig:
             head_dim=mixed.global_head_dim,
             num_kv_heads=mixed.global_kv_heads,
             num_kv_projections=1 if mixed.reuses_keys else 2,
+            has_sinks=self.has_sinks and mixed.has_global_sinks,
         )
 
     @property
@@ -336,8 +352,13 @@ class ModelConfig:
         has_heads = self.encoder is None and self.latent is None
         if not has_heads or size.bit_count() == 1 or has_norms:
             return self
+        mixed = self.mixed
+        if mixed is not None:
+            assert mixed.global_head_dim == size
+            mixed = replace(mixed, global_head_dim=1 << size.bit_length())
         return replace(
             self,
+            mixed=mixed,
             head_dim=1 << size.bit_length(),
             unpadded_head_dim=size,
             rotary_dim=self.rotary_dim or size,

@@ -17,8 +17,9 @@ OUT = "o"
 
 def pad_heads(tensors: Tensors, model: ModelConfig) -> None:
     """Pads a whole model's projections to and from heads, in place of the dictionary's tensors.
-    Raises `ConfigError` for packed ones, whose numbers share scales."""
-    if not model.unpadded_head_dim or model.foreign is not None:
+    Raises `ConfigError` for packed ones, whose numbers share scales. Where values have shorter
+    heads, tokens are padded in place of weights."""
+    if not model.unpadded_head_dim or model.value_dim or model.foreign is not None:
         return
     for i in range(model.num_layers):
         prefix = f"layers.{i}."

@@ -132,7 +132,7 @@ def stages(
 def check_layout(layout: ParallelLayout, model: ModelConfig, *, size_multiple: int) -> None:
     """Raises `ConfigError` naming the sizes that divide the model, where this layout does not."""
     if not _divides(layout.tensor, model, size_multiple):
-        most = model.num_heads if model.latent else model.num_kv_heads
+        most = min(_kv_heads_of_layers(model), default=model.num_heads)
         sizes = [n for n in range(1, most + 1) if _divides(n, model, size_multiple)]
         allowed = f"{_either(sizes)}, which divide {_divided(model)}"
         raise ConfigError("tensor_parallel_size", layout.tensor, allowed)
@@ -154,6 +154,7 @@ def local_config(model: ModelConfig, shard: Shard) -> ModelConfig:
         num_heads=model.num_heads // shard.size,
         num_kv_heads=len(kv_heads(model, shard)),
         intermediate_size=model.intermediate_size // shard.size,
+        mixed=None if model.mixed is None else model.mixed.divided(shard.size),
         experts=None if model.experts is None else model.experts.divided(shard.index, shard.size),
     )
 
@@ -169,13 +170,25 @@ def _aligned(num_tokens: int) -> int:
 
 def _divides(size: int, model: ModelConfig, size_multiple: int) -> bool:
     inner = (each // size_multiple for each in model.divided_sizes)
-    heads = (model.num_heads, *([] if model.latent else [model.num_kv_heads]))
-    divided = (*heads, *inner, *_whole_experts(model), *_of_states(model).values())
+    divided = (
+        model.num_heads,
+        *_kv_heads_of_layers(model),
+        *inner,
+        *_whole_experts(model),
+        *_of_states(model).values(),
+    )
     return (
         size >= 1
         and all(each % size == 0 for each in divided)
         and _has_tokens(size, model.vocab_size)
     )
+
+
+def _kv_heads_of_layers(model: ModelConfig) -> list[int]:
+    """Numbers of KV heads that layers have and ranks divide."""
+    if model.latent is not None:
+        return []
+    return sorted({model.num_kv_heads, model.of_global_layers.num_kv_heads})
 
 
 def _whole_experts(model: ModelConfig) -> tuple[int, ...]:
@@ -195,7 +208,7 @@ def _divided(model: ModelConfig) -> str:
     """Query heads, KV heads, MLPs, experts and states that ranks divide, in words."""
     *parts, last = (
         f"{model.num_heads} query heads",
-        *([] if model.latent else [f"{model.num_kv_heads} KV heads"]),
+        *(f"{count} KV heads" for count in _kv_heads_of_layers(model)),
         *([f"{' and '.join(map(str, sizes))} of an MLP"] if (sizes := model.divided_sizes) else []),
         *(f"{count} experts" for count in _whole_experts(model)),
         *(f"{count} {name}" for name, count in _of_states(model).items()),

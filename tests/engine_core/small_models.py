@@ -430,6 +430,12 @@ FAMILIES: dict[str, Any] = {
         attention_bias=True,
         num_nextn_predict_layers=0,
     ),
+    "mimo-v2-flash": lambda: transformers.MiMoV2FlashConfig(
+        **SHAPE
+        | {"num_hidden_layers": 7, "num_attention_heads": 8, "num_key_value_heads": 2}
+        | {"head_dim": 48, "v_head_dim": 32, "sliding_window": 41, "moe_intermediate_size": 32}
+        | {"n_routed_experts": 8, "num_experts_per_tok": 3},
+    ),
     "minimax-m2": lambda: transformers.MiniMaxM2Config(
         **HEADS_OF_32,
         num_local_experts=8,

@@ -120,7 +120,6 @@ REFUSED_OF_ENGINE = {
     **{
         (table.MIXED, other): f"{refused} with layers of several shapes"
         for other, refused in (
-            (table.TENSOR_PARALLEL, "tensor_parallel_size 2: 1"),
             (table.PIPELINE_PARALLEL, "pipeline_parallel_size 3: 1"),
             (table.TREE, "numerics tree: default"),
         )
@@ -364,22 +363,24 @@ def test_three_that_do_not_go_together_are_refused_though_each_two_do(
 
 
 @pytest.mark.parametrize(
-    ("ranks", "size"),
+    ("layers", "ranks"),
     [
-        (table.TENSOR_PARALLEL, "tensor_parallel_size 2"),
-        (table.PIPELINE_PARALLEL, "pipeline_parallel_size 3"),
+        (table.STATES, table.TENSOR_PARALLEL),
+        (table.STATES, table.PIPELINE_PARALLEL),
+        (table.MIXED, table.TENSOR_PARALLEL),
     ],
 )
 @pytest.mark.parametrize("third", sorted(table.TIERS - {table.HOST_MEMORY}))
-def test_a_tier_is_refused_beside_states_of_ranks_on_every_platform(
-    third: str, ranks: str, size: str
+def test_a_tier_is_refused_beside_such_layers_of_ranks_on_every_platform(
+    third: str, layers: str, ranks: str
 ) -> None:
-    three = (table.STATES, ranks, third)
+    three = (layers, ranks, third)
     for two in itertools.combinations(three, 2):
         assert list(refusals_of_engine(asked(*two), cpu.capabilities, "cpu")) == []
     [refused] = refusals_of_engine(asked(*three), cpu.capabilities, "cpu")
     assert refused.field in OPTIONS[third]
-    assert refused.allowed.endswith(f"with a model with 3 state layers and {size}")
+    of_both = asked(layers, ranks)
+    assert refused.allowed.endswith(f"with {of_both[layers]} and {of_both[ranks]}")
 
 
 def test_every_field_of_sampling_has_a_row_or_works_beside_everything() -> None:

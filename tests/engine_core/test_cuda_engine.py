@@ -75,7 +75,7 @@ def behind_the_likeliest(model: Any, prompt: list[int], answer: list[int]) -> to
 FLOAT32 = {
     *("ministral3", "gemma", "phi4-mini", "ernie4.5"),
     *("qwen3-moe", "mixtral", "olmoe", "minimax-m2", "hy3", "ernie4.5-moe", "gpt-oss"),
-    *("llama4", "llama4 with a tower", "gemma4 with experts"),
+    *("llama4", "llama4 with a tower", "gemma4 with experts", "mimo-v2-flash"),
     *("deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "glm4-moe-lite", "kimi-k2.5 with a tower"),
     *("qwen3-next", "qwen3.5-moe", "gemma4 with a tower"),
     *("granite4-hybrid", "granite4-hybrid without experts", "lfm2-moe"),

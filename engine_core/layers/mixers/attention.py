@@ -12,7 +12,7 @@ from headwater.kernels.attention.rotary_pairs import RotaryPairs
 from ..batch import ForwardBatch
 from ..linear.linear import Linear, Tokens
 from ..platform import Platform
-from ..projection_norms import ProjectionNorms
+from ..projection_norms import PaddedHeads, ProjectionNorms
 
 
 class Attention:
@@ -40,10 +40,11 @@ class Attention:
         sinks: torch.Tensor | None = None,
     ) -> None:
         """qkv [(Hq + 2 Hk) D, H] makes queries, keys and values, or what `norms` makes these of; o
-        [H, Hq D]; cos_sin as `rope.cos_sin_table` makes it; bias [(Hq + 2 Hk) D]; q_norm and k_norm
-        [D] of each query and key head; scale, window, softcap and sinks as in `Platform.attention`;
-        pairs as in `Platform.qk_norm_rope_store_kv`; query_scales float32 [positions]. Without
-        `writes` qkv [Hq D, H] makes queries alone, and the cache is another layer's."""
+        [H, Hq D], D without the zeros of padded values; cos_sin as `rope.cos_sin_table` makes it;
+        bias [(Hq + 2 Hk) D]; q_norm and k_norm [D] of each query and key head; scale,
+        window, softcap and sinks as in `Platform.attention`; pairs as in
+        `Platform.qk_norm_rope_store_kv`; query_scales float32 [positions]. Without `writes` qkv
+        [Hq D, H] makes queries alone, and the cache is another layer's."""
         self.qkv = qkv
         self.o = o
         self.qkv_bias = qkv_bias
@@ -103,11 +104,12 @@ class Attention:
     def attended(
         self, queries: torch.Tensor, kv_cache: torch.Tensor, attention_plan: Any
     ) -> torch.Tensor:
-        """queries [E, Hq, D] → [E, Hq D]"""
-        return self._platform.attention(queries, kv_cache, attention_plan, **self._scored)
+        """queries [E, Hq, D] → [E, Hq D], D without the zeros of padded values"""
+        out = self._platform.attention(queries, kv_cache, attention_plan, **self._scored)
+        return self._norms.cut(out) if isinstance(self._norms, PaddedHeads) else out
 
     def projected(self, attended: torch.Tensor) -> torch.Tensor:
-        """attended [E, Hq D] → [E, H]"""
+        """attended [E, Hq D], as `attended` returns it → [E, H]"""
         return self._o(attended)
 
     def kept(self, queries: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

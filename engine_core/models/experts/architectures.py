@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..architecture import own
-from ..configs.experts import corrected_moe, gpt_oss, llama4, mixtral, qwen_moe
+from ..architecture import OF_SHAPES, own
+from ..configs.experts import corrected_moe, gpt_oss, llama4, mimo, mixtral, qwen_moe
 
 DECODER = "decoder:Decoder"
 WIDTH_NORMS = ("tensor parallel on CPUs alone, and not with `--numerics tree`",)
@@ -42,6 +42,9 @@ MIXTURES = {
         "Llama 4 Scout, Maverick",
         "llama4",
         is_text_part=True,
+    ),
+    "MiMoV2FlashForCausalLM": own(
+        DECODER, mimo.read_mimo_v2_flash, "MiMo V2 Flash", "mimo_v2_flash", limits=OF_SHAPES
     ),
     "MiniMaxM2ForCausalLM": own(
         DECODER,

@@ -42,6 +42,13 @@ WIDE = "qwen3-moe of 8 and 4 heads"
 FAMILIES[WIDE] = lambda: transformers.Qwen3MoeConfig(
     **EIGHT_AND_FOUR, **EXPERTS, head_dim=32, norm_topk_prob=True
 )
+SHORT_VALUES = "mimo-v2-flash of 8 and 4 heads"
+FAMILIES[SHORT_VALUES] = lambda: transformers.MiMoV2FlashConfig(
+    **EIGHT_AND_FOUR,
+    **{"head_dim": 48, "v_head_dim": 32, "sliding_window": 41, "moe_intermediate_size": 64},
+    n_routed_experts=8,
+    num_experts_per_tok=3,
+)
 TWO = {"tensor_parallel_size": 2, "expert_parallel": True}
 
 
@@ -81,6 +88,19 @@ def test_ranks_with_whole_experts_answer_as_transformers(size: int, tmp_path: Pa
             assert (again.token_ids, again.logprobs) == (answer.token_ids, answer.logprobs)
     for prompt, answer in zip(PROMPTS, answers, strict=True):
         assert answer.token_ids == reference_greedy(model, prompt, 12)
+        check_scores(model, prompt, answer)
+
+
+@pytest.mark.parametrize("whole", long_but((False, True), False), ids=["shares", "whole"])
+@pytest.mark.parametrize("size", long_but((2, 4), 4))
+def test_ranks_divide_the_heads_of_layers_of_two_shapes(
+    size: int, whole: bool, tmp_path: Path
+) -> None:
+    """Keys of 48 and values of 32, and windows with sinks and twice the key heads."""
+    model, folder = folder_of(SHORT_VALUES, tmp_path)
+    answers = threads(folder, tensor_parallel_size=size, expert_parallel=whole)
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        assert answer.token_ids == reference_greedy(model, prompt, 8)
         check_scores(model, prompt, answer)
 
 
