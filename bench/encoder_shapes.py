@@ -3,9 +3,11 @@ share of the device's multiplications that they take."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -80,13 +82,15 @@ MINILM = Shape(
     texts=256,
     tokens=128,
 )
-SHAPES = (
-    replace(BGE_M3, texts=1, tokens=128),
-    replace(BGE_M3, texts=16),
-    BGE_M3,
-    replace(MINILM, texts=1),
-    MINILM,
+MOST_TEXTS = 128
+"""Texts of a step at most."""
+SHORT = ((1, 16), (1, 64), (1, 512), (16, 16), (16, 64), (128, 16))
+"""Numbers of texts and of their tokens, of which a step has few."""
+SHAPES = tuple(
+    (*(replace(shape, texts=texts, tokens=tokens) for texts, tokens in SHORT), shape)
+    for shape in (BGE_M3, MINILM)
 )
+"""Shapes of one encoder each, the largest step last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +100,8 @@ class Rate:
     name: str
     texts: int
     tokens: int
+    launched_milliseconds: float
+    """Time of a step before its graph is captured, where it has one."""
     milliseconds: float
     texts_per_second: float
     tflops: float
@@ -103,17 +109,25 @@ class Rate:
     """Share of what large products reach on an H200."""
 
 
-def measure(shape: Shape, device: str, rounds: int) -> Rate:
-    """Times steps of an executor of the shape in bfloat16, after two that count for nothing."""
-    executor = built(shape, device)
-    seconds = [_seconds(executor, _plan(shape, i)) for i in range(rounds + 2)][2:]
+def measure(shapes: Sequence[Shape], device: str, rounds: int) -> list[Rate]:
+    """Times steps of an encoder in bfloat16, before and after its executor has prepared all that
+    makes steps faster. The last shape is the largest."""
+    executor = built(shapes[-1], device)
+    launched = [median(_seconds(executor, shape, rounds)) for shape in shapes]
+    while executor.prepare():
+        pass
+    taken = [median(_seconds(executor, shape, rounds)) for shape in shapes]
     executor.close()
-    taken = median(seconds)
+    return [_rate(*each) for each in zip(shapes, launched, taken, strict=True)]
+
+
+def _rate(shape: Shape, launched: float, taken: float) -> Rate:
     return Rate(
         name=shape.name,
         texts=shape.texts,
         tokens=shape.tokens,
-        milliseconds=round(taken * 1e3, 2),
+        launched_milliseconds=round(launched * 1e3, 3),
+        milliseconds=round(taken * 1e3, 3),
         texts_per_second=round(shape.texts / taken, 1),
         tflops=round(shape.flops / taken / 1e12, 1),
         share_of_peak=round(shape.flops / taken / PEAK, 3),
@@ -131,7 +145,7 @@ def built(shape: Shape, device: str) -> Executor:
             load_format="dummy",
             block_size=64,
             max_num_batched_tokens=shape.texts * shape.tokens,
-            max_num_seqs=shape.texts,
+            max_num_seqs=max(shape.texts, MOST_TEXTS),
         )
         executor, _, _ = build_executor(options, lambda phase, done, total: None)
     return executor
@@ -164,7 +178,15 @@ def _plan(shape: Shape, step: int) -> StepPlan:
     )
 
 
-def _seconds(executor: Executor, plan: StepPlan) -> float:
-    started = time.perf_counter()
-    executor.retire(executor.submit(plan))
-    return time.perf_counter() - started
+def _seconds(executor: Executor, shape: Shape, rounds: int) -> list[float]:
+    """Times between the ends of steps, each launched before the one before it is read; the first two
+    count for nothing."""
+    plans = [_plan(shape, step) for step in range(rounds + 3)]
+    ends = []
+    executor.submit(plans[0])
+    for plan in plans[1:]:
+        executor.submit(plan)
+        executor.retire(plan.step - 1)
+        ends.append(time.perf_counter())
+    executor.retire(plans[-1].step)
+    return [end - start for start, end in itertools.pairwise(ends[1:])]

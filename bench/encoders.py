@@ -199,7 +199,11 @@ def main(
     weights on a GPU."""
     require(device in ("cpu", "cuda"), "device", device, "cpu or cuda")
     if device == "cuda":
-        rates = [encoder_shapes.measure(shape, device, rounds) for shape in encoder_shapes.SHAPES]
+        rates = [
+            rate
+            for shapes in encoder_shapes.SHAPES
+            for rate in encoder_shapes.measure(shapes, device, rounds)
+        ]
         show_rows(rates, "encoders with random weights, in bfloat16", as_json=as_json)
         return
     if threads:

@@ -14,10 +14,14 @@ from headwater.kernels.launch.environment import Environment
 from ..config import ConfigError, EngineConfig
 from ..executor import Executor
 from ..executors.build.hooks import Hooks
+from ..executors.device.text_device import CudaTextDevice
+from ..executors.model.text_layers import TextLayers
 from ..executors.ranks import rank_devices
 from ..executors.ranks.rank import Rank
 from ..layers.linear.kinds import Weights
 from ..layers.linear.linear import Linear
+from ..layers.platform import EncoderPlatform
+from ..models.encoders.encoder import Encoder
 from ..options import BuildRequest, ExecutorOptions, Progress
 from ..platforms.capabilities import Capabilities
 from ..platforms.cuda_weights import prepare_weights, stored_forms
@@ -94,6 +98,18 @@ def prepare_products(platform: Any, linear: Linear, row_counts: Sequence[int]) -
     platform.products.prepare(
         Weights(linears={"lm_head": linear}, tensors={}), row_counts, row_counts
     )
+
+
+def encoder_steps(
+    encoder: Encoder, platform: EncoderPlatform, config: EngineConfig
+) -> tuple[CudaTextDevice, TextLayers]:
+    """Steps of an encoder on a stream of their own, of which small ones are graphs."""
+    from ..executors.model.text_graphs import TextGraphs  # noqa: PLC0415
+
+    layers = TextGraphs(encoder, platform, config)
+    device = CudaTextDevice(platform.device, config, encoder.config.vocab_size)
+    device.begin()
+    return device, layers
 
 
 def capture(launch: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:

@@ -172,6 +172,15 @@ class EncoderPlatform(Platform, Protocol):
         """The product of one linear layer."""
 
 
+@runtime_checkable
+class PoolingPlatform(Protocol):
+    """A platform that pools all texts in one launch; for others each text is pooled by itself."""
+
+    def span_means(self, states: torch.Tensor, spans: torch.Tensor) -> torch.Tensor:
+        """states [T, H] and spans int32 [N, 2], the first row of each and the number of its rows →
+        their means float32 [N, H]."""
+
+
 class ExpertPlatform(Platform, Protocol):
     """A platform with the flag `experts`."""
 

@@ -74,6 +74,7 @@ OPTIONAL = (
     "prepare_weights",
     "prepare_kernels",
     "prepare_products",
+    "encoder_steps",
     "forward_pass",
     "build_executor",
 )
@@ -85,6 +86,8 @@ platform multiplies; without it the weights stay as they were loaded. `prepare_k
 weights, progress)`: loads kernels of a model's steps before the first step.
 `prepare_products(platform, linear, row_counts)`: what an engine does at its start so that products
 of a weight with so many rows keep bits; the conformance suite calls it before it multiplies.
+`encoder_steps(encoder, platform, config) -> (Device, TextLayers)`: the device and the layers of an
+encoder's steps (`executors/step_parts.py`); without it each step is launched and read at once.
 `forward_pass(model, platform, max_blocks)`: computes what the model's own forward pass computes in
 another way, for requests of at most so many blocks; whole models alone are computed with it.
 `build_executor(request, rank, progress) -> (Executor, EngineConfig)`: an executor of the device's

@@ -62,7 +62,7 @@ def mutual_attention(
 
 def text_tiles(counts: Sequence[int], device: torch.device) -> torch.Tensor:
     """Work list int32 [tiles, 3]: the row of a text's first token, its tokens, and the place of a
-    tile's first query in it, longest texts first."""
+    tile's first query in it, longest texts first. A tile of zeros is of no text."""
     firsts = np.cumsum(counts) - counts
     tiles = [
         (first, count, start)
@@ -95,6 +95,8 @@ def _attend_texts(
     p_tile = p_tiles + 3 * tl.program_id(0)
     first = tl.load(p_tile).to(tl.int64)
     count = tl.load(p_tile + 1)
+    if count == 0:
+        return
     head = tl.program_id(1)
     o_q = tl.load(p_tile + 2) + tl.arange(0, QUERIES)
     o_k = tl.arange(0, KEYS)

@@ -32,6 +32,15 @@ def upload(values: npt.NDArray[np.int32], device: torch.device) -> torch.Tensor:
     return pinned.to(device, non_blocking=True)
 
 
+def download(values: torch.Tensor) -> torch.Tensor:
+    """Copies values of a GPU to pinned memory without waiting: they are there when the current
+    stream is done. Those of other devices are there at once."""
+    if values.device.type != "cuda":
+        return values.cpu()
+    pinned = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    return pinned.copy_(values, non_blocking=True)
+
+
 def driver_version() -> str:
     """Version of the GPU's driver, as `nvidia-smi` shows it; without NVML, the CUDA version it
     supports."""

@@ -188,6 +188,7 @@ def build_executor(request, rank, progress):
 def test_the_contract_names_every_hook() -> None:
     hooks = {each.name for each in fields(Hooks)} | {
         "prepare_products",
+        "encoder_steps",
         "build_executor",
     }
     assert set(OPTIONAL) == hooks

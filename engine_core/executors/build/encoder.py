@@ -25,8 +25,9 @@ from ..tiers.none import NoTiers
 from .loader import Loader
 
 NO_PAGES: tuple[int, ...] = ()
-ROW_COUNTS = (1, 16, 64, 128, 256, 512, 1024, 2048)
-"""Numbers of rows of products that are compared before texts are computed."""
+ROW_COUNTS = (1, 16, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+"""Numbers of rows of products that are compared before texts are computed; sizes of graphs are
+among them."""
 FEWEST_BLOCKS = 2
 """Blocks of a pool: page 0, and one that no text takes."""
 
@@ -41,16 +42,26 @@ def build_encoder(
     found = cast(type[Encoder], model_class(request.model))
     _prepare_products(device, platform, weights, config)
     encoder = found(request.model, weights, platform, config.max_model_len)
+    encoding = cast(EncoderPlatform, platform)
+    steps_of = getattr(device, "encoder_steps", _launched_steps)
+    steps_device, layers = steps_of(encoder, encoding, config)
     executor = StepExecutor(
-        device=TextDevice(config, request.model.vocab_size),
+        device=steps_device,
         caches=NoCaches(),
-        entry=TextEntry(cast(EncoderPlatform, platform)),
-        layers=TextLayers(encoder),
-        exit=Pool(encoder),
+        entry=TextEntry(encoding),
+        layers=layers,
+        exit=Pool(encoder, encoding),
         drafter=NoDrafter(),
         tiers=NoTiers(),
+        preparations=layers.preparations,
     )
     return executor, config
+
+
+def _launched_steps(
+    encoder: Encoder, platform: EncoderPlatform, config: EngineConfig
+) -> tuple[TextDevice, TextLayers]:
+    return TextDevice(config, encoder.config.vocab_size), TextLayers(encoder)
 
 
 def _prepare_products(

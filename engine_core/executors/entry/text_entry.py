@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import torch
+
+from headwater.kernels.launch.device import upload
 
 from ...executor import Int32Array, StepPlan
 from ...layers.platform import EncoderPlatform
@@ -38,24 +37,24 @@ class TextEntry:
             self._second_starts[admitted.row] = admitted.sampling.second_start
         texts = [self._token_ids[row][:count] for row, count in _lengths(plan)]
         positions = places(plan.counts)
+        words = [np.concatenate(texts), positions, *self._types(plan, positions)]
+        # One copy, for which the host does not wait.
+        token_ids, sent_positions, *types = upload(np.stack(words), self._platform.device).long()
         batch = TextBatch(
-            token_ids=self._sent(np.concatenate(texts)),
-            positions=self._sent(positions),
+            token_ids=token_ids,
+            positions=sent_positions,
             texts=self._platform.plan_texts(plan.counts.tolist()),
-            types=self._types(plan, positions),
+            types=types[0] if types else None,
         )
         return TextStep(plan, batch)
 
-    def _types(self, plan: StepPlan, positions: Int32Array) -> torch.Tensor | None:
-        """Types of tokens; None: all are of the first."""
+    def _types(self, plan: StepPlan, positions: Int32Array) -> list[Int32Array]:
+        """Types of tokens; none: all are of the first."""
         starts = np.array([self._second_starts[row] for row in plan.rows.tolist()], np.int32)
         if not starts.any():
-            return None
+            return []
         starts = np.repeat(starts, plan.counts)
-        return self._sent((starts > 0) & (positions >= starts))
-
-    def _sent(self, values: npt.NDArray[Any]) -> torch.Tensor:
-        return torch.from_numpy(values.astype(np.int64)).to(self._platform.device)
+        return [((starts > 0) & (positions >= starts)).astype(np.int32)]
 
     def take(self, sent: TextStep) -> TextBatch:
         return sent.batch

@@ -7,7 +7,11 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from headwater.kernels.launch.device import download, upload
+from headwater.kernels.norm.span_means import span_means_twin
+
 from ...executor import NO_RESULT, DrawPlan, Int32Array, StepPlan, StepResult
+from ...layers.platform import EncoderPlatform, PoolingPlatform
 from ...models.encoders.encoder import Encoder
 from ..entry.text_entry import TextStep
 
@@ -16,8 +20,11 @@ class Pool:
     """See `Exit`. Steps that warm an engine up compute texts of no request, which have no
     pooling."""
 
-    def __init__(self, encoder: Encoder) -> None:
+    def __init__(self, encoder: Encoder, platform: EncoderPlatform) -> None:
         self._encoder = encoder
+        self._means = (
+            platform.span_means if isinstance(platform, PoolingPlatform) else span_means_twin
+        )
         self._poolings: dict[int, str] = {}
         """Keyed by row of the request table."""
 
@@ -29,10 +36,11 @@ class Pool:
         rows = sent.plan.pooled_rows
         if not rows:
             return lambda: NO_RESULT
-        vectors = self._encoder.dense(self._pooled(sent.plan, hidden))
+        spans = upload(self._spans(sent.plan), hidden.device)
+        vectors = download(self._encoder.dense(self._means(hidden, spans)))
 
         def read() -> StepResult:
-            found = vectors.cpu().numpy()
+            found = vectors.numpy()
             return StepResult(
                 token_ids=NO_RESULT.token_ids,
                 num_tokens=NO_RESULT.num_tokens,
@@ -47,27 +55,19 @@ class Pool:
     def close(self) -> None:
         pass
 
-    def _pooled(self, plan: StepPlan, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden states [T, H] of whole texts → float32 [rows, H] of the pooled rows, in their
-        order."""
-        ends: Int32Array = np.cumsum(plan.counts)
-        spans = {
-            row: (int(end) - int(count), int(end))
-            for row, end, count in zip(plan.rows.tolist(), ends, plan.counts, strict=True)
-        }
-        states = (
-            _pooled_text(hidden[slice(*spans[row])], self._poolings[row])
-            for row in plan.pooled_rows
-        )
-        return torch.stack(list(states))
+    def _spans(self, plan: StepPlan) -> Int32Array:
+        """[rows, 2] first token and number of tokens whose states are the vector of a pooled row,
+        by their mean, in the order of the pooled rows."""
+        ends = np.cumsum(plan.counts).tolist()
+        texts = zip(plan.rows.tolist(), ends, plan.counts.tolist(), strict=True)
+        spans = {row: self._span(row, end, count) for row, end, count in texts}
+        return np.array([spans[row] for row in plan.pooled_rows], np.int32)
 
-
-def _pooled_text(states: torch.Tensor, pooling: str) -> torch.Tensor:
-    """States [T, H] of a text → float32 [H]."""
-    match pooling:
-        case "cls":
-            return states[0].float()
-        case "last":
-            return states[-1].float()
-        case _:
-            return states.float().mean(0)
+    def _span(self, row: int, end: int, count: int) -> tuple[int, int]:
+        match self._poolings[row]:
+            case "cls":
+                return end - count, 1
+            case "last":
+                return end - 1, 1
+            case _:
+                return end - count, count

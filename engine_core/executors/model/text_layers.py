@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 
 from ...layers.text_batch import TextBatch
@@ -10,6 +12,9 @@ from ...models.encoders.encoder import Encoder
 
 class TextLayers:
     """See `Layers`."""
+
+    preparations: Sequence[Callable[[], object]] = ()
+    """See `StepExecutor`."""
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder

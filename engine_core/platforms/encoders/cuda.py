@@ -10,6 +10,7 @@ from headwater.kernels.attention.mutual_attention import mutual_attention, text_
 from headwater.kernels.gemm.add_bias import add_bias
 from headwater.kernels.norm.activation import ACTIVATIONS
 from headwater.kernels.norm.add_layer_norm import add_layer_norm
+from headwater.kernels.norm.span_means import span_means
 
 from ...layers.linear.linear import Product
 from ...layers.platform import BiasedLinear, LayerNormWeights, SumNorm, TextAttention
@@ -33,6 +34,9 @@ class CudaTexts:
         distance_bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         return mutual_attention(qkv, texts, head_dim, distance_bias)
+
+    def span_means(self, states: torch.Tensor, spans: torch.Tensor) -> torch.Tensor:
+        return span_means(states, spans)
 
     def text_attention(self, qkv: BiasedLinear, head_dim: int) -> TextAttention:
         product = self.products.of(qkv.linear)
