@@ -225,15 +225,17 @@ ENGINE = (
 """Capabilities of an engine, which its options and its model ask for when it starts."""
 EVERY_ENGINE = frozenset(each.name for each in ENGINE)
 
+EVERY_DECODER = EVERY_ENGINE - {ENCODER}
+"""Capabilities of engines that draw tokens."""
 EVERY_DRAW = (
-    EVERY_ENGINE
+    EVERY_DECODER
     | {STREAM, SEEDS, CHOICES, BEST_OF, STOP_STRINGS, PENALTIES, EDITED_LOGITS}
     | {LOG_PROBABILITIES, PROMPT_LOG_PROBABILITIES}
 )
 """Capabilities that every request allows whose tokens are drawn: all but beams and grammars."""
 REQUEST = (
-    Capability(name=STREAM, fields=("stream",), beside=EVERY_ENGINE),
-    Capability(name=BEAMS, fields=("use_beam_search",), beside=EVERY_ENGINE | {STREAM}),
+    Capability(name=STREAM, fields=("stream",), beside=EVERY_DECODER),
+    Capability(name=BEAMS, fields=("use_beam_search",), beside=EVERY_DECODER | {STREAM}),
     Capability(
         name=SEEDS,
         fields=("temperature", "top_p", "top_k", "min_p", "seed"),

@@ -125,14 +125,17 @@ class EngineConfig:
 
     def _check_without_cache(self) -> None:
         """Raises `ConfigError` for what needs blocks, and where no step holds the longest text."""
+        with_it = "with a model that caches nothing"
         require(
             self.max_num_batched_tokens >= self.max_model_len,
             "max_num_batched_tokens",
             self.max_num_batched_tokens,
-            f"at least max_model_len ({self.max_model_len}) with a model that caches nothing",
+            f"at least max_model_len ({self.max_model_len}) {with_it}",
         )
-        is_off = not (self.enable_prefix_caching or self.long_prefill_chunk)
-        require(is_off, "enable_prefix_caching", True, "false with a model that caches nothing")
+        is_off = not self.enable_prefix_caching
+        require(is_off, "enable_prefix_caching", True, f"false {with_it}")
+        is_whole = not self.long_prefill_chunk
+        require(is_whole, "long_prefill_chunk", self.long_prefill_chunk, f"0 {with_it}")
 
     @property
     def has_cache(self) -> bool:

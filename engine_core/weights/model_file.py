@@ -67,7 +67,8 @@ def stored_dtype(folder: Path) -> str:
     with opened(folder / WEIGHTS_NAME) as file:
         # A packed embedding has no dtype of its own; norms are never packed.
         names = file.keys()
-        tensor: torch.Tensor = file.get_tensor("embed" if "embed" in names else "final_norm")
+        name = next(name for name in ("embed", "final_norm", "embedding_norm") if name in names)
+        tensor: torch.Tensor = file.get_tensor(name)
     return next(name for name, known in DTYPES.items() if known is tensor.dtype)
 
 

@@ -91,6 +91,7 @@ PREFIX_HIT = Capability(
     promise=Promise.SAME,
     moves=frozenset({Move.WARM}),
     took_place=lambda answer: answer.num_cached_tokens > 0,
+    beside={"encoder": Aside(because="an encoder caches nothing")},
 )
 PREEMPTION = Capability(
     name="preemption",
@@ -106,6 +107,7 @@ PREEMPTION = Capability(
         "window layers": Aside(
             because="pages behind a window go back, so that both answers find theirs"
         ),
+        "encoder": Aside(because="an encoder keeps no blocks that another request wants"),
     },
 )
 HOST_MEMORY = Capability(
@@ -277,6 +279,7 @@ RESUME = Capability(
     promise=Promise.SAME,
     moves=frozenset({Move.LOSS}),
     took_place=lambda answer: answer.num_replicas > 1 and answer.num_tokens_before_loss > 0,
+    beside={"encoder": Aside(because="another replica computes the whole text")},
 )
 SPECULATION = Capability(
     name="speculation",
@@ -291,6 +294,7 @@ SPECULATION = Capability(
         "draft heads": Aside(
             because="the request names the heads, and random ones draft right by chance alone"
         ),
+        "encoder": Aside(because="an encoder decodes nothing"),
     },
 )
 BY_LOOK_UP = "rows under a grammar are drafted by look-up alone"
@@ -410,6 +414,7 @@ EXPERTS = Capability(
         "state layers": ONE_ARCHITECTURE,
         "window layers": ONE_ARCHITECTURE,
         "latent attention": ONE_ARCHITECTURE,
+        "encoder": ONE_ARCHITECTURE,
     },
 )
 
@@ -502,6 +507,7 @@ STATE_LAYERS = Capability(
         ),
         "window layers": ONE_ARCHITECTURE,
         "latent attention": ONE_ARCHITECTURE,
+        "encoder": ONE_ARCHITECTURE,
         "MXFP4 experts": Refused(
             field="quantization",
             says="allowed: auto: the weights of the model folder are not packed",
@@ -552,6 +558,7 @@ WINDOW_LAYERS = Capability(
     is_simulated=False,
     took_place=lambda answer: answer.num_window_layers > 0,
     beside={
+        "encoder": ONE_ARCHITECTURE,
         "latent attention": ONE_ARCHITECTURE,
         "MXFP4 experts": Refused(
             field="quantization",
@@ -577,6 +584,7 @@ LATENT_ATTENTION = Capability(
     is_simulated=False,
     took_place=lambda answer: answer.latent_rank > 0,
     beside={
+        "encoder": ONE_ARCHITECTURE,
         "fp8 KV": Refused(field="kv_cache_dtype", says=f"allowed: auto {WITH_LATENTS}"),
         "draft heads": Refused(field="draft_heads", says=f"allowed: none {WITH_LATENTS}"),
         "tree numerics": Refused(field="numerics", says=f"allowed: default {WITH_LATENTS}"),
@@ -594,6 +602,73 @@ LATENT_ATTENTION = Capability(
             field="quantization",
             says="allowed: auto: the weights of the model folder are not packed",
         ),
+    },
+)
+
+WITH_ENCODER = "with the encoder"
+DRAWN = (
+    *(
+        ("seeds", "temperature"),
+        ("penalties", "presence_penalty"),
+        ("log probabilities", "logprobs"),
+    ),
+    *(
+        ("copy-on-write", "n"),
+        ("n > 1", "n"),
+        ("beams", "use_beam_search"),
+        ("stop strings", "stop"),
+    ),
+    *(("grammar", "structured_output"), ("tools", "tool_choice")),
+)
+"""Capabilities of what is drawn, each with the field that is refused."""
+
+ENCODER = Capability(
+    name="encoder",
+    promise=Promise.OWN,
+    model={
+        "architectures": ["BertModel"],
+        "model_type": "bert",
+        "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12,
+        "hidden_act": "gelu",
+    },
+    is_simulated=False,
+    took_place=lambda answer: len(answer.vector) > 0,
+    beside={
+        "chunked prefill": Refused(
+            field="long_prefill_chunk", says="allowed: 0 with a model that caches nothing"
+        ),
+        "host memory": Refused(field="kv_swap_memory", says=f"allowed: 0 {WITH_ENCODER}"),
+        "fp8 KV": Refused(field="kv_cache_dtype", says=f"allowed: auto {WITH_ENCODER}"),
+        "disk": Refused(field="kv_disk_dir", says=f"allowed: none {WITH_ENCODER}"),
+        "pull": Refused(field="kv_peer_memory", says=f"allowed: 0 {WITH_ENCODER}"),
+        "hand-over": Refused(field="kv_peer_memory", says=f"allowed: 0 {WITH_ENCODER}"),
+        "draft model": Refused(field="draft_model", says=f"allowed: none {WITH_ENCODER}"),
+        "draft heads": Refused(field="draft_heads", says=f"allowed: none {WITH_ENCODER}"),
+        "tensor parallel": Refused(field="tensor_parallel_size", says=f"allowed: 1 {WITH_ENCODER}"),
+        "pipeline parallel": Refused(
+            field="pipeline_parallel_size", says=f"allowed: 1 {WITH_ENCODER}"
+        ),
+        "tree numerics": Refused(field="numerics", says=f"allowed: default {WITH_ENCODER}"),
+        "adapters": Refused(field="adapter_memory", says=f"allowed: 0 {WITH_ENCODER}"),
+        W8A8_WEIGHTS.name: Refused(
+            field="architectures", says="allowed: a decoder with weights whose tokens are rounded"
+        ),
+        FP8_BLOCK_WEIGHTS.name: Refused(
+            field="architectures", says="allowed: a decoder with activations in", is_on_gpu=True
+        ),
+        "sleep": Refused(field="takes_turns", says=f"allowed: False {WITH_ENCODER}"),
+        "MXFP4 experts": Refused(
+            field="quantization",
+            says="allowed: auto: the weights of the model folder are not packed",
+        ),
+        # An engine says which fields it refuses, so that no stage above it is asked.
+        **{
+            name: Refused(
+                field=field, says="this engine has the encoder", is_on_cpu=True, is_on_gpu=True
+            )
+            for name, field in DRAWN
+        },
     },
 )
 
@@ -634,4 +709,5 @@ CAPABILITIES = (
     WINDOW_LAYERS,
     SLEEP,
     LATENT_ATTENTION,
+    ENCODER,
 )

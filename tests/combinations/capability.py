@@ -93,6 +93,8 @@ class Answer:
     """Numbers that its keys and values are made of; 0: it caches keys and values."""
     numerics: str = ""
     """What the engine was told of its sums; one that cannot make them so does not start."""
+    vector: tuple[float, ...] = ()
+    """Answer of an encoder, which has no tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.drafting.ngram import NGramProposer
 from headwater.engine_core.drafting.step_costs import StepCosts
@@ -43,6 +45,7 @@ from tests.combinations.weights_folder import (
     STATE_LAYER,
     WINDOW_LAYER,
     engine_options,
+    is_encoder,
     kind_of,
     latent_rank_of,
     num_experts_of,
@@ -75,6 +78,10 @@ SAMPLING = (
     "frequency_penalty",
     "repetition_penalty",
 )
+POOLED = SamplingParams(max_tokens=0, pooling="mean")
+"""What is asked of an encoder."""
+FIELD_NAMES = {"structured_outputs": "structured_output"}
+"""Names of fields of a chat in the contract of sampling, where they differ."""
 MAX_NUM_SEQS = 16
 BUDGET = {"max_num_seqs": MAX_NUM_SEQS, "max_num_batched_tokens": MAX_MODEL_LEN, "num_threads": 1}
 COSTS = StepCosts.measured([1, 64], [1.0, 1.0], gap=0.05)
@@ -110,6 +117,7 @@ class Heard:
     cached_by_tier: dict[str, int] = field(default_factory=dict)
     num_preemptions: int = 0
     num_accepted_tokens: int = 0
+    vector: tuple[float, ...] = ()
     has_finished: bool = False
 
 
@@ -128,6 +136,7 @@ class Replica:
         self.num_state_layers = num_layers_of(served, STATE_LAYER)
         self.num_window_layers = num_layers_of(served, WINDOW_LAYER)
         self.latent_rank = latent_rank_of(served)
+        self.is_encoder = is_encoder(served)
         self._executor, config, self.facts = build_executor(
             options, lambda phase, done, total: None
         )
@@ -154,7 +163,7 @@ class Replica:
         self.engine = Engine(
             config,
             self._executor,
-            speculator=speculator,
+            speculator=speculator if config.max_draft_tokens else None,
             disk_files=disk_files,
             peer_link=peer_link,
             memory=releasable_of(self._executor),
@@ -196,7 +205,7 @@ class Replica:
             key=key,
             prompt_ids=prompt_ids,
             output_ids=list(output_ids),
-            sampling=sampling_of(fields),
+            sampling=POOLED if self.is_encoder else sampling_of(fields),
             namespace=namespace,
             speculation=speculation_of(fields),
             holder=holder,
@@ -242,6 +251,8 @@ class Replica:
                 output.logprobs[i] for i in range(at, at + count) if i in output.logprobs
             ]
             at += count
+        for key, values in output.embeddings.items():
+            self.heard[key].vector = tuple(np.frombuffer(values, np.float32).tolist())
         for started in output.starts:
             heard = self.heard[started.key]
             heard.cached_tokens = started.cached_tokens
@@ -252,6 +263,13 @@ class Replica:
             if finished.work is not None:
                 heard.num_preemptions = finished.work.num_preemptions
                 heard.num_accepted_tokens = finished.work.num_accepted_tokens
+
+    def check_fields(self, fields: Fields) -> None:
+        """Raises `Refusal` for a field that the engine says it refuses, as stages above it do."""
+        asked = {FIELD_NAMES.get(name, name) for name in fields if fields[name] != PLAIN.get(name)}
+        for name, why in self.facts.refused_fields:
+            if name in asked:
+                raise Refusal(name, why)
 
     def holds(self, num_tokens: int) -> Holder:
         """Advice that it has so many tokens of a prompt and its answer."""
@@ -324,6 +342,7 @@ class EngineWorld:
 
     def run(self, asked: Asked) -> Answer:
         """Raises `Refusal`."""
+        self._replica(asked, 0).check_fields(asked.fields)
         run = Run(asked, next(self._runs).to_bytes(16, "big"))
         holder = None
         if Move.LENT in asked.moves:
@@ -356,7 +375,8 @@ class EngineWorld:
         all that it had in flight. Returns what it still has of prompt and answer."""
         replica.prefills.clear()
         key, heard = replica.add(prompt(0), run.asked.fields, run.namespace, run.token_ids, holder)
-        replica.run(heard, num_tokens=num_tokens - len(run.token_ids))
+        if not replica.is_encoder:
+            replica.run(heard, num_tokens=num_tokens - len(run.token_ids))
         replica.engine.cancel(key)
         replica.finish()
         run.note(replica, heard, num_tokens - len(run.token_ids))
@@ -408,6 +428,7 @@ class EngineWorld:
             num_window_layers=replica.num_window_layers,
             latent_rank=replica.latent_rank,
             numerics=asked.options.get("numerics", ""),
+            vector=heard.vector,
         )
 
     def _prepare(self, replica: Replica, asked: Asked, namespace: bytes) -> None:

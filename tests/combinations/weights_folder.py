@@ -32,6 +32,7 @@ FP8_BLOCKS = "fp8 blocks"
 W8A8 = "w8a8"
 MXFP4 = "mxfp4"
 """Kind of the experts of a model that is published so."""
+EMBED = "embed"
 BLOCK = 128
 FP8_MOST = 448
 INT8_MOST = 127
@@ -82,6 +83,12 @@ def num_experts_of(options: dict[str, Any]) -> int:
     config = {} if folder is None else json.loads((folder / "config.json").read_text())
     found: int = config.get("num_experts") or config.get("num_local_experts", 0)
     return found
+
+
+def is_encoder(options: dict[str, Any]) -> bool:
+    """Whether the model that an engine serves is one."""
+    folder = options["model_folder"]
+    return folder is not None and registry.read_config(folder).encoder is not None
 
 
 def latent_rank_of(options: dict[str, Any]) -> int:
@@ -218,8 +225,10 @@ def _in_blocks(folder: Path, kind: str, dtype: str) -> Path:
         is_of_layer = name.startswith("layers.")
         format = LAYER_FORMATS[turn % len(LAYER_FORMATS)] if is_of_layer else Q8_0
         spec = layout[name]
-        # Conversion expands tables of layers.
-        is_packed = not spec.is_routing and (spec.is_linear or not is_of_layer)
+        # Conversion expands tables but that of tokens.
+        is_packed = name in (EMBED, HEAD) or (
+            is_of_layer and spec.is_linear and not spec.is_routing
+        )
         tensors |= (
             blocks.named([_quantized(tensor, format)], name)
             if is_packed and tensor.dim() == 2 and tensor.shape[1] % 32 == 0

@@ -309,9 +309,15 @@ def test_enforced_calls_are_refused_beside_beams_and_exclude_ignore_eos(other: s
     assert sentence == f"{order[0]} with {order[1]}; allowed: without {order[1]}"
 
 
-def test_a_request_works_beside_every_engine() -> None:
-    everything = {row.name: Asked("field", 1) for row in ENGINE}
+def test_a_request_works_beside_every_engine_that_draws_tokens() -> None:
+    everything = {row.name: Asked("field", 1) for row in ENGINE if row.name != table.ENCODER}
     assert refused_fields(everything, cpu.capabilities) == ()
+
+
+def test_an_encoder_refuses_every_field_about_what_is_drawn() -> None:
+    refused = refused_fields({table.ENCODER: OF_MODEL[table.ENCODER]}, cpu.capabilities)
+    fields = [name for row in REQUEST for name in row.fields]
+    assert refused == tuple((name, "this engine has the encoder") for name in fields)
 
 
 @pytest.mark.parametrize("row", [row for row in ENGINE if row.flag], ids=lambda row: row.name)

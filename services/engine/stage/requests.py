@@ -197,7 +197,8 @@ def _check(pending: PendingAdd, limits: Limits) -> None:
             "pooling", add.pooling, "last, mean or cls, with max_tokens 0 and one stream"
         )
     asked = {field.name for field, _ in add.sampling.ListFields()}
-    for name, why in limits.refused_fields:
+    # Fields of draws say nothing about a prompt that is pooled, though they are there.
+    for name, why in () if add.pooling else limits.refused_fields:
         if name in asked:
             raise UnsupportedField(name, why)
     if not limits.has_adapter(add.adapter):
