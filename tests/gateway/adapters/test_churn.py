@@ -30,7 +30,6 @@ from tests.gateway.processes import (
 NAMES = ("one", "other")
 NUM_VERSIONS = 4
 PROMPTS = [[prompt * 100 + i for i in range(40)] for prompt in range(5)]
-NUM_CLIENTS = 6
 WITH_RECEIPT = {"x-headwater-receipt": "1"}
 FLAGS = ("--adapter-memory=16", "--simulated-step-seconds=0.001")
 """Memory for two adapters."""
@@ -86,7 +85,9 @@ def answers_alone(gateway: Gateway, versions: list[Path], num_tokens: int) -> An
     return alone
 
 
-def churn(gateway: Gateway, versions: list[Path], num_tokens: int, num_wanted: int) -> Counter[int]:
+def churn(
+    gateway: Gateway, versions: list[Path], num_clients: int, num_tokens: int, num_wanted: int
+) -> Counter[int]:
     """Changes names until clients have so many tokens, and checks each answer. Returns the number
     of answers by status, and that of tokens by 0."""
     alone = answers_alone(gateway, versions, num_tokens)
@@ -111,8 +112,8 @@ def churn(gateway: Gateway, versions: list[Path], num_tokens: int, num_wanted: i
                 else:
                     assert reply.status_code == 404, reply.text
 
-    with ThreadPoolExecutor(NUM_CLIENTS) as threads:
-        clients = [threads.submit(client, i) for i in range(NUM_CLIENTS)]
+    with ThreadPoolExecutor(num_clients) as threads:
+        clients = [threads.submit(client, i) for i in range(num_clients)]
         try:
             for turn in itertools.count():
                 load(gateway, chosen.choice(NAMES), chosen.choice(versions))
@@ -135,13 +136,13 @@ def held(gateway: Gateway) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "num_wanted"),
-    [(24, 2_400), pytest.param(200, 1_000_000, marks=pytest.mark.long)],
+    ("num_clients", "num_tokens", "num_wanted"),
+    [(6, 24, 2_400), pytest.param(24, 400, 1_000_000, marks=pytest.mark.long)],
 )
 def test_no_answer_has_a_token_of_another_adapter(
-    gateway: Gateway, versions: list[Path], num_tokens: int, num_wanted: int
+    gateway: Gateway, versions: list[Path], num_clients: int, num_tokens: int, num_wanted: int
 ) -> None:
-    counts = churn(gateway, versions, num_tokens, num_wanted)
+    counts = churn(gateway, versions, num_clients, num_tokens, num_wanted)
     print(f"{counts[0]} tokens, {counts[200]} answers, {counts[404]} of names that were unloaded")
     assert counts[404] > 0
     for name in NAMES:
