@@ -211,6 +211,11 @@ class Subject:
         self.executor.close()
 
 
+def write_numbered(folder: Path, config: ModelConfig, rank: int, number: int) -> None:
+    """Writes the adapter with this number into a folder of its own."""
+    write_adapter(folder / str(number), config, rank, number)
+
+
 def write_adapter(folder: Path, config: ModelConfig, rank: int, seed: int) -> None:
     """Writes random factors of every linear layer, in PEFT's layout."""
     hidden, inner = config.hidden_size, config.intermediate_size
@@ -279,8 +284,11 @@ def main(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         # The first round compiles and records.
-        for i in range(adapters + rounds + 1):
-            write_adapter(folder / str(i), config, rank, i)
+        with ThreadPoolExecutor() as pool:
+            for _ in pool.map(
+                partial(write_numbered, folder, config, rank), range(adapters + rounds + 1)
+            ):
+                pass
         digests = [subject.load(folder / str(i)) for i in range(adapters)]
         taken = [digests[i % adapters] for i in range(rows)]
         speeds = _in_turn(
