@@ -51,6 +51,10 @@ BENCHMARKS = {
         "cluster_start",
         "Seconds from `headwater up` to the first token, and until each stage is ready.",
     ),
+    "restart": (
+        "engine_restart",
+        "Pause of an answer whose engine is killed, and what its next life does meanwhile.",
+    ),
     "structured": (
         "structured",
         "Throughput of answers that must match a JSON schema, against free ones.",

@@ -126,6 +126,18 @@ def _core_spans(
     ]
 
 
+def core_phases(log: Path, *, since: float) -> dict[str, float]:
+    """Times at which the core of an engine that was started since then began each of its phases,
+    and at which its server was ready, on the clock of time.time()."""
+    begins: dict[str, float] = {}
+    for line in _lines(log):
+        if line["event"] == "loading" and line["at"] >= since:
+            begins.setdefault(line["phase"], line["at"])
+        elif begins and line["event"] == "ready":
+            begins.setdefault("ready", datetime.fromisoformat(line["timestamp"]).timestamp())
+    return begins
+
+
 def born_at(pid: int) -> float:
     """Time at which a process was started, on the clock of time.time(), to a hundredth of a
     second."""

@@ -37,6 +37,10 @@ Progress = Callable[[str, int, int], None]
 """(phase, done, total)"""
 
 
+def say_nothing(phase: str, done: int, total: int) -> None:
+    """See `Progress`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorOptions:
     """Options of an executor; 0 leaves the choice to the executor."""
@@ -74,6 +78,9 @@ class ExecutorOptions:
     """Drafted tokens of one row and step at most; 0: none are drafted."""
     takes_turns: bool = False
     """Whether the engine may sleep, so that others have its device's memory meanwhile."""
+    weights_holder: int = -1
+    """Descriptor of a socket to a process that holds the weights' memory of a GPU when the engine
+    dies; -1: none does."""
     draft_model: Path | None = None
     """A converted model that drafts tokens for the served one; None: none does."""
     draft_heads: Path | None = None
@@ -162,6 +169,9 @@ class BuildRequest:
     """Whether pages of several kinds of layers move between engines."""
     is_tree: bool = False
     """Whether products are made of leaves, see `layers.leaves`."""
+    numerics_id: str = ""
+    """Equal ids give equal bits; empty for a rank, a draft model and a request that builds
+    nothing."""
     draft: BuildRequest | None = None
     """The model that drafts, as if it were served by itself."""
     heads: HeadsConfig | None = None

@@ -12,6 +12,10 @@ import torch
 
 _PINNED = 1
 _ON_DEVICE = 1
+_AS_FILE = 1
+"""CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR"""
+_CAN_BE_FILE = 103
+"""CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"""
 _READ_WRITE = 3
 _OUT_OF_MEMORY = 2
 
@@ -32,11 +36,16 @@ class DeviceMemory:
     """A range of addresses on the current GPU, with memory behind it from the start. It lasts until
     the process ends: kernels and graphs name its addresses."""
 
-    def __init__(self, num_bytes: int) -> None:
-        """Raises `DriverError`."""
+    def __init__(
+        self, num_bytes: int, *, is_shared: bool = False, exported: int | None = None
+    ) -> None:
+        """`is_shared`: other processes may map the memory too, by `export`. `exported`: the
+        descriptor of such memory, of `num_bytes`, that is mapped here; it stays open. Raises
+        `DriverError`."""
         # The driver's calls need the context that torch makes with its first tensor.
         torch.cuda.synchronize()
-        self._properties = _properties(torch.cuda.current_device())
+        is_shared = is_shared or exported is not None
+        self._properties = _properties(torch.cuda.current_device(), _AS_FILE if is_shared else 0)
         granularity = _granularity(self._properties)
         self.num_bytes = max(1, -(-num_bytes // granularity)) * granularity
         address = ctypes.c_uint64()
@@ -44,7 +53,7 @@ class DeviceMemory:
         _call("cuMemAddressReserve", ctypes.byref(address), size, _size(0), _word(0), _word(0))
         self._address = address.value
         self._handle: int | None = None
-        self.map()
+        self.map(exported)
         self.bytes: torch.Tensor = torch.as_tensor(
             _Range(self._address, self.num_bytes), device="cuda"
         )
@@ -54,12 +63,18 @@ class DeviceMemory:
     def is_mapped(self) -> bool:
         return self._handle is not None
 
-    def map(self) -> None:
-        """Puts memory behind the addresses. Raises `DriverError`, and leaves all as it is then."""
+    def map(self, exported: int | None = None) -> None:
+        """Puts memory behind the addresses: new, or that of a descriptor. Raises `DriverError`, and
+        leaves all as it is then."""
         assert self._handle is None
         handle = ctypes.c_uint64()
         size = _size(self.num_bytes)
-        _call("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(self._properties), _word(0))
+        if exported is None:
+            properties = ctypes.byref(self._properties)
+            _call("cuMemCreate", ctypes.byref(handle), size, properties, _word(0))
+        else:
+            file = ctypes.c_void_p(exported)
+            _call("cuMemImportFromShareableHandle", ctypes.byref(handle), file, _AS_FILE)
         address = _word(self._address)
         access = _Access(self._properties.location, _READ_WRITE)
         with ExitStack() as undo:
@@ -69,6 +84,15 @@ class DeviceMemory:
             _call("cuMemSetAccess", address, size, ctypes.byref(access), _size(1))
             undo.pop_all()
         self._handle = handle.value
+
+    def export(self) -> int:
+        """A descriptor of the memory, which the caller closes. The memory lasts as long as it is
+        open anywhere, or mapped. Raises `DriverError`."""
+        assert self._handle is not None
+        file = ctypes.c_int()
+        handle = _word(self._handle)
+        _call("cuMemExportToShareableHandle", ctypes.byref(file), handle, _AS_FILE, _word(0))
+        return file.value
 
     def unmap(self) -> None:
         """Gives the memory back. Nothing that reads or writes it may be launched."""
@@ -121,8 +145,17 @@ class _Access(ctypes.Structure):
     _fields_ = (("location", _Location), ("flags", ctypes.c_int))
 
 
-def _properties(device: int) -> _Properties:
-    return _Properties(type=_PINNED, location=_Location(_ON_DEVICE, device))
+def can_share() -> bool:
+    """Whether memory of the current GPU can be mapped by other processes."""
+    found = ctypes.c_int()
+    device = torch.cuda.current_device()
+    _call("cuDeviceGetAttribute", ctypes.byref(found), ctypes.c_int(_CAN_BE_FILE), device)
+    return bool(found.value)
+
+
+def _properties(device: int, handle_types: int) -> _Properties:
+    location = _Location(_ON_DEVICE, device)
+    return _Properties(type=_PINNED, handle_types=handle_types, location=location)
 
 
 def _granularity(properties: _Properties) -> int:

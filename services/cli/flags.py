@@ -31,7 +31,7 @@ PANELS = {
         *("pipeline_parallel_size", "numerics", "activation_dtype", "profile", "executor"),
     ),
     "Memory and cached prefixes": (
-        *("gpu_memory_utilization", "kv_cache_dtype", "eviction", "kv_swap_memory"),
+        *("hold_weights", "gpu_memory_utilization", "kv_cache_dtype", "eviction", "kv_swap_memory"),
         *("kv_disk_dir", "kv_disk_memory", "kv_peer_memory", "kv_peer_direct"),
         "shared_prompt",
     ),

@@ -43,6 +43,7 @@ CHOICES = {
     "numerics": NUMERICS,
     "kv_peer_direct": ("auto", "off"),
     "eviction": EVICTION_CHOICES,
+    "hold_weights": ("auto", "off"),
 }
 
 

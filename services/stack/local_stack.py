@@ -56,6 +56,7 @@ from .token_file import (
     tenants_are_signed,
     token_env,
 )
+from .weights_holder import WeightsHolder, holds_weights
 
 SERVER_STOP_LIMIT = 4.0
 ACCESS_FOLDER = "access"
@@ -309,17 +310,24 @@ class LocalStack:
         flags: Callable[[], list[str]],
         env: dict[str, str] | None = None,
     ) -> KeptStage:
+        holder = None
+        if module == ENGINE_MODULE and holds_weights(self.settings):
+            holder = WeightsHolder(self._forks.stages)
+
         async def start() -> StageProcess:
             program = StageProgram(module, flags(), self._env | (env or {}))
             if module == ENGINE_MODULE:
                 program = self._forks.for_cores_of(program)
+            if holder is not None:
+                program = await holder.known_to(program)
             log = self._logs / f"{name}.log"
             forks = self._forks.stages
             return await StageProcess.start(
                 name, program, log=log, supervisor=self._pipe, forks=forks
             )
 
-        return KeptStage(name, start, self._report_and_record)
+        stopped = None if holder is None else holder.stop
+        return KeptStage(name, start, self._report_and_record, stopped)
 
     def _server(
         self, name: str, start_server: Callable[..., Awaitable[EmbeddedServer]]

@@ -160,6 +160,11 @@ class StackSettings:
     resident: float | None = flag(
         None, "GB of the device that awake models have together; others sleep until asked for."
     )
+    hold_weights: str = flag(
+        "auto",
+        "auto (weights stay on their GPU when the engine there dies, and its next life begins with "
+        "them) or off.",
+    )
     gpu_memory_utilization: float = engine_flag(
         "gpu_memory_utilization", "Share of a GPU's memory that an engine may take."
     )

@@ -215,8 +215,13 @@ class KeptStage:
     CPUs take one to three, a start of 8B on an H100 some six (2026-11-27)."""
 
     def __init__(
-        self, name: str, start: Callable[[], Awaitable[Child]], changed: Callable[[str], None]
+        self,
+        name: str,
+        start: Callable[[], Awaitable[Child]],
+        changed: Callable[[str], None],
+        stopped: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        """`stopped` is called when the stage has ended for good."""
         self.name = name
         self.addresses: Addresses = {}
         """Addresses of the last life that got ready."""
@@ -225,6 +230,7 @@ class KeptStage:
         self.pauses: Sequence[float] = self.PAUSES
         self._start = start
         self._changed = changed
+        self._stopped = stopped
 
     async def begin(self) -> None:
         """The first life; a death before it is ready is the caller's to handle."""
@@ -260,6 +266,8 @@ class KeptStage:
             await end(self._keeper)
         if self.process is not None:
             await self.process.stop(limit, hurry)
+        if self._stopped is not None:
+            await self._stopped()
 
 
 async def begin_all(stages: Sequence[KeptStage], report: Report) -> None:

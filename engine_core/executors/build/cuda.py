@@ -16,13 +16,14 @@ from ...config import ConfigError, EngineConfig, require
 from ...layers.linear.kinds import Weights
 from ...models.foreign.model import ForeignModel
 from ...models.model import LayerInputs
-from ...options import BuildRequest, Progress
+from ...options import BuildRequest, Progress, say_nothing
 from ...platforms.cuda import CudaPlatform
 from ...platforms.cuda_packed import has_rounded
 from ...system.usable_cores import usable_cores
 from ...weights.page_plan import PagePlan
 from ..device.cuda_memory import CudaMemory
 from ..device.step_shapes import StepShape, probed_rows
+from ..device.weights_place import WeightsPlace
 from ..entry.cuda_entry import SentStep
 from ..exit.cuda_prompt_scores import SCORED_AT_ONCE
 from ..model.block_bytes import state_shape
@@ -49,12 +50,13 @@ def build_cuda(
     options = request.options
     pages = pages_of_request(request)
     config = engine_config_of(request, 0, pages)
+    progress("opening the device", 0, 1)
+    torch.cuda.synchronize()
+    place = WeightsPlace(request)
     if rank.is_whole:
-        loaded = load_whole(request, device, progress, hooks)
+        loaded = load_whole(request, device, progress, hooks, place.put)
     else:
         loaded = load_rank(request, rank, config, device, progress, hooks)
-    # Before anything is made of the weights that names their addresses.
-    memory = CudaMemory(loaded.served.weights) if options.takes_turns else None
     return build_cuda_executor(
         loaded.served,
         config,
@@ -66,7 +68,8 @@ def build_cuda(
         gpu_memory_utilization=options.gpu_memory_utilization,
         is_sized=bool(options.num_blocks),
         adapter_memory=options.adapter_memory,
-        releasable=memory,
+        releasable=place.releasable,
+        progress=progress,
     )
 
 
@@ -83,11 +86,13 @@ def build_cuda_executor(
     is_sized: bool,
     adapter_memory: int = 0,
     releasable: CudaMemory | None = None,
+    progress: Progress = say_nothing,
 ) -> tuple[StepExecutor[SentStep, StepShape], EngineConfig]:
     """With `is_sized` the config's number of blocks stands; otherwise memory decides.
     `adapter_memory`: bytes for adapters; 0: rows have none. `releasable`: memory of the weights
     that sleep gives back, and then of the KV cache; None: it keeps all. Raises `ConfigError` with
     what would fit."""
+    progress("measuring memory", 0, 1)
     block_size = config.block_size
     weights = served.weights
     platform = served.platform(config)
@@ -137,10 +142,12 @@ def build_cuda_executor(
         swapper = _swapper(served, blocks, config) if config.num_swap_slots else None
         parts = served.parts(decoder, platform, config, pages, blocks, drafting, swapper)
         ahead.note(parts.rehearse)
+    progress("choosing products", 0, 1)
     _choose_products(platform, weights, config, device)
     if isinstance(decoder, ForeignModel):
         decoder.check_rows()
     served.begin()
+    progress("capturing graphs", 0, 1)
     executor = parts.executor(adapters, releasable)
     # The shapes without which no engine serves.
     for _ in range(parts.shapes.num_first):

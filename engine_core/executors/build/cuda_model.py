@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Self
 
 import torch
@@ -137,19 +139,27 @@ class LoadedEngine:
 
 
 def load_whole(
-    request: BuildRequest, device: torch.device, progress: Progress, hooks: Hooks
+    request: BuildRequest,
+    device: torch.device,
+    progress: Progress,
+    hooks: Hooks,
+    place: Callable[[Callable[[], Weights]], Weights],
 ) -> LoadedEngine:
-    """Loads whole models. Raises `ConfigError`."""
+    """Loads whole models. `place` gives the served one's weights their place, and has them loaded
+    if need be. Raises `ConfigError`."""
 
-    def loaded(each: BuildRequest) -> LoadedModel:
+    def weights_of(each: BuildRequest) -> Weights:
         forms = hooks.stored_forms(each)
         stored = StoredWeights(request=each, weights=load_weights(each, device, progress, forms))
-        weights = hooks.prepare_weights(stored, progress)
+        return hooks.prepare_weights(stored, progress)
+
+    def model_of(each: BuildRequest, weights: Weights) -> LoadedModel:
         return LoadedModel(each.model, weights, KV_DTYPES[each.kv_format], each.is_tree)
 
+    draft = request.draft
     return LoadedEngine(
-        served=loaded(request),
-        draft=None if request.draft is None else loaded(request.draft),
+        served=model_of(request, place(partial(weights_of, request))),
+        draft=None if draft is None else model_of(draft, weights_of(draft)),
         heads=load_heads(request, device, WHOLE),
     )
 

@@ -10,7 +10,7 @@ from ...capabilities import refusals_of_engine
 from ...config import ConfigError, EngineConfig
 from ...executor import NewWeights
 from ...models.model import Model
-from ...options import BuildRequest
+from ...options import BuildRequest, say_nothing
 from ...platforms import loading as platforms
 from ..device.mapped_weights import MappedWeights
 from ..entry.eager_entry import EagerEntry
@@ -81,7 +81,7 @@ class EagerWeights:
         request = checked(options, loaded.device.name, loaded.device.capabilities)
         check_same(self._request, request)
         # NOTE: progress of the build is reported by the thread that builds.
-        loader = Loader(loaded.device, self._rank, self._config, _say_nothing)
+        loader = Loader(loaded.device, self._rank, self._config, say_nothing)
         platform, weights = loader.served(request)
         served = whole_model(request, self._config, (platform, weights))
         forward = Hooks.of(loaded.device).forward_pass(served, platform, self._config.max_blocks)
@@ -94,10 +94,6 @@ class EagerWeights:
         self._exit.adopt(new.served)
         if self._mapped is not None:
             self._mapped.follow(new.folder)
-
-
-def _say_nothing(phase: str, done: int, total: int) -> None:
-    pass
 
 
 def check_same(old: BuildRequest, new: BuildRequest) -> None:

@@ -4,6 +4,7 @@ that processes outside the core need."""
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -42,12 +43,13 @@ def build_executor(
     _log_activations(request)
     if options.layout.num_ranks > 1:
         check_num_ranks(options, loaded.device)
+    request = replace(request, numerics_id=numerics_of(request, loaded))
     flags = loaded.device.capabilities
     facts = ModelFacts(
         dtype=request.dtype,
         kv_format=request.kv_format,
         vocab_size=request.model.vocab_size,
-        numerics_id=numerics_of(request, loaded),
+        numerics_id=request.numerics_id,
         refused_fields=refused_fields(
             asked_of(request.options, request.model, request.activations, flags), flags
         ),

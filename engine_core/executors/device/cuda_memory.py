@@ -11,9 +11,8 @@ import torch
 from headwater.kernels.launch.device_memory import DeviceMemory, DriverError
 
 from ...executor import MemoryShort
-from ...layers.linear.kinds import Weights
 from .locked_memory import LockedMemory, mapped
-from .moved_tensors import move, num_bytes_of, tensors_of
+from .placed_weights import HeldWeights, PlacedWeights
 
 PIECE_BYTES = 1 << 30
 """Bytes of weights that are locked and copied at a time."""
@@ -24,15 +23,11 @@ class CudaMemory:
 
     keeps_cache = False
 
-    def __init__(self, weights: Weights) -> None:
-        """Moves the weights, which nothing has been made of yet that names their addresses. Raises
-        `DriverError`."""
-        tensors = [each for each in tensors_of(weights) if each.is_cuda]
-        self._num_weights = num_bytes_of(tensors)
-        self._weights = DeviceMemory(self._num_weights)
-        move(tensors, self._weights.bytes)
-        # What they left goes to others.
-        torch.cuda.empty_cache()
+    def __init__(self, weights: PlacedWeights, held: HeldWeights | None) -> None:
+        """`held`: keeps the weights beyond this process while the engine is awake; None: nobody
+        does."""
+        self._weights = weights
+        self._held = held
         self._cache: DeviceMemory | None = None
         self._copies: list[LockedMemory] = []
         """Pieces of the weights in host memory; the later ones are yet to be copied."""
@@ -57,6 +52,8 @@ class CudaMemory:
     def release(self) -> int:
         self._copy_up_to(self._num_pieces)
         torch.cuda.synchronize()
+        if self._held is not None:
+            self._held.drop()
         for each in self._pieces:
             each.unmap()
         # Activations between two steps.
@@ -83,17 +80,20 @@ class CudaMemory:
             # none.
             self._cache.bytes.zero_()
         torch.cuda.synchronize()
+        if self._held is not None:
+            self._held.keep(self._weights)
 
     @property
     def _pieces(self) -> list[DeviceMemory]:
-        return [self._weights] if self._cache is None else [self._weights, self._cache]
+        weights = self._weights.memory
+        return [weights] if self._cache is None else [weights, self._cache]
 
     @property
     def _num_pieces(self) -> int:
-        return -(-self._num_weights // PIECE_BYTES)
+        return -(-self._weights.num_bytes // PIECE_BYTES)
 
     def _piece(self, i: int) -> torch.Tensor:
-        return self._weights.bytes[: self._num_weights][i * PIECE_BYTES : (i + 1) * PIECE_BYTES]
+        return self._weights.bytes[i * PIECE_BYTES : (i + 1) * PIECE_BYTES]
 
     @torch.inference_mode()
     def _copy_up_to(self, num_pieces: int) -> None:

@@ -149,15 +149,7 @@ class CoreClient:
         self._process = await start_core(
             [msgspec.json.encode(ends).decode(), *to_argv(settings)],
             environment=core_environment(settings.threads),
-            descriptors=(
-                *ends.commands,
-                *ends.reports,
-                *ends.mask_reports,
-                ends.masks,
-                ends.records,
-                ends.block_keys,
-                lifeline,
-            ),
+            descriptors=ends.descriptors,
         )
         self.memory.close_inherited(ends)
         asyncio.get_running_loop().add_reader(self._reports.fileno(), self._on_reports)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from ...runtime.hardware import thread_variables
 from ...runtime.process import PARENT_FD, READY_FD
 from .kernel_cache import with_kernel_cache
-from .variables import CORE_FORKS_FD
+from .variables import CORE_FORKS_FD, WEIGHTS_HOLDER_FD
 
 
 def core_environment(threads: int, env: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -17,7 +17,7 @@ def core_environment(threads: int, env: Mapping[str, str] = os.environ) -> dict[
     environment = {
         name: value
         for name, value in env.items()
-        if name not in (READY_FD, PARENT_FD, CORE_FORKS_FD)
+        if name not in (READY_FD, PARENT_FD, CORE_FORKS_FD, WEIGHTS_HOLDER_FD)
     }
     environment |= {"GOMP_SPINCOUNT": "30000", "KMP_BLOCKTIME": "1"}
     environment.pop("OMP_WAIT_POLICY", None)

@@ -10,6 +10,7 @@ from .block_keys import offer_block_keys
 from .mask_table import Int32Array, create_mask_memory, map_masks
 from .messages import Ends, Ready
 from .peer_records import UInt8Array, create_record_memory, map_records
+from .variables import WEIGHTS_HOLDER_FD
 
 
 class CoreMemory:
@@ -33,6 +34,7 @@ class CoreMemory:
             records=self._records,
             block_keys=offer_block_keys(),
             lifeline=lifeline,
+            weights_holder=int(os.environ.get(WEIGHTS_HOLDER_FD, "-1")),
         )
 
     def close_inherited(self, ends: Ends) -> None:

@@ -346,6 +346,15 @@ class Ends(msgspec.Struct):
     """Pipe from which the keys are read that seal records of blocks."""
     lifeline: int
     """Reaches end of file when the server is gone."""
+    weights_holder: int = -1
+    """Socket to the process that holds weights; -1: there is none."""
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        rings = *self.commands, *self.reports, *self.mask_reports
+        others = self.masks, self.records, self.block_keys, self.lifeline
+        holder = (self.weights_holder,) if self.weights_holder >= 0 else ()
+        return *rings, *others, *holder
 
 
 _encoder = msgspec.msgpack.Encoder()

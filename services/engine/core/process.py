@@ -282,7 +282,9 @@ def main() -> None:
     logging.basicConfig(level=settings.log_level.upper(), format="%(message)s")
     try:
         progress = SpokenProgress(reports)
-        options = replace(executor_options(settings), copies_ranks=True)
+        options = replace(
+            executor_options(settings), copies_ranks=True, weights_holder=ends.weights_holder
+        )
         progress("loading libraries", 0, 1)
         executor, config, facts = build_executor(options, progress)
         disk_files = open_disk(options, config, facts, executor, seal)

@@ -1,0 +1,149 @@
+"""`headwater bench restart`: what a client notices of an engine that is killed in the middle of an
+answer, and what the engine's next life does meanwhile. Starts and ends a cluster of its own.
+
+The pause is the time from SIGKILL to the next piece of the answer, which must be the answer that
+the engine gives undisturbed.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+import signal
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import httpx
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from headwater.services.stack.cluster_record import ClusterRecord, StageRecord, read_cluster
+
+from .own_cluster import own_cluster, wait_until_prepared
+from .program import check_choice, run_program
+from .start_timeline import core_phases
+
+VICTIMS = ("core", "server")
+PREPARED_SECONDS = 60.0
+PIECES_BEFORE = 10
+"""Pieces of an answer before its engine is killed. A piece may have several tokens."""
+PROMPT = "Name the rivers that you know, and what lies at their headwaters."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """One death, in seconds."""
+
+    pause: float
+    """Seconds from the kill to the next piece of the answer."""
+    is_same: bool
+    """Whether the answer is that of an engine that was left alone."""
+    phases: dict[str, float]
+    """Seconds from the kill to the beginning of each phase of the next life's core, and to `ready`,
+    the line of its server."""
+
+
+def main(
+    rounds: Annotated[int, typer.Option(help="deaths")] = 5,
+    victim: Annotated[str, typer.Option(help="core (computes) or server (of the engine)")] = "core",
+    tokens: Annotated[int, typer.Option(help="of the answer")] = 400,
+    up: Annotated[
+        list[str] | None,
+        typer.Option(help="flag of `headwater up`; repeatable: --up=--device=cuda"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Kill an engine in the middle of answers, and measure their pauses."""
+    check_choice("victim", victim, VICTIMS)
+    with own_cluster(["--replicas=1", *(up or ())]) as (record, folder):
+        wait_until_prepared(record, PREPARED_SECONDS)
+        # The first answer may wait for what is compiled when it is needed.
+        expected = [_text(record, tokens) for _ in range(2)][-1]
+        restarts = [_killed(folder, victim, tokens, expected) for _ in range(rounds)]
+    if as_json:
+        typer.echo(json.dumps([asdict(each) for each in restarts], indent=2))
+        return
+    table = Table("what", "median s", "least", "most")
+    _add(table, "from the kill to the next piece", [each.pause for each in restarts])
+    for phase in restarts[-1].phases:
+        found = [each.phases[phase] for each in restarts if phase in each.phases]
+        _add(table, f"to {phase}", found)
+    Console().print(table)
+    num_same = sum(each.is_same for each in restarts)
+    typer.echo(f"{num_same} of {rounds} answers are the same as without a death")
+
+
+def _killed(folder: Path, victim: str, tokens: int, expected: str) -> Restart:
+    record = read_cluster(folder)
+    assert record is not None
+    stage = _engine(record)
+    pid = stage.pid if victim == "server" else stage.children[0]
+    pieces: list[str] = []
+    arrivals: list[float] = []
+    killed_at = 0.0
+    for piece in _pieces(record, tokens):
+        pieces.append(piece)
+        if killed_at:
+            arrivals.append(time.time() - killed_at)
+        elif len(pieces) == PIECES_BEFORE:
+            killed_at = time.time()
+            os.kill(pid, signal.SIGKILL)
+    # Pieces that were on their way come at once: the longest gap ends with the next life's first.
+    gaps = map(operator.sub, arrivals, [0.0, *arrivals[:-1]])
+    _, pause = max(zip(gaps, arrivals, strict=True))
+    while (after := read_cluster(folder)) is None or _engine(after).pid == stage.pid:
+        time.sleep(0.05)
+    phases = core_phases(folder / "logs" / f"{stage.name}.log", since=killed_at)
+    return Restart(
+        pause=pause,
+        is_same="".join(pieces) == expected,
+        phases={name: when - killed_at for name, when in phases.items()},
+    )
+
+
+def _add(table: Table, what: str, values: list[float]) -> None:
+    figures = statistics.median(values), min(values), max(values)
+    table.add_row(what, *(f"{value:.2f}" for value in figures))
+
+
+def _engine(record: ClusterRecord) -> StageRecord:
+    return next(stage for stage in record.stages if stage.name.startswith("engine"))
+
+
+def _text(record: ClusterRecord, tokens: int) -> str:
+    return "".join(_pieces(record, tokens))
+
+
+def _pieces(record: ClusterRecord, tokens: int) -> Iterator[str]:
+    body = {
+        "model": record.model,
+        "messages": [{"role": "user", "content": PROMPT}],
+        # Drawn tokens are drafted less well than the loops of greedy answers: there are many pieces.
+        "temperature": 1,
+        "seed": 7,
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    url = f"{record.rest}/v1/chat/completions"
+    with httpx.stream("POST", url, json=body, timeout=120) as reply:
+        for line in reply.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            chunk = json.loads(line.removeprefix("data: "))
+            if "error" in chunk:
+                raise RuntimeError(str(chunk["error"]))
+            for choice in chunk.get("choices", ()):
+                delta = choice["delta"]
+                if text := delta.get("content") or delta.get("reasoning_content"):
+                    yield text
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -1,0 +1,96 @@
+"""Memory of a device that outlives its process: descriptors of it lie with a holder, another
+process, which hands them to the next life of an engine. Knows no device and no tensors.
+
+Each request is one message on a socket that the engine inherits. It carries a socket for the reply
+and a pidfd of the engine: memory goes to nobody while the process that last had it may write to it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Self
+
+MAX_BYTES = 4096
+"""Bytes of a message."""
+MAX_FILES = 4
+REPLY_SECONDS = 30.0
+"""Seconds to wait for a holder's reply, which itself waits for the death of an earlier process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldMemory:
+    """Memory by its descriptors, which whoever has this record closes."""
+
+    memory: int
+    """The device's memory, as its driver exports it."""
+    layout: int
+    """A file that says what lies where in it."""
+    num_bytes: int
+    checksum: int
+    """Checksum of the memory's contents."""
+
+    @property
+    def files(self) -> tuple[int, int]:
+        return self.memory, self.layout
+
+    @classmethod
+    def of(cls, facts: dict[str, Any], files: Sequence[int]) -> Self:
+        memory, layout = files
+        num_bytes, checksum = facts["num_bytes"], facts["checksum"]
+        return cls(memory=memory, layout=layout, num_bytes=num_bytes, checksum=checksum)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"num_bytes": self.num_bytes, "checksum": self.checksum}
+
+    def close(self) -> None:
+        for file in self.files:
+            os.close(file)
+
+
+class MemoryHolder:
+    """The engine's end. A holder that is gone holds nothing."""
+
+    def __init__(self, requests: socket.socket) -> None:
+        self._requests = requests
+
+    @classmethod
+    def of_descriptor(cls, number: int) -> Self:
+        return cls(socket.socket(fileno=os.dup(number)))
+
+    def take(self, key: str) -> HeldMemory | None:
+        """The memory that is held under a key, when the process that had it is dead. What is held
+        under another key is given back. None: there is none, or that process does not die."""
+        reply, files = self._ask({"verb": "take", "key": key})
+        return HeldMemory.of(reply, files) if files else None
+
+    def keep(self, key: str, held: HeldMemory) -> bool:
+        """Has memory held, in place of all that is. Returns whether it is."""
+        reply, _ = self._ask({"verb": "keep", "key": key, **held.facts}, *held.files)
+        return bool(reply)
+
+    def drop(self) -> None:
+        """Has all given back that is held."""
+        self._ask({"verb": "drop"})
+
+    def _ask(self, request: dict[str, Any], *files: int) -> tuple[dict[str, Any], list[int]]:
+        """The holder's reply, with descriptors; nothing where it is gone."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ExitStack() as stack:
+            stack.enter_context(ours)
+            try:
+                with theirs:
+                    own = os.pidfd_open(os.getpid())
+                    stack.callback(os.close, own)
+                    message = [json.dumps(request).encode()]
+                    socket.send_fds(self._requests, message, [theirs.fileno(), own, *files])
+                ours.settimeout(REPLY_SECONDS)
+                reply, found, _, _ = socket.recv_fds(ours, MAX_BYTES, MAX_FILES)
+            except OSError:
+                return {}, []
+        return (json.loads(reply) if reply else {}), found

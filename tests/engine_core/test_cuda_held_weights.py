@@ -1,0 +1,73 @@
+"""Engines on a GPU that are killed: the weights stay there, and the next life begins with them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.engine_core.test_held_memory import Holder
+
+pytestmark = pytest.mark.gpu
+
+ENGINE = """
+import json, logging, sys
+from pathlib import Path
+from tests.engine_core.small_models import SmallEngine, greedy
+
+logging.basicConfig(level="INFO", stream=sys.stderr)
+folder, options = Path(sys.argv[1]), json.loads(sys.argv[2])
+engine = SmallEngine(folder, **options)
+prompts = [[5 + (7 * i + 31 * key) % 400 for i in range(300)] for key in range(3)]
+answers = engine.answer(prompts, greedy(40))
+print(json.dumps([each.token_ids for each in answers]), flush=True)
+sys.stdin.read()
+"""
+OPTIONS = {"device": "cuda", "block_size": 64, "num_blocks": 300, "max_draft_tokens": 0}
+
+
+def life(folder: Path, log: Path, **options: Any) -> tuple[list[list[int]], str]:
+    """Answers of an engine that is killed afterwards, and what it logged."""
+    descriptors = [options["weights_holder"]] if "weights_holder" in options else []
+    with log.open("wb") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-c", ENGINE, str(folder), json.dumps(OPTIONS | options)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            pass_fds=descriptors,
+        )
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        process.kill()
+        process.communicate()
+    assert line, log.read_text()[-2000:]
+    return json.loads(line), log.read_text()
+
+
+@pytest.mark.parametrize("takes_turns", [False, True])
+def test_the_next_life_begins_with_the_weights_that_stayed(
+    folder_of: Callable[[str], Path], tmp_path: Path, takes_turns: bool
+) -> None:
+    holder = Holder()
+    folder = folder_of("qwen3")
+    expected, _ = life(folder, tmp_path / "plain")
+    number = holder.requests.fileno()
+    logs = []
+    for i in range(3):
+        options = {"weights_holder": number, "takes_turns": takes_turns}
+        found, log = life(folder, tmp_path / f"{i}", **options)
+        assert found == expected
+        logs.append("were held on the device" in log)
+    assert logs == [False, True, True]
+    # Nobody has them mapped now; the holder alone keeps them.
+    free, _ = torch.cuda.mem_get_info()
+    holder.client.drop()
+    assert torch.cuda.mem_get_info()[0] > free
+    holder.close()
