@@ -56,6 +56,11 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+def packed_of(files: dict[str, bytes]) -> bytes:
+    [packed] = (files[name] for name in files if name.startswith("packed-"))
+    return packed
+
+
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_it_begins_with_the_first_shard_and_is_the_same(checkpoint: Path, tmp_path: Path) -> None:
@@ -79,6 +84,8 @@ def test_it_begins_with_the_first_shard_and_is_the_same(checkpoint: Path, tmp_pa
     )
     for name in ("weights.safetensors", "config.json", "tokenizer.json"):
         assert found[name] == expected[name]
+    # The name of packed matrices has the time of the weights that they were made of.
+    assert packed_of(found) == packed_of(expected)
     assert not list((tmp_path / "hub").glob(".arriving-*"))
 
 
