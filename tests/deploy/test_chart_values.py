@@ -99,6 +99,9 @@ def test_values_yaml_has_each_value_of_the_schema_and_no_other() -> None:
     )
     of_an_entry = SCHEMA["properties"]["engines"]["items"]["properties"]
     assert of_an_entry.keys() - {"name", "model"} == VALUES["engineDefaults"].keys()
+    of_a_pod = SCHEMA["properties"]["turns"]["items"]["properties"]
+    own = {"name", "models", "residentGB"}
+    assert of_a_pod.keys() - own == VALUES["turnsDefaults"].keys()
 
 
 def test_each_value_is_read_by_a_template() -> None:
