@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +20,14 @@ from typing import Any
 import pytest
 
 from headwater.services.models.manifest import ModelManifest
+from headwater.services.runtime.cluster_key import using
+from headwater.services.stack import engine_calls
+from headwater.services.stack.token_file import key_of_cluster
 from tests.chatting_model import make_chatting_model
 from tests.line.conftest import Line
 
 ENGINES = {"one": "engine-0", "two": "two-engine-0"}
+REPLICAS = ("engine-0", "engine-1")
 PROMPT = "the water of the river is the water of the sea, and " * 6
 
 
@@ -122,6 +128,64 @@ def test_a_supervisor_that_was_killed_comes_back_with_the_new_weights(tmp_path: 
         assert weights_of(line, "one") == "2"
         [card] = json.loads(models(line, "list", "--json").stdout)
         assert card["weights"]["revision"] == "2"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_an_engine_killed_in_a_replacement_leaves_all_replicas_with_the_same_weights(
+    tmp_path: Path,
+) -> None:
+    folders = {str(seed): make_chatting_model(tmp_path / f"{seed}", seed=seed) for seed in (1, 2)}
+    for revision, folder in folders.items():
+        replace(ModelManifest.read(folder), revision=revision).write(folder)
+    flags = (f"--model=one={folders['1']}", "--replicas=2")
+    env = {"HEADWATER_CACHE": str(tmp_path / "cache"), "HEADWATER_KV_CACHE_MEMORY": str(64 << 20)}
+    (tmp_path / "state").mkdir()
+    source = random.Random(0)
+    with Line(tmp_path / "state", *flags, env=env) as line:
+        ids = {"1": settled(line)}
+        texts = {"1": answer(line, "one")["choices"][0]["text"]}
+        now = "1"
+        for _ in range(10):
+            other = "2" if now == "1" else "1"
+            body = {"folder": str(folders[other]), "requests": "pause"}
+            asked = line.client.post("/admin/models/one/weights", json=body)
+            assert asked.status_code == 202, asked.text
+            # Engines load for some tenths of a second, and change in some hundredths.
+            time.sleep(source.uniform(0, 1))
+            killed = source.choice(line.pids_of(source.choice(REPLICAS)))
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(killed, signal.SIGKILL)
+            numerics_id = settled(line)
+            [now] = {weights_of(line, "one") or "1"}
+            assert ids.setdefault(now, numerics_id) == numerics_id
+            text = answer(line, "one")["choices"][0]["text"]
+            assert texts.setdefault(now, text) == text
+        assert len(set(texts.values())) == len(texts)
+
+
+def settled(line: Line) -> str:
+    """Id of what both replicas compute, when both are there and nothing changes."""
+    found: list[str] = []
+
+    def is_settled() -> bool:
+        [card] = line.client.get("/admin/models").json()["data"]
+        if card["replicas"] < len(REPLICAS) or card["weights"]["is_replacing"]:
+            return False
+        found[:] = asyncio.run(numerics_ids(line))
+        return len(found) == len(REPLICAS) and len(set(found)) == 1
+
+    line.wait_for(is_settled, 120, "replicas compute with different weights")
+    return found[0]
+
+
+async def numerics_ids(line: Line) -> list[str]:
+    """Ids of what the engines compute; none of those that cannot be asked."""
+    addresses = [each.addresses["grpc"] for each in line.record.stages if each.name in REPLICAS]
+    with using(key_of_cluster(line.state_dir, os.environ)):
+        calls = map(engine_calls.described, addresses)
+        found = await asyncio.gather(*calls, return_exceptions=True)
+    return [each.numerics_id for each in found if not isinstance(each, BaseException)]
 
 
 def weights_of(line: Line, model: str) -> str | None:
