@@ -61,7 +61,7 @@ class MemoryHolder:
 
     @classmethod
     def of_descriptor(cls, number: int) -> Self:
-        return cls(socket.socket(fileno=os.dup(number)))
+        return cls(socket.socket(fileno=number))
 
     def take(self, key: str) -> HeldMemory | None:
         """The memory that is held under a key, when the process that had it is dead. What is held

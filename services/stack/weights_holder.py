@@ -30,11 +30,21 @@ class WeightsHolder:
         self._forks = forks
         self._requests: socket.socket | None = None
         self._process: Process | None = None
-        self._ended: asyncio.Task[int] | None = None
+        self._end: asyncio.Task[int] | None = None
+        """Waits for the end of the process."""
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    async def ended(self) -> None:
+        """Returns when the process has ended, or where there is none."""
+        if self._end is not None:
+            await asyncio.shield(self._end)
 
     async def known_to(self, engine: StageProgram) -> StageProgram:
         """The engine's program with the descriptor at which its core asks for weights."""
-        if self._requests is None or self._ended is None or self._ended.done():
+        if self._requests is None or self._end is None or self._end.done():
             await self.stop()
             self._requests = await self._start(engine)
         number = self._requests.fileno()
@@ -46,11 +56,10 @@ class WeightsHolder:
         if self._requests is not None:
             self._requests.close()
             self._requests = None
-        if self._process is not None and self._ended is not None:
+        if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
-            await self._ended
-            self._process = None
+            await self.ended()
 
     async def _start(self, engine: StageProgram) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -58,16 +67,15 @@ class WeightsHolder:
             undo.enter_context(ours)
             with theirs:
                 self._process = await self._started(engine, theirs.fileno())
-            self._ended = asyncio.ensure_future(self._process.wait())
+            self._end = asyncio.ensure_future(self._process.wait())
             undo.pop_all()
         return ours
 
     async def _started(self, engine: StageProgram, requests: int) -> Process:
-        # Its own group: a terminal's Ctrl-C ends the supervisor, which ends this one at last.
         if self._forks is not None:
-            files = {requests: requests}
-            arguments = [str(requests)]
-            forked = await self._forks.start(MODULE, arguments, environment=engine.env, files=files)
+            forked = await self._forks.start(
+                MODULE, [str(requests)], environment=engine.env, files={requests: requests}
+            )
             if forked is not None:
                 return forked
         return await asyncio.create_subprocess_exec(
@@ -75,5 +83,6 @@ class WeightsHolder:
             stdin=asyncio.subprocess.DEVNULL,
             env=dict(engine.env),
             pass_fds=[requests],
+            # A terminal's Ctrl-C reaches the supervisor alone.
             process_group=0,
         )

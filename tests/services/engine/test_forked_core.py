@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from headwater.services.engine.core.environment import core_environment
-from headwater.services.engine.core.variables import CORE_FORKS_FD
+from headwater.services.engine.core.variables import CORE_FORKS_FD, WEIGHTS_HOLDER_FD
 from headwater.services.runtime.forked import ForkClient, fork_server
 from tests.gateway.processes import launched
 from tests.services.engine.engine_process import (
@@ -39,13 +40,14 @@ def forks() -> Iterator[ForkClient]:
 
 
 @contextlib.contextmanager
-def engine_beside(forks: ForkClient, threads: int = THREADS) -> Iterator[EngineProcess]:
-    """An engine that is told of the server of forks."""
+def engine_beside(
+    forks: ForkClient, threads: int = THREADS, **more: int
+) -> Iterator[EngineProcess]:
+    """An engine that is told of the server of forks, and of `more` descriptors."""
+    more[CORE_FORKS_FD] = forks.socket.fileno()
 
     def start(module: str, *flags: str, stderr: int, **descriptors: int) -> object:
-        return launched(
-            module, *flags, stderr=stderr, **descriptors, **{CORE_FORKS_FD: forks.socket.fileno()}
-        )
+        return launched(module, *flags, stderr=stderr, **descriptors, **more)
 
     with engine_process(f"--threads={threads}", start=start) as engine:
         yield engine
@@ -53,6 +55,12 @@ def engine_beside(forks: ForkClient, threads: int = THREADS) -> Iterator[EngineP
 
 def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+def files_of(pid: int) -> dict[int, str]:
+    """Open files by their descriptors."""
+    folder = Path(f"/proc/{pid}/fd")
+    return {int(each.name): os.readlink(each) for each in folder.iterdir() if each.is_symlink()}
 
 
 async def is_answered(engine: EngineProcess) -> bool:
@@ -63,8 +71,12 @@ async def is_answered(engine: EngineProcess) -> bool:
 
 
 async def test_a_forked_core_serves_and_ends_with_its_server(forks: ForkClient) -> None:
-    with engine_beside(forks) as engine:
+    with contextlib.ExitStack() as stack:
+        requests, _ = map(stack.enter_context, socket.socketpair())
+        of_holder = {WEIGHTS_HOLDER_FD: requests.fileno()}
+        engine = stack.enter_context(engine_beside(forks, **of_holder))
         core = engine.core_pid
+        assert files_of(os.getpid())[requests.fileno()] in files_of(core).values()
         assert parent_of(core) != engine.pid
         assert parent_of(parent_of(core)) == os.getpid()
         assert await is_answered(engine)
