@@ -6,24 +6,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from headwater.kernels.states.set_layout import SetLayout
 from headwater.kernels.states.state_memory import StateMemory
-
-
-@dataclass(frozen=True, slots=True)
-class StateShape:
-    """Units of a model's state layers in pages of one pool. Unit n of all layers lies in page
-    n // units_per_page of a state set, from byte n % units_per_page × unit_bytes on."""
-
-    unit_bytes: int
-    units_per_page: int
-    num_pages: int
-    """Pages of a state set."""
-
-    @classmethod
-    def of(cls, unit_bytes: int, num_units: int, page_bytes: int) -> StateShape:
-        """Shape of so many units of all layers, each of which fits into a page."""
-        units_per_page = page_bytes // unit_bytes
-        return cls(unit_bytes, units_per_page, -(-num_units // units_per_page))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +32,7 @@ class StateRows:
     """int32 [R] the first token's row in the batch."""
     num_decodes: int
     """Requests at the front that compute one token each."""
-    shape: StateShape
+    layout: SetLayout
 
     def to(self, device: torch.device) -> StateRows:
         """The same with its tensors on a device."""
@@ -82,8 +66,7 @@ def state_memory(rows: StateRows, pages: torch.Tensor, first_unit: int) -> State
         starts=rows.starts,
         ends=rows.ends,
         tokens=rows.tokens,
-        unit_bytes=rows.shape.unit_bytes,
-        units_per_page=rows.shape.units_per_page,
+        layout=rows.layout,
         first_unit=first_unit,
         has_tokens=rows.num_decodes == len(rows.starts),
     )

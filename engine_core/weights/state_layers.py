@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from headwater.kernels.delta.delta_unit import NUM_BEFORE, DeltaUnit
 from headwater.kernels.mamba.mamba_unit import MambaUnit
+from headwater.kernels.states.set_layout import ALIGNMENT, SetSizes
 
 from ..config import require
 
@@ -24,24 +25,24 @@ HEADS_OF_UNIT = 8
 LEAST_CHANNELS = 16
 MOST_CHANNELS = 256
 """Channels of a unit of a short convolution: CPUs compute sixteen at once."""
-UNIT_ALIGNMENT = 128
-"""Bytes: units begin at multiples of it, which kernels ask for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateLayers:
     """The state layers of a model. Each divides its state into equal units, which are computed
-    without one another. A unit has the state before the first token of a block, and a tail: what
-    the tokens of the block bring, as far as they are computed."""
+    without one another. A unit has the state before the first token of a block, in equal pieces,
+    and a tail: what the tokens of the block bring, as far as they are computed."""
 
     is_state: tuple[bool, ...]
     """Whether each layer of the model keeps a state; at least one layer has keys and values."""
     num_units: int
     """Units of a layer."""
-    border_floats: int
-    """Numbers of float32 of a unit's state."""
+    num_pieces: int = 0
+    """Pieces of a unit's state."""
+    piece_floats: int = 0
+    """Numbers of float32 of a piece."""
     border_values: int = 0
-    """Numbers of the model's dtype beside them."""
+    """Numbers of the model's dtype before the border with which a tail begins."""
     token_floats: int = 0
     """Numbers of float32 that each token of a block adds to a unit's tail."""
     token_values: int = 0
@@ -66,13 +67,17 @@ class StateLayers:
         """Units of all layers."""
         return self.num_units * sum(self.is_state)
 
-    def unit_bytes(self, block_size: int, value_bytes: int) -> int:
-        """Bytes of a unit, a multiple of `UNIT_ALIGNMENT`; `value_bytes`: of a number of the
-        model's dtype."""
-        token_floats = self.token_floats + block_size * self.pair_floats
-        floats = self.border_floats + block_size * token_floats
+    def set_sizes(self, block_size: int, value_bytes: int) -> SetSizes:
+        """Sizes of a state set; `value_bytes`: of a number of the model's dtype."""
+        floats = block_size * (self.token_floats + block_size * self.pair_floats)
         values = self.border_values + block_size * self.token_values
-        return -(-(4 * floats + value_bytes * values) // UNIT_ALIGNMENT) * UNIT_ALIGNMENT
+        num_units = self.num_all_units
+        return SetSizes(
+            num_tails=num_units,
+            tail_bytes=-(-(4 * floats + value_bytes * values) // ALIGNMENT) * ALIGNMENT,
+            num_pieces=num_units * self.num_pieces,
+            piece_bytes=4 * self.piece_floats,
+        )
 
     def of_layers(self, first: int, stop: int) -> StateLayers | None:
         """State layers among layers first … stop − 1; None: there are none."""
@@ -167,7 +172,8 @@ class DeltaConfig:
         return StateLayers(
             is_state=is_state,
             num_units=self.num_key_heads,
-            border_floats=unit.state_size,
+            num_pieces=unit.num_pieces,
+            piece_floats=unit.key_dim * unit.columns,
             border_values=NUM_BEFORE * unit.num_channels,
             token_floats=2 * unit.num_values + (row if self.keeps_solved else 0),
             token_values=unit.num_channels + (0 if self.keeps_solved else row),
@@ -216,7 +222,6 @@ class ShortConvConfig:
         return StateLayers(
             is_state=is_state,
             num_units=self.hidden_size // self.num_channels,
-            border_floats=0,
             border_values=(self.width - 1) * self.num_channels,
             token_values=self.num_channels,
         )
@@ -327,7 +332,8 @@ class MambaConfig:
         return StateLayers(
             is_state=is_state,
             num_units=self.num_heads // unit.num_heads,
-            border_floats=unit.state_size,
+            num_pieces=unit.num_pieces,
+            piece_floats=unit.state_dim * unit.columns,
             border_values=(self.width - 1) * unit.num_channels,
             token_floats=unit.num_heads + (row if self.keeps_wide else 0),
             token_values=unit.num_channels + (0 if self.keeps_wide else row),

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..states.block_rows import clear, oldest_neighbour, unit_address
+from ..states.block_rows import clear, oldest_neighbour, tail_address
 from ..states.state_memory import StateMemory
 from .conv_layer import ConvLayer
 
@@ -55,8 +55,8 @@ def short_conv(
         memory.pages.stride(0),
         memory.first.stride(0),
         memory.first_unit,
-        memory.units_per_page,
-        memory.unit_bytes,
+        memory.layout.tails_per_page,
+        memory.layout.tail_bytes,
         NUM_UNITS=layer.num_units,
         CHANNELS=unit.num_channels,
         WIDTH=unit.width,
@@ -114,8 +114,8 @@ def _short_conv(
     stride_page,
     stride_table,
     first_unit,
-    units_per_page,
-    unit_bytes,
+    tails_per_page,
+    tail_bytes,
     NUM_UNITS: tl.constexpr,
     CHANNELS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -141,11 +141,11 @@ def _short_conv(
     border = end // BLOCK * BLOCK
     crosses = border > before
     unit = first_unit + i_unit
-    p_unit = unit_address(
-        p_pages, p_first, stride_table, stride_page, i_row, unit, units_per_page, unit_bytes
+    p_unit = tail_address(
+        p_pages, p_first, stride_table, stride_page, i_row, unit, tails_per_page, tail_bytes
     )
-    p_next = unit_address(
-        p_pages, p_last, stride_table, stride_page, i_row, unit, units_per_page, unit_bytes
+    p_next = tail_address(
+        p_pages, p_last, stride_table, stride_page, i_row, unit, tails_per_page, tail_bytes
     )
     earlier, p_oldest = oldest_neighbour(
         p_pages,
@@ -157,8 +157,8 @@ def _short_conv(
         stride_page,
         i_row,
         unit,
-        units_per_page,
-        unit_bytes,
+        tails_per_page,
+        tail_bytes,
         BEFORE,
         NEIGHBOURS,
     )

@@ -19,14 +19,16 @@ from ..states.block_rows import (
     floats,
     load_gate,
     load_rows,
-    unit_address,
+    piece_addresses,
+    tail_address,
 )
+from ..states.set_layout import PIECE_COLUMNS
 from ..states.state_memory import StateMemory
 from .delta_arguments import DeltaLayer
 from .inverse_rows import BlockRows
 from .mix_inputs import BEFORE, MixedInputs
 
-COLUMNS = 64
+COLUMNS = PIECE_COLUMNS
 """Columns of values that a program computes."""
 LONG_PASS = 1024
 """Tokens from which on a pass of several a row loads a block while it computes the one before. With
@@ -47,8 +49,9 @@ def block_states(
     """Mixed inputs and rows of T tokens → outputs of the value heads [T, value heads · value_dim];
     of tokens of no row zeros. Reads the states of the rows' first blocks, and writes those of
     their last blocks. `are_neighbours`: as in `delta_net`; `advances`: writes states alone, and of
-    rows of one token. `columns` of values for a program."""
+    rows of one token. `columns` of values for a program, within a piece of the state."""
     unit = layer.unit
+    assert unit.columns % min(columns, unit.columns) == 0
     is_wide = mixed.rows.dtype == torch.float32
     # Padding must stay a number: what is drawn of it is a token of the next step's padding.
     are_written = advances or memory.has_tokens
@@ -76,13 +79,14 @@ def block_states(
         memory.pages.stride(0),
         memory.first.stride(0),
         memory.first_unit,
-        memory.units_per_page,
-        memory.unit_bytes,
-        INPUTS_AT=unit.inputs_at,
+        memory.layout.tails_per_page,
+        memory.layout.tail_bytes,
+        *memory.layout.of_pieces,
         GATES_AT=unit.gates_at,
         KEYS_AT=unit.keys_at,
         VALUES_AT=unit.values_at,
         ROWS_AT=unit.rows_at,
+        PIECE_COLUMNS=unit.columns,
         NUM_VALUES=unit.num_values,
         KEY_DIM=unit.key_dim,
         KEY_TILE=max(unit.key_dim, LEAST_SIZE),
@@ -106,7 +110,6 @@ def _tail_of(
     p_unit,
     i_of_head,
     column,
-    INPUTS_AT: tl.constexpr,
     GATES_AT: tl.constexpr,
     KEYS_AT: tl.constexpr,
     VALUES_AT: tl.constexpr,
@@ -117,7 +120,7 @@ def _tail_of(
     """Addresses in a unit's tail: inputs, keys, and of a value head its values from a column on,
     rows of its inverse, and gates."""
     elements = tl.pointer_type(p_rows.dtype.element_ty)
-    p_tail = (p_unit + INPUTS_AT).to(elements, bitcast=True)
+    p_tail = p_unit.to(elements, bitcast=True)
     p_keys = (p_unit + KEYS_AT).to(elements, bitcast=True)
     p_values = (p_unit + VALUES_AT).to(elements, bitcast=True)
     p_values += i_of_head * BLOCK * VALUE_DIM + column
@@ -380,13 +383,19 @@ def _block_states(
     stride_page,
     stride_table,
     first_unit,
-    units_per_page,
-    unit_bytes,
-    INPUTS_AT: tl.constexpr,
+    tails_per_page,
+    tail_bytes,
+    num_behind,
+    pieces_behind,
+    pieces_at,
+    num_tail_pages,
+    pieces_per_page,
+    piece_bytes,
     GATES_AT: tl.constexpr,
     KEYS_AT: tl.constexpr,
     VALUES_AT: tl.constexpr,
     ROWS_AT: tl.constexpr,
+    PIECE_COLUMNS: tl.constexpr,
     NUM_VALUES: tl.constexpr,
     KEY_DIM: tl.constexpr,
     KEY_TILE: tl.constexpr,
@@ -420,18 +429,17 @@ def _block_states(
         return
     read = first_read(p_first, p_starts, p_ends, stride_table, i_row, start, end, BLOCK, NEIGHBOURS)
     unit = first_unit + i_value // NUM_VALUES
-    p_unit = unit_address(
-        p_pages, p_first, stride_table, stride_page, i_row, unit, units_per_page, unit_bytes
+    p_unit = tail_address(
+        p_pages, p_first, stride_table, stride_page, i_row, unit, tails_per_page, tail_bytes
     )
-    p_next = unit_address(
-        p_pages, p_last, stride_table, stride_page, i_row, unit, units_per_page, unit_bytes
+    p_next = tail_address(
+        p_pages, p_last, stride_table, stride_page, i_row, unit, tails_per_page, tail_bytes
     )
     p_tail, p_keys, p_kept, p_kept_rows, p_kept_gates = _tail_of(
         p_rows,
         p_unit,
         i_of_head,
         column,
-        INPUTS_AT,
         GATES_AT,
         KEYS_AT,
         VALUES_AT,
@@ -444,7 +452,6 @@ def _block_states(
         p_next,
         i_of_head,
         column,
-        INPUTS_AT,
         GATES_AT,
         KEYS_AT,
         VALUES_AT,
@@ -455,10 +462,27 @@ def _block_states(
     o_k = tl.arange(0, KEY_TILE)
     o_v = tl.arange(0, COLUMNS)
     is_column = (o_v < VALUE_DIM - column)[None, :]
-    o_state = (i_of_head * KEY_DIM + o_k[:, None]) * VALUE_DIM + column + o_v[None, :]
+    PIECES: tl.constexpr = VALUE_DIM // PIECE_COLUMNS
+    piece = (first_unit * NUM_VALUES + i_value) * PIECES + column // PIECE_COLUMNS
+    o_state = o_k[:, None] * PIECE_COLUMNS + column % PIECE_COLUMNS + o_v[None, :]
     is_inside = (o_k < KEY_DIM)[:, None] & is_column
+    p_state, p_next_state = piece_addresses(
+        p_pages,
+        p_first,
+        p_last,
+        stride_table,
+        stride_page,
+        i_row,
+        piece,
+        num_behind,
+        pieces_behind,
+        pieces_at,
+        num_tail_pages,
+        pieces_per_page,
+        piece_bytes,
+    )
     # The state before a sequence is zeros, and no page holds it.
-    b_state = tl.load(floats(p_unit) + o_state, mask=is_inside & (before > 0), other=0.0)
+    b_state = tl.load(p_state + o_state, mask=is_inside & (before > 0), other=0.0)
     # The first block and the last one, and behind the first those between them.
     for border in range(before, end, tl.maximum(last - before, BLOCK)):
         b_state = _edge_block(
@@ -525,7 +549,7 @@ def _block_states(
                 ROUNDS,
             )
     if last > before:
-        tl.store(floats(p_next) + o_state, b_state, mask=is_inside)
+        tl.store(p_next_state + o_state, b_state, mask=is_inside)
         _copy_inputs(
             p_tail,
             p_next_tail,

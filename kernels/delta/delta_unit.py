@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..states.set_layout import PIECE_COLUMNS
+
 CONV_WIDTH = 4
 """Tokens that the causal convolution sees, its own included."""
 NUM_BEFORE = CONV_WIDTH - 1
@@ -16,11 +18,12 @@ NUM_BEFORE = CONV_WIDTH - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaUnit:
-    """Bytes of a unit, in this order:
+    """The state at the border, in `num_pieces` of float32 [key_dim, columns], those of a value head
+    one after another; and bytes of the tail, which grows with the tokens of the block, in this
+    order:
 
-    - the state at the border: float32 [values, key_dim, value_dim];
-    - the tail, which grows with the tokens of the block: inputs of the convolution, elements of the
-      model [NUM_BEFORE + block_size, channels], those of the tokens before the border first;
+    - inputs of the convolution, elements of the model [NUM_BEFORE + block_size, channels], those of
+      the tokens before the border first;
     - gates: float32 [block_size, values, 2], the logarithm of the decay and the update's share;
     - keys as they are multiplied [block_size, key_dim], and values [values, block_size, value_dim]:
       solved ones in float32, or corrected ones in elements of the model (see `inverse_rows`);
@@ -49,13 +52,18 @@ class DeltaUnit:
         return self.num_values * self.key_dim * self.value_dim
 
     @property
-    def inputs_at(self) -> int:
-        return 4 * self.state_size
+    def columns(self) -> int:
+        """Columns of a piece."""
+        return min(self.value_dim, PIECE_COLUMNS)
+
+    @property
+    def num_pieces(self) -> int:
+        return self.num_values * (self.value_dim // self.columns)
 
     @property
     def gates_at(self) -> int:
         rows = NUM_BEFORE + self.block_size
-        return self.inputs_at + rows * self.num_channels * self.element_size
+        return rows * self.num_channels * self.element_size
 
     @property
     def keys_at(self) -> int:
@@ -71,7 +79,7 @@ class DeltaUnit:
         return self.values_at + self._row_size * values
 
     @property
-    def num_bytes(self) -> int:
+    def tail_bytes(self) -> int:
         rows = 0 if self.keeps_solved else self.num_values * self.block_size**2
         return self.rows_at + 4 * rows
 

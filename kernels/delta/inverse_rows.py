@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..states.block_rows import LEAST_SIZE, dot, first_read, load_gate, load_rows, unit_address
+from ..states.block_rows import LEAST_SIZE, dot, first_read, load_gate, load_rows, tail_address
 from ..states.state_memory import StateMemory
 from .delta_arguments import DeltaLayer
 from .mix_inputs import MixedInputs
@@ -80,8 +80,8 @@ def inverse_rows(
         memory.pages.stride(0),
         memory.first.stride(0),
         memory.first_unit,
-        memory.units_per_page,
-        memory.unit_bytes,
+        memory.layout.tails_per_page,
+        memory.layout.tail_bytes,
         GATES_AT=unit.gates_at,
         KEYS_AT=unit.keys_at,
         ROWS_AT=unit.rows_at,
@@ -149,8 +149,8 @@ def _inverse_rows(
     stride_page,
     stride_table,
     first_unit,
-    units_per_page,
-    unit_bytes,
+    tails_per_page,
+    tail_bytes,
     GATES_AT: tl.constexpr,
     KEYS_AT: tl.constexpr,
     ROWS_AT: tl.constexpr,
@@ -176,11 +176,11 @@ def _inverse_rows(
     read_token = token + read - start
     before = start // BLOCK * BLOCK
     unit = first_unit + i_value // NUM_VALUES
-    p_unit = unit_address(
-        p_pages, p_first, stride_table, stride_page, i_row, unit, units_per_page, unit_bytes
+    p_unit = tail_address(
+        p_pages, p_first, stride_table, stride_page, i_row, unit, tails_per_page, tail_bytes
     )
-    p_next = unit_address(
-        p_pages, p_last, stride_table, stride_page, i_row, unit, units_per_page, unit_bytes
+    p_next = tail_address(
+        p_pages, p_last, stride_table, stride_page, i_row, unit, tails_per_page, tail_bytes
     )
     elements = tl.pointer_type(p_rows.dtype.element_ty)
     floats = tl.pointer_type(tl.float32)

@@ -15,7 +15,7 @@ from ..states.block_rows import (
     oldest_neighbour,
     softplus,
     store_rows,
-    unit_address,
+    tail_address,
 )
 from ..states.state_memory import StateMemory
 from .delta_arguments import DeltaLayer
@@ -85,11 +85,10 @@ def mix_inputs(
         memory.pages.stride(0),
         memory.first.stride(0),
         memory.first_unit,
-        memory.units_per_page,
-        memory.unit_bytes,
+        memory.layout.tails_per_page,
+        memory.layout.tail_bytes,
         *(layer.places.query + layer.places.key + layer.places.value),
         *(layer.places.decay + layer.places.share),
-        INPUTS_AT=unit.inputs_at,
         GATES_AT=unit.gates_at,
         KEYS_AT=unit.keys_at,
         NUM_VALUES=unit.num_values,
@@ -331,8 +330,8 @@ def _mix_inputs(
     stride_page,
     stride_table,
     first_unit,
-    units_per_page,
-    unit_bytes,
+    tails_per_page,
+    tail_bytes,
     query_first,
     query_stride,
     key_first,
@@ -343,7 +342,6 @@ def _mix_inputs(
     decay_stride,
     share_first,
     share_stride,
-    INPUTS_AT: tl.constexpr,
     GATES_AT: tl.constexpr,
     KEYS_AT: tl.constexpr,
     NUM_VALUES: tl.constexpr,
@@ -367,16 +365,16 @@ def _mix_inputs(
     before = start // BLOCK * BLOCK
     border = end // BLOCK * BLOCK
     unit = first_unit + i_head
-    p_unit = unit_address(
-        p_pages, p_first, stride_table, stride_page, i_row, unit, units_per_page, unit_bytes
+    p_unit = tail_address(
+        p_pages, p_first, stride_table, stride_page, i_row, unit, tails_per_page, tail_bytes
     )
-    p_next = unit_address(
-        p_pages, p_last, stride_table, stride_page, i_row, unit, units_per_page, unit_bytes
+    p_next = tail_address(
+        p_pages, p_last, stride_table, stride_page, i_row, unit, tails_per_page, tail_bytes
     )
     elements = tl.pointer_type(p_wide.dtype.element_ty)
     floats = tl.pointer_type(tl.float32)
-    p_tail = (p_unit + INPUTS_AT).to(elements, bitcast=True)
-    p_next_tail = (p_next + INPUTS_AT).to(elements, bitcast=True)
+    p_tail = p_unit.to(elements, bitcast=True)
+    p_next_tail = p_next.to(elements, bitcast=True)
     p_kept_gates = (p_unit + GATES_AT).to(floats, bitcast=True)
     p_next_gates = (p_next + GATES_AT).to(floats, bitcast=True)
     p_keys = (p_unit + KEYS_AT).to(elements, bitcast=True)
@@ -395,12 +393,12 @@ def _mix_inputs(
         stride_page,
         i_row,
         unit,
-        units_per_page,
-        unit_bytes,
+        tails_per_page,
+        tail_bytes,
         BEFORE,
         NEIGHBOURS,
     )
-    p_read = (p_oldest + INPUTS_AT).to(elements, bitcast=True)
+    p_read = p_oldest.to(elements, bitcast=True)
     oldest = start - earlier
     first_read = token - earlier
     read_before = oldest // BLOCK * BLOCK

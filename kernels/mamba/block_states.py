@@ -19,13 +19,15 @@ from ..states.block_rows import (
     floats,
     load_gate,
     load_rows,
-    unit_address,
+    piece_addresses,
+    tail_address,
 )
+from ..states.set_layout import PIECE_COLUMNS
 from ..states.state_memory import StateMemory
 from .mamba_layer import MambaLayer
 from .mix_channels import MixedChannels
 
-COLUMNS = 64
+COLUMNS = PIECE_COLUMNS
 """Columns of values that a program computes."""
 LONG_PASS = 1024
 """Tokens from which on a pass of several a row loads a block while it computes the one before."""
@@ -71,8 +73,9 @@ def block_states(
         memory.pages.stride(0),
         memory.first.stride(0),
         memory.first_unit,
-        memory.units_per_page,
-        memory.unit_bytes,
+        memory.layout.tails_per_page,
+        memory.layout.tail_bytes,
+        *memory.layout.of_pieces,
         DECAYS_AT=unit.decays_at,
         KEYS_AT=unit.keys_at,
         VALUES_AT=unit.values_at,
@@ -81,6 +84,7 @@ def block_states(
         STATE_DIM=unit.state_dim,
         STATE_TILE=max(unit.state_dim, LEAST_SIZE),
         COLUMNS=COLUMNS,
+        PIECE_COLUMNS=unit.columns,
         BLOCK=unit.block_size,
         NEIGHBOURS=are_neighbours,
         ADVANCES=advances,
@@ -173,8 +177,14 @@ def _block_states(
     stride_page,
     stride_table,
     first_unit,
-    units_per_page,
-    unit_bytes,
+    tails_per_page,
+    tail_bytes,
+    num_behind,
+    pieces_behind,
+    pieces_at,
+    num_tail_pages,
+    pieces_per_page,
+    piece_bytes,
     DECAYS_AT: tl.constexpr,
     KEYS_AT: tl.constexpr,
     VALUES_AT: tl.constexpr,
@@ -183,6 +193,7 @@ def _block_states(
     STATE_DIM: tl.constexpr,
     STATE_TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
+    PIECE_COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
     NEIGHBOURS: tl.constexpr,
     ADVANCES: tl.constexpr,
@@ -216,25 +227,25 @@ def _block_states(
         return
     read = first_read(p_first, p_starts, p_ends, stride_table, i_row, start, end, BLOCK, NEIGHBOURS)
     read_token = token + read - start
-    p_unit = unit_address(
+    p_unit = tail_address(
         p_pages,
         p_first,
         stride_table,
         stride_page,
         i_row,
         first_unit + i_unit,
-        units_per_page,
-        unit_bytes,
+        tails_per_page,
+        tail_bytes,
     )
-    p_next = unit_address(
+    p_next = tail_address(
         p_pages,
         p_last,
         stride_table,
         stride_page,
         i_row,
         first_unit + i_unit,
-        units_per_page,
-        unit_bytes,
+        tails_per_page,
+        tail_bytes,
     )
     p_decays, p_keys, p_kept = _tail_of(p_rows, p_unit, DECAYS_AT, KEYS_AT, VALUES_AT)
     _, _, p_next_kept = _tail_of(p_rows, p_next, DECAYS_AT, KEYS_AT, VALUES_AT)
@@ -245,10 +256,26 @@ def _block_states(
     o_n = tl.arange(0, STATE_TILE)
     o_v = tl.arange(0, COLUMNS)
     is_column = (o_v < HEAD_DIM - part)[None, :]
-    o_state = (i_of_unit * STATE_DIM + o_n[:, None]) * HEAD_DIM + part + o_v[None, :]
+    # A program computes the columns of one piece.
+    o_state = o_n[:, None] * PIECE_COLUMNS + o_v[None, :]
     is_inside = (o_n < STATE_DIM)[:, None] & is_column
+    p_state, p_next_state = piece_addresses(
+        p_pages,
+        p_first,
+        p_last,
+        stride_table,
+        stride_page,
+        i_row,
+        first_unit * NUM_HEADS * PARTS + tl.program_id(1),
+        num_behind,
+        pieces_behind,
+        pieces_at,
+        num_tail_pages,
+        pieces_per_page,
+        piece_bytes,
+    )
     # The state before a sequence is zeros, and no page holds it.
-    b_state = tl.load(floats(p_unit) + o_state, mask=is_inside & (before > 0), other=0.0)
+    b_state = tl.load(p_state + o_state, mask=is_inside & (before > 0), other=0.0)
     for border in range(before, end, BLOCK):
         o_position = border + o_t
         is_own = ((o_position >= start) & (o_position < end))[:, None]
@@ -295,9 +322,13 @@ def _block_states(
             b_query = _columns(p_key + STATE_DIM, stride_row, o_token, o_n, is_query)
             b_out = _outputs(b_query, b_key, b_value, b_state, b_sum, BLOCK, PRECISION, ROUNDS)
             b_gate = _columns(p_parts + column, stride_part, o_token, o_v, is_kept)
-            p_to = p_out + o_token * stride_out + column + o_v[None, :]
-            _store_gated(p_to, b_out + skip * b_x, b_gate.to(tl.float32), is_kept)
+            _store_gated(
+                p_out + o_token * stride_out + column + o_v[None, :],
+                b_out + skip * b_x,
+                b_gate.to(tl.float32),
+                is_kept,
+            )
         if end >= border + BLOCK:
             b_state = _advanced(b_state, b_key, b_value, b_sum, BLOCK, PRECISION, ROUNDS)
     if last > before:
-        tl.store(floats(p_next) + o_state, b_state, mask=is_inside)
+        tl.store(p_next_state + o_state, b_state, mask=is_inside)

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..states.set_layout import PIECE_COLUMNS
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MambaUnit:
-    """Some heads of a layer at a border of blocks and behind it, in this order:
+    """Some heads of a layer at a border of blocks and behind it: the state at the border, in
+    `num_pieces` of float32 [state_dim, columns], those of a head one after another; and the tail,
+    which grows with the tokens of the block, in this order:
 
-    - the state at the border: float32 [heads, state_dim, head_dim];
-    - the tail, which grows with the tokens of the block: inputs of the convolution, elements of the
-      model [width − 1 + block_size, channels], those of the tokens before the border first;
+    - inputs of the convolution, elements of the model [width − 1 + block_size, channels], those of
+      the tokens before the border first;
     - logarithms of decays: float32 [block_size, heads];
     - keys [block_size, state_dim], and values [block_size, heads · head_dim], times their steps:
       float32, or elements of the model.
@@ -48,13 +51,18 @@ class MambaUnit:
         return self.values_size * self.state_dim
 
     @property
-    def inputs_at(self) -> int:
-        return 4 * self.state_size
+    def columns(self) -> int:
+        """Columns of a piece."""
+        return min(self.head_dim, PIECE_COLUMNS)
+
+    @property
+    def num_pieces(self) -> int:
+        return self.num_heads * (self.head_dim // self.columns)
 
     @property
     def decays_at(self) -> int:
         num_rows = self.width - 1 + self.block_size
-        return self.inputs_at + num_rows * self.num_channels * self.element_size
+        return num_rows * self.num_channels * self.element_size
 
     @property
     def keys_at(self) -> int:
@@ -65,7 +73,7 @@ class MambaUnit:
         return self.keys_at + self._row_size * self.block_size * self.state_dim
 
     @property
-    def num_bytes(self) -> int:
+    def tail_bytes(self) -> int:
         return self.values_at + self._row_size * self.block_size * self.values_size
 
     @property

@@ -17,7 +17,7 @@ from ..states.block_rows import (
     oldest_neighbour,
     softplus,
     store_rows,
-    unit_address,
+    tail_address,
 )
 from ..states.state_memory import StateMemory
 from .mamba_layer import MambaLayer
@@ -76,14 +76,13 @@ def mix_channels(
         memory.pages.stride(0),
         memory.first.stride(0),
         memory.first_unit,
-        memory.units_per_page,
-        memory.unit_bytes,
+        memory.layout.tails_per_page,
+        memory.layout.tail_bytes,
         NUM_UNITS=layer.num_units,
         UNITS_PER_GROUP=layer.units_per_group,
         NUM_HEADS=unit.num_heads,
         HEAD_DIM=unit.head_dim,
         STATE_DIM=unit.state_dim,
-        INPUTS_AT=unit.inputs_at,
         DECAYS_AT=unit.decays_at,
         KEYS_AT=unit.keys_at,
         WIDTH=unit.width,
@@ -103,14 +102,13 @@ def _tail_of(
     p_unit,
     own_column,
     VALUES: tl.constexpr,
-    INPUTS_AT: tl.constexpr,
     KEYS_AT: tl.constexpr,
 ):
     """Addresses in a unit's tail, from a channel of the unit on: its inputs, and its keys, where
     the channel is one of the key's."""
     elements = tl.pointer_type(p_parts.dtype.element_ty)
     p_keys = (p_unit + KEYS_AT).to(elements, bitcast=True) + own_column - VALUES
-    return (p_unit + INPUTS_AT).to(elements, bitcast=True) + own_column, p_keys
+    return p_unit.to(elements, bitcast=True) + own_column, p_keys
 
 
 @triton.jit
@@ -198,14 +196,13 @@ def _mix_channels(
     stride_page,
     stride_table,
     first_unit,
-    units_per_page,
-    unit_bytes,
+    tails_per_page,
+    tail_bytes,
     NUM_UNITS: tl.constexpr,
     UNITS_PER_GROUP: tl.constexpr,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     STATE_DIM: tl.constexpr,
-    INPUTS_AT: tl.constexpr,
     DECAYS_AT: tl.constexpr,
     KEYS_AT: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -235,11 +232,11 @@ def _mix_channels(
     border = end // BLOCK * BLOCK
     crosses = border > before
     unit = first_unit + i_unit
-    p_unit = unit_address(
-        p_pages, p_first, stride_table, stride_page, i_row, unit, units_per_page, unit_bytes
+    p_unit = tail_address(
+        p_pages, p_first, stride_table, stride_page, i_row, unit, tails_per_page, tail_bytes
     )
-    p_next = unit_address(
-        p_pages, p_last, stride_table, stride_page, i_row, unit, units_per_page, unit_bytes
+    p_next = tail_address(
+        p_pages, p_last, stride_table, stride_page, i_row, unit, tails_per_page, tail_bytes
     )
     earlier, p_oldest = oldest_neighbour(
         p_pages,
@@ -251,17 +248,17 @@ def _mix_channels(
         stride_page,
         i_row,
         unit,
-        units_per_page,
-        unit_bytes,
+        tails_per_page,
+        tail_bytes,
         BEFORE,
         NEIGHBOURS,
     )
     oldest = start - earlier
     first_read = token - earlier
     read_before = oldest // BLOCK * BLOCK
-    p_read, _ = _tail_of(p_parts, p_oldest, own_column, VALUES, INPUTS_AT, KEYS_AT)
-    p_tail, p_keys = _tail_of(p_parts, p_unit, own_column, VALUES, INPUTS_AT, KEYS_AT)
-    p_next_tail, p_next_keys = _tail_of(p_parts, p_next, own_column, VALUES, INPUTS_AT, KEYS_AT)
+    p_read, _ = _tail_of(p_parts, p_oldest, own_column, VALUES, KEYS_AT)
+    p_tail, p_keys = _tail_of(p_parts, p_unit, own_column, VALUES, KEYS_AT)
+    p_next_tail, p_next_keys = _tail_of(p_parts, p_next, own_column, VALUES, KEYS_AT)
     p_own = p_parts + ALL_VALUES + column
     o_d = tl.arange(0, CHANNELS)
     b_bias = tl.load(p_bias + column + o_d)

@@ -19,16 +19,46 @@ def dot(b_x, b_y, PRECISION: tl.constexpr, ROUNDS: tl.constexpr):
 
 
 @triton.jit
-def unit_address(p_pages, p_table, stride_table, stride_page, i_row, unit, per_page, unit_bytes):
-    """Address of a unit in the row's pages."""
+def tail_address(p_pages, p_table, stride_table, stride_page, i_row, unit, per_page, tail_bytes):
+    """Address of a unit's tail in the row's pages."""
     page = tl.load(p_table + i_row * stride_table + unit // per_page).to(tl.int64)
-    return p_pages + page * stride_page + (unit % per_page).to(tl.int64) * unit_bytes
+    return p_pages + page * stride_page + (unit % per_page).to(tl.int64) * tail_bytes
 
 
 @triton.jit
 def floats(p):
     """The address as one of float32."""
     return p.to(tl.pointer_type(tl.float32), bitcast=True)
+
+
+@triton.jit
+def piece_addresses(
+    p_pages,
+    p_first,
+    p_last,
+    stride_table,
+    stride_page,
+    i_row,
+    piece,
+    num_behind,
+    pieces_behind,
+    pieces_at,
+    num_tail_pages,
+    per_page,
+    piece_bytes,
+):
+    """Addresses of a piece of a state, as ones of float32, in the row's first and last set; see
+    `SetLayout`. pieces_behind is at least 1."""
+    is_behind = piece < num_behind
+    number = tl.maximum(piece - num_behind, 0)
+    page = tl.where(is_behind, piece // pieces_behind, num_tail_pages + number // per_page)
+    at_behind = pieces_at + piece % pieces_behind * piece_bytes
+    at = tl.where(is_behind, at_behind, number % per_page * piece_bytes)
+    o_page = i_row * stride_table + page
+    first_page = tl.load(p_first + o_page).to(tl.int64)
+    last_page = tl.load(p_last + o_page).to(tl.int64)
+    p_piece = p_pages + at
+    return floats(p_piece + first_page * stride_page), floats(p_piece + last_page * stride_page)
 
 
 @triton.jit
@@ -60,7 +90,7 @@ def oldest_neighbour(
     i_row,
     unit,
     per_page,
-    unit_bytes,
+    tail_bytes,
     BEFORE: tl.constexpr,
     NEIGHBOURS: tl.constexpr,
 ):
@@ -70,8 +100,8 @@ def oldest_neighbour(
     count = 0
     if NEIGHBOURS:
         count = _num_neighbours(p_first, p_last, p_starts, p_ends, stride_table, i_row, BEFORE)
-    p_unit = unit_address(
-        p_pages, p_first, stride_table, stride_page, i_row - count, unit, per_page, unit_bytes
+    p_unit = tail_address(
+        p_pages, p_first, stride_table, stride_page, i_row - count, unit, per_page, tail_bytes
     )
     return count, p_unit
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from .set_layout import SetLayout
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateMemory:
@@ -23,10 +25,9 @@ class StateMemory:
     """[R] position behind each row's last token; that of the first: the row computes nothing."""
     tokens: torch.Tensor
     """[R] first token of each row in the batch."""
-    unit_bytes: int
-    units_per_page: int
+    layout: SetLayout
     first_unit: int
-    """Number of the layer's first unit: unit n lies in page n // units_per_page of a row's P."""
+    """Number of the layer's first unit among those of all layers, which is that of its tail."""
     has_tokens: bool = False
     """Whether each row has one token in the batch, which has no others; also a row that computes
     nothing."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from headwater.engine_core.executors.model.block_bytes import state_shape
+from headwater.engine_core.executors.model.block_bytes import set_layout
 from headwater.engine_core.executors.model.kv_blocks import KvLayout
 from headwater.engine_core.models import registry
 from headwater.engine_core.options import ExecutorOptions
@@ -67,8 +67,8 @@ def _blocks_of_states(folder: Path) -> int:
     model = registry.read_config(folder)
     options = ExecutorOptions(model_folder=folder)
     kv_bytes = KvLayout.of(model, torch.float32).block_bytes(options.block_size)
-    states = state_shape(model, kv_bytes, options.block_size, torch.float32)
-    return 0 if states is None else states.num_pages * (options.async_depth + 2)
+    sets = set_layout(model, kv_bytes, options.block_size, torch.float32)
+    return 0 if sets is None else sets.num_pages * (options.async_depth + 2)
 
 
 def _fewest_ranks(folder: Path) -> int:

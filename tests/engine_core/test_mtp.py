@@ -283,6 +283,5 @@ def test_the_memory_of_a_cache_holds_the_keys_and_values_of_the_layer(folder: Pa
     with closing(SmallEngine(folder, **sized)) as alone:
         num_blocks = alone.config.num_blocks
     with closing(SmallEngine(folder, **sized, **DRAFTING)) as both:
-        # A page holds the keys and values of one layer of the model and of this one, or units of
-        # states, which are larger than those of the one.
-        assert num_blocks // 2 < both.config.num_blocks < num_blocks
+        # A page holds the keys and values of one layer of the model and of this one.
+        assert both.config.num_blocks == num_blocks // 2

@@ -12,13 +12,13 @@ import torch
 from headwater.engine_core.config import ConfigError, EngineConfig
 from headwater.engine_core.executor import StepPlan
 from headwater.engine_core.executors.entry.eager_states import state_rows
-from headwater.engine_core.executors.model.block_bytes import state_shape
+from headwater.engine_core.executors.model.block_bytes import set_layout
 from headwater.engine_core.executors.model.kv_blocks import KvBlocks, KvLayout, layer_caches
-from headwater.engine_core.layers.state_rows import StateShape
 from headwater.engine_core.models import registry
 from headwater.engine_core.weights.model_config import ModelConfig
 from headwater.engine_core.weights.page_plan import STATES, plan_pages
 from headwater.engine_core.weights.state_layers import StateLayers
+from headwater.kernels.states.set_layout import SetLayout, SetSizes
 
 S, F = True, False
 CPU = torch.device("cpu")
@@ -40,7 +40,7 @@ def hybrid(*is_state: bool, num_units: int = 2, **sizes: int) -> ModelConfig:
             "rms_norm_eps": 1e-6,
         }
     )
-    sizes = {"border_floats": 16, "border_values": 3, "token_values": 1} | sizes
+    sizes = {"num_pieces": 1, "piece_floats": 32, "border_values": 3, "token_values": 1} | sizes
     states = StateLayers(is_state=is_state, num_units=num_units, **sizes)
     return replace(small, states=states)
 
@@ -53,37 +53,25 @@ def test_state_layers_take_no_place_in_pages_of_keys_and_values() -> None:
     assert plan.group_of_layer == ()
 
 
-def test_a_unit_has_its_state_and_the_tail_of_a_block() -> None:
-    states = hybrid(S, F, border_floats=100, border_values=3, token_floats=2, token_values=5).states
+def test_a_set_has_pieces_of_states_and_a_tail_for_each_unit() -> None:
+    states = hybrid(
+        *(S, F, S), num_pieces=3, piece_floats=64, border_values=3, token_floats=2, token_values=5
+    ).states
     assert states is not None
-    assert states.unit_bytes(16, 2) == -(-(400 + 6 + 16 * (8 + 10)) // 128) * 128
-    assert states.unit_bytes(16, 4) == -(-(400 + 12 + 16 * (8 + 20)) // 128) * 128
+    tail_bytes = -(-(6 + 16 * (8 + 10)) // 128) * 128
+    assert states.set_sizes(16, 2) == SetSizes(4, tail_bytes, 12, 256)
+    assert states.set_sizes(16, 4).tail_bytes == -(-(12 + 16 * (8 + 20)) // 128) * 128
 
 
-@pytest.mark.parametrize(
-    ("border_floats", "kv_bytes", "expected"),
-    [
-        pytest.param(16, 4096, StateShape(128, 32, 1), id="many units in a page"),
-        pytest.param(800, 4096, StateShape(3328, 1, 6), id="a unit in each page"),
-        pytest.param(4000, 4096, StateShape(16128, 1, 6), id="a unit larger than keys and values"),
-    ],
-)
-def test_units_lie_in_pages_of_the_one_pool(
-    border_floats: int, kv_bytes: int, expected: StateShape
-) -> None:
-    model = hybrid(S, S, F, S, F, border_floats=border_floats)
-    assert state_shape(model, kv_bytes, 16, torch.float16) == expected
-
-
-def test_a_page_has_room_for_a_unit_and_its_keys_and_values_stay_where_they_are() -> None:
-    model = hybrid(S, F, border_floats=4000)
+def test_a_page_has_room_for_a_piece_and_its_keys_and_values_stay_where_they_are() -> None:
+    model = hybrid(S, F, piece_floats=1024)
     plan = plan_pages(model, 1024)
     layout = KvLayout.of(model, torch.float16, plan)
-    shape = state_shape(model, layout.block_bytes(16), 16, torch.float16)
-    assert shape is not None
-    blocks = KvBlocks.allocated([layout], 5, 16, CPU, least_bytes=shape.unit_bytes)
+    sets = set_layout(model, layout.block_bytes(16), 16, torch.float16)
+    assert sets is not None
+    blocks = KvBlocks.allocated([layout], 5, 16, CPU, least_bytes=sets.page_bytes)
     memory, cache = layer_caches(blocks, plan, model)
-    assert memory.shape == (5, shape.unit_bytes)
+    assert memory.shape == (5, sets.page_bytes)
     assert cache.shape == (2, 5, 1, 16, 32)
     cache[:, 3] = 1
     assert (memory[3, : layout.block_bytes(16)].view(torch.float16) == 1).all()
@@ -121,7 +109,8 @@ def test_rows_find_the_sets_of_their_first_block_and_of_the_one_behind_their_las
         output_indices=np.zeros(2, np.int32),
         holds=np.zeros(2, np.bool_),
     )
-    found = state_rows(plan, table, columns, 16, StateShape(128, 2, 3))
+    sets = SetLayout.of(SetSizes(num_tails=3, tail_bytes=128), 128)
+    found = state_rows(plan, table, columns, 16, sets)
     assert found.first.tolist() == [[68, 69, 70], [83, 84, 85]]
     assert found.last.tolist() == [[62, 63, 64], [77, 78, 79]]
     assert found.starts.tolist() == [31, 0]

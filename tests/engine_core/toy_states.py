@@ -28,7 +28,8 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
     states = StateLayers(
         is_state=tuple(i != 1 for i in range(model.num_layers)),
         num_units=NUM_UNITS,
-        border_floats=width,
+        num_pieces=1,
+        piece_floats=width,
         token_values=width,
     )
     return replace(model, states=states)
@@ -42,14 +43,19 @@ class UnitMemory:
 
     def __init__(self, memory: torch.Tensor, rows: StateRows, pages: torch.Tensor, unit: int):
         """memory uint8 [pages, bytes], pages int32 [P]"""
-        page = int(pages[unit // rows.shape.units_per_page])
-        first = unit % rows.shape.units_per_page * rows.shape.unit_bytes
-        self._bytes = memory[page, first : first + rows.shape.unit_bytes]
+        layout = rows.layout
+        places = (
+            (layout.piece(unit), layout.piece_bytes),
+            (layout.tail(unit), layout.tail_bytes),
+        )
+        self._piece, self._tail = (
+            memory[int(pages[page]), first : first + size].view(torch.float32)
+            for (page, first), size in places
+        )
 
     def numbers(self, width: int, block_size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """State [width] and tail [block_size, width], as views."""
-        floats = self._bytes.view(torch.float32)[: (1 + block_size) * width]
-        return floats[:width], floats[width:].view(block_size, width)
+        return self._piece, self._tail[: block_size * width].view(block_size, width)
 
 
 def state_outputs(

@@ -11,9 +11,8 @@ import torch
 from headwater.kernels.delta.delta_arguments import DeltaLayer, HeadPlaces
 from headwater.kernels.delta.delta_unit import DeltaUnit
 from headwater.kernels.states.state_memory import StateMemory
+from tests.kernels.state_steps import FIRST_UNIT, layout_of
 
-FIRST_UNIT = 1
-UNITS_PER_PAGE = 2
 Kernel = Callable[..., torch.Tensor]
 """As `kernels.cpu.delta_net.delta_net`."""
 
@@ -73,11 +72,6 @@ def random_layer(
     return Layer(given=given, dtype=dtype)
 
 
-def _unit_bytes(unit: DeltaUnit) -> int:
-    """Bytes from a unit to the next one, more than it needs."""
-    return unit.num_bytes + 128
-
-
 class DeltaRows:
     """Sequences whose states lie in pages of their own for every block, filled with garbage."""
 
@@ -85,13 +79,14 @@ class DeltaRows:
         self._layer = layer
         self._kernel = kernel
         self._device = layer.given.conv.device
+        unit = layer.given.unit
+        # Somewhat more bytes from a tail to the next one than it needs.
         num_units = FIRST_UNIT + layer.given.num_heads
-        self._num_pages = -(-num_units // UNITS_PER_PAGE)
+        self._layout = layout_of(unit, num_units, unit.tail_bytes + 128)
+        self._num_pages = self._layout.num_pages
         num_sets = sum(length // layer.given.unit.block_size + 1 for length in lengths)
-        num_bytes = UNITS_PER_PAGE * _unit_bytes(layer.given.unit) + 64
-        self.pages = torch.full(
-            (1 + num_sets * self._num_pages, num_bytes), 0xFF, dtype=torch.uint8
-        ).to(self._device)
+        shape = 1 + num_sets * self._num_pages, self._layout.page_bytes
+        self.pages = torch.full(shape, 0xFF, dtype=torch.uint8).to(self._device)
         order = torch.randperm(num_sets * self._num_pages) + 1
         sets = iter(order.view(-1, self._num_pages).tolist())
         self._sets = [
@@ -156,8 +151,7 @@ class DeltaRows:
             starts=self._ints([start for _, start, _ in spans] + [0] * idle),
             ends=self._ints([end for _, _, end in spans] + [0] * idle),
             tokens=self._ints([*tokens, *range(len(spans), len(spans) + idle)]),
-            unit_bytes=_unit_bytes(self._layer.given.unit),
-            units_per_page=UNITS_PER_PAGE,
+            layout=self._layout,
             first_unit=FIRST_UNIT,
             has_tokens=are_idle_rows,
         )
@@ -170,10 +164,14 @@ class DeltaRows:
     def state_of(self, row: int, block: int, head: int) -> torch.Tensor:
         """The state of a key head before a block, [values, key_dim, value_dim]."""
         unit = self._layer.given.unit
-        page, place = divmod(FIRST_UNIT + head, UNITS_PER_PAGE)
-        first = place * _unit_bytes(unit)
-        stored = self.pages[self._sets[row][block][page], first : first + 4 * unit.state_size]
-        return stored.view(torch.float32).view(-1, unit.key_dim, unit.value_dim)
+        found = []
+        for i in range(unit.num_pieces):
+            page, first = self._layout.piece((FIRST_UNIT + head) * unit.num_pieces + i)
+            stored = self.pages[self._sets[row][block][page]]
+            piece = stored[first : first + self._layout.piece_bytes].view(torch.float32)
+            found.append(piece.view(unit.key_dim, unit.columns))
+        heads = torch.stack(found).unflatten(0, (unit.num_values, -1))
+        return heads.transpose(1, 2).flatten(2)
 
     def _ints(self, values: Sequence[object]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32, device=self._device)

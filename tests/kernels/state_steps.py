@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from headwater.kernels.states.set_layout import ALIGNMENT, SetLayout, SetSizes
 from headwater.kernels.states.state_memory import StateMemory
 
 BLOCK = 16
@@ -26,7 +27,25 @@ BORDERS = [
 ]
 """Ends of passes."""
 FIRST_UNIT = 1
-UNITS_PER_PAGE = 2
+
+
+def layout_of(unit: Any, num_units: int, tail_bytes: int) -> SetLayout:
+    """A layout of units whose pages have room for two tails with a piece behind them; pieces of
+    most states lie in pages of their own."""
+    num_pieces = getattr(unit, "num_pieces", 0)
+    piece_bytes = 4 * unit.state_size // num_pieces if num_pieces else 0
+    tail_bytes = -(-tail_bytes // ALIGNMENT) * ALIGNMENT
+    sizes = SetSizes(num_units, tail_bytes, num_units * num_pieces, piece_bytes)
+    page_bytes = 2 * tail_bytes + max(piece_bytes, ALIGNMENT)
+    return SetLayout(
+        page_bytes=page_bytes,
+        num_pages=SetLayout.of(sizes, page_bytes).num_pages + num_units,
+        tail_bytes=tail_bytes,
+        tails_per_page=2,
+        num_tail_pages=-(-num_units // 2),
+        piece_bytes=piece_bytes,
+        pieces_behind=1 if num_pieces else 0,
+    )
 
 
 class StatePages:
@@ -40,17 +59,17 @@ class StatePages:
         inputs: Sequence[torch.Tensor],
         num_bytes: int,
     ) -> None:
-        """inputs [T, …] of whole sequences; `num_bytes` of a unit."""
+        """inputs [T, …] of whole sequences; `num_bytes` of a unit's tail."""
         self._kernel = kernel
         self._layer = layer
         self.inputs = inputs
         self._device = inputs[0].device
-        self._unit_bytes = -(-num_bytes // 128) * 128
-        self._num_pages = -(-(FIRST_UNIT + layer.num_units) // UNITS_PER_PAGE)
+        self._layout = layout_of(layer.unit, FIRST_UNIT + layer.num_units, num_bytes)
+        self._num_pages = self._layout.num_pages
         self._num_sets = LENGTH // BLOCK + 1
         num_pages = (len(inputs) * self._num_sets + 1) * self._num_pages
-        size = UNITS_PER_PAGE * self._unit_bytes
-        self._pages = torch.full((num_pages, size), 255, dtype=torch.uint8).to(self._device)
+        shape = num_pages, self._layout.page_bytes
+        self._pages = torch.full(shape, 255, dtype=torch.uint8).to(self._device)
 
     def run(
         self, spans: Sequence[tuple[int, int, int]], *, num_padding: int = 0, num_idle: int = 0
@@ -69,8 +88,7 @@ class StatePages:
             starts=self._ints([start for _, start, _ in rows]),
             ends=self._ints([end for _, _, end in rows]),
             tokens=self._ints([*firsts, *range(num_tokens, num_tokens + num_idle)]),
-            unit_bytes=self._unit_bytes,
-            units_per_page=UNITS_PER_PAGE,
+            layout=self._layout,
             first_unit=FIRST_UNIT,
             has_tokens=num_idle > 0,
         )
@@ -96,7 +114,7 @@ def in_steps(
     num_bytes: int,
 ) -> torch.Tensor:
     """Outputs of all sequences, one after another, of passes that end at the borders, or with a
-    shorter sequence. `num_bytes` of a unit."""
+    shorter sequence. `num_bytes` of a unit's tail."""
     pages = StatePages(kernel, layer, inputs, num_bytes)
     outputs: list[list[torch.Tensor]] = [[] for _ in inputs]
     for begin, end in pairwise([0, *borders]):

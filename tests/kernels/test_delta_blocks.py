@@ -45,7 +45,9 @@ def test_a_prompt_matches_the_twin(
 def test_passes_of_any_sizes_give_the_bits_of_one(
     generator: torch.Generator, borders: list[int]
 ) -> None:
-    layer = random_layer(generator, torch.bfloat16, num_heads=1, keeps_solved=False)
+    # Two pieces of a head, one of them in a page of its own.
+    sizes = {"num_heads": 1, "num_values": 1, "value_dim": 128}
+    layer = random_layer(generator, torch.bfloat16, keeps_solved=False, **sizes)
     inputs = layer.inputs(LENGTH, generator)
 
     out = in_steps(layer, inputs, borders, delta_net)

@@ -41,8 +41,9 @@ def test_a_prompt_matches_the_twin(
     torch.testing.assert_close(out.double(), expected, rtol=close, atol=close)
 
 
-def test_the_state_at_a_border_is_that_of_the_twin(drawn: torch.Generator) -> None:
-    layer = random_layer(drawn, torch.float32)
+@pytest.mark.parametrize("value_dim", [32, 128], ids=["a piece a head", "two pieces a head"])
+def test_the_state_at_a_border_is_that_of_the_twin(drawn: torch.Generator, value_dim: int) -> None:
+    layer = random_layer(drawn, torch.float32, value_dim=value_dim)
     inputs = layer.inputs(32, drawn)
     rows = DeltaRows(layer, [32], delta_net)
 

@@ -61,13 +61,14 @@ def random_inputs(layer: MambaLayer, length: int, dtype: torch.dtype) -> torch.T
 
 
 @GROUPS
+@pytest.mark.parametrize("head_dim", [32, 128], ids=["a piece a head", "two pieces a head"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_prompt_matches_the_twin(dtype: torch.dtype, num_groups: int) -> None:
+def test_a_prompt_matches_the_twin(dtype: torch.dtype, head_dim: int, num_groups: int) -> None:
     close = 1e-4 if dtype == torch.float32 else 2e-2
-    layer = random_layer(dtype, num_groups)
+    layer = random_layer(dtype, num_groups, head_dim=head_dim)
     parts = random_inputs(layer, LENGTH, dtype)
 
-    out = in_steps(mamba, layer, [parts], [LENGTH], layer.unit.num_bytes)
+    out = in_steps(mamba, layer, [parts], [LENGTH], layer.unit.tail_bytes)
 
     expected = mamba_twin(parts, layer)
     torch.testing.assert_close(out.double(), expected, rtol=close, atol=close)
@@ -80,7 +81,7 @@ def test_passes_of_any_sizes_and_company_give_the_bits_of_one(
 ) -> None:
     layer = random_layer(dtype)
     inputs = [random_inputs(layer, length, dtype) for length in (LENGTH, 20, 33)]
-    size = layer.unit.num_bytes
+    size = layer.unit.tail_bytes
 
     out = in_steps(mamba, layer, inputs, borders, size)
 
@@ -98,7 +99,7 @@ def test_a_prompt_on_a_gpu_matches_the_twin(
     layer = random_layer(dtype, num_groups, num_units=2, is_wide=False, device=device)
     parts = random_inputs(layer, LENGTH, dtype)
 
-    out = in_steps(gpu.mamba, layer, [parts], [LENGTH], layer.unit.num_bytes)
+    out = in_steps(gpu.mamba, layer, [parts], [LENGTH], layer.unit.tail_bytes)
 
     expected = mamba_twin(parts, layer)
     assert (out.double() - expected).norm() < close * expected.norm()
@@ -108,9 +109,11 @@ def test_a_prompt_on_a_gpu_matches_the_twin(
 def test_passes_and_company_on_a_gpu_give_the_bits_of_one(
     device: torch.device, borders: list[int]
 ) -> None:
-    layer = random_layer(torch.bfloat16, num_units=1, is_wide=False, device=device)
+    # Two pieces of a head, one of them in a page of its own.
+    sizes = {"num_units": 1, "num_heads": 1, "head_dim": 128}
+    layer = random_layer(torch.bfloat16, is_wide=False, device=device, **sizes)
     inputs = [random_inputs(layer, length, torch.bfloat16) for length in (LENGTH, 20)]
-    size = layer.unit.num_bytes
+    size = layer.unit.tail_bytes
 
     out = in_steps(gpu.mamba, layer, inputs, borders, size)
 
@@ -125,7 +128,7 @@ def test_rows_of_one_token_on_a_gpu_may_follow_one_another(
     layer = random_layer(torch.bfloat16, num_units=1, is_wide=False, device=device)
     inputs = random_inputs(layer, 37, torch.bfloat16)
     following = partial(gpu.mamba, are_neighbours=True)
-    check_neighbours(gpu.mamba, following, layer, inputs, layer.unit.num_bytes, start)
+    check_neighbours(gpu.mamba, following, layer, inputs, layer.unit.tail_bytes, start)
 
 
 def test_padding_on_a_gpu_comes_out_as_zeros(
@@ -134,4 +137,4 @@ def test_padding_on_a_gpu_comes_out_as_zeros(
     layer = random_layer(torch.bfloat16, num_units=1, is_wide=False, device=device)
     inputs = random_inputs(layer, 20, torch.bfloat16)
     fill_with_nan(monkeypatch)
-    check_padding(gpu.mamba, layer, inputs, layer.unit.num_bytes)
+    check_padding(gpu.mamba, layer, inputs, layer.unit.tail_bytes)

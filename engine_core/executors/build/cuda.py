@@ -26,7 +26,7 @@ from ..device.step_shapes import StepShape, probed_rows
 from ..device.weights_place import WeightsPlace
 from ..entry.cuda_entry import SentStep
 from ..exit.cuda_prompt_scores import SCORED_AT_ONCE
-from ..model.block_bytes import state_shape
+from ..model.block_bytes import set_layout
 from ..model.kv_blocks import KvBlocks
 from ..ranks.rank import Rank
 from ..step_executor import StepExecutor
@@ -104,8 +104,8 @@ def build_cuda_executor(
     served_layout = served.kv_layout(pages)
     layouts = [served_layout, *drafting.kv_layouts]
     block_bytes = sum(each.block_bytes(block_size) for each in layouts)
-    states = state_shape(served.config, block_bytes, block_size, decoder.dtype)
-    block_bytes = block_bytes if states is None else max(block_bytes, states.unit_bytes)
+    sets = set_layout(served.config, block_bytes, block_size, decoder.dtype)
+    block_bytes = block_bytes if sets is None else sets.page_bytes
     with CompileAhead(device, usable_cores()) as ahead:
         if platform.products.probes(weights):
             ahead.note(partial(platform.products.launch_probe, weights))

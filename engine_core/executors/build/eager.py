@@ -130,7 +130,7 @@ def _executor(
     local = rank.local_config(request.model)
     if not (rank.stage.is_first and rank.stage.is_last):
         pages = one_group(local)
-    shape = states_of(request, pages, local)
+    sets = states_of(request, pages, local)
     entry = EagerEntry(
         table,
         served,
@@ -141,7 +141,7 @@ def _executor(
         most_drafts=drafter.most,
         inputs=drafter.layers,
         group_of_layer=pages.group_of_layer,
-        states=NoStates() if shape is None else EagerStates(table, config, shape, blocks.memory),
+        states=NoStates() if sets is None else EagerStates(table, config, sets, blocks.memory),
     )
     layers = EagerLayers(forward, layer_caches(blocks, pages, served.config))
     exit_ = _exit(served, config, table, sampler, device, rank)

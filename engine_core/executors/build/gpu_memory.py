@@ -8,14 +8,15 @@ import numpy as np
 import torch
 
 from headwater.kernels.launch.compile_ahead import CompileAhead
+from headwater.kernels.states.set_layout import SetLayout
 
 from ...config import EngineConfig
 from ...layers.batch import ForwardBatch
-from ...layers.state_rows import StateRows, StateShape
+from ...layers.state_rows import StateRows
 from ...models.model import LayerInputs, Model
 from ...platforms.cuda import CudaPlatform
 from ...weights.page_plan import PagePlan
-from ..model.block_bytes import state_shape
+from ..model.block_bytes import set_layout
 from ..model.kv_blocks import KvBlocks, KvLayout, layer_caches
 
 SPARE_BYTES = 2 << 30
@@ -68,10 +69,10 @@ def measure(
     page groups; None: one. `has_head`: logits are made."""
     device = platform.device
     num_tokens = min(config.max_num_batched_tokens, config.max_model_len)
-    states = state_shape(
+    sets = set_layout(
         decoder.config, layout.block_bytes(config.block_size), config.block_size, decoder.dtype
     )
-    least_bytes = 0 if states is None else states.unit_bytes
+    least_bytes = 0 if sets is None else sets.page_bytes
     blocks = KvBlocks.allocated([layout], 1, config.block_size, device, least_bytes=least_bytes)
     cache = blocks.kv_caches[0]
     caches = cache if pages is None else layer_caches(blocks, pages, decoder.config)
@@ -85,7 +86,7 @@ def measure(
         block_tables=zeros[None, :],
         sampled=zeros[:0],
         adapter_of_row=zeros if config.num_adapter_ranks else None,
-        states=None if states is None else _one_chunk(states, num_tokens, zeros),
+        states=None if sets is None else _one_chunk(sets, num_tokens, zeros),
     )
     attention_plan = platform.plan_attention(batch)
     before = torch.cuda.memory_allocated(device)
@@ -107,9 +108,9 @@ def measure(
     )
 
 
-def _one_chunk(shape: StateShape, num_tokens: int, zeros: torch.Tensor) -> StateRows:
+def _one_chunk(layout: SetLayout, num_tokens: int, zeros: torch.Tensor) -> StateRows:
     """State sets of a request that computes its first tokens, all in the scratch page."""
-    pages = zeros.new_zeros(1, shape.num_pages)
+    pages = zeros.new_zeros(1, layout.num_pages)
     return StateRows(
         first=pages,
         last=pages,
@@ -117,5 +118,5 @@ def _one_chunk(shape: StateShape, num_tokens: int, zeros: torch.Tensor) -> State
         ends=zeros[:1] + num_tokens,
         tokens=zeros[:1],
         num_decodes=0,
-        shape=shape,
+        layout=layout,
     )

@@ -8,10 +8,11 @@ import numpy as np
 import torch
 
 from headwater.kernels.blocks.clear_begun import clear_begun_twin
+from headwater.kernels.states.set_layout import SetLayout
 
 from ...config import EngineConfig
 from ...executor import Int32Array, StepPlan
-from ...layers.state_rows import StateRows, StateShape
+from ...layers.state_rows import StateRows
 from ...table_columns import TableColumns
 from ..table.eager_table import EagerTable
 
@@ -40,18 +41,18 @@ class EagerStates:
     """See `StepStates`."""
 
     def __init__(
-        self, table: EagerTable, config: EngineConfig, shape: StateShape, memory: torch.Tensor
+        self, table: EagerTable, config: EngineConfig, layout: SetLayout, memory: torch.Tensor
     ) -> None:
         """memory uint8 [num_blocks, bytes of a block]: that of KV blocks and states."""
         self._block_ids = table.block_ids
         self._columns = config.columns
         self._block_size = config.block_size
-        self._shape = shape
+        self._layout = layout
         self._memory = memory
 
     def of_step(self, plan: StepPlan) -> StateRows:
         table = self._block_ids.numpy()
-        return state_rows(plan, table, self._columns, self._block_size, self._shape)
+        return state_rows(plan, table, self._columns, self._block_size, self._layout)
 
     def clear(self, plan: StepPlan) -> None:
         clear_begun_twin(
@@ -70,7 +71,7 @@ def state_rows(
     block_table: Int32Array,
     columns: TableColumns,
     block_size: int,
-    shape: StateShape,
+    layout: SetLayout,
 ) -> StateRows:
     """block_table [rows, columns] is the request table's; the plan says where its rows are."""
     ends = plan.starts + plan.counts
@@ -90,5 +91,5 @@ def state_rows(
         ends=torch.from_numpy(ends.astype(np.int32)),
         tokens=torch.from_numpy((np.cumsum(plan.counts) - plan.counts).astype(np.int32)),
         num_decodes=int(is_decode.argmin()) if not is_decode.all() else len(is_decode),
-        shape=shape,
+        layout=layout,
     )

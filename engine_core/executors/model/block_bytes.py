@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ...layers.state_rows import StateShape
+from headwater.kernels.states.set_layout import SetLayout
+
 from ...options import BuildRequest
 from ...page_groups import PageSizes
 from ...weights.model_config import ModelConfig
@@ -29,32 +30,33 @@ def kv_layouts(
 def block_bytes_of(
     request: BuildRequest, pages: PagePlan | None = None, served: ModelConfig | None = None
 ) -> int:
-    """Bytes of one page: of the served model, and of the drafter. A page has room for a unit of a
-    state layer. `served`: see `kv_layouts`."""
+    """Bytes of one page: of the served model, and of the drafter; with state layers those of
+    `states_of`. `served`: see `kv_layouts`."""
     states = states_of(request, pages, served)
-    kv_bytes = _bytes_of(request, kv_layouts(request, pages, served))
-    return kv_bytes if states is None else max(kv_bytes, states.unit_bytes)
+    if states is not None:
+        return states.page_bytes
+    return _bytes_of(request, kv_layouts(request, pages, served))
 
 
 def states_of(
     request: BuildRequest, pages: PagePlan | None = None, served: ModelConfig | None = None
-) -> StateShape | None:
-    """Units of the served model's states in pages; None: it has no state layers. `served`: see
+) -> SetLayout | None:
+    """State sets of the served model in pages; None: it has no state layers. `served`: see
     `kv_layouts`."""
     model = request.model if served is None else served
     kv_bytes = _bytes_of(request, kv_layouts(request, pages, served))
-    return state_shape(model, kv_bytes, request.options.block_size, DTYPES[request.dtype])
+    return set_layout(model, kv_bytes, request.options.block_size, DTYPES[request.dtype])
 
 
-def state_shape(
+def set_layout(
     model: ModelConfig, kv_bytes: int, block_size: int, dtype: torch.dtype
-) -> StateShape | None:
-    """Units of a model of this dtype in pages of `kv_bytes`, or of a unit where that is larger;
-    None: it has no state layers."""
+) -> SetLayout | None:
+    """State sets of a model of this dtype in pages that hold `kv_bytes` of keys and values; None:
+    it has no state layers."""
     if model.states is None:
         return None
-    unit_bytes = model.states.unit_bytes(block_size, dtype.itemsize)
-    return StateShape.of(unit_bytes, model.states.num_all_units, max(kv_bytes, unit_bytes))
+    sizes = model.states.set_sizes(block_size, dtype.itemsize)
+    return SetLayout.beside(sizes, kv_bytes, block_size)
 
 
 def page_sizes_of(
@@ -67,12 +69,12 @@ def page_sizes_of(
     filled = [count * place_bytes + sum(drafted) for count in pages.filled_places(request.model)]
     if request.model.states is None:
         return PageSizes(block_bytes_of(request, pages), tuple(filled))
-    of_set = 0
-    for each in parts:
-        shape = states_of(request, pages if len(parts) == 1 else None, each)
-        if shape is not None and each.states is not None:
-            of_set += each.states.num_all_units * shape.unit_bytes
-    of_set *= request.options.tensor_parallel_size
+    element_size = DTYPES[request.dtype].itemsize
+    of_set = request.options.tensor_parallel_size * sum(
+        each.states.set_sizes(request.options.block_size, element_size).num_bytes
+        for each in parts
+        if each.states is not None
+    )
     return PageSizes(_state_page_bytes(request, pages, parts), tuple(filled), of_set)
 
 
@@ -92,8 +94,8 @@ def cache_bytes_of(
 
 
 def _state_page_bytes(request: BuildRequest, pages: PagePlan, parts: Sequence[ModelConfig]) -> int:
-    """Bytes of a page in the memory of all ranks, of a model with states: that of a rank has room
-    for one of its own units."""
+    """Bytes of a page in the memory of all ranks, of a model with states: that of a rank fits its
+    own state sets."""
     own = pages if len(parts) == 1 else None
     num_shards = request.options.tensor_parallel_size
     return num_shards * sum(block_bytes_of(request, own, each) for each in parts)

@@ -6,13 +6,14 @@ from typing import Protocol
 
 from headwater.kernels.blocks.clear_begun import clear_begun
 from headwater.kernels.rows.state_rows import SetColumns, StepRequests, load_state_rows
+from headwater.kernels.states.set_layout import SetLayout
 
 from ...config import EngineConfig
-from ...layers.state_rows import StateRows, StateShape
+from ...layers.state_rows import StateRows
 from ...models.model import Model
 from ..entry.step_buffers import Words
 from ..table.device_table import DeviceTable
-from .block_bytes import state_shape
+from .block_bytes import set_layout
 from .kv_blocks import KvBlocks
 
 
@@ -35,7 +36,7 @@ class DeviceStates:
     clears KV blocks of pages that may have held states."""
 
     def __init__(
-        self, config: EngineConfig, table: DeviceTable, shape: StateShape, blocks: KvBlocks
+        self, config: EngineConfig, table: DeviceTable, layout: SetLayout, blocks: KvBlocks
     ) -> None:
         columns = config.columns
         self._columns = SetColumns(columns.first_place, columns.first_page, columns.state_pages)
@@ -43,7 +44,7 @@ class DeviceStates:
         self._max_blocks = columns.max_blocks
         self._blocks = blocks
         self._table = table
-        self._shape = shape
+        self._layout = layout
 
     def of_step(self, words: Words) -> StateRows:
         """State sets of the step that the words hold. Clears KV blocks that the step begins."""
@@ -71,12 +72,12 @@ class DeviceStates:
             ends=made.ends,
             tokens=made.tokens,
             num_decodes=len(words.table_rows),
-            shape=self._shape,
+            layout=self._layout,
         )
 
 
 def states_of(
     decoder: Model, config: EngineConfig, table: DeviceTable, blocks: KvBlocks
 ) -> StepStates:
-    shape = state_shape(decoder.config, sum(blocks.sizes), config.block_size, decoder.dtype)
-    return NoStates() if shape is None else DeviceStates(config, table, shape, blocks)
+    layout = set_layout(decoder.config, sum(blocks.sizes), config.block_size, decoder.dtype)
+    return NoStates() if layout is None else DeviceStates(config, table, layout, blocks)

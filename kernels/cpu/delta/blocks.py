@@ -11,6 +11,7 @@ from ..compiler.scalars import float32_at, put
 from ..compiler.simd import add, fma, load, mul, splat, store, sub, sum_of
 from ..compiler.simd_math import exp
 from ..compiler.simd_types import F32, F32_ELEMENT, NUM_LANES
+from ..states import rows
 from . import places
 from .places import WIDTH
 from .scratch import at_decays, at_key_weights, at_mixed, at_query_weights, at_sums
@@ -38,16 +39,18 @@ def multiply_keys(arguments: int, p_scratch: int, p_keys: int, at: int) -> None:
 def solve(
     arguments: int,
     p_scratch: int,
-    p_state: int,
+    p_pieces: int,
     p_keys: int,
     p_solved: int,
     own_share: Any,
     value: int,
     at: int,
 ) -> None:
-    """Writes the token's solved values, and its output in the place of its mixed values."""
+    """Writes the token's solved values, and its output in the place of its mixed values.
+    `p_pieces`: addresses of the pieces of the state at the border; 0: there is none."""
     key_dim = argument(arguments, places.KEY_DIM)
     value_dim = argument(arguments, places.VALUE_DIM)
+    columns = argument(arguments, places.COLUMNS)
     p_query = at_mixed(arguments, p_scratch)
     p_key = p_keys + 4 * at * key_dim
     p_values = p_query + 4 * (2 * key_dim + value * value_dim)
@@ -64,8 +67,8 @@ def solve(
     zero = splat(F32(0))
     for c in range(0, value_dim, WIDTH):
         k_0 = k_1 = k_2 = k_3 = q_0 = q_1 = q_2 = q_3 = zero
-        if p_state:
-            p = p_state + 4 * (value * key_dim * value_dim + c)
+        if p_pieces:
+            p = rows.column_of(p_pieces, value * value_dim + c, columns)
             for d in range(0, key_dim, 2):
                 key = splat(float32_at(p_key + 4 * d))
                 query = splat(float32_at(p_query + 4 * d))
@@ -75,7 +78,7 @@ def solve(
                 k_1 = fma(key, s_1, k_1)
                 q_0 = fma(query, s_0, q_0)
                 q_1 = fma(query, s_1, q_1)
-                p += 4 * value_dim
+                p += 4 * columns
                 key = splat(float32_at(p_key + 4 * d + 4))
                 query = splat(float32_at(p_query + 4 * d + 4))
                 s_0 = load(p, F32_ELEMENT)
@@ -84,7 +87,7 @@ def solve(
                 k_3 = fma(key, s_1, k_3)
                 q_2 = fma(query, s_0, q_2)
                 q_3 = fma(query, s_1, q_3)
-                p += 4 * value_dim
+                p += 4 * columns
         k_0 = mul(decay, add(k_0, k_2))
         k_1 = mul(decay, add(k_1, k_3))
         q_0 = mul(decay, add(q_0, q_2))
@@ -112,9 +115,11 @@ def solve(
 
 @njit
 def advance(
-    arguments: int, p_scratch: int, p_state: int, p_keys: int, p_solved: int, p_next: int
+    arguments: int, p_scratch: int, p_pieces: int, p_keys: int, p_solved: int, p_next: int
 ) -> None:
-    """Writes the state at the next border, which may lie where the last one's does."""
+    """Writes the state at the next border to pieces whose addresses are at `p_next`. It may lie
+    where the last one's does."""
+    columns = argument(arguments, places.COLUMNS)
     key_dim = argument(arguments, places.KEY_DIM)
     value_dim = argument(arguments, places.VALUE_DIM)
     block_size = argument(arguments, places.BLOCK_SIZE)
@@ -129,11 +134,13 @@ def advance(
         p_rows = p_solved + 4 * value * block_size * value_dim
         for d in range(key_dim):
             for c in range(0, value_dim, WIDTH):
-                at = 4 * ((value * key_dim + d) * value_dim + c)
+                column = value * value_dim + c
+                at = 4 * d * columns
                 s_0 = s_1 = splat(F32(0))
-                if p_state:
-                    s_0 = mul(decay, load(p_state + at, F32_ELEMENT))
-                    s_1 = mul(decay, load(p_state + at + 4 * NUM_LANES, F32_ELEMENT))
+                if p_pieces:
+                    p_state = rows.column_of(p_pieces, column, columns) + at
+                    s_0 = mul(decay, load(p_state, F32_ELEMENT))
+                    s_1 = mul(decay, load(p_state + 4 * NUM_LANES, F32_ELEMENT))
                 p = p_rows + 4 * c
                 for j in range(block_size):
                     factor = float32_at(p_decays + 4 * j)
@@ -141,5 +148,6 @@ def advance(
                     s_0 = fma(key, load(p, F32_ELEMENT), s_0)
                     s_1 = fma(key, load(p + 4 * NUM_LANES, F32_ELEMENT), s_1)
                     p += 4 * value_dim
-                store(p_next + at, s_0, F32_ELEMENT)
-                store(p_next + at + 4 * NUM_LANES, s_1, F32_ELEMENT)
+                p_state = rows.column_of(p_next, column, columns) + at
+                store(p_state, s_0, F32_ELEMENT)
+                store(p_state + 4 * NUM_LANES, s_1, F32_ELEMENT)

@@ -18,9 +18,10 @@ from ...delta.delta_arguments import DeltaLayer, HeadPlaces
 from ...delta.delta_unit import NUM_BEFORE, DeltaUnit
 from ...states.state_memory import StateMemory
 from ..compiler.compiled import Kernel, argument, float_bits, items
-from ..compiler.scalars import float32_at, int32_at
+from ..compiler.scalars import float32_at
 from ..compiler.simd import splat, store
 from ..compiler.simd_types import BF16_ELEMENT, F32, F32_ELEMENT, NUM_LANES
+from ..states import rows
 from . import blocks, places, scratch, tokens
 
 
@@ -38,26 +39,20 @@ def delta_net(
     assert unit.key_dim % places.WIDTH == unit.value_dim % places.WIDTH == 0
     assert wide.stride(1) == narrow.stride(1) == 1
     assert unit.element_size == wide.element_size()
-    num_rows, num_pages = memory.first.shape
-    num_heads = layer.num_heads
     width = layer.values_size
     out = wide.new_empty(len(wide), width)
     KERNEL(
         wide.dtype,
-        num_rows * num_heads,
+        len(memory.starts) * layer.num_heads,
         len(wide) * width * unit.key_dim,
+        *rows.row_arguments(memory, layer.num_heads),
         *(wide.data_ptr(), wide.stride(0), narrow.data_ptr(), narrow.stride(0)),
         *(layer.conv.data_ptr(), layer.rates.data_ptr(), layer.biases.data_ptr()),
         *(layer.norm.data_ptr(), float_bits(layer.eps), out.data_ptr()),
-        *(memory.pages.data_ptr(), memory.pages.stride(0)),
-        *(memory.first.data_ptr(), memory.last.data_ptr(), num_pages),
-        *(memory.starts.data_ptr(), memory.tokens.data_ptr()),
-        *(memory.first_unit, memory.units_per_page, memory.unit_bytes),
-        *(num_heads, unit.num_values, unit.key_dim, unit.value_dim, unit.block_size),
-        *(unit.inputs_at, unit.gates_at, unit.keys_at, unit.values_at),
+        *(unit.num_values, unit.key_dim, unit.value_dim, unit.block_size),
+        *(unit.gates_at, unit.keys_at, unit.values_at, unit.columns),
         *_flat(layer.places),
         float_bits(unit.key_dim**-0.5),
-        memory.ends.data_ptr(),
         _scratch_size(unit),
     )
     return out
@@ -73,26 +68,29 @@ def _scratch_size(unit: DeltaUnit) -> int:
     """Numbers of a thread's scratch."""
     of_tokens = unit.block_size * (unit.key_dim + unit.num_values * (unit.value_dim + 3))
     lists = 3 * (unit.block_size + NUM_LANES)
-    return unit.state_size + of_tokens + 2 * unit.num_channels + lists
+    # Addresses of the pieces of three states, of 8 bytes each.
+    return unit.state_size + of_tokens + 2 * unit.num_channels + lists + 6 * unit.num_pieces
 
 
 @njit
 def _compute(arguments: int, i: int, p_scratch: int, element: Any) -> None:
     """Computes an item: one key head of one row."""
-    num_heads = argument(arguments, places.NUM_HEADS)
+    num_heads = argument(arguments, rows.NUM_UNITS)
+    row = i // num_heads
     head = i % num_heads
-    start = tokens.start_of(arguments, i)
-    first_token = tokens.first_token_of(arguments, i)
-    end = int32_at(argument(arguments, places.ENDS) + 4 * (i // num_heads))
+    start = rows.number_of(arguments, rows.STARTS, row)
+    first_token = rows.number_of(arguments, rows.TOKENS, row)
+    end = rows.number_of(arguments, rows.ENDS, row)
     if end <= start:
         return
     block_size = argument(arguments, places.BLOCK_SIZE)
     first = start // block_size
     last = end // block_size
-    p_first = tokens.unit_of(arguments, places.FIRST, i)
-    p_last = tokens.unit_of(arguments, places.LAST, i)
+    p_first = rows.tail_of(arguments, rows.FIRST, row, head)
+    p_last = rows.tail_of(arguments, rows.LAST, row, head)
+    p_own, p_next_own = scratch.pieces_of(arguments, p_scratch, row, head)
     # The state before a sequence is zeros, and no page holds it.
-    p_state = p_first if first else 0
+    p_pieces = p_own if first else 0
     for block in range(first, last + 1):
         p_unit = p_first if block == first else p_last if block == last else 0
         p_keys = (
@@ -128,16 +126,16 @@ def _compute(arguments: int, i: int, p_scratch: int, element: Any) -> None:
                 share = float32_at(
                     p_gates + 8 * (at * argument(arguments, places.NUM_VALUES) + value) + 4
                 )
-                blocks.solve(arguments, p_scratch, p_state, p_keys, p_solved, share, value, at)
+                blocks.solve(arguments, p_scratch, p_pieces, p_keys, p_solved, share, value, at)
                 tokens.norm(arguments, p_scratch, token, head, value, element)
         if block < last:
-            p_next = p_last if block + 1 == last else p_scratch
-            blocks.advance(arguments, p_scratch, p_state, p_keys, p_solved, p_next)
-            p_state = p_next
+            p_next = p_next_own if block + 1 == last else scratch.own_pieces(arguments, p_scratch)
+            blocks.advance(arguments, p_scratch, p_pieces, p_keys, p_solved, p_next)
+            p_pieces = p_next
     if first < last:
-        for row in range(NUM_BEFORE):
-            position = last * block_size - NUM_BEFORE + row
-            tokens.keep_inputs(arguments, p_scratch, i, position, p_last, row, element)
+        for place in range(NUM_BEFORE):
+            position = last * block_size - NUM_BEFORE + place
+            tokens.keep_inputs(arguments, p_scratch, i, position, p_last, place, element)
 
 
 def _heads(element: Any) -> Any:

@@ -10,43 +10,13 @@ from numba import njit
 from ...delta.delta_twin import L2_EPS
 from ...delta.delta_unit import CONV_WIDTH, NUM_BEFORE
 from ..compiler.compiled import address_of, argument
-from ..compiler.scalars import float32_at, int32_at, number_at, put, size_of
+from ..compiler.scalars import float32_at, number_at, put, size_of
 from ..compiler.simd import add, div, fma, highest_of, load, mul, splat, store, sub, sum_of
 from ..compiler.simd_math import exp, log
 from ..compiler.simd_types import F32, F32_ELEMENT, NUM_LANES
+from ..states import rows
 from . import places
 from .scratch import at_mixed, at_sums, at_zeros, num_channels
-
-
-@njit
-def start_of(arguments: int, i: int) -> Any:
-    """First position of the row of an item."""
-    return int32_at(
-        argument(arguments, places.STARTS) + 4 * (i // argument(arguments, places.NUM_HEADS))
-    )
-
-
-@njit
-def first_token_of(arguments: int, i: int) -> Any:
-    """First token in the batch of the row of an item."""
-    return int32_at(
-        argument(arguments, places.TOKENS) + 4 * (i // argument(arguments, places.NUM_HEADS))
-    )
-
-
-@njit
-def unit_of(arguments: int, table: int, i: int) -> Any:
-    """Address of an item's unit, by the page ids of argument `table`."""
-    num_heads = argument(arguments, places.NUM_HEADS)
-    unit = argument(arguments, places.FIRST_UNIT) + i % num_heads
-    per_page = argument(arguments, places.UNITS_PER_PAGE)
-    at = i // num_heads * argument(arguments, places.NUM_PAGES) + unit // per_page
-    page = int32_at(argument(arguments, table) + 4 * at)
-    return (
-        argument(arguments, places.PAGES)
-        + page * argument(arguments, places.PAGE_BYTES)
-        + unit % per_page * argument(arguments, places.UNIT_BYTES)
-    )
 
 
 @njit
@@ -55,10 +25,11 @@ def _inputs_of(
 ) -> Any:
     """Address of a token's raw query, key or values (part 0, 1, 2): in the batch, in the tail of
     the first block, or zeros before the sequence."""
-    head = i % argument(arguments, places.NUM_HEADS)
-    start = start_of(arguments, i)
+    row = i // argument(arguments, rows.NUM_UNITS)
+    head = i % argument(arguments, rows.NUM_UNITS)
+    start = rows.number_of(arguments, rows.STARTS, row)
     if position >= start:
-        token = first_token_of(arguments, i) + position - start
+        token = rows.number_of(arguments, rows.TOKENS, row) + position - start
         first = places.QUERY + 2 * part
         at = argument(arguments, first) + head * argument(arguments, first + 1)
         return argument(arguments, places.WIDE) + (
@@ -67,13 +38,9 @@ def _inputs_of(
     if position < 0:
         return at_zeros(arguments, p_scratch)
     block_size = argument(arguments, places.BLOCK_SIZE)
-    row = NUM_BEFORE + position - start // block_size * block_size
-    at = row * num_channels(arguments) + part * argument(arguments, places.KEY_DIM)
-    return (
-        unit_of(arguments, places.FIRST, i)
-        + argument(arguments, places.INPUTS_AT)
-        + at * size_of(element)
-    )
+    place = NUM_BEFORE + position - start // block_size * block_size
+    at = place * num_channels(arguments) + part * argument(arguments, places.KEY_DIM)
+    return rows.tail_of(arguments, rows.FIRST, row, head) + at * size_of(element)
 
 
 @njit
@@ -93,11 +60,7 @@ def keep_inputs(
     element: Any,
 ) -> None:
     """Copies a token's inputs to a row of a unit's tail."""
-    p_row = (
-        p_unit
-        + argument(arguments, places.INPUTS_AT)
-        + row * num_channels(arguments) * size_of(element)
-    )
+    p_row = p_unit + row * num_channels(arguments) * size_of(element)
     step = NUM_LANES * size_of(element)
     for part in range(3):
         p_from = _inputs_of(arguments, p_scratch, i, position, part, element)
@@ -109,7 +72,7 @@ def keep_inputs(
 @njit
 def mix(arguments: int, p_scratch: int, i: int, position: int, element: Any) -> None:
     """Writes the SiLU of the token's convolution."""
-    head = i % argument(arguments, places.NUM_HEADS)
+    head = i % argument(arguments, rows.NUM_UNITS)
     channels = num_channels(arguments)
     one = splat(F32(1))
     zero = splat(F32(0))
@@ -225,7 +188,7 @@ def norm(arguments: int, p_scratch: int, token: int, head: int, value: int, elem
     p_z = argument(arguments, places.WIDE) + (
         token * argument(arguments, places.WIDE_STRIDE) + at
     ) * size_of(element)
-    at = (token * argument(arguments, places.NUM_HEADS) + head) * width + value * value_dim
+    at = (token * argument(arguments, rows.NUM_UNITS) + head) * width + value * value_dim
     p_out = argument(arguments, places.OUT) + at * size_of(element)
     squares = splat(F32(0))
     for d in range(0, value_dim, NUM_LANES):

@@ -44,7 +44,7 @@ def mamba(parts: torch.Tensor, layer: MambaLayer, memory: StateMemory) -> torch.
         *(layer.taps.data_ptr(), layer.bias.data_ptr(), layer.rates.data_ptr()),
         *(layer.step_biases.data_ptr(), layer.skips.data_ptr()),
         *(unit.num_heads, unit.head_dim, unit.state_dim, unit.width, unit.block_size),
-        *(unit.inputs_at, unit.decays_at, unit.keys_at, unit.values_at, layer.num_groups),
+        *(unit.decays_at, unit.keys_at, unit.values_at, layer.num_groups, unit.columns),
     )
     return out
 
@@ -53,14 +53,16 @@ def mamba(parts: torch.Tensor, layer: MambaLayer, memory: StateMemory) -> torch.
 def _write(
     arguments: int,
     p_scratch: int,
-    p_state: int,
+    p_pieces: int,
     p_block: Any,
     token: int,
     unit: int,
     at: int,
     element: Any,
 ) -> None:
-    """Writes the outputs of a token, the `at`-th of its block, times the SiLU of its gates."""
+    """Writes the outputs of a token, the `at`-th of its block, times the SiLU of its gates.
+    `p_pieces`: addresses of the pieces of the state at the border; 0: there is none."""
+    columns = argument(arguments, places.COLUMNS)
     _, p_keys, p_values = p_block
     head_dim = argument(arguments, places.HEAD_DIM)
     state_dim = argument(arguments, places.STATE_DIM)
@@ -82,10 +84,10 @@ def _write(
         for p in range(0, head_dim, NUM_LANES):
             column = head * head_dim + p
             out = splat(F32(0))
-            if p_state:
-                p_column = p_state + 4 * (head * state_dim * head_dim + p)
+            if p_pieces:
+                p_column = rows.column_of(p_pieces, column, columns)
                 for n in range(state_dim):
-                    row = load(p_column + 4 * n * head_dim, F32_ELEMENT)
+                    row = load(p_column + 4 * n * columns, F32_ELEMENT)
                     out = fma(splat(float32_at(p_query + 4 * n)), row, out)
                 out = mul(out, since)
             for j in range(at + 1):
@@ -97,8 +99,10 @@ def _write(
 
 
 @njit
-def _advance(arguments: int, p_scratch: int, p_state: int, p_block: Any, p_next: int) -> None:
-    """Writes the state behind a whole block; both states may be the same memory."""
+def _advance(arguments: int, p_scratch: int, p_pieces: int, p_block: Any, p_next: int) -> None:
+    """Writes the state behind a whole block to pieces whose addresses are at `p_next`; both states
+    may be the same memory."""
+    columns = argument(arguments, places.COLUMNS)
     _, p_keys, p_values = p_block
     head_dim = argument(arguments, places.HEAD_DIM)
     state_dim = argument(arguments, places.STATE_DIM)
@@ -110,21 +114,23 @@ def _advance(arguments: int, p_scratch: int, p_state: int, p_block: Any, p_next:
         whole = exp(splat(tokens.sum_at(arguments, p_scratch, head, block_size - 1)))
         for n in range(state_dim):
             for p in range(0, head_dim, NUM_LANES):
-                at = 4 * ((head * state_dim + n) * head_dim + p)
+                column = head * head_dim + p
+                at = 4 * n * columns
                 state = splat(F32(0))
-                if p_state:
-                    state = mul(load(p_state + at, F32_ELEMENT), whole)
+                if p_pieces:
+                    p_row = rows.column_of(p_pieces, column, columns) + at
+                    state = mul(load(p_row, F32_ELEMENT), whole)
                 for j in range(block_size):
                     left = load(tokens.at_left(arguments, p_scratch, j), F32_ELEMENT)
                     key = mul(splat(float32_at(p_keys + 4 * (j * state_dim + n))), left)
-                    p_value = p_values + 4 * (j * width + head * head_dim + p)
+                    p_value = p_values + 4 * (j * width + column)
                     state = fma(key, load(p_value, F32_ELEMENT), state)
-                store(p_next + at, state, F32_ELEMENT)
+                store(rows.column_of(p_next, column, columns) + at, state, F32_ELEMENT)
 
 
 @njit
 def _block_of(arguments: int, p_scratch: int, p_unit: int) -> Any:
-    """Addresses of a block's decays, keys and values: in a unit, or in the scratch."""
+    """Addresses of a block's decays, keys and values: in a unit's tail, or in the scratch."""
     if p_unit:
         return (
             p_unit + argument(arguments, places.DECAYS_AT),
@@ -147,12 +153,13 @@ def _compute(arguments: int, i: int, p_scratch: int, element: Any) -> None:
     block_size = argument(arguments, places.BLOCK_SIZE)
     first = start // block_size
     last = end // block_size
-    p_first = rows.unit_of(arguments, rows.FIRST, row, unit)
-    p_last = rows.unit_of(arguments, rows.LAST, row, unit)
+    p_first = rows.tail_of(arguments, rows.FIRST, row, unit)
+    p_last = rows.tail_of(arguments, rows.LAST, row, unit)
     first_token = rows.number_of(arguments, rows.TOKENS, row)
     tokens.begin(arguments, p_scratch, p_first, start, element)
+    p_own, p_next_own = tokens.pieces_of(arguments, p_scratch, row, unit)
     # The state before a sequence is zeros, and no page holds it.
-    p_state = p_first if first else 0
+    p_pieces = p_own if first else 0
     for block in range(first, last + 1):
         p_unit = p_first if block == first else p_last if block == last else 0
         p_block = _block_of(arguments, p_scratch, p_unit)
@@ -166,11 +173,11 @@ def _compute(arguments: int, i: int, p_scratch: int, element: Any) -> None:
             if p_unit:
                 tokens.keep_inputs(arguments, p_scratch, position, p_unit, at, element)
             tokens.step(arguments, p_scratch, p_block, token, unit, at, element)
-            _write(arguments, p_scratch, p_state, p_block, token, unit, at, element)
+            _write(arguments, p_scratch, p_pieces, p_block, token, unit, at, element)
         if block < last:
-            p_next = p_last if block + 1 == last else tokens.at_state(arguments, p_scratch)
-            _advance(arguments, p_scratch, p_state, p_block, p_next)
-            p_state = p_next
+            p_next = p_next_own if block + 1 == last else tokens.own_pieces(arguments, p_scratch)
+            _advance(arguments, p_scratch, p_pieces, p_block, p_next)
+            p_pieces = p_next
             if block + 1 == last:
                 tokens.keep_before(arguments, p_scratch, last * block_size, p_last, element)
 

@@ -3,7 +3,8 @@
 The scratch has, as float32 numbers or elements in their place: a ring [width, channels] of the
 inputs of the last tokens, each at its position's remainder; mixed inputs [channels]; sums of
 logarithms of decays [heads, block_size]; weights, and decays up to a token of a head, [block_size,
-NUM_LANES] each; decays, keys and values of a block that is in no page; and a state."""
+NUM_LANES] each; decays, keys and values of a block that is in no page; a state; and, as int64,
+addresses of the pieces of three states: those at the first and the last border, and that one."""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ def at_block(arguments: int, p_scratch: int) -> Any:
 
 
 @njit
-def at_state(arguments: int, p_scratch: int) -> Any:
+def _at_state(arguments: int, p_scratch: int) -> Any:
     _, _, p_values = at_block(arguments, p_scratch)
     return p_values + 4 * argument(arguments, places.BLOCK_SIZE) * values_size(arguments)
 
@@ -74,8 +75,41 @@ def at_state(arguments: int, p_scratch: int) -> Any:
 @njit
 def scratch_size(arguments: int) -> Any:
     """Numbers of a thread's scratch."""
-    state = values_size(arguments) * argument(arguments, places.STATE_DIM)
-    return at_state(arguments, 0) // 4 + state
+    return _at_pieces(arguments, 0) // 4 + 6 * _num_pieces(arguments)
+
+
+@njit
+def _num_pieces(arguments: int) -> Any:
+    """Pieces of a state."""
+    return values_size(arguments) // argument(arguments, places.COLUMNS)
+
+
+@njit
+def _at_pieces(arguments: int, p_scratch: int) -> Any:
+    size = values_size(arguments) * argument(arguments, places.STATE_DIM)
+    return _at_state(arguments, p_scratch) + 4 * size
+
+
+@njit
+def pieces_of(arguments: int, p_scratch: int, row: int, unit: int) -> Any:
+    """Addresses of the pieces of a row's states at its first and its last border: where they are
+    written."""
+    count = _num_pieces(arguments)
+    p_first = _at_pieces(arguments, p_scratch)
+    p_last = p_first + 8 * count
+    rows.find_pieces(arguments, rows.FIRST, row, unit, p_first, count)
+    rows.find_pieces(arguments, rows.LAST, row, unit, p_last, count)
+    return p_first, p_last
+
+
+@njit
+def own_pieces(arguments: int, p_scratch: int) -> Any:
+    """Addresses of the pieces of the scratch's state: where they are written."""
+    count = _num_pieces(arguments)
+    p_pieces = _at_pieces(arguments, p_scratch) + 16 * count
+    size = argument(arguments, places.COLUMNS) * argument(arguments, places.STATE_DIM)
+    rows.put_pieces(_at_state(arguments, p_scratch), p_pieces, count, 4 * size)
+    return p_pieces
 
 
 @njit
@@ -132,7 +166,6 @@ def begin(arguments: int, p_scratch: int, p_first: int, start: int, element: Any
     channels = num_channels(arguments)
     width = argument(arguments, places.WIDTH)
     block_size = argument(arguments, places.BLOCK_SIZE)
-    p_inputs = p_first + argument(arguments, places.INPUTS_AT)
     for back in range(1, width):
         position = start - back
         p_row = _ring(arguments, p_scratch, position, element)
@@ -141,7 +174,7 @@ def begin(arguments: int, p_scratch: int, p_first: int, start: int, element: Any
                 store(p_row + d * size_of(element), splat(F32(0)), element)
         else:
             kept = width - 1 + position - start // block_size * block_size
-            rows.copy(p_inputs + kept * channels * size_of(element), p_row, channels, element)
+            rows.copy(p_first + kept * channels * size_of(element), p_row, channels, element)
 
 
 @njit
@@ -151,7 +184,7 @@ def keep_inputs(
     """Copies a token's inputs to the tail of the unit of its block."""
     channels = num_channels(arguments)
     row = argument(arguments, places.WIDTH) - 1 + at
-    p_row = p_unit + argument(arguments, places.INPUTS_AT) + row * channels * size_of(element)
+    p_row = p_unit + row * channels * size_of(element)
     rows.copy(_ring(arguments, p_scratch, position, element), p_row, channels, element)
 
 
@@ -160,9 +193,8 @@ def keep_before(arguments: int, p_scratch: int, border: int, p_unit: int, elemen
     """Copies the inputs before a border to the beginning of the tail behind it."""
     channels = num_channels(arguments)
     width = argument(arguments, places.WIDTH)
-    p_inputs = p_unit + argument(arguments, places.INPUTS_AT)
     for back in range(1, width):
-        p_row = p_inputs + (width - 1 - back) * channels * size_of(element)
+        p_row = p_unit + (width - 1 - back) * channels * size_of(element)
         rows.copy(_ring(arguments, p_scratch, border - back, element), p_row, channels, element)
 
 

@@ -115,8 +115,8 @@ def _compute(arguments: int, i: int, p_ring: int, element: Any) -> None:
     row_bytes = num_channels * size_of(element)
     first = start // block_size
     last = end // block_size
-    p_first = rows.unit_of(arguments, rows.FIRST, row, unit)
-    p_last = rows.unit_of(arguments, rows.LAST, row, unit)
+    p_first = rows.tail_of(arguments, rows.FIRST, row, unit)
+    p_last = rows.tail_of(arguments, rows.LAST, row, unit)
     first_token = rows.number_of(arguments, rows.TOKENS, row)
     _begin(arguments, p_ring, p_first, start, element)
     for position in range(start, end):
