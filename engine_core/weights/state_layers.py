@@ -19,7 +19,9 @@ HEAD_SIZES = (32, 64, 128, 256)
 MAX_HEADS = 1024
 MAX_CONV_WIDTH = 16
 MAMBA_SIZES = (16, 32, 64, 128, 256)
-"""Sizes of heads and of states of Mamba-2."""
+"""Sizes of states of Mamba-2."""
+MAMBA_HEAD_SIZES = (16, 32, 64, 80, 128, 256)
+"""Sizes of its heads; Nemotron Nano 2 has those of 80."""
 HEADS_OF_UNIT = 8
 """Heads of a unit, at most."""
 LEAST_CHANNELS = 16
@@ -268,9 +270,12 @@ class MambaConfig:
         divides = type(groups) is int and groups >= 1 and self.num_heads % groups == 0
         allowed = f"divisors of mamba_n_heads ({self.num_heads})"
         require(divides, "mamba_n_groups", groups, allowed)
-        for name, size in (("mamba_d_head", self.head_dim), ("mamba_d_state", self.state_dim)):
-            is_size = type(size) is int and size in MAMBA_SIZES
-            require(is_size, name, size, " or ".join(map(str, MAMBA_SIZES)))
+        for name, size, sizes in (
+            ("mamba_d_head", self.head_dim, MAMBA_HEAD_SIZES),
+            ("mamba_d_state", self.state_dim, MAMBA_SIZES),
+        ):
+            is_size = type(size) is int and size in sizes
+            require(is_size, name, size, " or ".join(map(str, sizes)))
         is_width = type(self.width) is int and 2 <= self.width <= MAX_CONV_WIDTH
         require(is_width, "mamba_d_conv", self.width, f"a whole number, 2…{MAX_CONV_WIDTH}")
 

@@ -256,8 +256,7 @@ def _block_states(
     o_n = tl.arange(0, STATE_TILE)
     o_v = tl.arange(0, COLUMNS)
     is_column = (o_v < HEAD_DIM - part)[None, :]
-    # A program computes the columns of one piece.
-    o_state = o_n[:, None] * PIECE_COLUMNS + o_v[None, :]
+    o_state = o_n[:, None] * PIECE_COLUMNS + part % PIECE_COLUMNS + o_v[None, :]
     is_inside = (o_n < STATE_DIM)[:, None] & is_column
     p_state, p_next_state = piece_addresses(
         p_pages,
@@ -266,7 +265,7 @@ def _block_states(
         stride_table,
         stride_page,
         i_row,
-        first_unit * NUM_HEADS * PARTS + tl.program_id(1),
+        (first_unit * NUM_HEADS + i_head) * (HEAD_DIM // PIECE_COLUMNS) + part // PIECE_COLUMNS,
         num_behind,
         pieces_behind,
         pieces_at,

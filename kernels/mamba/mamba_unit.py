@@ -52,8 +52,8 @@ class MambaUnit:
 
     @property
     def columns(self) -> int:
-        """Columns of a piece."""
-        return min(self.head_dim, PIECE_COLUMNS)
+        """Columns of a piece: a head whose size they do not divide is one piece."""
+        return self.head_dim if self.head_dim % PIECE_COLUMNS else PIECE_COLUMNS
 
     @property
     def num_pieces(self) -> int:

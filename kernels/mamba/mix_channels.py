@@ -5,6 +5,7 @@ the tails of these."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 
 import torch
 import triton
@@ -57,7 +58,7 @@ def mix_channels(
     # Where there are as many rows as tokens, each has one.
     has_tokens = num_rows == num_tokens
     programs = 1 if has_tokens else min(max(num_tokens // TOKENS, 1), MOST_PROGRAMS)
-    channels = min(unit.values_size, unit.state_dim, MOST_CHANNELS)
+    channels = min(gcd(unit.values_size, unit.state_dim), MOST_CHANNELS)
     _mix_channels[(num_rows, layer.num_units * (unit.num_channels // channels), programs)](
         parts,
         layer.taps,

@@ -28,7 +28,7 @@ class SetSizes(NamedTuple):
     tail_bytes: int
     num_pieces: int = 0
     piece_bytes: int = 0
-    """Bytes of a piece, a power of two; 0: there are no pieces."""
+    """Bytes of a piece; 0: there are no pieces."""
 
     @property
     def num_bytes(self) -> int:

@@ -123,6 +123,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     "Qwen3.5-2B": _qwen(2048, 24, 8, 2, 16, 16),
     "Nemotron-H-8B": _nemotron(4096, _H8, 8, 128, 64, 128),
     "Nemotron-H-47B": _nemotron(8192, "M-" * 9 + ("*-" + "M-" * 9) * 4 + "*-", 8, 256, 64, 256),
+    "Nemotron-Nano-9B-v2": _nemotron(
+        4480, "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-", 8, 128, 80, 128
+    ),
     "Nemotron-3-Nano-30B-A3B": _nemotron(
         2688, "MEMEM*E" + "MEMEM*E" * 4 + "MEMEMEM*E" + "ME" * 4, 2, 64, 64, 128
     ),

@@ -463,8 +463,10 @@ FAMILIES: dict[str, Any] = {
     "falcon-h1 with norms": lambda: transformers.FalconH1Config(
         **FALCON_H1, mamba_rms_norm=True, mamba_norm_before_gate=False, mamba_n_groups=2
     ),
+    # Heads of Nemotron Nano 2.
     "nemotron-h": lambda: transformers.NemotronHConfig(
-        **NEMOTRON, layers_block_type=[MAMBA, "mlp", MAMBA, FULL, "mlp", MAMBA]
+        **NEMOTRON | {"mamba_head_dim": 80},
+        layers_block_type=[MAMBA, "mlp", MAMBA, FULL, "mlp", MAMBA],
     ),
     "nemotron3": lambda: transformers.NemotronHConfig(
         **NEMOTRON,

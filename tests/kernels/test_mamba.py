@@ -61,7 +61,7 @@ def random_inputs(layer: MambaLayer, length: int, dtype: torch.dtype) -> torch.T
 
 
 @GROUPS
-@pytest.mark.parametrize("head_dim", [32, 128], ids=["a piece a head", "two pieces a head"])
+@pytest.mark.parametrize("head_dim", [32, 80, 128], ids=["a piece a head", "an odd one", "two"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_prompt_matches_the_twin(dtype: torch.dtype, head_dim: int, num_groups: int) -> None:
     close = 1e-4 if dtype == torch.float32 else 2e-2
@@ -105,12 +105,13 @@ def test_a_prompt_on_a_gpu_matches_the_twin(
     assert (out.double() - expected).norm() < close * expected.norm()
 
 
+@pytest.mark.parametrize("head_dim", interpreted([80, 128], 80))
 @pytest.mark.parametrize("borders", interpreted(CHUNKED, CHUNKED[1]), ids=["sevens", "at borders"])
 def test_passes_and_company_on_a_gpu_give_the_bits_of_one(
-    device: torch.device, borders: list[int]
+    device: torch.device, borders: list[int], head_dim: int
 ) -> None:
-    # Two pieces of a head, one of them in a page of its own.
-    sizes = {"num_units": 1, "num_heads": 1, "head_dim": 128}
+    # A piece of 80 columns, or two of a head, one of them in a page of its own.
+    sizes = {"num_units": 1, "num_heads": 1, "head_dim": head_dim}
     layer = random_layer(torch.bfloat16, is_wide=False, device=device, **sizes)
     inputs = [random_inputs(layer, length, torch.bfloat16) for length in (LENGTH, 20)]
     size = layer.unit.tail_bytes

@@ -29,7 +29,7 @@ STATE_ARCHITECTURES = {
     "NemotronHForCausalLM": own(
         "states.nemotron_h:NemotronH",
         nemotron_h.read_nemotron_h,
-        "Nemotron-H; Nemotron 3 Nano on CPUs",
+        "Nemotron-H, Nemotron Nano 2; Nemotron 3 Nano on CPUs",
         "nemotron_h",
         limits=_STATES,
     ),
