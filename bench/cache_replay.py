@@ -217,11 +217,11 @@ class _Counted(ReturnTimes):
             self.hazards = parent.hazards
             self.rates = parent.rates
 
-    def begin(self, now: float) -> Sample:
-        sample = Sample(now)
-        if not self._classes.is_known:
-            self._count_in(sample)
-        return sample
+    def begin(self, stay: Sample) -> bool:
+        if self._classes.is_known:
+            return False
+        self._count_in(stay)
+        return True
 
     def _count_in(self, stay: Sample) -> None:
         self._samples[0].append(stay)

@@ -27,6 +27,7 @@ from headwater.engine_core.executors.simulated.states import num_units
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling.speculation.adaptive_speculator import AdaptiveSpeculator
+from headwater.services.runtime.collector import leave_out_what_exists
 
 from .figures import AsJson, show_rows
 from .program import check_choice, run_program
@@ -72,7 +73,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """Microseconds a step: the median over rounds of the mean over a round's steps."""
+    """Microseconds of CPU time a step: the median over rounds of the mean over a round's steps."""
 
     workload: str
     eviction: str
@@ -174,7 +175,7 @@ class _Run:
         model = SimulatedModel(
             vocab_size=workload.vocab_size, num_state_units=num_units(workload.state_pages)
         )
-        self._executor = TimedExecutor(SimulatedExecutor(config, model, TIMING))
+        self._executor = TimedExecutor(SimulatedExecutor(config, model, TIMING), time.thread_time)
         self._engine = Engine(
             config, self._executor.as_executor, speculator=_speculator(workload, config)
         )
@@ -193,9 +194,9 @@ class _Run:
         executor = self._executor
         before = executor.seconds
         steps_before = executor.num_steps
-        start = time.perf_counter()
+        start = time.thread_time()
         self._total += run_steps(self._engine, self._requests, self._steps_per_round)
-        seconds = time.perf_counter() - start
+        seconds = time.thread_time() - start
         executors = executor.seconds - before
         # Some calls launch nothing, while rows wait for results.
         launched = executor.num_steps - steps_before
@@ -318,6 +319,8 @@ def main(
     """Host time of an engine step at zero model time."""
     for each in eviction:
         check_choice("--eviction", each, EVICTIONS)
+    # As in an engine's process.
+    leave_out_what_exists()
     rows = [
         row
         for workload in WORKLOADS

@@ -4,6 +4,7 @@ engine's own."""
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any, cast
 
 from headwater.engine_core.executor import Executor, StepPlan, StepResult
@@ -12,13 +13,15 @@ from headwater.engine_core.executor import Executor, StepPlan, StepResult
 class TimedExecutor:
     """See `Executor`. Everything but steps is passed on as it is."""
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Executor, timer: Callable[[], float] = time.perf_counter) -> None:
+        """`timer`: seconds."""
         self.launch_seconds = 0.0
         """Seconds in which steps are submitted; a CPU computes them there."""
         self.wait_seconds = 0.0
         """Seconds of waiting for results and reading them."""
         self.num_steps = 0
         self._executor = executor
+        self._timer = timer
 
     @property
     def as_executor(self) -> Executor:
@@ -29,16 +32,16 @@ class TimedExecutor:
         return self.launch_seconds + self.wait_seconds
 
     def submit(self, plan: StepPlan) -> int:
-        start = time.perf_counter()
+        start = self._timer()
         handle = self._executor.submit(plan)
-        self.launch_seconds += time.perf_counter() - start
+        self.launch_seconds += self._timer() - start
         self.num_steps += 1
         return handle
 
     def retire(self, handle: int) -> StepResult:
-        start = time.perf_counter()
+        start = self._timer()
         result = self._executor.retire(handle)
-        self.wait_seconds += time.perf_counter() - start
+        self.wait_seconds += self._timer() - start
         return result
 
     def __getattr__(self, name: str) -> Any:

@@ -157,12 +157,13 @@ class BlockPool:
         is evicted first. `is_early`: before all other blocks with a hash. `turn`: whose blocks
         these are, and `start` the index of the first in its chain, where values count. `is_move`:
         no turn held them."""
+        if self.values is not None and not is_early:
+            self._release_by_value(self.values, blocks, turn, start, is_move=is_move)
+            return
         ref_counts = self.ref_counts
         hash_of = self._hash_of
         following = self._next
         preceding = self._prev
-        is_by_value = self.values is not None and not is_early
-        valued = []
         for block in reversed(blocks):
             num_holds = ref_counts[block] - 1
             assert num_holds >= 0, f"block {block} freed twice"
@@ -172,9 +173,6 @@ class BlockPool:
             elif num_holds == 0:
                 self.num_free += 1
                 is_worthless = hash_of[block] is None and block not in self._partial.by_block
-                if is_by_value and not is_worthless:
-                    valued.append(block)
-                    continue
                 before = preceding[NULL_BLOCK]
                 if is_worthless or is_early:
                     before = NULL_BLOCK if is_worthless else self._border
@@ -182,11 +180,32 @@ class BlockPool:
                 following[before] = preceding[after] = block
                 preceding[block] = before
                 following[block] = after
+
+    def _release_by_value(
+        self, values: ValueOrder, blocks: Sequence[int], turn: Turn, start: int, *, is_move: bool
+    ) -> None:
+        """Like `release`. Blocks that cache nothing are the first in the free list."""
+        ref_counts = self.ref_counts
+        hash_of = self._hash_of
+        partial = self._partial.by_block
+        valued = []
+        for block in blocks:
+            num_holds = ref_counts[block] - 1
+            assert num_holds >= 0, f"block {block} freed twice"
+            ref_counts[block] = num_holds
+            if num_holds == 1:
+                self.num_shared -= 1
+            elif num_holds == 0:
+                self.num_free += 1
+                if hash_of[block] is not None or block in partial:
+                    valued.append(block)
+                else:
+                    behind = self._next[NULL_BLOCK]
+                    self._link(NULL_BLOCK, block)
+                    self._link(block, behind)
         if valued:
-            assert self.values is not None
-            last = start + blocks.index(valued[0])
-            valued.reverse()
-            self.values.admit(valued, last, turn, is_move=is_move)
+            last = start + blocks.index(valued[-1])
+            values.admit(valued, last, turn, is_move=is_move)
 
     def are_unheld(self, blocks: Sequence[int], hashes: Sequence[bytes]) -> list[bool]:
         """Whether each block still caches its hash while no request holds it."""
@@ -210,10 +229,11 @@ class BlockPool:
 
     def cache_each(self, blocks: Sequence[int], hashes: Sequence[bytes]) -> list[bool]:
         """`cache` of each of these blocks in turn."""
+        if self.values is not None:
+            self.values.note_computed(hashes)
         ref_counts = self.ref_counts
         hash_of = self._hash_of
         block_of = self._block_of
-        values = self.values
         cached = self._cached
         are_new = []
         for block, block_hash in zip(blocks, hashes, strict=True):
@@ -222,8 +242,6 @@ class BlockPool:
             if block_hash in block_of:
                 are_new.append(False)
                 continue
-            if values is not None and block_hash in values.missed:
-                values.note_missed(block_hash)
             block_of[block_hash] = block
             hash_of[block] = block_hash
             if cached is not None:

@@ -18,6 +18,7 @@ from headwater.engine_core.kv.value.return_times import (
     PRIOR_HAZARD,
     ReturnClasses,
     ReturnTimes,
+    Sample,
     bucket_of,
     rates_of,
 )
@@ -99,7 +100,8 @@ def test_without_knowledge_the_oldest_goes_first() -> None:
 def test_return_times_are_learnt_of_stays_that_were_evicted_too() -> None:
     times = ReturnTimes()
     for number in range(300):
-        sample = times.begin(number * 1.0)
+        sample = Sample(number * 1.0)
+        times.begin(sample)
         sample.end(number + 5.0, has_returned=True)
     assert times.rates[0] == pytest.approx(1 / 5, rel=0.4)
     assert times.rates[bucket_of(60.0)] < times.rates[0] / 10

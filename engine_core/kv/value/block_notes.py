@@ -33,7 +33,7 @@ class BlockNotes:
         """Beginning, end and level of each run of blocks with about as many users. The level is 0
         for one user, 1 for up to 3, 2 for up to 7, and 3 for more."""
         others = self._others
-        if others.keys().isdisjoint(blocks):
+        if not others or others.keys().isdisjoint(blocks):
             return [(0, len(blocks), 0)]
         levels = [_level(others.get(block, 0)) for block in blocks]
         starts = [0, *(idx for idx in range(1, len(blocks)) if levels[idx] != levels[idx - 1])]
@@ -49,7 +49,7 @@ class BlockNotes:
         rounds = self._rounds
         others = self._others
         most = 0
-        if rounds.keys().isdisjoint(blocks):
+        if not rounds or rounds.keys().isdisjoint(blocks):
             return most
         for block in blocks:
             if block in rounds:

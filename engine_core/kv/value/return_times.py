@@ -32,6 +32,9 @@ REFRESH_EVERY = 256
 """Most stays after which values are computed again."""
 PARENT_REFRESH_EVERY = 1024
 """Most stays after which a wider class is, by which many narrower ones have their values."""
+REFRESH_SECONDS = 1.0
+"""Least time between two computations. Of more than `REFRESH_EVERY` stays in this time, the class
+learns from the first, so that thousands of stays a second cost little."""
 PRIOR_HAZARD = 0.12
 """Chance of a return in a bucket that is reached, where nothing is known: the same in all of them,
 so that the value falls with the time and the oldest goes first, as in LRU."""
@@ -80,6 +83,7 @@ class ReturnTimes:
         """Stays since the last refresh. Samples and wider classes get them by the next one: a stay
         costs an append."""
         self._num_until_refresh = 1
+        self._next_refresh = -NEVER
         self._num_until_learnt = 0
         """Stays of narrower classes until the hazards are computed again."""
         self.rates = rates_of([PRIOR_HAZARD] * NUM_BUCKETS)
@@ -87,19 +91,22 @@ class ReturnTimes:
         self.hazards = [PRIOR_HAZARD] * NUM_BUCKETS
         """Chance of a return within a bucket for stays that reach it, by bucket."""
 
-    def begin(self, now: float) -> Sample:
-        """Notes a stay that begins now."""
-        sample = Sample(now)
-        self._begun.append(sample)
-        if len(self._begun) >= self._num_until_refresh:
-            self._refresh(now)
-        return sample
+    def begin(self, stay: Sample) -> bool:
+        """Notes a stay that begins now; whether the class learns from it."""
+        begun = self._begun
+        if len(begun) >= REFRESH_EVERY and stay.began < self._next_refresh:
+            return False
+        begun.append(stay)
+        if len(begun) >= self._num_until_refresh and stay.began >= self._next_refresh:
+            self._refresh(stay.began)
+        return True
 
     def _refresh(self, now: float) -> None:
         begun = self._begun
         self._begun = []
         self._take(begun)
         self._num_until_refresh = min(REFRESH_EVERY, self._num_begun)
+        self._next_refresh = now + REFRESH_SECONDS
         prior = None
         if self._parent is not None:
             self._parent._note(begun, now)

@@ -38,9 +38,11 @@ class Rings:
             share.weight = turn.weight
             share.last_used = now
         length = self._costs.length_class(depth)
-        rounds = min(num_rounds, MOST_ROUNDS)
-        priority = max(-MOST_PRIORITY, min(turn.priority, MOST_PRIORITY))
+        rounds = num_rounds if num_rounds < MOST_ROUNDS else MOST_ROUNDS
         kept = int(kept_until - now).bit_length() if kept_until > now else 0
+        priority = turn.priority
+        if priority:
+            priority = max(-MOST_PRIORITY, min(priority, MOST_PRIORITY))
         key = (kind, length, rounds, priority, kept)
         if (ring := share.rings.get(key)) is None:
             times = self._times.of((turn.tenant, kind, rounds, length))
@@ -62,10 +64,13 @@ class Rings:
     def append(self, stay: Stay) -> None:
         """Puts a stay behind all others of its ring."""
         stay_of = self.stay_of
-        for block in stay.blocks:
+        blocks = stay.blocks
+        for block in blocks:
             stay_of[block] = stay
         stay.ring.stays[stay] = None
-        self._count(stay, len(stay.blocks))
+        num_blocks = len(blocks)
+        stay.ring.share.num_blocks += num_blocks
+        self.num_blocks += num_blocks
 
     def withdraw(self, stay: Stay) -> list[int]:
         """Takes the blocks of a stay out of their ring, the first one of the chain first."""
@@ -95,9 +100,6 @@ class Rings:
             stay_of[block] = None
         if not stay.blocks:
             stay.ring.stays.pop(stay, None)
-        self._count(stay, -len(blocks))
-
-    def _count(self, stay: Stay, num_blocks: int) -> None:
-        """Counts blocks that come to a ring, or leave it where the number is negative."""
-        stay.ring.share.num_blocks += num_blocks
-        self.num_blocks += num_blocks
+        num_blocks = len(blocks)
+        stay.ring.share.num_blocks -= num_blocks
+        self.num_blocks -= num_blocks

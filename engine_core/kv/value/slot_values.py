@@ -49,9 +49,8 @@ class SlotValues:
         assert self._num_holds[slot] == 1
         self._hash_of[slot] = block_hash
         self._index_of[slot] = index
-        if block_hash in self._order.missed:
-            self._order.now = self._clock()
-            self._order.note_missed(block_hash)
+        self._order.now = self._clock()
+        self._order.note_computed((block_hash,))
 
     def hold(self, slots: Sequence[int], *, is_move: bool) -> None:
         """Takes slots out of the order, given from the first block of a chain to the last.

@@ -10,32 +10,40 @@ from .return_times import ReturnTimes, Sample
 from .turn import Turn
 
 
-class Stay:
+class Stay(Sample):
     """Blocks of one chain that nobody holds, since one moment."""
 
     __slots__ = (
-        *("blocks", "depth", "is_diverged", "is_lost", "is_moved"),
-        *("kept_until", "num_rounds", "ring", "sample", "turn"),
+        *("blocks", "depth", "is_diverged", "is_moved", "is_observed"),
+        *("kept_until", "num_rounds", "ring", "turn"),
     )
 
     def __init__(
-        self, ring: Ring, turn: Turn, sample: Sample, blocks: list[int], depth: int
+        self,
+        began: float,
+        ring: Ring,
+        turn: Turn,
+        blocks: list[int],
+        depth: int,
+        num_rounds: int = 0,
+        kept_until: float = 0.0,
+        *,
+        is_moved: bool = False,
     ) -> None:
-        """`blocks`: the first of the chain first; the last one is evicted first."""
+        """`blocks`: the first of the chain first; the last one is evicted first. `depth`: index of
+        the last block in its chain. `num_rounds`: how often the chain has returned so far.
+        `kept_until`: time up to which a hint keeps it. `is_moved`: its blocks were held for no
+        turn, so that its time teaches nothing."""
+        super().__init__(began)
         self.ring = ring
         self.turn = turn
-        self.sample = sample
         self.blocks = blocks
         self.depth = depth
-        """Index of the last block in its chain."""
-        self.num_rounds = 0
-        """How often its chain has returned so far."""
-        self.kept_until = 0.0
-        """Time up to which a hint keeps it."""
-        self.is_lost = False
-        """Whether a block of it was evicted."""
-        self.is_moved = False
-        """Whether its blocks were held for no turn, so that its time teaches nothing."""
+        self.num_rounds = num_rounds
+        self.kept_until = kept_until
+        self.is_moved = is_moved
+        self.is_observed = False
+        """Whether a return is learnt from, and no block of it was evicted yet."""
         self.is_diverged = False
         """Whether a chain went on from the middle of it."""
 

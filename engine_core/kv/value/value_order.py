@@ -3,7 +3,7 @@ chain the last one. Knows blocks and turns; knows no requests."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 
 from .block_notes import BlockNotes
@@ -35,13 +35,15 @@ class ValueOrder:
         eviction."""
         self.now = 0.0
         """Time of what happens next, in seconds."""
-        self.missed: OrderedDict[bytes, Sample] = OrderedDict()
+        self._missed: dict[bytes, Sample] = {}
         """Stays that were evicted and have not returned, by the hash of their last block."""
+        self._evicted = deque[bytes]()
+        """Hashes of the last blocks of stays that were evicted of late, in order."""
         self._hash_of = hash_of
         self._retire = retire
         self._rings = Rings(len(hash_of), costs, times)
         self._notes = BlockNotes()
-        self._victims = Victims(self._rings, costs)
+        self._victims = Victims(self._rings, costs, self._note_lost)
         self._last_of: OrderedDict[tuple[str, str], Stay] = OrderedDict()
         """The last stay of each session, by tenant and session."""
 
@@ -80,7 +82,11 @@ class ValueOrder:
         # From the last run to the first, as blocks are evicted.
         for start, end, level in reversed(self._notes.runs(blocks)):
             depth = last - len(blocks) + end
-            stay = self._begin(blocks[start:end], depth, turn, level, num_rounds, is_move=is_move)
+            run = blocks[start:end]
+            kind = SHARED_KINDS[level] if level else turn.kind
+            until = self.now + turn.keep_seconds if turn.keep_seconds else 0.0
+            kept_until = self._notes.keep(run, until)
+            stay = self._begin(run, depth, turn, kind, num_rounds, kept_until, is_moved=is_move)
             newest = newest if level else stay
         if turn.session and newest is not None:
             self._supersede(turn, newest)
@@ -90,20 +96,17 @@ class ValueOrder:
         blocks: list[int],
         depth: int,
         turn: Turn,
-        level: int,
+        kind: str,
         num_rounds: int,
+        kept_until: float,
         *,
-        is_move: bool,
+        is_moved: bool = False,
     ) -> Stay:
-        until = self.now + turn.keep_seconds if turn.keep_seconds else 0.0
-        kept_until = self._notes.keep(blocks, until)
-        kind = SHARED_KINDS[level] if level else turn.kind
-        ring = self._rings.ring(turn, kind, depth, num_rounds, self.now, kept_until)
-        sample = Sample(self.now) if is_move else ring.times.begin(self.now)
-        stay = Stay(ring, turn, sample, blocks, depth)
-        stay.is_moved = is_move
-        stay.num_rounds = num_rounds
-        stay.kept_until = kept_until
+        now = self.now
+        ring = self._rings.ring(turn, kind, depth, num_rounds, now, kept_until)
+        stay = Stay(now, ring, turn, blocks, depth, num_rounds, kept_until, is_moved=is_moved)
+        if not is_moved:
+            stay.is_observed = ring.times.begin(stay)
         self._rings.append(stay)
         return stay
 
@@ -117,7 +120,7 @@ class ValueOrder:
         if last is not None and last.is_diverged and last.blocks:
             blocks = self._rings.withdraw(last)
             self._notes.forget(blocks)
-            last.sample.end(self.now, has_returned=False)
+            last.end(self.now, has_returned=False)
             self._retire(blocks[::-1])
 
     def note_hit(
@@ -129,8 +132,8 @@ class ValueOrder:
         if not blocks:
             return []
         stay_of = self._rings.stay_of
-        held = list[int]()
-        unordered = list[int]()
+        held: list[int] = []
+        unordered: list[int] = []
         left: dict[Stay, list[int]] = {}
         for block in blocks:
             if ref_counts[block]:
@@ -151,7 +154,7 @@ class ValueOrder:
         """Notes that blocks of a stay, from first to last, are in use again."""
         tail = stay.blocks[-1]
         if self._rings.leave(stay, blocks):
-            stay.sample.end(self.now, has_returned=not is_move)
+            stay.end(self.now, has_returned=not is_move)
             is_round = not (is_move or stay.is_moved)
             self._notes.note_return(tail, stay.num_rounds + is_round)
             return
@@ -164,41 +167,35 @@ class ValueOrder:
 
     def _reclass(self, stay: Stay) -> None:
         """Moves what another chain left of a stay to the class of such blocks."""
+        stay.end(self.now, has_returned=False)
         blocks = self._rings.withdraw(stay)
-        stay.sample.end(self.now, has_returned=False)
-        stay.ring = self._rings.ring(stay.turn, LEFT, stay.depth, 0, self.now, stay.kept_until)
-        stay.sample = stay.ring.times.begin(self.now)
-        stay.blocks = blocks
-        self._rings.append(stay)
+        self._begin(blocks, stay.depth, stay.turn, LEFT, 0, stay.kept_until)
 
     def take(self, count: int) -> list[int]:
         """Takes so many blocks of the least values."""
-        blocks = list[int]()
-        while len(blocks) < count:
-            stay, most = self._victims.next(self.now)
-            if not stay.is_lost:
-                self._note_lost(stay)
-            # A stay that is begun is evicted to its end: its first blocks are worth less.
-            taken = self._rings.take_last(stay, min(most, count - len(blocks)))
-            self._victims.note_taken(len(taken))
-            blocks += taken
+        blocks = self._victims.take(self.now, count)
         self._notes.forget(blocks)
         return blocks
 
     def _note_lost(self, stay: Stay) -> None:
         """Remembers a stay whose last block is evicted, until it would have returned."""
-        stay.is_lost = True
+        stay.is_observed = False
         if (block_hash := self._hash_of[stay.blocks[-1]]) is None:
             return
-        self.missed[block_hash] = stay.sample
-        if len(self.missed) > MOST_REMEMBERED:
-            self.missed.popitem(last=False)
+        self._missed[block_hash] = stay
+        self._evicted.append(block_hash)
+        if len(self._evicted) > MOST_REMEMBERED:
+            self._missed.pop(self._evicted.popleft(), None)
 
     def forget(self, blocks: Sequence[int]) -> None:
         """Forgets what is known of blocks whose contents are gone, though they were not in the
         order when they were taken."""
         self._notes.forget(blocks)
 
-    def note_missed(self, block_hash: bytes) -> None:
-        """Notes that an evicted stay would have returned now."""
-        self.missed.pop(block_hash).end(self.now, has_returned=True)
+    def note_computed(self, hashes: Sequence[bytes]) -> None:
+        """Notes that blocks are computed again: evicted stays would have returned now."""
+        missed = self._missed
+        if not missed.keys().isdisjoint(hashes):
+            for block_hash in hashes:
+                if block_hash in missed:
+                    missed.pop(block_hash).end(self.now, has_returned=True)

@@ -7,6 +7,7 @@ others.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import heapify, heappop, heapreplace
 from itertools import count
 
@@ -22,6 +23,8 @@ REVIEW_EVERY = 128
 VICTIMS_PER_CANDIDATE = 4
 """Victims until the next review for each candidate of one, at least, so that many classes do not
 make each victim dear."""
+REVIEWS_PER_TURNOVER = 8
+"""Most reviews while as many blocks are evicted as the order has, where it has many."""
 REVIEW_SECONDS = 1.0
 KEPT_RATE = 1000.0
 """Returns a second of blocks that a hint keeps."""
@@ -32,43 +35,65 @@ _Candidate = tuple[float, int, Ring, bool]
 
 
 class Victims:
-    def __init__(self, rings: Rings, costs: RecomputeCosts) -> None:
+    def __init__(
+        self, rings: Rings, costs: RecomputeCosts, note_lost: Callable[[Stay], None]
+    ) -> None:
+        """`note_lost` is called before an observed stay loses its last block."""
         self._rings = rings
+        self._note_lost = note_lost
         self._costs = costs
         self._candidates: list[_Candidate] = []
         """The least one first."""
+        self._begun: Stay | None = None
+        """The stay that is being evicted, up to its end or the next review."""
         self._numbers = count()
         self._num_until_review = 0
         self._next_review = 0.0
 
-    def next(self, now: float) -> tuple[Stay, int]:
-        """The stay that is worth least, and how many of its blocks may be taken; there has to be
-        one."""
-        if self._num_until_review <= 0 or now >= self._next_review:
+    def take(self, now: float, count: int) -> list[int]:
+        """Takes so many blocks of the least values out of their rings; there have to be as many."""
+        if now >= self._next_review:
             self._review(now)
+        rings = self._rings
+        taken: list[int] = []
+        while wanted := count - len(taken):
+            stay = self._begun
+            # A stay that is begun is evicted to its end: its first blocks are worth less.
+            if stay is None or not stay.blocks:
+                stay = self._begun = self._least(now)
+            num_spare = stay.ring.share.num_spare(rings.num_blocks)
+            if num_spare < 0:
+                self._begun = None
+                continue
+            if stay.is_observed:
+                self._note_lost(stay)
+            blocks = rings.take_last(stay, min(wanted, num_spare or 1))
+            self._num_until_review -= len(blocks)
+            taken += blocks
+        return taken
+
+    def _least(self, now: float) -> Stay:
+        """The stay that is worth least."""
         num_blocks = self._rings.num_blocks
         while True:
-            if not self._candidates:
+            if not self._candidates or self._num_until_review <= 0:
                 self._review(now)
             value, _, ring, is_newest = self._candidates[0]
-            stays = ring.stays
-            num_spare = ring.share.num_spare(num_blocks)
-            if num_spare < 0 or not stays:
+            if ring.share.num_spare(num_blocks) < 0:
                 heappop(self._candidates)
                 continue
-            stay = next(reversed(stays) if is_newest else iter(stays))
+            if (stay := ring.end(is_newest=is_newest)) is None:
+                heappop(self._candidates)
+                continue
             found = self._value(stay, now)
             if found <= value * WORTH_LESS:
-                return stay, max(1, min(self._num_until_review, num_spare))
+                return stay
             heapreplace(self._candidates, (found, next(self._numbers), ring, is_newest))
-
-    def note_taken(self, num_blocks: int) -> None:
-        """Notes that so many blocks were taken."""
-        self._num_until_review -= num_blocks
 
     def _review(self, now: float) -> None:
         """Compares all classes of tenants that have their shares or more."""
         rings = self._rings
+        self._begun = None
         rings.drop_left(now - ACTIVE_SECONDS)
         shares = rings.shares.values()
         set_fractions(shares, now, ACTIVE_SECONDS)
@@ -82,7 +107,11 @@ class Victims:
         ]
         heapify(self._candidates)
         assert self._candidates
-        self._num_until_review = max(REVIEW_EVERY, VICTIMS_PER_CANDIDATE * len(self._candidates))
+        self._num_until_review = max(
+            REVIEW_EVERY,
+            VICTIMS_PER_CANDIDATE * len(self._candidates),
+            rings.num_blocks // REVIEWS_PER_TURNOVER,
+        )
         self._next_review = now + REVIEW_SECONDS
 
     def _value(self, stay: Stay, now: float) -> float:
@@ -93,7 +122,7 @@ class Victims:
         it that are worth less.
         """
         ring = stay.ring
-        rate = ring.times.rates[bucket_of(now - stay.sample.began)]
+        rate = ring.times.rates[bucket_of(now - stay.began)]
         if stay.kept_until > now:
             rate = KEPT_RATE
         return rate * ring.factor * self._costs.of(stay.depth - len(stay.blocks) / 2)
