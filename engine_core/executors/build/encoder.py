@@ -25,7 +25,7 @@ from ..tiers.none import NoTiers
 from .loader import Loader
 
 NO_PAGES: tuple[int, ...] = ()
-ROW_COUNTS = (1, 16, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+ROW_COUNTS = (1, 16, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, *range(2048, 8193, 1024))
 """Numbers of rows of products that are compared before texts are computed; sizes of graphs are
 among them."""
 FEWEST_BLOCKS = 2

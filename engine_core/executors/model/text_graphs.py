@@ -16,9 +16,10 @@ from ...models.encoders.encoder import Encoder
 from ..device.cuda_graphs import Graphs
 from .text_layers import TextLayers
 
-SIZES = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+SIZES = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, *range(2048, 8193, 1024))
 """Tokens of graphs. The smallest that holds a step computes it; larger steps are launched as they
-are."""
+are. On an H200 8,192 tokens of bge-m3 in texts of 16 take 11.8 ms as a graph and 19.0 ms launched
+(2026-11-30)."""
 
 
 class TextGraphs(TextLayers):
