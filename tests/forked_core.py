@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from headwater.engine_core.executors.ranks import multi
 from headwater.engine_core.parallel import host_link
-from headwater.services.engine.core import client as core_client
+from headwater.services.engine.core import launch
 from headwater.services.engine.core import process as core_process
 from tests.forked_child import ForkedChild, become
 
@@ -25,7 +25,7 @@ STARTING_SILENCE = 60.0
 async def start_forked_core(
     arguments: Sequence[str], *, environment: Mapping[str, str], descriptors: Sequence[int]
 ) -> ForkedChild:
-    """In place of `core.client.start_core`."""
+    """In place of `core.launch.start_core`."""
     assert len(os.listdir("/proc/self/task")) == 1, "a fork would lose the server's other threads"
     if (pid := os.fork()) == 0:
         multi.LEAST_SILENCE = LEAST_SILENCE
@@ -37,4 +37,4 @@ async def start_forked_core(
 
 def install() -> None:
     """For the engine whose server this process is about to be."""
-    core_client.start_core = start_forked_core  # type: ignore[attr-defined]  # the name that it calls
+    launch.start_core = start_forked_core

@@ -6,6 +6,10 @@ a socket for the replies: first the process's id, with a pidfd, then its exit st
 whose environment is not that of the imports gets no reply. The server ends with the process that
 started it; programs that it forked go on.
 
+A request to stand by has one process forked ahead: it does what its module says, such as to open a
+device, which cannot be done before a fork, and waits. The next program of that environment runs in
+it.
+
 NOTE: programs have process groups of their own and one session together. Linux (autogroup) divides
 processors among sessions first where it has no control groups, so that nice values count within a
 session alone: slow work of one program would take as much as all of another one.
@@ -51,6 +55,16 @@ class Program:
     """Numbers that the files have in the process."""
     files: Sequence[int]
 
+    @classmethod
+    def of(cls, request: Mapping[str, Any], files: Sequence[int]) -> Program:
+        return cls(
+            module=request["module"],
+            arguments=request["arguments"],
+            environment=request["environment"],
+            targets=request["targets"],
+            files=files,
+        )
+
     def run(self) -> None:
         """Runs in the process that was forked for it; other files than the standard ones are closed
         by then."""
@@ -75,6 +89,41 @@ class Program:
             os.close(file)
 
 
+@dataclass(frozen=True, slots=True)
+class Standby:
+    """The work of a process that was forked ahead: a module's `main`, then the program that
+    comes."""
+
+    module: str
+    environment: Mapping[str, str]
+    requests: socket.socket
+
+    def run(self) -> None:
+        os.setpgid(0, 0)
+        os.environ.clear()
+        os.environ.update(self.environment)
+        set_title([sys.executable, "-m", self.module])
+        import_module(self.module).main()
+        message, files, _, _ = socket.recv_fds(self.requests, MAX_REQUEST_BYTES, MAX_FILES)
+        self.requests.close()
+        if message:
+            Program.of(json.loads(message), files).run()
+
+
+@dataclass(slots=True, eq=False)
+class Spare:
+    """A process that stands by."""
+
+    pid: int
+    pidfd: int
+    requests: socket.socket
+    environment: Mapping[str, str]
+
+    def close(self) -> None:
+        os.close(self.pidfd)
+        self.requests.close()
+
+
 @dataclass(slots=True, eq=False)
 class Child:
     """A forked program that runs, and the client that waits for its end."""
@@ -95,11 +144,13 @@ class ForkServer:
         self._free = free_variables
         self._imported_with = dict(os.environ)
         self._children: set[Child] = set()
+        self._spares: set[Spare] = set()
+        """One for each environment."""
         # NOTE: not epoll, whose registrations a fork shares.
         self._selector = selectors.PollSelector()
         self._selector.register(requests, selectors.EVENT_READ)
 
-    def serve(self) -> Program | None:
+    def serve(self) -> Program | Standby | None:
         """Forks programs until no client is left. Returns in each fork, with its program, and at
         the end with None."""
         while True:
@@ -112,29 +163,29 @@ class ForkServer:
                     if not request:
                         return None
                     is_whole = not flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC)
-                    if is_whole and (program := self._fork(json.loads(request), files)) is not None:
+                    if is_whole and (program := self._obey(json.loads(request), files)) is not None:
                         return program
                     # Where nothing was forked, the client sees that the socket for replies is
                     # closed.
                     for file in files:
                         os.close(file)
+                elif child in self._spares:
+                    self._end(child)
                 elif child in self._children and key.fileobj == child.pidfd:
                     self._reap(child)
                 elif child in self._children:
                     self._leave_behind(child)
 
-    def _fork(self, request: Mapping[str, Any], files: Sequence[int]) -> Program | None:
-        """The program in the fork, None in the server, also where the system has no room for a
+    def _obey(self, request: Mapping[str, Any], files: Sequence[int]) -> Program | Standby | None:
+        """The program in a fork, None in the server, also where the system has no room for a
         fork."""
-        program = Program(
-            module=request["module"],
-            arguments=request["arguments"],
-            environment=request["environment"],
-            targets=request["targets"],
-            files=files[1:],
-        )
-        if not self._suits(program.environment):
+        if not self._suits(request["environment"]):
             return None
+        if "standby" in request:
+            return self._stand_by(request["standby"], request["environment"])
+        if self._hand_over(request, files):
+            return None
+        program = Program.of(request, files[1:])
         with contextlib.suppress(OSError):
             reply = socket.socket(fileno=os.dup(files[0]))
             if (pid := _fork_quietly()) == 0:
@@ -145,23 +196,59 @@ class ForkServer:
             self._watch(pid, reply)
         return None
 
+    def _stand_by(self, module: str, environment: Mapping[str, str]) -> Standby | None:
+        """The work of the fork that stands by; None in the server."""
+        if self._spare_of(environment) is not None:
+            return None
+        with contextlib.suppress(OSError):
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                if (pid := _fork_quietly()) == 0:
+                    ours.close()
+                    self._close()
+                    kept = socket.socket(fileno=os.dup(theirs.fileno()))
+                    return Standby(module, environment, kept)
+            spare = Spare(pid, _pidfd_of(pid), ours, environment)
+            self._spares.add(spare)
+            self._selector.register(spare.pidfd, selectors.EVENT_READ, spare)
+        return None
+
+    def _hand_over(self, request: Mapping[str, Any], files: Sequence[int]) -> bool:
+        """Whether the process that stands by runs the program from now on."""
+        if (spare := self._spare_of(request["environment"])) is None:
+            return False
+        try:
+            socket.send_fds(spare.requests, [json.dumps(request).encode()], files[1:])
+            reply = socket.socket(fileno=os.dup(files[0]))
+        except OSError:
+            self._end(spare)
+            return False
+        self._forget(spare)
+        self._watch(spare.pid, reply)
+        return True
+
+    def _spare_of(self, environment: Mapping[str, str]) -> Spare | None:
+        found = (each for each in self._spares if _are_alike(each.environment, environment))
+        return next(found, None)
+
+    def _end(self, spare: Spare) -> None:
+        """Ends a process that stands by, if it has not ended."""
+        signal.pidfd_send_signal(spare.pidfd, signal.SIGKILL)
+        os.waitpid(spare.pid, 0)
+        self._forget(spare)
+
+    def _forget(self, spare: Spare) -> None:
+        self._spares.remove(spare)
+        self._selector.unregister(spare.pidfd)
+        spare.close()
+
     def _suits(self, environment: Mapping[str, str]) -> bool:
         """Whether modules that were imported with these variables equal the modules of this
         process."""
-        return all(
-            environment.get(name) == self._imported_with.get(name)
-            for name in environment.keys() | self._imported_with.keys()
-            if not name.startswith(OWN_PREFIX) and name not in self._free
-        )
+        return _are_alike(environment, self._imported_with, self._free)
 
     def _watch(self, pid: int, reply: socket.socket) -> None:
-        try:
-            child = Child(pid, os.pidfd_open(pid), reply)
-        except OSError:
-            # Without room for a descriptor its end would not be seen.
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            raise
+        child = Child(pid, _pidfd_of(pid), reply)
         self._children.add(child)
         self._selector.register(child.pidfd, selectors.EVENT_READ, child)
         self._selector.register(child.reply, selectors.EVENT_READ, child)
@@ -188,8 +275,32 @@ class ForkServer:
         """Closes the server's files in a fork."""
         for child in self._children:
             child.close()
+        for spare in self._spares:
+            spare.close()
         self._selector.close()
         self._requests.close()
+
+
+def _are_alike(
+    one: Mapping[str, str], other: Mapping[str, str], free: frozenset[str] = frozenset()
+) -> bool:
+    """Whether two environments differ in Headwater's own variables and in free ones alone."""
+    return all(
+        one.get(name) == other.get(name)
+        for name in one.keys() | other.keys()
+        if not name.startswith(OWN_PREFIX) and name not in free
+    )
+
+
+def _pidfd_of(pid: int) -> int:
+    """The pidfd of a child. Raises `OSError` where there is no room for it, and ends the child then,
+    since its end would not be seen."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
 
 
 def _fork_quietly() -> int:

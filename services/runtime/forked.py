@@ -85,10 +85,11 @@ class ForkClient:
 
     @classmethod
     def inherited(cls, variable: str) -> ForkClient | None:
-        """The client whose socket the environment variable names; None where it names none."""
-        return (
-            cls(socket.socket(fileno=int(os.environ[variable]))) if variable in os.environ else None
-        )
+        """A client with the socket that the environment variable names, which stays open; None
+        where it names none."""
+        if (number := os.environ.get(variable)) is None:
+            return None
+        return cls(socket.socket(fileno=os.dup(int(number))))
 
     async def start(
         self,
@@ -129,6 +130,13 @@ class ForkClient:
                 return None
             undo.pop_all()
         return ForkedProcess(int(word), pidfds[0], ours)
+
+    def stand_by(self, module: str, *, environment: Mapping[str, str]) -> None:
+        """Has a process forked ahead that runs the module's `main`, and then the next program of
+        this environment. Nothing happens where one stands by already, or the server cannot."""
+        request = {"standby": module, "environment": dict(environment)}
+        with contextlib.suppress(OSError):
+            self.socket.send(json.dumps(request).encode())
 
 
 @contextlib.contextmanager

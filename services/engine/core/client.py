@@ -21,10 +21,10 @@ from ...runtime.forked import Process
 from ...runtime.settings import to_argv
 from ...runtime.tasks import owned_task
 from ..settings import EngineSettings
+from . import launch
 from .command_queue import CommandQueue
 from .environment import core_environment
 from .figures import CoreFigures
-from .launch import start_core
 from .memory import CoreMemory
 from .messages import (
     Command,
@@ -70,6 +70,7 @@ class CoreClient:
         self._takes: dict[type, Callable[..., None]] = {}
         """Receivers of reports by their type: of adapters, of weights, and for other engines."""
         self._process: Process | None = None
+        self._environment: dict[str, str] = {}
         self.settled = asyncio.Event()
         """`ready` has an answer."""
         self.gone = asyncio.Event()
@@ -144,11 +145,12 @@ class CoreClient:
 
     async def _start(self, settings: EngineSettings, lifeline: int) -> None:
         ends = self.memory.ends(lifeline)
+        self._environment = core_environment(settings.threads)
         # NOTE: the server does not speak gRPC yet. Where it does, a child of uvloop may die before
         # it has begun.
-        self._process = await start_core(
+        self._process = await launch.start_core(
             [msgspec.json.encode(ends).decode(), *to_argv(settings)],
-            environment=core_environment(settings.threads),
+            environment=self._environment,
             descriptors=ends.descriptors,
         )
         self.memory.close_inherited(ends)
@@ -247,6 +249,7 @@ class CoreClient:
                 self._settle(report)
             case Prepared():
                 self.is_prepared = True
+                launch.stand_by(self._environment)
                 structlog.get_logger().info("prepared")
             case Failed():
                 self._settle(CoreFailed(report.reason))

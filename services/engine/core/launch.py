@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Mapping, Sequence
 
 from ...runtime.forked import ForkClient, Process
-from .variables import CORE_FORKS_FD
+from .variables import CORE_FORKS_FD, WEIGHTS_HOLDER_FD
 
 CORE_MODULE = "headwater.services.engine.core.process"
+STANDBY_MODULE = "headwater.kernels.launch.standby"
 STDOUT = 1
 STDERR = 2
+
+
+def stand_by(environment: Mapping[str, str]) -> None:
+    """Has the next core's process forked ahead, which opens the GPU: where weights are held, the
+    rest of a start is worth it."""
+    if WEIGHTS_HOLDER_FD not in os.environ:
+        return
+    if (forks := ForkClient.inherited(CORE_FORKS_FD)) is not None:
+        with forks.socket:
+            forks.stand_by(STANDBY_MODULE, environment=environment)
 
 
 async def start_core(

@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from headwater.services.engine.core import launch
 from headwater.services.engine.core.environment import core_environment
 from headwater.services.engine.core.variables import CORE_FORKS_FD, WEIGHTS_HOLDER_FD
 from headwater.services.runtime.forked import ForkClient, fork_server
 from tests.gateway.processes import launched
+from tests.polling import holds_within
+from tests.services.engine import standby
 from tests.services.engine.engine_process import (
     EngineProcess,
     add,
@@ -82,6 +85,24 @@ async def test_a_forked_core_serves_and_ends_with_its_server(forks: ForkClient) 
         assert await is_answered(engine)
         engine.process.send_signal(signal.SIGKILL)
         wait_for_end(core, 60)
+
+
+async def test_a_core_runs_in_the_process_that_stands_by(
+    forks: ForkClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "STANDBY_MODULE", standby.__name__)
+    monkeypatch.setenv("HEADWATER_PROBE", str(tmp_path / "pid"))
+    # Of an engine without weights that are held, none stands by.
+    monkeypatch.setenv(CORE_FORKS_FD, str(forks.socket.fileno()))
+    launch.stand_by(core_environment(THREADS))
+    requests, theirs = socket.socketpair()
+    with requests, theirs:
+        monkeypatch.setenv(WEIGHTS_HOLDER_FD, str(requests.fileno()))
+        launch.stand_by(core_environment(THREADS))
+        assert holds_within((tmp_path / "pid").is_file, 60)
+        with engine_beside(forks) as engine:
+            assert engine.core_pid == int((tmp_path / "pid").read_text())
+            assert await is_answered(engine)
 
 
 @pytest.mark.long

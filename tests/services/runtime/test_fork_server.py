@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -232,3 +233,95 @@ def _runs(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return stat.rsplit(")", 1)[1].split()[0] != "Z"
+
+
+STANDBY = "module_that_opens_a_device"
+OPENS = """import os
+
+opened = []
+
+def main():
+    opened.append(os.environ["FREE"])
+"""
+SAYS = """import json, os, sys
+facts = {
+    "pid": os.getpid(),
+    "opened": getattr(sys.modules.get("module_that_opens_a_device"), "opened", None),
+    "arguments": sys.argv[1:],
+    "variable": os.environ.get("HEADWATER_PROBE"),
+}
+print(json.dumps(facts), flush=True)
+raise SystemExit(3)
+"""
+
+
+async def test_the_next_program_of_its_environment_runs_in_the_process_that_stands_by(
+    forks: ForkClient, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    (tmp_path / f"{STANDBY}.py").write_text(OPENS)
+    own = environment | {"FREE": "gpu 0"}
+    forks.stand_by(STANDBY, environment=own)
+    # A second one of that environment is not forked.
+    forks.stand_by(STANDBY, environment=own | {"HEADWATER_PROBE": "other"})
+
+    async def facts_of(environment: Mapping[str, str]) -> dict[str, Any]:
+        path = tmp_path / "facts"
+        with path.open("w") as out:
+            files = {1: out.fileno(), 2: out.fileno()}
+            process = await start(forks, SAYS, tmp_path, environment, "-a", files=files)
+        assert process is not None
+        assert await process.wait() == 3, path.read_text()
+        facts: dict[str, Any] = json.loads(path.read_text())
+        assert facts.pop("pid") == process.pid
+        return facts
+
+    asked = {"arguments": ["-a"], "variable": "set"}
+    probe = {"HEADWATER_PROBE": "set"}
+    elsewhere = await facts_of(environment | {"FREE": "gpu 1"} | probe)
+    assert elsewhere == asked | {"opened": None}
+    assert await facts_of(own | probe) == asked | {"opened": ["gpu 0"]}
+    # It has become the program.
+    assert await facts_of(own | probe) == asked | {"opened": None}
+
+
+@pytest.mark.parametrize("fails", [True, False])
+async def test_a_process_that_stands_by_and_dies_is_replaced_by_a_fork(
+    forks: ForkClient, tmp_path: Path, environment: dict[str, str], fails: bool
+) -> None:
+    pid_file = tmp_path / "pid"
+    write = f"pathlib.Path({str(pid_file)!r}).write_text(str(os.getpid()))"
+    end = "raise SystemExit(1)" if fails else "pass"
+    (tmp_path / f"{STANDBY}.py").write_text(
+        f"import os, pathlib\ndef main():\n    {write}\n    {end}\n"
+    )
+    own = environment | {"FREE": "gpu 0"}
+    forks.stand_by(STANDBY, environment=own)
+    assert await asyncio.to_thread(holds_within, pid_file.is_file, 60)
+    pid = int(pid_file.read_text())
+    if not fails:
+        os.kill(pid, signal.SIGKILL)
+    assert await asyncio.to_thread(holds_within, lambda: not Path(f"/proc/{pid}").exists(), 60)
+    process = await start(forks, "raise SystemExit(5)", tmp_path, own)
+    assert process is not None
+    assert await process.wait() == 5
+    # Another one may stand by now.
+    pid_file.unlink()
+    forks.stand_by(STANDBY, environment=own)
+    assert await asyncio.to_thread(holds_within, pid_file.is_file, 60)
+
+
+async def test_a_process_that_stands_by_ends_with_the_server(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    pid_file = tmp_path / "pid"
+    (tmp_path / f"{STANDBY}.py").write_text(
+        f"import os, pathlib\ndef main():\n"
+        f"    pathlib.Path({str(pid_file)!r}).write_text(str(os.getpid()))\n"
+    )
+    with fork_server([], environment=environment) as forks:
+        assert forks is not None
+        forks.stand_by(STANDBY, environment=environment)
+        assert await asyncio.to_thread(holds_within, pid_file.is_file, 60)
+        ended = os.pidfd_open(int(pid_file.read_text()))
+    assert (await asyncio.to_thread(select.select, [ended], [], [], 60))[0]
+    os.close(ended)
