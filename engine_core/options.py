@@ -79,8 +79,8 @@ class ExecutorOptions:
     takes_turns: bool = False
     """Whether the engine may sleep, so that others have its device's memory meanwhile."""
     weights_holder: int = -1
-    """Descriptor of a socket to a process that holds the weights' memory of a GPU when the engine
-    dies; -1: none does."""
+    """Descriptor of a socket to a process that holds the weights' memory of a GPU when an engine of
+    one rank dies; -1: none does."""
     draft_model: Path | None = None
     """A converted model that drafts tokens for the served one; None: none does."""
     draft_heads: Path | None = None

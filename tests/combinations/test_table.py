@@ -24,6 +24,8 @@ NO_CAPABILITY_OPTIONS = {
     "expert_parallel",
     # How ranks start.
     "copies_ranks",
+    # Where the weights of one rank lie: see test_placed_weights.py and test_cuda_held_weights.py.
+    "weights_holder",
     # Where stages are: the ranks and their rings are those of one host, see test_stage_hosts.py.
     "stage_hosts", "stage_listen", "stage_secret_file",
     # Where ranks exchange: the same sums in the same order, see test_ranks_on_gpu.py.

@@ -20,7 +20,7 @@ class WeightsPlace:
         options = request.options
         self._takes_turns = options.takes_turns
         self._held: HeldWeights | None = None
-        if options.weights_holder >= 0:
+        if options.weights_holder >= 0 and options.layout.num_ranks == 1:
             holder = MemoryHolder.of_descriptor(options.weights_holder)
             self._held = HeldWeights(holder, _key_of(request))
         self.releasable: CudaMemory | None = None
