@@ -39,6 +39,9 @@ from .process_title import set_title
 PR_SET_PDEATHSIG = 1
 MAX_REQUEST_BYTES = 1 << 20
 MAX_FILES = 64
+RESERVED_FILES = 512
+"""Descriptors that a process which stands by keeps free for files of its program: what it opens
+meanwhile has higher ones."""
 OWN_PREFIX = "HEADWATER_"
 """Prefix of variables that no library reads when it is imported."""
 
@@ -103,9 +106,12 @@ class Standby:
         os.environ.clear()
         os.environ.update(self.environment)
         set_title([sys.executable, "-m", self.module])
+        reserved = _reserve()
         import_module(self.module).main()
         message, files, _, _ = socket.recv_fds(self.requests, MAX_REQUEST_BYTES, MAX_FILES)
         self.requests.close()
+        for file in reserved:
+            os.close(file)
         if message:
             Program.of(json.loads(message), files).run()
 
@@ -215,7 +221,8 @@ class ForkServer:
 
     def _hand_over(self, request: Mapping[str, Any], files: Sequence[int]) -> bool:
         """Whether the process that stands by runs the program from now on."""
-        if (spare := self._spare_of(request["environment"])) is None:
+        spare = self._spare_of(request["environment"])
+        if spare is None or max(request["targets"], default=0) >= RESERVED_FILES:
             return False
         try:
             socket.send_fds(spare.requests, [json.dumps(request).encode()], files[1:])
@@ -279,6 +286,14 @@ class ForkServer:
             spare.close()
         self._selector.close()
         self._requests.close()
+
+
+def _reserve() -> list[int]:
+    """Takes all descriptors that are free below `RESERVED_FILES`."""
+    taken = [os.open(os.devnull, os.O_RDONLY)]
+    while taken[-1] < RESERVED_FILES:
+        taken.append(os.open(os.devnull, os.O_RDONLY))
+    return taken
 
 
 def _are_alike(

@@ -239,9 +239,12 @@ STANDBY = "module_that_opens_a_device"
 OPENS = """import os
 
 opened = []
+device = None
 
 def main():
+    global device
     opened.append(os.environ["FREE"])
+    device = open(os.devnull)
 """
 SAYS = """import json, os, sys
 facts = {
@@ -249,7 +252,12 @@ facts = {
     "opened": getattr(sys.modules.get("module_that_opens_a_device"), "opened", None),
     "arguments": sys.argv[1:],
     "variable": os.environ.get("HEADWATER_PROBE"),
+    "file": os.path.realpath("/proc/self/fd/20"),
 }
+if facts["opened"]:
+    # What was opened meanwhile stays open.
+    device = sys.modules["module_that_opens_a_device"].device
+    assert os.path.realpath(f"/proc/self/fd/{device.fileno()}") == os.devnull
 print(json.dumps(facts), flush=True)
 raise SystemExit(3)
 """
@@ -267,7 +275,7 @@ async def test_the_next_program_of_its_environment_runs_in_the_process_that_stan
     async def facts_of(environment: Mapping[str, str]) -> dict[str, Any]:
         path = tmp_path / "facts"
         with path.open("w") as out:
-            files = {1: out.fileno(), 2: out.fileno()}
+            files = dict.fromkeys(range(1, 40), out.fileno())
             process = await start(forks, SAYS, tmp_path, environment, "-a", files=files)
         assert process is not None
         assert await process.wait() == 3, path.read_text()
@@ -275,7 +283,7 @@ async def test_the_next_program_of_its_environment_runs_in_the_process_that_stan
         assert facts.pop("pid") == process.pid
         return facts
 
-    asked = {"arguments": ["-a"], "variable": "set"}
+    asked = {"arguments": ["-a"], "variable": "set", "file": str(tmp_path / "facts")}
     probe = {"HEADWATER_PROBE": "set"}
     elsewhere = await facts_of(environment | {"FREE": "gpu 1"} | probe)
     assert elsewhere == asked | {"opened": None}
