@@ -42,6 +42,18 @@ class PageSizes:
     """Bytes of a page of each page group that hold keys and values. The others pad it."""
     of_set: int = 0
     """Bytes of a state set that its units fill."""
+    has_latents: bool = False
+    """Whether pages hold latents in place of keys and values."""
+
+    def by_kind(self, kinds: Iterable[PageKind], counts: Iterable[int]) -> dict[str, int]:
+        """Bytes of counts[i] pages of kinds[i], by `full`, `window` or `latent`; empty: sizes are
+        not known."""
+        of_full = "latent" if self.has_latents else "full"
+        found: dict[str, int] = {}
+        for kind, count in zip(kinds, counts, strict=True) if self.page else ():
+            name = "window" if kind.window else of_full
+            found[name] = found.get(name, 0) + count * self.page
+        return found
 
     def padding(self, kind: PageKind) -> float:
         """Bytes of a page of a kind that hold nothing, on average over its groups."""
@@ -50,6 +62,20 @@ class PageSizes:
     def of_slot(self, kind: PageKind, block_size: int) -> float:
         """Bytes of a token in the pages of a kind."""
         return self._of_kind(kind) / block_size
+
+    def described(self, kinds: Iterable[PageKind], state_pages: int) -> str:
+        """Sizes by kind of layer, for a log. `state_pages`: of a state set; 0: there are none."""
+        shares = {
+            name: 1 - self._of_kind(kind) / (len(kind.groups) * self.page)
+            for kind in kinds
+            for name in self.by_kind([kind], [0])
+        }
+        parts = [f"{name} pads {share:.1%} of its pages" for name, share in shares.items()]
+        if state_pages:
+            set_bytes = state_pages * self.page
+            share = 1 - self.of_set / set_bytes
+            parts.append(f"state sets of {set_bytes / 1e6:.1f} MB pad {share:.1%}")
+        return f"pages of {self.page / 1e6:.3f} MB: {', '.join(parts)}"
 
     def _of_kind(self, kind: PageKind) -> int:
         return sum(self.filled[kind.groups.start : kind.groups.stop])

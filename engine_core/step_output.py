@@ -43,6 +43,9 @@ class Work:
     """Drafted tokens that were verified."""
     num_accepted_tokens: int = 0
     """Drafted tokens that stand."""
+    kv_bytes: dict[str, int] = field(default_factory=dict)
+    """Bytes of pages that it held at its end, by kind of layer as in `EngineLoad`; empty: none, or
+    sizes are not known."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -176,6 +179,10 @@ class EngineLoad:
     wasted_bytes: dict[str, int] = field(default_factory=dict)
     """Bytes of pages in block tables of requests that hold nothing, keyed as `num_pages_by_window`:
     what pads pages, and slots behind the last token; empty where sizes are not known."""
+    kv_bytes: dict[str, int] = field(default_factory=dict)
+    """Bytes of pages in block tables of requests, by kind of their layers: full, window, latent or
+    state. `snapshot`: of snapshots that can be found, those in block tables included. Empty where
+    sizes are not known."""
     num_used_host_blocks: int = 0
     """Blocks in host memory that hold a copy."""
     num_total_host_blocks: int = 0

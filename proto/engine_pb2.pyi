@@ -662,6 +662,26 @@ class Work(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class KvBytesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
     MEAN_BATCH_FIELD_NUMBER: _builtins.int
@@ -670,6 +690,7 @@ class Work(_message.Message):
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     EXPERTS_FIELD_NUMBER: _builtins.int
     WEIGHTS_FIELD_NUMBER: _builtins.int
+    KV_BYTES_FIELD_NUMBER: _builtins.int
     preemptions: _builtins.int
     """times it gave up its blocks and began again"""
     steps: _builtins.int
@@ -690,6 +711,10 @@ class Work(_message.Message):
     def weights(self) -> _containers.RepeatedCompositeFieldContainer[Global___Weights]:
         """that computed it, one after another"""
 
+    @_builtins.property
+    def kv_bytes(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """of pages that it held at its end, by kind of layer: full, window, latent, state"""
+
     def __init__(
         self,
         *,
@@ -701,10 +726,11 @@ class Work(_message.Message):
         output_tokens: _builtins.int = ...,
         experts: Global___Experts | None = ...,
         weights: _abc.Iterable[Global___Weights] | None = ...,
+        kv_bytes: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["experts", b"experts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "draft_tokens", b"draft_tokens", "experts", b"experts", "mean_batch", b"mean_batch", "output_tokens", b"output_tokens", "preemptions", b"preemptions", "steps", b"steps", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "draft_tokens", b"draft_tokens", "experts", b"experts", "kv_bytes", b"kv_bytes", "mean_batch", b"mean_batch", "output_tokens", b"output_tokens", "preemptions", b"preemptions", "steps", b"steps", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -245,6 +245,26 @@ class Load(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class KvBytesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     INCARNATION_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     NUM_RUNNING_FIELD_NUMBER: _builtins.int
@@ -279,6 +299,7 @@ class Load(_message.Message):
     WAKE_SECONDS_FIELD_NUMBER: _builtins.int
     NUM_SLEEPS_FIELD_NUMBER: _builtins.int
     TENANTS_FIELD_NUMBER: _builtins.int
+    KV_BYTES_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """engine steps so far"""
     num_running: _builtins.int
@@ -355,6 +376,10 @@ class Load(_message.Message):
     def tenants(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """weights of tenants that have requests here, of an engine that can sleep; 64 at most"""
 
+    @_builtins.property
+    def kv_bytes(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """of pages that requests hold, by kind of layer: full, window, latent, state; snapshot: of cached states"""
+
     def __init__(
         self,
         *,
@@ -392,10 +417,11 @@ class Load(_message.Message):
         wake_seconds: _builtins.float = ...,
         num_sleeps: _builtins.int = ...,
         tenants: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        kv_bytes: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "incarnation", b"incarnation", "itl_seconds", b"itl_seconds", "itl_seconds_per_request", b"itl_seconds_per_request", "kv_seq", b"kv_seq", "max_chunk_tokens", b"max_chunk_tokens", "max_running", b"max_running", "num_generated_tokens", b"num_generated_tokens", "num_prefill_tokens", b"num_prefill_tokens", "num_releasable_bytes", b"num_releasable_bytes", "num_released_bytes", b"num_released_bytes", "num_running", b"num_running", "num_sleeps", b"num_sleeps", "num_total_blocks", b"num_total_blocks", "num_total_disk_bytes", b"num_total_disk_bytes", "num_total_host_blocks", b"num_total_host_blocks", "num_used_blocks", b"num_used_blocks", "num_used_disk_bytes", b"num_used_disk_bytes", "num_used_host_blocks", b"num_used_host_blocks", "num_waiting", b"num_waiting", "policy", b"policy", "prefill_tps", b"prefill_tps", "prefix_hits", b"prefix_hits", "prefix_queries", b"prefix_queries", "resident_adapters", b"resident_adapters", "role", b"role", "seconds_per_hit_token", b"seconds_per_hit_token", "seconds_per_pulled_token", b"seconds_per_pulled_token", "sleep_seconds", b"sleep_seconds", "sleep_state", b"sleep_state", "step", b"step", "tenants", b"tenants", "waiting_credits", b"waiting_credits", "wake_seconds", b"wake_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "incarnation", b"incarnation", "itl_seconds", b"itl_seconds", "itl_seconds_per_request", b"itl_seconds_per_request", "kv_bytes", b"kv_bytes", "kv_seq", b"kv_seq", "max_chunk_tokens", b"max_chunk_tokens", "max_running", b"max_running", "num_generated_tokens", b"num_generated_tokens", "num_prefill_tokens", b"num_prefill_tokens", "num_releasable_bytes", b"num_releasable_bytes", "num_released_bytes", b"num_released_bytes", "num_running", b"num_running", "num_sleeps", b"num_sleeps", "num_total_blocks", b"num_total_blocks", "num_total_disk_bytes", b"num_total_disk_bytes", "num_total_host_blocks", b"num_total_host_blocks", "num_used_blocks", b"num_used_blocks", "num_used_disk_bytes", b"num_used_disk_bytes", "num_used_host_blocks", b"num_used_host_blocks", "num_waiting", b"num_waiting", "policy", b"policy", "prefill_tps", b"prefill_tps", "prefix_hits", b"prefix_hits", "prefix_queries", b"prefix_queries", "resident_adapters", b"resident_adapters", "role", b"role", "seconds_per_hit_token", b"seconds_per_hit_token", "seconds_per_pulled_token", b"seconds_per_pulled_token", "sleep_seconds", b"sleep_seconds", "sleep_state", b"sleep_state", "step", b"step", "tenants", b"tenants", "waiting_credits", b"waiting_credits", "wake_seconds", b"wake_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -109,6 +109,8 @@ class ResultHandler:
             request.num_tokens if request.row == NO_ROW else int(self._table.num_known[request.row])
         )
         request.chain.turn = request.chain.turn.ended(stop_token_id)
+        has_row = request.row != NO_ROW
+        kv_bytes = self._scheduler.blocks.kv_bytes_of(request.row) if has_row else {}
         self._scheduler.finish(request)
         output.finishes.append(
             Finished(
@@ -118,7 +120,7 @@ class ResultHandler:
                 stop_token_id=stop_token_id,
                 error=error,
                 retry_seconds=retry_seconds,
-                work=request.work,
+                work=request.work(kv_bytes),
             )
         )
 

@@ -1,7 +1,7 @@
 // The engines of a cluster: what each does, its details, and taking one out of service.
 import { bar, drawBar, drawSparkline, sparkline } from "./drawing.js";
 import { confirmed, el, factsList, openDialog, setText, smallButton } from "./dom.js";
-import { count, percent, rate, seconds } from "./format.js";
+import { bytes, count, percent, rate, seconds } from "./format.js";
 import { call } from "./session.js";
 import { LEVELS, LiveTable, badge, setBadge } from "./table.js";
 
@@ -13,6 +13,9 @@ function kvText(row) {
   const disk = row.num_total_disk_bytes ? `, disk ${percent(row.num_used_disk_bytes, row.num_total_disk_bytes)}` : "";
   return `${percent(row.num_used_blocks, row.num_total_blocks)} used, ${percent(cachedOnly(row), row.num_total_blocks)} cached${host}${disk}`;
 }
+
+// Memory of the KV cache that requests hold, by kind of layer, and that cached states take.
+const memoryText = (row) => Object.entries(row.kv_bytes).map(([kind, size]) => `${kind} ${bytes(size)}`).join(", ") || "–";
 
 const hitText = (row) => `${percent(row.cached_tokens, row.routed_tokens)} of ${percent(row.predicted_tokens, row.routed_tokens)} predicted`;
 
@@ -94,6 +97,7 @@ export class EngineTable {
       version: row.version || "–",
       "step, each token": row.step_seconds ? seconds(row.step_seconds) : "–",
       "KV blocks": `${count(row.num_used_blocks)} of ${count(row.num_total_blocks)}, ${count(row.block_size)} tokens each`,
+      "KV memory held": memoryText(row),
       "prefix hits": percent(row.prefix_hits, row.prefix_queries),
       "last report": row.load_age < 0 ? "none" : `${seconds(row.load_age)} ago`,
       "goes without": row.without.join(", ") || "nothing",

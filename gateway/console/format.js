@@ -8,6 +8,8 @@ export const rate = (value) => (value === null ? "–" : value < 100 ? value.toF
 
 export const percent = (part, whole) => (whole ? `${Math.round((100 * part) / whole)} %` : "–");
 
+export const bytes = (value) => (value < 1e9 ? `${(value / 1e6).toFixed(1)} MB` : `${(value / 1e9).toFixed(1)} GB`);
+
 export function seconds(value) {
   if (value === null || value === undefined) return "–";
   if (value < 0.01) return `${(value * 1000).toFixed(1)} ms`;

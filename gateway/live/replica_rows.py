@@ -112,6 +112,7 @@ def _row(
         **{name: getattr(load, name) for name in LOAD},
         "num_cached_blocks": len(column.stored) if column is not None else 0,
         "block_size": replica.block_size,
+        "kv_bytes": dict(load.kv_bytes),
         "step_seconds": load.itl_seconds,
         "routed_tokens": num_prompt,
         "predicted_tokens": num_predicted,

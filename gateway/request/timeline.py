@@ -8,6 +8,7 @@ client. Times are seconds of `time.perf_counter`.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -177,6 +178,7 @@ def work_fields(works: Iterable[engine_pb2.Work | None]) -> dict[str, Any] | Non
             sum(work.mean_batch * work.steps for work in done) / max(steps, 1), 2
         ),
         "preemptions": sum(work.preemptions for work in done),
+        "kv_bytes": _kv_bytes_of(done),
         "experts": _experts_of(done),
         "weights": weights_of(done),
     }
@@ -191,6 +193,15 @@ def weights_of(works: Iterable[engine_pb2.Work | None]) -> list[dict[str, str]]:
         for each in work.weights
     }
     return [{"revision": revision, "numerics_id": name} for revision, name in found]
+
+
+def _kv_bytes_of(works: Iterable[engine_pb2.Work]) -> dict[str, int]:
+    """Bytes of pages that choices held at their ends, by kind of layer. Pages that they share count
+    for each."""
+    found = Counter[str]()
+    for work in works:
+        found.update(work.kv_bytes)
+    return dict(found)
 
 
 def _experts_of(works: list[engine_pb2.Work]) -> dict[str, Any] | None:

@@ -78,6 +78,7 @@ class ReplicaLoad:
     sleep_seconds: float = 0.0
     wake_seconds: float = 0.0
     num_sleeps: int = 0
+    kv_bytes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def is_awake(self) -> bool:
@@ -98,6 +99,7 @@ class ReplicaLoad:
             "waiting_credits": dict(message.waiting_credits),
             "resident_adapters": tuple(message.resident_adapters),
             "tenants": dict(message.tenants),
+            "kv_bytes": dict(message.kv_bytes),
         }
         return cls(**fields | own)
 

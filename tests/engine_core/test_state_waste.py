@@ -92,3 +92,11 @@ def test_little_of_the_pool_is_wasted_under_mixed_load_on_a_gpu(name: str) -> No
 def test_little_of_the_pool_is_wasted_under_mixed_load_on_a_cpu(name: str) -> None:
     most = MOST_ON_A_CPU.get(name, MOST_WASTE)
     assert wasted_share(config_for(name, is_cpu=True)) <= most
+
+
+def test_the_log_says_what_pages_and_sets_pad() -> None:
+    config = config_for("Qwen3.6-35B-A3B", is_cpu=False)
+    described = config.page_sizes.described(config.page_kinds, config.state_pages)
+    assert described == (
+        "pages of 0.330 MB: full pads 0.8% of its pages, state sets of 79.3 MB pad 0.0%"
+    )

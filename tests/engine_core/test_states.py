@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 
 from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.engine import Engine
+from headwater.engine_core.executors.simulated.executor import SimulatedExecutor
+from headwater.engine_core.executors.simulated.model import SimulatedModel
 from headwater.engine_core.page_groups import PageSizes
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
@@ -76,6 +79,8 @@ def test_bytes_that_hold_nothing_are_counted_by_kind() -> None:
         load = driver.engine.load()
         pages = load.num_pages_by_window
         seen.add(load.num_wasted_slots)
+        kinds = {"full": "0", "state": "state", "snapshot": "snapshot"}
+        assert load.kv_bytes == {kind: 100 * pages[name] for kind, name in kinds.items()}
         assert load.wasted_bytes == {
             "0": 4 * pages["0"] + 6 * load.num_wasted_slots,
             "state": 50 * pages["state"] // STATE_PAGES,
@@ -83,6 +88,21 @@ def test_bytes_that_hold_nothing_are_counted_by_kind() -> None:
         }
     assert len(seen) > 10
     assert load.wasted_bytes == {"0": 0, "state": 0, "snapshot": 50}
+
+
+def test_the_end_of_a_request_says_what_it_held_by_kind_of_layer() -> None:
+    """52 tokens are four blocks. With a window of 20, three of them are left."""
+    few = config(0, 20, async_depth=1, page_sizes=PageSizes(page=100, filled=(96, 96), of_set=250))
+    model = SimulatedModel(vocab_size=500, windows=few.page_windows, num_state_units=1)
+    engine = Engine(few, SimulatedExecutor(few, model))
+    engine.add(request(0, range(40), 12))
+    finishes = []
+    while engine.has_work():
+        finishes += output.finishes if (output := engine.step()) else []
+    (finished,) = finishes
+    assert finished.work is not None
+    held = {"full": 4 * 100, "window": 2 * 100, "state": STATE_PAGES * 100}
+    assert finished.work.kv_bytes == held
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])

@@ -125,11 +125,12 @@ def build_cuda_executor(
         num_bytes = num_blocks * block_bytes
         num_whole = num_blocks // pages.num_groups
         log.info(
-            "kv cache: %d blocks of all layers, %d tokens of %s, %.1f GB%s",
+            "kv cache: %d blocks of all layers, %d tokens of %s, %.1f GB, %s%s",
             num_whole,
             num_whole * block_size,
             served.kv_dtype,
             num_bytes / GB,
+            config.page_sizes.described(config.page_kinds, config.state_pages),
             pages.described,
         )
         if releasable is None:

@@ -61,8 +61,8 @@ def build_eager(
     `ConfigError`."""
     pages = pages_of_request(request)
     config = engine_config_of(request, device.kv_cache_memory(request.options), pages)
-    if pages.described:
-        log.info("kv cache: %d pages%s", config.num_blocks, pages.described)
+    sizes = config.page_sizes.described(config.page_kinds, config.state_pages)
+    log.info("kv cache: %d %s%s", config.num_blocks, sizes, pages.described)
     loader = Loader(device, rank, config, progress)
     platform, weights = loader.served(request)
     weights, adapters = _with_adapters(request, rank, platform, weights)

@@ -68,7 +68,8 @@ def page_sizes_of(
     place_bytes = served // max(1, layouts[0].num_layers)
     filled = [count * place_bytes + sum(drafted) for count in pages.filled_places(request.model)]
     if request.model.states is None:
-        return PageSizes(block_bytes_of(request, pages), tuple(filled))
+        has_latents = layouts[0].has_latents
+        return PageSizes(block_bytes_of(request, pages), tuple(filled), has_latents=has_latents)
     element_size = DTYPES[request.dtype].itemsize
     of_set = request.options.tensor_parallel_size * sum(
         each.states.set_sizes(request.options.block_size, element_size).num_bytes

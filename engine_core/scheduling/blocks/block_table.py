@@ -107,15 +107,7 @@ class BlockTable:
         return self.between(row, kind, first, end)
 
     def num_pages_of(self, row: int) -> int:
-        return sum(
-            len(kind.groups) * (end - first)
-            for kind, first, end in zip(
-                self._kinds,
-                self.firsts[:, row].tolist(),
-                self._ends[:, row].tolist(),
-                strict=True,
-            )
-        )
+        return sum(self.num_pages_of_kind(row, kind) for kind in range(len(self._kinds)))
 
     def num_pages_by_window(self) -> dict[int, int]:
         """Pages of all rows, by the window of their layers."""
@@ -124,6 +116,11 @@ class BlockTable:
             kind.window: count * len(kind.groups)
             for kind, count in zip(self._kinds, counts, strict=True)
         }
+
+    def num_pages_of_kind(self, row: int, kind: int) -> int:
+        """Pages of a row of a kind."""
+        num_blocks = int(self._ends[kind, row] - self.firsts[kind, row])
+        return num_blocks * len(self._kinds[kind].groups)
 
     def held(self, row: int) -> list[HeldPages]:
         """The row's pages of each kind."""

@@ -488,6 +488,12 @@ class Blocks:
             for kind in self._kinds
         }
 
+    def kv_bytes_of(self, row: int) -> dict[str, int]:
+        """Bytes of pages of a row by kind of layer, as in `EngineLoad`; empty: sizes are not
+        known."""
+        counts = (self._table.num_pages_of_kind(row, idx) for idx in range(len(self._kinds)))
+        return self._sizes.by_kind(self._kinds, counts)
+
     def announce(self, stored: list[StoredChain]) -> None:
         """Lets chains that are computed now go out with the next events."""
         self._cache.announce(stored)
@@ -514,6 +520,10 @@ class Blocks:
             load.num_pages_by_window = self._pages_by_window()
         if self._sizes.page:
             load.wasted_bytes = self._wasted_bytes(load.num_wasted_slots)
+            counts = self._table.num_pages_by_window()
+            load.kv_bytes = self._sizes.by_kind(
+                self._kinds, (counts[kind.window] for kind in self._kinds)
+            )
         if self._pool.values is not None:
             self._pool.note_time(self._clock())
             load.num_kept_blocks = self._pool.values.num_kept // num_groups

@@ -359,6 +359,12 @@ class StateBlocks(Blocks):
     def pages_of(self, row: int) -> list[int]:
         return super().pages_of(row) + self._states.pages_of(row)
 
+    def kv_bytes_of(self, row: int) -> dict[str, int]:
+        found = super().kv_bytes_of(row)
+        if found:
+            found["state"] = self._states.num_pages_of(row) * self._sizes.page
+        return found
+
     def num_returning(self, leaving: Iterable[RequestState]) -> int:
         """Number of pages that become free when these requests leave and copies in flight have
         ended."""
@@ -375,12 +381,13 @@ class StateBlocks(Blocks):
 
     def describe(self, load: EngineLoad) -> None:
         super().describe(load)
-        load.num_pages_by_window = {
-            **self._pages_by_window(),
+        num_pages = {
             "state": self._states.num_all * self._states.num_pages,
             "snapshot": self._snapshots.num_found * self._states.num_pages,
         }
+        load.num_pages_by_window = self._pages_by_window() | num_pages
         if self._sizes.page:
+            load.kv_bytes |= {kind: count * self._sizes.page for kind, count in num_pages.items()}
             # Of a set: the tail that its block has not filled yet is not counted.
             padding = self._states.num_pages * self._sizes.page - self._sizes.of_set
             load.wasted_bytes["state"] = self._states.num_all * padding

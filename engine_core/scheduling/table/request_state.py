@@ -168,8 +168,8 @@ class RequestState:
         however short."""
         return 0 if self.has_grammar else self.sampling.min_tokens
 
-    @property
-    def work(self) -> Work:
+    def work(self, kv_bytes: dict[str, int]) -> Work:
+        """Work for a request that has ended; see `Work` for the bytes that it held."""
         mean = self.num_step_rows / self.num_steps if self.num_steps else 0.0
         return Work(
             num_preemptions=self.num_preemptions,
@@ -177,6 +177,7 @@ class RequestState:
             mean_batch=mean,
             num_draft_tokens=self.num_draft_tokens,
             num_accepted_tokens=self.num_accepted_tokens,
+            kv_bytes=kv_bytes,
         )
 
     @property

@@ -62,20 +62,24 @@ def _judged(settings: JudgeSettings, folder: Path) -> str:
         device=settings.device,
     )
     checked(options, loaded.device.name, loaded.device.capabilities)
-    return sentence(config, settings.dtype)
+    return sentence(config, settings.dtype, options.block_size)
 
 
-def sentence(config: ModelConfig, dtype: str) -> str:
-    """Sizes of a model for people."""
+def sentence(config: ModelConfig, dtype: str, block_size: int) -> str:
+    """Sizes of a model for people; states with the tail of a block of so many tokens."""
     layout = model_class(config).layout(config)
     sizes = [math.prod(spec.shape) for spec in layout.values() if not spec.tied_to]
     element = DTYPES[dtype].itemsize
     packed = "" if config.quantization is None else f", {config.quantization.method} in the file"
     code = "" if config.foreign is None else f" by transformers {transformers_version()}'s code"
+    states = ""
+    if config.states is not None:
+        num_bytes = config.states.set_sizes(block_size, element).num_bytes
+        states = f"{num_bytes / 1e6:,.1f} MB of states a sequence, "
     return (
         f"{config.architecture}{code}: {sum(sizes) / 1e6:,.1f} million weights, "
         f"{sum(sizes) * element / 1e9:.2f} GB of memory in {dtype}{packed}; "
-        f"{config.kv_elements_per_token * element / 1e3:,.1f} kB of KV cache a token, "
+        f"{config.kv_elements_per_token * element / 1e3:,.1f} kB of KV cache a token, {states}"
         f"up to {config.max_position_embeddings:,} tokens"
     )
 

@@ -119,6 +119,13 @@ class EngineCollector(Collector):
             load.num_pages_by_window,
         )
         yield self._labelled_gauge(
+            "kv_cache_bytes",
+            "Bytes of pages in block tables of requests, by kind of layer: full, window, latent, "
+            "state; snapshot: of cached states, those of requests included",
+            "kind",
+            load.kv_bytes,
+        )
+        yield self._labelled_gauge(
             "kv_cache_wasted_bytes",
             "Bytes of these pages that hold nothing: what pads them, and slots behind the last "
             "tokens of requests",

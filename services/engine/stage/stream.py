@@ -190,6 +190,7 @@ class Stream:
             accepted_tokens=work.num_accepted_tokens,
             output_tokens=num_output_tokens - self.num_resumed,
             experts=None if experts is None else _experts(experts),
+            kv_bytes=work.kv_bytes,
             weights=[pb.Weights(**each._asdict()) for each in weights],
         )
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from headwater.gateway.live.findings import Finding, process_findings, replica_findings
 from headwater.gateway.live.gateway_figures import GatewayFigures
 from headwater.gateway.live.merged_figures import merge
 from headwater.gateway.live.replica_rows import replica_rows, standings
 from headwater.services.runtime.served_model import ServedModel
-from tests.gateway.router.test_router import Cluster, chain
+from tests.gateway.router.test_router import IDLE, Cluster, chain
 
 
 def figures(name: str, gateway: Cluster, lag: float) -> GatewayFigures:
@@ -26,7 +28,7 @@ async def test_the_least_trust_counts_and_a_finding_names_the_gateway_that_doubt
     async with first.router.running(), second.router.running():
         for gateway in (first, second):
             for name in "ab":
-                gateway.reports(name)
+                gateway.reports(name, replace(IDLE, kv_bytes={"full": 64, "state": 32}))
                 gateway.caches(name, [])
         second.caches("b", chain("x", 20))
         for _ in range(8):
@@ -42,6 +44,7 @@ async def test_the_least_trust_counts_and_a_finding_names_the_gateway_that_doubt
         (alone, _) = replica_rows(
             first.router, {}, merge([figures("first", first, 0.0)]).standings, first.now
         )
+    assert a["kv_bytes"] == {"full": 64, "state": 32}
     assert (b["trust"], b["is_doubted"]) == (0.43, True)
     assert {name: each["trust"] for name, each in b["gateways"].items()} == {
         "first": 1.0,

@@ -39,6 +39,7 @@ TOLD = {
     "accepted_tokens": 6,
     "mean_batch_size": 1.0,
     "preemptions": 0,
+    "kv_bytes": {},
     "experts": None,
     "weights": [],
 }

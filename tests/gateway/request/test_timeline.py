@@ -47,7 +47,9 @@ def test_the_work_of_choices_adds_up_and_those_without_a_word_of_it_are_left_out
     new = Weights(revision="2", numerics_id="m")
     one = Work(steps=4, mean_batch=1.0, output_tokens=13, draft_tokens=12, accepted_tokens=9)
     one.weights.append(old)
+    one.kv_bytes.update({"full": 100, "state": 30})
     other = Work(steps=12, mean_batch=3.0, output_tokens=11, preemptions=1, weights=[old, new])
+    other.kv_bytes["full"] = 20
     assert work_fields([one, None, other]) == {
         "steps": 16,
         "tokens_per_step": 1.5,
@@ -55,6 +57,7 @@ def test_the_work_of_choices_adds_up_and_those_without_a_word_of_it_are_left_out
         "accepted_tokens": 9,
         "mean_batch_size": 2.5,
         "preemptions": 1,
+        "kv_bytes": {"full": 120, "state": 30},
         "experts": None,
         "weights": [
             {"revision": "1", "numerics_id": "n"},

@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 from huggingface_hub.utils import filter_repo_objects
 
+from headwater.engine_core.models.registry import config_of
+from headwater.services.engine.programs.judge import sentence
 from headwater.services.models.judging import ModelNotServed
 from headwater.services.models.store import find_source, judge, pull
 from headwater.services.runtime.settings import SettingError
+from tests.engine_core.published_states import SHAPES
 from tests.engine_core.small_models import SHAPE
 
 LLAMA = SHAPE | {"architectures": ["LlamaForCausalLM"]}
@@ -149,3 +152,8 @@ def test_a_dry_run_of_a_file_without_a_config_is_refused(tmp_path: Path) -> None
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     with pytest.raises(SettingError, match="dry-run is True; allowed: with a model on the Hugging"):
         judge(str(tmp_path / "model.gguf"), cache_dir=tmp_path, progress=silent)
+
+
+def test_the_sentence_of_a_model_with_states_says_what_they_take() -> None:
+    said = sentence(config_of(SHAPES["Qwen3.6-35B-A3B"]), "bfloat16", 16)
+    assert "20.5 kB of KV cache a token, 79.3 MB of states a sequence, up to 32,768 tokens" in said

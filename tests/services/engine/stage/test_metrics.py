@@ -151,6 +151,15 @@ def test_pages_of_a_cache_with_several_groups_are_shown_by_window() -> None:
     assert shown(EngineLoad(), "headwater_kv_cache_pages") == []
 
 
+def test_bytes_of_requests_are_shown_by_kind_of_layer() -> None:
+    load = EngineLoad(kv_bytes={"full": 4096, "state": 512})
+    assert shown(load, "headwater_kv_cache_bytes") == [
+        'headwater_kv_cache_bytes{kind="full",model_name="m"} 4096.0',
+        'headwater_kv_cache_bytes{kind="state",model_name="m"} 512.0',
+    ]
+    assert shown(EngineLoad(), "headwater_kv_cache_bytes") == []
+
+
 def test_bytes_that_hold_nothing_are_shown_by_kind_of_cache() -> None:
     load = EngineLoad(wasted_bytes={"0": 96, "state": 1024})
     assert shown(load, "headwater_kv_cache_wasted_bytes") == [

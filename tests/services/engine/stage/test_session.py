@@ -259,13 +259,19 @@ async def test_the_end_of_a_stream_says_what_was_drafted_and_answered_here() -> 
         pb.ClientFrame(adds=[add(1, [1, 2, 3], 16, output_ids=[4, 5, 6], num_output_tokens=3)])
     )
     work = Work(
-        num_preemptions=0, num_steps=4, mean_batch=1.0, num_draft_tokens=9, num_accepted_tokens=6
+        num_preemptions=0,
+        num_steps=4,
+        mean_batch=1.0,
+        num_draft_tokens=9,
+        num_accepted_tokens=6,
+        kv_bytes={"full": 64},
     )
     end = Finished(key=1, reason=FinishReason.LENGTH, num_output_tokens=16, work=work)
     session.deliver(StepOutput(step=9, finishes=[end]))
     session.end()
     (finish,) = [each for frame in left_to_send(session) for each in frame.finishes]
     reported = finish.work
+    assert dict(reported.kv_bytes) == {"full": 64}
     assert not reported.HasField("experts")
     assert (
         reported.steps,
