@@ -170,6 +170,8 @@ KERNELS_ORDER = (
     "latent",
     # Prefill, decode, shared prefixes, and what writes the KV cache.
     "attention",
+    # Products with low-rank adapters of rows; memory of adapters.
+    "adapters",
     # RMSNorm, gates.
     "norm",
     # Formats of packed weights and rounded activations: layouts, twins.
@@ -180,8 +182,6 @@ KERNELS_ORDER = (
     "stage",
     # Memory that ranks share; sums and joins over it.
     "peer",
-    # Products with low-rank adapters of rows; memory of adapters.
-    "adapters",
     # Short convolutions: the layout of their states, the twin.
     "conv",
     # Gated delta nets: the layout of their states, what kernels are given, the twin.

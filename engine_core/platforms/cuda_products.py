@@ -13,6 +13,7 @@ from headwater.kernels.gemm.product_probe import Product as ProbedProduct
 from headwater.kernels.gemm.wide_gemm import launch_all_tiles
 from headwater.kernels.launch.device import kernel_cache_dir
 
+from ..layers.adapters.row_adapters import AdaptedLinear
 from ..layers.biased import BiasedLinear
 from ..layers.linear.dense import DenseLinear
 from ..layers.linear.int4 import Int4Linear
@@ -73,6 +74,8 @@ class CudaProducts:
 
     def gated(self, linear: Linear, activation: str) -> Product | None:
         """Product that computes its gate too; None: there is no such kernel."""
+        if isinstance(linear, AdaptedLinear):
+            return linear.gated(activation)
         make = self._gated.get((linear.kind, activation))
         return None if make is None else make(linear)
 

@@ -15,22 +15,24 @@ FEW_TILE = 16
 MANY_TILE = 32
 """Rows of a tile. From 64 on, products would be made by other instructions, with other bits."""
 NO_ROW = -1
+NO_ADAPTER = -1
 _OTHERS = 32
 """Rows that all rows are compared with at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterTiles:
-    """Tiles of a step's rows; on the device, which alone knows how many there are."""
+    """Tiles of a step's rows; on the device, which alone knows how many there are. Tiles of rows
+    without an adapter follow all others."""
 
     rows: torch.Tensor
     """int32 [most tiles, rows of a tile]; −1: none."""
     slots: torch.Tensor
-    """int32 [most tiles] slot of each tile's adapter."""
+    """int32 [most tiles] slot of each tile's adapter; −1: none."""
     ranks: torch.Tensor
-    """int32 [most tiles] padded rank of each tile's adapter."""
+    """int32 [most tiles] padded rank of each tile's adapter; 0: none."""
     count: torch.Tensor
-    """int32 [1] number of tiles."""
+    """int32 [2] number of tiles with adapters, and of all."""
     num_rows: int
     """Rows of the step."""
 
@@ -53,7 +55,7 @@ def adapter_tiles(slots: torch.Tensor, num_ranks: torch.Tensor) -> AdapterTiles:
         slots.new_empty(num_rows, FEW_TILE),
         slots.new_empty(num_rows),
         slots.new_empty(num_rows),
-        slots.new_empty(1),
+        slots.new_empty(2),
         num_rows,
     )
     scratch = slots.new_empty(2, num_rows)
@@ -77,32 +79,31 @@ def adapter_tiles(slots: torch.Tensor, num_ranks: torch.Tensor) -> AdapterTiles:
 def _of_many(slots: torch.Tensor, num_ranks: torch.Tensor) -> AdapterTiles:
     """Rows in the order of their slots, cut where the slot changes and at every full tile."""
     num_rows = len(slots)
-    most = -(-num_rows // MANY_TILE) + min(len(num_ranks), num_rows)
-    ordered, order = torch.sort(slots, stable=True)
+    num_slots = len(num_ranks)
+    most = -(-num_rows // MANY_TILE) + min(num_slots + 1, num_rows)
+    ordered, order = torch.sort(torch.where(slots < 0, num_slots, slots), stable=True)
     at = torch.arange(num_rows, device=slots.device)
     begins = torch.ones_like(slots, dtype=torch.bool)
     begins[1:] = ordered[1:] != ordered[:-1]
     place = at - torch.cummax(torch.where(begins, at, 0), 0).values
-    has_adapter = ordered >= 0
-    leads = has_adapter & (place % MANY_TILE == 0)
+    leads = place % MANY_TILE == 0
     tile = torch.cumsum(leads, 0) - 1
-    # Rows without an adapter are written after the last tile.
-    target = torch.where(has_adapter, tile, most)
-    rows = slots.new_full((most + 1, MANY_TILE), NO_ROW)
-    rows.view(-1).scatter_(0, target * MANY_TILE + place % MANY_TILE, order.int())
-    of_tiles = slots.new_zeros(most + 1).scatter_(0, target, ordered)
-    of_tiles = of_tiles[:most]
+    rows = slots.new_full((most, MANY_TILE), NO_ROW)
+    rows.view(-1).scatter_(0, tile * MANY_TILE + place % MANY_TILE, order.int())
     # Places behind the last tile name any slot.
-    ranks = num_ranks[of_tiles.clamp(min=0)]
-    return AdapterTiles(rows[:most], of_tiles, ranks, leads.sum().int().view(1), num_rows)
+    of_tiles = slots.new_zeros(most).scatter_(0, tile, ordered.int())
+    has_adapter = of_tiles < num_slots
+    ranks = torch.where(has_adapter, num_ranks[of_tiles.clamp(max=num_slots - 1)], 0)
+    count = torch.stack([(leads & (ordered < num_slots)).sum(), leads.sum()]).int()
+    of_tiles = torch.where(has_adapter, of_tiles, NO_ADAPTER)
+    return AdapterTiles(rows, of_tiles, ranks, count, num_rows)
 
 
 def adapter_tiles_twin(slots: torch.Tensor, tile_size: int) -> dict[int, list[list[int]]]:
-    """Rows of each tile by slot."""
+    """Rows of each tile by slot, −1: none."""
     rows: dict[int, list[int]] = {}
     for row, slot in enumerate(slots.tolist()):
-        if slot >= 0:
-            rows.setdefault(slot, []).append(row)
+        rows.setdefault(slot, []).append(row)
     return {
         slot: [each[i : i + tile_size] for i in range(0, len(each), tile_size)]
         for slot, each in rows.items()
@@ -136,11 +137,17 @@ def _few_tiles(
         is_before = (b_slot[:, None] == b_other[None, :]) & (o_row[:, None] > o_other[None, :])
         b_before += tl.sum(is_before.to(tl.int32), 1)
     b_place = b_before % TILE
-    b_leads = (b_slot >= 0) & (b_place == 0)
-    b_tile = tl.cumsum(b_leads.to(tl.int32), 0) - 1
-    tl.store(p_count, tl.sum(b_leads.to(tl.int32), 0))
+    b_leads = inside & (b_place == 0)
+    b_adapts = b_leads & (b_slot >= 0)
+    b_others = (b_leads & (b_slot < 0)).to(tl.int32)
+    num_adapted = tl.sum(b_adapts.to(tl.int32), 0)
+    b_tile = tl.cumsum(b_adapts.to(tl.int32), 0)
+    b_tile = tl.where(b_slot >= 0, b_tile, num_adapted + tl.cumsum(b_others, 0)) - 1
+    tl.store(p_count, num_adapted)
+    tl.store(p_count + 1, num_adapted + tl.sum(b_others, 0))
     tl.store(p_tile_slots + b_tile, b_slot, mask=b_leads)
-    tl.store(p_tile_ranks + b_tile, tl.load(p_num_ranks + b_slot, mask=b_leads), mask=b_leads)
+    b_rank = tl.load(p_num_ranks + b_slot, mask=b_adapts, other=0)
+    tl.store(p_tile_ranks + b_tile, b_rank, mask=b_leads)
     tl.store(p_scratch + o_row, tl.where(b_leads, b_before, -1), mask=inside)
     tl.store(p_scratch + num_rows + o_row, b_tile, mask=inside)
     for i in range(TILE):
@@ -157,4 +164,4 @@ def _few_tiles(
             (b_before - b_place)[:, None] == b_lead[None, :]
         )
         b_own_tile += tl.sum(tl.where(is_leader, b_other_tile[None, :], 0), 1)
-    tl.store(p_rows + b_own_tile * TILE + b_place, o_row, mask=b_slot >= 0)
+    tl.store(p_rows + b_own_tile * TILE + b_place, o_row, mask=inside)

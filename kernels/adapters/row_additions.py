@@ -8,7 +8,8 @@ from functools import cached_property
 import torch
 
 from .adapter_tiles import AdapterTiles, adapter_tiles
-from .add_adapters import expand, shrink, shrunk_like
+from .expand import expand, expand_gated
+from .shrink import shrink, shrunk_like
 from .slab import Slab, SlabLayer
 
 
@@ -66,6 +67,28 @@ class CudaAddition:
     def finish(
         self, x: torch.Tensor, y: torch.Tensor, begun: torch.Tensor, plan: AdapterTiles
     ) -> None:
+        self._join(plan)
+        expand(begun, y, plan, self._slab, self._layer, dependent=plan.is_few)
+
+    def finish_gated(
+        self, y: torch.Tensor, begun: torch.Tensor, plan: AdapterTiles, activation: str
+    ) -> torch.Tensor:
+        """The gates of y [T, 2 I] with its products added, times the other half: [T, I].
+        activation: silu or gelu_tanh."""
+        self._join(plan)
+        out = y.new_empty(len(y), y.shape[1] // 2)
+        expand_gated(
+            begun,
+            y,
+            out,
+            plan,
+            self._slab,
+            self._layer,
+            is_gelu=activation == "gelu_tanh",
+            dependent=plan.is_few,
+        )
+        return out
+
+    def _join(self, plan: AdapterTiles) -> None:
         if plan.is_few:
             self._branch.end()
-        expand(begun, y, plan, self._slab, self._layer, dependent=plan.is_few)

@@ -13,10 +13,12 @@ from headwater.kernels.adapters.adapter_tiles import (
     adapter_tiles,
     adapter_tiles_twin,
 )
-from headwater.kernels.adapters.add_adapters import add_adapters
+from headwater.kernels.adapters.expand import expand, expand_gated
+from headwater.kernels.adapters.shrink import shrink, shrunk_like
 from headwater.kernels.adapters.slab import RANK_UNIT, Slab, SlabLayer
 from headwater.kernels.cpu.adapter_product import AdapterAddition, RowAdditions
 from headwater.kernels.cpu.adapter_tiles import adapter_tiles as cpu_tiles
+from headwater.kernels.norm.silu_mul import gelu_tanh_mul, silu_mul
 from tests.kernels.paging import LONG_INTERPRETED, same_bits
 
 LAYERS = {
@@ -56,7 +58,10 @@ def slots_of(*slots: int, device: torch.device) -> torch.Tensor:
 def add(
     x: torch.Tensor, y: torch.Tensor, slots: torch.Tensor, slab: Slab, layer: SlabLayer
 ) -> None:
-    add_adapters(x, y, adapter_tiles(slots, slab.num_ranks), slab, layer)
+    tiles = adapter_tiles(slots, slab.num_ranks)
+    shrunk = shrunk_like(x, tiles, layer)
+    shrink(x, shrunk, tiles, slab, layer)
+    expand(shrunk, y, tiles, slab, layer)
 
 
 def add_on_cpu(
@@ -135,6 +140,25 @@ def test_many_rows_have_the_bits_of_few(generator: torch.Generator) -> None:
     assert same_bits(many, few)
 
 
+@pytest.mark.parametrize("is_gelu", [False, True], ids=["silu", "gelu"])
+@pytest.mark.parametrize("num_rows", [7, FEW_ROWS + 5])
+def test_gates_behind_adapters_have_the_bits_of_two_launches(
+    num_rows: int, is_gelu: bool, generator: torch.Generator
+) -> None:
+    layer = SlabLayer(48, (80, 80), 16, 1)
+    slab = slab_of(layer, torch.bfloat16, generator)
+    x, y = rows_of(num_rows, layer, torch.bfloat16, generator)
+    slots = torch.full((num_rows,), -1, dtype=torch.int32, device=x.device)
+    slots[:5] = slots_of(0, -1, 1, 4, 1, device=x.device)
+    tiles = adapter_tiles(slots, slab.num_ranks)
+    shrunk = shrunk_like(x, tiles, layer)
+    shrink(x, shrunk, tiles, slab, layer)
+    found = y.new_empty(num_rows, 80)
+    expand_gated(shrunk, y, found, tiles, slab, layer, is_gelu=is_gelu)
+    expand(shrunk, y, tiles, slab, layer)
+    assert same_bits(found, (gelu_tanh_mul if is_gelu else silu_mul)(y))
+
+
 @pytest.mark.parametrize(
     ("num_rows", "num_adapters"),
     [(1, 1), (40, 3), (FEW_ROWS + 88, 5), pytest.param(FEW_ROWS, 40, marks=LONG_INTERPRETED)],
@@ -151,8 +175,9 @@ def test_every_row_with_an_adapter_lies_in_one_tile(
     tiles = adapter_tiles(slots, num_ranks)
     found: dict[int, list[list[int]]] = {}
     for slot, rows in zip(
-        tiles.slots[: int(tiles.count)].tolist(), tiles.rows.tolist(), strict=False
+        tiles.slots[: int(tiles.count[1])].tolist(), tiles.rows.tolist(), strict=False
     ):
         found.setdefault(slot, []).append([row for row in rows if row >= 0])
+    assert int(tiles.count[1]) == sum(map(len, found.values()))
     assert tiles.tile_size == (FEW_TILE if num_rows <= FEW_ROWS else MANY_TILE)
     assert found == adapter_tiles_twin(slots, tiles.tile_size)

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -27,6 +28,14 @@ class Addition(Protocol):
 
     def finish(self, x: torch.Tensor, y: torch.Tensor, begun: Any, plan: Any) -> None:
         """Adds to the layer's product, in place."""
+
+
+class GatedAddition(Addition, Protocol):
+    """The addition of a layer whose outputs are gates and what these gate."""
+
+    def finish_gated(self, y: torch.Tensor, begun: Any, plan: Any, activation: str) -> torch.Tensor:
+        """`Platform.gate` of the layer's product y [T, 2 I] with the addition's: [T, I]. y is not
+        used any more."""
 
 
 class AdapterPlatform(Platform, Protocol):
@@ -62,7 +71,7 @@ class RowAdapters:
 
     def adapted(self, linear: Linear, layer: SlabLayer) -> AdaptedLinear:
         addition = self._platform.adapter_addition(self._slab, layer)
-        return AdaptedLinear(linear, self._platform.linear(linear), addition, self)
+        return AdaptedLinear(linear, self._platform, addition, self)
 
     def product(self, product: Product, addition: Addition, x: torch.Tensor) -> torch.Tensor:
         """A layer's product with those of the rows' adapters added to it."""
@@ -73,6 +82,20 @@ class RowAdapters:
         addition.finish(x, y, begun, self._plan)
         return y
 
+    def gated_product(
+        self,
+        product: Product,
+        base: Product,
+        addition: GatedAddition,
+        activation: str,
+        x: torch.Tensor,
+    ) -> torch.Tensor:
+        """`Platform.gate` of what `product` returns. `base`: the same of rows without adapters."""
+        if self._plan is None:
+            return base(x)
+        begun = addition.begin(x, self._plan)
+        return addition.finish_gated(product(x), begun, self._plan, activation)
+
 
 class AdaptedLinear(Linear):
     """A product, rounded, to which the products of the rows' adapters are added."""
@@ -80,7 +103,7 @@ class AdaptedLinear(Linear):
     kind = "adapted"
 
     def __init__(
-        self, linear: Linear, product: Product, addition: Addition, rows: RowAdapters
+        self, linear: Linear, platform: Platform, addition: Addition, rows: RowAdapters
     ) -> None:
         """Raises `ConfigError` for a layer that reads activations of 8 bits."""
         if linear.rounds_to is not None:
@@ -88,13 +111,28 @@ class AdaptedLinear(Linear):
             raise ConfigError("activation_dtype", "auto", allowed)
         self.out_features = linear.out_features
         self.in_features = linear.in_features
-        self._product = product
+        self._linear = linear
+        self._platform = platform
+        self._product = platform.linear(linear)
         self._addition = addition
         self._rows = rows
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, K] → [T, N]"""
         return self._rows.product(self._product, self._addition, x)
+
+    def gated(self, activation: str) -> Product:
+        """x [T, K] → [T, N / 2]: the platform's `gate` of the product, of a `GatedAddition`."""
+        base = self._platform.gated_linear(self._linear, activation) or (
+            lambda x: self._platform.gate(self._product(x), activation)
+        )
+        return partial(
+            self._rows.gated_product,
+            self._product,
+            base,
+            cast(GatedAddition, self._addition),
+            activation,
+        )
 
 
 def with_adapters(weights: Weights, layout: SlabLayout, rows: RowAdapters) -> Weights:
