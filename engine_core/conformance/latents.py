@@ -55,7 +55,7 @@ def _stored(subject: Subject, platform: Any, block_size: int, *, is_interleaved:
     def run(items: list[int]) -> list[Tensor]:
         cache = torch.zeros(shape, dtype=subject.dtype, device=platform.device)
         own = rows_of(q, items, platform)
-        batch = _batch(positions[items], slots[items]).to(platform.device)
+        batch = batch_of(positions[items], slots[items]).to(platform.device)
         platform.store_latents(
             own,
             rows_of(kv, items, platform),
@@ -89,7 +89,8 @@ def _shown(q: Tensor, latents: Tensor) -> list[Tensor]:
     return list(torch.cat((plain.double(), latents[:, : SIZES.kv_rank].double(), met), 1).float())
 
 
-def _batch(positions: Tensor, slots: Tensor) -> ForwardBatch:
+def batch_of(positions: Tensor, slots: Tensor) -> ForwardBatch:
+    """Tokens of one request, as an operation that stores them reads it."""
     count = len(slots)
     return ForwardBatch(
         token_ids=torch.zeros(count, dtype=torch.int64),

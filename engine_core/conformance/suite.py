@@ -15,12 +15,13 @@ from ..platforms.device import Device
 from .attention import attention_cases
 from .case import NUM_ITEMS, Case, Line, examine
 from .experts import expert_cases
+from .indexers import indexer_cases
 from .latents import latent_cases
 from .rows import row_cases
 from .sampling import sampling_cases
 from .subject import EPS, NEEDED, Subject, rows_of
 
-PARTS = ("rows", "experts", "attention", "latents", "sampling", "hooks")
+PARTS = ("rows", "experts", "attention", "latents", "indexers", "sampling", "hooks")
 NEEDED_OF_SAMPLING = ("draw", "draw_filtered", "mask_tokens", "logprobs")
 
 
@@ -131,6 +132,7 @@ _MAKERS = (
     expert_cases,
     attention_cases,
     latent_cases,
+    indexer_cases,
     sampling_cases,
     _hook_cases,
 )

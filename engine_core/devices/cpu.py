@@ -42,6 +42,7 @@ capabilities = Capabilities(
     short_convs=True,
     mamba=True,
     latents=True,
+    indexers=True,
     solved_states=True,
     adapters=True,
     softcaps=True,

@@ -48,6 +48,7 @@ capabilities = Capabilities(
     short_convs=True,
     mamba=True,
     latents=True,
+    indexers=True,
     state_block_sizes=(16, 32, 64),
     adapters=True,
     mixed_layers=True,

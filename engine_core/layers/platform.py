@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -300,6 +300,59 @@ class LatentPlatform(Platform, Protocol):
         numbers each head's own key, then its values. Every query is absorbed: its numbers without a
         position are multiplied by the first rows of its head, and meet latents. scale is that of
         the softmax."""
+
+
+class IndexedQueries(NamedTuple):
+    """Queries of tokens whose latents an indexer chooses."""
+
+    heads: torch.Tensor
+    """[E, Hq, D], as `store_latents` leaves them."""
+    index_heads: torch.Tensor
+    """[E, Hi, index D] of the indexer, as `store_index_keys` leaves them."""
+    head_weights: torch.Tensor
+    """float32 [E, Hi] of the indexer's heads."""
+
+
+class HeadsOverChosen(Protocol):
+    """Attention of one layer over the latents that an indexer chooses."""
+
+    def __call__(
+        self, queries: IndexedQueries, cache: torch.Tensor, attention_plan: Any
+    ) -> torch.Tensor:
+        """Queries of the plan's tokens, and the layer's cache [num_blocks, block_size, width + index
+        D] of latents and keys of the indexer → values of all heads [E, Hq · value_dim]. The score of
+        a position is the sum over the indexer's heads of their weight times the positive part of
+        their query's product with its key; of equal scores the first position is higher. The latents
+        chosen are attended to in the order of positions."""
+
+
+class IndexPlatform(LatentPlatform, Protocol):
+    """A platform with the flag `indexers`. A token whose latents are all chosen has the bits of
+    `LatentPlatform.latent_attention`."""
+
+    def store_index_keys(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        batch: ForwardBatch,
+        cos_sin: torch.Tensor,
+        keys: torch.Tensor,
+        *,
+        norm: torch.Tensor,
+        bias: torch.Tensor,
+        eps: float,
+        pairs: RotaryPairs,
+    ) -> None:
+        """Rotates the first numbers of each head of q [T, Hi, D] in place, and stores the keys k
+        [T, D], normed by mean and variance, norm and bias [D], their first numbers rotated, in keys
+        [num_blocks, block_size, D], whose rows may lie apart. cos_sin float32 [positions, numbers
+        that rotate]."""
+
+    def indexed_attention(
+        self, kv_b: torch.Tensor, scale: float, num_chosen: int
+    ) -> HeadsOverChosen:
+        """The attention of a layer to at most `num_chosen` latents; kv_b and scale as in
+        `LatentPlatform.latent_attention`."""
 
 
 class RoundingPlatform(Platform, Protocol):

@@ -27,7 +27,7 @@ from ..layers.projection_norms import projection_norms
 from ..layers.rope import cos_sin_table, query_scales, unrotated_table
 from ..weights.model_config import ModelConfig
 from .experts.expert_parts import ExpertParts, check_unrounded
-from .latent.latent_parts import latent_attention, latent_rotation
+from .latent.latent_parts import latent_mixer, latent_rotation
 from .states.state_parts import state_mixer
 
 
@@ -108,7 +108,7 @@ class Parts:
         """Attention of layer i, or the mixer that keeps a state in its place."""
         if self._config.latent is not None:
             own = self._weights, self._platform, i, self._latent_rotation
-            return latent_attention(self._config, *own)
+            return latent_mixer(self._config, *own)
         if not self._config.has_state(i):
             return self.attention(i)
         return state_mixer(self._config, self._weights, self._platform, i)

@@ -51,6 +51,8 @@ class Capabilities:
     """Layers of Mamba-2, which keep states too (`MambaPlatform`)."""
     latents: bool = False
     """Attention over latents that all heads share (`LatentPlatform`)."""
+    indexers: bool = False
+    """Attention over latents that sparse indexers choose (`IndexPlatform`)."""
     state_block_sizes: tuple[int, ...] = BLOCK_SIZES
     """Tokens a KV block of models with states, some of `block_sizes`."""
     solved_states: bool = False

@@ -43,6 +43,8 @@ class CpuPlatform(CpuTexts, CpuStates, CpuLatents, RowAdditions):
     def __init__(self, model: ModelConfig, block_size: int) -> None:
         # Query heads of a key head, in layers that see all keys and in layers with a window.
         self._groups = _group_of(model.of_global_layers), _group_of(model)
+        # Latents that a token attends to; 0: all that it sees.
+        self._num_chosen = 0 if model.index is None else model.index.num_chosen
         self._layer_kernels = layer_kernels(model)
         self.block_size = block_size
         super().__init__(CpuProducts())
@@ -63,9 +65,11 @@ class CpuPlatform(CpuTexts, CpuStates, CpuLatents, RowAdditions):
             # All experts of a layer have the shape of the first.
             self.linear(stack.expert(0))
 
-    def plan_attention(self, batch: ForwardBatch, *, of_ends: bool = False) -> AttentionPlan:
+    def plan_attention(self, batch: ForwardBatch, *, of_ends: bool = False) -> object:
         group, windowed_group = self._groups
         requests = batch.starts, batch.counts, batch.block_tables
+        if self._num_chosen:
+            return self.plan_chosen(batch, group, self._num_chosen)
         windowed = None if windowed_group == group else plan_attention(*requests, windowed_group)
         return plan_attention(*requests, group, windowed)
 

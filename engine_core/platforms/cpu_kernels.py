@@ -29,7 +29,7 @@ from ..layers.linear.group_tiles import TileLinear
 from ..layers.linear.kinds import Weights
 from ..weights.model_config import ModelConfig
 from . import cpu_experts
-from .latents.cpu import LATENT_KERNELS
+from .latents.cpu import INDEX_KERNELS, LATENT_KERNELS
 
 
 def packed_kernels(weights: Weights, of_layers: Sequence[Kernel] = ()) -> list[Kernel]:
@@ -76,6 +76,7 @@ def layer_kernels(model: ModelConfig) -> list[Kernel]:
         (model.conv, (conv_kernel.KERNEL,)),
         (model.mamba, (mamba_kernel.KERNEL,)),
         (model.latent, LATENT_KERNELS),
+        (model.index, INDEX_KERNELS),
     )
     return [kernel for config, own in kernels if config is not None for kernel in own]
 

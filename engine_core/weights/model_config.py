@@ -15,7 +15,7 @@ from .encoders.config import EncoderConfig
 from .experts_config import ExpertsConfig
 from .formats.packing import Quantization
 from .formats.quantization import read_quantization
-from .latent_config import LatentConfig
+from .latent_config import IndexConfig, LatentConfig
 from .mixed_layers import MixedLayers
 from .rope.config import DEFAULT_THETA, positive_of, rope_of, rotary_dim_of, scaling_of
 from .state_layers import (
@@ -147,8 +147,8 @@ class ModelConfig:
     experts: ExpertsConfig | None = None
     """Experts in place of the MLPs of some layers, or of all; None: no layer has any."""
     latent: LatentConfig | None = None
-    """Sizes of latent attention, which all layers have: `num_kv_heads` is 1 and `head_dim` is the
-    width of a latent; None: layers cache keys and values."""
+    """Sizes of latent attention, which all layers have: `num_kv_heads` is 1 and `head_dim` is what a
+    layer caches for a token; None: layers cache keys and values."""
     mixed: MixedLayers | None = None
     """Shapes of a model with layers of two kinds; None: all layers have those of the config."""
     states: StateLayers | None = None
@@ -240,7 +240,7 @@ class ModelConfig:
         inner = 3 * sum(widths) / len(widths)
         if self.latent is not None:
             products = self.latent.products(self.hidden_size, self.num_heads)
-            attended = self.num_heads * (self.latent.width + self.latent.kv_rank)
+            attended = self.latent.attention_products(self.num_heads)
             return attended / (products + self.hidden_size * inner)
         queries = self.num_heads * self.head_dim
         return 2 * queries / (self.hidden_size * (self.qkv_size + queries + inner))
@@ -334,10 +334,16 @@ class ModelConfig:
             "short_convs": ("layers with convolutions", self.conv is not None),
             "mamba": ("layers of Mamba-2", self.mamba is not None),
             "latents": ("kv_lora_rank", 0 if self.latent is None else self.latent.kv_rank),
+            "indexers": ("index_topk", 0 if self.index is None else self.index.num_chosen),
         }
         if self.logit_softcap:
             wanted.setdefault("activations", ("final_logit_softcapping", self.logit_softcap))
         return {flag: (field, value) for flag, (field, value) in wanted.items() if value}
+
+    @property
+    def index(self) -> IndexConfig | None:
+        """The sparse indexer of each layer; None: there is none."""
+        return None if self.latent is None else self.latent.index
 
     @property
     def _has_scans(self) -> bool:

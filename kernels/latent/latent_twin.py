@@ -31,13 +31,13 @@ def store_latents_twin(
     wide = kv.to(torch.promote_types(kv.dtype, torch.float32))
     compressed = wide[:, :rank]
     factors = torch.rsqrt(compressed.square().mean(-1, keepdim=True) + eps)
-    key = _rotated(wide[:, None, rank:], positions, cos_sin, pairs)[:, 0]
+    key = rotated(wide[:, None, rank:], positions, cos_sin, pairs)[:, 0]
     latents = torch.cat((compressed * factors * norm, key), 1)
     cache[slots // cache.shape[1], slots % cache.shape[1]] = latents.to(cache.dtype)
     plain = q.shape[2] - pairs.width
     heads = q.to(wide.dtype)
     return torch.cat(
-        (heads[..., :plain], _rotated(heads[..., plain:], positions, cos_sin, pairs)), 2
+        (heads[..., :plain], rotated(heads[..., plain:], positions, cos_sin, pairs)), 2
     )
 
 
@@ -71,7 +71,7 @@ def latent_attention_twin(
     return torch.einsum("chr,hvr->chv", attended, up[:, plain:])
 
 
-def _rotated(
+def rotated(
     heads: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor, pairs: RotaryPairs
 ) -> torch.Tensor:
     """heads [T, N, rotary]"""

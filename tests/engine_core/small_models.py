@@ -3,6 +3,8 @@ from a folder."""
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
@@ -160,6 +163,8 @@ DEEPSEEK = LATENT | {
         "beta_slow": 1.0,
     },
 }
+INDEX = {"index_n_heads": 16, "index_head_dim": 32, "index_topk": 40}
+"""Sparse indexers, whose choice leaves out some tokens of prompts in these tests."""
 MAMBA = "linear_attention"
 FULL = "full_attention"
 NEMOTRON = {name: value for name, value in SHAPE.items() if name != "num_hidden_layers"} | {
@@ -409,6 +414,13 @@ FAMILIES: dict[str, Any] = {
         **DEEPSEEK | {"q_lora_rank": None, "n_group": 1, "topk_group": 1}
     ),
     "deepseek-v3": lambda: transformers.DeepseekV3Config(**DEEPSEEK, num_nextn_predict_layers=0),
+    "deepseek-v3.2": lambda: transformers.DeepseekV32Config(**DEEPSEEK | INDEX),
+    "glm-5": lambda: transformers.GlmMoeDsaConfig(
+        **DEEPSEEK
+        | INDEX
+        | {"n_group": 1, "topk_group": 1}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+    ),
     "glm4-moe-lite": lambda: transformers.Glm4MoeLiteConfig(
         **DEEPSEEK | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
         num_nextn_predict_layers=0,
@@ -526,6 +538,16 @@ def random_checkpoint(
                 buffer.copy_(torch.randn_like(buffer) * 0.3 + ("scalar" in name))
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return model
+
+
+def without_indexers(source: Path, folder: Path) -> None:
+    """Writes a checkpoint of "deepseek-v3.2" as one of DeepSeek V3, whose layers have no indexers."""
+    shutil.copytree(source, folder)
+    path = folder / "model.safetensors"
+    save_file({name: x for name, x in load_file(path).items() if ".indexer." not in name}, path)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 def _class_of(config: Any) -> Any:

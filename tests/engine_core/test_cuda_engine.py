@@ -93,12 +93,15 @@ NEWER = {"internlm3": "InternLM3Config", "mimo-v2-flash": "MiMoV2FlashConfig"}
 SENSITIVE = {"gemma4 with experts", "glm4-moe-lite", "llama4", "llama4 with a tower"}
 """Small models of which rounding to TF32, as GPUs multiply float32, moves tokens as far: those of
 transformers so rounded lie up to 0.83 and 0.57 behind (2026-11-29)."""
+INDEXED = {"deepseek-v3.2", "glm-5"}
+"""Models whose indexers choose other tokens where scores are rounded: `test_cuda_latents` has
+them."""
 CUT = 2.0
 """Largest error of a number of which bits are cut, over that of one that is rounded: Triton's
 products hand float32 to the matrix unit, which cuts it, and the library's round it before."""
 
 
-@pytest.mark.parametrize("family", sorted(set(FAMILIES) - ON_CPUS_ALONE - SENSITIVE))
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - ON_CPUS_ALONE - SENSITIVE - INDEXED))
 def test_greedy_answers_follow_the_likeliest_tokens_of_transformers(
     family: str, tmp_path: Path
 ) -> None:

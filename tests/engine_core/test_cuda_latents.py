@@ -20,6 +20,7 @@ from tests.engine_core.small_models import (
     greedy,
     random_checkpoint,
     reference_greedy,
+    without_indexers,
 )
 
 pytestmark = pytest.mark.gpu
@@ -29,12 +30,13 @@ OF_HOPPER = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 64
 NUM_TOKENS = 24
 
 
-@pytest.fixture(scope="module", params=["tiny", "of-hopper"])
+@pytest.fixture(scope="module", params=["tiny", "of-hopper", "indexed"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A converted model in bfloat16."""
     base = tmp_path_factory.mktemp("latents")
     sizes = OF_HOPPER if request.param == "of-hopper" else {}
-    random_checkpoint("glm4-moe-lite", base / "source", **sizes)
+    family = "deepseek-v3.2" if request.param == "indexed" else "glm4-moe-lite"
+    random_checkpoint(family, base / "source", **sizes)
     return convert(base / "source", base / "ours", "bfloat16")
 
 
@@ -122,3 +124,18 @@ def test_latents_come_back_from_host_memory(folder: Path) -> None:
         load = one.engine.load()
     assert load.hits_by_tier["host"] > 0
     assert exact(found) == expected
+
+
+@pytest.mark.parametrize("sizes", [{}, OF_HOPPER], ids=["tiny", "of-hopper"])
+def test_indexers_that_choose_every_token_change_no_bit(
+    sizes: dict[str, int], tmp_path: Path
+) -> None:
+    random_checkpoint("deepseek-v3.2", tmp_path / "indexed", index_topk=1024, **sizes)
+    without_indexers(tmp_path / "indexed", tmp_path / "plain")
+    asked = prompts(16)
+    answers = []
+    for name in ("indexed", "plain"):
+        folder = convert(tmp_path / name, tmp_path / f"ours-{name}", "bfloat16")
+        with closing(engine(folder)) as one:
+            answers.append(exact(one.answer(asked, greedy(8, num_logprobs=1))))
+    assert answers[0] == answers[1]

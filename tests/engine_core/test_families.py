@@ -30,12 +30,12 @@ SAME_AS_LLAMA = {"InternLM3ForCausalLM"}
 A_FAMILY_OF_EACH_MECHANISM = (
     *("llama3 with scaled rope", "smollm2", "qwen2", "qwen3", "gemma3"),
     *("qwen3-moe", "glm4-moe", "qwen3.5", "lfm2", "nemotron3"),
-    *("gemma4 whose keys are values", "deepseek-v2", "minicpm3"),
+    *("gemma4 whose keys are values", "deepseek-v2", "minicpm3", "deepseek-v3.2"),
 )
 """Scaled positions, a head that is the embedding, biases, norms of queries and keys, windows,
 experts, experts that are chosen by groups beside shared ones, states, short convolutions,
-layers of one mixer each with experts without gates, layers of several shapes, latents, and latents
-of halves that rotate."""
+layers of one mixer each with experts without gates, layers of several shapes, latents, latents of
+halves that rotate, and latents that are chosen."""
 
 
 def test_every_architecture_has_a_family_and_is_documented() -> None:

@@ -29,6 +29,7 @@ from tests.engine_core.direct_link import DirectLink
 from tests.engine_core.oracle_speculator import OracleSpeculator
 from tests.engine_core.small_models import (
     DEEPSEEK,
+    INDEX,
     LATENT,
     Answer,
     SmallEngine,
@@ -36,6 +37,7 @@ from tests.engine_core.small_models import (
     greedy,
     random_checkpoint,
     reference_greedy,
+    without_indexers,
 )
 from tests.engine_core.test_draft_model import MAX_DRAFTS, WholeDrafts
 from tests.long_values import long_but
@@ -48,14 +50,17 @@ NUM_FULL = 144
 SCORED = greedy(24, num_logprobs=1)
 SIZES: dict[str, Any] = {"max_model_len": 256}
 V3 = DEEPSEEK | {"architectures": ["DeepseekV3ForCausalLM"]}
+GLM_5 = DEEPSEEK | INDEX | {"architectures": ["GlmMoeDsaForCausalLM"]}
 MINICPM = LATENT | {"architectures": ["MiniCPM3ForCausalLM"]}
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+@pytest.fixture(scope="module", params=long_but(["deepseek-v3", "deepseek-v3.2"], "deepseek-v3"))
+def source(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Any, Path]:
     """The model as transformers makes it, and its converted folder."""
     path = tmp_path_factory.mktemp("latents")
-    model = random_checkpoint("deepseek-v3", path / "hf")
+    model = random_checkpoint(request.param, path / "hf")
     return model, convert(path / "hf", path / "ours")
 
 
@@ -248,7 +253,8 @@ def test_ranks_divide_heads_and_each_keeps_all_latents(folder: Path) -> None:
 def test_a_token_of_a_layer_takes_one_vector(folder: Path) -> None:
     request = checked(ExecutorOptions(model_folder=folder), "cpu", cpu.capabilities)
     model = request.model
-    assert model.kv_elements_per_token == model.num_layers * (48 + 16)
+    index_dim = 0 if model.index is None else 32
+    assert model.kv_elements_per_token == model.num_layers * (48 + 16 + index_dim)
     assert block_bytes_of(request) == 16 * model.kv_elements_per_token * 4
 
 
@@ -290,6 +296,56 @@ def test_a_config_that_is_not_served_is_refused_by_the_field(
     config_of(V3)
     with pytest.raises(ConfigError, match=refused):
         config_of(V3 | changed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "refused"),
+    [
+        ({"index_topk": 0}, "index_topk is 0; allowed: a whole number, 1…"),
+        ({"index_head_dim": 8}, "index_head_dim is 8; allowed: at least qk_rope_head_dim, 16"),
+        ({"q_lora_rank": None}, "q_lora_rank is 0; allowed: 1 and more with an indexer"),
+        ({"indexer_types": ["full", "shared"]}, "indexer_types is .*; allowed: full in all layers"),
+        ({"index_topk_freq": 4}, "index_topk_freq is 4; allowed: 1"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
+)
+def test_an_indexer_that_is_not_served_is_refused_by_the_field(
+    changed: dict[str, Any], refused: str
+) -> None:
+    config_of(GLM_5)
+    with pytest.raises(ConfigError, match=refused):
+        config_of(GLM_5 | changed)
+
+
+@pytest.mark.parametrize("length", long_but([38, 39, 40, 41, 47, 48, 49, 70], 39, 48))
+def test_tokens_are_those_of_transformers_around_the_number_that_is_chosen(
+    length: int, tmp_path: Path
+) -> None:
+    """A token attends to 40 latents, and a block has 16."""
+    model = random_checkpoint("glm-5", tmp_path / "hf")
+    folder = convert(tmp_path / "hf", tmp_path / "ours")
+    prompt = np.random.default_rng(length).integers(3, 512, length).tolist()
+    with closing(SmallEngine(folder, max_model_len=512)) as engine:
+        [answer] = engine.answer([prompt], greedy(6, num_logprobs=0))
+    assert answer.token_ids == reference_greedy(model, prompt, 6)
+    with torch.no_grad():
+        expected = model(torch.tensor([prompt + answer.token_ids])).logits[0].log_softmax(-1)
+    after = expected[len(prompt) - 1 : -1]
+    chosen = [after[i, token].item() for i, token in enumerate(answer.token_ids)]
+    assert [entry.logprob for entry in answer.logprobs] == pytest.approx(chosen, abs=1e-3)
+
+
+def test_a_model_whose_indexers_choose_every_token_answers_as_one_without(tmp_path: Path) -> None:
+    """Their weights apart, both have the same; the engine attends to the same latents in the same
+    order."""
+    random_checkpoint("deepseek-v3.2", tmp_path / "indexed", index_topk=512)
+    without_indexers(tmp_path / "indexed", tmp_path / "plain")
+    answers = []
+    for name in ("indexed", "plain"):
+        folder = convert(tmp_path / name, tmp_path / f"ours-{name}")
+        with closing(SmallEngine(folder, **SIZES)) as engine:
+            answers.append(bits(engine.answer(PROMPTS, SCORED)))
+    assert answers[0] == answers[1]
 
 
 def test_sizes_that_a_cpu_does_not_compute_are_refused(tmp_path: Path) -> None:

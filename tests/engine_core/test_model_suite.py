@@ -36,13 +36,13 @@ PROMPTS = [np.random.default_rng(n).integers(3, 512, n).tolist() for n in (3, 90
 SCORED = greedy(8, num_logprobs=1)
 ONE_OF_EACH_MECHANISM = (
     *("mistral with a window", "gpt2", "qwen3-moe", "qwen3-next", "nemotron3", "gemma4"),
-    "deepseek-v3",
+    *("deepseek-v3", "glm-5"),
 )
 """Windows; caps and norms behind products; long positions of a part of a head; norms over all
 heads; parallel layers, neighbours that rotate and layers without positions; learned positions,
 layer norms and biases; experts, and experts in groups beside shared ones and layers without;
 states and gated attention; groups of keys and layers of one mixer each; heads of two sizes,
-layers that share keys, and vectors of tokens for each layer; latents."""
+layers that share keys, and vectors of tokens for each layer; latents; latents that are chosen."""
 MIXED = "1 with layers of several shapes"
 ON_RANKS = ("olmo2", "deepseek-v3")
 """Families whose norms ranks have to sum, whose experts they divide, and whose latents each rank
@@ -163,6 +163,7 @@ def test_two_ranks_answer_as_one(family: str, folder: Folder) -> None:
             r"heads by layer is \(32, 64\); allowed: layers of one shape on",
         ),
         ("deepseek-v3", "latents", "kv_lora_rank is 48; allowed: no latent attention on the"),
+        ("glm-5", "indexers", "index_topk is 40; allowed: no sparse indexers on the platform"),
         ("phi3", "windows", "sliding_window is 40; allowed: no window on the platform"),
     ],
 )

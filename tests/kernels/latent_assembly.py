@@ -14,10 +14,13 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from headwater.kernels.attention.online_softmax import SPLIT
 from headwater.kernels.latent import (
+    gather_latents,
     head_products,
     hopper_latent_attention,
+    index_scores,
     latent_attention,
     latent_plan,
+    store_index_keys,
     store_latents,
 )
 from headwater.kernels.latent.latent_tiles import KEYS
@@ -106,8 +109,38 @@ def others() -> dict[str, int]:
             product | {"ROWS": rows},
             num_stages=3,
         )
+    found |= of_indexers()
     plan = {"SPLIT": SPLIT, "BLOCK_R": 256, "BLOCK_S": 64}
     return found | {"plan": shared_by(latent_plan._plan_latents, {}, plan)}
+
+
+def of_indexers() -> dict[str, int]:
+    slots = {"stride_slot": 704, "PAGE": 64}
+    stored = {"NUM_HEADS": 64, "DIM": 128, "BLOCK_DIM": 128, "PAGE": 64, "HALF": 32}
+    stored |= {"BLOCK_HALF": 32, "HEADS": store_index_keys.HEADS, "INTERLEAVED": False}
+    scored = slots | {"HEADS": 64, "BLOCK_HEADS": 64, "DIM": 128, "BLOCK_DIM": 128}
+    copied = slots | {"WIDTH": 576, "BLOCK_WIDTH": 1024, "KEYS": KEYS}
+    floats = dict.fromkeys(("p_scores", "p_cos_sin", "p_weight", "eps"), "*fp32") | {"eps": "fp32"}
+    halves = dict.fromkeys(("p_q", "p_k", "p_keys", "p_norm", "p_bias", "p_cache"), "*bf16")
+    kernels = {
+        "store keys": (store_index_keys._store_keys, stored, {"num_warps": 1}),
+        "scores": (
+            index_scores._score,
+            scored | {"KEYS": index_scores.KEYS, "PART": index_scores.PART},
+            {"num_stages": 3},
+        ),
+        "choice": (index_scores._choose, {"SCAN": index_scores.SCAN}, {"num_warps": 8}),
+        "tokens": (gather_latents._list_tokens, {"TOKENS": gather_latents.TOKENS}, {}),
+        "copies": (gather_latents._gather, copied | {"LATENTS": gather_latents.LATENTS}, {}),
+    }
+    found = {}
+    for name, (kernel, constants, options) in kernels.items():
+        types = floats | halves
+        if name == "copies":
+            types["p_out"] = "*bf16"
+        own = {each: kind for each, kind in types.items() if each in kernel.arg_names}
+        found[name] = shared_by(kernel, own, constants, **options)
+    return found
 
 
 def main() -> None:

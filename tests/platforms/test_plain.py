@@ -172,7 +172,7 @@ def test_the_check_of_a_wrong_platform_fails_with_the_name_of_its_operation(
         ),
         (
             ("--device=plain", "--part=noise"),
-            "--part is 'noise'; allowed: rows or experts or attention or latents or sampling or hooks",
+            "--part is 'noise'; allowed: rows or experts or attention or latents or indexers or sampling or hooks",
         ),
     ],
 )

@@ -64,6 +64,7 @@ WITHOUT = {
     "short_convs": "no short convolutions",
     "mamba": "no layers of Mamba-2",
     "latents": "no latent attention",
+    "indexers": "no sparse indexers",
 }
 """Values that a platform serves which lacks a flag of `ModelConfig.needs`, by flag."""
 
@@ -195,7 +196,7 @@ def _checked_heads(
 def _draft_layer(model: ModelConfig) -> HeadsConfig:
     """The layer of the served model's checkpoint that drafts. Raises `ConfigError` naming
     `speculation` for a model of an architecture that has none."""
-    allowed = f"auto or off with {model.architecture}, whose checkpoints have no such layer"
+    allowed = f"auto or off with {model.architecture}, whose checkpoints have none that is used"
     require(model.architecture in MTP_NAMES, "speculation", MTP, allowed)
     return HeadsConfig.of_checkpoint(model)
 

@@ -48,7 +48,8 @@ class ReplayedSteps:
         self._max_blocks = max_blocks
         self._steps: OrderedDict[_Key, _Step] = OrderedDict()
         self._seen: OrderedDict[_Key, None] = OrderedDict()
-        self._is_recordable = True
+        # The number of latents that a token chooses depends on its position.
+        self._is_recordable = model.config.index is None
 
     @property
     def num_kept(self) -> int:

@@ -26,11 +26,25 @@ LATENT_ARCHITECTURES = {
         "kimi_k2",
         limits=LATENTS,
     ),
+    "DeepseekV32ForCausalLM": own(
+        DEEPSEEK,
+        deepseek.read_deepseek_v32,
+        "DeepSeek V3.2",
+        "deepseek_v32",
+        limits=LATENTS,
+    ),
     "Glm4MoeLiteForCausalLM": own(
         DEEPSEEK,
         deepseek.read_glm4_moe_lite,
         "GLM-4.7-Flash",
         "glm4_moe_lite",
+        limits=LATENTS,
+    ),
+    "GlmMoeDsaForCausalLM": own(
+        DEEPSEEK,
+        deepseek.read_glm_moe_dsa,
+        "GLM-5",
+        "glm_moe_dsa",
         limits=LATENTS,
     ),
     "KimiK25ForConditionalGeneration": own(

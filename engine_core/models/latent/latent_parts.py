@@ -11,14 +11,16 @@ import torch
 from headwater.kernels.attention.rotary_pairs import RotaryPairs
 
 from ...layers.linear.kinds import Weights
-from ...layers.linear.linear import Linear, Product
-from ...layers.mixers.latent_attention import LatentAttention, LowRankQueries
+from ...layers.linear.linear import Product
+from ...layers.mixers.indexed_attention import IndexedAttention
+from ...layers.mixers.latent_attention import LatentAttention, LatentStore, LowRankQueries
 from ...layers.norm import RMSNorm
-from ...layers.platform import LatentPlatform, Platform
+from ...layers.platform import IndexPlatform, LatentPlatform, Platform
 from ...layers.rope import cos_sin_table
 from ...weights.layout import Split, WeightSpec, joined_linear, linear, norm, table
 from ...weights.model_config import ModelConfig
 from ..experts.expert_parts import check_unrounded
+from .index_parts import INDEX_NAMES, index_weights_of, indexer
 
 Q = "q"
 Q_A = "q_a"
@@ -37,6 +39,7 @@ LATENT_NAMES = {
     "self_attn.kv_a_layernorm.weight": KV_NORM,
     "self_attn.kv_b_proj.weight": KV_B,
     "self_attn.o_proj.weight": OUT,
+    **INDEX_NAMES,
 }
 """Our names of tensors by those of checkpoints, as in `CheckpointNames.layer`."""
 LOW_RANK_EPS = 1e-6
@@ -64,6 +67,7 @@ def latent_weights_of(config: ModelConfig) -> dict[str, WeightSpec]:
         KV_NORM: norm(latent.kv_rank),
         KV_B: replace(table(raised, latent.kv_rank, split=Split.OUTPUTS), parts=(raised,)),
         OUT: linear(hidden, config.num_heads * latent.value_dim, split=Split.INPUTS),
+        **index_weights_of(config),
     }
 
 
@@ -73,41 +77,41 @@ def latent_rotation(config: ModelConfig, max_model_len: int) -> torch.Tensor:
     return cos_sin_table(replace(config, head_dim=config.latent.rotary_dim), max_model_len)
 
 
-def latent_attention(
+def latent_mixer(
     config: ModelConfig, weights: Weights, platform: Platform, layer: int, cos_sin: torch.Tensor
-) -> LatentAttention:
+) -> LatentAttention | IndexedAttention:
     """The attention of a layer, by the names of the layout."""
     latent = config.latent
     assert latent is not None
     prefix = f"layers.{layer}."
     own = cast(LatentPlatform, platform)
-
-    def unrounded(name: str) -> Linear:
-        found = weights.linears[prefix + name]
-        check_unrounded(found, config)
-        return found
-
-    return LatentAttention(
+    for name in (Q, Q_A, Q_B, KV_A, OUT):
+        if prefix + name in weights.linears:
+            check_unrounded(weights.linears[prefix + name], config)
+    store = LatentStore(
         own,
-        _queries(config, weights, own, prefix),
-        unrounded(KV_A),
-        weights.tensors[prefix + KV_B].view(config.num_heads, latent.raised_dim, latent.kv_rank),
-        unrounded(OUT),
+        weights.linears[prefix + KV_A],
         cos_sin,
-        kv_norm=weights.tensors[prefix + KV_NORM],
+        num_heads=config.num_heads,
+        norm=weights.tensors[prefix + KV_NORM],
         eps=LOW_RANK_EPS,
-        scale=config.attention_scale or latent.query_dim**-0.5,
         pairs=RotaryPairs(latent.rotary_dim, config.is_interleaved),
     )
+    queries = _queries(weights, own, prefix)
+    kv_b = weights.tensors[prefix + KV_B].view(config.num_heads, latent.raised_dim, latent.kv_rank)
+    scale = config.attention_scale or latent.query_dim**-0.5
+    o = own.linear(weights.linears[prefix + OUT])
+    if latent.index is None:
+        return LatentAttention(queries, store, own.latent_attention(kv_b, scale), o)
+    indexing = cast(IndexPlatform, platform)
+    attention = indexing.indexed_attention(kv_b, scale, latent.index.num_chosen)
+    assert isinstance(queries, LowRankQueries)
+    index = indexer(config, weights, indexing, prefix, cos_sin)
+    return IndexedAttention(queries, store, index, attention, o)
 
 
-def _queries(
-    config: ModelConfig, weights: Weights, platform: LatentPlatform, prefix: str
-) -> Product:
+def _queries(weights: Weights, platform: LatentPlatform, prefix: str) -> Product:
     linears = weights.linears
-    for name in (Q, Q_A, Q_B):
-        if prefix + name in linears:
-            check_unrounded(linears[prefix + name], config)
     if prefix + Q in linears:
         return platform.linear(linears[prefix + Q])
     q_norm = RMSNorm(platform, weights.tensors[prefix + Q_NORM], LOW_RANK_EPS)

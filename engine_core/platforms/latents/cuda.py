@@ -11,15 +11,19 @@ from headwater.kernels.attention import hopper_attention
 from headwater.kernels.attention.reduce_splits import reduce_splits
 from headwater.kernels.attention.rotary_pairs import RotaryPairs
 from headwater.kernels.latent import hopper_latent_attention as hopper
+from headwater.kernels.latent.gather_latents import gather_latents, list_tokens
 from headwater.kernels.latent.head_products import absorbed_queries, head_values
+from headwater.kernels.latent.index_scores import choose_positions, index_scores
 from headwater.kernels.latent.latent_attention import latent_decode, latent_prefill
 from headwater.kernels.latent.latent_plan import LatentPlan
 from headwater.kernels.latent.latent_tiles import KEYS
+from headwater.kernels.latent.store_index_keys import store_index_keys
 from headwater.kernels.latent.store_latents import store_latents
 
 from ...layers.batch import ForwardBatch
+from ...layers.platform import IndexedQueries
 from ..cuda_attention_plans import AttentionPlan, AttentionPlans
-from .cuda_plans import LatentPlans
+from .cuda_plans import BLOCK, MOST_TOKENS, ChosenWorkspace, LatentPlans, LatentRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,7 @@ def latent_kernels(q: torch.Tensor, cache: torch.Tensor, rank: int) -> LatentKer
 
 
 class CudaLatents:
-    """See `LatentPlatform`."""
+    """See `IndexPlatform`."""
 
     plans: AttentionPlans
 
@@ -72,6 +76,30 @@ class CudaLatents:
         assert isinstance(self.plans, LatentPlans)
         return CudaLatentAttention(kv_b, scale, self.plans.totals)
 
+    def store_index_keys(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        batch: ForwardBatch,
+        cos_sin: torch.Tensor,
+        keys: torch.Tensor,
+        *,
+        norm: torch.Tensor,
+        bias: torch.Tensor,
+        eps: float,
+        pairs: RotaryPairs,
+    ) -> None:
+        where = batch.positions, batch.slots, cos_sin, keys
+        store_index_keys(q, k, *where, norm=norm, bias=bias, eps=eps, pairs=pairs)
+
+    def indexed_attention(
+        self, kv_b: torch.Tensor, scale: float, num_chosen: int
+    ) -> CudaIndexedAttention:
+        assert isinstance(self.plans, LatentPlans)
+        assert self.plans.chosen is not None
+        over_all = self.latent_attention(kv_b, scale)
+        return CudaIndexedAttention(over_all, self.plans.chosen, num_chosen)
+
 
 class CudaLatentAttention:
     """See `HeadsOverLatents`."""
@@ -87,16 +115,14 @@ class CudaLatentAttention:
     ) -> torch.Tensor:
         plan = attention_plan
         n = plan.num_decodes
-        _, raised, rank = self._kv_b.shape
-        plain = q.shape[2] - (cache.shape[2] - rank)
+        rank = self._kv_b.shape[2]
         absorbed = absorbed_queries(q, self._kv_b, cache.shape[2])
         attended = absorbed.new_empty(*q.shape[:2], rank)
-        kernels = latent_kernels(absorbed, cache, rank)
         if n:
             assert isinstance(plan.decode, LatentPlan)
-            where = plan.seq_lens, plan.table_rows, plan.block_tables, plan.decode
-            kernels.decode(absorbed[:n], cache, *where, attended[:n], scale=self._scale)
-            reduce_splits(plan.seq_lens, plan.decode, attended[:n])
+            rows = LatentRows(plan.seq_lens, plan.table_rows, plan.block_tables, plan.decode)
+            self._decode(absorbed[:n], cache, rows, attended[:n])
+        kernels = latent_kernels(absorbed, cache, rank)
         if len(plan.tiles):
             kernels.prefill(
                 absorbed,
@@ -110,4 +136,92 @@ class CudaLatentAttention:
                 attended,
                 scale=self._scale,
             )
+        return self._values(q, cache, attended)
+
+    def of_rows(self, q: torch.Tensor, cache: torch.Tensor, rows: LatentRows) -> torch.Tensor:
+        """The same for tokens each of which is a row that decodes."""
+        absorbed = absorbed_queries(q, self._kv_b, cache.shape[2])
+        attended = absorbed.new_empty(*q.shape[:2], self._kv_b.shape[2])
+        self._decode(absorbed, cache, rows, attended)
+        return self._values(q, cache, attended)
+
+    def _decode(
+        self, absorbed: torch.Tensor, cache: torch.Tensor, rows: LatentRows, out: torch.Tensor
+    ) -> None:
+        kernels = latent_kernels(absorbed, cache, out.shape[2])
+        kernels.decode(absorbed, cache, *rows, out, scale=self._scale)
+        reduce_splits(rows.seq_lens, rows.plan, out)
+
+    def _values(self, q: torch.Tensor, cache: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        _, raised, rank = self._kv_b.shape
+        plain = q.shape[2] - (cache.shape[2] - rank)
         return head_values(attended, self._kv_b, raised - plain)
+
+
+class CudaIndexedAttention:
+    """See `HeadsOverChosen`. Tokens are taken some at a time: their chosen latents are copied, and
+    each token is a row that decodes over its copies."""
+
+    def __init__(
+        self, attention: CudaLatentAttention, workspace: ChosenWorkspace, num_chosen: int
+    ) -> None:
+        self._attention = attention
+        self._workspace = workspace
+        self._num_chosen = num_chosen
+
+    def __call__(
+        self, queries: IndexedQueries, cache: torch.Tensor, attention_plan: AttentionPlan
+    ) -> torch.Tensor:
+        plan = attention_plan
+        num_tokens = len(queries.heads)
+        tokens = queries.heads.new_empty(3, num_tokens, dtype=torch.int32)
+        list_tokens(
+            plan.seq_lens,
+            plan.table_rows,
+            plan.query_starts,
+            plan.chunk_lens,
+            plan.chunk_rows,
+            self._num_chosen,
+            tokens,
+        )
+        found = [
+            self._attend(
+                IndexedQueries(*(each[first : first + MOST_TOKENS] for each in queries)),
+                cache,
+                tokens[:, first : first + MOST_TOKENS],
+                plan.block_tables,
+            )
+            for first in range(0, num_tokens, MOST_TOKENS)
+        ]
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def _attend(
+        self,
+        queries: IndexedQueries,
+        cache: torch.Tensor,
+        tokens: torch.Tensor,
+        block_tables: torch.Tensor,
+    ) -> torch.Tensor:
+        """At most `MOST_TOKENS` queries; tokens int32 [3, N] as `list_tokens` makes them."""
+        num_tokens = len(queries.heads)
+        width = cache.shape[2] - queries.index_heads.shape[2]
+        seq_lens, table_rows, num_chosen = tokens
+        scores = cache.new_empty(
+            num_tokens, block_tables.shape[1] * cache.shape[1], dtype=torch.float32
+        )
+        chosen = tokens.new_empty(num_tokens, self._workspace.room)
+        gathered = cache.new_empty(num_tokens, self._workspace.room, width)
+        where = seq_lens, table_rows, block_tables
+        index_scores(
+            queries.index_heads,
+            queries.head_weights,
+            cache[..., width:],
+            *where,
+            scores,
+            self._num_chosen,
+        )
+        choose_positions(scores, seq_lens, chosen, self._num_chosen)
+        latents = cache[..., :width]
+        gather_latents(latents, chosen, num_chosen, table_rows, block_tables, gathered)
+        rows = self._workspace.rows(num_chosen)
+        return self._attention.of_rows(queries.heads, gathered.view(-1, BLOCK, width), rows)

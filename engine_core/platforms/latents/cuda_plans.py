@@ -3,7 +3,7 @@ splits and of prompts' rows that its kernels walk."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,6 +18,46 @@ from ..cuda_attention_plans import AttentionPlan, AttentionPlans
 MOST_PARTIAL_BYTES = 512 << 20
 """Bytes of partial results of decode, which the longest contexts of many rows would exceed: a program
 then computes whole rows."""
+
+
+MOST_TOKENS = 64
+"""Tokens whose chosen latents are copied at once."""
+BLOCK = 64
+"""Latents of a block of copies."""
+
+
+class LatentRows(NamedTuple):
+    """Rows that decode; see `latent_decode`."""
+
+    seq_lens: torch.Tensor
+    table_rows: torch.Tensor
+    block_tables: torch.Tensor
+    plan: LatentPlan
+
+
+class ChosenWorkspace:
+    """Plan of attention to the copies of chosen latents, some tokens at a time."""
+
+    def __init__(self, num_heads: int, rank: int, num_chosen: int, device: torch.device) -> None:
+        blocks = -(-num_chosen // BLOCK)
+        self.room = blocks * BLOCK
+        """Latents that a token has room for."""
+        self._table_rows = torch.arange(MOST_TOKENS, dtype=torch.int32, device=device)
+        self._block_tables = torch.arange(
+            MOST_TOKENS * blocks, dtype=torch.int32, device=device
+        ).view(MOST_TOKENS, blocks)
+        self._plan = LatentPlan.allocate(
+            max_rows=MOST_TOKENS,
+            max_seq_len=self.room,
+            num_heads=num_heads,
+            rank=rank,
+            device=device,
+        )
+
+    def rows(self, num_chosen: torch.Tensor) -> LatentRows:
+        """Rows of the copies of tokens, which chose so many latents, int32 [N]."""
+        plan_latents(self._plan, num_chosen)
+        return LatentRows(num_chosen, self._table_rows, self._block_tables, self._plan)
 
 
 class LatentPlans(AttentionPlans):
@@ -50,6 +90,10 @@ class LatentPlans(AttentionPlans):
             max_partials=min(most, MOST_PARTIAL_BYTES // (4 * model.num_heads * rank)),
         )
         self._ends = self._decode_plan.beside()
+        self.chosen: ChosenWorkspace | None = None
+        """Workspace of sparse indexers; None: the model has none."""
+        if model.index is not None:
+            self.chosen = ChosenWorkspace(model.num_heads, rank, model.index.num_chosen, device)
         self.totals = room_for_totals(rank, device)
         """Workspace of prefill; see `latent_prefill`."""
 

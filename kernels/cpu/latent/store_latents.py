@@ -29,15 +29,15 @@ def store_latents(
     pairs: RotaryPairs,
 ) -> None:
     """Rotates the last numbers of each head of q [T, Hq, D] in place, and stores the latents of kv
-    [T, width] in cache [num_blocks, block_size, width]: the first numbers normed by norm [rank],
-    the others rotated. positions and slots int64 [T]; cos_sin float32 [positions, width - rank]; q,
-    kv and the cache have one dtype, the norm too; rank divides by 16. All of `pairs` rotate, and
-    stay in their places."""
+    [T, width] in cache [num_blocks, block_size, width], whose rows may lie apart: the first numbers
+    normed by norm [rank], the others rotated. positions and slots int64 [T]; cos_sin float32
+    [positions, width - rank]; q, kv and the cache have one dtype, the norm too; rank divides by 16.
+    All of `pairs` rotate, and stay in their places."""
     _, block_size, width = cache.shape
     assert q.is_contiguous()
     assert kv.is_contiguous()
     assert kv.shape[1] == width
-    assert cache.stride()[1:] == (width, 1)
+    assert cache.stride(2) == 1
     assert positions.dtype == slots.dtype == torch.int64
     assert cos_sin.dtype == torch.float32
     assert cos_sin.shape[1] == pairs.width == width - len(norm)
@@ -52,6 +52,7 @@ def store_latents(
         *(q.shape[1], q.shape[2], width, len(norm), block_size, cache.stride(0)),
         float_bits(eps),
         pairs.interleaved,
+        cache.stride(1),
     )
 
 
@@ -63,19 +64,20 @@ def _token(arguments: int, i: int, element: Any) -> None:
     rank = argument(arguments, 10)
     block_size = argument(arguments, 11)
     rotary = width - rank
+    is_interleaved = argument(arguments, 14)
     tail = rotary * size_of(element)
     p_cos_sin = argument(arguments, 4) + int64_at(argument(arguments, 2) + i * 8) * rotary * 4
     p_q = argument(arguments, 0) + i * num_heads * head_size
     for head in range(num_heads):
         p_tail = p_q + (head + 1) * head_size - tail
-        _rotate(arguments, p_tail, p_tail, p_cos_sin, rotary, element)
+        rotate(p_tail, p_tail, p_cos_sin, rotary, is_interleaved, element)
     slot = int64_at(argument(arguments, 3) + i * 8)
-    at = slot // block_size * argument(arguments, 12) + slot % block_size * width
+    at = slot // block_size * argument(arguments, 12) + slot % block_size * argument(arguments, 15)
     p_latent = argument(arguments, 5) + at * size_of(element)
     p_kv = argument(arguments, 1) + i * width * size_of(element)
     _norm(arguments, p_kv, p_latent, rank, element)
     behind = rank * size_of(element)
-    _rotate(arguments, p_kv + behind, p_latent + behind, p_cos_sin, rotary, element)
+    rotate(p_kv + behind, p_latent + behind, p_cos_sin, rotary, is_interleaved, element)
 
 
 @njit
@@ -95,12 +97,12 @@ def _norm(arguments: int, p_x: int, p_out: int, rank: int, element: Any) -> None
 
 
 @njit
-def _rotate(
-    arguments: int, p_x: int, p_out: int, p_cos_sin: int, rotary: int, element: Any
+def rotate(
+    p_x: int, p_out: int, p_cos_sin: int, rotary: int, is_interleaved: int, element: Any
 ) -> None:
+    """Writes the rotated numbers of p_x [rotary] to p_out, which may be the same."""
     # Numbers are processed one at a time: half of what rotates need not fill the lanes.
     half = rotary // 2
-    is_interleaved = argument(arguments, 14)
     for pair in range(half):
         low = 2 * pair if is_interleaved else pair
         high = low + (1 if is_interleaved else half)

@@ -1,4 +1,5 @@
-"""Configs of DeepSeek V2 and V3, Kimi K2 and GLM-4.7-Flash, whose routers multiply in float32."""
+"""Configs of DeepSeek V2, V3 and V3.2, Kimi K2, GLM-4.7-Flash and GLM-5, whose routers multiply in
+float32."""
 
 from __future__ import annotations
 
@@ -7,10 +8,11 @@ from typing import Any
 
 from ....config import require
 from ....weights.experts_config import ExpertsConfig
+from ....weights.latent_config import IndexConfig
 from ....weights.model_config import ModelConfig
 from ....weights.rope.config import positive_of
 from ..fields import Config, count_of, layers_with_experts, with_experts
-from .fields import read_latent
+from .fields import read_index, read_latent
 
 GREEDY = "greedy"
 IN_GROUPS = "group_limited_greedy"
@@ -33,13 +35,33 @@ def read_deepseek_v3(config: Config) -> ModelConfig:
     return _read_corrected(config, _behind(config, 3))
 
 
+def read_deepseek_v32(config: Config) -> ModelConfig:
+    """Config of DeepSeek V3.2: V3 with sparse indexers, whose halves rotate with each other."""
+    _check(config, {"scoring_func": "sigmoid", "topk_method": "noaux_tc"})
+    index = read_index(config, is_interleaved=False)
+    return _read_corrected(config, _behind(config, 3), index)
+
+
+def read_glm_moe_dsa(config: Config) -> ModelConfig:
+    """Config of GLM-5, each of whose layers has an indexer of its own."""
+    _check(config, {"scoring_func": "sigmoid", "index_topk_freq": 1, "index_topk_pattern": None})
+    kinds = config.get("indexer_types") or []
+    is_own = isinstance(kinds, list) and set(kinds) <= {"full"}
+    require(is_own, "indexer_types", kinds, "full in all layers")
+    index = read_index(config, is_interleaved=bool(config.get("indexer_rope_interleave", True)))
+    return _read_corrected(config, _behind(config, 3), index)
+
+
 def read_glm4_moe_lite(config: Config) -> ModelConfig:
     return _read_corrected(config, _behind(config, 1))
 
 
-def _read_corrected(config: Config, has_experts: Callable[[int], bool]) -> ModelConfig:
+def _read_corrected(
+    config: Config, has_experts: Callable[[int], bool], index: IndexConfig | None = None
+) -> ModelConfig:
     """Config of a model whose experts are chosen by sigmoids with a correction."""
-    read = read_latent(config, is_interleaved=bool(config.get("rope_interleave", True)))
+    is_interleaved = bool(config.get("rope_interleave", True))
+    read = read_latent(config, index=index, is_interleaved=is_interleaved)
     return _with_experts(
         read,
         config,

@@ -5,13 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 from ....config import require
-from ....weights.latent_config import LatentConfig
+from ....weights.latent_config import IndexConfig, LatentConfig
 from ....weights.model_config import ModelConfig
 from ....weights.rope.config import DEFAULT_THETA, grown_scale, rope_of
 from ..fields import Config, count_of
 
 
-def read_latent(config: Config, **traits: Any) -> ModelConfig:
+def read_index(config: Config, *, is_interleaved: bool) -> IndexConfig:
+    """Sizes of a model's sparse indexers. Raises `ConfigError`."""
+    return IndexConfig(
+        num_heads=count_of(config, "index_n_heads"),
+        head_dim=count_of(config, "index_head_dim"),
+        num_chosen=count_of(config, "index_topk"),
+        is_interleaved=is_interleaved,
+    )
+
+
+def read_latent(config: Config, *, index: IndexConfig | None = None, **traits: Any) -> ModelConfig:
     """The config of a model whose layers have latent attention. `traits` as in
     `ModelConfig.from_hf`. Raises `ConfigError`."""
     for name in ("attention_bias", "mlp_bias"):
@@ -25,11 +35,12 @@ def read_latent(config: Config, **traits: Any) -> ModelConfig:
         query_rank=count_of(
             {"q_lora_rank": config.get("q_lora_rank") or 0}, "q_lora_rank", least=0
         ),
+        index=index,
     )
     is_even = latent.rotary_dim % 2 == 0
     require(is_even, "qk_rope_head_dim", latent.rotary_dim, "an even number")
     # What rotates has positions like a head of that size; old configs have other sizes there.
     rotated = {**config, "head_dim": latent.rotary_dim, "num_key_value_heads": None}
     scale = latent.query_dim**-0.5 * grown_scale(rope_of(config, DEFAULT_THETA), config)
-    own = {"head_dim": latent.width, "num_kv_heads": 1, "attention_scale": scale}
+    own = {"head_dim": latent.cached_width, "num_kv_heads": 1, "attention_scale": scale}
     return ModelConfig.from_hf(rotated, latent=latent, **own | traits)
