@@ -125,6 +125,10 @@ BENCHMARKS = {
         "kv_tiers",
         "Bandwidth of KV blocks to host memory and a disk, beside that of the bus and the disk.",
     ),
+    "cache-bytes": (
+        "cache_bytes",
+        "Memory of the KV cache of published shapes, by kind of layer, and what it wastes.",
+    ),
     "snapshot-hits": (
         "snapshot_hits",
         "Prefix hits of a model with states: at its snapshots, beside one at each border.",

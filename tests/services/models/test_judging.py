@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from huggingface_hub.utils import filter_repo_objects
 
+from headwater.bench.published_shapes import STATES
 from headwater.engine_core.models.registry import config_of
 from headwater.services.engine.programs.judge import sentence
 from headwater.services.models.judging import ModelNotServed
 from headwater.services.models.store import find_source, judge, pull
 from headwater.services.runtime.settings import SettingError
-from tests.engine_core.published_states import SHAPES
 from tests.engine_core.small_models import SHAPE
 
 LLAMA = SHAPE | {"architectures": ["LlamaForCausalLM"]}
@@ -155,5 +155,5 @@ def test_a_dry_run_of_a_file_without_a_config_is_refused(tmp_path: Path) -> None
 
 
 def test_the_sentence_of_a_model_with_states_says_what_they_take() -> None:
-    said = sentence(config_of(SHAPES["Qwen3.6-35B-A3B"]), "bfloat16", 16)
+    said = sentence(config_of(STATES["Qwen3.6-35B-A3B"]), "bfloat16", 16)
     assert "20.5 kB of KV cache a token, 79.3 MB of states a sequence, up to 32,768 tokens" in said

@@ -1,5 +1,5 @@
-"""Shapes of published models with state layers: what their config.json says of it. Vocabularies and
-MLPs are cut, which no cache depends on."""
+"""Shapes of published models with windows or state layers: what their config.json says of it.
+Vocabularies and MLPs are cut, which no cache depends on."""
 
 from __future__ import annotations
 
@@ -111,9 +111,31 @@ def _lfm(hidden: int, layers: int, heads: int, full: Collection[int]) -> Any:
     }
 
 
+def _gemma(hidden: int, layers: int, heads: int, kv_heads: int, window: int) -> Any:
+    return _ANY | {
+        "architectures": ["Gemma3ForCausalLM"],
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": 256,
+        "sliding_window": window,
+        "sliding_window_pattern": 6,
+        "query_pre_attn_scalar": 256,
+        "rope_local_base_freq": 10_000.0,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "rms_norm_eps": 1e-6,
+    }
+
+
 _H8 = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
 _SIX = (2, 5, 8, 10, 12, 14)
-SHAPES: dict[str, dict[str, Any]] = {
+WINDOWS: dict[str, dict[str, Any]] = {
+    "Gemma-3-270M": _gemma(640, 18, 4, 1, 512),
+    "Gemma-3-4B": _gemma(2560, 34, 8, 4, 1024),
+}
+"""Keyed by name of a checkpoint, models in which most layers see a window."""
+STATES: dict[str, dict[str, Any]] = {
     "Qwen3-Next-80B-A3B": _qwen(2048, 48, 16, 2, 16, 32),
     "Qwen3.6-35B-A3B": _qwen(2048, 40, 16, 2, 16, 32),
     "Qwen3.5-122B-A10B": _qwen(3072, 48, 32, 2, 16, 64),
@@ -144,4 +166,4 @@ SHAPES: dict[str, dict[str, Any]] = {
     "LFM2-2.6B": _lfm(2048, 30, 32, (2, 6, 10, 14, 18, 22, 26, 29)),
     "LFM2-8B-A1B": _lfm(2048, 24, 32, (2, 6, 10, 14, 18, 21)),
 }
-"""Keyed by name of a checkpoint. Experts are left out."""
+"""Keyed by name of a checkpoint, models in which most layers keep a state. Experts are left out."""
