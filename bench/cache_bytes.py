@@ -55,7 +55,7 @@ class CacheBytes:
 def request_for(
     shape: dict[str, Any], max_model_len: int, *, is_cpu: bool, block_size: int = 16
 ) -> BuildRequest:
-    """What an engine of a GPU, or of a CPU, is built from, in bfloat16."""
+    """Request for an engine of a GPU, or of a CPU, in bfloat16."""
     model = config_of(shape).up_to(max_model_len)
     options = ExecutorOptions(
         model_folder=Path("unread"),
