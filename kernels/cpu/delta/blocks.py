@@ -132,15 +132,16 @@ def advance(
             store(p_decays + 4 * j, exp(left), F32_ELEMENT)
         decay = exp(splat(whole))
         p_rows = p_solved + 4 * value * block_size * value_dim
-        for d in range(key_dim):
-            for c in range(0, value_dim, WIDTH):
-                column = value * value_dim + c
+        for c in range(0, value_dim, WIDTH):
+            column = value * value_dim + c
+            p_from = rows.column_of(p_pieces, column, columns) if p_pieces else 0
+            p_to = rows.column_of(p_next, column, columns)
+            for d in range(key_dim):
                 at = 4 * d * columns
                 s_0 = s_1 = splat(F32(0))
-                if p_pieces:
-                    p_state = rows.column_of(p_pieces, column, columns) + at
-                    s_0 = mul(decay, load(p_state, F32_ELEMENT))
-                    s_1 = mul(decay, load(p_state + 4 * NUM_LANES, F32_ELEMENT))
+                if p_from:
+                    s_0 = mul(decay, load(p_from + at, F32_ELEMENT))
+                    s_1 = mul(decay, load(p_from + at + 4 * NUM_LANES, F32_ELEMENT))
                 p = p_rows + 4 * c
                 for j in range(block_size):
                     factor = float32_at(p_decays + 4 * j)
@@ -148,6 +149,5 @@ def advance(
                     s_0 = fma(key, load(p, F32_ELEMENT), s_0)
                     s_1 = fma(key, load(p + 4 * NUM_LANES, F32_ELEMENT), s_1)
                     p += 4 * value_dim
-                p_state = rows.column_of(p_next, column, columns) + at
-                store(p_state, s_0, F32_ELEMENT)
-                store(p_state + 4 * NUM_LANES, s_1, F32_ELEMENT)
+                store(p_to + at, s_0, F32_ELEMENT)
+                store(p_to + at + 4 * NUM_LANES, s_1, F32_ELEMENT)

@@ -112,20 +112,20 @@ def _advance(arguments: int, p_scratch: int, p_pieces: int, p_block: Any, p_next
     for head in range(num_heads):
         tokens.decay_weights(arguments, p_scratch, head, block_size - 1)
         whole = exp(splat(tokens.sum_at(arguments, p_scratch, head, block_size - 1)))
-        for n in range(state_dim):
-            for p in range(0, head_dim, NUM_LANES):
-                column = head * head_dim + p
+        for column in range(head * head_dim, (head + 1) * head_dim, NUM_LANES):
+            p_from = rows.column_of(p_pieces, column, columns) if p_pieces else 0
+            p_to = rows.column_of(p_next, column, columns)
+            for n in range(state_dim):
                 at = 4 * n * columns
                 state = splat(F32(0))
-                if p_pieces:
-                    p_row = rows.column_of(p_pieces, column, columns) + at
-                    state = mul(load(p_row, F32_ELEMENT), whole)
+                if p_from:
+                    state = mul(load(p_from + at, F32_ELEMENT), whole)
                 for j in range(block_size):
                     left = load(tokens.at_left(arguments, p_scratch, j), F32_ELEMENT)
                     key = mul(splat(float32_at(p_keys + 4 * (j * state_dim + n))), left)
                     p_value = p_values + 4 * (j * width + column)
                     state = fma(key, load(p_value, F32_ELEMENT), state)
-                store(rows.column_of(p_next, column, columns) + at, state, F32_ELEMENT)
+                store(p_to + at, state, F32_ELEMENT)
 
 
 @njit
