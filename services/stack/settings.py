@@ -162,8 +162,7 @@ class StackSettings:
     )
     hold_weights: str = flag(
         "auto",
-        "auto (weights stay on their GPU when the engine there dies, and its next life begins with "
-        "them) or off.",
+        "auto (weights stay on their GPU when the engine dies) or off.",
     )
     gpu_memory_utilization: float = engine_flag(
         "gpu_memory_utilization", "Share of a GPU's memory that an engine may take."
