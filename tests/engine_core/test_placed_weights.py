@@ -124,12 +124,15 @@ def test_held_weights_are_those_that_were_loaded(tmp_path: Path, model: str, pac
     holder = HolderHere()
     loaded = random_weights(tmp_path, model, packing)
     before = [each.clone() for each in tensors_of(loaded)]
-    weights, placed = HeldWeights(holder, "key").taken_or(lambda: loaded)
+    first = HeldWeights(holder, "key")
+    weights, placed = first.taken_or(lambda: loaded)
     assert weights is loaded
     assert placed is not None
 
-    found, again = HeldWeights(holder, "key").taken_or(never)
+    second = HeldWeights(holder, "key")
+    found, again = second.taken_or(never)
     assert again is not None
+    assert (first.were_held, second.were_held) == (False, True)
     for kind in ("linears", "tensors", "tables", "experts"):
         ours, theirs = getattr(found, kind), getattr(loaded, kind)
         assert {name: type(each) for name, each in ours.items()} == {

@@ -52,7 +52,7 @@ def build_cuda(
     config = engine_config_of(request, 0, pages)
     progress("opening the device", 0, 1)
     torch.cuda.synchronize()
-    place = WeightsPlace(request)
+    place = WeightsPlace(request, progress)
     if rank.is_whole:
         loaded = load_whole(request, device, progress, hooks, place.put)
     else:

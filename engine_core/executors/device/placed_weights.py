@@ -54,6 +54,8 @@ class HeldWeights:
         """`key`: equal keys have equal weights, in the same layout."""
         self._holder = holder
         self._key = key
+        self.were_held = False
+        """Whether the weights in use stayed on the device from an earlier process."""
         self._layout = b""
         self._checksum = 0
 
@@ -64,6 +66,7 @@ class HeldWeights:
             with closing(held):
                 if (placed := _mapped(held)) is not None:
                     log.info("weights: %.1f GB were held on the device", held.num_bytes / 1e9)
+                    self.were_held = True
                     self._checksum = held.checksum
                     size = os.fstat(held.layout).st_size
                     self._layout = os.pread(held.layout, size, 0)

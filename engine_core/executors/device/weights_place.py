@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from ...layers.linear.kinds import Weights
-from ...options import BuildRequest
+from ...options import BuildRequest, Progress
 from ...system.held_memory import MemoryHolder
 from ...weights.model_file import WEIGHTS_NAME
 from .cuda_memory import CudaMemory
@@ -16,8 +16,9 @@ from .placed_weights import HeldWeights, PlacedWeights
 
 
 class WeightsPlace:
-    def __init__(self, request: BuildRequest) -> None:
+    def __init__(self, request: BuildRequest, progress: Progress) -> None:
         options = request.options
+        self._progress = progress
         self._takes_turns = options.takes_turns
         self._held: HeldWeights | None = None
         if options.weights_holder >= 0 and options.layout.num_ranks == 1:
@@ -33,6 +34,8 @@ class WeightsPlace:
             weights, placed = load(), None
         else:
             weights, placed = self._held.taken_or(load)
+            if self._held.were_held:
+                self._progress("mapping held weights", 1, 1)
         if self._takes_turns:
             held = self._held if placed is not None else None
             self.releasable = CudaMemory(placed or PlacedWeights.of(weights), held)
