@@ -70,7 +70,8 @@ class CoreClient:
         self._takes: dict[type, Callable[..., None]] = {}
         """Receivers of reports by their type: of adapters, of weights, and for other engines."""
         self._process: Process | None = None
-        self._environment: dict[str, str] = {}
+        self._stand_by: Callable[[], None] = lambda: None
+        """Has the next core's process forked ahead."""
         self.settled = asyncio.Event()
         """`ready` has an answer."""
         self.gone = asyncio.Event()
@@ -145,12 +146,15 @@ class CoreClient:
 
     async def _start(self, settings: EngineSettings, lifeline: int) -> None:
         ends = self.memory.ends(lifeline)
-        self._environment = core_environment(settings.threads)
+        environment = core_environment(settings.threads)
+        if not settings.takes_turns:
+            # It would take memory that models which wake count on.
+            self._stand_by = lambda: launch.stand_by(environment)
         # NOTE: the server does not speak gRPC yet. Where it does, a child of uvloop may die before
         # it has begun.
         self._process = await launch.start_core(
             [msgspec.json.encode(ends).decode(), *to_argv(settings)],
-            environment=self._environment,
+            environment=environment,
             descriptors=ends.descriptors,
         )
         self.memory.close_inherited(ends)
@@ -249,7 +253,7 @@ class CoreClient:
                 self._settle(report)
             case Prepared():
                 self.is_prepared = True
-                launch.stand_by(self._environment)
+                self._stand_by()
                 structlog.get_logger().info("prepared")
             case Failed():
                 self._settle(CoreFailed(report.reason))

@@ -4,6 +4,8 @@ nothing until it gets a request."""
 from __future__ import annotations
 
 import asyncio
+import os
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 
 import pytest
@@ -20,8 +22,10 @@ from headwater.proto import engine_pb2 as pb
 from headwater.proto.common_pb2 import LOSS_CAUSE_ENGINE_GONE
 from headwater.proto.events_pb2 import Incarnation, KvEventBatch
 from headwater.services.engine.core import client as core_client
+from headwater.services.engine.core import launch
 from headwater.services.engine.core.client import CoreClient
-from headwater.services.engine.core.messages import Idle, Ready, Step, encode
+from headwater.services.engine.core.messages import Idle, Prepared, Ready, Step, encode
+from headwater.services.engine.settings import EngineSettings
 from headwater.services.engine.stage.grammars import GrammarCompiler
 from headwater.services.engine.stage.kv_events import KvEventLog
 from headwater.services.engine.stage.server import EngineServer
@@ -48,6 +52,36 @@ async def load_after(*reports: Idle, first: EngineLoad) -> ReplicaLoad:
 async def test_an_engine_publishes_that_it_can_pull_from_its_first_load_message_on() -> None:
     load = await load_after(first=EngineLoad(num_total_blocks=7, peers=PEER_USE))
     assert (load.num_total_blocks, load.seconds_per_pulled_token) == (7, 0.002)
+
+
+class EndedCore:
+    """A process that has ended."""
+
+    pid = 1
+
+    async def wait(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("takes_turns", [False, True])
+async def test_the_next_core_stands_by_when_all_is_prepared_but_where_memory_is_others_too(
+    monkeypatch: pytest.MonkeyPatch, takes_turns: bool
+) -> None:
+    asked: list[Mapping[str, str]] = []
+
+    async def start_core(arguments: object, **given: object) -> EndedCore:
+        return EndedCore()
+
+    monkeypatch.setattr(launch, "start_core", start_core)
+    monkeypatch.setattr(launch, "stand_by", asked.append)
+    core = CoreClient()
+    lifeline, held = os.pipe()
+    await core._start(EngineSettings(executor="simulated", takes_turns=takes_turns), lifeline)
+    assert not asked
+    core._take(Prepared())
+    assert len(asked) == (not takes_turns)
+    await core._stop()
+    os.close(held)
 
 
 async def test_a_load_that_came_before_the_server_listened_counts() -> None:
