@@ -161,6 +161,7 @@ class ModelStages:
             self.problem = str(fault)
             self.retry_at = now() + PAUSES[min(self._num_failures, len(PAUSES) - 1)]
             self._num_failures += 1
+            await stage.release()
         else:
             self._num_failures = 0
             self.problem = ""

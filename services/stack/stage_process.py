@@ -266,6 +266,10 @@ class KeptStage:
             await end(self._keeper)
         if self.process is not None:
             await self.process.stop(limit, hurry)
+        await self.release()
+
+    async def release(self) -> None:
+        """Gives back what waits for a next life; there is none."""
         if self._stopped is not None:
             await self._stopped()
 

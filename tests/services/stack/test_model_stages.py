@@ -32,6 +32,7 @@ class Stages:
         self.processes: list[StageProcess] = []
         self.begun = asyncio.Event()
         self.may_spawn = asyncio.Event()
+        self.num_released = 0
         self._folder = folder
         self._pipe = pipe
         self._code = code
@@ -48,7 +49,10 @@ class Stages:
             self.processes.append(process)
             return process
 
-        return KeptStage(name, start, lambda _: None)
+        return KeptStage(name, start, lambda _: None, self.release)
+
+    async def release(self) -> None:
+        self.num_released += 1
 
     @property
     def is_armed(self) -> bool:
@@ -120,6 +124,23 @@ async def test_a_replica_that_could_not_start_when_it_is_to_leave_harms_no_other
         await tasks.create_task(leaving)
         assert (model.engines, model.taken_places, said) == ({}, set(), [])
         assert "status 3" in model.problem
+    pipe.close()
+
+
+async def test_what_a_replica_keeps_for_its_next_life_is_given_back_where_it_does_not_start(
+    tmp_path: Path,
+) -> None:
+    pipe = SupervisorPipe()
+    stages = Stages(tmp_path, pipe, "import sys; sys.exit(3)")
+    stages.may_spawn.set()
+    model = ModelStages(
+        name="m", rules=RULES, scaler=Scaler(RULES, 0), make_stage=stages.make, taken_places=set()
+    )
+    model.plan = plan(executor="simulated")
+    async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
+        await model.start_engine(tasks, lambda: 0.0)
+    assert "status 3" in model.problem
+    assert stages.num_released == 1
     pipe.close()
 
 
