@@ -39,6 +39,7 @@ class RoutedCandidate(msgspec.Struct, frozen=True):
     hand_over_seconds: float = 0.0
     adapter_seconds: float = 0.0
     stall_seconds: float = 0.0
+    evict_seconds: float = 0.0
 
     @property
     def parts(self) -> Parts:

@@ -11,9 +11,10 @@ from .table_columns import TableColumns
 
 BLOCK_SIZES = (16, 32, 64, 128)
 MOST_DRAFTS = 31
-BY_VALUE = "value"
 LRU = "lru"
-EVICTIONS = (LRU, BY_VALUE)
+BY_VALUE = "value"
+VALUE_WAIT = "value-wait"
+EVICTIONS = (LRU, BY_VALUE, VALUE_WAIT)
 MOST_SETS = 3
 """Most state sets of a row, besides one for each step in flight."""
 
@@ -69,7 +70,8 @@ class EngineConfig:
     policy: str = DEFAULT
     """Order of waiting requests by name, and of single tiers; see `Policies.of`."""
     eviction: str = LRU
-    """Order in which cached blocks that no request uses are evicted: `lru` or `value`."""
+    """Order in which cached blocks that no request uses are evicted: `lru` or `value`. With
+    `value-wait` it is that of `value`, and prompts wait rather than evict what is expected back."""
     attention_pivot: int = 0
     """Position at which attention over the tokens before it takes as long as all else of a token; 0:
     not known."""
@@ -136,6 +138,11 @@ class EngineConfig:
         require(is_off, "enable_prefix_caching", True, f"false {with_it}")
         is_whole = not self.long_prefill_chunk
         require(is_whole, "long_prefill_chunk", self.long_prefill_chunk, f"0 {with_it}")
+
+    @property
+    def waits_to_evict(self) -> bool:
+        """Whether prompts wait rather than evict what is expected back."""
+        return self.eviction == VALUE_WAIT
 
     @property
     def has_cache(self) -> bool:

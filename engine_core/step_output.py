@@ -192,6 +192,9 @@ class EngineLoad:
     """Preemptions so far; all below counts so far, too."""
     num_kept_blocks: int = 0
     """Cached blocks that no request uses and that a hint keeps."""
+    eviction_cost: float = 0.0
+    """Prompt tokens that each token placed here makes others compute again, on average, by what it
+    evicts; 0: nothing of value, or that is not known."""
     num_copied_blocks: int = 0
     """Partly filled blocks that were copied for sequences that begin alike."""
     prefix_queries: int = 0

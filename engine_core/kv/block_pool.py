@@ -19,6 +19,10 @@ from .value.turn import UNKNOWN, Turn
 from .value.value_order import ValueOrder
 
 NULL_BLOCK = 0
+ROOM = 16
+"""One of so many free blocks that caches nothing is room enough to evict nothing of value soon."""
+WORTHY = 0.6
+"""Least cost of the eviction of a block for which it is worth waiting."""
 CachedBlock = tuple[int, bytes, int]
 """A block, the hash that it caches, and its generation."""
 
@@ -73,6 +77,25 @@ class BlockPool:
     @property
     def num_used(self) -> int:
         return self.num_usable - self.num_free
+
+    @property
+    def eviction_cost(self) -> float:
+        """See `EngineLoad.eviction_cost`; 0 as long as one of `ROOM` free blocks caches nothing."""
+        values = self.values
+        if values is None or (self.num_free - values.num_blocks) * ROOM > self.num_free:
+            return 0.0
+        return values.eviction_cost
+
+    def eviction_loss(self, tenant: str, count: int) -> float:
+        """Blocks, in units of the first one of a chain, that are expected to be computed again if
+        this tenant takes `count` blocks; 0 where it has less than its share."""
+        values = self.values
+        if values is None or not values.has_share(tenant):
+            return 0.0
+        num_evicted = count - (self.num_free - values.num_blocks)
+        if num_evicted <= 0 or (cost := values.eviction_cost) < WORTHY:
+            return 0.0
+        return num_evicted * cost
 
     def note_time(self, now: float) -> None:
         """Notes the time of what happens next, for the values of blocks."""

@@ -3,7 +3,7 @@ windows; knows no requests."""
 
 from __future__ import annotations
 
-from ..config import BY_VALUE, EngineConfig
+from ..config import LRU, EngineConfig
 from .block_pool import BlockPool
 from .page_keys import PageKeys
 from .prefix_cache import HeldPages, Hits
@@ -78,7 +78,7 @@ class PagePool(BlockPool):
 def costs_of(config: EngineConfig) -> RecomputeCosts | None:
     """Costs of pages by their place in a chain, whose blocks have one for each page group; None:
     they do not count."""
-    if config.eviction != BY_VALUE or not config.enable_prefix_caching:
+    if config.eviction == LRU or not config.enable_prefix_caching:
         return None
     if not config.attention_pivot:
         return RecomputeCosts()

@@ -40,9 +40,11 @@ class Parts(msgspec.Struct, frozen=True, gc=False):
     stall: float = 0.0
     """Time that this prefill costs the requests that decode meanwhile, where others compute prompts
     for this one."""
+    evict: float = 0.0
+    """Time in which others compute again what this request's tokens evict."""
 
 
-TIMES = ("drain", "own", "pressure", "slow", "hand_over", "adapter", "stall")
+TIMES = ("drain", "own", "pressure", "slow", "hand_over", "adapter", "stall", "evict")
 """Parts that are seconds, as receipts name them."""
 
 

@@ -10,6 +10,8 @@ from .cost import Parts
 ALPHA = 2.0
 """A second of this request's prefill weighs more than one of waiting: it also keeps others
 waiting."""
+BETA = 0.3
+"""A second of computing again what was evicted weighs less: it comes later, if at all."""
 LAMBDA = 1.0
 """Decode steps by which a slower batch is felt."""
 SPREAD = 0.05
@@ -27,6 +29,7 @@ def seconds(parts: Parts) -> float:
         + parts.hand_over
         + parts.adapter
         + parts.stall
+        + BETA * parts.evict
     )
 
 

@@ -83,6 +83,7 @@ class Replica:
             matched_tokens=matched_tokens,
             num_requests=self.load.num_requests,
             filled=filled,
+            evict=(num_uncached + num_answer_tokens) * reported.eviction_cost / rates.prefill_tps,
             adapter=0.0 if self.load.has_on_device(adapter, now) else ADAPTER_SECONDS,
         )
 

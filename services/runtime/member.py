@@ -79,6 +79,7 @@ class ReplicaLoad:
     wake_seconds: float = 0.0
     num_sleeps: int = 0
     kv_bytes: Mapping[str, int] = field(default_factory=dict)
+    eviction_cost: float = 0.0
 
     @property
     def is_awake(self) -> bool:

@@ -131,7 +131,7 @@ class StackSettings:
         "pipeline_parallel_size", "Pipeline stages of each engine; each has some of the layers."
     )
     eviction: str = engine_flag(
-        "eviction", "Cached prefixes that are evicted first: lru, or by value."
+        "eviction", "Cached prefixes that are evicted first: lru, value or value-wait."
     )
     kv_swap_memory: int = engine_flag(
         "kv_swap_memory", "Bytes of host memory for cached prefixes, for each engine."

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from headwater.engine_core.config import BY_VALUE, EVICTIONS, EngineConfig
+from headwater.engine_core.config import BY_VALUE, EVICTIONS, VALUE_WAIT, EngineConfig
 from headwater.engine_core.executors.simulated.model import expected_tokens
 from headwater.engine_core.queue_policies import POLICIES
 from headwater.engine_core.request import NewRequest
@@ -186,7 +186,9 @@ STATES = given(
 )
 BY_VALUES = given(
     st.builds(
-        replace, configs() | swapping_configs() | state_configs(), eviction=st.just(BY_VALUE)
+        replace,
+        configs() | swapping_configs() | state_configs(),
+        eviction=st.sampled_from([BY_VALUE, VALUE_WAIT]),
     ),
     st.sampled_from([0, 3, MANY]),
     st.sampled_from([0, 1, 4]),

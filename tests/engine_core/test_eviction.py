@@ -132,7 +132,9 @@ def test_eviction_by_value_is_opt_in() -> None:
 
 
 def test_an_order_that_is_not_known_is_refused() -> None:
-    with pytest.raises(ConfigError, match="eviction is 'fifo'; allowed: lru or value"):
+    with pytest.raises(
+        ConfigError, match="eviction is 'fifo'; allowed: lru or value or value-wait"
+    ):
         replace(CONFIG, eviction="fifo")
 
 

@@ -132,6 +132,30 @@ def test_of_chains_of_one_age_the_longer_one_stays_since_it_takes_longer_to_comp
     assert cache.evict(4) == list(reversed(chain_of("short", 4)))
 
 
+def test_a_block_that_is_placed_costs_the_returns_that_it_prevents() -> None:
+    cache = Cache(64)
+    now = learnt(cache, AGENT, 2.0)
+    chains = [chain_of(f"due{number}", 2) for number in range(32)]
+    for chain in chains:
+        cache.use(chain, now, AGENT)
+    cache.values.now = now + 1
+    cost_of_due = cache.pool.eviction_cost
+    assert 0.2 < cost_of_due <= 1
+    # Each conversation returns once, as those before.
+    for chain in chains:
+        cache.use(chain, now + 2, AGENT)
+    cache.values.now = now + 3
+    assert cache.pool.eviction_cost < cost_of_due / 5
+
+
+def test_a_block_that_is_placed_costs_nothing_where_there_is_room() -> None:
+    cache = Cache(64)
+    cache.use(chain_of("a", 2), 0.0, AGENT)
+    cache.values.now = 1.0
+    assert cache.pool.eviction_cost == 0.0
+    assert BlockPool(64).eviction_cost == 0.0
+
+
 def test_a_shared_prefix_counts_for_all_its_users() -> None:
     cache = Cache(400)
     now = 0.0

@@ -214,6 +214,7 @@ async def replay(
                 arrival.num_output_tokens,
                 computed,
                 finished,
+                arrival.turn,
             )
             return chosen, job
 

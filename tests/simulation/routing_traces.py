@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
+from headwater.bench.agent_sessions import AgentLoad, draw_sessions
+from headwater.bench.cache_replay import full_blocks, turn_of
 from headwater.bench.trace_file import read_trace
+from headwater.engine_core.kv.value.turn import UNKNOWN, Turn
 
 BLOCK_SIZE = 512
 """Number of tokens in a block of the conversation trace, the finest detail that it has of a prompt;
@@ -39,6 +42,22 @@ class Arrival:
     num_output_tokens: int
     hashes: list[bytes]
     """Hashes of the prompt's full blocks."""
+    turn: Turn = UNKNOWN
+
+
+def agents(load: AgentLoad, seed: int) -> list[Arrival]:
+    """Turns of drawn sessions of agents."""
+    return [
+        Arrival(
+            number,
+            record.timestamp / 1000,
+            record.input_length,
+            record.output_length,
+            [_hash("agents", block) for block in full_blocks(record)],
+            turn_of(record),
+        )
+        for number, record in enumerate(draw_sessions(load, seed))
+    ]
 
 
 def conversation(path: Path, limit: int | None = None) -> list[Arrival]:

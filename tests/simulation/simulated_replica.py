@@ -12,6 +12,10 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
+from headwater.engine_core.config import BY_VALUE, LRU
+from headwater.engine_core.kv.block_pool import BlockPool
+from headwater.engine_core.kv.value.recompute import RecomputeCosts
+from headwater.engine_core.kv.value.turn import UNKNOWN, Turn
 from headwater.engine_core.step_output import CacheEvents, StoredChain
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.member import Member, ReplicaLoad
@@ -26,6 +30,9 @@ class Hardware:
     num_blocks: int
     prefill_tps: float = 12_000.0
     itl_seconds: float = 0.02
+    eviction: str = LRU
+    reports_eviction_cost: bool = True
+    """Whether the router learns what a placed token evicts."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +46,7 @@ class Job:
     on_started: Callable[[int], None]
     """Called with the number of tokens that were found cached."""
     on_finished: Callable[[], None]
+    turn: Turn = UNKNOWN
     num_uncached_tokens: int = 0
     """Number of tokens to compute, as far as the cache's content showed on arrival."""
 
@@ -51,6 +59,8 @@ class BlockCache:
         self._tell = tell
         self._blocks: OrderedDict[bytes, None] = OrderedDict()
 
+    eviction_cost = 0.0
+
     def __len__(self) -> int:
         return len(self._blocks)
 
@@ -61,7 +71,7 @@ class BlockCache:
             len(hashes),
         )
 
-    def use(self, hashes: Sequence[bytes]) -> None:
+    def use(self, hashes: Sequence[bytes], now: float, turn: Turn) -> None:
         """Stores the chain. Its head is younger than its tail, so that chains shorten from their
         end."""
         num_matched = self.matched(hashes)
@@ -77,6 +87,42 @@ class BlockCache:
             self._tell(CacheEvents(stored=chains, removed=removed))
 
 
+class ValuedCache:
+    """An engine's pool of blocks, which evicts by value; every change is reported."""
+
+    def __init__(self, num_blocks: int, tell: Callable[[CacheEvents], None]) -> None:
+        self._pool = BlockPool(num_blocks + 1, RecomputeCosts())
+        self._tell = tell
+
+    def __len__(self) -> int:
+        return len(self._pool.cached_hashes())
+
+    @property
+    def eviction_cost(self) -> float:
+        return self._pool.eviction_cost
+
+    def matched(self, hashes: Sequence[bytes]) -> int:
+        """Number of blocks of the chain, from the first on, that are cached."""
+        return len(self._pool.find_leading(hashes))
+
+    def use(self, hashes: Sequence[bytes], now: float, turn: Turn) -> None:
+        """Stores the chain."""
+        pool = self._pool
+        pool.note_time(now)
+        hashes = hashes[: pool.num_usable]
+        hits = pool.find_leading(hashes)
+        pool.share(hits)
+        fresh = hashes[len(hits) :]
+        added = pool.allocate(len(fresh))
+        pool.cache_each(added, fresh)
+        pool.release([*hits, *added], turn=turn)
+        parent = hashes[len(hits) - 1] if hits else b""
+        chains = [StoredChain(parent=parent, hashes=list(fresh))] if fresh else []
+        removed = pool.take_evicted()
+        if chains or removed:
+            self._tell(CacheEvents(stored=chains, removed=removed))
+
+
 class SimulatedReplica:
     """One replica. Use within `running`."""
 
@@ -85,7 +131,8 @@ class SimulatedReplica:
         self.hardware = hardware
         self._block_size = member.model.block_size
         self.facts = ReplicaFacts(member, bus, self.load)
-        self.cache = BlockCache(hardware.num_blocks, self.facts.log.note)
+        cache = ValuedCache if hardware.eviction == BY_VALUE else BlockCache
+        self.cache = cache(hardware.num_blocks, self.facts.log.note)
         self._waiting: deque[Job] = deque()
         self._arrived = asyncio.Event()
         self._num_waiting_tokens = self.num_running = 0
@@ -118,6 +165,7 @@ class SimulatedReplica:
             prefill_tps=self.hardware.prefill_tps,
             itl_seconds=self.hardware.itl_seconds,
             max_running=1024,
+            eviction_cost=self.cache.eviction_cost * self.hardware.reports_eviction_cost,
         )
 
     def _cached_tokens(self, job: Job) -> int:
@@ -137,7 +185,7 @@ class SimulatedReplica:
             job = self._waiting[0]
             cached = self._cached_tokens(job)
             await asyncio.sleep((job.num_prompt_tokens - cached) / self.hardware.prefill_tps)
-            self.cache.use(job.hashes)
+            self.cache.use(job.hashes, loop.time(), job.turn)
             self._waiting.popleft()
             self._num_waiting_tokens -= job.num_uncached_tokens
             self.num_prompt_tokens += job.num_prompt_tokens

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from headwater.bench.agent_sessions import SHORT as AGENTS
+from headwater.bench.agent_sessions import scaled
 from headwater.bench.index_events import measure
+from headwater.engine_core.config import BY_VALUE, LRU
 from tests.simulation.policy_replay import LADDER_BLOCKS, OURS, Outcome, replay
 from tests.simulation.routing_policies import RULES
-from tests.simulation.routing_traces import BLOCK_SIZE, conversation, ladder
+from tests.simulation.routing_traces import BLOCK_SIZE, agents, conversation, ladder
 from tests.simulation.simulated_replica import Hardware
 from tests.simulation.virtual_loop import Stuck, run_virtually
 
@@ -30,6 +33,28 @@ def test_our_policy_finds_as_much_cached_as_any_and_answers_as_soon() -> None:
         assert ours.hit_rate >= 0.97 * theirs.hit_rate
         assert ours.ttft_mean <= 1.05 * theirs.ttft_mean
         assert ours.ttft_p90 <= 1.05 * theirs.ttft_p90
+
+
+@pytest.mark.long
+def test_agents_are_served_sooner_by_value_and_with_what_a_prompt_evicts() -> None:
+    def by(eviction: str, *, reports_eviction_cost: bool = True) -> Outcome:
+        hardware = Hardware(
+            num_blocks=800,
+            prefill_tps=60_000,
+            itl_seconds=0.012,
+            eviction=eviction,
+            reports_eviction_cost=reports_eviction_cost,
+        )
+        arrivals = agents(scaled(AGENTS, 0.5), seed=1)
+        return run_virtually(replay(arrivals, OURS, "agents", hardware, num_replicas=4), 1)
+
+    lru = by(LRU)
+    value = by(BY_VALUE, reports_eviction_cost=False)
+    routed = by(BY_VALUE)
+    assert value.hit_rate > 1.03 * lru.hit_rate
+    assert value.ttft_mean < 0.95 * lru.ttft_mean
+    assert routed.hit_rate > value.hit_rate
+    assert routed.ttft_mean < value.ttft_mean
 
 
 def test_a_seed_replays_exactly_and_another_one_does_not() -> None:

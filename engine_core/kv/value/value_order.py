@@ -61,10 +61,21 @@ class ValueOrder:
         share = self._rings.shares.get(tenant)
         return share.num_blocks if share is not None else 0
 
+    def has_share(self, tenant: str) -> bool:
+        """Whether a tenant has as many free blocks as are its share."""
+        share = self._rings.shares.get(tenant)
+        return share is not None and share.num_spare(self.num_blocks) >= 0
+
     @property
     def num_kept(self) -> int:
         """Blocks that a hint keeps now."""
         return self._notes.num_kept(self.now)
+
+    @property
+    def eviction_cost(self) -> float:
+        """Blocks that are expected to be computed again for each one that is evicted now, in units
+        of the first one of a chain."""
+        return self._victims.cost(self.now) if self.num_blocks else 0.0
 
     def admit(
         self,

@@ -26,6 +26,8 @@ make each victim dear."""
 REVIEWS_PER_TURNOVER = 8
 """Most reviews while as many blocks are evicted as the order has, where it has many."""
 REVIEW_SECONDS = 1.0
+YOUNG_SECONDS = 1.0
+"""Least time that a block is expected to stay where nothing evicts it."""
 KEPT_RATE = 1000.0
 """Returns a second of blocks that a hint keeps."""
 WORTH_LESS = 1.02
@@ -71,6 +73,15 @@ class Victims:
             self._num_until_review -= len(blocks)
             taken += blocks
         return taken
+
+    def cost(self, now: float) -> float:
+        """Expected time to compute the block of the least value again, in units of the first one of
+        a chain. Without eviction it would stay about as long again as it has stayed: the returns in
+        this time, at most one."""
+        stay = self._least(now)
+        age = max(now - stay.began, YOUNG_SECONDS)
+        cost = self._cost(stay)
+        return min(cost, self._value(stay, now) * age)
 
     def _least(self, now: float) -> Stay:
         """The stay that is worth least."""
@@ -125,4 +136,8 @@ class Victims:
         rate = ring.times.rates[bucket_of(now - stay.began)]
         if stay.kept_until > now:
             rate = KEPT_RATE
-        return rate * ring.factor * self._costs.of(stay.depth - len(stay.blocks) / 2)
+        return rate * ring.factor * self._cost(stay)
+
+    def _cost(self, stay: Stay) -> float:
+        """Time to compute a block of a stay, on average."""
+        return self._costs.of(stay.depth - len(stay.blocks) / 2)

@@ -160,6 +160,16 @@ class Blocks:
         num_unheld = self._pool.count_unheld(wanted.hits.pages)
         return self._pool.num_pages(wanted.num_new) + num_unheld
 
+    def eviction_loss(self, request: RequestState, wanted: Wanted) -> float:
+        """Tokens that others are expected to compute again if the request takes its blocks now; 0
+        where another tier keeps copies."""
+        if self._loads.keeps_blocks:
+            return 0.0
+        self._pool.note_time(self._clock())
+        num_pages = self._pool.num_pages(wanted.num_new)
+        loss = self._pool.eviction_loss(request.tenant, num_pages)
+        return loss / max(1, self._pool.num_groups) * self._block_size
+
     def wait_of(
         self, request: RequestState, wanted: Wanted, prefilling: Iterable[RequestState]
     ) -> Wait | None:
@@ -527,6 +537,8 @@ class Blocks:
         if self._pool.values is not None:
             self._pool.note_time(self._clock())
             load.num_kept_blocks = self._pool.values.num_kept // num_groups
+            if not self._loads.keeps_blocks:
+                load.eviction_cost = self._pool.eviction_cost
         load.num_copied_blocks = self._forks.num_copies
         load.prefix_queries = self._cache.num_queried_tokens
         load.prefix_hits = self._cache.num_hit_tokens

@@ -21,6 +21,7 @@ from ..rows.rows import Rows
 from ..step_builder import StepBuilder
 from ..table.request_state import NO_ROW, RequestState
 from .adapter_slots import NO_DIGEST
+from .eviction_waits import EvictionWaits
 from .goals import Goals, Late
 from .overtaking import Overtaking
 from .preemption import Preemption
@@ -63,8 +64,10 @@ class Seating:
         self._goals = Goals(self._waiting, self._ranking, rows, clock)
         self._slot_is_kept_for: RequestState | None = None
         """Request that has waited for long for a slot of its adapter."""
+        self._eviction_waits = EvictionWaits(
+            self._waiting, rows, blocks, self._preemption, clock, prefill_seconds
+        )
         self._num_preemptions = 0
-        self._rise_at = 0.0
 
     def enter(self, request: RequestState) -> None:
         """Notes a new request; `wait` is to follow."""
@@ -108,8 +111,8 @@ class Seating:
     def promote(self) -> None:
         """Moves requests up that have waited for long; looks once a second at most."""
         may_rise = self._waiting.may_rise or self._ranking.promotes
-        if may_rise and (now := self._clock()) >= self._rise_at:
-            self._rise_at = now + RISE_PERIOD_SECONDS
+        if may_rise and (now := self._clock()) >= self._waiting.rise_at:
+            self._waiting.rise_at = now + RISE_PERIOD_SECONDS
             self._waiting.rise(now, self._ranking.promote)
 
     def policy_name(self, request: RequestState) -> str:
@@ -134,6 +137,7 @@ class Seating:
 
     def begin(self, step: StepBuilder) -> None:
         """Divides the budget of a step between decode rows and prompts."""
+        self._eviction_waits.end()
         step.prompt_budget = self._budget.of_step(step.budget, self._goals.token_seconds)
         step.beside_begun = self._budget.beside_begun()
 
@@ -196,6 +200,15 @@ class Seating:
             return True
         self._yielding.note_too_large(request, num_wanted)
         return False
+
+    def evicts_dearly(self, request: RequestState, wanted: Wanted) -> bool:
+        """Whether a request had better wait than evict what its blocks take the place of."""
+        return self._eviction_waits.are_worth_it(request, wanted)
+
+    def await_room(self, request: RequestState) -> None:
+        """Lets others go before a request that waits to evict, until blocks come free or it has
+        waited for long."""
+        self._eviction_waits.begin(request)
 
     def num_taken(self, wanted: Wanted) -> int:
         """Free pages that a seat takes, those included into which running requests grow."""

@@ -48,6 +48,8 @@ class WaitingQueue:
         """Uncached tokens of all members that have credit."""
         self.may_rise = False
         """Whether a member may be below the first tier."""
+        self.rise_at = 0.0
+        """Time before which nobody looks whether a member has waited for long."""
         self._members: dict[int, RequestState] = {}
         self._num_shares = num_shares
         self._virtual_time = virtual_time

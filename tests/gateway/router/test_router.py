@@ -124,6 +124,20 @@ async def test_the_holder_of_a_prefix_gets_its_continuation(cluster: Cluster) ->
     assert cluster.choose(chain("x", 20), extra_tokens=0).predicted_cached_tokens == 19 * BLOCK
 
 
+async def test_a_new_prompt_goes_where_it_evicts_least_and_a_cached_one_to_its_blocks(
+    cluster: Cluster,
+) -> None:
+    for name, cost in (("a", 0.8), ("b", 0.1)):
+        cluster.reports(name, replace(IDLE, eviction_cost=cost))
+    decision = cluster.choose(chain("new", 20))
+    assert decision.replica_id == "b"
+    evict = {each.replica_id: each.parts.evict for each in decision.candidates}
+    num_tokens = 20 * BLOCK + 1 + 64
+    assert evict == pytest.approx({"a": 0.8 * num_tokens / 1000, "b": 0.1 * num_tokens / 1000})
+    cluster.caches("a", chain("x", 20))
+    assert cluster.choose(chain("x", 22)).replica_id == "a"
+
+
 def test_every_policy_has_a_name_that_the_setting_takes() -> None:
     assert tuple(POLICIES) == ROUTING_POLICIES
 
