@@ -224,9 +224,9 @@ class EngineSettings(StageSecuritySettings):
     )
     eviction: str = setting(
         LRU,
-        "which cached blocks are evicted first: lru (the least recently used) or value (those that "
-        "are least likely to save time soon); value-wait: by value, and prompts wait a few seconds "
-        "rather than evict conversations that are expected back",
+        "which cached blocks are evicted first: lru (the least recently used), value (those that "
+        "are least likely to save time soon) or value-wait (by value; prompts wait rather than "
+        "evict)",
     )
     threads: int = setting(0, "threads that compute on a CPU; 0: one for each core")
     simulated_step_seconds: float = setting(
