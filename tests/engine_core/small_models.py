@@ -637,9 +637,10 @@ class SmallEngine:
         *samplings: SamplingParams,
         holder: Holder | None = None,
         begun: Sequence[Sequence[int]] = (),
+        **fields: Any,
     ) -> list[Answer]:
         """All prompts at once; one sampling for all, or one each. `begun`: what was already
-        answered to each, which an answer goes on after."""
+        answered to each, which an answer goes on after. `fields`: others of each request."""
         first = self._num_asked
         answers = {}
         self._num_asked += len(prompts)
@@ -652,6 +653,7 @@ class SmallEngine:
                 output_ids=list(begun[i]) if begun else [],
                 sampling=sampling,
                 holder=holder,
+                **fields,
             )
             self.engine.add(new)
         while self.engine.has_work():
