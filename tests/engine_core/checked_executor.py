@@ -85,7 +85,8 @@ class CheckedExecutor:
 
     @property
     def prefill_seconds(self) -> float:
-        return self._executor.prefill_seconds
+        """Time of a token for which prompts wait rather than evict, where they may."""
+        return 0.01 if self._config.waits_to_evict else self._executor.prefill_seconds
 
     def submit(self, plan: StepPlan) -> int:
         self.num_steps += 1
