@@ -44,9 +44,11 @@ class SamplingParams:
     log probabilities."""
     num_prompt_logprobs: int | None = None
     pooling: str = ""
-    """How a prompt's hidden states become one vector: last, mean or cls (the first); nothing is
-    sampled then. Empty: tokens are sampled."""
-
+    """How a prompt's hidden states become one vector: last, mean or cls (the first), or one of each
+    token: token (vectors) or sparse (weights); nothing is sampled then. Empty: tokens are
+    sampled."""
+    attended_len: int = 0
+    """Number of first tokens of a text that its tokens attend to; 0: all."""
     second_start: int = 0
     """First position of tokens of the second type, of a prompt that is a pair of texts; 0: all are
     of the first."""

@@ -35,6 +35,10 @@ class _PoolingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Pooling.Value
     """that of the first token"""
     POOLING_MODEL: _Pooling.ValueType  # 4
     """what the model's files say, else that of the last token; engines never see it"""
+    POOLING_TOKEN: _Pooling.ValueType  # 5
+    """a vector of each token, one after another"""
+    POOLING_SPARSE: _Pooling.ValueType  # 6
+    """a weight of each token"""
 
 class Pooling(_Pooling, metaclass=_PoolingEnumTypeWrapper):
     """What the hidden states of a prompt become."""
@@ -49,6 +53,10 @@ POOLING_CLS: Pooling.ValueType  # 3
 """that of the first token"""
 POOLING_MODEL: Pooling.ValueType  # 4
 """what the model's files say, else that of the last token; engines never see it"""
+POOLING_TOKEN: Pooling.ValueType  # 5
+"""a vector of each token, one after another"""
+POOLING_SPARSE: Pooling.ValueType  # 6
+"""a weight of each token"""
 Global___Pooling: _TypeAlias = Pooling  # noqa: Y015
 
 class _FinishReason:
@@ -949,7 +957,7 @@ class Embedding(_message.Message):
     """of its request"""
     @_builtins.property
     def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """as many as the model's hidden size"""
+        """as many as the model's hidden size; of a pooling by token, those of all tokens"""
 
     def __init__(
         self,

@@ -106,6 +106,7 @@ class Add(_message.Message):
     TTFT_GOAL_MS_FIELD_NUMBER: _builtins.int
     TPOT_GOAL_MS_FIELD_NUMBER: _builtins.int
     SECOND_START_FIELD_NUMBER: _builtins.int
+    ATTENDED_LEN_FIELD_NUMBER: _builtins.int
     CACHE_HINTS_FIELD_NUMBER: _builtins.int
     NUM_FRONT_BLOCKS_FIELD_NUMBER: _builtins.int
     FRONT_NAMESPACE_FIELD_NUMBER: _builtins.int
@@ -160,6 +161,8 @@ class Add(_message.Message):
     """from one token to the next; 0: no goal"""
     second_start: _builtins.int
     """of a pair of texts: where tokens of the second type begin; 0: there are none"""
+    attended_len: _builtins.int
+    """of a text: first tokens that its tokens attend to; 0: all"""
     num_front_blocks: _builtins.int
     """leading blocks of the prompt that several tenants share; 0: none"""
     front_namespace: _builtins.bytes
@@ -235,6 +238,7 @@ class Add(_message.Message):
         ttft_goal_ms: _builtins.int = ...,
         tpot_goal_ms: _builtins.int = ...,
         second_start: _builtins.int = ...,
+        attended_len: _builtins.int = ...,
         cache_hints: Global___CacheHints | None = ...,
         num_front_blocks: _builtins.int = ...,
         front_namespace: _builtins.bytes = ...,
@@ -242,7 +246,7 @@ class Add(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cache_hints", b"cache_hints", "holder", b"holder", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "age_ms", b"age_ms", "attempt", b"attempt", "bad_word_ids", b"bad_word_ids", "cache_hints", b"cache_hints", "cache_namespace", b"cache_namespace", "choice_indices", b"choice_indices", "credit", b"credit", "deadline_ms", b"deadline_ms", "eos_token_ids", b"eos_token_ids", "expected_tokens", b"expected_tokens", "forks", b"forks", "front_namespace", b"front_namespace", "grammar", b"grammar", "hand_over", b"hand_over", "holder", b"holder", "num_front_blocks", b"num_front_blocks", "num_grammar_bytes", b"num_grammar_bytes", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "output_ids", b"output_ids", "pooling", b"pooling", "prompt_ids", b"prompt_ids", "prompt_index", b"prompt_index", "request_id", b"request_id", "sampling", b"sampling", "second_start", b"second_start", "stream_ids", b"stream_ids", "tenant", b"tenant", "tier", b"tier", "tpot_goal_ms", b"tpot_goal_ms", "traceparent", b"traceparent", "tracestate", b"tracestate", "ttft_goal_ms", b"ttft_goal_ms", "virtual_time", b"virtual_time", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "age_ms", b"age_ms", "attempt", b"attempt", "attended_len", b"attended_len", "bad_word_ids", b"bad_word_ids", "cache_hints", b"cache_hints", "cache_namespace", b"cache_namespace", "choice_indices", b"choice_indices", "credit", b"credit", "deadline_ms", b"deadline_ms", "eos_token_ids", b"eos_token_ids", "expected_tokens", b"expected_tokens", "forks", b"forks", "front_namespace", b"front_namespace", "grammar", b"grammar", "hand_over", b"hand_over", "holder", b"holder", "num_front_blocks", b"num_front_blocks", "num_grammar_bytes", b"num_grammar_bytes", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "output_ids", b"output_ids", "pooling", b"pooling", "prompt_ids", b"prompt_ids", "prompt_index", b"prompt_index", "request_id", b"request_id", "sampling", b"sampling", "second_start", b"second_start", "stream_ids", b"stream_ids", "tenant", b"tenant", "tier", b"tier", "tpot_goal_ms", b"tpot_goal_ms", "traceparent", b"traceparent", "tracestate", b"tracestate", "ttft_goal_ms", b"ttft_goal_ms", "virtual_time", b"virtual_time", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

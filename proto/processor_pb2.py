@@ -26,7 +26,7 @@ from headwater.proto import common_pb2 as headwater_dot_proto_dot_common__pb2
 from headwater.proto import events_pb2 as headwater_dot_proto_dot_events__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fheadwater/proto/processor.proto\x12\x0cheadwater.v1\x1a\x1cheadwater/proto/common.proto\x1a\x1cheadwater/proto/events.proto\"\xf4\x04\n\x0c\x43onversation\x12+\n\x08messages\x18\x01 \x03(\x0b\x32\x19.headwater.v1.ChatMessage\x12!\n\x05tools\x18\x02 \x03(\x0b\x32\x12.headwater.v1.Tool\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12#\n\x16\x63ontinue_final_message\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12!\n\x19\x63hat_template_kwargs_json\x18\x05 \x01(\t\x12\x18\n\x0btool_choice\x18\x06 \x01(\tH\x02\x88\x01\x01\x12 \n\x13parallel_tool_calls\x18\x07 \x01(\x08H\x03\x88\x01\x01\x12\x1e\n\x11include_reasoning\x18\x08 \x01(\x08H\x04\x88\x01\x01\x12\x1d\n\x10reasoning_effort\x18\t \x01(\tH\x05\x88\x01\x01\x12\x15\n\rallowed_tools\x18\n \x03(\t\x12\x16\n\tverbosity\x18\x0b \x01(\tH\x06\x88\x01\x01\x12\x1b\n\x13tool_choice_is_name\x18\x0c \x01(\x08\x12\x1a\n\rchat_template\x18\r \x01(\tH\x07\x88\x01\x01\x12\x1d\n\x15thoughts_are_optional\x18\x0e \x01(\x08\x42\x18\n\x16_add_generation_promptB\x19\n\x17_continue_final_messageB\x0e\n\x0c_tool_choiceB\x16\n\x14_parallel_tool_callsB\x14\n\x12_include_reasoningB\x13\n\x11_reasoning_effortB\x0c\n\n_verbosityB\x10\n\x0e_chat_template\"\xaa\x02\n\x06Prompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x32\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x1d.headwater.v1.Prompt.TokenIdsH\x00\x12\x32\n\x0c\x63onversation\x18\x03 \x01(\x0b\x32\x1a.headwater.v1.ConversationH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\x11\n\x04pair\x18\x06 \x01(\tH\x02\x88\x01\x01\x12\x13\n\x0binstruction\x18\x07 \x01(\t\x12\x13\n\x06suffix\x18\x05 \x01(\tH\x03\x88\x01\x01\x1a\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\rB\x06\n\x04kindB\x15\n\x13_add_special_tokensB\x07\n\x05_pairB\t\n\x07_suffix\"\xb2\x02\n\x0ePrepareRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12$\n\x06prompt\x18\x02 \x01(\x0b\x32\x14.headwater.v1.Prompt\x12(\n\x08sampling\x18\x03 \x01(\x0b\x32\x16.headwater.v1.Sampling\x12\x17\n\x0f\x63\x61\x63he_namespace\x18\x04 \x01(\x0c\x12\x0e\n\x06stream\x18\x05 \x01(\x08\x12&\n\x07pooling\x18\x06 \x01(\x0e\x32\x15.headwater.v1.Pooling\x12\x18\n\x0bprompt_name\x18\t \x01(\tH\x00\x88\x01\x01\x12\x1d\n\x15\x65scape_special_tokens\x18\x07 \x01(\x08\x12\x0e\n\x06tenant\x18\x08 \x01(\t\x12\x17\n\x0f\x66ront_namespace\x18\n \x01(\x0c\x42\x0e\n\x0c_prompt_name\"\xec\x02\n\x0cPrepareReply\x12\x12\n\nprompt_ids\x18\x01 \x03(\r\x12(\n\x08sampling\x18\x02 \x01(\x0b\x32\x16.headwater.v1.Sampling\x12\x15\n\reos_token_ids\x18\x03 \x03(\r\x12\x31\n\x0c\x62\x61\x64_word_ids\x18\x04 \x03(\x0b\x32\x1b.headwater.v1.TokenSequence\x12\x14\n\x0c\x62lock_hashes\x18\x05 \x01(\x0c\x12\x18\n\x10num_front_blocks\x18\x0c \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x0f\n\x07grammar\x18\x07 \x01(\x0c\x12\x31\n\ranswer_format\x18\x08 \x01(\x0b\x32\x1a.headwater.v1.AnswerFormat\x12\x14\n\x0csecond_start\x18\n \x01(\r\x12\x0e\n\x06labels\x18\x0b \x03(\t\x12&\n\x07pooling\x18\t \x01(\x0e\x32\x15.headwater.v1.Pooling\"I\n\x0cPrepareFrame\x12(\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x19.headwater.v1.PrepareCall\x12\x0f\n\x07\x63\x61ncels\x18\x02 \x03(\x04\"q\n\x0bPrepareCall\x12\n\n\x02id\x18\x01 \x01(\x04\x12-\n\x07request\x18\x02 \x01(\x0b\x32\x1c.headwater.v1.PrepareRequest\x12\x13\n\x0btraceparent\x18\x03 \x01(\t\x12\x12\n\ntracestate\x18\x04 \x01(\t\":\n\rPreparedFrame\x12)\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x1a.headwater.v1.PreparedCall\"e\n\x0cPreparedCall\x12\n\n\x02id\x18\x01 \x01(\x04\x12+\n\x05reply\x18\x02 \x01(\x0b\x32\x1a.headwater.v1.PrepareReplyH\x00\x12\x11\n\x07refusal\x18\x03 \x01(\x0cH\x00\x42\t\n\x07outcome\"\x9c\x01\n\x18ProcessorTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12$\n\x06prompt\x18\x02 \x01(\x0b\x32\x14.headwater.v1.Prompt\x12\x1c\n\x14return_token_strings\x18\x03 \x01(\x08\x12\x1d\n\x15\x65scape_special_tokens\x18\x04 \x01(\x08\x12\x0e\n\x06tenant\x18\x05 \x01(\t\"Y\n\x16ProcessorTokenizeReply\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x15\n\rtoken_strings\x18\x03 \x03(\t\"N\n\x1aProcessorDetokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0e\n\x06tenant\x18\x03 \x01(\t\"(\n\x18ProcessorDetokenizeReply\x12\x0c\n\x04text\x18\x01 \x01(\t\".\n\x1dProcessorTokenizerInfoRequest\x12\r\n\x05model\x18\x01 \x01(\t\"u\n\x1bProcessorTokenizerInfoReply\x12\x11\n\tinfo_json\x18\x01 \x01(\t\x12\x13\n\x0btool_parser\x18\x02 \x01(\t\x12\x18\n\x10reasoning_parser\x18\x03 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x04 \x01(\t\"\x18\n\x16ProcessorModelsRequest\"A\n\x14ProcessorModelsReply\x12)\n\x06models\x18\x01 \x03(\x0b\x32\x19.headwater.v1.ServedModel2\x9a\x04\n\tProcessor\x12\x43\n\x07Prepare\x12\x1c.headwater.v1.PrepareRequest\x1a\x1a.headwater.v1.PrepareReply\x12M\n\x0ePrepareSession\x12\x1a.headwater.v1.PrepareFrame\x1a\x1b.headwater.v1.PreparedFrame(\x01\x30\x01\x12X\n\x08Tokenize\x12&.headwater.v1.ProcessorTokenizeRequest\x1a$.headwater.v1.ProcessorTokenizeReply\x12^\n\nDetokenize\x12(.headwater.v1.ProcessorDetokenizeRequest\x1a&.headwater.v1.ProcessorDetokenizeReply\x12g\n\rTokenizerInfo\x12+.headwater.v1.ProcessorTokenizerInfoRequest\x1a).headwater.v1.ProcessorTokenizerInfoReply\x12V\n\nListModels\x12$.headwater.v1.ProcessorModelsRequest\x1a\".headwater.v1.ProcessorModelsReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fheadwater/proto/processor.proto\x12\x0cheadwater.v1\x1a\x1cheadwater/proto/common.proto\x1a\x1cheadwater/proto/events.proto\"\xf4\x04\n\x0c\x43onversation\x12+\n\x08messages\x18\x01 \x03(\x0b\x32\x19.headwater.v1.ChatMessage\x12!\n\x05tools\x18\x02 \x03(\x0b\x32\x12.headwater.v1.Tool\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12#\n\x16\x63ontinue_final_message\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12!\n\x19\x63hat_template_kwargs_json\x18\x05 \x01(\t\x12\x18\n\x0btool_choice\x18\x06 \x01(\tH\x02\x88\x01\x01\x12 \n\x13parallel_tool_calls\x18\x07 \x01(\x08H\x03\x88\x01\x01\x12\x1e\n\x11include_reasoning\x18\x08 \x01(\x08H\x04\x88\x01\x01\x12\x1d\n\x10reasoning_effort\x18\t \x01(\tH\x05\x88\x01\x01\x12\x15\n\rallowed_tools\x18\n \x03(\t\x12\x16\n\tverbosity\x18\x0b \x01(\tH\x06\x88\x01\x01\x12\x1b\n\x13tool_choice_is_name\x18\x0c \x01(\x08\x12\x1a\n\rchat_template\x18\r \x01(\tH\x07\x88\x01\x01\x12\x1d\n\x15thoughts_are_optional\x18\x0e \x01(\x08\x42\x18\n\x16_add_generation_promptB\x19\n\x17_continue_final_messageB\x0e\n\x0c_tool_choiceB\x16\n\x14_parallel_tool_callsB\x14\n\x12_include_reasoningB\x13\n\x11_reasoning_effortB\x0c\n\n_verbosityB\x10\n\x0e_chat_template\"\xb8\x02\n\x06Prompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x32\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x1d.headwater.v1.Prompt.TokenIdsH\x00\x12\x32\n\x0c\x63onversation\x18\x03 \x01(\x0b\x32\x1a.headwater.v1.ConversationH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\x11\n\x04pair\x18\x06 \x01(\tH\x02\x88\x01\x01\x12\x13\n\x0binstruction\x18\x07 \x01(\t\x12\x13\n\x06suffix\x18\x05 \x01(\tH\x03\x88\x01\x01\x12\x0c\n\x04side\x18\x08 \x01(\t\x1a\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\rB\x06\n\x04kindB\x15\n\x13_add_special_tokensB\x07\n\x05_pairB\t\n\x07_suffix\"\xb2\x02\n\x0ePrepareRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12$\n\x06prompt\x18\x02 \x01(\x0b\x32\x14.headwater.v1.Prompt\x12(\n\x08sampling\x18\x03 \x01(\x0b\x32\x16.headwater.v1.Sampling\x12\x17\n\x0f\x63\x61\x63he_namespace\x18\x04 \x01(\x0c\x12\x0e\n\x06stream\x18\x05 \x01(\x08\x12&\n\x07pooling\x18\x06 \x01(\x0e\x32\x15.headwater.v1.Pooling\x12\x18\n\x0bprompt_name\x18\t \x01(\tH\x00\x88\x01\x01\x12\x1d\n\x15\x65scape_special_tokens\x18\x07 \x01(\x08\x12\x0e\n\x06tenant\x18\x08 \x01(\t\x12\x17\n\x0f\x66ront_namespace\x18\n \x01(\x0c\x42\x0e\n\x0c_prompt_name\"\x99\x03\n\x0cPrepareReply\x12\x12\n\nprompt_ids\x18\x01 \x03(\r\x12(\n\x08sampling\x18\x02 \x01(\x0b\x32\x16.headwater.v1.Sampling\x12\x15\n\reos_token_ids\x18\x03 \x03(\r\x12\x31\n\x0c\x62\x61\x64_word_ids\x18\x04 \x03(\x0b\x32\x1b.headwater.v1.TokenSequence\x12\x14\n\x0c\x62lock_hashes\x18\x05 \x01(\x0c\x12\x18\n\x10num_front_blocks\x18\x0c \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x0f\n\x07grammar\x18\x07 \x01(\x0c\x12\x31\n\ranswer_format\x18\x08 \x01(\x0b\x32\x1a.headwater.v1.AnswerFormat\x12\x14\n\x0csecond_start\x18\n \x01(\r\x12\x0e\n\x06labels\x18\x0b \x03(\t\x12&\n\x07pooling\x18\t \x01(\x0e\x32\x15.headwater.v1.Pooling\x12\x14\n\x0c\x61ttended_len\x18\r \x01(\r\x12\x15\n\runcounted_ids\x18\x0e \x03(\r\"I\n\x0cPrepareFrame\x12(\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x19.headwater.v1.PrepareCall\x12\x0f\n\x07\x63\x61ncels\x18\x02 \x03(\x04\"q\n\x0bPrepareCall\x12\n\n\x02id\x18\x01 \x01(\x04\x12-\n\x07request\x18\x02 \x01(\x0b\x32\x1c.headwater.v1.PrepareRequest\x12\x13\n\x0btraceparent\x18\x03 \x01(\t\x12\x12\n\ntracestate\x18\x04 \x01(\t\":\n\rPreparedFrame\x12)\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x1a.headwater.v1.PreparedCall\"e\n\x0cPreparedCall\x12\n\n\x02id\x18\x01 \x01(\x04\x12+\n\x05reply\x18\x02 \x01(\x0b\x32\x1a.headwater.v1.PrepareReplyH\x00\x12\x11\n\x07refusal\x18\x03 \x01(\x0cH\x00\x42\t\n\x07outcome\"\x9c\x01\n\x18ProcessorTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12$\n\x06prompt\x18\x02 \x01(\x0b\x32\x14.headwater.v1.Prompt\x12\x1c\n\x14return_token_strings\x18\x03 \x01(\x08\x12\x1d\n\x15\x65scape_special_tokens\x18\x04 \x01(\x08\x12\x0e\n\x06tenant\x18\x05 \x01(\t\"Y\n\x16ProcessorTokenizeReply\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x15\n\rtoken_strings\x18\x03 \x03(\t\"N\n\x1aProcessorDetokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0e\n\x06tenant\x18\x03 \x01(\t\"(\n\x18ProcessorDetokenizeReply\x12\x0c\n\x04text\x18\x01 \x01(\t\".\n\x1dProcessorTokenizerInfoRequest\x12\r\n\x05model\x18\x01 \x01(\t\"u\n\x1bProcessorTokenizerInfoReply\x12\x11\n\tinfo_json\x18\x01 \x01(\t\x12\x13\n\x0btool_parser\x18\x02 \x01(\t\x12\x18\n\x10reasoning_parser\x18\x03 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x04 \x01(\t\"\x18\n\x16ProcessorModelsRequest\"A\n\x14ProcessorModelsReply\x12)\n\x06models\x18\x01 \x03(\x0b\x32\x19.headwater.v1.ServedModel2\x9a\x04\n\tProcessor\x12\x43\n\x07Prepare\x12\x1c.headwater.v1.PrepareRequest\x1a\x1a.headwater.v1.PrepareReply\x12M\n\x0ePrepareSession\x12\x1a.headwater.v1.PrepareFrame\x1a\x1b.headwater.v1.PreparedFrame(\x01\x30\x01\x12X\n\x08Tokenize\x12&.headwater.v1.ProcessorTokenizeRequest\x1a$.headwater.v1.ProcessorTokenizeReply\x12^\n\nDetokenize\x12(.headwater.v1.ProcessorDetokenizeRequest\x1a&.headwater.v1.ProcessorDetokenizeReply\x12g\n\rTokenizerInfo\x12+.headwater.v1.ProcessorTokenizerInfoRequest\x1a).headwater.v1.ProcessorTokenizerInfoReply\x12V\n\nListModels\x12$.headwater.v1.ProcessorModelsRequest\x1a\".headwater.v1.ProcessorModelsReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,37 +36,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CONVERSATION']._serialized_start=110
   _globals['_CONVERSATION']._serialized_end=738
   _globals['_PROMPT']._serialized_start=741
-  _globals['_PROMPT']._serialized_end=1039
-  _globals['_PROMPT_TOKENIDS']._serialized_start=965
-  _globals['_PROMPT_TOKENIDS']._serialized_end=988
-  _globals['_PREPAREREQUEST']._serialized_start=1042
-  _globals['_PREPAREREQUEST']._serialized_end=1348
-  _globals['_PREPAREREPLY']._serialized_start=1351
-  _globals['_PREPAREREPLY']._serialized_end=1715
-  _globals['_PREPAREFRAME']._serialized_start=1717
-  _globals['_PREPAREFRAME']._serialized_end=1790
-  _globals['_PREPARECALL']._serialized_start=1792
-  _globals['_PREPARECALL']._serialized_end=1905
-  _globals['_PREPAREDFRAME']._serialized_start=1907
-  _globals['_PREPAREDFRAME']._serialized_end=1965
-  _globals['_PREPAREDCALL']._serialized_start=1967
-  _globals['_PREPAREDCALL']._serialized_end=2068
-  _globals['_PROCESSORTOKENIZEREQUEST']._serialized_start=2071
-  _globals['_PROCESSORTOKENIZEREQUEST']._serialized_end=2227
-  _globals['_PROCESSORTOKENIZEREPLY']._serialized_start=2229
-  _globals['_PROCESSORTOKENIZEREPLY']._serialized_end=2318
-  _globals['_PROCESSORDETOKENIZEREQUEST']._serialized_start=2320
-  _globals['_PROCESSORDETOKENIZEREQUEST']._serialized_end=2398
-  _globals['_PROCESSORDETOKENIZEREPLY']._serialized_start=2400
-  _globals['_PROCESSORDETOKENIZEREPLY']._serialized_end=2440
-  _globals['_PROCESSORTOKENIZERINFOREQUEST']._serialized_start=2442
-  _globals['_PROCESSORTOKENIZERINFOREQUEST']._serialized_end=2488
-  _globals['_PROCESSORTOKENIZERINFOREPLY']._serialized_start=2490
-  _globals['_PROCESSORTOKENIZERINFOREPLY']._serialized_end=2607
-  _globals['_PROCESSORMODELSREQUEST']._serialized_start=2609
-  _globals['_PROCESSORMODELSREQUEST']._serialized_end=2633
-  _globals['_PROCESSORMODELSREPLY']._serialized_start=2635
-  _globals['_PROCESSORMODELSREPLY']._serialized_end=2700
-  _globals['_PROCESSOR']._serialized_start=2703
-  _globals['_PROCESSOR']._serialized_end=3241
+  _globals['_PROMPT']._serialized_end=1053
+  _globals['_PROMPT_TOKENIDS']._serialized_start=979
+  _globals['_PROMPT_TOKENIDS']._serialized_end=1002
+  _globals['_PREPAREREQUEST']._serialized_start=1056
+  _globals['_PREPAREREQUEST']._serialized_end=1362
+  _globals['_PREPAREREPLY']._serialized_start=1365
+  _globals['_PREPAREREPLY']._serialized_end=1774
+  _globals['_PREPAREFRAME']._serialized_start=1776
+  _globals['_PREPAREFRAME']._serialized_end=1849
+  _globals['_PREPARECALL']._serialized_start=1851
+  _globals['_PREPARECALL']._serialized_end=1964
+  _globals['_PREPAREDFRAME']._serialized_start=1966
+  _globals['_PREPAREDFRAME']._serialized_end=2024
+  _globals['_PREPAREDCALL']._serialized_start=2026
+  _globals['_PREPAREDCALL']._serialized_end=2127
+  _globals['_PROCESSORTOKENIZEREQUEST']._serialized_start=2130
+  _globals['_PROCESSORTOKENIZEREQUEST']._serialized_end=2286
+  _globals['_PROCESSORTOKENIZEREPLY']._serialized_start=2288
+  _globals['_PROCESSORTOKENIZEREPLY']._serialized_end=2377
+  _globals['_PROCESSORDETOKENIZEREQUEST']._serialized_start=2379
+  _globals['_PROCESSORDETOKENIZEREQUEST']._serialized_end=2457
+  _globals['_PROCESSORDETOKENIZEREPLY']._serialized_start=2459
+  _globals['_PROCESSORDETOKENIZEREPLY']._serialized_end=2499
+  _globals['_PROCESSORTOKENIZERINFOREQUEST']._serialized_start=2501
+  _globals['_PROCESSORTOKENIZERINFOREQUEST']._serialized_end=2547
+  _globals['_PROCESSORTOKENIZERINFOREPLY']._serialized_start=2549
+  _globals['_PROCESSORTOKENIZERINFOREPLY']._serialized_end=2666
+  _globals['_PROCESSORMODELSREQUEST']._serialized_start=2668
+  _globals['_PROCESSORMODELSREQUEST']._serialized_end=2692
+  _globals['_PROCESSORMODELSREPLY']._serialized_start=2694
+  _globals['_PROCESSORMODELSREPLY']._serialized_end=2759
+  _globals['_PROCESSOR']._serialized_start=2762
+  _globals['_PROCESSOR']._serialized_end=3300
 # @@protoc_insertion_point(module_scope)

@@ -164,6 +164,7 @@ class Prompt(_message.Message):
     PAIR_FIELD_NUMBER: _builtins.int
     INSTRUCTION_FIELD_NUMBER: _builtins.int
     SUFFIX_FIELD_NUMBER: _builtins.int
+    SIDE_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """plain text"""
     add_special_tokens: _builtins.bool
@@ -174,6 +175,8 @@ class Prompt(_message.Message):
     """of a pair that a template frames: what the model judges by; empty: the template's own"""
     suffix: _builtins.str
     """of a text: what stands behind the gap that the answer fills"""
+    side: _builtins.str
+    """of a text that is compared: query or document; models that compare token by token mark it"""
     @_builtins.property
     def token_ids(self) -> Global___Prompt.TokenIds:
         """already tokens"""
@@ -192,10 +195,11 @@ class Prompt(_message.Message):
         pair: _builtins.str | None = ...,
         instruction: _builtins.str = ...,
         suffix: _builtins.str | None = ...,
+        side: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_pair", b"_pair", "_suffix", b"_suffix", "add_special_tokens", b"add_special_tokens", "conversation", b"conversation", "kind", b"kind", "pair", b"pair", "suffix", b"suffix", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_pair", b"_pair", "_suffix", b"_suffix", "add_special_tokens", b"add_special_tokens", "conversation", b"conversation", "instruction", b"instruction", "kind", b"kind", "pair", b"pair", "suffix", b"suffix", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_pair", b"_pair", "_suffix", b"_suffix", "add_special_tokens", b"add_special_tokens", "conversation", b"conversation", "instruction", b"instruction", "kind", b"kind", "pair", b"pair", "side", b"side", "suffix", b"suffix", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
@@ -294,6 +298,8 @@ class PrepareReply(_message.Message):
     SECOND_START_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     POOLING_FIELD_NUMBER: _builtins.int
+    ATTENDED_LEN_FIELD_NUMBER: _builtins.int
+    UNCOUNTED_IDS_FIELD_NUMBER: _builtins.int
     block_hashes: _builtins.bytes
     """of the full blocks, 16 bytes each, one after another"""
     num_front_blocks: _builtins.int
@@ -306,6 +312,8 @@ class PrepareReply(_message.Message):
     """of a pair: where tokens of the second type begin; 0: there are none"""
     pooling: _common_pb2.Pooling.ValueType
     """of a prompt that is embedded; never POOLING_MODEL"""
+    attended_len: _builtins.int
+    """of a text: first tokens that its tokens attend to; 0: all"""
     @_builtins.property
     def prompt_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """to compute"""
@@ -330,6 +338,10 @@ class PrepareReply(_message.Message):
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """whose scores the vector holds; none: it is an embedding"""
 
+    @_builtins.property
+    def uncounted_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of a pooling by token: tokens whose vectors or weights count for nothing"""
+
     def __init__(
         self,
         *,
@@ -345,10 +357,12 @@ class PrepareReply(_message.Message):
         second_start: _builtins.int = ...,
         labels: _abc.Iterable[_builtins.str] | None = ...,
         pooling: _common_pb2.Pooling.ValueType = ...,
+        attended_len: _builtins.int = ...,
+        uncounted_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "bad_word_ids", b"bad_word_ids", "block_hashes", b"block_hashes", "block_size", b"block_size", "eos_token_ids", b"eos_token_ids", "grammar", b"grammar", "labels", b"labels", "num_front_blocks", b"num_front_blocks", "pooling", b"pooling", "prompt_ids", b"prompt_ids", "sampling", b"sampling", "second_start", b"second_start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "attended_len", b"attended_len", "bad_word_ids", b"bad_word_ids", "block_hashes", b"block_hashes", "block_size", b"block_size", "eos_token_ids", b"eos_token_ids", "grammar", b"grammar", "labels", b"labels", "num_front_blocks", b"num_front_blocks", "pooling", b"pooling", "prompt_ids", b"prompt_ids", "sampling", b"sampling", "second_start", b"second_start", "uncounted_ids", b"uncounted_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -148,8 +148,9 @@ class LayerNormWeights(Protocol):
 class EncoderPlatform(Platform, Protocol):
     """A platform with the flag `encoders`."""
 
-    def plan_texts(self, counts: Sequence[int]) -> Any:
-        """Plan of texts of so many tokens for `text_attention`, made once for all layers."""
+    def plan_texts(self, counts: Sequence[int], attended: Sequence[int] = ()) -> Any:
+        """Plan of texts of so many tokens for `text_attention`, made once for all layers.
+        `attended`: first tokens of each that its tokens attend to; empty: all."""
 
     def mutual_attention(
         self,

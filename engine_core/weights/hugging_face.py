@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 
 from ..config import ConfigError, require
-from .encoders.sentence_files import KEY, dense_folders, read_sentence_files
+from .encoders.sentence_files import KEY, SPARSE, dense_folders, read_sentence_files
 from .json_object import read_object
 from .safetensors_file import opened
 from .torch_file import opened_by_torch
@@ -55,6 +55,10 @@ class HuggingFaceFolder:
             for name in _files_of(path / layer):
                 self._files.append(f"{layer}/{name}")
                 self._prefixes[f"{layer}/{name}"] = f"dense.{i}."
+
+        if (self._sentence or {}).get("sparse"):
+            self._files.append(SPARSE)
+            self._prefixes[SPARSE] = "sparse."
 
     def hf_config(self) -> dict[str, Any]:
         """Content of `config.json`, and of files of sentence-transformers beside it."""
@@ -126,7 +130,7 @@ def _read(file: Any, key: str) -> torch.Tensor:
 
 
 def _opened(path: Path) -> AbstractContextManager[Any]:
-    return opened_by_torch(path) if path.suffix == ".bin" else opened(path)
+    return opened_by_torch(path) if path.suffix in (".bin", ".pt") else opened(path)
 
 
 def _files_of(folder: Path) -> list[str]:

@@ -59,7 +59,11 @@ class EmbeddingRequest(Body, kw_only=True):
         Annotated[Whole, Meta(description="a whole number, up to the model's hidden size")] | None
     ) = None
     pooling: (
-        Annotated[Literal["last", "mean", "cls"], Meta(description="last, mean or cls")] | None
+        Annotated[
+            Literal["last", "mean", "cls", "token", "sparse"],
+            Meta(description="last, mean, cls, token or sparse"),
+        ]
+        | None
     ) = None
     normalize: Flag | None = None
     prompt_name: (

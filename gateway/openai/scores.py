@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from headwater.proto import processor_pb2
+from headwater.proto import common_pb2, processor_pb2
 from headwater.services.runtime.errors import BadRequest
 
-from ..request.embedding import Embedding
+from ..request.embedding import POOLINGS, Embedding
 from ..request.scoring import PairScores, probabilities
 from ..wire.body import Body
 from .schema import Flag, Truncation, Whole
@@ -45,6 +45,8 @@ class PairBody(ScoringBody, kw_only=True):
         | None
     ) = None
     """Question by which the model judges a pair, where its template reads one."""
+    pooling: Annotated[Literal["sparse"], Meta(description="sparse")] | None = None
+    """Weights of tokens are compared, in place of what the embedder's files say."""
 
 
 class RerankRequest(PairBody, kw_only=True):
@@ -96,6 +98,7 @@ def _judged_by(asked: PairBody) -> dict[str, Any]:
     return {
         "truncate_prompt_tokens": truncation_of(asked),
         "instruction": asked.instruction or "",
+        "pooling": POOLINGS[asked.pooling or "model"],
     }
 
 
@@ -144,10 +147,18 @@ def classify_reply(asked: ClassifyRequest, embedding: Embedding, request_id: str
 
 
 def pooling_reply(model: str, embedding: Embedding, request_id: str) -> dict[str, Any]:
-    data = [
-        {"index": i, "object": "pooling", "data": vector}
-        for i, vector in enumerate(embedding.vectors)
-    ]
+    found: Sequence[object]
+    match embedding.pooling_used:
+        case common_pb2.POOLING_TOKEN:
+            found = embedding.matrices
+        case common_pb2.POOLING_SPARSE:
+            found = [
+                {str(token_id): weight for token_id, weight in weights.items()}
+                for weights in embedding.token_weights
+            ]
+        case _:
+            found = embedding.vectors
+    data = [{"index": i, "object": "pooling", "data": each} for i, each in enumerate(found)]
     return _listed("pool", request_id, model, data, embedding.num_prompt_tokens)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from headwater.proto import common_pb2, processor_pb2
 from headwater.services.runtime.errors import BadRequest
+from headwater.services.runtime.token_similarity import Vectors, token_vectors, token_weights
 
 from ..tenancy.caller import Caller
 from .choice_count import check_num_choices
@@ -24,7 +25,10 @@ POOLINGS = {
     "last": common_pb2.POOLING_LAST,
     "mean": common_pb2.POOLING_MEAN,
     "cls": common_pb2.POOLING_CLS,
+    "token": common_pb2.POOLING_TOKEN,
+    "sparse": common_pb2.POOLING_SPARSE,
 }
+BY_TOKEN = (common_pb2.POOLING_TOKEN, common_pb2.POOLING_SPARSE)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,6 +85,12 @@ class Embedding:
                 f"the model {self.model!r} classifies texts and embeds none; allowed: /classify, "
                 "/score and /rerank with it, or a model that embeds",
             )
+        if self.endpoint == "embeddings" and self.pooling_used in BY_TOKEN:
+            raise BadRequest(
+                "pooling",
+                "one vector of a text cannot be one of each token; allowed: /pooling, /score and "
+                "/rerank, or the pooling last, mean or cls",
+            )
         await run_all(cluster, self.generations, Gathered())
 
     @property
@@ -88,6 +98,37 @@ class Embedding:
         """Vectors in the order of the prompts. Raises `BadRequest` for more dimensions than the
         model has."""
         return [self._shaped(generation.choices[0].vector) for generation in self.generations]
+
+    @property
+    def pooling_used(self) -> common_pb2.Pooling.ValueType:
+        """The request's pooling, or that of the model where the request leaves it to it."""
+        return self.generations[0].prompt.prepared.pooling
+
+    @property
+    def matrices(self) -> list[list[list[float]]]:
+        """Vectors of each prompt's tokens."""
+        found = []
+        for generation in self.generations:
+            values = generation.choices[0].vector
+            size = len(values) // generation.num_prompt_tokens
+            vectors = (values[at : at + size] for at in range(0, len(values), size))
+            found.append([self._shaped(vector) for vector in vectors])
+        return found
+
+    @property
+    def token_vectors(self) -> list[Vectors]:
+        """Vectors of length 1 of the tokens of each prompt that count."""
+        return [token_vectors(*self._by_token(each)) for each in self.generations]
+
+    @property
+    def token_weights(self) -> list[dict[int, float]]:
+        """Weights of the tokens of each prompt that count, by id."""
+        return [token_weights(*self._by_token(each)) for each in self.generations]
+
+    @staticmethod
+    def _by_token(generation: Generation) -> tuple[list[float], Sequence[int], Sequence[int]]:
+        prepared = generation.prompt.prepared
+        return generation.choices[0].vector, prepared.prompt_ids, prepared.uncounted_ids
 
     @property
     def labels(self) -> list[str]:

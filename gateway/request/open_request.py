@@ -53,6 +53,7 @@ def open_request(
         credit=max(0, min(choice.credit_left for choice in choices)),
         pooling=prepared.pooling,
         second_start=prepared.second_start,
+        attended_len=prepared.attended_len,
         forks=len(generation.choices) > 1,
         hand_over=decision.hands_over,
         holder=_holder_of(decision),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from dataclasses import field as own_field
 from typing import Any
@@ -13,11 +13,15 @@ from typing import Any
 from headwater.proto import common_pb2, processor_pb2
 from headwater.services.runtime.errors import BadRequest
 from headwater.services.runtime.served_model import CLASSIFY, EMBED
+from headwater.services.runtime.token_similarity import lexical_similarity, max_similarity
 
 from ..tenancy.caller import Caller
 from ..tenancy.tenants import Tenant
 from .cluster import Cluster
 from .embedding import Embedding
+
+SIDES = ("query", "document")
+"""Sides of a pair."""
 
 
 def check_task(cluster: Cluster, tenant: Tenant, name: str, *allowed: str) -> str:
@@ -44,6 +48,7 @@ class PairScores:
     truncate_prompt_tokens: int | None = None
     instruction: str = ""
     """Question by which the model judges; empty: that of its template."""
+    pooling: common_pb2.Pooling.ValueType = common_pb2.POOLING_MODEL
     endpoint: str
     field: str
     """Name of the field of the second texts, for errors."""
@@ -80,6 +85,10 @@ class PairScores:
     async def run(self, cluster: Cluster, caller: Caller) -> None:
         """Raises the named error of the first pair that fails."""
         is_classifier = check_task(cluster, caller.tenant, self.model, CLASSIFY, EMBED) == CLASSIFY
+        if is_classifier and self.pooling != common_pb2.POOLING_MODEL:
+            raise BadRequest(
+                "pooling", "pooling with a model that classifies; allowed: with one that embeds"
+            )
         try:
             if is_classifier:
                 await self._classify(cluster, caller)
@@ -96,7 +105,7 @@ class PairScores:
     @property
     def scores(self) -> list[float]:
         """Scores in the order of the pairs: 0…1 of a model that classifies, cosines of one that
-        embeds."""
+        embeds, and sums over tokens of one that compares these."""
         return self._scores
 
     @property
@@ -124,14 +133,29 @@ class PairScores:
         if self.instruction:
             allowed = "none with a model that embeds"
             raise BadRequest.of("instruction", self.instruction, allowed)
-        places = {text: i for i, text in enumerate(dict.fromkeys(_texts(self.pairs)))}
-        prompts = [processor_pb2.Prompt(text=text) for text in places]
+        texts = dict.fromkeys(text for pair in self.pairs for text in zip(pair, SIDES, strict=True))
+        places = {text: i for i, text in enumerate(texts)}
+        prompts = [processor_pb2.Prompt(text=text, side=side) for text, side in places]
         await self._vectors(prompts, cluster, caller, normalize=True)
-        vectors = self._run.vectors
+        compare = self._comparison()
+        query, document = SIDES
         self._scores = [
-            sum(map(operator.mul, vectors[places[first]], vectors[places[second]]))
-            for first, second in self.pairs
+            compare(places[first, query], places[second, document]) for first, second in self.pairs
         ]
+
+    def _comparison(self) -> Callable[[int, int], float]:
+        """Similarity of two texts by their places."""
+        run = self._run
+        match run.pooling_used:
+            case common_pb2.POOLING_TOKEN:
+                matrices = run.token_vectors
+                return lambda i, j: max_similarity(matrices[i], matrices[j])
+            case common_pb2.POOLING_SPARSE:
+                weights = run.token_weights
+                return lambda i, j: lexical_similarity(weights[i], weights[j])
+            case _:
+                vectors = run.vectors
+                return lambda i, j: sum(map(operator.mul, vectors[i], vectors[j]))
 
     async def _vectors(
         self,
@@ -144,7 +168,7 @@ class PairScores:
         self._run = Embedding(
             model=self.model,
             prompts=prompts,
-            pooling=common_pb2.POOLING_MODEL,
+            pooling=self.pooling,
             dimensions=None,
             normalize=normalize,
             truncate_prompt_tokens=self.truncate_prompt_tokens,
@@ -170,7 +194,3 @@ def probabilities(logits: Sequence[float]) -> list[float]:
     powers = [math.exp(logit - largest) for logit in logits]
     total = sum(powers)
     return [power / total for power in powers]
-
-
-def _texts(pairs: Sequence[tuple[str, str]]) -> list[str]:
-    return [text for pair in pairs for text in pair]

@@ -60,18 +60,20 @@ def mutual_attention(
     return out
 
 
-def text_tiles(counts: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Work list int32 [tiles, 3]: the row of a text's first token, its tokens, and the place of a
-    tile's first query in it, longest texts first. A tile of zeros is of no text."""
+def text_tiles(
+    counts: Sequence[int], device: torch.device, attended: Sequence[int] = ()
+) -> torch.Tensor:
+    """Work list int32 [tiles, 4]: the row of a text's first token, its tokens, the place of a tile's
+    first query in it, and the number of its keys, longest texts first. A tile of zeros is of no
+    text. `attended`: keys of each text, its first tokens; empty: all."""
     firsts = np.cumsum(counts) - counts
+    texts = zip(firsts.tolist(), counts, attended or counts, strict=True)
     tiles = [
-        (first, count, start)
-        for first, count in sorted(
-            zip(firsts.tolist(), counts, strict=True), key=lambda text: -text[1]
-        )
+        (first, count, start, num_keys)
+        for first, count, num_keys in sorted(texts, key=lambda text: -text[1])
         for start in range(0, count, QUERIES)
     ]
-    return upload(np.array(tiles, np.int32).reshape(-1, 3), device)
+    return upload(np.array(tiles, np.int32).reshape(-1, 4), device)
 
 
 @triton.jit
@@ -92,13 +94,14 @@ def _attend_texts(
     HAS_QKV_BIAS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    p_tile = p_tiles + 3 * tl.program_id(0)
+    p_tile = p_tiles + 4 * tl.program_id(0)
     first = tl.load(p_tile).to(tl.int64)
     count = tl.load(p_tile + 1)
     if count == 0:
         return
     head = tl.program_id(1)
     o_q = tl.load(p_tile + 2) + tl.arange(0, QUERIES)
+    num_keys = tl.load(p_tile + 3)
     o_k = tl.arange(0, KEYS)
     o_d = tl.arange(0, BLOCK_D)
     in_head = o_d < HEAD_DIM
@@ -113,18 +116,18 @@ def _attend_texts(
     b_max = tl.full([QUERIES], -float("inf"), tl.float32)
     b_sum = tl.zeros([QUERIES], tl.float32)
     b_out = tl.zeros([QUERIES, BLOCK_D], tl.float32)
-    for start in range(0, count, KEYS):
+    for start in range(0, num_keys, KEYS):
         keys = start + o_k
-        in_keys = (keys < count)[:, None] & in_head[None]
+        in_keys = (keys < num_keys)[:, None] & in_head[None]
         p_rows = p_text + keys[:, None] * 3 * width + o_d[None]
         b_k = tl.load(p_rows + width, mask=in_keys, other=0.0)
         b_scores = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * scale
         if HAS_BIAS:
             columns = keys[None] - o_q[:, None] + bias_width // 2
-            seen = (keys < count)[None] & (o_q < count)[:, None]
+            seen = (keys < num_keys)[None] & (o_q < count)[:, None]
             p_row = p_bias + head * bias_width
             b_scores += tl.load(p_row + columns, mask=seen, other=0.0) * BASE_2
-        b_scores = tl.where((keys < count)[None], b_scores, -float("inf"))
+        b_scores = tl.where((keys < num_keys)[None], b_scores, -float("inf"))
         b_new = tl.maximum(b_max, tl.max(b_scores, 1))
         b_kept = tl.exp2(b_max - b_new)
         b_weights = tl.exp2(b_scores - b_new[:, None])
@@ -146,17 +149,21 @@ def mutual_attention_twin(
     counts: Sequence[int],
     head_dim: int,
     distance_bias: torch.Tensor | None = None,
+    attended: Sequence[int] = (),
 ) -> torch.Tensor:
-    """qkv [T, 3 Hq D] of texts of counts[i] tokens → [T, Hq D]. Scores are scaled by 1 / sqrt(D).
+    """qkv [T, 3 Hq D] of texts of counts[i] tokens, of which all attend to the first attended[i], or
+    all of the text without it → [T, Hq D]. Scores are scaled by 1 / sqrt(D).
     distance_bias float32 [Hq, 2 L − 1] is added to them: column L − 1 + d is that of a key d
     positions after its query."""
     outs = []
-    for text in torch.split(qkv.double(), list(counts)):
+    texts = torch.split(qkv.double(), list(counts))
+    for text, num_keys in zip(texts, attended or counts, strict=True):
         q, k, v = text.unflatten(1, (3, -1, head_dim)).permute(1, 2, 0, 3)
+        k, v = k[:, :num_keys], v[:, :num_keys]
         scores = q @ k.transpose(1, 2) * head_dim**-0.5
         if distance_bias is not None:
             places = torch.arange(len(text), device=qkv.device)
-            columns = places[None] - places[:, None] + distance_bias.shape[1] // 2
+            columns = places[None, :num_keys] - places[:, None] + distance_bias.shape[1] // 2
             scores = scores + distance_bias.double()[:, columns]
         outs.append((torch.softmax(scores, 2) @ v).transpose(0, 1).flatten(1))
     return torch.cat(outs).to(qkv.dtype)

@@ -128,6 +128,8 @@ class AsyncLLM:
         sampling = common_pb2.Sampling()
         how = POOLINGS[pooling]
         request = LocalRequest.prepared(self._id(), model, prompt_to_pb(prompt), sampling, how)
+        is_one = model.late_interaction is None or pooling != "model"
+        BadRequest.unless(is_one, "pooling", pooling, "last, mean or cls: its own is by token")
         with request.running(engine):
             await request.until_ended()
         return request.embedding(dimensions, normalize=normalize)

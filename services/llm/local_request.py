@@ -144,6 +144,7 @@ class LocalRequest:
             credit=CREDIT,
             pooling=reply.pooling,
             second_start=reply.second_start,
+            attended_len=reply.attended_len,
             forks=num_choices > 1,
         )
         return Open(model=self._model.name, add=add)

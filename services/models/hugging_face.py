@@ -29,6 +29,7 @@ SERVING_FILES = (
     "sentence_bert_config.json",
     "config_sentence_transformers.json",
     "[0-9]_*/config.json",
+    "sparse_linear.pt",
 )
 INDEX = "model.safetensors.index.json"
 TORCH_FILES = ("pytorch_model*.bin", "pytorch_model.bin.index.json")

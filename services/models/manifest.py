@@ -37,6 +37,18 @@ class ModelFolderError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LateInteraction:
+    """How a model compares a query and a document token by token."""
+
+    query_len: int
+    """Tokens that a query is filled up to with mask tokens; 0: it stays as it is."""
+    attends_to_expansion: bool
+    """Whether tokens attend to these mask tokens."""
+    skipped_words: tuple[str, ...]
+    """Words of documents whose vectors are not compared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelManifest:
     """Facts of one converted model; `weights.safetensors`, `config.json` and the tokenizer's files
     lie beside it."""
@@ -73,7 +85,10 @@ class ModelManifest:
     labels: tuple[str, ...] = ()
     """Labels whose scores a model that classifies makes."""
     pooling: str = ""
-    """Pooling of hidden states by default: last, mean or cls; empty: the files do not say."""
+    """Pooling of hidden states by default: last, mean, cls or token; empty: the files do not say."""
+    late_interaction: LateInteraction | None = None
+    has_token_weights: bool = False
+    """Whether it makes a weight of each token."""
     prompts: dict[str, str] = field(default_factory=dict)
     """Texts that go before an embedded one, by name."""
     default_prompt: str = ""

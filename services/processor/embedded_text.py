@@ -16,8 +16,11 @@ POOLINGS = {
     "last": common_pb2.POOLING_LAST,
     "mean": common_pb2.POOLING_MEAN,
     "cls": common_pb2.POOLING_CLS,
+    "token": common_pb2.POOLING_TOKEN,
 }
 """Poolings by the words of a manifest."""
+UNWEIGHTED = ("cls", "bos", "eos", "sep", "pad", "unk")
+"""Special tokens that have no weight."""
 REMEDIES = {
     EMBED: ("embeds", "/v1/embeddings"),
     CLASSIFY: ("classifies", "/classify, /score and /rerank"),
@@ -39,12 +42,56 @@ def check_answers(model: TextModel) -> None:
 def pooling_of(
     model: TextModel, asked: common_pb2.Pooling.ValueType
 ) -> common_pb2.Pooling.ValueType:
-    """The pooling of a request; the model's own where it asks for that."""
-    return POOLINGS[model.pooling] if asked == common_pb2.POOLING_MODEL else asked
+    """The pooling of a request; the model's own where it asks for that. Raises `BadRequest` for one
+    by token of a model that makes none."""
+    if asked == common_pb2.POOLING_MODEL:
+        return POOLINGS[model.pooling]
+    if asked == common_pb2.POOLING_TOKEN and model.task != EMBED:
+        allowed = f"last, mean or cls: the model {model.name!r} has no vectors of tokens"
+        raise BadRequest.of("pooling", "token", allowed)
+    if asked == common_pb2.POOLING_SPARSE and not model.has_token_weights:
+        allowed = f"another pooling: the model {model.name!r} makes no weights of tokens"
+        raise BadRequest.of("pooling", "sparse", allowed)
+    return asked
 
 
-def optional_name(request: processor_pb2.PrepareRequest) -> str | None:
-    return request.prompt_name if request.HasField("prompt_name") else None
+def optional_name(
+    model: TextModel,
+    request: processor_pb2.PrepareRequest,
+    pooling: common_pb2.Pooling.ValueType,
+) -> str | None:
+    """Name of the model's text that goes before an embedded one; None: its default one."""
+    if request.HasField("prompt_name"):
+        return request.prompt_name
+    is_marked = model.late_interaction is not None and pooling == common_pb2.POOLING_TOKEN
+    return request.prompt.side or None if is_marked else None
+
+
+def expanded(model: TextModel, token_ids: list[int], name: str | None) -> tuple[list[int], int]:
+    """Token ids of an embedded text, and the number of the first ones that its tokens attend to; 0:
+    all. A query of a model that compares tokens is filled up with mask tokens."""
+    late = model.late_interaction
+    if late is None or name != "query" or len(token_ids) >= late.query_len:
+        return token_ids, 0
+    mask = model.tokenizer.id_of(model.tokenizer.special_token("mask_token") or "")
+    assert mask is not None
+    added = [mask] * (late.query_len - len(token_ids))
+    return token_ids + added, 0 if late.attends_to_expansion else len(token_ids)
+
+
+def uncounted_ids(
+    model: TextModel, pooling: common_pb2.Pooling.ValueType, name: str | None
+) -> list[int]:
+    """Ids of tokens whose vectors or weights count for nothing: skipped words of a document, and
+    special tokens among weights."""
+    tokenizer = model.tokenizer
+    words: list[str | None] = []
+    if pooling == common_pb2.POOLING_SPARSE:
+        words = [tokenizer.special_token(f"{kind}_token") for kind in UNWEIGHTED]
+    elif model.late_interaction is not None and name == "document":
+        words = [*model.late_interaction.skipped_words]
+    ids = (tokenizer.id_of(word) for word in words if word)
+    return sorted({token_id for token_id in ids if token_id is not None})
 
 
 def with_prompt(

@@ -15,9 +15,11 @@ from . import conversation
 from .allowed_tokens import check_allowed_tokens
 from .embedded_text import (
     check_answers,
+    expanded,
     fit_text,
     optional_name,
     pooling_of,
+    uncounted_ids,
     with_prompt,
 )
 from .front import front_of
@@ -36,14 +38,17 @@ def prepare(model: TextModel, request: processor_pb2.PrepareRequest) -> processo
         request.sampling, model.limits, stream=request.stream, is_chat=is_chat
     )
     prompt = request.prompt
+    name: str | None = None
+    pooling = pooling_of(model, request.pooling)
     if request.pooling:
         sampling.max_tokens = 0
+        name = optional_name(model, request, pooling)
         if not prompt.HasField("pair"):
-            prompt = with_prompt(model, prompt, optional_name(request))
+            prompt = with_prompt(model, prompt, name)
     else:
         check_answers(model)
     form: AnswerFormat | None = None
-    second_start = 0
+    second_start = attended_len = 0
     if prompt.HasField("pair"):
         token_ids, second_start = pair_ids(sampling, model, prompt)
     else:
@@ -52,6 +57,7 @@ def prepare(model: TextModel, request: processor_pb2.PrepareRequest) -> processo
         token_ids = fit_context(sampling, token_ids, model.limits, prompt_name=prompt_name(prompt))
     else:
         token_ids = fit_text(sampling, token_ids, model, prompt_name=prompt_name(prompt))
+        token_ids, attended_len = expanded(model, token_ids, name)
     bad_words = _bad_words(model, sampling)
     end_ids = _end_ids(model, request.prompt)
     check_allowed_tokens(sampling, end_ids, bad_words)
@@ -71,8 +77,10 @@ def prepare(model: TextModel, request: processor_pb2.PrepareRequest) -> processo
         num_front_blocks=front.num_blocks if front is not None else 0,
         block_size=block_size,
         answer_format=form,
-        pooling=pooling_of(model, request.pooling),
+        pooling=pooling,
         second_start=second_start,
+        attended_len=attended_len,
+        uncounted_ids=uncounted_ids(model, pooling, name),
         labels=model.labels,
     )
 

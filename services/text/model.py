@@ -12,7 +12,7 @@ from ..answers.format import reasoning_format_of
 from ..answers.format_names import REASONING_ALIASES, TOOL_ALIASES
 from ..answers.reasoning_parser import REASONING_FORMATS
 from ..answers.tool_formats import TOOL_FORMATS, format_of_template
-from ..models.manifest import ModelManifest, weight_bytes
+from ..models.manifest import LateInteraction, ModelManifest, weight_bytes
 from ..runtime.model_name import check_model_name
 from ..runtime.served_model import CLASSIFY, GENERATE, ServedModel
 from ..runtime.settings import SettingError, require
@@ -72,6 +72,8 @@ class TextModel:
     """See `ModelManifest`, here and below."""
     labels: tuple[str, ...] = ()
     pooling: str = ""
+    late_interaction: LateInteraction | None = None
+    has_token_weights: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str = ""
     pair_template: PairTemplate | None = None
@@ -170,6 +172,8 @@ def load_text_model(folder: Path, name: str, choices: ServingChoices) -> TextMod
         task=manifest.task,
         labels=manifest.labels,
         pooling=manifest.pooling,
+        late_interaction=manifest.late_interaction,
+        has_token_weights=manifest.has_token_weights,
         prompts=manifest.prompts,
         default_prompt=manifest.default_prompt,
         pair_template=(

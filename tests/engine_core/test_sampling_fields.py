@@ -17,7 +17,7 @@ from headwater.proto.engine_pb2 import Add
 from headwater.services.engine.stage.requests import Limits, PendingAdd, requests_of
 
 CORE = Path(__file__).parents[2] / "engine_core"
-OF_ENCODERS = {"second_start"}
+OF_ENCODERS = {"second_start", "attended_len"}
 """Fields that only encoders read, which draw nothing: `test_encoders.py`."""
 FIELDS = {field.name for field in dataclasses.fields(SamplingParams)} - OF_ENCODERS
 

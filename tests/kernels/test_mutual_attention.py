@@ -59,6 +59,22 @@ def test_a_bias_belongs_to_the_distance_from_query_to_key() -> None:
 
 
 @pytest.mark.parametrize("is_biased", [False, True], ids=["plain", "biased"])
+def test_tokens_attend_to_the_first_ones_of_their_text_where_a_plan_says_so(
+    is_biased: bool, device: torch.device
+) -> None:
+    torch.manual_seed(0)
+    counts, attended = [3, 130, 65], [3, 70, 1]
+    qkv = torch.randn(sum(counts), 3 * 2 * 24)
+    bias = torch.randn(2, 2 * 140 - 1) if is_biased else None
+    expected = mutual_attention_twin(qkv.double(), counts, 24, bias, attended)
+    on_cpu = mutual_attention_on_cpu(qkv, counts, 24, bias, attended)
+    torch.testing.assert_close(on_cpu.double(), expected, atol=1e-5, rtol=1e-5)
+    sent = None if bias is None else bias.to(device)
+    found = mutual_attention(qkv.to(device), text_tiles(counts, device, attended), 24, sent)
+    torch.testing.assert_close(found.cpu().double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("is_biased", [False, True], ids=["plain", "biased"])
 @pytest.mark.parametrize(
     ("dtype", "head_dim"), [(torch.float32, 24), (torch.bfloat16, 32), (torch.float32, 256)]
 )

@@ -28,12 +28,14 @@ class TextEntry:
     def __init__(self, platform: EncoderPlatform) -> None:
         self._platform = platform
         self._token_ids: dict[int, Int32Array] = {}
+        self._attended_lens: dict[int, int] = {}
         self._second_starts: dict[int, int] = {}
         """Keyed by row."""
 
     def send(self, plan: StepPlan) -> TextStep:
         for admitted in plan.admitted:
             self._token_ids[admitted.row] = admitted.token_ids
+            self._attended_lens[admitted.row] = admitted.sampling.attended_len
             self._second_starts[admitted.row] = admitted.sampling.second_start
         texts = [self._token_ids[row][:count] for row, count in _lengths(plan)]
         positions = places(plan.counts)
@@ -43,10 +45,18 @@ class TextEntry:
         batch = TextBatch(
             token_ids=token_ids,
             positions=sent_positions,
-            texts=self._platform.plan_texts(plan.counts.tolist()),
+            texts=self._platform.plan_texts(plan.counts.tolist(), *self._attended(plan)),
             types=types[0] if types else None,
         )
         return TextStep(plan, batch)
+
+    def _attended(self, plan: StepPlan) -> list[list[int]]:
+        """Numbers of tokens that each text's tokens attend to; none: all."""
+        lens = [self._attended_lens[row] for row in plan.rows.tolist()]
+        if not any(lens):
+            return []
+        pairs = zip(lens, plan.counts.tolist(), strict=True)
+        return [[min(given or count, count) for given, count in pairs]]
 
     def _types(self, plan: StepPlan, positions: Int32Array) -> list[Int32Array]:
         """Types of tokens; none: all are of the first."""

@@ -10,10 +10,13 @@ import torch
 from headwater.kernels.launch.device import download, upload
 from headwater.kernels.norm.span_means import span_means_twin
 
-from ...executor import NO_RESULT, DrawPlan, Int32Array, StepPlan, StepResult
+from ...executor import NO_RESULT, DrawPlan, StepPlan, StepResult
 from ...layers.platform import EncoderPlatform, PoolingPlatform
 from ...models.encoders.encoder import Encoder
 from ..entry.text_entry import TextStep
+
+SPARSE = "sparse"
+BY_TOKEN = ("token", SPARSE)
 
 
 class Pool:
@@ -36,15 +39,20 @@ class Pool:
         rows = sent.plan.pooled_rows
         if not rows:
             return lambda: NO_RESULT
-        spans = upload(self._spans(sent.plan), hidden.device)
-        vectors = download(self._encoder.dense(self._means(hidden, spans)))
+        texts = self._texts(sent.plan)
+        pooled = [row for row in rows if self._poolings[row] not in BY_TOKEN]
+        parts = {row: self._by_token(row, hidden, *texts[row]) for row in rows if row not in pooled}
+        if pooled:
+            spans = np.array([self._span(row, *texts[row]) for row in pooled], np.int32)
+            means = self._means(hidden, upload(spans, hidden.device))
+            vectors = download(self._encoder.dense(means))
+            parts |= dict(zip(pooled, vectors, strict=True))
 
         def read() -> StepResult:
-            found = vectors.numpy()
             return StepResult(
                 token_ids=NO_RESULT.token_ids,
                 num_tokens=NO_RESULT.num_tokens,
-                embeddings={row: found[i].tobytes() for i, row in enumerate(rows)},
+                embeddings={row: parts[row].numpy().tobytes() for row in rows},
             )
 
         return read
@@ -55,19 +63,26 @@ class Pool:
     def close(self) -> None:
         pass
 
-    def _spans(self, plan: StepPlan) -> Int32Array:
-        """[rows, 2] first token and number of tokens whose states are the vector of a pooled row,
-        by their mean, in the order of the pooled rows."""
-        ends = np.cumsum(plan.counts).tolist()
-        texts = zip(plan.rows.tolist(), ends, plan.counts.tolist(), strict=True)
-        spans = {row: self._span(row, end, count) for row, end, count in texts}
-        return np.array([spans[row] for row in plan.pooled_rows], np.int32)
+    def _texts(self, plan: StepPlan) -> dict[int, tuple[int, int]]:
+        """(first token, number of tokens) of each row's text."""
+        firsts = (np.cumsum(plan.counts) - plan.counts).tolist()
+        return dict(
+            zip(plan.rows.tolist(), zip(firsts, plan.counts.tolist(), strict=True), strict=True)
+        )
 
-    def _span(self, row: int, end: int, count: int) -> tuple[int, int]:
+    def _span(self, row: int, first: int, count: int) -> tuple[int, int]:
+        """First token and number of tokens whose states' mean is the vector of a row."""
         match self._poolings[row]:
             case "cls":
-                return end - count, 1
+                return first, 1
             case "last":
-                return end - 1, 1
+                return first + count - 1, 1
             case _:
-                return end - count, count
+                return first, count
+
+    def _by_token(self, row: int, hidden: torch.Tensor, first: int, count: int) -> torch.Tensor:
+        """float32 [count, N] vectors, or [count] weights, of a row's tokens."""
+        states = hidden[first : first + count]
+        if self._poolings[row] == SPARSE:
+            return download(self._encoder.dense.token_weights(states))
+        return download(self._encoder.dense(states))

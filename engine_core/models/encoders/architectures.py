@@ -63,7 +63,7 @@ ENCODER_ARCHITECTURES = {
     "XLMRobertaModel": own(
         "encoders.bert:Bert",
         bert.read_roberta,
-        "XLM-RoBERTa, bge-m3 (dense), multilingual E5",
+        "XLM-RoBERTa, bge-m3, multilingual E5",
         "xlm-roberta",
     ),
 }

@@ -16,6 +16,9 @@ DENSE = {
     f"model.dense.{i}.linear.{kind}": f"dense.{i}{suffix}"
     for i in range(MOST_DENSE)
     for kind, suffix in (("weight", ""), ("bias", "_bias"))
+} | {
+    f"model.sparse.{kind}": f"sparse{suffix}"
+    for kind, suffix in (("weight", ""), ("bias", "_bias"))
 }
 IGNORED = (
     ".position_ids",

@@ -113,6 +113,8 @@ class DenseLayers:
             _normed_layer(config, weights, platform, dense, i)
             for i, dense in enumerate(encoder_of(config).dense)
         ]
+        self._sparse = weights.tensors.get("sparse")
+        self._sparse_bias = weights.tensors.get("sparse_bias")
 
     def __call__(self, pooled: torch.Tensor) -> torch.Tensor:
         """Vectors float32 [R, H] of texts → float32 [R, N]"""
@@ -120,6 +122,14 @@ class DenseLayers:
         for layer in self._layers:
             x = layer(x.to(self._dtype))
         return x.float()
+
+    def token_weights(self, states: torch.Tensor) -> torch.Tensor:
+        """States [T, H] of a text's tokens → weights float32 [T] of them, none below 0. Source: Chen
+        et al., "BGE M3-Embedding", 2024."""
+        assert self._sparse is not None
+        assert self._sparse_bias is not None
+        products = states.float() * self._sparse.float()
+        return torch.relu(products.sum(1) + self._sparse_bias.float())
 
 
 def dense_layout(config: ModelConfig) -> dict[str, WeightSpec]:
@@ -131,6 +141,8 @@ def dense_layout(config: ModelConfig) -> dict[str, WeightSpec]:
             layout[f"dense.{i}_bias"] = bias(dense.out_features)
         if dense.has_norm:
             layout |= norms_of(config, (f"dense.{i}_norm",))
+    if encoder_of(config).has_sparse:
+        layout |= {"sparse": table(1, config.hidden_size), "sparse_bias": bias(1)}
     return layout
 
 

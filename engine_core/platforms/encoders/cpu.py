@@ -13,6 +13,9 @@ from ...layers.linear.linear import Product
 from ...layers.platform import BiasedLinear, LayerNormWeights, SumNorm, TextAttention
 from ..cpu_products import TEXT_ROWS, CpuProducts
 
+Plan = tuple[list[int], list[int]]
+"""Numbers of tokens of texts, and of those that are attended to; of none: all."""
+
 
 class CpuTexts:
     """See `EncoderPlatform`. The library adds biases as it multiplies."""
@@ -20,25 +23,28 @@ class CpuTexts:
     def __init__(self, products: CpuProducts) -> None:
         self._products = products
 
-    def plan_texts(self, counts: Sequence[int]) -> list[int]:
-        return list(counts)
+    def plan_texts(
+        self, counts: Sequence[int], attended: Sequence[int] = ()
+    ) -> tuple[list[int], list[int]]:
+        return list(counts), list(attended)
 
     def mutual_attention(
         self,
         qkv: torch.Tensor,
-        texts: list[int],
+        texts: Plan,
         head_dim: int,
         distance_bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return mutual_attention(qkv, texts, head_dim, distance_bias)
+        counts, attended = texts
+        return mutual_attention(qkv, counts, head_dim, distance_bias, attended)
 
     def text_attention(self, qkv: BiasedLinear, head_dim: int) -> TextAttention:
         product = self.biased_linear(qkv)
 
         def attention(
-            x: torch.Tensor, texts: list[int], distance_bias: torch.Tensor | None
+            x: torch.Tensor, texts: Plan, distance_bias: torch.Tensor | None
         ) -> torch.Tensor:
-            return mutual_attention(product(x), texts, head_dim, distance_bias)
+            return self.mutual_attention(product(x), texts, head_dim, distance_bias)
 
         return attention
 

@@ -23,8 +23,8 @@ class CudaTexts:
     device: torch.device
     products: CudaProducts
 
-    def plan_texts(self, counts: Sequence[int]) -> torch.Tensor:
-        return text_tiles(counts, self.device)
+    def plan_texts(self, counts: Sequence[int], attended: Sequence[int] = ()) -> torch.Tensor:
+        return text_tiles(counts, self.device, attended)
 
     def mutual_attention(
         self,

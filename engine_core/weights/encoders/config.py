@@ -31,6 +31,8 @@ class EncoderConfig:
     """Buckets of distances between tokens, each with a bias of attention's scores; 0: none."""
     dense: tuple[DenseConfig, ...] = ()
     """Layers behind the pooled vector, in their order."""
+    has_sparse: bool = False
+    """Whether a layer makes a weight of each token."""
     label_pooling: str = "cls"
     """Pooling that a head of labels reads."""
 
@@ -46,6 +48,11 @@ def dense_of(sentence: Mapping[str, Any] | None) -> tuple[DenseConfig, ...]:
         )
         for layer in (sentence or {}).get("dense", ())
     )
+
+
+def has_sparse(sentence: Mapping[str, Any] | None) -> bool:
+    """Whether the files have a layer that makes a weight of each token."""
+    return bool((sentence or {}).get("sparse"))
 
 
 def longest_text(config: Mapping[str, Any], sentence: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -16,6 +16,11 @@ from ..json_object import read_array, read_object
 KEY = "headwater_sentence"
 """Field of a converted model's `config.json` with what the files say."""
 MODULES = "modules.json"
+SPARSE = "sparse_linear.pt"
+"""File of bge-m3 with the layer that makes a weight of each token."""
+LATE = "late_interaction"
+TOKEN = "token"
+SENTENCE_CONFIG = "config_sentence_transformers.json"
 POOLINGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -54,7 +59,38 @@ def read_sentence_files(folder: Path) -> dict[str, Any] | None:
             case _:
                 allowed = "Pooling, Dense, Normalize, LogitScore"
                 raise ConfigError(f"module of {MODULES}", kind, allowed)
-    return found | _prompts(folder) | _length(folder)
+    found |= _prompts(folder) | _length(folder)
+    if (folder / SPARSE).is_file():
+        found["sparse"] = True
+    if all(kind != "Pooling" for kind, _ in kinds) and found["dense"]:
+        found |= _late_interaction(folder)
+    return found
+
+
+def _late_interaction(folder: Path) -> dict[str, Any]:
+    """How a model compares two texts token by token, as PyLate writes it. Source: Khattab and
+    Zaharia, "ColBERT", 2020."""
+    config = read_object(folder / SENTENCE_CONFIG)
+    marks = {side: config.get(f"{side}_prefix") for side in ("query", "document")}
+    for side, mark in marks.items():
+        is_text = isinstance(mark, str)
+        require(is_text, f"{side}_prefix", mark, f"a text, where {MODULES} has no Pooling")
+    query_len = config.get("query_length", 32)
+    is_len = type(query_len) is int and 1 <= query_len <= 1 << 16
+    require(is_len, "query_length", query_len, "a whole number, 1…65536")
+    words = config.get("skiplist_words") or []
+    are_words = isinstance(words, list) and all(isinstance(word, str) for word in words)
+    require(are_words, "skiplist_words", words, "a list of words")
+    expands = config.get("do_query_expansion", True)
+    return {
+        "pooling": TOKEN,
+        "prompts": marks,
+        LATE: {
+            "query_len": query_len if expands else 0,
+            "attends_to_expansion": bool(config.get("attend_to_expansion_tokens", False)),
+            "skipped_words": words,
+        },
+    }
 
 
 def dense_folders(sentence: Mapping[str, Any] | None) -> list[str]:
@@ -99,6 +135,8 @@ def _dense(path: str, config: Mapping[str, Any]) -> dict[str, Any]:
     for name, size in sizes.items():
         is_size = type(size) is int and 1 <= size <= 1 << 18
         require(is_size, f"{name} of {path}", size, "a whole number, 1…262144")
+    residual = config.get("use_residual", False)
+    require(not residual, f"use_residual of {path}", residual, "false")
     activation = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
     require(
         activation in DENSE_ACTIVATIONS,
@@ -116,7 +154,7 @@ def _dense(path: str, config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _prompts(folder: Path) -> dict[str, Any]:
     """Texts that go before an input, by name, and the name of the one that always does."""
-    path = folder / "config_sentence_transformers.json"
+    path = folder / SENTENCE_CONFIG
     config = read_object(path) if path.is_file() else {}
     prompts = config.get("prompts") or {}
     is_texts = isinstance(prompts, dict) and all(isinstance(each, str) for each in prompts.values())

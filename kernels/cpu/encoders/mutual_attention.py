@@ -18,6 +18,7 @@ def mutual_attention(
     counts: Sequence[int],
     head_dim: int,
     distance_bias: torch.Tensor | None = None,
+    attended: Sequence[int] = (),
 ) -> torch.Tensor:
     """See `mutual_attention_twin`."""
     # [3, 1, Hq, T, D]
@@ -25,16 +26,17 @@ def mutual_attention(
     out = qkv.new_empty(qkv.shape[0], qkv.shape[1] // 3)
     mask_of = None if distance_bias is None else _Masks(distance_bias, max(counts), qkv.dtype)
     first = 0
-    for count in counts:
-        q, k, v = parts[..., first : first + count, :]
+    for count, num_keys in zip(counts, attended or counts, strict=True):
+        q = parts[0, ..., first : first + count, :]
+        k, v = parts[1:, ..., first : first + num_keys, :]
         queries_at_once = count if mask_of is None else QUERIES
         for start in range(0, count, queries_at_once):
             num_queries = min(queries_at_once, count - start)
-            mask = None if mask_of is None else mask_of(start, num_queries, count)
+            mask = None if mask_of is None else mask_of(start, num_queries, num_keys)
             queries = q[:, :, start : start + num_queries]
-            attended = scaled_dot_product_attention(queries, k, v, attn_mask=mask)
+            values = scaled_dot_product_attention(queries, k, v, attn_mask=mask)
             rows = slice(first + start, first + start + num_queries)
-            out[rows] = attended[0].transpose(0, 1).flatten(1)
+            out[rows] = values[0].transpose(0, 1).flatten(1)
         first += count
     return out
 
@@ -47,11 +49,11 @@ class _Masks:
         self._dtype = dtype
         self._first = self._made(0, min(QUERIES, max_count), max_count)
 
-    def __call__(self, start: int, num_queries: int, count: int) -> torch.Tensor:
-        """[1, Hq, num_queries, count]"""
+    def __call__(self, start: int, num_queries: int, num_keys: int) -> torch.Tensor:
+        """[1, Hq, num_queries, num_keys]"""
         if start:
-            return self._made(start, num_queries, count)
-        return self._first[:, :, :num_queries, :count]
+            return self._made(start, num_queries, num_keys)
+        return self._first[:, :, :num_queries, :num_keys]
 
     def _made(self, start: int, num_queries: int, count: int) -> torch.Tensor:
         queries = torch.arange(start, start + num_queries)

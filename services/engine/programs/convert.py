@@ -19,10 +19,11 @@ from headwater.engine_core.models import conversion, registry
 from headwater.engine_core.models.conversion import Converted
 from headwater.engine_core.models.packed_folder import pack_folder
 from headwater.engine_core.platforms.cpu_kernels import compile_kernels, packed_kernels
+from headwater.engine_core.weights.encoders.sentence_files import LATE
 from headwater.engine_core.weights.model_file import DTYPES
 
 from ...models.gguf_check import GgufFileError, check_gguf
-from ...models.manifest import LAYOUT, ModelManifest
+from ...models.manifest import LAYOUT, LateInteraction, ModelManifest
 from ...runtime.progress import report_line
 from ...runtime.settings import read_settings, require, setting
 from ...text.gguf_tokenizer import GgufTokenizerError, write_tokenizer
@@ -121,9 +122,30 @@ def _manifest(settings: ConvertSettings, converted: Converted) -> ModelManifest:
         task=model.task,
         labels=model.labels,
         pooling=model.label_pooling or sentence.get("pooling", ""),
+        late_interaction=_late_interaction(settings.folder, sentence, model.vocab_size),
+        has_token_weights=bool(sentence.get("sparse")),
         prompts=sentence.get("prompts", {}),
         default_prompt=sentence.get("default_prompt", ""),
     )
+
+
+def _late_interaction(
+    folder: Path, sentence: Mapping[str, Any], vocab_size: int
+) -> LateInteraction | None:
+    """How the model compares texts token by token, if it does. Raises `ConfigError` for a tokenizer
+    without the tokens that this needs."""
+    found = sentence.get(LATE)
+    if found is None:
+        return None
+    late = LateInteraction(**{**found, "skipped_words": tuple(found["skipped_words"])})
+    tokenizer = Tokenizer.from_folder(folder, vocab_size)
+    for side, mark in sentence["prompts"].items():
+        ids = tokenizer.encode(mark + "a", add_special_tokens=False)
+        if tokenizer.id_of(mark) not in ids[:1]:
+            raise ConfigError(f"{side}_prefix", mark, "one special token of the tokenizer")
+    if late.query_len and not tokenizer.special_token("mask_token"):
+        raise ConfigError("mask_token", None, "a token, with which queries are filled up")
+    return late
 
 
 def _ends_of_answers(

@@ -28,6 +28,8 @@ POOLINGS = {
     common_pb2.POOLING_LAST: "last",
     common_pb2.POOLING_MEAN: "mean",
     common_pb2.POOLING_CLS: "cls",
+    common_pb2.POOLING_TOKEN: "token",
+    common_pb2.POOLING_SPARSE: "sparse",
 }
 SAME_FIELDS = {field.name for field in fields(SamplingParams)} & {
     field.name for field in Sampling.DESCRIPTOR.fields if field.has_presence
@@ -194,7 +196,7 @@ def _check(pending: PendingAdd, limits: Limits) -> None:
         raise BadRequest.of("choice_indices", list(add.choice_indices), "one a stream")
     if add.pooling not in POOLINGS or (add.pooling and (max_tokens or len(add.stream_ids) > 1)):
         raise BadRequest.of(
-            "pooling", add.pooling, "last, mean or cls, with max_tokens 0 and one stream"
+            "pooling", add.pooling, "a pooling but the model's, with max_tokens 0 and one stream"
         )
     asked = {field.name for field, _ in add.sampling.ListFields()}
     # Fields of draws say nothing about a prompt that is pooled, though they are there.
@@ -245,6 +247,7 @@ def _sampling_of(add: Add) -> SamplingParams:
             else None,
             "pooling": POOLINGS[add.pooling],
             "second_start": add.second_start,
+            "attended_len": add.attended_len,
         }
     )
 

@@ -187,6 +187,21 @@ def test_a_model_of_tokens_judges_by_yes_and_no(
         ),
         (
             "/score",
+            {"model": "reranker", "text_1": "a", "text_2": "b", "pooling": "sparse"},
+            "pooling with a model that classifies",
+        ),
+        (
+            "/pooling",
+            {"model": "reranker", "input": "a", "pooling": "token"},
+            "the model 'reranker' has no vectors of tokens",
+        ),
+        (
+            "/pooling",
+            {"model": "embedder", "input": "a", "pooling": "sparse"},
+            "the model 'embedder' makes no weights of tokens",
+        ),
+        (
+            "/score",
             {"model": "reranker", "text_1": ["a", "b"], "text_2": ["a"]},
             "text_1 has 2 texts and text_2 has 1",
         ),
