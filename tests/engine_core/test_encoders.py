@@ -64,6 +64,16 @@ def test_a_text_has_the_same_bits_alone_and_in_company(
         assert first.tobytes() == second.tobytes()
 
 
+def test_each_token_has_its_vector_where_they_are_asked_for(tmp_path: Path) -> None:
+    model = random_encoder("bert", tmp_path / "hf")
+    engine = SmallEngine(convert(tmp_path / "hf", tmp_path / "ours"))
+    found = embed(engine, TEXTS, "token")
+    engine.close()
+    for text, vectors in zip(TEXTS, found, strict=True):
+        states = states_of(model, text).numpy()
+        np.testing.assert_allclose(vectors.reshape(states.shape), states, atol=1e-4)
+
+
 def test_packed_weights_of_eight_bits_keep_vectors_near_and_bits_alone(tmp_path: Path) -> None:
     model = random_encoder("bert", tmp_path / "hf")
     engine = SmallEngine(convert(tmp_path / "hf", tmp_path / "ours", quantization="int8"))

@@ -52,3 +52,20 @@ def test_vectors_are_those_of_transformers_and_the_same_alone(
         with torch.no_grad():
             states = model(torch.tensor([text])).last_hidden_state[0]
         assert cosine(vector, states.mean(0).numpy()) >= 1 - LARGEST_DISTANCES[dtype]
+
+
+def test_vectors_of_tokens_are_those_of_transformers_and_the_same_alone(tmp_path: Path) -> None:
+    model = random_encoder("bert", tmp_path / "hf")
+    folder = convert(tmp_path / "hf", tmp_path / "ours", "bfloat16")
+    engine = SmallEngine(folder, device="cuda", block_size=64)
+    while engine.executor.prepare():
+        pass
+    together = embed(engine, TEXTS, "token")
+    alone = [embed(engine, [text], "token")[0] for text in TEXTS]
+    engine.close()
+    for text, vectors, same in zip(TEXTS, together, alone, strict=True):
+        assert vectors.tobytes() == same.tobytes()
+        with torch.no_grad():
+            states = model(torch.tensor([text])).last_hidden_state[0]
+        for vector, state in zip(vectors.reshape(len(text), -1), states.numpy(), strict=True):
+            assert cosine(vector, state) >= 1 - LARGEST_DISTANCES["bfloat16"]
