@@ -3,6 +3,8 @@ branch of a graph beside the layer's product."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 
 import torch
@@ -34,23 +36,26 @@ class Branch:
     def __init__(self) -> None:
         self._stream = torch.cuda.Stream()
 
-    def begin(self) -> torch.cuda.Stream | None:
-        """The stream of the branch, which begins after what is launched so far; None: there is
-        none."""
-        if not torch.cuda.is_current_stream_capturing():
-            return None
-        self._stream.wait_stream(torch.cuda.current_stream())
-        return self._stream
-
-    def end(self) -> None:
-        """Launches from now on wait for the branch, if there is one."""
+    def fork(self) -> None:
+        """The branch begins behind what is launched so far."""
         if torch.cuda.is_current_stream_capturing():
-            torch.cuda.current_stream().wait_stream(self._stream)
+            self._stream.wait_stream(torch.cuda.current_stream())
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """Launches in the scope are the branch's. Those after it wait for them."""
+        if not torch.cuda.is_current_stream_capturing():
+            yield
+            return
+        with torch.cuda.stream(self._stream):
+            yield
+        torch.cuda.current_stream().wait_stream(self._stream)
 
 
 class CudaAddition:
-    """Addition of one layer. Of few rows, x Aᵀ is computed beside the layer's product, which waits
-    for memory most of the time."""
+    """Addition of one layer. Of few rows, x Aᵀ is computed beside the layer's product, on the
+    multiprocessors that this leaves free. It is launched after the product: the other way round, it
+    would take room that the product needs, which would begin behind it."""
 
     def __init__(self, slab: Slab, layer: SlabLayer, branch: Branch) -> None:
         self._slab = slab
@@ -58,24 +63,28 @@ class CudaAddition:
         self._branch = branch
 
     def begin(self, x: torch.Tensor, plan: AdapterTiles) -> torch.Tensor:
-        shrunk = shrunk_like(x, plan, self._layer)
-        stream = self._branch.begin() if plan.is_few else None
-        with torch.cuda.stream(stream):
-            shrink(x, shrunk, plan, self._slab, self._layer)
-        return shrunk
+        """Memory for x Aᵀ that nothing before the product uses any more."""
+        if plan.is_few:
+            self._branch.fork()
+        return shrunk_like(x, plan, self._layer)
 
     def finish(
         self, x: torch.Tensor, y: torch.Tensor, begun: torch.Tensor, plan: AdapterTiles
     ) -> None:
-        self._join(plan)
+        self._shrink(x, begun, plan)
         expand(begun, y, plan, self._slab, self._layer, dependent=plan.is_few)
 
     def finish_gated(
-        self, y: torch.Tensor, begun: torch.Tensor, plan: AdapterTiles, activation: str
+        self,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        begun: torch.Tensor,
+        plan: AdapterTiles,
+        activation: str,
     ) -> torch.Tensor:
-        """The gates of y [T, 2 I] with its products added, times the other half: [T, I].
-        activation: silu or gelu_tanh."""
-        self._join(plan)
+        """Gates of y [T, 2 I] with its products added, times the other half: [T, I]. activation:
+        silu or gelu_tanh."""
+        self._shrink(x, begun, plan)
         out = y.new_empty(len(y), y.shape[1] // 2)
         expand_gated(
             begun,
@@ -89,6 +98,6 @@ class CudaAddition:
         )
         return out
 
-    def _join(self, plan: AdapterTiles) -> None:
-        if plan.is_few:
-            self._branch.end()
+    def _shrink(self, x: torch.Tensor, begun: torch.Tensor, plan: AdapterTiles) -> None:
+        with self._branch.beside() if plan.is_few else nullcontext():
+            shrink(x, begun, plan, self._slab, self._layer)

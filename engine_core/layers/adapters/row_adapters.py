@@ -24,7 +24,7 @@ class Addition(Protocol):
     platform's."""
 
     def begin(self, x: torch.Tensor, plan: Any) -> Any:
-        """Starts before the layer's product, and may run beside it."""
+        """Prepares launches beside the layer's product."""
 
     def finish(self, x: torch.Tensor, y: torch.Tensor, begun: Any, plan: Any) -> None:
         """Adds to the layer's product, in place."""
@@ -33,7 +33,9 @@ class Addition(Protocol):
 class GatedAddition(Addition, Protocol):
     """The addition of a layer whose outputs are gates and what these gate."""
 
-    def finish_gated(self, y: torch.Tensor, begun: Any, plan: Any, activation: str) -> torch.Tensor:
+    def finish_gated(
+        self, x: torch.Tensor, y: torch.Tensor, begun: Any, plan: Any, activation: str
+    ) -> torch.Tensor:
         """`Platform.gate` of the layer's product y [T, 2 I] with the addition's: [T, I]. y is not
         used any more."""
 
@@ -94,7 +96,7 @@ class RowAdapters:
         if self._plan is None:
             return base(x)
         begun = addition.begin(x, self._plan)
-        return addition.finish_gated(product(x), begun, self._plan, activation)
+        return addition.finish_gated(x, product(x), begun, self._plan, activation)
 
 
 class AdaptedLinear(Linear):
