@@ -12,7 +12,13 @@ from functools import partial
 
 import torch
 
-from headwater.engine_core.platforms.latents.cuda import latent_kernels
+from headwater.engine_core.layers.platform import IndexedQueries
+from headwater.engine_core.platforms.latents.cuda import (
+    CudaIndexedAttention,
+    CudaLatentAttention,
+    latent_kernels,
+)
+from headwater.engine_core.platforms.latents.cuda_plans import ChosenWorkspace
 from headwater.kernels.attention.reduce_splits import reduce_splits
 from headwater.kernels.latent.hopper_latent_attention import RANK, ROTARY
 from headwater.kernels.latent.latent_attention import list_row_tiles, room_for_totals
@@ -36,6 +42,11 @@ DECODES = (
 """Heads, rows and latents of each: heads of DeepSeek-V3, of GLM-4.7-Flash and of V2-Lite."""
 PROMPTS = ((20, 8192), (128, 4096))
 """Heads and tokens."""
+INDEXED = ((128, 64, 16, 65_536), (64, 32, 16, 65_536), (64, 32, 1, 65_536))
+"""Heads of queries and of indexers, rows and latents: those of DeepSeek V3.2 and of GLM-5."""
+INDEX_DIM = 128
+NUM_CHOSEN = 2048
+HEAD_DIM = 128
 
 
 def latent_attention() -> Iterator[Figure]:
@@ -44,6 +55,9 @@ def latent_attention() -> Iterator[Figure]:
         torch.cuda.empty_cache()
     for num_heads, num_tokens in PROMPTS:
         yield _prefill(num_heads, num_tokens)
+        torch.cuda.empty_cache()
+    for case in INDEXED:
+        yield _indexed(*case)
         torch.cuda.empty_cache()
 
 
@@ -80,6 +94,29 @@ def _decode(num_heads: int, num_rows: int, context: int) -> Figure:
     flops = flops_of(num_heads, num_rows * context)
     case = f"{num_heads} heads, {num_rows} x {context}"
     return _figure("latent decode", case, timed(calls), flops, num_bytes)
+
+
+def _indexed(num_heads: int, num_index_heads: int, num_rows: int, context: int) -> Figure:
+    """A layer's choice of latents and attention to them, with the products of its heads."""
+    table = _table(num_rows, context)
+    rows = _ints(list(range(num_rows)))
+    workspace = ChosenWorkspace(num_heads, RANK, NUM_CHOSEN, rows.device)
+    kv_b = randn(num_heads, 2 * HEAD_DIM, RANK) / RANK**0.5
+    over_all = CudaLatentAttention(kv_b, SCALE, room_for_totals(RANK, rows.device))
+    attention = CudaIndexedAttention(over_all, workspace, NUM_CHOSEN)
+    queries = IndexedQueries(
+        randn(num_rows, num_heads, HEAD_DIM + ROTARY),
+        randn(num_rows, num_index_heads, INDEX_DIM),
+        randn(num_rows, num_index_heads).float(),
+    )
+    tokens = torch.stack((torch.full_like(rows, context), rows, torch.full_like(rows, NUM_CHOSEN)))
+    cache = randn(int(table.max()) + 1, PAGE, WIDTH + INDEX_DIM)
+    call = partial(attention.of_tokens, queries, cache, tokens, table)
+    flops = flops_of(num_heads, num_rows * NUM_CHOSEN)
+    flops += 2 * num_rows * context * num_index_heads * INDEX_DIM
+    num_bytes = 2 * num_rows * (context * INDEX_DIM + NUM_CHOSEN * WIDTH)
+    case = f"{num_heads} heads, {num_index_heads} of an indexer, {num_rows} x {context}"
+    return _figure("indexed decode", case, timed([call, call]), flops, num_bytes)
 
 
 def _prefill(num_heads: int, num_tokens: int) -> Figure:

@@ -185,7 +185,7 @@ class CudaIndexedAttention:
             tokens,
         )
         found = [
-            self._attend(
+            self.of_tokens(
                 IndexedQueries(*(each[first : first + MOST_TOKENS] for each in queries)),
                 cache,
                 tokens[:, first : first + MOST_TOKENS],
@@ -195,7 +195,7 @@ class CudaIndexedAttention:
         ]
         return found[0] if len(found) == 1 else torch.cat(found)
 
-    def _attend(
+    def of_tokens(
         self,
         queries: IndexedQueries,
         cache: torch.Tensor,
