@@ -103,8 +103,10 @@ MTP_NAMES = {
     "Qwen3_5MoeForCausalLM": _QWEN,
     "Qwen3_5MoeForConditionalGeneration": _QWEN,
     "DeepseekV3ForCausalLM": _GLM,
+    "DeepseekV32ForCausalLM": _GLM,
     "Glm4MoeForCausalLM": _GLM,
     "Glm4MoeLiteForCausalLM": _GLM,
+    "GlmMoeDsaForCausalLM": _GLM,
 }
 """Keyed by architecture."""
 

@@ -35,7 +35,7 @@ GLM = {
 """Published names, by those of `OneLayer`."""
 NAMES = {
     **dict.fromkeys(("qwen3-next", "qwen3.5", "qwen3.5-moe"), QWEN),
-    **dict.fromkeys(("glm4-moe", "deepseek-v3", "glm4-moe-lite"), GLM),
+    **dict.fromkeys(("glm4-moe", "deepseek-v3", "glm4-moe-lite", "deepseek-v3.2", "glm-5"), GLM),
 }
 """By family."""
 
@@ -51,7 +51,8 @@ class OneLayer:
         config.update(sizes)
         config.num_hidden_layers = 1
         if hasattr(config, "layer_types"):
-            config.layer_types = ["full_attention"]
+            is_indexed = hasattr(config, "index_topk")
+            config.layer_types = ["indexed_attention" if is_indexed else "full_attention"]
         if hasattr(config, "first_k_dense_replace"):
             config.first_k_dense_replace = 0
         if hasattr(config, "mlp_layer_types"):
