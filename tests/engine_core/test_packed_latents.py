@@ -27,6 +27,9 @@ from tests.engine_core.test_draft_model import MAX_DRAFTS, WholeDrafts
 PROMPTS = [np.random.default_rng(n).integers(3, 512, n).tolist() for n in (3, 40)]
 SCORED = greedy(8, num_logprobs=0, num_prompt_logprobs=0)
 ROUTED = re.compile(r".*\.experts\.\d+\..*_proj")
+INDEXED = re.compile(r".*((?<!weights)_proj(_with_mqa)?|indexer\.(wq_b|wk))")
+"""Layers that DeepSeek V3.2 is published with in fp8."""
+BLOCKS = BYTE_FORMS["fp8, blocks of which the last are cut off"]
 
 
 def _four_bits(layer: str, n: int, k: int, rng: np.random.Generator) -> IntMatrix:
@@ -90,14 +93,18 @@ def answers_of(folder: Path, **options: str) -> list[tuple[list[int], list[float
 
 
 @pytest.mark.parametrize(
-    ("form", "packs"),
-    [(BYTE_FORMS["fp8, blocks of which the last are cut off"], PROJECTIONS), (KIMI, ROUTED)],
-    ids=["blocks of fp8", "experts of four bits"],
+    ("family", "form", "packs"),
+    [
+        ("deepseek-v3", BLOCKS, PROJECTIONS),
+        ("deepseek-v3", KIMI, ROUTED),
+        pytest.param("deepseek-v3.2", BLOCKS, INDEXED, marks=pytest.mark.long),
+    ],
+    ids=["blocks of fp8", "experts of four bits", "indexers in blocks of fp8"],
 )
 def test_a_packed_checkpoint_answers_as_the_same_file_expanded_to_the_bit(
-    form: Form, packs: re.Pattern[str], tmp_path: Path
+    family: str, form: Form, packs: re.Pattern[str], tmp_path: Path
 ) -> None:
-    random_checkpoint("deepseek-v3", tmp_path / "hf")
+    random_checkpoint(family, tmp_path / "hf")
     places = tmp_path / "packed", tmp_path / "expanded"
     write_packed(tmp_path / "hf", *places, form, torch.float32, packs)
     packed, dense = (convert(place, tmp_path / f"our {place.name}") for place in places)
@@ -109,6 +116,10 @@ def test_a_packed_checkpoint_answers_as_the_same_file_expanded_to_the_bit(
         assert (weights.linears[f"layers.0.{name}"].kind == "dense") is is_dense
     # Queries are multiplied by a part of it transposed.
     assert weights.tensors["layers.0.kv_b"].dtype is torch.float32
+    if packs is INDEXED:
+        assert weights.linears["layers.0.index_q"].kind != "dense"
+        assert weights.linears["layers.0.index_k"].kind != "dense"
+        assert weights.tensors["layers.0.index_weights"].dtype is torch.float32
     assert answers_of(packed, activation_dtype="model") == answers_of(dense)
 
 
@@ -118,8 +129,7 @@ def test_a_packed_layer_that_drafts_is_that_of_the_same_file_expanded(tmp_path: 
     places = tmp_path / "packed", tmp_path / "expanded"
     # transformers writes the layer's experts in one tensor.
     packs = re.compile(r".*(?<!eh)(?<!experts\.gate_up)(?<!experts\.down)_proj(_with_mqa)?")
-    form = BYTE_FORMS["fp8, blocks of which the last are cut off"]
-    write_packed(tmp_path / "hf", *places, form, torch.float32, packs)
+    write_packed(tmp_path / "hf", *places, BLOCKS, torch.float32, packs)
     found = []
     for place in places:
         folder = convert(place, tmp_path / f"our {place.name}")
