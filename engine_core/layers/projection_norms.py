@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
-from torch.nn.functional import pad
 
 from ..weights.model_config import ModelConfig
 from .linear.kinds import Weights
@@ -59,28 +58,29 @@ class PaddedHeads:
     of values. Zeros change neither a score nor what is attended. Source: MiMo V2 Flash."""
 
     def __init__(self, config: ModelConfig) -> None:
-        key_dim, value_dim = config.projected_dims
-        self._sizes = config.qkv_sizes
-        self._num_zeros = config.head_dim - key_dim, config.head_dim - value_dim
-        self._dims = key_dim, value_dim
+        self._num_keys = config.num_heads + config.num_kv_heads
+        self._num_heads = self._num_keys + config.num_kv_heads
+        self._dims = config.projected_dims
+        self._head_dim = config.head_dim
         self._scale = config.value_scale
 
     def __call__(self, projected: torch.Tensor) -> torch.Tensor:
         """Queries and keys of size Dk and values of size Dv, [T, (Hq + Hk) Dk + Hk Dv] → [T, (Hq +
         2 Hk) D]"""
-        *queries_and_keys, num_values = self._sizes
-        keys, values = torch.split(projected, [sum(queries_and_keys), num_values], dim=1)
-        parts = keys.contiguous(), values * self._scale
-        heads = [
-            pad(part.view(len(part), -1, dim), (0, num_zeros))
-            for part, dim, num_zeros in zip(parts, self._dims, self._num_zeros, strict=True)
-        ]
-        return torch.cat(heads, dim=1).flatten(1)
+        key_dim, value_dim = self._dims
+        num_tokens = len(projected)
+        width = self._num_keys * key_dim
+        padded = projected.new_zeros(num_tokens, self._num_heads, self._head_dim)
+        keys, values = projected[:, :width], projected[:, width:]
+        padded[:, : self._num_keys, :key_dim] = keys.view(num_tokens, -1, key_dim)
+        scaled = padded[:, self._num_keys :, :value_dim]
+        torch.mul(values.view(num_tokens, -1, value_dim), self._scale, out=scaled)
+        return padded.flatten(1)
 
     def cut(self, attended: torch.Tensor) -> torch.Tensor:
         """attended [T, Hq D] → [T, Hq Dv]"""
-        head_dim = self._dims[1] + self._num_zeros[1]
-        return attended.view(len(attended), -1, head_dim)[:, :, : self._dims[1]].flatten(1)
+        heads = attended.view(len(attended), -1, self._head_dim)
+        return heads[:, :, : self._dims[1]].flatten(1)
 
 
 def projection_norms(
