@@ -10,11 +10,13 @@ import torch
 from headwater.kernels.attention.hopper_attention import is_hopper
 from headwater.kernels.experts import expert_product as dense
 from headwater.kernels.experts import packed_product as packed
+from headwater.kernels.experts import rounded_product as rounded
 from headwater.kernels.experts.clamped_gate import ExpertBiases
 from headwater.kernels.experts.expert_sum import ExpertPart
 from headwater.kernels.experts.gated_sum import gated_sum
 from headwater.kernels.experts.route import Choice, route
 from headwater.kernels.gemm.packed_words import PackedWords
+from headwater.kernels.gemm.w8a8 import W8A8Weight
 
 from ..config import ConfigError
 from ..layers.linear.dense import DenseLinear
@@ -22,6 +24,7 @@ from ..layers.linear.int4 import Int4Linear
 from ..layers.linear.linear import Linear
 from ..layers.linear.mxfp4 import Mxfp4Linear
 from ..layers.linear.ordered import OrderedLinear
+from ..layers.linear.rounded import RoundedLinear
 from ..layers.routing import ExpertProduct, ExpertStack, Router, Routes, Scoring, SharedLinears
 from ..weights.model_config import CLAMPED_SWIGLU
 
@@ -107,7 +110,42 @@ class _PackedLayer:
         )
 
 
-_Layer = _DenseLayer | _PackedLayer
+@dataclass(frozen=True, slots=True)
+class _RoundedLayer:
+    """Like `_DenseLayer`, for weights of eight bits that are multiplied with such tokens."""
+
+    gate_up: W8A8Weight
+    down: W8A8Weight
+    num_experts: int
+    is_gelu: bool
+    part: ExpertPart
+
+    def product(self, x: torch.Tensor, routes: Routes, *, is_early: bool) -> torch.Tensor:
+        return rounded.rounded_expert_product(
+            x,
+            routes.experts,
+            routes.weights,
+            self.gate_up,
+            self.down,
+            self.num_experts,
+            is_gelu=self.is_gelu,
+            part=self.part,
+            dependent=is_early,
+        )
+
+    def launch_all(self, num_chosen: int, early_rows: int) -> None:
+        rounded.launch_all_tiles(
+            self.gate_up,
+            self.down,
+            self.num_experts,
+            num_chosen,
+            is_gelu=self.is_gelu,
+            part=self.part,
+            early_tokens=early_rows,
+        )
+
+
+_Layer = _DenseLayer | _PackedLayer | _RoundedLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +287,12 @@ def _layer_of(gate_up: ExpertStack, down: ExpertStack, activation: str) -> _Laye
         biases = ExpertBiases(gate_up.bias, down.bias)
     # Kernels have one of two gates without biases, and another one with them.
     assert (biases is not None) == (activation == CLAMPED_SWIGLU)
-    gate = activation == GELU, biases, ExpertPart(down.is_share, down.num_leaves)
+    part = ExpertPart(down.is_share, down.num_leaves)
+    gate = activation == GELU, biases, part
+    if isinstance(gate_up.linear, RoundedLinear) and isinstance(down.linear, RoundedLinear):
+        own = gate_up.linear.weight, down.linear.weight, gate_up.num_experts
+        if biases is None:
+            return _RoundedLayer(*own, activation == GELU, part)
     if gate_up.kind == down.kind == DenseLinear.kind:
         return _DenseLayer(gate_up.weight, down.weight, *gate)
     return _PackedLayer(_words_of(gate_up), _words_of(down), gate_up.num_experts, *gate)

@@ -132,7 +132,7 @@ def _grouped_gemm(
     COPYING_REGISTERS: gl.constexpr,
 ):
     """Product of rows with the weights of their experts. Rows are gathered where p_x is given."""
-    rings, staged = _make_rings(x, weight, weight_up, out, TEAMS, STAGES, p_x is not None)
+    rings, staged = make_rings(x, weight, weight_up, out, TEAMS, STAGES, p_x is not None)
     work = (p_tiles, p_num_tiles, max_tiles)
     shape: gl.constexpr = (TEAMS, STAGES, GELU, SHARED_BY)
     copied = (x, weight, weight_up, rings, work, n, k, shape)
@@ -147,7 +147,7 @@ def _grouped_gemm(
                 (_multiply, (multiplied, 0, shape)),
                 (_multiply, (multiplied, 1, shape)),
                 (_gather_rows, gathered),
-                (_copy_tiles, copied),
+                (copy_tiles, copied),
             ],
             [4, 4, 1],
             [TEAM_REGISTERS, GATHERING_REGISTERS, COPYING_REGISTERS],
@@ -157,21 +157,21 @@ def _grouped_gemm(
             [
                 (_multiply, (multiplied, 0, shape)),
                 (_multiply, (multiplied, 1, shape)),
-                (_copy_tiles, copied),
+                (copy_tiles, copied),
             ],
             [4, 1],
             [TEAM_REGISTERS, COPYING_REGISTERS],
         )
     else:
         gl.warp_specialize(
-            [(_multiply, (multiplied, 0, shape)), (_copy_tiles, copied)],
+            [(_multiply, (multiplied, 0, shape)), (copy_tiles, copied)],
             [1],
             [COPYING_REGISTERS],
         )
 
 
 @gluon.jit
-def _make_rings(
+def make_rings(
     x,
     weight,
     weight_up,
@@ -197,7 +197,7 @@ def _make_rings(
 
 
 @gluon.jit
-def _tile_of(work, i_m):
+def tile_of(work, i_m):
     """Expert, first row and number of rows."""
     p_tiles, _, max_tiles = work
     expert = gl.load(p_tiles + i_m)
@@ -207,7 +207,7 @@ def _tile_of(work, i_m):
 
 
 @gluon.jit
-def _copy_tiles(x, weight, weight_up, rings, work, n, k, shape: gl.constexpr):
+def copy_tiles(x, weight, weight_up, rings, work, n, k, shape: gl.constexpr):
     """Fills the rings. Rows of a team that has none in a tile are not copied."""
     x_ring, w_ring, up_ring, ready, free = rings
     TEAMS: gl.constexpr = shape[0]
@@ -223,7 +223,7 @@ def _copy_tiles(x, weight, weight_up, rings, work, n, k, shape: gl.constexpr):
     num_tiles = gl.load(work[1]) * num_n
     turn = 0
     for i_tile in range(gl.program_id(0), num_tiles, gl.num_programs(0)):
-        expert, o_m, count = _tile_of(work, i_tile // num_n)
+        expert, o_m, count = tile_of(work, i_tile // num_n)
         o_n = expert * (PARTS * n) + i_tile % num_n * BLOCK_N
         is_full = count > ROWS
         for o_k in range(0, k, BLOCK_K):
@@ -269,7 +269,7 @@ def _gather_rows(p_x, p_pairs, rings, work, stride_x, n, k, shape: gl.constexpr)
     num_tiles = gl.load(work[1]) * num_n
     turn = 0
     for i_tile in range(gl.program_id(0), num_tiles, gl.num_programs(0)):
-        _expert, o_m, count = _tile_of(work, i_tile // num_n)
+        _expert, o_m, count = tile_of(work, i_tile // num_n)
         # Rows past the last one are the first token's.
         b_pair = gl.load(p_pairs + o_m + o_row, mask=o_row < count, other=0)
         b_other = gl.load(p_pairs + o_m + ROWS + o_row, mask=ROWS + o_row < count, other=0)
@@ -302,7 +302,7 @@ def _multiply(multiplied, TEAM: gl.constexpr, shape: gl.constexpr):
     turn = 0
     which = 2 * TEAM
     for i_tile in range(gl.program_id(0), num_tiles, gl.num_programs(0)):
-        _, o_m, count = _tile_of(work, i_tile // num_n)
+        _, o_m, count = tile_of(work, i_tile // num_n)
         o_n = i_tile % num_n * BLOCK_N
         if count > TEAM * ROWS:
             b_acc = gl.full([ROWS, BLOCK_N], 0.0, gl.float32, mma)

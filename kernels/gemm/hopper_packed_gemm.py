@@ -142,7 +142,7 @@ def _hopper_packed_gemm(
         if not KNOWN:
             # The list of tiles is of a kernel that may still run.
             wait_for_inputs(DEPENDENT)
-        expert, o_m, m, k = _tile_of_expert(p_tiles, p_num_tiles, max_tiles, k)
+        expert, o_m, m, k = tile_of_expert(p_tiles, p_num_tiles, max_tiles, k)
         first_n += expert * n
     release_dependents(DEPENDENT)
     rings = (x_ring, w_ring, s_ring, z_ring, ready, free)
@@ -177,7 +177,7 @@ def _hopper_packed_gemm(
 
 
 @gluon.jit
-def _tile_of_expert(p_tiles, p_num_tiles, max_tiles, k):
+def tile_of_expert(p_tiles, p_num_tiles, max_tiles, k):
     """Expert, first row, the row behind the last one, and number of inputs of a program's tile; a
     tile without rows has no inputs."""
     i_tile = gl.program_id(1)

@@ -153,19 +153,19 @@ def _multiply(rings, stored, size, TEAM: gl.constexpr, shape: gl.constexpr):
         )
         factors = None
         if IN_BLOCKS:
-            factors = _factors(blocks, 0)
+            factors = factors_of(blocks, 0)
         for i in range(num_steps):
             slot = turn % STAGES
             b_scale = None
             b_scale_rest = None
             if IN_BLOCKS:
-                b_scale, b_scale_rest = _scales_of(factors, b_acc, b_rest)
+                b_scale, b_scale_rest = scales_of(factors, b_acc, b_rest)
                 # They arrive while the products of this step are made.
-                factors = _factors(blocks, i + 1)
+                factors = factors_of(blocks, i + 1)
             hopper.mbarrier.wait(ready.index(slot), turn // STAGES & 1)
             b_x = x_ring.index(TEAMS * slot + TEAM)
             tiles = (b_x, w_ring.index(slot), rest_ring.index(slot), free.index(slot))
-            b_acc, b_rest = _add(tiles, b_acc, b_rest, b_scale, b_scale_rest, REST_N)
+            b_acc, b_rest = add_tile(tiles, b_acc, b_rest, b_scale, b_scale_rest, REST_N)
             turn += 1
         which = _store(b_acc, b_rest, stored, which, o_m, o_n, m, n, TEAM, REST_N, IN_BLOCKS)
     hopper.tma.store_wait(0)
@@ -177,12 +177,12 @@ def _store(
 ):  # fmt: skip
     """Stores both parts of a team's rows. Returns the place of the next chunk."""
     out, out_rest, staged, staged_rest, p_x_scales, p_weight_scales = stored
-    b_out = b_acc if IN_BLOCKS else _scaled(b_acc, p_x_scales, p_weight_scales, o_m, o_n, m, n)
+    b_out = b_acc if IN_BLOCKS else scaled(b_acc, p_x_scales, p_weight_scales, o_m, o_n, m, n)
     which = store_tile(b_out, out, staged, which, o_m, o_n)
     if REST_N:
         o_n += b_acc.shape[1]
         b_out_rest = (
-            b_rest if IN_BLOCKS else _scaled(b_rest, p_x_scales, p_weight_scales, o_m, o_n, m, n)
+            b_rest if IN_BLOCKS else scaled(b_rest, p_x_scales, p_weight_scales, o_m, o_n, m, n)
         )
         if out_rest is None:
             which = store_tile(b_out_rest, out, staged, which, o_m, o_n)
@@ -193,7 +193,7 @@ def _store(
 
 
 @gluon.jit
-def _add(tiles, b_acc, b_rest, b_scale, b_scale_rest, REST_N: gl.constexpr):
+def add_tile(tiles, b_acc, b_rest, b_scale, b_scale_rest, REST_N: gl.constexpr):
     """Adds the products of a tile to both parts of the sums, and frees the tile."""
     b_x, b_w, b_w_rest, is_free = tiles
     b_w = b_w.permute((1, 0))
@@ -238,7 +238,7 @@ def plus(b_acc, b_part, b_scale):
 
 
 @gluon.jit
-def _factors(blocks, i):
+def factors_of(blocks, i):
     """The scales of rows [ROWS] and of three blocks of columns for the inputs of step i; zeros
     where there are none."""
     scales, num_groups, o_row, m, o_n, n = blocks
@@ -255,7 +255,7 @@ def _factors(blocks, i):
 
 
 @gluon.jit
-def _scales_of(factors, b_acc, b_rest):
+def scales_of(factors, b_acc, b_rest):
     """The scales of both parts of a tile, [rows, columns]."""
     b_rows, first, second, third = factors
     b_rows_rest = gl.convert_layout(b_rows, gl.SliceLayout(1, b_rest.type.layout))
@@ -276,7 +276,7 @@ def _scale_of(b_rows, first, second, b_like):
 
 
 @gluon.jit
-def _scaled(b_sum, p_x_scales, p_weight_scales, o_m, o_n, m, n):
+def scaled(b_sum, p_x_scales, p_weight_scales, o_m, o_n, m, n):
     """Sums [rows, columns] times the scales of their rows, then of their columns, in float32."""
     layout: gl.constexpr = b_sum.type.layout
     o_row = o_m + gl.arange(0, b_sum.shape[0], layout=gl.SliceLayout(1, layout))

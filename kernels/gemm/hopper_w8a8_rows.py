@@ -1,7 +1,8 @@
 """Products of 8 bits by 8 bits for up to 64 rows on Hopper: the bits of `hopper_w8a8_gemm`.
 
 Time goes in reading weights. The matrix unit takes them as the operand with the many rows; rings of
-weights are filled before the kernel that makes the rows has ended.
+weights are filled before the kernel that makes the rows has ended. Rows may be those of experts,
+whose weights follow one another.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from triton.experimental.gluon.language.nvidia import hopper
 
 from ..launch import dependent_launch
 from ..launch.hopper_copies import make_barriers, release_dependents, tiled, wait_for_inputs
+from .hopper_packed_gemm import tile_of_expert
 from .hopper_w8a8_gemm import BLOCK_OUTPUTS, plus
+from .packed_words import RowsOfExperts
 
 ask_early = gluon.jit(dependent_launch.ask_early.fn)
 
@@ -82,25 +85,34 @@ def w8a8_rows(
     weight_scales: torch.Tensor,
     out: torch.Tensor,
     tiles: RowsTiles,
+    experts: RowsOfExperts | None = None,
     *,
     dependent: bool = False,
 ) -> None:
     """Writes the product of x [M, K] and weight [N, K] to out [M, N]; scales and dtypes as in
-    `w8a8_gemm`."""
-    (m, k), n = x.shape, weight.shape[0]
+    `w8a8_gemm`. With experts, whose tiles have at most `block_m` rows, the weight is theirs,
+    [E N, K], and so are its scales."""
+    (m, k), n = x.shape, out.shape[1]
+    assert len(weight) == n * (1 if experts is None else experts.num_experts)
     assert out.is_contiguous()
-    _w8a8_rows[(triton.cdiv(n, BLOCK_N), triton.cdiv(m, tiles.block_m))](
+    num_tiles = triton.cdiv(m, tiles.block_m) if experts is None else experts.most_tiles
+    _w8a8_rows[(triton.cdiv(n, BLOCK_N), num_tiles)](
         tiled(x, [tiles.block_m, tiles.block_k]),
         x_scales,
         tiled(weight, [BLOCK_N, tiles.block_k]),
         weight_scales,
         out,
+        None if experts is None else experts.tiles,
+        None if experts is None else experts.num_tiles,
+        num_tiles,
         m,
         n,
         k,
         IN_BLOCKS=weight_scales.ndim == 2,
         SUM_K=SUM_K,
         STAGES=tiles.num_stages,
+        SHARED_ROW=experts is not None and experts.num_tiles is None and m == 1,
+        KNOWN=experts is not None and experts.is_known,
         DEPENDENT=dependent,
         num_warps=4,
         maxnreg=REGISTERS_IN_BLOCKS if weight_scales.ndim == 2 else REGISTERS,
@@ -108,19 +120,24 @@ def w8a8_rows(
     )
 
 
-@gluon.jit(do_not_specialize=["m"])
+@gluon.jit(do_not_specialize=["m", "max_tiles"])
 def _w8a8_rows(
     x,
     p_x_scales,
     weight,
     p_weight_scales,
     p_out,
+    p_tiles,
+    p_num_tiles,
+    max_tiles,
     m,
     n,
     k,
     IN_BLOCKS: gl.constexpr,
     SUM_K: gl.constexpr,
     STAGES: gl.constexpr,
+    SHARED_ROW: gl.constexpr,
+    KNOWN: gl.constexpr,
     DEPENDENT: gl.constexpr,
 ):
     ROWS: gl.constexpr = x.block_shape[0]
@@ -131,16 +148,31 @@ def _w8a8_rows(
     x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, ROWS, BLOCK_K], x.layout)
     w_ring = gl.allocate_shared_memory(weight.dtype, [STAGES, BLOCK_N, BLOCK_K], weight.layout)
     ready, free = make_barriers(STAGES, READY=2, FREE=1)
+    first_n = o_n
+    num_rows = m
+    num_groups = gl.cdiv(k, SUM_K)
+    if p_tiles is not None:
+        if not KNOWN:
+            # The list of tiles is of a kernel that may still run.
+            wait_for_inputs(DEPENDENT)
+        expert, o_m, m, k = tile_of_expert(p_tiles, p_num_tiles, max_tiles, k)
+        first_n += expert * n
+        if IN_BLOCKS:
+            p_weight_scales += expert.to(gl.int64) * (n // BLOCK_OUTPUTS) * num_groups
+        else:
+            p_weight_scales += expert * n
     release_dependents(DEPENDENT)
+    # A row that experts share is the first one.
+    from_m = 0 if SHARED_ROW else o_m
     rings = (x_ring, w_ring, ready, free)
     scales = (p_x_scales, p_weight_scales)
-    size = (m, n, k)
+    size = (m, n, k, num_rows, o_m - from_m)
     shape: gl.constexpr = (ROWS, BLOCK_N, BLOCK_K, STAGES, SUM_K)
     gl.warp_specialize(
         [
             (_multiply, (rings, scales, p_out, o_m, o_n, size, DEPENDENT, IN_BLOCKS, shape)),
-            (_copy, (weight, w_ring, ready, free, o_n, k, shape)),
-            (_copy_rows, (x, x_ring, ready, free, o_m, k, DEPENDENT, shape)),
+            (_copy, (weight, w_ring, ready, free, first_n, k, shape)),
+            (_copy_rows, (x, x_ring, ready, free, from_m, k, DEPENDENT, shape)),
         ],
         [1, 1],
         [40, 40],
@@ -176,7 +208,7 @@ def _multiply(
 ):  # fmt: skip
     x_ring, w_ring, ready, free = rings
     p_x_scales, p_weight_scales = scales
-    m, n, k = size
+    m, n, k, num_rows, o_before = size
     ROWS: gl.constexpr = shape[0]
     BLOCK_N: gl.constexpr = shape[1]
     BLOCK_K: gl.constexpr = shape[2]
@@ -189,11 +221,12 @@ def _multiply(
     b_acc = gl.full([BLOCK_N, ROWS], 0, SUM, mma)
     num_groups = gl.cdiv(k, SUM_K)
     blocks = (
-        p_x_scales,
+        p_x_scales - o_before,
         p_weight_scales + (o_n // BLOCK_OUTPUTS).to(gl.int64) * num_groups,
         num_groups,
         o_row,
         m,
+        num_rows,
     )
     factors = (None, None)
     if IN_BLOCKS:
@@ -213,6 +246,7 @@ def _multiply(
             b_acc = hopper.warpgroup_mma_wait(0, deps=[b_acc])
         hopper.mbarrier.arrive(free.index(slot), count=1)
     o_out = o_n + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, mma))
+    scales = (p_x_scales - o_before, p_weight_scales)
     _store(b_acc, scales, p_out, o_row, o_out, m, n, IN_BLOCKS)
 
 
@@ -256,7 +290,7 @@ def _first_factors(blocks, DEPENDENT: gl.constexpr):
     """Like `_two_factors`. All scales of weights are asked for from memory while the kernel before
     works."""
     o_line = gl.arange(0, 32, layout=gl.BlockedLayout([1], [32], [4], [0])) * 32
-    ask_early(blocks[1] + gl.minimum(o_line, blocks[2] - 1), True)
+    ask_early(blocks[1] + gl.minimum(o_line, gl.maximum(blocks[2] - 1, 0)), True)
     wait_for_inputs(DEPENDENT)
     return _two_factors(blocks, 0)
 
@@ -270,11 +304,10 @@ def _two_factors(blocks, i_group):
 @gluon.jit
 def _factors(blocks, i_group):
     """The scales of rows of x and of this program's block of weights for a group of inputs."""
-    p_x_scales, p_block, num_groups, o_row, m = blocks
+    p_x_scales, p_block, num_groups, o_row, m, num_rows = blocks
     is_there = i_group < num_groups
-    b_rows = gl.load(
-        p_x_scales + gl.cast(i_group, gl.int64) * m + o_row, mask=(o_row < m) & is_there, other=0.0
-    )
+    p_rows = p_x_scales + gl.cast(i_group, gl.int64) * num_rows + o_row
+    b_rows = gl.load(p_rows, mask=(o_row < m) & is_there, other=0.0)
     return b_rows, gl.load(p_block + i_group, mask=is_there, other=0.0)
 
 

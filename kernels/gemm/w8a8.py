@@ -68,14 +68,15 @@ class W8A8Weight:
         return tuple(tiles for tiles in TEAM_TILES if tiles.block_n % BLOCK_OUTPUTS.value == 0)
 
 
-def fits(weight: ByteWeight) -> bool:
+def fits(weight: ByteWeight, num_experts: int = 1) -> bool:
     """Whether a weight has one scale for each output, or for blocks, and rows that the copy engine
-    reads."""
-    n, k = weight.shape
+    reads. Of several experts, each has blocks of its own."""
+    n, k = weight.shape[0] // num_experts, weight.shape[1]
     if n % ALIGNMENT or k % ALIGNMENT:
         return False
     if isinstance(weight, Fp8Weight):
-        return len(weight.scales) == 1 or _is_in_blocks(weight)
+        is_whole = num_experts == 1 or n % BLOCK_OUTPUTS.value == 0
+        return len(weight.scales) == 1 or (is_whole and _is_in_blocks(weight))
     return (
         len(weight.scales) == 1
         and weight.groups is None

@@ -21,9 +21,10 @@ WIDE = {
 }
 
 
-def written_blocks(tmp_path: Path) -> tuple[Path, Path]:
-    """Converted folders of the packed checkpoint, in bfloat16, and of the same weights expanded."""
-    random_checkpoint("qwen3", tmp_path / "hf", **WIDE)
+def written_blocks(tmp_path: Path, family: str = "qwen3", **sizes: int) -> tuple[Path, Path]:
+    """Converted folders of the packed checkpoint, in bfloat16, and of the same weights expanded;
+    `sizes` are fields of its config."""
+    random_checkpoint(family, tmp_path / "hf", **WIDE | sizes)
     write_packed(
         tmp_path / "hf",
         tmp_path / "packed",

@@ -124,3 +124,16 @@ def test_weights_in_blocks_are_multiplied_with_tokens_rounded_by_blocks(tmp_path
     torch.manual_seed(1)
     asked = [torch.randint(3, SHAPE["vocab_size"], (count,)).tolist() for count in (1, 40, 300)]
     assert answers(packed, asked, activation_dtype="model") == answers(expanded, asked)
+
+
+def test_experts_and_tokens_of_eight_bits_have_one_arithmetic_in_any_batch(tmp_path: Path) -> None:
+    packed, expanded = written_blocks(tmp_path, "qwen3-moe", moe_intermediate_size=256)
+    torch.manual_seed(1)
+    asked = [
+        torch.randint(3, SHAPE["vocab_size"], (count,)).tolist() for count in (1, 7, 40, 300, 500)
+    ]
+    together = answers(packed, asked)
+    assert together == answers(packed, asked, max_num_batched_tokens=64)
+    assert together[:2] == [answers(packed, [prompt])[0] for prompt in asked[:2]]
+    unrounded = answers(packed, asked, activation_dtype="model")
+    assert together != unrounded == answers(expanded, asked)

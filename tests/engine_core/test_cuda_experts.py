@@ -40,7 +40,7 @@ def packed(kind: str, n: int, k: int, device: torch.device) -> ExpertStack:
     )
     stack = ExpertStack(KINDS[kind](on_device, torch.bfloat16), NUM_EXPERTS)
     weights = Weights(linears={}, tensors={}, experts={"down": stack})
-    return order_linears(weights, rounds_tokens=True).experts["down"]
+    return order_linears(weights, rounds_tokens=False).experts["down"]
 
 
 def expanded(stack: ExpertStack, device: torch.device) -> torch.Tensor:

@@ -118,3 +118,12 @@ def test_ranks_keep_what_all_of_them_multiply_as_it_is(
         assert kinds.pop("lm_head") == "dense"
         others = {name.rpartition(".")[2] for name, kind in kinds.items() if kind != "rounded"}
         assert others == expanded
+
+
+@pytest.mark.parametrize(("width", "kind"), [(256, "rounded"), (192, "ordered")])
+def test_all_experts_round_tokens_or_none_do(width: int, kind: str, tmp_path: Path) -> None:
+    """192 inputs are one and a half blocks."""
+    made, _ = written_blocks(tmp_path, "qwen3-moe", moe_intermediate_size=width)
+    assert {each.kind for each in loaded(made).experts.values()} == {kind}
+    exact = loaded(made, rounds_tokens=False).experts
+    assert {each.kind for each in exact.values()} == {"ordered"}

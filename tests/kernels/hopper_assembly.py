@@ -26,7 +26,13 @@ from headwater.kernels.attention import (
 )
 from headwater.kernels.attention.online_softmax import HALF, SPLIT, TILE
 from headwater.kernels.blocks import copy_blocks
-from headwater.kernels.experts import expert_product, expert_rows, hopper_grouped_gemm
+from headwater.kernels.experts import (
+    expert_product,
+    expert_rows,
+    hopper_grouped_gemm,
+    hopper_rounded_gemm,
+    rounded_product,
+)
 from headwater.kernels.experts.expert_rows import RowTiles
 from headwater.kernels.gemm import (
     hopper_block_gemm,
@@ -212,9 +218,10 @@ def rounded() -> dict[str, str]:
     }
 
 
-def few_rounded_rows(tiles: RowsTiles, *, in_blocks: bool) -> str:
+def few_rounded_rows(tiles: RowsTiles, *, in_blocks: bool, of_experts: bool = False) -> str:
     """A product of few tokens in e4m3."""
-    types = dict.fromkeys(("m", "n", "k"), "i32") | TOKEN_SCALES | {"p_out": "*bf16"}
+    sizes = ("max_tiles", "m", "n", "k")
+    types = dict.fromkeys(sizes, "i32") | TOKEN_SCALES | {"p_out": "*bf16"}
     types |= {
         "x": e4m3(tiles.block_m, tiles.block_k),
         "weight": e4m3(hopper_w8a8_rows.BLOCK_N, tiles.block_k),
@@ -223,8 +230,13 @@ def few_rounded_rows(tiles: RowsTiles, *, in_blocks: bool) -> str:
         "IN_BLOCKS": in_blocks,
         "SUM_K": hopper_w8a8_rows.SUM_K,
         "STAGES": tiles.num_stages,
+        "SHARED_ROW": False,
+        "KNOWN": False,
         "DEPENDENT": True,
     }
+    lists = ("p_tiles", "p_num_tiles")
+    types |= dict.fromkeys(lists, "*i32") if of_experts else {}
+    values |= {} if of_experts else dict.fromkeys(lists)
     registers = hopper_w8a8_rows.REGISTERS_IN_BLOCKS if in_blocks else hopper_w8a8_rows.REGISTERS
     return compiled(hopper_w8a8_rows._w8a8_rows, types, values, GluonASTSource, maxnreg=registers)
 
@@ -416,6 +428,22 @@ def of_many_experts(*, gates: bool, gathers: bool) -> dict[str, Any]:
     return {"ptx": done.asm["ptx"], "shared": done.metadata.shared}
 
 
+def of_rounded_experts(*, in_blocks: bool) -> dict[str, Any]:
+    """As `of_many_experts`, of tokens in e4m3."""
+    tiles = hopper_rounded_gemm.TILES
+    types = dict.fromkeys(("p_tiles", "p_num_tiles"), "*i32") | TOKEN_SCALES
+    types |= dict.fromkeys(("max_tiles", "num_rows", "n", "k"), "i32")
+    types |= {
+        "x": e4m3(hopper_grouped_gemm.TEAM_ROWS, hopper_rounded_gemm.BLOCK_K),
+        "weight": e4m3(tiles.block_n, hopper_rounded_gemm.BLOCK_K),
+        "out": described(hopper_grouped_gemm.TEAM_ROWS, tiles.chunk),
+    }
+    values = hopper_rounded_gemm.constants(tiles) | {"IN_BLOCKS": in_blocks}
+    kernel = hopper_rounded_gemm._rounded_gemm
+    done = built(kernel, types, values, GluonASTSource, ("n", "k"))
+    return {"ptx": done.asm["ptx"], "shared": done.metadata.shared}
+
+
 def of_few_experts(tiles: RowTiles, *, gates: bool) -> dict[str, Any]:
     """As `of_many_experts`, of rows that a work list names."""
     kernel = expert_rows._expert_rows
@@ -513,6 +541,21 @@ def rounded_rows() -> dict[str, str]:
     }
 
 
+def few_rounded_experts() -> dict[str, str]:
+    return {
+        f"{tiles} of experts{kind}": few_rounded_rows(tiles, in_blocks=bool(kind), of_experts=True)
+        for tiles in (rounded_product.ROWS_TILES[8], rounded_product.ROWS_TILES[64])
+        for kind in ("", " in blocks")
+    }
+
+
+def many_rounded_experts() -> dict[str, Any]:
+    return {
+        f"e4m3 of experts{kind}": of_rounded_experts(in_blocks=bool(kind))
+        for kind in ("", " in blocks")
+    }
+
+
 def rows_of_gates() -> dict[str, Any]:
     return {
         f"{num_rows} rows{' and gates' if gates else ''}": few_rows(num_rows, gates=gates)
@@ -557,6 +600,8 @@ GROUPS: dict[str, Callable[[], Any]] = {
     "drafts": drafts,
     "rounded": rounded,
     "rounded rows": rounded_rows,
+    "few rounded experts": few_rounded_experts,
+    "many rounded experts": many_rounded_experts,
     "order of sums": order_of_sums,
     "pull": pull,
 }

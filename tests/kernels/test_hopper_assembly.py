@@ -184,11 +184,17 @@ def test_rows_are_rounded_to_eight_bits_by_the_instruction_for_it(quick: Any) ->
     assert all("cvt.rn.satfinite.e4m3x2.f32" in assembly for assembly in rounded.values())
 
 
+def of_rounded_tokens(programs: Any) -> dict[str, str]:
+    """PTX of all products of tokens in e4m3."""
+    many = programs["teams"] | programs["many rounded experts"]
+    found = {name: program["ptx"] for name, program in many.items() if "e4m3" in name}
+    return found | programs["rounded rows"] | programs["few rounded experts"]
+
+
 @pytest.mark.long
 def test_rows_of_eight_bits_are_multiplied_as_they_are(programs: Any) -> None:
-    many = {name: program["ptx"] for name, program in programs["teams"].items() if "e4m3" in name}
-    products = programs["rounded rows"] | many
-    assert len(products) == 6
+    products = of_rounded_tokens(programs)
+    assert len(products) == 12
     for assembly in products.values():
         kinds = set(
             re.findall(r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k32\.f32\.(\w+\.\w+)", assembly)
@@ -200,15 +206,10 @@ def test_rows_of_eight_bits_are_multiplied_as_they_are(programs: Any) -> None:
 def test_a_sum_of_a_block_is_scaled_and_added_in_one_rounding(programs: Any) -> None:
     """A product and a sum that one kernel rounds apart would have other bits than those of another
     kernel."""
-    many = {
-        name: program["ptx"]
-        for name, program in programs["teams"].items()
-        if "e4m3 in blocks" in name
+    products = {
+        name: each for name, each in of_rounded_tokens(programs).items() if "in blocks" in name
     }
-    products = many | {
-        name: each for name, each in programs["rounded rows"].items() if "in blocks" in name
-    }
-    assert len(products) == 3
+    assert len(products) == 6
     for name, assembly in products.items():
         assert "fma.rn.f32" in assembly, name
         assert "add.f32" not in assembly, name
@@ -229,8 +230,9 @@ def test_teams_store_rows_of_experts_only_when_the_copy_engine_has_read_the_chun
     programs: Any,
 ) -> None:
     """And a slot is free when its products are done, or when a team has no rows in it."""
-    assert len(programs["many experts"]) == 3
-    for name, program in programs["many experts"].items():
+    products = programs["many experts"] | programs["many rounded experts"]
+    assert len(products) == 5
+    for name, program in products.items():
         lines = program["ptx"].splitlines()
         steps = [match.group() for line in lines if (match := STEP.search(line))]
         stores = [i for i, step in enumerate(steps) if step == STORE]
@@ -268,5 +270,5 @@ def test_weights_of_experts_are_on_their_way_many_stages_ahead(programs: Any) ->
         assert shapes == {rows}, name
         first = program["ptx"].index("wgmma.mma_async")
         assert program["ptx"][:first].count("cp.async.bulk.tensor") >= 3, name
-    for name, program in programs["many experts"].items():
+    for name, program in (programs["many experts"] | programs["many rounded experts"]).items():
         assert program["shared"] <= 227 << 10, name

@@ -117,6 +117,10 @@ def test_weights_of_other_groups_or_unaligned_rows_do_not_fit() -> None:
     assert fits(fp8(32, 256, 2))
     assert not fits(fp8(32, 256, 4))
     assert not fits(fp8(32, 64, 2))
+    # Blocks of 64 outputs are of one expert.
+    assert fits(fp8(256, 256, 2), 4)
+    assert not fits(fp8(192, 256, 2), 4)
+    assert fits(fp8(192, 256, 1), 4)
     assert not fits(fp8(40, 64, 1))
     assert not fits(fp8(32, 72, 1))
     zeros = torch.full((1, 32), 127, dtype=torch.uint8)

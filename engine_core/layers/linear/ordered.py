@@ -37,26 +37,30 @@ class OrderedLinear(Linear):
 
 def order_linears(weights: Weights, *, rounds_tokens: bool) -> Weights:
     """The weights with those of eight bits put in order, in place; `rounds_tokens`: those made for
-    rounded tokens are multiplied with such, but for experts."""
-    linears: dict[str, Linear] = {}
-    for name, each in weights.linears.items():
-        if (
-            rounds_tokens
-            and isinstance(each, Int8Linear | Fp8Linear)
-            and each.weight.rounds_tokens
-            and w8a8.fits(each.weight)
-        ):
-            linears[name] = RoundedLinear(each.weight)
-        else:
-            linears[name] = _ordered(each)
+    rounded tokens are multiplied with such."""
+    experts_round = rounds_tokens and all(
+        _fits(stack.linear, stack.num_experts) for stack in weights.experts.values()
+    )
+    linears = {name: _ordered(each, rounds=rounds_tokens) for name, each in weights.linears.items()}
     experts = {
-        name: replace(stack, linear=_ordered(stack.linear))
+        name: replace(stack, linear=_ordered(stack.linear, rounds=experts_round))
         for name, stack in weights.experts.items()
     }
     return replace(weights, linears=linears, experts=experts)
 
 
-def _ordered(linear: Linear) -> Linear:
-    if isinstance(linear, Int8Linear | Fp8Linear):
-        return OrderedLinear(linear.weight, linear.dtype)
-    return linear
+def _ordered(linear: Linear, *, rounds: bool) -> Linear:
+    if not isinstance(linear, Int8Linear | Fp8Linear):
+        return linear
+    if rounds and _fits(linear):
+        return RoundedLinear(linear.weight)
+    return OrderedLinear(linear.weight, linear.dtype)
+
+
+def _fits(linear: Linear, num_experts: int = 1) -> bool:
+    """Whether a weight was made for rounded tokens, and kernels multiply it with such."""
+    return (
+        isinstance(linear, Int8Linear | Fp8Linear)
+        and linear.weight.rounds_tokens
+        and w8a8.fits(linear.weight, num_experts)
+    )
