@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,8 @@ from headwater.engine_core.layers.mlp import Mlp
 from headwater.engine_core.layers.process_group import Alone
 from headwater.engine_core.layers.routing import ExpertStack, Router
 from headwater.engine_core.weights.rounding import ROUNDINGS
+from tests.engine_core.small_models import convert, random_checkpoint
+from tests.engine_core.test_experts import check_a_thousand
 
 NUM_EXPERTS = 4
 KINDS: dict[str, Any] = {"int4": Int4Linear, "int8": Int8Linear, "fp8": Fp8Linear}
@@ -59,6 +62,15 @@ def test_experts_of_eight_bits_are_put_in_order(kind: str) -> None:
     weight = torch.randn(NUM_EXPERTS * 16, 128) * 128**-0.5
     error = (expanded(stack, cpu).float() - weight).norm() / weight.norm()
     assert float(error) < 0.05
+
+
+@pytest.mark.gpu
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["qwen3-moe", "minimax-m2", "glm4-moe"])
+def test_a_thousand_prompts_have_one_answer_each_on_a_gpu(family: str, tmp_path: Path) -> None:
+    random_checkpoint(family, tmp_path / "hf")
+    folder = convert(tmp_path / "hf", tmp_path / "ours", "bfloat16")
+    check_a_thousand(folder, device="cuda", block_size=64, num_blocks=1200)
 
 
 @pytest.mark.gpu
