@@ -22,8 +22,11 @@ from ..launch.dependent_launch import (
 )
 from ..norm.silu_mul import gated, gelu_gated
 from .adapter_tiles import AdapterTiles
-from .shrink import LINE, MAX_PARTS, RANKS, num_programs
+from .shrink import MAX_PARTS, RANKS, num_programs
 from .slab import MAX_RANK, PIECE, RANK_UNIT, Slab, SlabLayer
+
+LINE = tl.constexpr(64)
+"""Numbers of 16 bits in a line of the second-level cache."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ import torch
 import triton
 import triton.language as tl
 
-from ..launch.dependent_launch import ask_early
 from ..launch.device import num_multiprocessors
 from .adapter_tiles import AdapterTiles
 from .slab import MAX_RANK, PIECE, RANK_UNIT, Slab, SlabLayer
@@ -38,11 +37,6 @@ class Blocks:
     """Programs of a multiprocessor."""
 
 
-LINE = tl.constexpr(64)
-"""Numbers of 16 bits in a line of the second-level cache."""
-ASKED_OUTPUTS = 8192
-"""Most outputs of a layer of few rows whose second factors are prefetched into the second-level
-cache meanwhile: those of more would leave it again before they are read."""
 FEW_BLOCKS = Blocks(128, 5, 2, 8)
 MANY_BLOCKS = Blocks(128, 3, 4, 8)
 _INTERPRETED_PROGRAMS = 3
@@ -88,8 +82,6 @@ def shrink(
         slab.factors.shape[1],
         layer.column,
         layer.num_inputs,
-        layer.first_b,
-        layer.num_outputs,
         NUM_PARTS=num_parts,
         NUM_PIECES=num_pieces,
         PIECE=PIECE,
@@ -99,20 +91,9 @@ def shrink(
         TILE=tiles.tile_size,
         BLOCK_K=blocks.inputs,
         BLOCK_R=RANKS,
-        ASKED_LINES=_asked_lines(x, tiles, layer),
         num_warps=blocks.num_warps,
         num_stages=blocks.num_stages,
     )
-
-
-def _asked_lines(x: torch.Tensor, tiles: AdapterTiles, layer: SlabLayer) -> int:
-    """Lines of each rank of B that one item of a tile prefetches; the interpreter prefetches
-    nothing."""
-    if not (x.is_cuda and tiles.is_few and layer.num_outputs <= ASKED_OUTPUTS):
-        return 0
-    num_items = len(layer.parts) * triton.cdiv(layer.num_inputs, PIECE)
-    num_lines: int = triton.next_power_of_2(triton.cdiv(layer.num_outputs, LINE.value * num_items))
-    return num_lines
 
 
 def num_programs(device: torch.device, num_items: int, of_multiprocessor: int) -> int:
@@ -158,8 +139,6 @@ def _shrink(
     stride_factors,
     column,
     num_inputs,
-    first_b,
-    num_outputs,
     NUM_PARTS: tl.constexpr,
     NUM_PIECES: tl.constexpr,
     PIECE: tl.constexpr,
@@ -169,7 +148,6 @@ def _shrink(
     TILE: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_R: tl.constexpr,
-    ASKED_LINES: tl.constexpr,
 ):
     OF_TILE: tl.constexpr = NUM_PARTS * NUM_PIECES if IS_FEW else NUM_PARTS
     num_items = tl.load(p_count) * OF_TILE
@@ -183,11 +161,6 @@ def _shrink(
         b_row = tl.load(p_rows + i_tile * TILE + o_tile).to(tl.int64)
         b_is_row = b_row >= 0
         p_x_rows = p_x + b_row[:, None] * stride_x + o_k[None, :]
-        if ASKED_LINES > 0:
-            i_asked = i_slot * UNIT + tl.minimum(tl.arange(0, BLOCK_R), rank - 1)
-            o_line = (item % OF_TILE * ASKED_LINES + tl.arange(0, ASKED_LINES)) * LINE
-            o_line = first_b + tl.minimum(o_line, num_outputs - 1)
-            ask_early(p_numbers + i_asked[:, None] * stride_rank + o_line[None, :], True)
         # Of few rows, to look at the factor first would take longer than to compute in vain.
         if not IS_FEW:
             factor = tl.load(p_factors + i_slot * stride_factors + column + i_part)
