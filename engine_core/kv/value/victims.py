@@ -23,8 +23,6 @@ REVIEW_EVERY = 128
 VICTIMS_PER_CANDIDATE = 4
 """Victims until the next review for each candidate of one, at least, so that many classes do not
 make each victim dear."""
-REVIEWS_PER_TURNOVER = 8
-"""Most reviews while as many blocks are evicted as the order has, where it has many."""
 REVIEW_SECONDS = 1.0
 YOUNG_SECONDS = 1.0
 """Least time that a block is expected to stay where nothing evicts it."""
@@ -118,11 +116,7 @@ class Victims:
         ]
         heapify(self._candidates)
         assert self._candidates
-        self._num_until_review = max(
-            REVIEW_EVERY,
-            VICTIMS_PER_CANDIDATE * len(self._candidates),
-            rings.num_blocks // REVIEWS_PER_TURNOVER,
-        )
+        self._num_until_review = max(REVIEW_EVERY, VICTIMS_PER_CANDIDATE * len(self._candidates))
         self._next_review = now + REVIEW_SECONDS
 
     def _value(self, stay: Stay, now: float) -> float:
