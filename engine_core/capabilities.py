@@ -106,7 +106,7 @@ ENGINE = (
     Capability(
         name=MIXED,
         off="layers of one shape",
-        beside=frozenset({SIMULATED, INT8_ACTIVATIONS, EXPERTS}),
+        beside=frozenset({SIMULATED, INT8_ACTIVATIONS, ROUNDED_ACTIVATIONS, EXPERTS}),
     ),
     Capability(name=LATENT, beside=QUANTIZED | {SIMULATED, EXPERTS}),
     Capability(name=FOREIGN, off="headwater", beside=frozenset({SIMULATED, INT8_ACTIVATIONS})),

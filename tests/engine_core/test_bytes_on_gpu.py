@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 from headwater.engine_core.devices import cuda
 from headwater.engine_core.executors.build.request import checked
@@ -18,6 +19,7 @@ from tests.engine_core.byte_checkpoint import BYTE_FORMS
 from tests.engine_core.fp8_block_models import written_blocks
 from tests.engine_core.packed_checkpoint import write_packed
 from tests.engine_core.small_models import SHAPE, convert, random_checkpoint
+from tests.engine_core.test_cuda_engine import NEWER
 from tests.engine_core.test_int4_on_gpu import answers
 
 pytestmark = pytest.mark.gpu
@@ -126,8 +128,25 @@ def test_weights_in_blocks_are_multiplied_with_tokens_rounded_by_blocks(tmp_path
     assert answers(packed, asked, activation_dtype="model") == answers(expanded, asked)
 
 
-def test_experts_and_tokens_of_eight_bits_have_one_arithmetic_in_any_batch(tmp_path: Path) -> None:
-    packed, expanded = written_blocks(tmp_path, "qwen3-moe", moe_intermediate_size=256)
+EXPERTS = {"moe_intermediate_size": 256}
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        ("qwen3-moe", EXPERTS),
+        ("glm4-moe", EXPERTS),
+        ("mimo-v2-flash", EXPERTS | {"head_dim": 192, "v_head_dim": 128}),
+        ("gemma4 with experts", EXPERTS | {"hidden_size_per_layer_input": 0}),
+    ],
+)
+def test_experts_and_tokens_of_eight_bits_have_one_arithmetic_in_any_batch(
+    family: str, sizes: dict[str, int], tmp_path: Path
+) -> None:
+    """Shared experts and heads of two sizes too."""
+    if family in NEWER and not hasattr(transformers, NEWER[family]):
+        pytest.skip(f"this release of transformers has no {family}")
+    packed, expanded = written_blocks(tmp_path, family, **sizes)
     torch.manual_seed(1)
     asked = [
         torch.randint(3, SHAPE["vocab_size"], (count,)).tolist() for count in (1, 7, 40, 300, 500)

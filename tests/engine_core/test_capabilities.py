@@ -146,7 +146,6 @@ REFUSED_OF_ENGINE = {
         (other, table.MIXED): f"architectures Gemma4ForCausalLM: layers of one shape with {shown}"
         for other, shown in (
             (table.W8A8, "weights of W8A8"),
-            (table.ROUNDED_ACTIVATIONS, "activations in fp8"),
             (table.STATES, "a model with 3 state layers"),
         )
     },

@@ -132,9 +132,10 @@ class ExpertParts:
         is_gated = self._config.is_gated
         first = self._prefix + (mixture.SHARED_GATE_UP if is_gated else mixture.SHARED_UP)
         down = self._prefix + mixture.SHARED_DOWN
-        for name in (first, down):
-            check_unrounded(self._weights.linears[name], self._config)
         linears = self._weights.linears
+        if not is_gated:
+            for name in (first, down):
+                check_unrounded(linears[name], self._config)
         made = Mlp if is_gated else PlainMlp
         mlp = made(self._platform, linears[first], linears[down], self._config.activation)
         gate = linears[self._prefix + mixture.SHARED_GATE] if has_gate else None
