@@ -27,6 +27,7 @@ from .gated_gemm import gated_gemm, is_gated_at_once
 from .hopper_few_rows_gemm import FewRowTiles, few_rows_gemm
 from .hopper_few_rows_gemm import serves as serves_few
 from .hopper_rows_gemm import RowTiles, rows_gemm, serves
+from .nearest import nearest
 from .wide_gemm import matrices, wide_gemm
 
 
@@ -322,6 +323,8 @@ def multiply_tiles(
         else:
             b_x = tl.load(p_x + i_k + o_k, mask=is_m & (i_k + o_k < k), other=0.0)
             b_w = tl.load(p_w + i_k + o_k, mask=is_n & (i_k + o_k < k), other=0.0)
+        b_x = nearest(b_x)
+        b_w = nearest(b_w)
         b_acc = tl.dot(b_w, tl.trans(b_x), b_acc) if WIDE else tl.dot(b_x, tl.trans(b_w), b_acc)
     return b_acc
 
@@ -434,8 +437,9 @@ def _skinny_gated_gemm(
             b_x = tl.load(p_x + i_k, mask=is_m & inside, other=0.0)
             b_w_gate = tl.load(p_gate + i_k, mask=inside, other=0.0)
             b_w_up = tl.load(p_up + i_k, mask=inside, other=0.0)
-        b_gate = tl.dot(b_x, tl.trans(b_w_gate), b_gate)
-        b_up = tl.dot(b_x, tl.trans(b_w_up), b_up)
+        b_x = nearest(b_x)
+        b_gate = tl.dot(b_x, tl.trans(nearest(b_w_gate)), b_gate)
+        b_up = tl.dot(b_x, tl.trans(nearest(b_w_up)), b_up)
     # Rounded as a product that is stored.
     dtype: tl.constexpr = p_out.dtype.element_ty
     b_out = gated(b_gate.to(dtype).to(tl.float32), b_up.to(dtype).to(tl.float32))

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from ..launch.dependent_launch import launch_options, release_dependents, wait_for_inputs
+from .nearest import nearest
 from .tree_sum import tree_sum
 
 MOST_LEAVES = 8
@@ -174,7 +175,7 @@ def _tree_gemm(
             inside = i_in * BLOCK_K + o_k < leaf_len
             b_x = tl.load(p_x + first, mask=is_m & inside, other=0.0)
             b_w = tl.load(p_w + first, mask=is_n & inside, other=0.0)
-        b_acc = tl.dot(b_x, tl.trans(b_w), b_acc)
+        b_acc = tl.dot(nearest(b_x), tl.trans(nearest(b_w)), b_acc)
         if (i_in == num_steps - 1) & (i_leaf < NUM_LEAVES - 1):
             if NUM_LEAVES > 4:
                 b_four = tl.where(i_leaf == 3, b_two + (b_one + b_acc), b_four)

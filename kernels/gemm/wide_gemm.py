@@ -16,6 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ..attention import hopper_attention
 from ..launch.device import num_multiprocessors
 from .hopper_wide_gemm import hopper_wide_gemm
+from .nearest import nearest
 from .wide_tiles import GROUP, TeamTiles, WideTiles, choose_wide, fitting_tiles, place
 
 NUM_WARPS = 4
@@ -132,7 +133,8 @@ def _wide_gemm(
     o_m, o_n = place(tl.program_id(0), m, n, BLOCK_M, BLOCK_N, GROUP)
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for i_k in tl.range(0, k, BLOCK_K, num_stages=STAGES):
-        b_acc = tl.dot(x.load([o_m, i_k]), tl.trans(weight.load([o_n, i_k])), b_acc)
+        b_x = nearest(x.load([o_m, i_k]))
+        b_acc = tl.dot(b_x, tl.trans(nearest(weight.load([o_n, i_k]))), b_acc)
     out.store([o_m, o_n], b_acc.to(out.dtype))
 
 
@@ -165,6 +167,6 @@ def _wide_gemm_unaligned(
         inside = i_k + o_k < k
         b_x = tl.load(p_x + i_k, mask=is_m & inside, other=0.0)
         b_w = tl.load(p_w + i_k, mask=is_n & inside, other=0.0)
-        b_acc = tl.dot(b_x, tl.trans(b_w), b_acc)
+        b_acc = tl.dot(nearest(b_x), tl.trans(nearest(b_w)), b_acc)
     p_out += o_m.to(tl.int64) * stride_out + tl.trans(o_n)
     tl.store(p_out, b_acc.to(p_out.dtype.element_ty), mask=is_m & tl.trans(is_n))
