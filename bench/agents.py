@@ -6,6 +6,7 @@ executor has a clock of its own, on which a step takes as long as one of an 8B m
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import tempfile
@@ -60,14 +61,24 @@ def compare(
     for host_tokens in hosts:
         first: Outcome | None = None
         for eviction in evictions:
-            engine, executor, config, clock = open_engine(eviction, host_tokens)
-            sessions = Sessions(run, engine, clock, config.max_model_len)
-            sessions.serve()
-            outcome = _outcome(run, sessions.counted, eviction, config, first)
+            turns, config = _serve(run, open_engine, eviction, host_tokens)
+            # The next engine finds the device's memory free.
+            gc.collect()
+            outcome = _outcome(run, turns, eviction, config, first)
             first = first or outcome
             yield outcome
-            engine.close()
-            executor.close()
+
+
+def _serve(
+    run: Run, open_engine: Open, eviction: str, host_tokens: int
+) -> tuple[Sequence[AnsweredTurn], EngineConfig]:
+    """The turns of the run under one order that count."""
+    engine, executor, config, clock = open_engine(eviction, host_tokens)
+    sessions = Sessions(run, engine, clock, config.max_model_len)
+    sessions.serve()
+    engine.close()
+    executor.close()
+    return sessions.counted, config
 
 
 def _outcome(
