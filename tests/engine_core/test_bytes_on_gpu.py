@@ -137,7 +137,6 @@ EXPERTS = {"moe_intermediate_size": 256}
         ("qwen3-moe", EXPERTS),
         ("glm4-moe", EXPERTS),
         ("mimo-v2-flash", EXPERTS | {"head_dim": 192, "v_head_dim": 128}),
-        ("gemma4 with experts", EXPERTS | {"hidden_size_per_layer_input": 0}),
     ],
 )
 def test_experts_and_tokens_of_eight_bits_have_one_arithmetic_in_any_batch(

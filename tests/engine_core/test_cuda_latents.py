@@ -126,7 +126,9 @@ def test_latents_come_back_from_host_memory(folder: Path) -> None:
     assert exact(found) == expected
 
 
-@pytest.mark.parametrize("sizes", [{}, OF_HOPPER], ids=["tiny", "of-hopper"])
+@pytest.mark.parametrize(
+    "sizes", [{}, OF_HOPPER | {"index_head_dim": 128}], ids=["tiny", "of-hopper"]
+)
 def test_indexers_that_choose_every_token_change_no_bit(
     sizes: dict[str, int], tmp_path: Path
 ) -> None:

@@ -64,7 +64,7 @@ def test_a_prompt_is_continued_behind_its_pages_on_a_disk(family: str, tmp_path:
 def hits_in_host_memory(folder: Path, family: str, **options: Any) -> tuple[int, dict[str, int]]:
     """Compares the answer to a prompt of which others have taken all pages on the device. Returns
     its number of cached tokens, in all and by tier."""
-    with closing(engine_of(folder, family, num_blocks=100, **options)) as plain:
+    with closing(engine_of(folder, family, **options | {"num_blocks": 100})) as plain:
         [expected] = plain.answer([PROMPT], SAMPLING)
     with closing(engine_of(folder, family, kv_swap_memory=64 << 20, **options)) as engine:
         for prompt in (PROMPT, *OTHERS):
@@ -112,5 +112,8 @@ def test_pages_come_from_another_engine(family: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", FAMILY_NAMES)
 def test_pages_come_back_to_a_gpu(family: str, tmp_path: Path) -> None:
     folder = converted(family, tmp_path, "bfloat16")
+    # Pages of bfloat16 are smaller, and states in them are not.
+    fewest = 64 if family == STATES else FEWEST_BLOCKS[family]
+    hits, _ = hits_in_host_memory(folder, family, device="cuda", num_blocks=fewest)
     # To compute so small a model may take less time than its pages.
-    assert hits_in_host_memory(folder, family, device="cuda")[0] in (0, NUM_FULL)
+    assert hits in (0, NUM_FULL)
