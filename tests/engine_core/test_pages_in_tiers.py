@@ -24,7 +24,7 @@ MIXED_WINDOWS = "gemma3 whose last layer has a window"
 MIXED_SHAPES = "gemma4"
 STATES = "qwen3.5"
 FAMILY_NAMES = (MIXED_WINDOWS, MIXED_SHAPES, STATES)
-FEWEST_BLOCKS = {MIXED_WINDOWS: 14, MIXED_SHAPES: 20, STATES: 45}
+FEWEST_BLOCKS = {MIXED_WINDOWS: 14, MIXED_SHAPES: 20, STATES: 52}
 """Blocks that hold one context of 200 tokens and little more."""
 SAMPLING = greedy(40, num_logprobs=1)
 
