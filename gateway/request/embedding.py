@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 from headwater.proto import common_pb2, processor_pb2
 from headwater.services.runtime.errors import BadRequest
-from headwater.services.runtime.token_similarity import Vectors, token_vectors, token_weights
 
 from ..tenancy.caller import Caller
 from .choice_count import check_num_choices
@@ -19,6 +18,7 @@ from .generation_request import GenerationRequest
 from .prepare import prepare_all
 from .prompt_runs import run_all
 from .sinks import Gathered
+from .token_weights import token_weights
 
 POOLINGS = {
     "model": common_pb2.POOLING_MODEL,
@@ -29,6 +29,9 @@ POOLINGS = {
     "sparse": common_pb2.POOLING_SPARSE,
 }
 BY_TOKEN = (common_pb2.POOLING_TOKEN, common_pb2.POOLING_SPARSE)
+TokenValues = tuple[list[float], Sequence[int], Sequence[int]]
+"""Values of a prompt's tokens, one token after another; ids of its tokens; ids that do not
+count."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -116,9 +119,8 @@ class Embedding:
         return found
 
     @property
-    def token_vectors(self) -> list[Vectors]:
-        """Vectors of length 1 of the tokens of each prompt that count."""
-        return [token_vectors(*self._by_token(each)) for each in self.generations]
+    def by_token(self) -> list[TokenValues]:
+        return [self._by_token(each) for each in self.generations]
 
     @property
     def token_weights(self) -> list[dict[int, float]]:
@@ -126,7 +128,7 @@ class Embedding:
         return [token_weights(*self._by_token(each)) for each in self.generations]
 
     @staticmethod
-    def _by_token(generation: Generation) -> tuple[list[float], Sequence[int], Sequence[int]]:
+    def _by_token(generation: Generation) -> TokenValues:
         prepared = generation.prompt.prepared
         return generation.choices[0].vector, prepared.prompt_ids, prepared.uncounted_ids
 

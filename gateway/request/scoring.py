@@ -13,12 +13,12 @@ from typing import Any
 from headwater.proto import common_pb2, processor_pb2
 from headwater.services.runtime.errors import BadRequest
 from headwater.services.runtime.served_model import CLASSIFY, EMBED
-from headwater.services.runtime.token_similarity import lexical_similarity, max_similarity
 
 from ..tenancy.caller import Caller
 from ..tenancy.tenants import Tenant
 from .cluster import Cluster
 from .embedding import Embedding
+from .token_weights import lexical_similarity
 
 SIDES = ("query", "document")
 """Sides of a pair."""
@@ -148,7 +148,13 @@ class PairScores:
         run = self._run
         match run.pooling_used:
             case common_pb2.POOLING_TOKEN:
-                matrices = run.token_vectors
+                # By numpy, without which a gateway starts.
+                from headwater.services.runtime.token_similarity import (  # noqa: PLC0415
+                    max_similarity,
+                    token_vectors,
+                )
+
+                matrices = [token_vectors(*each) for each in run.by_token]
                 return lambda i, j: max_similarity(matrices[i], matrices[j])
             case common_pb2.POOLING_SPARSE:
                 weights = run.token_weights

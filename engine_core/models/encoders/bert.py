@@ -12,14 +12,6 @@ TABLES = {
     "model.embeddings.word_embeddings.weight": "embed",
     "model.embeddings.position_embeddings.weight": "positions",
 }
-DENSE = {
-    f"model.dense.{i}.linear.{kind}": f"dense.{i}{suffix}"
-    for i in range(MOST_DENSE)
-    for kind, suffix in (("weight", ""), ("bias", "_bias"))
-} | {
-    f"model.sparse.{kind}": f"sparse{suffix}"
-    for kind, suffix in (("weight", ""), ("bias", "_bias"))
-}
 IGNORED = (
     ".position_ids",
     "pooler.dense.weight",
@@ -44,6 +36,11 @@ def linear_names(published: str, ours: str) -> dict[str, str]:
     return {f"{published}.weight": ours, f"{published}.bias": f"{ours}_bias"}
 
 
+DENSE = {
+    published: ours
+    for i in range(MOST_DENSE)
+    for published, ours in linear_names(f"model.dense.{i}.linear", f"dense.{i}").items()
+} | linear_names("model.sparse", "sparse")
 LAYER = {
     **linear_names("attention.output.dense", "o"),
     **norm_names("attention.output.LayerNorm", "attention_norm"),
