@@ -482,7 +482,7 @@ def test_llama_4_has_no_chunks_where_no_sequence_is_longer_than_one(
 
 
 def test_a_family_that_needs_another_cache_is_refused_by_name() -> None:
-    name = "DeepseekV32ForCausalLM"
+    name = "DeepseekV4ForCausalLM"
     with pytest.raises(ConfigError, match=f"architectures is '{name}'; allowed: "):
         registry.find(name)
 

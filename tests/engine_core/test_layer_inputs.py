@@ -37,7 +37,7 @@ def decoder_of(folder: Path) -> Model:
 def cache_of(decoder: Model) -> torch.Tensor:
     config = decoder.config
     if config.latent is not None:
-        return torch.zeros(config.num_layers, 13, BLOCK_SIZE, config.latent.width)
+        return torch.zeros(config.num_layers, 13, BLOCK_SIZE, config.latent.cached_width)
     return torch.zeros(config.num_layers, 2, 13, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
 
 
@@ -47,8 +47,9 @@ def batch_of(starts: list[int], counts: list[int], num_wanted: list[int]) -> For
     return ragged_batch(rows, *arrays, TOKENS, BLOCKS, BLOCK_SIZE)
 
 
+MIXED = "gemma4", "mimo"
 OF_ONE_CACHE = [
-    family for family in FAMILIES if family not in WITH_STATES and not family.startswith("gemma4")
+    family for family in FAMILIES if family not in WITH_STATES and not family.startswith(MIXED)
 ]
 """Families whose layers all have keys and values of one shape, as this test lays them out."""
 

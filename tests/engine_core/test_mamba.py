@@ -87,7 +87,7 @@ def test_sizes_follow_from_the_hidden_size_and_layers_without_experts_have_the_s
         ("mamba_conv_bias", False, "true"),
         ("mamba_proj_bias", True, "false"),
         ("mamba_d_state", 24, "16 or 32 or 64 or 128 or 256"),
-        ("mamba_d_head", "64", "16 or 32 or 64 or 128 or 256"),
+        ("mamba_d_head", "64", "16 or 32 or 64 or 80 or 128 or 256"),
         ("mamba_d_conv", 1, "a whole number, 2…16"),
         ("mamba_n_heads", 0, "a whole number, 1…"),
         ("position_embedding_type", "alibi", "rope or nope"),

@@ -26,7 +26,7 @@ def test_what_was_mapped_is_unmapped_where_a_later_call_fails(
     memory = DeviceMemory.__new__(DeviceMemory)
     memory.num_bytes = memory._address = 4096
     memory._handle = None
-    memory._properties = device_memory._properties(0)
+    memory._properties = device_memory._properties(0, 0)
     with pytest.raises(DriverError):
         memory.map()
     assert calls[calls.index(refused) + 1 :] == undone
