@@ -83,7 +83,8 @@ def test_new_weights_take_the_place_of_old_ones(
     folder = make_chatting_model(tmp_path_factory.mktemp("new"), seed=1)
     replace(ModelManifest.read(folder), revision="2").write(folder)
     before = answer(line, "two")
-    more = {"max_tokens": 400, "ignore_eos": True, "logprobs": 1}
+    # More than sockets hold of a stream that nobody reads.
+    more = {"max_tokens": 1000, "ignore_eos": True, "logprobs": 1}
     with line.stream("b", model="two", **more) as events:
         next(events)
         reloaded = models(line, "reload", "two", str(folder))
