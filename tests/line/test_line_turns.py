@@ -84,7 +84,7 @@ def test_new_weights_take_the_place_of_old_ones(
     replace(ModelManifest.read(folder), revision="2").write(folder)
     before = answer(line, "two")
     # More than sockets hold of a stream that nobody reads.
-    more = {"max_tokens": 1000, "ignore_eos": True, "logprobs": 1}
+    more = {"max_tokens": 1000, "ignore_eos": True, "logprobs": 20}
     with line.stream("b", model="two", **more) as events:
         next(events)
         reloaded = models(line, "reload", "two", str(folder))

@@ -100,7 +100,7 @@ async def test_a_core_runs_in_the_process_that_stands_by(
         monkeypatch.setenv(WEIGHTS_HOLDER_FD, str(requests.fileno()))
         launch.stand_by(core_environment(THREADS))
         assert holds_within((tmp_path / "pid").is_file, 60)
-        with engine_beside(forks) as engine:
+        with engine_beside(forks, **{WEIGHTS_HOLDER_FD: requests.fileno()}) as engine:
             assert engine.core_pid == int((tmp_path / "pid").read_text())
             assert await is_answered(engine)
 
