@@ -78,6 +78,7 @@ def test_a_request_wakes_its_model_and_the_old_prefix_is_a_hit(line: Line) -> No
     assert second["choices"][0]["text"] == answer(line, "two")["choices"][0]["text"]
 
 
+@pytest.mark.long
 def test_new_weights_take_the_place_of_old_ones(
     line: Line, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
