@@ -119,6 +119,11 @@ class Embedding:
         return found
 
     @property
+    def num_values(self) -> int:
+        """Numbers of all vectors."""
+        return sum(len(generation.choices[0].vector) for generation in self.generations)
+
+    @property
     def by_token(self) -> list[TokenValues]:
         return [self._by_token(each) for each in self.generations]
 

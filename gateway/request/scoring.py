@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as own_field
 from typing import Any
@@ -20,6 +20,8 @@ from .cluster import Cluster
 from .embedding import Embedding
 from .token_weights import lexical_similarity
 
+VALUE_BYTES = 8
+"""Bytes of a number of a vector, as Python compares it."""
 SIDES = ("query", "document")
 """Sides of a pair."""
 
@@ -137,9 +139,16 @@ class PairScores:
         places = {text: i for i, text in enumerate(texts)}
         prompts = [processor_pb2.Prompt(text=text, side=side) for text, side in places]
         await self._vectors(prompts, cluster, caller, normalize=True)
+        num_bytes = VALUE_BYTES * self._run.num_values
+        self._scores = await cluster.long_work.by_size(
+            caller.tenant.key, num_bytes, self._compared, places
+        )
+
+    def _compared(self, places: Mapping[tuple[str, str], int]) -> list[float]:
+        """Similarities of the pairs. `places`: of texts and their sides among the vectors."""
         compare = self._comparison()
         query, document = SIDES
-        self._scores = [
+        return [
             compare(places[first, query], places[second, document]) for first, second in self.pairs
         ]
 
