@@ -54,7 +54,8 @@ HEAD = """\
 
 Each capability of the engine and of the stages above it is tested together with each other one. A test asks for both at
 once and compares tokens (and log probabilities, to the bit) with each alone, or checks the error that refuses the pair
-and names it. A pair that no column names gives the tokens that it promises on every platform.
+and names it. A pair that no column names gives the tokens that it promises on every platform. Rows do not repeat a
+capability whose own row has "all" in that column.
 
 [combinations.json](combinations.json) has each pair with what was seen, the commit and the day. `headwater bench
 combinations --render` writes this page from that file: do not edit it.
@@ -170,10 +171,8 @@ def page(results: Cells) -> str:
         if cell["place"][0] == cell["place"][1]
     ]
     seen = {tuple(cell["place"]): _seen(cell["platforms"]) for cell in results.values()}
-    rows = []
-    for i, name in enumerate(names):
-        pairs = {other: seen[min(i, j), max(i, j)] for j, other in enumerate(names)}
-        rows.append([f"**{name}**", *(_named(pairs, states) for _, states in COLUMNS)])
+    columns = [_column(names, seen, states) for _, states in COLUMNS]
+    rows = [[f"**{name}**", *(column[name] for column in columns)] for name in names]
     table = [["capability", *(title for title, _ in COLUMNS)], *rows]
     used = [k for k in range(len(table[0])) if k == 0 or any(row[k] for row in rows)]
     lines = [f"| {' | '.join(row[k] for k in used)} |" for row in table]
@@ -181,17 +180,29 @@ def page(results: Cells) -> str:
     return HEAD + "\n".join(lines) + "\n"
 
 
-def _named(pairs: Mapping[str, Mapping[str, str]], states: States) -> str:
-    """Capabilities of a column, or those that it lacks where these are fewer."""
-    found = [
-        name
-        for name, seen in pairs.items()
-        if all(seen[platform] in allowed for platform, allowed in states.items())
-    ]
-    others = [name for name in pairs if name not in found]
-    if not others:
-        return "all"
-    return ", ".join(found) if len(found) <= len(others) else f"all but {', '.join(others)}"
+def _column(
+    names: list[str], seen: Mapping[tuple[int, ...], Mapping[str, str]], states: States
+) -> dict[str, str]:
+    """Cells of a column by row: the capabilities whose pairs with the row's have `states`, or those
+    without where these are fewer."""
+
+    def is_found(i: int, j: int) -> bool:
+        pair = seen[min(i, j), max(i, j)]
+        return all(pair[platform] in allowed for platform, allowed in states.items())
+
+    found = {name: [is_found(i, j) for j in range(len(names))] for i, name in enumerate(names)}
+    with_most = {name for name, row in found.items() if 2 * sum(row) > len(names)}
+    cells = {}
+    for name, row in found.items():
+        wanted = name not in with_most
+        listed = [
+            other
+            for other, is_in in zip(names, row, strict=True)
+            if is_in is wanted and not (wanted and other in with_most)
+        ]
+        beginning = "" if wanted else "all but " if listed else "all"
+        cells[name] = beginning + ", ".join(listed)
+    return cells
 
 
 def _seen(platforms: Mapping[str, Mapping[str, str]]) -> dict[str, str]:

@@ -61,7 +61,8 @@ def is_repeatable(row: Row) -> bool:
 def is_compared(row: Row) -> bool:
     """Whether a reader sees what the figure means: a claim, or one with a target or a peer, unless
     it was measured to compare a commit with another."""
-    if " in turn with " in row.what:
+    names_commit = any(COMMIT.fullmatch(word) for word in re.split(r"\W+", row.metric))
+    if names_commit or " in turn with " in row.what:
         return False
     peers = row.peers.keys() - {*EARLIER_FORMS, *OWN_FORMS}
     is_beside = any(COMMIT.fullmatch(peer) is None for peer in peers)

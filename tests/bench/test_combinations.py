@@ -63,6 +63,15 @@ def test_the_page_names_what_each_capability_is_refused_with_or_failed_with(docs
     ]
 
 
+def test_rows_do_not_repeat_a_capability_that_is_refused_with_all_others(docs: Path) -> None:
+    refused = [line(f"{each} × d", (i, 3), "refused: `d`") for i, each in enumerate("abcd")]
+    places = [(0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (2, 2)]
+    equal = [line(f"{'abc'[i]} × {'abc'[j]}", (i, j), "same tokens") for i, j in places]
+    note(cells_seen([*equal, *refused]), "cpu", "c0ffee1", forget=True)
+    rows = (docs / "combinations.md").read_text().splitlines()[-4:]
+    assert [row.split("|")[2].strip() for row in rows] == ["", "", "", "all"]
+
+
 def test_a_whole_run_forgets_cells_that_are_no_more_and_others_add_to_what_is_there(
     docs: Path,
 ) -> None:

@@ -159,11 +159,14 @@ def test_what_rows_of_a_command_share_is_written_once_above_their_table(tmp_path
 def test_a_figure_that_no_command_repeats_is_in_the_rows_alone(tmp_path: Path) -> None:
     lost = row(date="2026-11-23", command="headwater bench offline --gemv")
     ready = row(section="Ready", what="ready", target=6)
-    rows = read_rows(rows_in(tmp_path, row(), lost, ready, row(section="Bare", what="bare")))
+    bare = row(section="Bare", what="bare")
+    gained = row(section="Gained", what="ready", target=1, metric="time, of that of 1f6305f")
+    rows = read_rows(rows_in(tmp_path, row(), lost, ready, bare, gained))
     page = topic_page("cpu", "# On a CPU", rows)
     assert "## Ready" in page
     assert "## Start" not in page, "its newest row has no command"
     assert "## Bare" not in page, "it is compared with nothing"
+    assert "## Gained" not in page, "it is compared with an earlier commit"
 
 
 @pytest.mark.parametrize(

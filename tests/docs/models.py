@@ -22,8 +22,8 @@ HEAD = """
 
 
 def table() -> str:
-    """The table, a row an architecture. Limits of several families are letters, which stand below
-    it."""
+    """The table, a row an architecture. Limits of several families are letters, which are explained
+    below it."""
     of_gguf = gguf_families.architectures()
     counts = Counter("; ".join(each.limits) for each in ARCHITECTURES.values())
     shared = sorted(limits for limits, count in counts.items() if limits and count > 1)
@@ -32,16 +32,19 @@ def table() -> str:
         _row(name, each, "yes" if name in of_gguf else "", letters)
         for name, each in ARCHITECTURES.items()
     ]
-    notes = ". ".join(f"*{letter}*: {limits}" for limits, letter in letters.items())
+    notes = ". ".join(
+        ["*t*: text; images are refused"]
+        + [f"*{letter}*: {limits}" for limits, letter in letters.items()]
+    )
     lines = textwrap.fill(f"{notes}.", 120, break_long_words=False, break_on_hyphens=False)
     return HEAD + "".join(sorted(rows, key=str.lower)) + f"\n{lines}\n"
 
 
 def _row(name: str, architecture: Architecture, of_gguf: str, letters: Mapping[str, str]) -> str:
-    limits = ["text; images are refused"] if architecture.is_text_part else []
+    limits = ["*t*"] if architecture.is_text_part else []
     if own := "; ".join(architecture.limits):
         limits.append(f"*{letters[own]}*" if own in letters else own)
-    return f"| {architecture.family} | `{name}` | {of_gguf} | {'; '.join(limits)} |\n"
+    return f"| {architecture.family} | `{name}` | {of_gguf} | {', '.join(limits)} |\n"
 
 
 def rendered(page: str) -> str:
