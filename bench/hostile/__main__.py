@@ -31,6 +31,9 @@ def main(
     executor: Annotated[
         str, typer.Option(help="of the two engines: single (the demo model) or simulated")
     ] = "single",
+    model: Annotated[
+        str, typer.Option(help="folder of a model; default: the demo model", metavar="FOLDER")
+    ] = "",
     *,
     write: Annotated[
         bool, typer.Option(help="measure all bodies with each key; write docs/costly_requests.md")
@@ -48,7 +51,13 @@ def main(
     commit = source_version()
     reports = {}
     for each in KEYS if write else [key]:
-        run = Run(requests_per_minute=KEYS[each], seconds=seconds, executor=executor, commit=commit)
+        run = Run(
+            requests_per_minute=KEYS[each],
+            seconds=seconds,
+            executor=executor,
+            model=model,
+            commit=commit,
+        )
         reports[each] = run.report(names)
     if write:
         page.write(reports)

@@ -24,16 +24,16 @@ value of a session, within which those of processes count."""
 
 
 @contextmanager
-def attacker() -> Iterator[ProcessPoolExecutor]:
-    """One process, in which `prepare` and `attack` are to run."""
-    with ProcessPoolExecutor(
-        1, multiprocessing.get_context("spawn"), initializer=yield_to_others
-    ) as process:
+def attacker(cores: frozenset[int]) -> Iterator[ProcessPoolExecutor]:
+    """One process on these cores, in which `prepare` and `attack` are to run."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawn, initializer=yield_to_others, initargs=(cores,)) as process:
         yield process
 
 
-def yield_to_others() -> None:
+def yield_to_others(cores: frozenset[int]) -> None:
     """Lowers the priority of this process, in a session of its own."""
+    os.sched_setaffinity(0, cores)
     os.setsid()
     os.nice(NICENESS)
     with contextlib.suppress(OSError):

@@ -95,5 +95,6 @@ def _measured(named: tuple[str, Report]) -> str:
     name, report = named
     return (
         f"- The {name} key has {report.requests_per_minute:,} requests a minute: {report.date}, "
-        f"{report.commit}, executor `{report.executor}`, {report.seconds:g} s a body."
+        f"{report.commit}, executor `{report.executor}`, {report.seconds:g} s a body, "
+        f"{report.cores}."
     )

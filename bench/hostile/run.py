@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import multiprocessing
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 import typer
 
 from ..own_cluster import own_cluster, wait_until_prepared
 from .attacker import attacker
+from .cores import Cores, groups_of, running_on
 from .table import Report, report_of
 from .trial import Beside, Measured, Trial
 
@@ -28,45 +32,70 @@ class Run:
     seconds: float
     """Length of each stretch."""
     executor: str
+    model: str
+    """Folder of the model; empty: the demo model."""
     commit: str
 
     def report(self, names: Sequence[str]) -> Report:
+        groups = groups_of(sorted(os.sched_getaffinity(0)))
         measured = Measured()
-        self._measure(names, measured)
-        for _ in range(MORE_STRETCHES):
-            if close := [row.body for row in self._report(measured).rows if row.is_close]:
-                self._measure(close, measured)
-        return self._report(measured)
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(len(groups), spawn) as pool:
+            parts = [names[i :: len(groups)] for i in range(len(groups))]
+            for part in pool.map(self._measured, parts, groups):
+                measured.add(part)
+        return self._report(measured, groups[0])
 
-    def _report(self, measured: Measured) -> Report:
+    def _report(self, measured: Measured, cores: Cores) -> Report:
         return report_of(
             measured,
             requests_per_minute=self.requests_per_minute,
             seconds=self.seconds,
             executor=self.executor,
             commit=self.commit,
+            cores=cores.description,
         )
 
-    def _measure(self, names: Sequence[str], measured: Measured) -> None:
-        """Measures each body once, on a new deployment, and on another one after a body that took
-        it down."""
+    def _measured(self, names: Sequence[str], cores: Cores) -> Measured:
+        """Each body once, and those that miss a goal again."""
+        measured = Measured()
+        os.environ["HEADWATER_SIMULATED_STEP_SECONDS"] = SIMULATED_STEP_SECONDS
+        with (
+            running_on(cores.neighbour),
+            attacker(cores.attacker) as process,
+            contextlib.ExitStack() as deployed,
+        ):
+            trial = None
+            left = names
+            for _ in range(1 + MORE_STRETCHES):
+                while left:
+                    if trial is None or not trial.serves:
+                        deployed.close()
+                        trial = deployed.enter_context(self._deployed(cores, process))
+                    left = left[asyncio.run(trial.run(left, measured, show_progress)) :]
+                rows = self._report(measured, cores).rows
+                left = [row.body for row in rows if row.is_close]
+        return measured
+
+    @contextlib.contextmanager
+    def _deployed(self, cores: Cores, attacker: ProcessPoolExecutor) -> Iterator[Trial]:
+        """A new deployment."""
         admin_key = secrets.token_urlsafe()
         os.environ["HEADWATER_ADMIN_KEY"] = admin_key
-        os.environ["HEADWATER_SIMULATED_STEP_SECONDS"] = SIMULATED_STEP_SECONDS
         flags = ["--replicas=2", "--device=cpu", "--log-level=error", f"--executor={self.executor}"]
-        left = names
-        with attacker() as process:
-            while left:
-                with own_cluster(flags) as (cluster, _):
-                    wait_until_prepared(cluster, PREPARED_SECONDS)
-                    trial = Trial(
-                        cluster,
-                        admin_key,
-                        process,
-                        seconds=self.seconds,
-                        requests_per_minute=self.requests_per_minute,
-                    )
-                    left = left[asyncio.run(trial.run(left, measured, show_progress)) :]
+        if self.model:
+            flags.append(f"--model={self.model}")
+        with contextlib.ExitStack() as stack:
+            with running_on(cores.deployment):
+                cluster, _ = stack.enter_context(own_cluster(flags))
+            wait_until_prepared(cluster, PREPARED_SECONDS)
+            yield Trial(
+                cluster,
+                admin_key,
+                attacker,
+                seconds=self.seconds,
+                requests_per_minute=self.requests_per_minute,
+            )
 
 
 def show_progress(name: str, beside: Beside) -> None:

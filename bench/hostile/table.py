@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .bodies import ALL_NAMES
 from .trial import Beside, Measured
 
 STREAM_GOAL = 1.3
@@ -72,6 +73,8 @@ class Report:
     executor: str
     date: str
     commit: str
+    cores: str = "2 cores, shared with the clients"
+    """Cores of a deployment."""
     first_token_alone: Figures
     """The neighbour alone: see `alone_figures`."""
     structured_alone: Figures
@@ -79,9 +82,15 @@ class Report:
 
 
 def report_of(
-    measured: Measured, *, requests_per_minute: int, seconds: float, executor: str, commit: str
+    measured: Measured,
+    *,
+    requests_per_minute: int,
+    seconds: float,
+    executor: str,
+    commit: str,
+    cores: str,
 ) -> Report:
-    """Report of what was measured today."""
+    """Report of what was measured today, with rows in the order of the list."""
     first_token = alone_figures([each.ttft for each in measured.alone])
     structured = alone_figures([each.structured for each in measured.alone])
     return Report(
@@ -90,11 +99,13 @@ def report_of(
         executor=executor,
         date=time.strftime("%Y-%m-%d", time.gmtime()),
         commit=commit,
+        cores=cores,
         first_token_alone=first_token,
         structured_alone=structured,
         rows=[
-            _row(body, stretches, first_token, structured)
-            for body, stretches in measured.beside.items()
+            _row(body, measured.beside[body], first_token, structured)
+            for body in ALL_NAMES
+            if body in measured.beside
         ],
     )
 

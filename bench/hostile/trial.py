@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -48,6 +49,11 @@ class Measured:
     beside: dict[str, list[Beside]] = field(default_factory=dict)
     """Stretches beside each body, by its name."""
 
+    def add(self, other: Measured) -> None:
+        self.alone += other.alone
+        for name, stretches in other.beside.items():
+            self.beside.setdefault(name, []).extend(stretches)
+
 
 class Trial:
     """NOTE: each body comes from a new tenant, since an earlier one would have used the requests of
@@ -69,6 +75,9 @@ class Trial:
         self._attacker = attacker
         self._seconds = seconds
         self._requests_per_minute = requests_per_minute
+        self._numbers = itertools.count()
+        self.serves = True
+        """Whether the neighbour is served again after the last body."""
 
     async def run(
         self, names: Sequence[str], measured: Measured, on_body: Callable[[str, Beside], None]
@@ -77,9 +86,11 @@ class Trial:
         that were measured: fewer where the neighbour is not served any more, so that the next body
         needs another deployment."""
         async with Tenants(self._cluster.rest, self._admin_key) as tenants:
-            key = await tenants.add("neighbour")
+            run = next(self._numbers)
+            key = await tenants.add(f"neighbour-{run}")
             neighbour = Neighbour(self._cluster.rest, self._cluster.model, key)
-            await neighbour.ask_for(WARM_UP_SECONDS)
+            if run == 0:
+                await neighbour.ask_for(WARM_UP_SECONDS)
             for number, name in enumerate(names):
                 if number % ALONE_EACH == 0:
                     measured.alone.append(await neighbour.ask_for(self._seconds))
@@ -87,6 +98,7 @@ class Trial:
                 on_body(name, beside)
                 measured.beside.setdefault(name, []).append(beside)
                 if beside.settled_seconds is None:
+                    self.serves = False
                     return number + 1
             measured.alone.append(await neighbour.ask_for(self._seconds))
         return len(names)

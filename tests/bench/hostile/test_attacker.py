@@ -15,7 +15,7 @@ AUTOGROUP = Path("/proc/self/autogroup")
 
 @pytest.mark.long
 def test_it_yields_to_the_servers_within_its_session_and_as_a_session() -> None:
-    with attacker() as process:
+    with attacker(frozenset(os.sched_getaffinity(0))) as process:
         assert process.submit(os.getpriority, os.PRIO_PROCESS, 0).result() == NICENESS
         assert process.submit(os.getsid, 0).result() != os.getsid(0)
         if AUTOGROUP.exists():

@@ -38,7 +38,12 @@ def row_beside(
 
 def reported(measured: Measured) -> Report:
     return report_of(
-        measured, requests_per_minute=2, seconds=6.0, executor="single", commit="c0ffee1"
+        measured,
+        requests_per_minute=2,
+        seconds=6.0,
+        executor="single",
+        commit="c0ffee1",
+        cores="2 cores",
     )
 
 
@@ -120,3 +125,11 @@ def test_a_report_names_what_was_measured_and_when() -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", report.date)
     assert report.first_token_alone == Figures(p50_ms=100.0, p99_ms=100.0, ratio=1.0)
     assert report.structured_alone == Figures(p50_ms=200.0, p99_ms=200.0, ratio=1.0)
+
+
+def test_stretches_of_groups_count_together_in_the_order_of_the_list() -> None:
+    beside = Beside(Counter(), ALONE, 0.1)
+    measured = Measured([ALONE], {"long-prompt": [beside]})
+    measured.add(Measured([ALONE], {"keys": [beside], "long-prompt": [beside]}))
+    assert len(measured.alone) == len(measured.beside["long-prompt"]) == 2
+    assert [row.body for row in reported(measured).rows] == ["keys", "long-prompt"]

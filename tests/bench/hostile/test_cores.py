@@ -1,0 +1,35 @@
+"""Cores of deployments and of clients."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from headwater.bench.hostile.cores import Cores, groups_of, running_on
+
+
+@pytest.mark.parametrize("num", [1, 2, 3])
+def test_a_small_machine_shares_its_cores(num: int) -> None:
+    [cores] = groups_of(range(num))
+    assert cores.deployment == cores.neighbour == cores.attacker == frozenset(range(num))
+    assert cores.description == f"{num} cores, shared with the clients"
+
+
+def test_clients_of_a_larger_machine_take_no_core_of_a_deployment() -> None:
+    assert groups_of(range(16, 27)) == [
+        Cores(frozenset({16, 17}), frozenset({18}), frozenset({19})),
+        Cores(frozenset({20, 21}), frozenset({22}), frozenset({23})),
+    ]
+    assert groups_of(range(4))[0].description == "2 cores, clients on others"
+
+
+def test_what_is_started_runs_on_the_cores_of_the_scope() -> None:
+    before = os.sched_getaffinity(0)
+    script = "import os; print(*os.sched_getaffinity(0))"
+    with running_on(frozenset({min(before)})):
+        started = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    assert started.stdout.split() == [b"%d" % min(before)]
+    assert os.sched_getaffinity(0) == before
