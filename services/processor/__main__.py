@@ -43,6 +43,7 @@ from ..runtime.unread_variables import warn_of_unread_variables
 from ..text.chat_template import ChatTemplateError
 from ..text.model import ServingChoices, TextModel, load_text_model, names_of
 from ..text.stage import TextStageSettings, serve_stage
+from ..text.tokenizer import lower_encoding_threads
 from ..text.tokenizer_files_error import TokenizerFilesError
 from ..text.tokenizer_info import tokenizer_info
 from .parameters import check_defaults, check_vocabulary
@@ -441,6 +442,7 @@ def main() -> None:
         configure_logging("processor", settings.log_level)
         warn_of_unread_variables()
         sys.setswitchinterval(SWITCH_SECONDS)
+        lower_encoding_threads()
         with stages_secured(settings):
             run_stage(serve(settings))
 

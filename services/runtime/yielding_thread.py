@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -15,6 +16,12 @@ QUICK_SECONDS = 0.04
 LOWERED = 10
 """Nice value of slow work: a tenth of the weight of work that is not nice."""
 ResultT = TypeVar("ResultT")
+
+
+def lower_own_priority() -> None:
+    """Lowers the priority of the calling thread for good, and of the threads that it starts."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWERED)
 
 
 def in_yielding_thread(work: Callable[[], ResultT]) -> ResultT:

@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import functools
 import re
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from tokenizers import Tokenizer as Backend
-from tokenizers import processors
+from tokenizers import models, processors
 
 from headwater.engine_core.system.usable_cores import usable_cores
 
+from ..runtime.yielding_thread import in_yielding_thread, lower_own_priority
 from .gguf_tokenizer import PRE_TOKENIZERS
 from .token_table import TokenTable
 from .tokenizer_files_error import TokenizerFilesError
@@ -90,9 +92,7 @@ class Tokenizer:
         """Ids of a text; `add_special_tokens` adds the special tokens of the model's own template
         of sequences."""
         if len(text) < 2 * PIECE_LEN or not self._cuts_anywhere:
-            return _ids(
-                self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
-            )
+            return _ids(_encodings(self._backend, [text], add_special_tokens=add_special_tokens)[0])
         token_ids = self._ids_of_text(self._backend, text)
         if not add_special_tokens:
             return token_ids
@@ -104,7 +104,7 @@ class Tokenizer:
         one text hold the interpreter lock (tokenizers 0.23), for 0.9 s of 1 MB."""
         token_ids: list[int] = []
         for pieces in _rounds(_pieces(text) if self._cuts_anywhere else [text]):
-            for encoding in backend.encode_batch_fast(pieces, add_special_tokens=False):
+            for encoding in _encodings(backend, pieces, add_special_tokens=False):
                 token_ids += encoding.ids
         return token_ids
 
@@ -230,6 +230,28 @@ def read_json(path: Path) -> dict[str, Any]:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except msgspec.MsgspecError as error:
         raise TokenizerFilesError(path, str(error)) from None
+
+
+def lower_encoding_threads() -> None:
+    """Starts the threads of the tokenizer's library, for the life of the process, with a lowered
+    priority. They encode long texts alone; the threads of callers encode short ones."""
+
+    def start() -> None:
+        lower_own_priority()
+        Backend(models.BPE()).encode_batch_fast(["", ""])
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+
+
+def _encodings(backend: Backend, texts: list[str], *, add_special_tokens: bool) -> Sequence[Any]:
+    """Encodings of texts. A long text that could not be cut yields to others, as the library's
+    threads do with the pieces of one."""
+    encode = functools.partial(
+        backend.encode_batch_fast, texts, add_special_tokens=add_special_tokens
+    )
+    return in_yielding_thread(encode) if len(texts[0]) > 2 * PIECE_LEN else encode()
 
 
 def _ids(encoding: Any) -> list[int]:

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -9,10 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headwater.services.runtime.yielding_thread import LOWERED
 from headwater.services.text.tokenizer import PIECE_LEN, Tokenizer
 from headwater.services.text.tokenizer_files_error import TokenizerFilesError
 from tests.services.text.small_tokenizers import byte_level, sentencepiece
 
+ROOT = Path(__file__).parents[3]
 FAMILIES = {
     **{pre: byte_level(pre) for pre in ("smollm", "qwen2", "llama-bpe", "tekken")},
     "sentencepiece": sentencepiece(),
@@ -127,3 +133,49 @@ def test_a_text_waits_for_no_whole_long_text_of_another_thread() -> None:
         for each in flooding:
             each.join()
     assert is_soon
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="priorities of threads are Linux's")
+def test_pieces_of_a_long_text_are_encoded_with_a_lowered_priority() -> None:
+    """On two cores a tenant's long prompts took half of the time of others' first tokens."""
+    script = """
+import os
+from headwater.services.text.tokenizer import Tokenizer, lower_encoding_threads
+from tests.services.text.small_tokenizers import byte_level
+
+lower_encoding_threads()
+backend = byte_level("smollm")
+tokenizer = Tokenizer(backend, {}, backend.get_vocab_size())
+before = set(os.listdir("/proc/self/task"))
+tokenizer.encode(" the river" * 4000, add_special_tokens=False)
+assert set(os.listdir("/proc/self/task")) == before
+priorities = {os.getpriority(os.PRIO_PROCESS, int(thread)) for thread in before}
+print(os.getpriority(os.PRIO_PROCESS, 0), max(priorities))
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    own, lowered = map(int, run.stdout.split())
+    assert own < lowered == LOWERED
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="priorities of threads are Linux's")
+def test_a_long_text_that_cannot_be_cut_yields_to_others() -> None:
+    backend = sentencepiece()
+    tokenizer = Tokenizer(backend, {}, backend.get_vocab_size())
+    seen = set[int]()
+
+    def encode() -> None:
+        tokenizer.encode("the hello " * 40_000, add_special_tokens=False)
+
+    for _ in range(20):
+        encoding = threading.Thread(target=encode)
+        encoding.start()
+        while encoding.is_alive() and LOWERED not in seen:
+            for thread in Path("/proc/self/task").iterdir():
+                with contextlib.suppress(ProcessLookupError):
+                    seen.add(os.getpriority(os.PRIO_PROCESS, int(thread.name)))
+        encoding.join()
+        if LOWERED in seen:
+            return
+    pytest.fail("no thread was lowered")
