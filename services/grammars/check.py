@@ -1,10 +1,10 @@
-"""The process that tries to compile grammars, each in a fork of itself; a grammar that takes too
-much time or memory ends the fork.
+"""The process that tries to compile grammars, in forks of itself; a grammar that takes too much
+time or memory ends the fork.
 
 Reads lines of JSON from standard input, `{"number", "folder", "grammar"}` with the model's folder,
-and answers each when its fork has ended: `{"number", "error"}`, null where the grammar is good, or
-`{"number", "died"}`, the signal that ended the fork. `{"given_up"}` with the number of a question
-ends its fork. Ends with its input.
+and answers each: `{"number", "error"}`, null where the grammar is good, or `{"number", "died"}`, the
+signal that ended the fork. `{"given_up"}` with the number of a question ends its fork. Ends with its
+input.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import resource
 import selectors
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 
@@ -37,6 +38,10 @@ TOO_LONG = f"compiling it takes more than {COMPILE_SECONDS:g} seconds"
 TOO_LARGE = "compiling it takes too much memory"
 GIVEN_UP = "the request is gone"
 READ_BYTES = 1 << 16
+FORK_SECONDS = 0.25
+"""CPU seconds after which a fork ends with its answer; to start one takes about 0.015."""
+MAX_IDLE = 4
+"""Forks that wait for a grammar, of all models."""
 PR_SET_PDEATHSIG = 1
 NUM_TRIED = 16
 """Number of tokens that are taken as a trial: a grammar that explodes mostly does so at once."""
@@ -82,43 +87,85 @@ def verdict_on(grammars: Grammars, grammar: str) -> str | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Fork:
-    """A fork that tries a grammar, and the question that it answers."""
+    """A fork that tries grammars for one model, one after another: to start one takes as long as
+    ten small grammars."""
 
-    number: int
-    """Number of the question."""
+    folder: str
     pid: int
-    reader: int
-    """Descriptor of its answer."""
+    questions: BinaryIO
+    answers: BinaryIO
+    number: int | None = None
+    """Number of the question that it answers; None: it is idle, or ends."""
+    is_ending: bool = False
 
     @classmethod
-    def start(cls, number: int, work: Callable[[], str | None]) -> Fork:
-        """Does the work in a fork of this process. NOTE: this process has one thread, and compiles
-        nothing itself."""
-        reader, writer = os.pipe()
+    def start(cls, folder: str, grammars: Grammars) -> Fork:
+        """NOTE: this process has one thread, and compiles nothing itself."""
+        theirs, questions = os.pipe()
+        answers, writer = os.pipe()
         if not (pid := os.fork()):
-            _answer(writer, work)
+            os.close(questions)
+            _answer_all(theirs, writer, functools.partial(verdict_on, grammars))
+        os.close(theirs)
         os.close(writer)
-        return cls(number, pid, reader)
+        return cls(folder, pid, os.fdopen(questions, "wb"), os.fdopen(answers, "rb"))
 
-    def reply(self) -> dict[str, Any]:
-        """The answer that the fork leads to, once it has ended or written it."""
-        with os.fdopen(self.reader, "rb") as reader:
-            written = reader.read()
-        status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+    def ask(self, number: int, grammar: str) -> None:
+        self.number = number
+        # The end of its answers tells that it is gone.
+        with contextlib.suppress(BrokenPipeError):
+            self.questions.write(json.dumps(grammar).encode() + b"\n")
+            self.questions.flush()
+
+    def reply(self) -> dict[str, Any] | None:
+        """Answer to its question, which its end may be; None: it ended without one."""
+        number = self.number
+        self.number = None
+        if line := self.answers.readline():
+            answer = json.loads(line)
+            self.is_ending = answer["is_last"]
+            return {"number": number, "error": answer["error"]}
+        self.is_ending = True
+        status = self._end()
+        if number is None:
+            return None
         if status == -signal.SIGPROF:
-            return {"number": self.number, "error": TOO_LONG}
-        if status:
-            return {"number": self.number, "died": -status}
-        return {"number": self.number, "error": json.loads(written)}
+            return {"number": number, "error": TOO_LONG}
+        return {"number": number, "died": -status}
+
+    @property
+    def is_idle(self) -> bool:
+        return self.number is None and not self.is_ending
+
+    @property
+    def has_ended(self) -> bool:
+        return self.answers.closed
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def _end(self) -> int:
+        self.answers.close()
+        with contextlib.suppress(BrokenPipeError):
+            self.questions.close()
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-def _answer(writer: int, work: Callable[[], str | None]) -> NoReturn:
-    """Writes the verdict and ends the fork, which also ends when its parent does."""
+def _answer_all(questions: int, answers: int, verdict: Callable[[str], str | None]) -> NoReturn:
+    """Answers questions until there are no more, or the fork has computed for long: what a slow
+    grammar left in its memory goes with it. It also ends when its parent does."""
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        os.write(writer, json.dumps(in_yielding_thread(work)).encode())
+        with os.fdopen(questions, "rb") as lines:
+            for line in lines:
+                error = in_yielding_thread(functools.partial(verdict, json.loads(line)))
+                is_last = time.process_time() > FORK_SECONDS
+                answer = {"error": error, "is_last": is_last}
+                os.write(answers, json.dumps(answer).encode() + b"\n")
+                if is_last:
+                    break
         os._exit(0)
     except BaseException:
         traceback.print_exc()
@@ -127,8 +174,8 @@ def _answer(writer: int, work: Callable[[], str | None]) -> NoReturn:
 
 
 class Checks:
-    """Forks that run at the same time. What this process has read stays loaded for later checks,
-    however a fork ends."""
+    """Forks that run at the same time. What this process has read stays loaded for later forks,
+    however one ends."""
 
     def __init__(self, questions: int) -> None:
         """`questions` is the descriptor from which lines are read."""
@@ -136,8 +183,7 @@ class Checks:
         self._unfinished = b""
         """Beginning of a line whose end has not come."""
         self._grammars: dict[str, Grammars] = {}
-        self._forks: dict[int, Fork] = {}
-        """Forks that run, by the numbers of their questions."""
+        self._forks: list[Fork] = []
         self._given_up: set[int] = set()
         # NOTE: not epoll, whose registrations a fork shares.
         self._selector = selectors.PollSelector()
@@ -148,7 +194,7 @@ class Checks:
         while True:
             for key, _ in self._selector.select():
                 if key.data is not None:
-                    self._end(key.data)
+                    self._take_answer(key.data)
                 elif data := os.read(self._questions, READ_BYTES):
                     *lines, self._unfinished = (self._unfinished + data).split(b"\n")
                     for line in lines:
@@ -158,27 +204,42 @@ class Checks:
 
     def _take(self, message: dict[str, Any]) -> None:
         if "given_up" not in message:
-            self._begin(message)
-        elif fork := self._forks.get(message["given_up"]):
-            self._given_up.add(fork.number)
-            os.kill(fork.pid, signal.SIGKILL)
+            self._fork_for(message["folder"]).ask(message["number"], message["grammar"])
+            return
+        number = message["given_up"]
+        for fork in self._forks:
+            if fork.number == number:
+                self._given_up.add(number)
+                fork.kill()
 
-    def _begin(self, asked: dict[str, Any]) -> None:
-        folder = asked["folder"]
+    def _fork_for(self, folder: str) -> Fork:
+        """An idle fork for the model, or a new one."""
+        idle = [fork for fork in self._forks if fork.is_idle]
+        for fork in idle:
+            if fork.folder == folder:
+                return fork
+        if len(idle) == MAX_IDLE:
+            idle[0].is_ending = True
+            idle[0].kill()
         if folder not in self._grammars:
             self._grammars[folder] = Grammars(Path(folder))
-        work = functools.partial(verdict_on, self._grammars[folder], asked["grammar"])
-        fork = Fork.start(asked["number"], work)
-        self._forks[fork.number] = fork
-        self._selector.register(fork.reader, selectors.EVENT_READ, fork)
+        fork = Fork.start(folder, self._grammars[folder])
+        self._forks.append(fork)
+        self._selector.register(fork.answers, selectors.EVENT_READ, fork)
+        return fork
 
-    def _end(self, fork: Fork) -> None:
-        self._selector.unregister(fork.reader)
-        del self._forks[fork.number]
+    def _take_answer(self, fork: Fork) -> None:
+        # A selector looks up files by their descriptor, which ends with the fork.
+        key = self._selector.get_key(fork.answers)
         reply = fork.reply()
-        if fork.number in self._given_up:
-            self._given_up.discard(fork.number)
-            reply = {"number": fork.number, "error": GIVEN_UP}
+        if fork.has_ended:
+            self._selector.unregister(key.fd)
+            self._forks.remove(fork)
+        if reply is None:
+            return
+        if (number := reply["number"]) in self._given_up:
+            self._given_up.discard(number)
+            reply = {"number": number, "error": GIVEN_UP}
         print(json.dumps(reply), flush=True)
 
 
