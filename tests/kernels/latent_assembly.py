@@ -14,6 +14,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from headwater.kernels.attention.online_softmax import SPLIT
 from headwater.kernels.latent import (
+    choose_positions,
     gather_latents,
     head_products,
     hopper_latent_attention,
@@ -119,6 +120,7 @@ def of_indexers() -> dict[str, int]:
     stored = {"NUM_HEADS": 64, "DIM": 128, "BLOCK_DIM": 128, "PAGE": 64, "HALF": 32}
     stored |= {"BLOCK_HALF": 32, "HEADS": store_index_keys.HEADS, "INTERLEAVED": False}
     scored = slots | {"HEADS": 64, "BLOCK_HEADS": 64, "DIM": 128, "BLOCK_DIM": 128}
+    parts = {"PARTS": choose_positions.MOST_PARTS, "SCAN": choose_positions.SCAN}
     copied = slots | {"WIDTH": 576, "BLOCK_WIDTH": 1024, "KEYS": KEYS}
     floats = dict.fromkeys(("p_scores", "p_cos_sin", "p_weight", "eps"), "*fp32") | {"eps": "fp32"}
     halves = dict.fromkeys(("p_q", "p_k", "p_keys", "p_norm", "p_bias", "p_cache"), "*bf16")
@@ -129,7 +131,8 @@ def of_indexers() -> dict[str, int]:
             scored | {"KEYS": index_scores.KEYS, "PART": index_scores.PART},
             {"num_stages": 3},
         ),
-        "choice": (index_scores._choose, {"SCAN": index_scores.SCAN}, {"num_warps": 8}),
+        "counts": (choose_positions._count, parts | {"BYTE": 3}, {"num_warps": 8}),
+        "choice": (choose_positions._write, parts, {"num_warps": 8}),
         "tokens": (gather_latents._list_tokens, {"TOKENS": gather_latents.TOKENS}, {}),
         "copies": (gather_latents._gather, copied | {"LATENTS": gather_latents.LATENTS}, {}),
     }

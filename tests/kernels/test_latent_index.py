@@ -16,8 +16,10 @@ from headwater.engine_core.platforms.latents.cuda import CudaIndexedAttention, C
 from headwater.engine_core.platforms.latents.cuda_plans import LatentPlans, plans_for
 from headwater.engine_core.weights.latent_config import IndexConfig, LatentConfig
 from headwater.kernels.attention.rotary_pairs import RotaryPairs
+from headwater.kernels.latent import choose_positions as choice
+from headwater.kernels.latent.choose_positions import choose_positions
 from headwater.kernels.latent.gather_latents import list_tokens
-from headwater.kernels.latent.index_scores import choose_positions, index_scores
+from headwater.kernels.latent.index_scores import index_scores
 from headwater.kernels.latent.index_twin import (
     chosen_twin,
     index_scores_twin,
@@ -94,10 +96,14 @@ def test_scores_are_those_of_the_twin_and_the_same_in_any_company(
         assert torch.equal(alone[0, : lengths[i]], scores[i, : lengths[i]])
 
 
-@pytest.mark.parametrize("num_chosen", [40, 2048])
+@pytest.mark.parametrize(("num_chosen", "most_parts"), [(40, 32), (2048, 32), (2048, 2)])
 def test_the_highest_scores_are_chosen_and_of_equal_ones_the_first(
-    num_chosen: int, generator: torch.Generator
+    num_chosen: int,
+    most_parts: int,
+    generator: torch.Generator,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(choice, "MOST_PARTS", most_parts)
     device = generator.device
     lengths = [0, 1, num_chosen - 1, num_chosen, num_chosen + 1, 4500]
     rounded = torch.randn(6, 4600, generator=generator, device=device).mul(4).round().div(4)

@@ -11,9 +11,10 @@ from headwater.kernels.attention import hopper_attention
 from headwater.kernels.attention.reduce_splits import reduce_splits
 from headwater.kernels.attention.rotary_pairs import RotaryPairs
 from headwater.kernels.latent import hopper_latent_attention as hopper
+from headwater.kernels.latent.choose_positions import choose_positions
 from headwater.kernels.latent.gather_latents import gather_latents, list_tokens
 from headwater.kernels.latent.head_products import absorbed_queries, head_values
-from headwater.kernels.latent.index_scores import choose_positions, index_scores
+from headwater.kernels.latent.index_scores import index_scores
 from headwater.kernels.latent.latent_attention import latent_decode, latent_prefill
 from headwater.kernels.latent.latent_plan import LatentPlan
 from headwater.kernels.latent.latent_tiles import KEYS
