@@ -66,6 +66,10 @@ _LLAMA3 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\
 _QWEN2 = (
     rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_TAIL}"
 )
+_QWEN3_5 = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_TAIL}"
+)
 _SEED = (
     rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_TAIL}"
 )
@@ -94,7 +98,10 @@ PRE_TOKENIZERS = {
     "llama-bpe": PreTokenizer(_LLAMA3, ignore_merges=True, add_bos=True),
     "llama3": PreTokenizer(_LLAMA3, ignore_merges=True, add_bos=True),
     "llama-v3": PreTokenizer(_LLAMA3, ignore_merges=True, add_bos=True),
+    "lfm2": PreTokenizer(_LLAMA3, ignore_merges=True, add_bos=True),
+    "falcon-h1": PreTokenizer(_LLAMA3, ignore_merges=True, add_bos=True),
     "qwen2": PreTokenizer(_QWEN2, nfc=True),
+    "qwen35": PreTokenizer(_QWEN3_5, nfc=True),
     "deepseek-r1-qwen": PreTokenizer(_QWEN2, nfc=True, add_bos=True),
     "dbrx": PreTokenizer(_LLAMA3),
     "smaug-bpe": PreTokenizer(_LLAMA3),

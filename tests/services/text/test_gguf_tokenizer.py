@@ -100,6 +100,21 @@ def test_words_are_cut_as_each_family_does(pre: str, words: list[str]) -> None:
     assert [word for word, _ in pre_tokenizer.pre_tokenize_str("a 12345 it's")] == words
 
 
+@pytest.mark.parametrize(
+    ("pre", "words"),
+    [
+        ("qwen35", ["Hello我们", " Don", "'t", " naïve", " ", "3", "天", " के"]),
+        ("lfm2", ["Hello我们", " Don", "'t", " naïve", " ", "3", "天", " क", "\u0947"]),
+    ],
+)
+def test_words_of_other_scripts_are_cut_as_each_family_does(pre: str, words: list[str]) -> None:
+    pre_tokenizer = byte_level(pre).pre_tokenizer
+    assert pre_tokenizer is not None
+    text = "".join(words)
+    spans = [span for _, span in pre_tokenizer.pre_tokenize_str(text)]
+    assert [text[begin:end] for begin, end in spans] == words
+
+
 def test_signs_of_seed_models_end_before_a_new_line() -> None:
     for pre, words in (("qwen2", ["a", "Ġ=Ċ", "b"]), ("seed-coder", ["a", "Ġ=", "Ċ", "b"])):
         pre_tokenizer = byte_level(pre).pre_tokenizer
