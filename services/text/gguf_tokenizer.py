@@ -52,6 +52,8 @@ class PreTokenizer:
 
     pattern: str | None = None
     """Pattern that splits words; None: GPT-2's own."""
+    before: tuple[str, ...] = ()
+    """Patterns that split the text one after another before it."""
     single_digits: bool = False
     nfc: bool = False
     ignore_merges: bool = False
@@ -85,6 +87,33 @@ _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
     rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_TAIL}"
 )
+_DEEPSEEK_LETTERS = (
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ"
+    "-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK"
+    "-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-"
+    "𐳲𑢠-𑣟𞤀-𞥃"
+)
+"""Letters that have cases."""
+_DEEPSEEK_LLM = (
+    r"[\r\n]",
+    rf"\s?[{_DEEPSEEK_LETTERS}]+",
+    r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
+    r"\s+$",
+    r"[一-龥ࠀ-一가-퟿]+",
+)
+_DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+")
+_DEEPSEEK_V3 = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_NOT_HAN = r"&&[^\p{Han}]]"
+_KIMI_UPPER = rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{_NOT_HAN}"
+_KIMI_LOWER = rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{_NOT_HAN}"
+_KIMI = (
+    rf"\p{{Han}}+|[^\r\n\p{{L}}\p{{N}}]?{_KIMI_UPPER}*{_KIMI_LOWER}+{_CASED_CONTRACTIONS}"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_KIMI_UPPER}+{_KIMI_LOWER}*{_CASED_CONTRACTIONS}"
+    rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_TAIL}"
+)
 
 # The values of `tokenizer.ggml.pre`, with the expressions that the models' authors published in
 # tokenizer.json.
@@ -102,12 +131,17 @@ PRE_TOKENIZERS = {
     "falcon-h1": PreTokenizer(_LLAMA3, ignore_merges=True, add_bos=True),
     "qwen2": PreTokenizer(_QWEN2, nfc=True),
     "qwen35": PreTokenizer(_QWEN3_5, nfc=True),
+    "deepseek-coder": PreTokenizer(r"\p{N}", before=_DEEPSEEK_CODER),
+    "deepseek-llm": PreTokenizer(r"\p{N}", before=_DEEPSEEK_LLM),
+    "deepseek-v3": PreTokenizer(_DEEPSEEK_V3, before=(r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+")),
+    "kimi-k2": PreTokenizer(_KIMI),
     "deepseek-r1-qwen": PreTokenizer(_QWEN2, nfc=True, add_bos=True),
     "dbrx": PreTokenizer(_LLAMA3),
     "smaug-bpe": PreTokenizer(_LLAMA3),
     "gpt-4o": PreTokenizer(_GPT4O),
     "chatglm-bpe": PreTokenizer(_LLAMA3),
     "glm4": PreTokenizer(_LLAMA3, ignore_merges=True),
+    "glm5": PreTokenizer(_LLAMA3, ignore_merges=True),
     "exaone": PreTokenizer(single_digits=True),
     "exaone4": PreTokenizer(),
     "hunyuan": PreTokenizer(_QWEN2),
@@ -304,8 +338,8 @@ def _byte_level(metadata: Metadata) -> Tokenizer:
     if pre.nfc:
         tokenizer.normalizer = normalizers.NFC()
     cuts: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if pre.single_digits else []
-    if pre.pattern is not None:
-        cuts.append(pre_tokenizers.Split(Regex(pre.pattern), behavior="isolated"))
+    patterns = pre.before if pre.pattern is None else (*pre.before, pre.pattern)
+    cuts += [pre_tokenizers.Split(Regex(each), behavior="isolated") for each in patterns]
     byte_level = pre_tokenizers.ByteLevel(
         add_prefix_space=bool(metadata.get("add_space_prefix", False)),
         use_regex=pre.pattern is None,

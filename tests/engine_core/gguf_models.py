@@ -94,11 +94,46 @@ NEMOTRON_H = {name: value for name, value in SHAPE.items() if name != "num_hidde
     **{"ssm_state_size": 16, "n_groups": 2, "chunk_size": 16, "time_step_min": 1e-30},
     "max_position_embeddings": 1 << 20,
 }
+LATENT = SHAPE | {
+    **{"kv_lora_rank": 32, "q_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32},
+    **{"v_head_dim": 16, "num_key_value_heads": 2, "pad_token_id": 0},
+}
+ROUTED = {
+    **{"first_k_dense_replace": 1, "n_routed_experts": 4, "num_experts_per_tok": 2},
+    **{"n_shared_experts": 2, "moe_intermediate_size": 16, "routed_scaling_factor": 1.5},
+}
+INDEXED = {"index_n_heads": 16, "index_head_dim": 128, "index_topk": 24}
+MSCALE = {"mscale": 0.707, "mscale_all_dim": 0.707}
 VISION = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 FAMILIES: dict[str, Callable[[], Any]] = {
     "cohere2": lambda: transformers.Cohere2Config(
         **TIED | {"num_hidden_layers": 4, "sliding_window": WINDOW, "logit_scale": 0.5}
+    ),
+    "deepseek-v2": lambda: transformers.DeepseekV2Config(
+        **LATENT | {"rope_parameters": YARN | MSCALE},
+        **ROUTED | {"n_group": 2, "topk_group": 1, "topk_method": "group_limited_greedy"},
+    ),
+    "deepseek-v2-lite": lambda: transformers.DeepseekV2Config(
+        **LATENT | {"q_lora_rank": None}, **ROUTED | {"n_group": 1, "topk_group": 1}
+    ),
+    "deepseek-v3": lambda: transformers.DeepseekV3Config(
+        **LATENT | {"rope_parameters": YARN | MSCALE},
+        **ROUTED | {"n_group": 2, "topk_group": 1, "norm_topk_prob": True},
+    ),
+    "deepseek-v3.2": lambda: transformers.DeepseekV32Config(
+        **LATENT | INDEXED | {"rope_parameters": YARN | MSCALE},
+        **ROUTED | {"n_group": 2, "topk_group": 1, "norm_topk_prob": True},
+    ),
+    "glm4-moe-lite": lambda: transformers.Glm4MoeLiteConfig(
+        **LATENT, **ROUTED | {"n_group": 1, "topk_group": 1, "num_nextn_predict_layers": 1}
+    ),
+    "glm5": lambda: transformers.GlmMoeDsaConfig(
+        **LATENT | INDEXED, **ROUTED | {"n_group": 1, "topk_group": 1}
+    ),
+    "minicpm3": lambda: transformers.MiniCPM3Config(
+        **LATENT | {"hidden_size": 256, "v_head_dim": 128, "tie_word_embeddings": True},
+        **{"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
     ),
     "ernie4.5": lambda: transformers.Ernie4_5Config(**HEADS_OF_32),
     "exaone4-with-windows": lambda: transformers.Exaone4Config(**TIED, **WINDOWS),
@@ -288,6 +323,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 SEEDS = {"mixtral": 1, "qwen3-next": 1}
 """Seeds of models whose routers are not undecided about a token of the prompt with others."""
 PUBLISHED = {
+    **{key: {"scoring_func": "sigmoid"} for key in ("deepseek-v3", "deepseek-v3.2")},
     "cohere2": {"rotary_pct": 1.0},
     "gpt-neox": {"rotary_pct": 0.5},
     "gpt-neox-one-after-the-other": {"rotary_pct": 0.25},
@@ -313,6 +349,9 @@ PUBLISHED = {
 """Fields of published configs that the converter reads and transformers no longer writes; None:
 those that it writes and published ones have not."""
 OTHERWISE_BY_LLAMA_CPP = {
+    "deepseek-v3.2": "yarn scales an indexer otherwise",
+    "glm4-moe-lite": "its router's scores are softmax but in the published size",
+    "deepseek-v2-lite": "models of 27 layers alone have queries of full rank",
     "exaone4-with-windows": "windows count in models of 64 layers alone",
     "gpt-oss": "yarn's bounds are whole pairs",
     "minimax-m2": "models of this size are not read",

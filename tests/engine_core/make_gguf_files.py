@@ -42,7 +42,7 @@ HERE = Path(__file__).resolve().parent / "gguf_files"
 EXPECTED = HERE / "expected.json"
 NUM_ANSWERED = 8
 PACKED = "-q8_0"
-PACKED_FAMILIES = ("gemma4", "gpt2", "llama")
+PACKED_FAMILIES = ("deepseek-v3", "gemma4", "gpt2", "llama")
 """Families of which there is a packed file too, named with `PACKED` at its end."""
 
 

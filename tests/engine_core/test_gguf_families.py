@@ -35,14 +35,15 @@ ANSWERS: dict[str, dict[str, Any]] = EXPECTED["answers"]
 A_FAMILY_OF_EACH_MECHANISM = (
     *("llama", "glm4", "cohere2", "gpt2", "gpt-neox", "ministral3", "phi4-mini", "starcoder2"),
     *("gemma3-with-a-tower", "gemma4-with-a-tower", "qwen3-moe", "glm4-moe", "gpt-oss"),
-    *("lfm2", "granite-hybrid", "nemotron3", "qwen3.5"),
+    *("lfm2", "granite-hybrid", "nemotron3", "qwen3.5", "deepseek-v3.2"),
 )
 """Rows of queries and keys in llama.cpp's order, with their biases; pairs of neighbours that
 rotate, in a part of a head; layers without positions; matrices that checkpoints have transposed;
 heads one after the other there; queries that grow; factors of long positions; biases of norms;
 norms that multiply by 1 + weight; layers of two shapes; experts, and those chosen by corrected
 scores, with a layer that drafts; those in MXFP4, with biases; key heads by layer; rates of Mamba-2; layers
-of one mixer each; value heads in turns."""
+of one mixer each; value heads in turns; latents, whose keys and values are raised by two tensors,
+with indexers."""
 IN_WEIGHTS = ("multipliers", "attention_scale", "embedding_scale", "logit_scale")
 """Factors that the converter multiplies weights of a model with multipliers by."""
 ROUNDED_BY_LLAMA_CPP = 0.02
@@ -111,7 +112,7 @@ def test_each_architecture_of_files_is_served_and_was_read_from_one() -> None:
     read = {published_config(family)["architectures"][0] for family in FAMILIES}
     # The text part of models with a tower has the same files.
     qwen = {"Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"}
-    assert architectures() - read == {"Gemma3ForCausalLM"} | qwen
+    assert architectures() - read == {"Gemma3ForCausalLM", "KimiK25ForConditionalGeneration"} | qwen
     assert ANSWERS.keys() == FAMILIES.keys()
 
 
@@ -131,11 +132,19 @@ def test_layers_that_draft_are_left_out_and_listed(tmp_path: Path) -> None:
     assert registry.read_config(tmp_path).num_layers == 2
 
 
-@pytest.mark.parametrize("family", ["gemma4", "gpt2", "llama"])
+def test_half_of_a_tensor_in_two_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "half.gguf"
+    path.write_bytes((FILES / "deepseek-v2.gguf").read_bytes().replace(b"attn_v_b", b"attn_x_b"))
+    with pytest.raises(ConfigError, match=r"without blk\.0\.attn_v_b\.weight"):
+        dict(GgufFile(path).tensors())
+
+
+@pytest.mark.parametrize("family", ["deepseek-v3", "gemma4", "gpt2", "llama"])
 def test_a_packed_file_stays_packed_and_has_the_weights_of_the_plain_one(
     family: str, tmp_path: Path
 ) -> None:
-    """Permuted rows, matrices that checkpoints have transposed, and tables of vectors of layers."""
+    """A tensor that files have in two, permuted rows, matrices that checkpoints have transposed, and
+    tables of vectors of layers."""
     plain = expanded(GgufFile(FILES / f"{family}.gguf"))
     packed = expanded(GgufFile(FILES / f"{family}-q8_0.gguf"))
     assert packed.keys() == plain.keys()
@@ -143,7 +152,8 @@ def test_a_packed_file_stays_packed_and_has_the_weights_of_the_plain_one(
         assert torch.allclose(packed[name], tensor, rtol=1e-3, atol=HALF_A_STEP), name
     folder = convert(FILES / f"{family}-q8_0.gguf", tmp_path / "ours")
     stored = load_file(folder / "weights.safetensors")
-    matrices = ("embed", "layer_table", "layers.0.qkv", "layers.1.o", "layers.1.gate_up")
+    matrices = ("embed", "layer_table", "layers.0.qkv", "layers.0.q_b", "layers.1.o")
+    matrices += ("layers.1.gate_up", "layers.1.experts_gate_up")
     assert not stored.keys() & {*matrices}
     engine = SmallEngine(folder, activation_dtype="model", num_blocks=100)
     answer = engine.answer([PROMPT], greedy(1, num_logprobs=1))[0]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import gguf_delta, gguf_experts, gguf_fields, gguf_states
+from . import gguf_delta, gguf_experts, gguf_fields, gguf_latents, gguf_states
 from .gguf_fields import Config, GgufFields
 
 Names = Mapping[str, str]
@@ -114,6 +114,8 @@ class GgufFamily:
     """Whether `fields` reads tensors of rotary positions."""
     changed: Mapping[str, gguf_states.Change] = field(default_factory=dict)
     """Change that makes a file's tensor that of a checkpoint, by the name behind `blk.N.`."""
+    joined: Mapping[str, gguf_latents.Joined] = field(default_factory=dict)
+    """Tensors of a checkpoint that a file has in two, by the name of the first behind `blk.N.`."""
     rows: Callable[[GgufFields, str], list[int] | None] = lambda file, name: None
     columns: Callable[[GgufFields, str], list[int] | None] = lambda file, name: None
     """Rows or columns of a file's matrix in our order, by the name behind `blk.N.`; None: they have
@@ -130,9 +132,28 @@ DELTA_NETS: dict[str, Any] = {
     "fields": gguf_delta.qwen3_5,
 }
 """Fields of families with gated delta nets."""
+LATENTS: dict[str, Any] = {
+    "layer_names": LAYER_NAMES | gguf_latents.NAMES,
+    "rotates_parts": True,
+    "joined": gguf_latents.JOINED,
+}
+"""Fields of families with latent attention."""
 FAMILIES = {
     "cohere2": GgufFamily(
         architecture="Cohere2ForCausalLM", norm_eps="layer_norm_eps", fields=gguf_fields.cohere2
+    ),
+    "deepseek2": GgufFamily(
+        architecture="DeepseekV2ForCausalLM",
+        also=(
+            "DeepseekV3ForCausalLM",
+            "Glm4MoeLiteForCausalLM",
+            "KimiK25ForConditionalGeneration",
+        ),
+        **LATENTS,
+        fields=gguf_latents.deepseek2,
+    ),
+    "deepseek32": GgufFamily(
+        architecture="DeepseekV32ForCausalLM", **LATENTS, fields=gguf_latents.deepseek32
     ),
     "ernie4_5": GgufFamily(architecture="Ernie4_5ForCausalLM"),
     "ernie4_5-moe": GgufFamily(
@@ -175,6 +196,9 @@ FAMILIES = {
         layer_names=GLM4_NAMES,
         rotates_parts=True,
         fields=gguf_fields.glm4,
+    ),
+    "glm-dsa": GgufFamily(
+        architecture="GlmMoeDsaForCausalLM", **LATENTS, fields=gguf_latents.deepseek32
     ),
     "glm4moe": GgufFamily(
         architecture="Glm4MoeForCausalLM",
@@ -232,6 +256,12 @@ FAMILIES = {
         architecture="LlamaForCausalLM",
         also=("InternLM3ForCausalLM", "MixtralForCausalLM"),
         is_permuted=True,
+    ),
+    "minicpm3": GgufFamily(
+        architecture="MiniCPM3ForCausalLM",
+        **LATENTS,
+        fields_read_factors=True,
+        fields=gguf_latents.minicpm3,
     ),
     "minimax-m2": GgufFamily(
         architecture="MiniMaxM2ForCausalLM",

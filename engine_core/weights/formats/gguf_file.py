@@ -78,6 +78,7 @@ class GgufFile:
             ", ".join(families),
         )
         self._family = families[self._arch]
+        self._second = {each.second: first for first, each in self._family.joined.items()}
         if (num_files := self._field("split.count", 1)) not in (0, 1):
             raise ConfigError(
                 "split.count", num_files, "1: parts have to be joined (`llama-gguf-split --merge`)"
@@ -150,6 +151,12 @@ class GgufFile:
             elif layer is not None and int(layer[1]) >= self._num_layers:
                 # Nothing reads a layer that drafts.
                 yield f"model.layers.{layer[1]}.{layer[2]}", torch.empty(0)
+            elif layer is not None and layer[2] in self._family.joined:
+                yield self._joined(layer[1], layer[2])
+            elif layer is not None and layer[2] in self._second:
+                # The first of the two is read with it.
+                first = f"blk.{layer[1]}.{self._second[layer[2]]}"
+                require(first in self._tensors, "checkpoint", f"without {first}", "both tensors")
             elif (match := _EXPERT_TENSOR.fullmatch(name)) and match[2] in _EXPERTS:
                 yield from self._of_experts(name, match[1], _EXPERTS[match[2]], match[3])
             else:
@@ -176,6 +183,15 @@ class GgufFile:
             int(tensor.shape[2]) if len(tensor.shape) == 3 else 1
             for tensor in self._tensors.values()
         )
+
+    def _joined(self, layer: str, first: str) -> tuple[str, torch.Tensor]:
+        """A tensor that the file has in two, under Hugging Face's name. Raises `ConfigError`."""
+        joined = self._family.joined[first]
+        names = (f"blk.{layer}.{first}", f"blk.{layer}.{joined.second}")
+        is_pair = names[1] in self._tensors
+        require(is_pair, "checkpoint", f"without {names[1]}", "both tensors")
+        tensor: torch.Tensor = joined.join(*map(self._dequantize, names))
+        return f"model.layers.{layer}.{joined.name}", tensor
 
     def _of_experts(
         self, name: str, layer: str, parts: tuple[str, ...], kind: str

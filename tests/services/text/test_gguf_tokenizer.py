@@ -105,6 +105,13 @@ def test_words_are_cut_as_each_family_does(pre: str, words: list[str]) -> None:
     [
         ("qwen35", ["Hello我们", " Don", "'t", " naïve", " ", "3", "天", " के"]),
         ("lfm2", ["Hello我们", " Don", "'t", " naïve", " ", "3", "天", " क", "\u0947"]),
+        ("deepseek-v3", ["Hello", "我们", " Don", "'t", " naïve", " ", "3", "天", " के"]),
+        # Signs of these models have small letters among them.
+        (
+            "deepseek-llm",
+            ["Hello", "我们", " Don", "'", "t", " na", "ï", "ve", " ", "3", "天", " ", "के"],
+        ),
+        ("kimi-k2", ["Hello", "我们", " Don't", " naïve", " ", "3", "天", " के"]),
     ],
 )
 def test_words_of_other_scripts_are_cut_as_each_family_does(pre: str, words: list[str]) -> None:
