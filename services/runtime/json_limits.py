@@ -32,8 +32,9 @@ TOO_COSTLY = "json_too_costly"
 """Code of the errors."""
 SLICE_BYTES = 64 * 1024
 """Most bytes that a pass reads before other threads may run."""
+STRINGS_BYTES = 16 * 1024
+"""The same where strings may be short: a millisecond."""
 
-_PARTS_PER_SLICE = 4096
 _LONG = 17
 _LONG_NUMBER = re.compile(rb"0{17,}")
 _DIGITS = b"0123456789."
@@ -43,6 +44,8 @@ _TO_CLASSES = bytes(
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _TO_STEPS = bytes({ord("["): 1, ord("{"): 1}.get(byte, 255) for byte in range(256))
 """Brackets to signed bytes, by which depth changes."""
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_WITH_WHOLE_STRINGS = re.compile(rb'(?:[^"]*+%s)*+' % _STRING.pattern, re.DOTALL)
 _IN_STRING = re.compile(rb'(?:[^"\\]{1,4096}+|\\.){0,64}+("?)', re.DOTALL)
 """The rest of a string, or as much of it as a short pass reads."""
 
@@ -148,20 +151,17 @@ def _num_long_digits(classes: bytes) -> int:
 
 def _without_strings(text: bytes) -> Iterator[bytes]:
     """The text in slices, with a quotation mark in place of each string."""
-    parts: list[bytes] = []
-    num_bytes = 0
     at = 0
     while at < len(text):
+        whole = _WITH_WHOLE_STRINGS.match(text, at, at + STRINGS_BYTES)
+        assert whole is not None
+        if whole.end() > at:
+            yield _STRING.sub(b'"', whole.group())
+            at = whole.end()
+            continue
         end = text.find(b'"', at, at + SLICE_BYTES)
-        part = text[at : at + SLICE_BYTES] if end < 0 else text[at : end + 1]
+        yield text[at : at + SLICE_BYTES] if end < 0 else text[at : end + 1]
         at = at + SLICE_BYTES if end < 0 else behind_string(text, end + 1)
-        parts.append(part)
-        num_bytes += len(part)
-        if num_bytes >= SLICE_BYTES or len(parts) >= _PARTS_PER_SLICE:
-            yield b"".join(parts)
-            parts.clear()
-            num_bytes = 0
-    yield b"".join(parts)
 
 
 def behind_string(text: bytes, at: int) -> int:
