@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from .errors import Unavailable
 from .fair_queue import FairQueue, QueueLimits
+from .yielding_thread import ask_for_long_slices
 
 STAGE_BUSY = "stage_busy"
 """Code of the error of work that waited too long."""
@@ -33,7 +34,7 @@ class FairThreads:
         self._name = name
         self._limits = limits or QueueLimits()
         self._queue: FairQueue[_Turn] = FairQueue(name, num_threads, self._limits)
-        self._pool = ThreadPoolExecutor(num_threads, name)
+        self._pool = ThreadPoolExecutor(num_threads, name, ask_for_long_slices)
 
     async def run(
         self,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import platform
 import sys
 import threading
 from collections.abc import Callable
@@ -15,13 +17,45 @@ QUICK_SECONDS = 0.04
 """Seconds on a processor after which work counts as slow."""
 LOWERED = 10
 """Nice value of slow work: a tenth of the weight of work that is not nice."""
+SLICE_NANOSECONDS = 20_000_000
+"""Time slice that long work asks for. A thread that wakes up takes the processor at once from one
+with a longer slice (Linux from 6.12 on). With equal slices it waits up to 3 ms, whatever the nice
+values, in each process that a request goes through."""
+KEEP_POLICY = 8
 ResultT = TypeVar("ResultT")
+
+
+class SchedAttr(ctypes.Structure):
+    """`struct sched_attr` of sched_setattr(2), in its first version."""
+
+    _fields_ = [
+        ("size", ctypes.c_uint32),
+        ("policy", ctypes.c_uint32),
+        ("flags", ctypes.c_uint64),
+        ("nice", ctypes.c_int32),
+        ("priority", ctypes.c_uint32),
+        ("runtime", ctypes.c_uint64),
+        ("deadline", ctypes.c_uint64),
+        ("period", ctypes.c_uint64),
+    ]
+
+
+_LIBC = ctypes.CDLL(None)
+_SET_ATTR = {"x86_64": 314, "aarch64": 274}.get(platform.machine())
+"""Number of sched_setattr(2), which older C libraries do not offer."""
+
+
+def ask_for_long_slices() -> None:
+    """Lets threads that wake up go before the calling thread and those that it starts, which get
+    the same share of processors as before."""
+    if sys.platform == "linux":
+        _schedule(0, os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
 
 
 def lower_own_priority() -> None:
     """Lowers the priority of the calling thread for good, and of the threads that it starts."""
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWERED)
+        _lower(threading.get_native_id())
 
 
 def in_yielding_thread(work: Callable[[], ResultT]) -> ResultT:
@@ -32,6 +66,7 @@ def in_yielding_thread(work: Callable[[], ResultT]) -> ResultT:
     done: Future[ResultT] = Future()
 
     def run() -> None:
+        ask_for_long_slices()
         try:
             done.set_result(work())
         except BaseException as fault:
@@ -43,8 +78,22 @@ def in_yielding_thread(work: Callable[[], ResultT]) -> ResultT:
         while _seconds_of(thread) < QUICK_SECONDS:
             if wait([done], QUICK_SECONDS / 4).done:
                 return done.result()
-        os.setpriority(os.PRIO_PROCESS, _id_of(thread), LOWERED)
+        _lower(_id_of(thread))
     return done.result()
+
+
+def _lower(thread_id: int) -> None:
+    """Raises `OSError` where the thread has ended."""
+    os.setpriority(os.PRIO_PROCESS, thread_id, LOWERED)
+    _schedule(thread_id, LOWERED)
+
+
+def _schedule(thread_id: int, nice: int) -> None:
+    """Asks for long slices, beside a nice value; older systems pass over it."""
+    if _SET_ATTR is not None:
+        attr = SchedAttr(ctypes.sizeof(SchedAttr), flags=KEEP_POLICY, nice=nice)
+        attr.runtime = SLICE_NANOSECONDS
+        _LIBC.syscall(_SET_ATTR, thread_id, ctypes.byref(attr), 0)
 
 
 def _seconds_of(thread: threading.Thread) -> float:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
+import platform
 import sys
 import threading
 import time
 
 import pytest
 
-from headwater.services.runtime.yielding_thread import LOWERED, in_yielding_thread
+from headwater.services.runtime.fair_threads import FairThreads
+from headwater.services.runtime.yielding_thread import (
+    LOWERED,
+    SLICE_NANOSECONDS,
+    SchedAttr,
+    in_yielding_thread,
+    lower_own_priority,
+)
 
 
 def own_priority() -> int:
@@ -54,3 +64,46 @@ def test_work_of_a_tenth_of_a_second_has_lost_its_priority_before_its_end() -> N
 
     # A busy machine lets the work go on for longer, but not each time.
     assert any(in_yielding_thread(compute) < 0.08 for _ in range(30))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="priorities of threads are Linux's")
+def test_a_thread_that_wakes_up_takes_the_processor_from_slow_work_at_once() -> None:
+    """By its longer slice: a nice value alone let an event loop wait for 1 to 3 ms each time."""
+    before = slice_of_this_thread()
+    if before == 0:
+        pytest.skip("this kernel knows no slices of threads")
+    seen = []
+
+    def lower() -> None:
+        lower_own_priority()
+        starting = threading.Thread(target=lambda: seen.append(slice_of_this_thread()))
+        starting.start()
+        starting.join()
+        seen.append(slice_of_this_thread())
+
+    thread = threading.Thread(target=lower)
+    thread.start()
+    thread.join()
+    assert seen == [SLICE_NANOSECONDS] * 2
+    assert in_yielding_thread(slice_of_this_thread) == SLICE_NANOSECONDS
+    assert in_yielding_thread(own_priority) == own_priority()
+    assert slice_of_this_thread() == before < SLICE_NANOSECONDS
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="priorities of threads are Linux's")
+async def test_threads_that_tenants_share_let_waking_threads_go_before_them() -> None:
+    if slice_of_this_thread() == 0:
+        pytest.skip("this kernel knows no slices of threads")
+    with contextlib.closing(FairThreads("a thread", 1)) as threads:
+        assert await threads.run("a", 1, slice_of_this_thread) == SLICE_NANOSECONDS
+
+
+def slice_of_this_thread() -> int:
+    """Nanoseconds, by sched_getattr(2); 0 where the system does not say."""
+    number = {"x86_64": 315, "aarch64": 275}.get(platform.machine())
+    attr = SchedAttr()
+    if number is None or ctypes.CDLL(None).syscall(
+        number, 0, ctypes.byref(attr), ctypes.sizeof(attr), 0
+    ):
+        return 0
+    return int(attr.runtime)
