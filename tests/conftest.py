@@ -100,8 +100,15 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, object, object]:
     workers.longest_first(items)
+    done = yield
+    # Behind the selection by marks.
+    workers.deal_gpu_tests(config, items)
+    return done
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -8,10 +8,12 @@ and says nothing.
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -28,6 +30,11 @@ SHARING = ("tests/line/", "tests/gateway/")
 """Folders whose tests share processes for as long as a worker runs any of them."""
 ALONE = tuple(f"tests/line/test_line_{each}.py" for each in ("elastic", "handover", "ranks"))
 """Files of those folders that share nothing with the others, and take minutes."""
+
+GPU_SECONDS = Path(__file__).with_name("gpu_seconds.json")
+"""Seconds of the longest case of each test that a GPU's suite took 15 s and more for, with kernels
+to compile. `python -m tests.gpu_seconds` writes it."""
+ItemT = TypeVar("ItemT")
 
 BY_ROW = "tests/combinations/test_cells_of_an_engine_on_gpu.py"
 """Its tests share engines, most of them those of one row of the table."""
@@ -151,3 +158,37 @@ def longest_first(items: list[pytest.Item]) -> None:
         return group not in ROOMS, group not in slow
 
     items.sort(key=place)
+
+
+def deal_longest(
+    items: Sequence[ItemT], names: Sequence[str], seconds: Mapping[str, float], num_workers: int
+) -> list[ItemT]:
+    """Items in an order of which equal parts, one a worker, begin with the longest tests, dealt out
+    one by one. Tests that nothing is known about keep their order."""
+    tests = [name.split("[", 1)[0] for name in names]
+    known = sorted(
+        (i for i in range(len(items)) if tests[i] in seconds), key=lambda i: -seconds[tests[i]]
+    )
+    others = iter([i for i in range(len(items)) if tests[i] not in seconds])
+    dealt: list[ItemT] = []
+    for worker in range(num_workers):
+        size = (len(items) - len(dealt)) // (num_workers - worker)
+        # Later parts are never smaller, so no part gets more long tests than it has room for.
+        longest = known[num_workers - 1 - worker :: num_workers]
+        rest = [next(others) for _ in range(size - len(longest))]
+        dealt += [items[i] for i in (*longest, *rest)]
+    return dealt
+
+
+def deal_gpu_tests(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Orders the tests of a worker that shares them by stealing, as the GPU's suite does. Compilers
+    take most of their time: a test that began late would be waited for."""
+    num_workers = getattr(config, "workerinput", {}).get("workercount", 0)
+    names = [item.nodeid for item in items]
+    if config.option.dist == "worksteal" and num_workers and not any(map(_shares_a_row, names)):
+        seconds = json.loads(GPU_SECONDS.read_text())
+        items[:] = deal_longest(items, names, seconds, num_workers)
+
+
+def _shares_a_row(nodeid: str) -> bool:
+    return nodeid.startswith(BY_ROW)
