@@ -23,6 +23,7 @@ from ..tenancy.peers import peer_of_call
 from .call_standings import CallStandings
 from .message_limit import MessageLimit
 from .open_calls import OpenCalls
+from .refusal_pace import RefusalPace
 from .service import InferenceService, headers_of, identified
 
 PING_OPTIONS = (
@@ -71,6 +72,7 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
     def __init__(self, cluster: Cluster, max_calls: int) -> None:
         self._cluster = cluster
         self._open_calls = OpenCalls(max_calls)
+        self._pace = RefusalPace()
 
     async def intercept_service(
         self,
@@ -82,8 +84,10 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
         if not str(details.method).startswith(f"/{SERVICE}/"):
             handler = await continuation(details)
             return handler and handler_like(handler, self._counted(behavior_of(handler)))
+        caller = ""
         try:
             tenant = identified(details.invocation_metadata, self._cluster.tenants).tenant
+            caller = tenant.key
             if str(details.method) not in UNLIMITED:
                 # Before its message is read, and without a turn: thousands may come at once.
                 self._cluster.accounts.exhausted.reject_early(tenant, Standing())
@@ -92,7 +96,12 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
         except HeadwaterError as error:
             refusal = error
             self._cluster.metrics.refused.add(refusal.code)
-            return refusing(lambda context: abort(context, refusal))
+
+            async def refuse(context: grpc.aio.ServicerContext[Any, Any]) -> None:
+                await self._pace.wait(caller)
+                await abort(context, refusal)
+
+            return refusing(refuse)
         if not self._cluster.fair_start.begin_at_once():
             await self._cluster.fair_start.wait(tenant.key)
         return await continuation(details)

@@ -4,6 +4,7 @@ in bytes."""
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ import grpc
 import httpx
 import pytest
 
+from headwater.gateway.public_grpc.refusal_pace import AT_ONCE, EACH_SECONDS
 from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc, processor_pb2
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.processes import MODEL, Behind, Gateway, chat_body, processor_stage, started
@@ -183,6 +185,21 @@ def test_a_refused_call_over_grpc_is_a_request_of_the_minute(house: Gateway) -> 
     assert (
         codes == [grpc.StatusCode.INVALID_ARGUMENT] * 2 + [grpc.StatusCode.RESOURCE_EXHAUSTED] * 2
     )
+
+
+def test_a_client_that_calls_on_after_its_minute_is_refused_at_a_pace(house: Gateway) -> None:
+    """Two and a half thousand refusals a second took most of a gateway's time."""
+    metadata = (("authorization", f"Bearer {Customer(house, 1).key}"),)
+    num = AT_ONCE + 40
+    began = time.monotonic()
+    with grpc.insecure_channel(house.grpc) as channel:
+        stub: Any = inference_pb2_grpc.InferenceStub(channel)
+        message = inference_pb2.EmbedRequest(model="none")
+        calls = [stub.Embed.future(message, metadata=metadata) for _ in range(num)]
+        codes = [call.code() for call in calls]
+    assert codes.count(grpc.StatusCode.RESOURCE_EXHAUSTED) >= num - 2
+    # Without a pace they are there within 0.1 s; a busy machine only takes longer.
+    assert time.monotonic() - began >= 30 * EACH_SECONDS
 
 
 def ask_over_grpc(ada: Customer) -> None:
