@@ -170,8 +170,9 @@ class _Endpoint:
             )
             if handler is None:
                 raise MethodNotAllowed(exchange.method, exchange.path, ", ".join(self._handlers))
-            if not self._cluster.fair_start.begin_at_once():
-                await self._cluster.fair_start.wait(self._starter(exchange))
+            starter = self._starter(exchange)
+            if not self._cluster.fair_start.begin_at_once(starter):
+                await self._cluster.fair_start.wait(starter)
             await handler(exchange)
         except HeadOnly as head:
             await exchange.reply_head(head.headers)

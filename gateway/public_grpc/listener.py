@@ -102,7 +102,7 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
                 await abort(context, refusal)
 
             return refusing(refuse)
-        if not self._cluster.fair_start.begin_at_once():
+        if not self._cluster.fair_start.begin_at_once(tenant.key):
             await self._cluster.fair_start.wait(tenant.key)
         return await continuation(details)
 
