@@ -20,8 +20,8 @@ class Cores:
     @property
     def description(self) -> str:
         if self.attacker & self.deployment:
-            return f"{len(self.deployment)} cores, shared with the clients"
-        return f"{len(self.deployment)} cores, clients on others"
+            return f"{len(self.deployment)} shared cores"
+        return f"{len(self.deployment)} own cores"
 
 
 def groups_of(cores: Sequence[int]) -> list[Cores]:

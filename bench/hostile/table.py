@@ -73,8 +73,8 @@ class Report:
     executor: str
     date: str
     commit: str
-    cores: str = "2 cores, shared with the clients"
-    """Cores of a deployment."""
+    cores: str = "2 shared cores"
+    """Number of cores of a deployment, and whether clients share them."""
     first_token_alone: Figures
     """The neighbour alone: see `alone_figures`."""
     structured_alone: Figures

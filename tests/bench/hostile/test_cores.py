@@ -15,7 +15,7 @@ from headwater.bench.hostile.cores import Cores, groups_of, running_on
 def test_a_small_machine_shares_its_cores(num: int) -> None:
     [cores] = groups_of(range(num))
     assert cores.deployment == cores.neighbour == cores.attacker == frozenset(range(num))
-    assert cores.description == f"{num} cores, shared with the clients"
+    assert cores.description == f"{num} shared cores"
 
 
 def test_clients_of_a_larger_machine_take_no_core_of_a_deployment() -> None:
@@ -23,7 +23,7 @@ def test_clients_of_a_larger_machine_take_no_core_of_a_deployment() -> None:
         Cores(frozenset({16, 17}), frozenset({18}), frozenset({19})),
         Cores(frozenset({20, 21}), frozenset({22}), frozenset({23})),
     ]
-    assert groups_of(range(4))[0].description == "2 cores, clients on others"
+    assert groups_of(range(4))[0].description == "2 own cores"
 
 
 def test_what_is_started_runs_on_the_cores_of_the_scope() -> None:
