@@ -16,7 +16,7 @@ from headwater.kernels.attention import hopper_attention
 from headwater.kernels.attention.decode_attention import decode_attention
 from headwater.kernels.attention.decode_plan import FEW_ROWS, DecodePlan
 from headwater.kernels.attention.hopper_decode_attention import hopper_decode_attention
-from headwater.kernels.attention.hopper_decode_splits import hopper_decode_splits
+from headwater.kernels.attention.hopper_decode_splits import WIDE_HEAD, hopper_decode_splits
 from headwater.kernels.attention.hopper_prefill_attention import hopper_prefill_attention
 from headwater.kernels.attention.hopper_shared_prefix_attention import (
     hopper_shared_prefix_attention,
@@ -108,6 +108,7 @@ HOPPER = AttentionKernels(
     few_decode=hopper_decode_splits,
 )
 HOPPER_WINDOW = AttentionKernels(direct_decode=hopper_decode_attention)
+HOPPER_WIDE = AttentionKernels(few_decode=hopper_decode_splits, decode=hopper_decode_splits)
 HOPPER_FP8 = AttentionKernels(prefill=hopper_prefill_attention)
 
 
@@ -120,17 +121,25 @@ def attention_kernels(
         return ANY_GPU
     if q.dtype == k_cache.dtype and is_read_by_hopper(k_cache):
         return HOPPER_WINDOW if window else HOPPER
+    if q.dtype == k_cache.dtype and _is_ringed(k_cache, WIDE_HEAD):
+        return HOPPER_WIDE
     if window:
         return ANY_GPU
     return HOPPER_FP8 if _is_widened(q, k_cache) else ANY_GPU
 
 
 def is_read_by_hopper(k_cache: torch.Tensor) -> bool:
-    """Whether the kernels for Hopper compute attention of queries of this cache's type [num_blocks,
-    Hk, block_size, D]."""
+    """Whether the kernels for Hopper compute all attention of queries of this cache's type
+    [num_blocks, Hk, block_size, D]."""
+    return _is_ringed(k_cache, 64, 128)
+
+
+def _is_ringed(k_cache: torch.Tensor, *head_dims: int) -> bool:
+    """Whether heads of the cache have one of these sizes, and kernels for Hopper copy them into
+    rings as they are."""
     return (
         k_cache.dtype == torch.bfloat16
-        and k_cache.shape[3] in (64, 128)
+        and k_cache.shape[3] in head_dims
         and bulk_copied(k_cache)
         and hopper_attention.is_hopper(k_cache.device)
     )

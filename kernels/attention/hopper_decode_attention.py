@@ -265,7 +265,7 @@ def _attend(
     b_right = scores(b_q, k_ring.index(2 * slot + 1), HALF)
     b_left, b_right = hide(b_left, b_right, first, b_last, HALF)
     if shape[4]:
-        b_left, b_right = _hide_old(b_left, b_right, first, oldest, HALF)
+        b_left, b_right = hide_old(b_left, b_right, first, oldest, HALF)
     b_m_new = gl.maximum(b_m, reference(b_left, b_right, qk_scale))
     b_shift = finite(b_m_new)
     b_left = weigh(b_left, qk_scale, b_shift)
@@ -280,7 +280,7 @@ def _attend(
 
 
 @gluon.jit
-def _hide_old(b_left, b_right, first, oldest, HALF: gl.constexpr):
+def hide_old(b_left, b_right, first, oldest, HALF: gl.constexpr):
     """Sets scores of keys before the oldest position to minus infinity."""
     o_n = (first + gl.arange(0, HALF, layout=gl.SliceLayout(0, b_left.type.layout)))[None, :]
     b_left = gl.where(o_n >= oldest, b_left, float("-inf"))

@@ -1,9 +1,10 @@
-"""Decode attention of some dozen rows on Hopper: the splits of `decode_attention`, to the bit,
-without a pause between them.
+"""Decode attention of some dozen rows on Hopper, and of any number with wide heads: the splits of
+`decode_attention`, to the bit, without a pause between them.
 
 A warp copies the keys and values of a program's items into one ring, one item after another: keys
 of the next item are on their way while one ends, and those of the first before the previous kernel
-has ended. That counts where rows are few or short.
+has ended. That counts where rows are few or short, and where heads are so wide that shared memory
+holds the ring of a single program.
 """
 
 from __future__ import annotations
@@ -18,7 +19,15 @@ from ..launch.device import num_multiprocessors
 from ..launch.hopper_copies import make_barriers, release_dependents, wait_for_inputs
 from .decode_plan import DecodePlan
 from .hopper_attention import finite, fold, hide, reference, spread, weigh, with_sinks
-from .hopper_decode_attention import merge_states, row_sums, scores, store_partial, weighted
+from .hopper_decode_attention import (
+    hide_old,
+    merge_states,
+    oldest_key,
+    row_sums,
+    scores,
+    store_partial,
+    weighted,
+)
 from .hopper_rings import as_ring_source, finish_reads
 from .online_softmax import TILE, base_2_scale
 from .paged_cache import head_constants
@@ -30,9 +39,10 @@ NUM_STAGES = 3
 """Number of ring stages; a stage holds the keys of a tile or its values. Two, with three programs a
 multiprocessor, are too few."""
 RESIDENT_PROGRAMS = 2
-"""Number of programs that fit on a multiprocessor, by registers and shared memory; a program
-computes every RESIDENT_PROGRAMS-th item."""
+"""Number of programs that fit on a multiprocessor, by registers and shared memory."""
 MAX_REGISTERS = 128
+WIDE_HEAD = 256
+"""Dimensions of heads of which one program fits on a multiprocessor."""
 
 
 def hopper_decode_splits(
@@ -46,6 +56,7 @@ def hopper_decode_splits(
     out: torch.Tensor,
     *,
     scale: float | None = None,
+    window: int = 0,
     sinks: torch.Tensor | None = None,
     dependent: bool,
 ) -> None:
@@ -56,8 +67,10 @@ def hopper_decode_splits(
     assert out.is_contiguous()
     num_rows, _, head_dim = q.shape
     num_kv_heads = k_cache.shape[1]
+    assert plan.folded is None or not window
+    resident = 1 if head_dim >= WIDE_HEAD else RESIDENT_PROGRAMS
     num_programs = min(
-        num_rows * plan.max_splits * num_kv_heads, RESIDENT_PROGRAMS * num_multiprocessors(q.device)
+        num_rows * plan.max_splits * num_kv_heads, resident * num_multiprocessors(q.device)
     )
     _decode_items[(num_programs,)](
         q,
@@ -81,6 +94,7 @@ def hopper_decode_splits(
         TILE=TILE,
         PART=PART,
         STAGES=NUM_STAGES,
+        WINDOW=window,
         DEPENDENT=dependent,
         num_warps=4,
         maxnreg=MAX_REGISTERS,
@@ -116,6 +130,7 @@ def _decode_items(
     TILE: gl.constexpr,
     PART: gl.constexpr,
     STAGES: gl.constexpr,
+    WINDOW: gl.constexpr,
     DEPENDENT: gl.constexpr,
 ):
     gl.static_assert(TILE == 4 * PART)
@@ -137,6 +152,7 @@ def _decode_items(
         PART,
         STAGES,
         BLOCK_ROWS,
+        WINDOW,
     )
     tables = (p_table, p_table_row, stride_table)
     results = (p_first_partial, p_partial_acc, p_partial_ml, p_out, p_sinks)
@@ -195,7 +211,6 @@ def _copy_items(
     p_table, p_table_row, stride_table = tables
     NUM_KV_HEADS: gl.constexpr = shape[0]
     PAGE: gl.constexpr = shape[3]
-    SPLIT: gl.constexpr = shape[4]
     TILE: gl.constexpr = shape[5]
     PART: gl.constexpr = shape[6]
     BLOCK_ROWS: gl.constexpr = shape[8]
@@ -208,9 +223,9 @@ def _copy_items(
             i_kv = i_task % NUM_KV_HEADS
             seq_len = gl.load(p_seq_len + i_row)
             p_row = p_table + gl.load(p_table_row + i_row).to(gl.int64) * stride_table
-            first = i_split * SPLIT
+            num_splits = _num_splits(p_folded, i_row, i_split)
+            first, end, _ = _keys_of(i_split, num_splits, seq_len, shape)
             # Past the end it is the last part again.
-            end = gl.minimum(first + _num_splits(p_folded, i_row, i_split) * SPLIT, seq_len)
             last = (end - 1) // PART * PART
             for start in range(first, last + 1, TILE):
                 middle = gl.minimum(start + 2 * PART, last)
@@ -289,8 +304,7 @@ def _attend_items(
         i_round += 1
         i_next = _task_of(i_round)
         next_item = _ask_for_item(lists, i_next // NUM_KV_HEADS)
-        first = i_split * SPLIT
-        end = gl.minimum(i_split * SPLIT + num_splits * SPLIT, seq_len)
+        first, end, oldest = _keys_of(i_split, num_splits, seq_len, shape)
         b_query = gl.convert_layout(b_q, gl.DotOperandLayout(0, mma, 2))
         folded, b_m, b_l, b_acc = _fresh_states(ROWS, mma, flat, shape)
         b_last = gl.full([ROWS], 0, gl.int32, row) + end - 1
@@ -300,7 +314,17 @@ def _attend_items(
                     folded, start, first, b_m, b_l, b_acc, mma, flat, shape
                 )
             b_m, b_l, b_acc = _attend(
-                b_query, rings, turn, start, b_last, qk_scale, b_m, b_l, b_acc, flat, shape
+                b_query,
+                rings,
+                turn,
+                start,
+                (oldest, b_last),
+                qk_scale,
+                b_m,
+                b_l,
+                b_acc,
+                flat,
+                shape,
             )
             turn += 2
         next_row, next_split = _split_of(next_item)
@@ -327,6 +351,22 @@ def _attend_items(
         seq_len = next_len
         first_partial = next_partial
         first_q = next_q
+
+
+@gluon.jit
+def _keys_of(i_split, num_splits, seq_len, shape: gl.constexpr):
+    """First and end position of an item of so many splits, whose first tile has keys that the row
+    sees, and the oldest key that it sees."""
+    SPLIT: gl.constexpr = shape[4]
+    TILE: gl.constexpr = shape[5]
+    WINDOW: gl.constexpr = shape[9]
+    first = i_split * SPLIT
+    end = gl.minimum(first + num_splits * SPLIT, seq_len)
+    oldest = 0
+    if WINDOW:
+        oldest = oldest_key(seq_len - 1, WINDOW)
+        first = gl.maximum(first, oldest // TILE * TILE)
+    return first, end, oldest
 
 
 @gluon.jit
@@ -396,7 +436,7 @@ def _attend(
     rings,
     turn,
     first,
-    b_last,
+    seen,
     qk_scale,
     b_m,
     b_l,
@@ -404,7 +444,9 @@ def _attend(
     flat: gl.constexpr,
     shape: gl.constexpr,
 ):
-    """Computes `online_softmax.attend_tile` of the tile from position `first` on, in quarters."""
+    """Computes `online_softmax.attend_tile` of the tile from position `first` on, in quarters.
+    `seen`: the oldest position that is seen, and the last ones."""
+    oldest, b_last = seen
     ring, ready, free = rings
     PART: gl.constexpr = shape[6]
     STAGES: gl.constexpr = shape[7]
@@ -419,6 +461,9 @@ def _attend(
     hopper.mbarrier.arrive(free.index(keys), count=1)
     b_0, b_1 = hide(b_0, b_1, first, b_last, PART)
     b_2, b_3 = hide(b_2, b_3, first + 2 * PART, b_last, PART)
+    if shape[9]:
+        b_0, b_1 = hide_old(b_0, b_1, first, oldest, PART)
+        b_2, b_3 = hide_old(b_2, b_3, first + 2 * PART, oldest, PART)
     b_m_new = gl.maximum(b_m, reference(gl.maximum(b_0, b_2), gl.maximum(b_1, b_3), qk_scale))
     b_shift = finite(b_m_new)
     b_0 = weigh(b_0, qk_scale, b_shift)

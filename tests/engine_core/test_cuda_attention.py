@@ -11,6 +11,7 @@ from headwater.engine_core.platforms.cuda_attention import (
     ANY_GPU,
     HOPPER,
     HOPPER_FP8,
+    HOPPER_WIDE,
     HOPPER_WINDOW,
     AttentionKernels,
     attention_kernels,
@@ -27,9 +28,10 @@ BLOCK_SIZES = (16, 32, 64, 128)
 ON_HOPPER = {
     (torch.bfloat16, torch.bfloat16, 64): (HOPPER, (64, 128)),
     (torch.bfloat16, torch.bfloat16, 128): (HOPPER, (64, 128)),
+    (torch.bfloat16, torch.bfloat16, 256): (HOPPER_WIDE, (64, 128)),
     (torch.bfloat16, FP8, 128): (HOPPER_FP8, (64, 128)),
 }
-IN_WINDOWS = {HOPPER: HOPPER_WINDOW}
+IN_WINDOWS = {HOPPER: HOPPER_WINDOW, HOPPER_WIDE: HOPPER_WIDE}
 """Kernels of layers with a window, by those of layers without."""
 DECODE_NAMES = {
     # Rows of the batch: kernels on Hopper in 16 bits.
@@ -85,6 +87,8 @@ def test_hopper_has_kernels_for_plans_without_a_list_and_for_some_dozen_rows(num
     is_direct = DECODE_NAMES[num_rows] == "hopper_decode_attention"
     in_window = HOPPER_WINDOW.decode_of(plan, num_rows)
     assert in_window is (HOPPER if is_direct else ANY_GPU).decode_of(plan, num_rows)
+    wide = HOPPER_WIDE.decode_of(plan, num_rows).__name__
+    assert wide == ("decode_attention" if is_direct else "hopper_decode_splits")
 
 
 def test_the_rows_of_the_table_name_these_kernels() -> None:
@@ -93,5 +97,6 @@ def test_the_rows_of_the_table_name_these_kernels() -> None:
 
     assert names(ANY_GPU) == ("prefill_attention", "shared_prefix_attention")
     assert names(HOPPER) == ("hopper_prefill_attention", "hopper_shared_prefix_attention")
+    assert names(HOPPER_WIDE) == names(ANY_GPU)
     assert names(HOPPER_FP8) == ("hopper_prefill_attention", "shared_prefix_attention")
     assert HOPPER_FP8.few_decode is HOPPER_FP8.direct_decode is ANY_GPU.decode

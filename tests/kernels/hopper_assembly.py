@@ -462,9 +462,14 @@ def of_few_experts(tiles: RowTiles, *, gates: bool) -> dict[str, Any]:
 def rings() -> dict[str, str]:
     splits = hopper_decode_splits
     rows = hopper_decode_attention
-    ring = {"TILE": TILE, "PART": splits.PART, "STAGES": splits.NUM_STAGES}
+    ring = {"TILE": TILE, "PART": splits.PART, "STAGES": splits.NUM_STAGES, "WINDOW": 0}
     direct = {"HALF": HALF, "MAX_SPLITS": 16, "STAGES": rows.NUM_STAGES, "WINDOW": 0}
+    wide = ring | {"p_folded": None, "WINDOW": 4096}
     return {
+        "splits in a window, heads of 256": with_rings(
+            splits._decode_items, splits.PART, wide, splits.WIDE_HEAD
+        )
+    } | {
         f"{name}, heads of {head_dim}": with_rings(kernel, num_keys, constants, head_dim)
         for head_dim in (64, 128)
         for name, kernel, num_keys, constants in (

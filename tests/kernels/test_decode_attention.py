@@ -30,6 +30,7 @@ GPU_HEADS = [
     pytest.param(16, 8, 128, id="qwen3-0.6b", marks=GPU),
     pytest.param(9, 3, 64, id="smollm2", marks=GPU),
     pytest.param(28, 4, 128, id="group-7", marks=GPU),
+    pytest.param(16, 2, 256, id="qwen3.5-35b-a3b", marks=GPU),
 ]
 WINDOWED = [
     pytest.param(4, 1, 256, 512, id="gemma3-270m", marks=LONG_INTERPRETED),
@@ -123,12 +124,19 @@ def test_a_window_hides_all_keys_before_it_from_a_few_rows_and_from_many(
         assert same_bits(decode(batch, q, [i], **options)[0], out[i]), batch.seq_lens[i]
 
 
-@pytest.mark.parametrize("num_rows", [1, pytest.param(5, marks=LONG_INTERPRETED)])
+@pytest.mark.parametrize(
+    ("num_rows", "head_dim"),
+    [
+        (1, 64),
+        pytest.param(5, 64, marks=LONG_INTERPRETED),
+        pytest.param(5, 256, id="wide", marks=GPU),
+    ],
+)
 def test_a_window_reads_no_tile_that_lies_wholly_before_it(
-    num_rows: int, generator: torch.Generator
+    num_rows: int, head_dim: int, generator: torch.Generator
 ) -> None:
     """Not even numbers that are none are met there, which would leave no number of a row."""
-    batch = PagedBatch([900] * num_rows, 2, 1, 64, 64, generator)
+    batch = PagedBatch([900] * num_rows, 2, 1, head_dim, 64, generator)
     q = batch.queries(num_rows)
     expected = decode(batch, q, window=300)
     for table_row in batch.table_rows:

@@ -57,7 +57,7 @@ def test_reads_of_a_ring_are_fenced_before_the_copy_engine_may_write_it_again(
 ) -> None:
     """A barrier orders reads among threads only: the copy engine overwrote what was still being
     read."""
-    assert len(programs["rings"]) == 8
+    assert len(programs["rings"]) == 9
     for name, assembly in programs["rings"].items():
         lines = assembly.splitlines()
         reads = [i for i, line in enumerate(lines) if READ in line]

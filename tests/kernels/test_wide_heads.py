@@ -32,6 +32,10 @@ CASES = [
     pytest.param([1, 1000, 4097, 700], 8, 1, 512, BF16, 0, 0, id="gemma4-e2b-gpu", marks=GPU),
     pytest.param([1, 1000, 4097, 700], 32, 4, 512, BF16, 0, 2, id="gemma4-31b-gpu", marks=GPU),
     pytest.param([3000, 65], 32, 16, 256, BF16, 1024, 0, id="gemma4-31b-window-gpu", marks=GPU),
+    pytest.param(
+        [*range(1, 9000, 101)], 32, 8, 256, BF16, 4096, 0, id="many-window-gpu", marks=GPU
+    ),
+    pytest.param([*range(1, 4500, 151)], 16, 2, 256, BF16, 0, 0, id="many-gpu", marks=GPU),
     pytest.param([1, 1000, 700], 4, 2, 128, F32, 0, 0, id="float32-128-gpu", marks=GPU),
     pytest.param([1, 1000, 700], 4, 1, 256, F32, 0, 0, id="float32-256-gpu", marks=GPU),
     pytest.param([1, 1000, 700], 8, 1, 512, F32, 0, 0, id="float32-512-gpu", marks=GPU),
