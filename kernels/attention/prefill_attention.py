@@ -249,62 +249,61 @@ def _prefill_tiles(
     b_q = parts_of(tl.load(p_q + o_q, mask=is_row[:, None], other=0.0), FP8)
 
     b_m, _, b_acc = fresh_state(ROWS, HEAD_DIM, False)
-    b_acc = joined(b_acc)
-    b_l = tl.zeros((ROWS,), tl.float32)
-    # With a window most splits have keys that some row does not see: all are masked.
+    state = (b_m, tl.zeros((ROWS,), tl.float32), joined(b_acc))
     begin, _ = first_keys(0, clear, WINDOW, SPLIT)
-    whole = begin if WINDOW else clear // SPLIT * SPLIT
+    # All rows see all keys of the splits from `inner` to `whole`.
+    inner = begin
+    if WINDOW:
+        inner = tl.cdiv(oldest_key(end - 1, WINDOW), SPLIT) * SPLIT
+    whole = tl.maximum(clear // SPLIT * SPLIT, inner)
     cache = (k, v, p_row, i_kv, stride_block, stride_head, stride_slot)
     tiles: tl.constexpr = (BLOCK_ROWS, HEAD_DIM, PAGE, HALF, BULK, FP8)
+    shape: tl.constexpr = (SPLIT, TILE, tiles, WINDOW, SOFTCAP, ON_GPU)
+    rows = (b_q, b_position, qk_scale, clear, end)
     pages = pages_of(p_row, first_keys(0, clear, WINDOW, TILE)[0], end, PAGE, HALF)
-    for first in range(begin, whole, SPLIT):
-        b_m_split, b_l_split, b_acc_split = fresh_state(ROWS, HEAD_DIM, FP8)
-        for i_in in range(0, SPLIT, TILE):
-            i_n = first + i_in
-            keys, values = load_tile(cache, pages, i_n, end, tiles, ON_GPU)
-            pages = pages_of(p_row, i_n + TILE, end, PAGE, HALF)
-            b_m_split, b_l_split, b_acc_split = attend_tile(
-                b_q,
-                keys,
-                values,
-                0,
-                qk_scale,
-                b_m_split,
-                b_l_split,
-                b_acc_split,
-                False,
-                SOFTCAP,
-            )
-        b_m, b_l, b_acc = merge_states(
-            b_m, b_l, b_acc, b_m_split, row_sums(b_l_split), joined(b_acc_split)
-        )
+    if WINDOW:
+        for first in range(begin, tl.minimum(inner, end), SPLIT):
+            state, pages = _add_split(cache, pages, rows, first, state, shape, True)
+    for first in range(inner, whole, SPLIT):
+        state, pages = _add_split(cache, pages, rows, first, state, shape, False)
     for first in range(whole, end, SPLIT):
-        b_m_split, b_l_split, b_acc_split = fresh_state(ROWS, HEAD_DIM, FP8)
-        for i_n in range(
-            first_keys(first, clear, WINDOW, TILE)[0], tl.minimum(first + SPLIT, end), TILE
-        ):
-            keys, values = load_tile(cache, pages, i_n, end, tiles, ON_GPU)
-            pages = pages_of(p_row, i_n + TILE, end, PAGE, HALF)
+        state, pages = _add_split(cache, pages, rows, first, state, shape, True)
+    b_m, b_l, b_acc = state
+    b_l = with_sinks(b_m, b_l, p_sinks, i_kv * GROUP + o_r % GROUP, is_row)
+    b_out = finish(b_l, b_acc, v_scale)
+    tl.store(p_out + o_q, b_out.to(p_out.dtype.element_ty), mask=is_row[:, None])
+
+
+@triton.jit
+def _add_split(cache, pages, rows, first, state, shape: tl.constexpr, MASKED: tl.constexpr):
+    """State of the splits before, merged with that of the split from position `first` on, and the
+    blocks of the tile behind it. MASKED: some row does not see all of its keys."""
+    b_q, b_position, qk_scale, clear, end = rows
+    SPLIT: tl.constexpr = shape[0]
+    TILE: tl.constexpr = shape[1]
+    tiles: tl.constexpr = shape[2]
+    WINDOW: tl.constexpr = shape[3]
+    HEAD_DIM: tl.constexpr = tiles[1]
+    PAGE: tl.constexpr = tiles[2]
+    HALF: tl.constexpr = tiles[3]
+    b_m, b_l, b_acc = fresh_state(b_position.shape[0], HEAD_DIM, tiles[5])
+    start = first
+    stop = first + SPLIT
+    if MASKED:
+        start, _ = first_keys(first, clear, WINDOW, TILE)
+        stop = tl.minimum(stop, end)
+    for i_n in range(start, stop, TILE):
+        keys, values = load_tile(cache, pages, i_n, end, tiles, shape[5])
+        pages = pages_of(cache[2], i_n + TILE, end, PAGE, HALF)
+        visible = (True, True)
+        if MASKED:
             o_n = i_n + tl.arange(0, HALF)[None, :]
             visible = (o_n <= b_position[:, None], o_n + HALF <= b_position[:, None])
             if WINDOW:
                 b_oldest = oldest_key(b_position, WINDOW)[:, None]
                 visible = (visible[0] & (o_n >= b_oldest), visible[1] & (o_n + HALF >= b_oldest))
-            b_m_split, b_l_split, b_acc_split = attend_tile(
-                b_q,
-                keys,
-                values,
-                visible,
-                qk_scale,
-                b_m_split,
-                b_l_split,
-                b_acc_split,
-                True,
-                SOFTCAP,
-            )
-        b_m, b_l, b_acc = merge_states(
-            b_m, b_l, b_acc, b_m_split, row_sums(b_l_split), joined(b_acc_split)
+        b_m, b_l, b_acc = attend_tile(
+            b_q, keys, values, visible, qk_scale, b_m, b_l, b_acc, MASKED, shape[4]
         )
-    b_l = with_sinks(b_m, b_l, p_sinks, i_kv * GROUP + o_r % GROUP, is_row)
-    b_out = finish(b_l, b_acc, v_scale)
-    tl.store(p_out + o_q, b_out.to(p_out.dtype.element_ty), mask=is_row[:, None])
+    merged = merge_states(state[0], state[1], state[2], b_m, row_sums(b_l), joined(b_acc))
+    return merged, pages
