@@ -9,6 +9,10 @@ from dataclasses import dataclass
 
 from ..states.set_layout import PIECE_COLUMNS
 
+WIDE_COLUMNS = 16
+"""Columns of a piece beside wide keys and values: as many as a CPU computes at once. Small pieces
+fill the rest of pages that large tails begin."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MambaUnit:
@@ -34,7 +38,7 @@ class MambaUnit:
     element_size: int
     """Bytes of an element of the model."""
     is_wide: bool
-    """Whether keys and values are float32."""
+    """Whether keys and values are float32, as on a CPU."""
 
     @property
     def values_size(self) -> int:
@@ -53,7 +57,8 @@ class MambaUnit:
     @property
     def columns(self) -> int:
         """Columns of a piece: a head whose size they do not divide is one piece."""
-        return self.head_dim if self.head_dim % PIECE_COLUMNS else PIECE_COLUMNS
+        columns = WIDE_COLUMNS if self.is_wide else PIECE_COLUMNS
+        return self.head_dim if self.head_dim % columns else columns
 
     @property
     def num_pieces(self) -> int:

@@ -10,8 +10,6 @@ from headwater.engine_core.config import EngineConfig
 from tests.long_values import long_but
 
 MOST_WASTE = 0.04
-MOST_ON_A_CPU = {"Nemotron-3-Nano-30B-A3B": 0.08, "Nemotron-Nano-9B-v2": 0.06}
-"""Their tails in float32 fill a page of keys and values by 72 %, or with pieces by 96 %."""
 
 
 def config_for(name: str, *, is_cpu: bool) -> EngineConfig:
@@ -33,10 +31,11 @@ def test_little_of_the_pool_is_wasted_under_mixed_load_on_a_gpu(name: str) -> No
     assert wasted_share(config_for(name, is_cpu=False)) <= MOST_WASTE
 
 
-@pytest.mark.parametrize("name", long_but(STATES, "Qwen3.5-2B", "Falcon-H1-0.5B"))
+@pytest.mark.parametrize(
+    "name", long_but(STATES, "Qwen3.5-2B", "Falcon-H1-0.5B", "Nemotron-3-Nano-30B-A3B")
+)
 def test_little_of_the_pool_is_wasted_under_mixed_load_on_a_cpu(name: str) -> None:
-    most = MOST_ON_A_CPU.get(name, MOST_WASTE)
-    assert wasted_share(config_for(name, is_cpu=True)) <= most
+    assert wasted_share(config_for(name, is_cpu=True)) <= MOST_WASTE
 
 
 def test_the_log_says_what_pages_and_sets_pad() -> None:
