@@ -201,7 +201,7 @@ ENGINE = (
         name=MTP,
         fields=("speculation",),
         off="auto or off",
-        beside=OF_MODEL | {STATES, LATENT, SPECULATION},
+        beside=OF_MODEL | TIERS | {STATES, LATENT, SPECULATION},
         flag="mtp",
     ),
     Capability(

@@ -49,9 +49,12 @@ def asked(
     options: dict[str, object] = {}
     model: Fields = {}
     fields: dict[str, object] = {**PLAIN, **needs}
+    models = [each for each in capabilities if each.model]
+    for each in sorted(models, key=lambda each: each.base is None):
+        if each.aside(models) is None:
+            model = each.model  # Nothing of another architecture stays.
     for each in capabilities:
         options |= each.options
-        model = each.model or model  # Nothing of another architecture stays.
         fields |= each.asks
         moves |= each.moves
     awaited = tuple(

@@ -294,6 +294,9 @@ SPECULATION = Capability(
         "draft heads": Aside(
             because="the request names the heads, and random ones draft right by chance alone"
         ),
+        "multi-token prediction": Aside(
+            because="the request names the layer, and a random one drafts right by chance alone"
+        ),
         "encoder": Aside(because="an encoder decodes nothing"),
     },
 )
@@ -415,6 +418,7 @@ EXPERTS = Capability(
         "window layers": ONE_ARCHITECTURE,
         "latent attention": ONE_ARCHITECTURE,
         "encoder": ONE_ARCHITECTURE,
+        "multi-token prediction": Aside(because="its model has experts in any case"),
     },
 )
 
@@ -539,6 +543,7 @@ SLEEP = Capability(
             "adapters": "adapter_memory",
             "state layers": "a model with 2 state layers",
             "latent attention": "latent attention",
+            "multi-token prediction": "a model with 8 experts",
         }.items()
     },
 )
@@ -585,6 +590,7 @@ LATENT_ATTENTION = Capability(
     took_place=lambda answer: answer.latent_rank > 0,
     beside={
         "encoder": ONE_ARCHITECTURE,
+        "multi-token prediction": ONE_ARCHITECTURE,
         "fp8 KV": Refused(field="kv_cache_dtype", says=f"allowed: auto {WITH_LATENTS}"),
         "draft heads": Refused(field="draft_heads", says=f"allowed: none {WITH_LATENTS}"),
         "tree numerics": Refused(field="numerics", says=f"allowed: default {WITH_LATENTS}"),
@@ -672,6 +678,60 @@ ENCODER = Capability(
     },
 )
 
+GLM: Fields = {
+    "architectures": ["Glm4MoeForCausalLM"],
+    "model_type": "glm4_moe",
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    # Whole tiles of packed weights on GPUs.
+    "moe_intermediate_size": 128,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0,
+    "partial_rotary_factor": 0.5,
+    "use_qk_norm": True,
+}
+MTP = Capability(
+    name="multi-token prediction",
+    promise=Promise.SAME,
+    options={"speculation": "mtp"},
+    asks={"speculative": {"drafter": "mtp"}},
+    model=GLM,
+    base=Capability(
+        name="model with a layer for it",
+        stands_for="multi-token prediction",
+        promise=Promise.OWN,
+        model=GLM,
+        took_place=lambda answer: True,
+    ),
+    is_probed=True,
+    is_simulated=False,
+    # Random layers draft right by chance alone.
+    took_place=lambda answer: answer.num_draft_tokens > 0,
+    beside={
+        "beams": Aside(because="a search asks for one token at a time"),
+        "grammar": Aside(because=BY_LOOK_UP),
+        "tools": Aside(because=BY_LOOK_UP),
+        **{
+            name: Refused(field="speculation", says=f"allowed: auto or off with {shown}")
+            for name, shown in {
+                "fp8 KV": "kv_cache_dtype fp8",
+                "draft model": "draft_model",
+                "draft heads": "draft_heads",
+                "tensor parallel": "tensor_parallel_size",
+                "pipeline parallel": "pipeline_parallel_size",
+                "tree numerics": "numerics tree",
+                "encoder": "the encoder",
+                "MXFP4 experts": "GptOssForCausalLM, whose checkpoints have none",
+                "window layers": "Gemma3ForCausalLM, whose checkpoints have none",
+            }.items()
+        },
+    },
+)
+
 CAPABILITIES = (
     CHUNKED_PREFILL,
     PREFIX_HIT,
@@ -710,4 +770,5 @@ CAPABILITIES = (
     SLEEP,
     LATENT_ATTENTION,
     ENCODER,
+    MTP,
 )

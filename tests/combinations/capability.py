@@ -145,6 +145,11 @@ class Capability:
     """Kind of the model's weights; empty: as they are. Of two that meet, the first."""
     model: Fields = field(default_factory=dict)
     """How it changes the model: fields of its `config.json`."""
+    base: Capability | None = None
+    """What stands in its place where it is left out: its model without it. Other capabilities'
+    models go before its own."""
+    stands_for: str = ""
+    """Name of the capability whose base it is; empty: it is a row of the table."""
     asks: Fields = field(default_factory=dict)
     """How it changes the request."""
     asks_after: Callable[[Answer], Fields] | None = None
@@ -189,6 +194,6 @@ class Capability:
     def aside(self, others: Iterable[Capability]) -> Aside | None:
         """Why it does not apply to a request that has these too, if it does not."""
         for other in others:
-            if isinstance(found := self.beside.get(other.name), Aside):
+            if isinstance(found := self.beside.get(other.stands_for or other.name), Aside):
                 return found
         return None

@@ -237,4 +237,5 @@ def _check_same(pair: Answer, without: Answer) -> None:
 
 
 def _without(capabilities: tuple[Capability, ...], one: Capability) -> tuple[Capability, ...]:
-    return tuple(each for each in capabilities if each is not one)
+    others = (each for each in capabilities if each is not one)
+    return tuple(others) if one.base is None else (one.base, *others)

@@ -489,8 +489,9 @@ def _scores(choice: dict[str, Any]) -> list[tuple[float, ...]]:
 
 def kinds_of(family: str, capabilities: Sequence[Capability]) -> list[EngineKind]:
     """A plain engine, twice where one may be lost, and one for each capability that changes an
-    engine."""
-    changed = [each for each in capabilities if each.options or each.model]
+    engine, and for what stands in its place."""
+    bases = [each.base for each in capabilities if each.base is not None]
+    changed = [each for each in (*capabilities, *bases) if each.options or each.model]
     names = [f"{family}-{each.name.replace(' ', '-')}" for each in changed]
     others = [
         EngineKind(name, each.options, each.weights, each.roles, tuple(sorted(each.model.items())))

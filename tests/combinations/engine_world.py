@@ -21,7 +21,7 @@ from headwater.engine_core.executor import TakesAdapters, releasable_of
 from headwater.engine_core.executors.build.registry import build_executor
 from headwater.engine_core.kv.block_record import BlockSeal
 from headwater.engine_core.kv.tiers import key_of, open_disk
-from headwater.engine_core.options import ExecutorOptions
+from headwater.engine_core.options import MTP, ExecutorOptions
 from headwater.engine_core.parallel.rank_facts import RankedExecutor
 from headwater.engine_core.request import Holder, NewRequest, Speculation, TokenLogprobs
 from headwater.engine_core.sampling_params import SamplingParams
@@ -150,8 +150,11 @@ class Replica:
             "vocab_size": self.facts.vocab_size,
         }
         speculator: Speculator = AdaptiveSpeculator(drafters, COSTS, **sizes)
-        for name in ("draft_model", "draft_heads"):
-            if getattr(options, name) is not None:
+        drafting = {
+            name: getattr(options, name) is not None for name in ("draft_model", "draft_heads")
+        }
+        for name, drafts in {**drafting, MTP: self.facts.has_mtp}.items():
+            if drafts:
                 most = self.facts.most_device_drafts
                 speculator = ModelSpeculator(drafters, COSTS, PASSES, **sizes, name=name, most=most)
         disk_files = open_disk(options, config, self.facts, self._executor, BlockSeal())

@@ -14,8 +14,6 @@ from tests.combinations.cells import CELLS
 NO_CAPABILITY_OPTIONS = {
     # What is served, in which precision, and on what.
     "model_folder", "executor", "device", "dtype", "load_format", "num_threads",
-    # The layer of a checkpoint that drafts, see tests/engine_core/test_mtp.py.
-    "speculation",
     # Sizes.
     "block_size", "max_model_len", "max_num_seqs", "spare_rows",
     # Steps in flight: the same engine, see test_engine_at_random.py.

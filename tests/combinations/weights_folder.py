@@ -15,9 +15,12 @@ import torch
 
 from headwater.engine_core.models import registry
 from headwater.engine_core.models.model import model_class
+from headwater.engine_core.models.mtp import MTP_NAMES, mtp_layout
 from headwater.engine_core.weights import blocks, grouped, model_file
+from headwater.engine_core.weights.draft_layer import DRAFT_WEIGHTS_NAME, draft_layer_of
 from headwater.engine_core.weights.dummy import dummy
 from headwater.engine_core.weights.formats.quantization import GGUF
+from headwater.engine_core.weights.model_config import ModelConfig
 from headwater.engine_core.weights.rounding import HEAD, round_weights
 from headwater.engine_core.weights.unpacking import unpacked
 from headwater.kernels.quant.block_formats import Q4_0, Q4_1, Q8_0, BlockFormat, BlockWeight, pack
@@ -179,7 +182,18 @@ def _published(folder: Path, kind: str, dtype: str) -> Path:
         assert isinstance(weight, ByteWeight)
         kept |= grouped.named(weight, name.removesuffix(".weight"))
     model_file.save(kept, copy)
+    _add_draft_layer(copy, model, dtype)
     return copy
+
+
+def _add_draft_layer(folder: Path, model: ModelConfig, dtype: str) -> None:
+    """Writes the layer for multi-token prediction, with random weights, where a checkpoint of the
+    model may have one."""
+    if dtype and model.architecture in MTP_NAMES:
+        layer = dummy(
+            mtp_layout(draft_layer_of(model)), model_file.DTYPES[dtype], torch.device("cpu")
+        )
+        model_file.save(layer, folder, DRAFT_WEIGHTS_NAME)
 
 
 def _as_fp8_blocks(weight: torch.Tensor) -> Published:
@@ -235,6 +249,7 @@ def _in_blocks(folder: Path, kind: str, dtype: str) -> Path:
             else {name: tensor}
         )
     model_file.save(tensors, copy)
+    _add_draft_layer(copy, config, dtype)
     return copy
 
 
