@@ -73,13 +73,15 @@ class CompileAhead(AsyncCompileMode):  # type: ignore[misc]  # Triton has no typ
         traceback: TracebackType | None,
     ) -> None:
         self._pool.shutdown(wait=False, cancel_futures=error is not None)
+        # NOTE: a future that its pool cancels never counts as completed: Triton would wait for ever.
+        self.raw_futures[:] = [each for each in self.raw_futures if not each.cancelled()]
         super().__exit__(exc_type, error, traceback)
         seconds = time.perf_counter() - self._begin
         log.info(
             "kernels: %d by %d threads, %.1f s", len(self.raw_futures), self._num_threads, seconds
         )
         for future in self.raw_futures:
-            if not future.cancelled() and (failure := future.exception()) is not None:
+            if (failure := future.exception()) is not None:
                 log.warning("a kernel did not compile ahead: %r", failure)
 
 

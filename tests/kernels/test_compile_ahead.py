@@ -124,3 +124,22 @@ def test_what_does_not_compile_says_so_ahead_and_where_it_is_launched(
     with pytest.raises(CompilationError):
         kernel[1,](x, SIZE=TOO_LARGE.value)
     assert not no_gpu.launched
+
+
+def test_an_error_ends_the_scope_though_kernels_were_not_compiled_yet(no_gpu: NoGpu) -> None:
+    kernel = JITFunction(_nothing)
+    x = torch.zeros(64)
+
+    def fail() -> None:
+        with contextlib.suppress(ValueError), CompileAhead(CPU, num_cores=1) as ahead:
+            for size in (16, 32):
+                ahead.note(lambda size=size: kernel[1,](x, SIZE=size))
+            # The first one is being compiled until the second one is given up.
+            ahead.raw_futures[1].add_done_callback(lambda future: no_gpu.may_compile.set())
+            raise ValueError
+
+    engine = threading.Thread(target=fail, daemon=True)
+    engine.start()
+    engine.join(60)
+    assert not engine.is_alive()
+    assert no_gpu.compiled == [("compiler", False)]
