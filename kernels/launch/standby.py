@@ -1,5 +1,5 @@
-"""Opens a GPU ahead of an engine: its context, its library of products and Triton's driver are there
-when the engine begins in this process."""
+"""Opens a GPU ahead of an engine: its context, its library of products, Triton's driver and the
+kernels that the list named ARGUMENT has are there when the engine begins in this process."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import sys
 
 import torch
 from triton.runtime import driver
+
+from .kernel_list import KernelList
 
 LEAST_FREE_BYTES = 2 << 30
 """Memory that the GPU has left when a process may stand by. It takes 0.65 GB (H200, 2026-11-30)."""
@@ -20,5 +22,7 @@ def main() -> None:
     # Sums of words are the checksums of weights.
     torch.mm(matrix, matrix).view(torch.int64).sum()
     driver.active.get_current_target()
+    with KernelList(sys.argv[1]).loading(num_cores=1):
+        pass
     torch.cuda.synchronize()
     torch.cuda.empty_cache()

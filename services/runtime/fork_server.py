@@ -98,6 +98,7 @@ class Standby:
     comes."""
 
     module: str
+    arguments: Sequence[str]
     environment: Mapping[str, str]
     requests: socket.socket
 
@@ -105,7 +106,8 @@ class Standby:
         os.setpgid(0, 0)
         os.environ.clear()
         os.environ.update(self.environment)
-        set_title([sys.executable, "-m", self.module])
+        set_title([sys.executable, "-m", self.module, *self.arguments])
+        sys.argv = [self.module, *self.arguments]
         reserved = _reserve()
         import_module(self.module).main()
         message, files, _, _ = socket.recv_fds(self.requests, MAX_REQUEST_BYTES, MAX_FILES)
@@ -188,7 +190,7 @@ class ForkServer:
         if not self._suits(request["environment"]):
             return None
         if "standby" in request:
-            return self._stand_by(request["standby"], request["environment"])
+            return self._stand_by(request)
         if self._hand_over(request, files):
             return None
         program = Program.of(request, files[1:])
@@ -202,8 +204,9 @@ class ForkServer:
             self._watch(pid, reply)
         return None
 
-    def _stand_by(self, module: str, environment: Mapping[str, str]) -> Standby | None:
+    def _stand_by(self, request: Mapping[str, Any]) -> Standby | None:
         """The work of the fork that stands by; None in the server."""
+        environment = request["environment"]
         if self._spare_of(environment) is not None:
             return None
         with contextlib.suppress(OSError):
@@ -213,7 +216,7 @@ class ForkServer:
                     ours.close()
                     self._close()
                     kept = socket.socket(fileno=os.dup(theirs.fileno()))
-                    return Standby(module, environment, kept)
+                    return Standby(request["standby"], request["arguments"], environment, kept)
             spare = Spare(pid, _pidfd_of(pid), ours, environment)
             self._spares.add(spare)
             self._selector.register(spare.pidfd, selectors.EVENT_READ, spare)

@@ -131,10 +131,16 @@ class ForkClient:
             undo.pop_all()
         return ForkedProcess(int(word), pidfds[0], ours)
 
-    def stand_by(self, module: str, *, environment: Mapping[str, str]) -> None:
+    def stand_by(
+        self, module: str, arguments: Sequence[str] = (), *, environment: Mapping[str, str]
+    ) -> None:
         """Has a process forked ahead that runs the module's `main`, and then the next program of
         this environment. Nothing happens where one stands by already, or the server cannot."""
-        request = {"standby": module, "environment": dict(environment)}
+        request = {
+            "standby": module,
+            "arguments": list(arguments),
+            "environment": dict(environment),
+        }
         with contextlib.suppress(OSError):
             self.socket.send(json.dumps(request).encode())
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 import torch
 
 from headwater.kernels.launch.compile_ahead import CompileAhead
+from headwater.kernels.launch.kernel_list import KernelList
 
 from ...config import ConfigError, EngineConfig, require
 from ...layers.linear.kinds import Weights
@@ -53,10 +55,13 @@ def build_cuda(
     progress("opening the device", 0, 1)
     torch.cuda.synchronize()
     place = WeightsPlace(request, progress)
-    if rank.is_whole:
-        loaded = load_whole(request, device, progress, hooks, place.put)
-    else:
-        loaded = load_rank(request, rank, config, device, progress, hooks)
+    kernels = KernelList(rank.named(request.numerics_id))
+    kernels.begin()
+    with kernels.loading(usable_cores()):
+        if rank.is_whole:
+            loaded = load_whole(request, device, progress, hooks, place.put)
+        else:
+            loaded = load_rank(request, rank, config, device, progress, hooks)
     return build_cuda_executor(
         loaded.served,
         config,
@@ -70,6 +75,7 @@ def build_cuda(
         adapter_memory=options.adapter_memory,
         releasable=place.releasable,
         progress=progress,
+        on_prepared=kernels.keep,
     )
 
 
@@ -87,11 +93,12 @@ def build_cuda_executor(
     adapter_memory: int = 0,
     releasable: CudaMemory | None = None,
     progress: Progress = say_nothing,
+    on_prepared: Callable[[], None] = lambda: None,
 ) -> tuple[StepExecutor[SentStep, StepShape], EngineConfig]:
     """With `is_sized` the config's number of blocks stands; otherwise memory decides.
     `adapter_memory`: bytes for adapters; 0: rows have none. `releasable`: memory of the weights
-    that sleep gives back, and then of the KV cache; None: it keeps all. Raises `ConfigError` with
-    what would fit."""
+    that sleep gives back, and then of the KV cache; None: it keeps all. `on_prepared` is called
+    when no step compiles a kernel any more. Raises `ConfigError` with what would fit."""
     progress("measuring memory", 0, 1)
     block_size = config.block_size
     weights = served.weights
@@ -149,7 +156,7 @@ def build_cuda_executor(
         decoder.check_rows()
     served.begin()
     progress("capturing graphs", 0, 1)
-    executor = parts.executor(adapters, releasable)
+    executor = parts.executor(adapters, releasable, on_prepared)
     # The shapes without which no engine serves.
     for _ in range(parts.shapes.num_first):
         executor.prepare()

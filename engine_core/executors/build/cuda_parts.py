@@ -158,9 +158,10 @@ class CudaParts:
         self,
         adapters: AdapterMemory | RankAdapters | None,
         releasable: CudaMemory | None = None,
+        on_prepared: Callable[[], None] = lambda: None,
     ) -> StepExecutor[SentStep, StepShape]:
         """The executor of these parts; `adapters`: those behind the model's layers; `releasable`:
-        memory that sleep gives back."""
+        memory that sleep gives back; `on_prepared` is called when all likely steps are captured."""
         self.device.begin()
         return StepExecutor(
             device=self.device,
@@ -176,7 +177,9 @@ class CudaParts:
             swapper=self.swapper,
             expert_counts=self._expert_counts,
             preparations=chain(
-                self._preparations(), () if releasable is None else releasable.copies()
+                self._preparations(),
+                (on_prepared,),
+                () if releasable is None else releasable.copies(),
             ),
             releasable=releasable,
         )

@@ -58,6 +58,10 @@ class Rank:
         """Whether it computes all of the model."""
         return self.shard.size == 1 and self.stage.is_first and self.stage.is_last
 
+    def named(self, name: str) -> str:
+        """A name of what each rank of an engine has of its own."""
+        return name if self.is_whole else f"{name}-{self.stage_index}-{self.shard.index}"
+
     @property
     def part(self) -> str:
         """Names this rank's part of a model's weights; empty: all of them."""

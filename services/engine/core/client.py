@@ -70,8 +70,8 @@ class CoreClient:
         self._takes: dict[type, Callable[..., None]] = {}
         """Receivers of reports by their type: of adapters, of weights, and for other engines."""
         self._process: Process | None = None
-        self._stand_by: Callable[[], None] = lambda: None
-        """Has the next core's process forked ahead."""
+        self._stand_by: Callable[[str], None] = lambda numerics_id: None
+        """Has the next core's process forked ahead, for the same numerics id."""
         self.settled = asyncio.Event()
         """`ready` has an answer."""
         self.gone = asyncio.Event()
@@ -149,7 +149,7 @@ class CoreClient:
         environment = core_environment(settings.threads)
         if not settings.takes_turns:
             # It would take memory that models which wake count on.
-            self._stand_by = lambda: launch.stand_by(environment)
+            self._stand_by = lambda numerics_id: launch.stand_by(environment, numerics_id)
         # NOTE: the server does not speak gRPC yet. Where it does, a child of uvloop may die before
         # it has begun.
         self._process = await launch.start_core(
@@ -253,7 +253,8 @@ class CoreClient:
                 self._settle(report)
             case Prepared():
                 self.is_prepared = True
-                self._stand_by()
+                if isinstance(self._start_result, Ready):
+                    self._stand_by(self._start_result.numerics_id)
                 structlog.get_logger().info("prepared")
             case Failed():
                 self._settle(CoreFailed(report.reason))

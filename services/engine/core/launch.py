@@ -16,14 +16,14 @@ STDOUT = 1
 STDERR = 2
 
 
-def stand_by(environment: Mapping[str, str]) -> None:
-    """Has the next core's process forked ahead, which opens the GPU: where weights are held, the
-    rest of a start is worth it."""
+def stand_by(environment: Mapping[str, str], numerics_id: str) -> None:
+    """Has the next core's process forked ahead, which opens the GPU and loads the kernels of this
+    id: where weights are held, the rest of a start is worth it."""
     if WEIGHTS_HOLDER_FD not in os.environ:
         return
     if (forks := ForkClient.inherited(CORE_FORKS_FD)) is not None:
         with forks.socket:
-            forks.stand_by(STANDBY_MODULE, environment=environment)
+            forks.stand_by(STANDBY_MODULE, [numerics_id], environment=environment)
 
 
 async def start_core(

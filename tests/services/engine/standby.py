@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 
 def main() -> None:
-    Path(os.environ["HEADWATER_PROBE"]).write_text(str(os.getpid()))
+    Path(os.environ["HEADWATER_PROBE"]).write_text(f"{os.getpid()} {sys.argv[1]}")

@@ -94,14 +94,14 @@ async def test_a_core_runs_in_the_process_that_stands_by(
     monkeypatch.setenv("HEADWATER_PROBE", str(tmp_path / "pid"))
     # Of an engine without weights that are held, none stands by.
     monkeypatch.setenv(CORE_FORKS_FD, str(forks.socket.fileno()))
-    launch.stand_by(core_environment(THREADS))
+    launch.stand_by(core_environment(THREADS), "id")
     requests, theirs = socket.socketpair()
     with requests, theirs:
         monkeypatch.setenv(WEIGHTS_HOLDER_FD, str(requests.fileno()))
-        launch.stand_by(core_environment(THREADS))
+        launch.stand_by(core_environment(THREADS), "id")
         assert holds_within((tmp_path / "pid").is_file, 60)
         with engine_beside(forks, **{WEIGHTS_HOLDER_FD: requests.fileno()}) as engine:
-            assert engine.core_pid == int((tmp_path / "pid").read_text())
+            assert (tmp_path / "pid").read_text() == f"{engine.core_pid} id"
             assert await is_answered(engine)
 
 

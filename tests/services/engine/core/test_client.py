@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
 from contextlib import ExitStack, closing
 
 import pytest
@@ -67,19 +66,20 @@ class EndedCore:
 async def test_the_next_core_stands_by_when_all_is_prepared_but_where_memory_is_others_too(
     monkeypatch: pytest.MonkeyPatch, takes_turns: bool
 ) -> None:
-    asked: list[Mapping[str, str]] = []
+    asked: list[str] = []
 
     async def start_core(arguments: object, **given: object) -> EndedCore:
         return EndedCore()
 
     monkeypatch.setattr(launch, "start_core", start_core)
-    monkeypatch.setattr(launch, "stand_by", asked.append)
+    monkeypatch.setattr(launch, "stand_by", lambda environment, id: asked.append(id))
     core = CoreClient()
     lifeline, held = os.pipe()
     await core._start(EngineSettings(executor="simulated", takes_turns=takes_turns), lifeline)
+    core._take(Ready("", "", 32, "id", 16, EngineLoad(), 64, 4, 4, 0.0))
     assert not asked
     core._take(Prepared())
-    assert len(asked) == (not takes_turns)
+    assert asked == ([] if takes_turns else ["id"])
     await core._stop()
     os.close(held)
 

@@ -1,0 +1,104 @@
+"""Kernels that an engine has compiled, listed beside them: a later process loads them before it
+launches any, while it reads weights or stands by. Knows nothing about what is launched."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton.runtime import driver, jit
+
+from .device import kernel_cache_dir
+from .launchers import keep_launchers_apart
+
+log = logging.getLogger(__name__)
+MAX_THREADS = 4
+"""Number of loading threads. What they do holds Python's lock or the driver's most of the time."""
+_serialize = jit.serialize_specialization_data
+_Function = tuple[str, str]
+"""Module and name of a kernel's function."""
+
+
+class KernelList:
+    """The kernels of engines that compute the same bits."""
+
+    def __init__(self, name: str) -> None:
+        self._path = kernel_cache_dir() / f"list-{name}" / "kernels.json"
+        self._kernels = self._read()
+        """Types, constants and options that each function was compiled for, as Triton's JSON."""
+
+    def begin(self) -> None:
+        """Lists what is compiled from now on, until `keep`."""
+        jit.serialize_specialization_data = _serialized  # Triton offers no other place
+        triton.knobs.runtime.jit_post_compile_hook = self._note
+
+    def keep(self) -> None:
+        """Writes the list for later processes, which without it load each kernel when it is
+        launched."""
+        triton.knobs.runtime.jit_post_compile_hook = None
+        rows = [
+            [*function, each] for function, found in self._kernels.items() for each in sorted(found)
+        ]
+        partial = self._path.with_suffix(f".{os.getpid()}")
+        with suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_text(json.dumps(rows))
+            partial.replace(self._path)
+
+    @contextmanager
+    def loading(self, num_cores: int) -> Iterator[None]:
+        """Scope beside which threads load the kernels that an earlier process has listed. On exit
+        all are loaded; one that is not is logged, and is loaded or compiled when it is launched."""
+        keep_launchers_apart()
+        # One thread for all kernels of a function: Triton keeps them in one table.
+        with ThreadPoolExecutor(min(num_cores, MAX_THREADS), "kernels") as pool:
+            for function, found in self._read().items():
+                pool.submit(_load, function, found)
+            yield
+
+    def _read(self) -> dict[_Function, set[str]]:
+        """The list of an earlier process; nothing where it is missing or damaged."""
+        listed: dict[_Function, set[str]] = defaultdict(set)
+        with suppress(OSError, ValueError):
+            for module, name, compiled_for in json.loads(self._path.read_bytes()):
+                listed[module, name].add(compiled_for)
+        return listed
+
+    def _note(self, *, fn: Any, compile: dict[str, Any], **rest: object) -> None:
+        compiled_for = compile["specialization_data"]
+        if compiled_for and getattr(import_module(fn.module), fn.name, None) is fn.jit_function:
+            self._kernels[fn.module, fn.name].add(compiled_for)
+
+
+def _load(function: _Function, found: Collection[str]) -> None:
+    module, name = function
+    try:
+        kernels = getattr(import_module(module), name)
+        there, *_ = kernels.device_caches[driver.active.get_current_device()]
+        for compiled_for in found:
+            if json.loads(compiled_for)["key"] not in there:
+                # The first access loads the kernel on the GPU.
+                assert kernels.preload(compiled_for).run
+    except Exception as error:
+        log.warning("kernels of %s were not loaded ahead: %r", name, error)
+
+
+def _serialized(
+    name: str, signature: object, constants: dict[Any, Any], attrs: object, *rest: object
+) -> str:
+    """Types, constants and options that a kernel was compiled for; empty where JSON would change
+    the constants."""
+    kept = bool | int | float | str | None | tl.dtype | tl.constexpr
+    if not all(isinstance(value, kept) for value in constants.values()):
+        return ""
+    compiled_for: str = _serialize(name, signature, constants, attrs, *rest)
+    return compiled_for

@@ -1,0 +1,94 @@
+"""Kernels that one process lists are loaded by the next one before it launches them; Triton compiles
+them for a GPU that is not there."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton.language as tl
+from triton.runtime.jit import JITFunction
+
+from headwater.kernels.launch.compile_ahead import CompileAhead
+from headwater.kernels.launch.kernel_list import KernelList
+from tests.kernels.test_compile_ahead import CPU, NoGpu, no_gpu
+
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="puts things in the place of a GPU"
+)
+__all__ = ["no_gpu"]
+X = torch.zeros(64)
+
+
+def _listed(p_x, SHAPE: tl.constexpr, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton compiles it
+    pass
+
+
+FUNCTION = _listed
+
+
+def new_process(monkeypatch: pytest.MonkeyPatch) -> JITFunction[Any]:
+    """The kernel as a process has it that has launched nothing."""
+    kernel = JITFunction(FUNCTION)
+    monkeypatch.setattr(sys.modules[__name__], "_listed", kernel)
+    return kernel
+
+
+def compile_and_list(kernel: JITFunction[Any], *sizes: int, shape: object = None) -> None:
+    kernels = KernelList("id")
+    kernels.begin()
+    with kernels.loading(num_cores=2), CompileAhead(CPU, num_cores=2) as ahead:
+        for size in sizes:
+            ahead.note(lambda size=size: kernel[1,](X, SHAPE=shape, SIZE=size))
+    kernels.keep()
+
+
+def listed_of(no_gpu: NoGpu) -> list[tuple[str, bool]]:
+    """(thread, whether it was in the cache) of each kernel that the list's scope loads."""
+    no_gpu.compiled.clear()
+    with KernelList("id").loading(num_cores=2):
+        pass
+    return list(no_gpu.compiled)
+
+
+def test_kernels_of_a_list_are_loaded_before_they_are_launched(
+    no_gpu: NoGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_gpu.may_compile.set()
+    compile_and_list(new_process(monkeypatch), 16, 32)
+    kernel = new_process(monkeypatch)
+    assert listed_of(no_gpu) == [("kernels", True)] * 2
+    for size in (32, 16):
+        kernel[1,](X, SHAPE=None, SIZE=size)
+    assert no_gpu.launched == [32, 16]
+    assert len(no_gpu.compiled) == 2
+    # A process that stood by has them: its engine loads none again.
+    assert not listed_of(no_gpu)
+
+
+def test_a_list_grows_by_what_a_later_process_compiles(
+    no_gpu: NoGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_gpu.may_compile.set()
+    compile_and_list(new_process(monkeypatch), 16)
+    compile_and_list(new_process(monkeypatch), 32)
+    new_process(monkeypatch)
+    assert listed_of(no_gpu) == [("kernels", True)] * 2
+
+
+def test_kernels_whose_constants_json_would_change_are_not_listed(
+    no_gpu: NoGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_gpu.may_compile.set()
+    compile_and_list(new_process(monkeypatch), 16, shape=(2, 4))
+    assert not listed_of(no_gpu)
+
+
+@pytest.mark.parametrize("text", ["", '[["no_module", "kernel", "{}"]]', '{"a": 1}'])
+def test_a_list_that_cannot_be_used_loads_nothing(no_gpu: NoGpu, text: str, tmp_path: Path) -> None:
+    (tmp_path / "list-id").mkdir()
+    (tmp_path / "list-id/kernels.json").write_text(text)
+    assert not listed_of(no_gpu)
