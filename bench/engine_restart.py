@@ -31,6 +31,8 @@ from .start_timeline import core_phases
 
 VICTIMS = ("core", "server")
 PREPARED_SECONDS = 60.0
+STANDBY_SECONDS = 3.0
+"""Seconds that a process takes to stand by for the next life of an engine that is prepared."""
 PIECES_BEFORE = 10
 """Pieces of an answer before its engine is killed. A piece may have several tokens."""
 PROMPT = "Name the rivers that you know, and what lies at their headwaters."
@@ -62,7 +64,6 @@ def main(
     """Kill an engine in the middle of answers, and measure their pauses."""
     check_choice("victim", victim, VICTIMS)
     with own_cluster(["--replicas=1", *(up or ())]) as (record, folder):
-        wait_until_prepared(record, PREPARED_SECONDS)
         # The first answer may wait for what is compiled when it is needed.
         expected = [_text(record, tokens) for _ in range(2)][-1]
         restarts = [_killed(folder, victim, tokens, expected) for _ in range(rounds)]
@@ -82,6 +83,9 @@ def main(
 def _killed(folder: Path, victim: str, tokens: int, expected: str) -> Restart:
     record = read_cluster(folder)
     assert record is not None
+    # As an engine is found that has served for a while.
+    wait_until_prepared(record, PREPARED_SECONDS)
+    time.sleep(STANDBY_SECONDS)
     stage = _engine(record)
     pid = stage.pid if victim == "server" else stage.children[0]
     pieces: list[str] = []
