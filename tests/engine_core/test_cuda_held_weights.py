@@ -23,6 +23,7 @@ from tests.engine_core.small_models import SmallEngine, greedy
 
 logging.basicConfig(level="INFO", stream=sys.stderr)
 folder, options = Path(sys.argv[1]), json.loads(sys.argv[2])
+options |= {name: Path(options[name]) for name in options.keys() & {"draft_model"}}
 engine = SmallEngine(folder, **options)
 prompts = [[5 + (7 * i + 31 * key) % 400 for i in range(300)] for key in range(3)]
 answers = engine.answer(prompts, greedy(40))
@@ -51,12 +52,16 @@ def life(folder: Path, log: Path, **options: Any) -> tuple[list[list[int]], str]
     return json.loads(line), log.read_text()
 
 
-@pytest.mark.parametrize("takes_turns", [False, True])
+@pytest.mark.parametrize("beside", ["nothing", "turns", "a draft model"])
 def test_the_next_life_begins_with_the_weights_that_stayed(
-    folder_of: Callable[[str], Path], tmp_path: Path, takes_turns: bool
+    folder_of: Callable[[str], Path], tmp_path: Path, beside: str
 ) -> None:
     holder = Holder()
-    options = {"weights_holder": holder.requests.fileno(), "takes_turns": takes_turns}
+    options: dict[str, Any] = {"weights_holder": holder.requests.fileno()}
+    if beside == "turns":
+        options["takes_turns"] = True
+    elif beside == "a draft model":
+        options |= {"draft_model": str(folder_of("qwen3")), "max_draft_tokens": 3}
     lives = [life(folder_of("qwen3"), tmp_path / f"{i}", **options) for i in range(2)]
     (loaded, first_log), (held, second_log) = lives
     assert held == loaded

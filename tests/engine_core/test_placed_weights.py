@@ -8,6 +8,7 @@ import mmap
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,11 +20,13 @@ from headwater.engine_core.executors.build.weights import load_weights
 from headwater.engine_core.executors.device import cuda_memory, placed_weights
 from headwater.engine_core.executors.device.cuda_memory import CudaMemory
 from headwater.engine_core.executors.device.moved_tensors import tensors_of
-from headwater.engine_core.executors.device.placed_weights import HeldWeights
+from headwater.engine_core.executors.device.placed_weights import EngineWeights, HeldWeights
+from headwater.engine_core.executors.device.weights_place import key_of
 from headwater.engine_core.layers.linear.kinds import Weights
-from headwater.engine_core.options import ExecutorOptions, say_nothing
+from headwater.engine_core.options import BuildRequest, ExecutorOptions, say_nothing
 from headwater.engine_core.platforms.stored_weights import StoredForms
 from headwater.engine_core.system.held_memory import HeldMemory
+from tests.engine_core.test_compiled_ahead import MODEL
 
 CPU = torch.device("cpu")
 
@@ -198,3 +201,39 @@ def test_a_sleeping_engine_holds_nothing_and_holds_again_what_it_wakes_with(
     memory.restore()
     found, _ = HeldWeights(holder, "key").taken_or(never)
     assert all(map(torch.equal, tensors_of(found), before))
+
+
+def test_weights_of_drafters_are_held_with_those_of_the_served_model(tmp_path: Path) -> None:
+    holder = HolderHere()
+    loaded = EngineWeights(*(random_weights(tmp_path) for _ in range(3)))
+    before = [each.clone() for each in tensors_of(loaded)]
+    HeldWeights(holder, "key").taken_or(lambda: loaded)
+    second = HeldWeights(holder, "key")
+    found, _ = second.taken_or(never)
+    assert isinstance(found, EngineWeights)
+    assert all(map(torch.equal, tensors_of(found), before))
+    assert second.num_bytes >= sum(each.nbytes for each in before)
+
+
+def test_weights_are_found_again_until_a_file_of_them_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = SimpleNamespace(uuid="gpu")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    folders = [tmp_path / name for name in ("served", "draft", "heads")]
+    files = [folder / "weights.safetensors" for folder in folders]
+    for file in files:
+        file.parent.mkdir()
+        file.write_bytes(b"1")
+    served, draft, heads = folders
+    options = ExecutorOptions(model_folder=served, draft_model=draft, draft_heads=heads)
+    types = dict.fromkeys(("dtype", "kv_format", "activations"), "bfloat16")
+    request = BuildRequest(options=options, model=MODEL, **types, rounds_tokens=False)
+    keys = [key_of(request)]
+    assert key_of(request) == keys[0]
+    for file in files:
+        file.write_bytes(b"12")
+        keys.append(key_of(request))
+    drafting = replace(request, draft=replace(request, dtype="float32"))
+    keys += [key_of(drafting), key_of(replace(drafting, draft=request))]
+    assert len(set(keys)) == len(keys)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Self
 
 import torch
@@ -22,6 +21,7 @@ from ...platforms.stored_weights import StoredWeights
 from ...weights.model_config import ModelConfig
 from ...weights.page_plan import PagePlan
 from ...weights.shards import WHOLE, Shard
+from ..device.placed_weights import EngineWeights
 from ..drafter.cuda_drafters import NewDrafter
 from ..exit.device_head import DeviceHead, WholeHead
 from ..model.adapter_memory import AdapterMemory, adapter_memory
@@ -143,24 +143,33 @@ def load_whole(
     device: torch.device,
     progress: Progress,
     hooks: Hooks,
-    place: Callable[[Callable[[], Weights]], Weights],
+    place: Callable[[Callable[[], EngineWeights]], EngineWeights],
 ) -> LoadedEngine:
-    """Loads whole models. `place` gives the served one's weights their place, and has them loaded
-    if need be. Raises `ConfigError`."""
+    """Loads whole models. `place` gives weights their place, and has them loaded if need be. Raises
+    `ConfigError`."""
+    draft = request.draft
+    heads = request.heads
 
     def weights_of(each: BuildRequest) -> Weights:
         forms = hooks.stored_forms(each)
         stored = StoredWeights(request=each, weights=load_weights(each, device, progress, forms))
         return hooks.prepare_weights(stored, progress)
 
+    def load() -> EngineWeights:
+        return EngineWeights(
+            served=weights_of(request),
+            draft=None if draft is None else weights_of(draft),
+            heads=None if heads is None else load_heads_weights(request, device, WHOLE),
+        )
+
     def model_of(each: BuildRequest, weights: Weights) -> LoadedModel:
         return LoadedModel(each.model, weights, KV_DTYPES[each.kv_format], each.is_tree)
 
-    draft = request.draft
+    placed = place(load)
     return LoadedEngine(
-        served=model_of(request, place(partial(weights_of, request))),
-        draft=None if draft is None else model_of(draft, weights_of(draft)),
-        heads=load_heads(request, device, WHOLE),
+        served=model_of(request, placed.served),
+        draft=None if draft is None or placed.draft is None else model_of(draft, placed.draft),
+        heads=None if heads is None or placed.heads is None else LoadedHeads(heads, placed.heads),
     )
 
 

@@ -9,7 +9,8 @@ import os
 import pickle
 from collections.abc import Callable
 from contextlib import closing
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,7 +20,18 @@ from ...layers.linear.kinds import Weights
 from ...system.held_memory import HeldMemory, MemoryHolder
 from .moved_tensors import move, num_bytes_of, tensors_of
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineWeights:
+    """All weights of an engine on one GPU."""
+
+    served: Weights
+    draft: Weights | None
+    """Weights of the model that drafts."""
+    heads: Weights | None
 
 
 class PlacedWeights:
@@ -30,7 +42,7 @@ class PlacedWeights:
         self.num_bytes = num_bytes
 
     @classmethod
-    def of(cls, weights: Weights, *, is_shared: bool = False) -> PlacedWeights:
+    def of(cls, weights: object, *, is_shared: bool = False) -> PlacedWeights:
         """Moves the weights, which nothing has been made of yet that names their addresses. Raises
         `DriverError`."""
         tensors = on_device(weights)
@@ -56,10 +68,12 @@ class HeldWeights:
         self._key = key
         self.were_held = False
         """Whether the weights in use stayed on the device from an earlier process."""
+        self.num_bytes = 0
+        """Bytes that the holder has."""
         self._layout = b""
         self._checksum = 0
 
-    def taken_or(self, load: Callable[[], Weights]) -> tuple[Weights, PlacedWeights | None]:
+    def taken_or(self, load: Callable[[], T]) -> tuple[T, PlacedWeights | None]:
         """The weights that are held, or those that `load` makes, which are held from now on. None:
         this device has no room for that, or its memory cannot be held."""
         if (held := self._holder.take(self._key)) is not None:
@@ -70,7 +84,9 @@ class HeldWeights:
                     self._checksum = held.checksum
                     size = os.fstat(held.layout).st_size
                     self._layout = os.pread(held.layout, size, 0)
-                    return weights_at(self._layout, placed.bytes), placed
+                    self.num_bytes = held.num_bytes
+                    found: T = weights_at(self._layout, placed.bytes)
+                    return found, placed
         self._holder.drop()
         weights = load()
         if why := _why_not(weights):
@@ -94,18 +110,20 @@ class HeldWeights:
                     num_bytes=placed.num_bytes,
                     checksum=self._checksum,
                 )
-                self._holder.keep(self._key, held)
+                is_held = self._holder.keep(self._key, held)
+                self.num_bytes = placed.num_bytes if is_held else 0
 
     def drop(self) -> None:
         """Has the memory given back as soon as it is unmapped here."""
         self._holder.drop()
+        self.num_bytes = 0
 
 
-def on_device(weights: Weights) -> list[torch.Tensor]:
+def on_device(weights: object) -> list[torch.Tensor]:
     return [each for each in tensors_of(weights) if each.is_cuda]
 
 
-def _why_not(weights: Weights) -> str:
+def _why_not(weights: object) -> str:
     """Why weights cannot be held; empty: they can."""
     if not can_share():
         return "the GPU's driver exports no memory"
@@ -137,17 +155,16 @@ def checksum(memory: torch.Tensor) -> int:
     return int(memory.view(torch.int64).sum())
 
 
-def layout_of(weights: Weights, memory: torch.Tensor) -> bytes:
+def layout_of(weights: object, memory: torch.Tensor) -> bytes:
     """The weights without the bytes of tensors that lie in the memory."""
     file = io.BytesIO()
     _LayoutPickler(file, memory).dump(weights)
     return file.getvalue()
 
 
-def weights_at(layout: bytes, memory: torch.Tensor) -> Weights:
+def weights_at(layout: bytes, memory: torch.Tensor) -> Any:
     """The weights of a layout, whose tensors lie in the memory."""
-    weights: Weights = _LayoutUnpickler(io.BytesIO(layout), memory).load()
-    return weights
+    return _LayoutUnpickler(io.BytesIO(layout), memory).load()
 
 
 class _LayoutPickler(pickle.Pickler):

@@ -3,16 +3,15 @@ memory that a holder keeps beyond the engine's process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 
-from ...layers.linear.kinds import Weights
 from ...options import BuildRequest, Progress
 from ...system.held_memory import MemoryHolder
-from ...weights.model_file import WEIGHTS_NAME
 from .cuda_memory import CudaMemory
-from .placed_weights import HeldWeights, PlacedWeights
+from .placed_weights import EngineWeights, HeldWeights, PlacedWeights
 
 
 class WeightsPlace:
@@ -23,11 +22,16 @@ class WeightsPlace:
         self._held: HeldWeights | None = None
         if options.weights_holder >= 0 and options.layout.num_ranks == 1:
             holder = MemoryHolder.of_descriptor(options.weights_holder)
-            self._held = HeldWeights(holder, _key_of(request))
+            self._held = HeldWeights(holder, key_of(request))
         self.releasable: CudaMemory | None = None
         """Memory of the weights that were put here, which sleep gives back; None: it keeps them."""
 
-    def put(self, load: Callable[[], Weights]) -> Weights:
+    @property
+    def num_held_bytes(self) -> int:
+        """Bytes of weights that a holder has."""
+        return 0 if self._held is None else self._held.num_bytes
+
+    def put(self, load: Callable[[], EngineWeights]) -> EngineWeights:
         """The weights in their place, as a holder has them or as `load` makes them. Nothing has
         been made of them yet that names their addresses. Raises `DriverError`."""
         if self._held is None:
@@ -42,13 +46,25 @@ class WeightsPlace:
         return weights
 
 
-def _key_of(request: BuildRequest) -> str:
-    """Names weights, by their file on this host, the sources and versions that laid them out, and
+def key_of(request: BuildRequest) -> str:
+    """Names weights, by their files on this host, the sources and versions that laid them out, and
     the device."""
-    folder = request.options.model_folder
-    assert folder is not None
     parts: list[object] = [request.numerics_id, torch.cuda.get_device_properties(0).uuid]
-    if request.options.load_format == "auto":
-        file = (folder / WEIGHTS_NAME).stat()
+    if request.draft is not None:
+        parts += [request.draft.model, request.draft.dtype]
+    parts.append(request.heads)
+    for path in _files_of(request):
+        file = path.stat()
         parts += [file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns]
     return " ".join(map(str, parts))
+
+
+def _files_of(request: BuildRequest) -> Iterator[Path]:
+    """Files of the request's weights that are no random ones."""
+    options = request.options
+    if options.load_format == "auto":
+        for folder in (options.model_folder, options.draft_model):
+            if folder is not None:
+                yield from sorted(folder.glob("*.safetensors"))
+    if options.draft_heads is not None:
+        yield from sorted(options.draft_heads.iterdir())
