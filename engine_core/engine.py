@@ -58,6 +58,7 @@ class Engine:
         sources: Sequence[BlockSource] = (),
         report_masks: Callable[[MaskReport], None] = lambda report: None,
         memory: ReleasableMemory | None = None,
+        num_held_bytes: int = 0,
     ) -> None:
         """`masks`, int32 [positions, rows of the table, words], holds the masks of requests that
         have a grammar; others fill it. Positions are one more than a row's drafts. `disk_files` is
@@ -65,7 +66,7 @@ class Engine:
         beside the engine's own tiers, which come first. `report_masks` is called in the middle of a
         step, as soon as there is something to report to those who fill masks: the device waits for
         them. It must not call the engine. `memory` is what the executor gives back while the engine
-        sleeps; None: nothing."""
+        sleeps; None: nothing. `num_held_bytes`: of weights that a holder has, while it is awake."""
         self._config = config
         self._clock = clock
         self._tiers = Tiers(config, executor, disk_files, peer_link, clock)
@@ -93,7 +94,7 @@ class Engine:
         """Result of the last `settle`, or NOTHING once the engine was called; see `waits_for`."""
         self._has_held_back = False
         """Whether the last step might have computed something, had it not been better to wait."""
-        self._sleep = Sleep(memory, clock)
+        self._sleep = Sleep(memory, clock, num_held_bytes)
 
     def step(self) -> StepOutput | None:
         """Schedules and submits a step; retires and settles the oldest step in flight when it is

@@ -21,12 +21,19 @@ class SleepState(StrEnum):
 
 
 class Sleep:
-    def __init__(self, memory: ReleasableMemory | None, clock: Callable[[], float]) -> None:
-        """`memory`: None: the engine was not started to sleep."""
+    def __init__(
+        self,
+        memory: ReleasableMemory | None,
+        clock: Callable[[], float],
+        num_held_bytes: int = 0,
+    ) -> None:
+        """`memory`: None: the engine was not started to sleep. `num_held_bytes`: of weights that a
+        holder has until they are given back."""
         self.state = SleepState.AWAKE
         self._can_sleep = memory is not None
         self._memory: ReleasableMemory = NoMemory() if memory is None else memory
         self._clock = clock
+        self._num_held = num_held_bytes
         self._begun_at = 0.0
         self._num_sleeps = 0
         self._num_released = 0
@@ -111,6 +118,7 @@ class Sleep:
         load.wake_seconds = self._wake_seconds
         load.num_releasable_bytes = self._memory.num_bytes
         load.num_released_bytes = self._num_released
+        load.num_held_bytes = 0 if self._is_released else self._num_held
         load.sleep_problem = self._problem
         load.sleep_call = self._call
 

@@ -249,6 +249,8 @@ class EngineLoad:
     """Bytes of weights, and of the KV cache where it goes as well, that sleep gives back."""
     num_released_bytes: int = 0
     """Bytes that are given back, while asleep."""
+    num_held_bytes: int = 0
+    """Bytes of weights that stay on the device when the engine dies."""
     sleep_problem: str = ""
     """Why the engine did not wake; empty: it did, or was not called."""
     sleep_call: int = 0

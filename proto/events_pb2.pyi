@@ -301,6 +301,7 @@ class Load(_message.Message):
     TENANTS_FIELD_NUMBER: _builtins.int
     KV_BYTES_FIELD_NUMBER: _builtins.int
     EVICTION_COST_FIELD_NUMBER: _builtins.int
+    NUM_HELD_BYTES_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """engine steps so far"""
     num_running: _builtins.int
@@ -363,6 +364,8 @@ class Load(_message.Message):
     """so far"""
     eviction_cost: _builtins.float
     """prompt tokens that a token placed here makes others compute again, on average, by what it evicts; 0: none"""
+    num_held_bytes: _builtins.int
+    """of weights, that stay on the device when the engine dies"""
     @_builtins.property
     def incarnation(self) -> Global___Incarnation:
         """whose load"""
@@ -422,10 +425,11 @@ class Load(_message.Message):
         tenants: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         kv_bytes: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         eviction_cost: _builtins.float = ...,
+        num_held_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "eviction_cost", b"eviction_cost", "incarnation", b"incarnation", "itl_seconds", b"itl_seconds", "itl_seconds_per_request", b"itl_seconds_per_request", "kv_bytes", b"kv_bytes", "kv_seq", b"kv_seq", "max_chunk_tokens", b"max_chunk_tokens", "max_running", b"max_running", "num_generated_tokens", b"num_generated_tokens", "num_prefill_tokens", b"num_prefill_tokens", "num_releasable_bytes", b"num_releasable_bytes", "num_released_bytes", b"num_released_bytes", "num_running", b"num_running", "num_sleeps", b"num_sleeps", "num_total_blocks", b"num_total_blocks", "num_total_disk_bytes", b"num_total_disk_bytes", "num_total_host_blocks", b"num_total_host_blocks", "num_used_blocks", b"num_used_blocks", "num_used_disk_bytes", b"num_used_disk_bytes", "num_used_host_blocks", b"num_used_host_blocks", "num_waiting", b"num_waiting", "policy", b"policy", "prefill_tps", b"prefill_tps", "prefix_hits", b"prefix_hits", "prefix_queries", b"prefix_queries", "resident_adapters", b"resident_adapters", "role", b"role", "seconds_per_hit_token", b"seconds_per_hit_token", "seconds_per_pulled_token", b"seconds_per_pulled_token", "sleep_seconds", b"sleep_seconds", "sleep_state", b"sleep_state", "step", b"step", "tenants", b"tenants", "waiting_credits", b"waiting_credits", "wake_seconds", b"wake_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "eviction_cost", b"eviction_cost", "incarnation", b"incarnation", "itl_seconds", b"itl_seconds", "itl_seconds_per_request", b"itl_seconds_per_request", "kv_bytes", b"kv_bytes", "kv_seq", b"kv_seq", "max_chunk_tokens", b"max_chunk_tokens", "max_running", b"max_running", "num_generated_tokens", b"num_generated_tokens", "num_held_bytes", b"num_held_bytes", "num_prefill_tokens", b"num_prefill_tokens", "num_releasable_bytes", b"num_releasable_bytes", "num_released_bytes", b"num_released_bytes", "num_running", b"num_running", "num_sleeps", b"num_sleeps", "num_total_blocks", b"num_total_blocks", "num_total_disk_bytes", b"num_total_disk_bytes", "num_total_host_blocks", b"num_total_host_blocks", "num_used_blocks", b"num_used_blocks", "num_used_disk_bytes", b"num_used_disk_bytes", "num_used_host_blocks", b"num_used_host_blocks", "num_waiting", b"num_waiting", "policy", b"policy", "prefill_tps", b"prefill_tps", "prefix_hits", b"prefix_hits", "prefix_queries", b"prefix_queries", "resident_adapters", b"resident_adapters", "role", b"role", "seconds_per_hit_token", b"seconds_per_hit_token", "seconds_per_pulled_token", b"seconds_per_pulled_token", "sleep_seconds", b"sleep_seconds", "sleep_state", b"sleep_state", "step", b"step", "tenants", b"tenants", "waiting_credits", b"waiting_credits", "wake_seconds", b"wake_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -53,6 +53,14 @@ class HeldMemory:
             os.close(file)
 
 
+def held_bytes(requests: int) -> int:
+    """Bytes that a holder has, by the descriptor of its requests; -1: there is no holder."""
+    if requests < 0:
+        return 0
+    with socket.socket(fileno=os.dup(requests)) as own:
+        return MemoryHolder(own).num_bytes
+
+
 class MemoryHolder:
     """The engine's end. A holder that is gone holds nothing."""
 
@@ -73,6 +81,12 @@ class MemoryHolder:
         """Has memory held, in place of all that is. Returns whether it is."""
         reply, _ = self._ask({"verb": "keep", "key": key, **held.facts}, *held.files)
         return bool(reply)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that are held."""
+        reply, _ = self._ask({"verb": "count"})
+        return int(reply.get("num_bytes", 0))
 
     def drop(self) -> None:
         """Has all given back that is held."""

@@ -56,6 +56,9 @@ class HolderServer:
                 self._key = request["key"]
                 self._own(owner)
                 _send(asker, {"held": True})
+            case "count":
+                os.close(owner)
+                _send(asker, {} if self._held is None else self._held.facts)
             case _:
                 os.close(owner)
                 self._drop()

@@ -98,6 +98,7 @@ export class EngineTable {
       "step, each token": row.step_seconds ? seconds(row.step_seconds) : "–",
       "KV blocks": `${count(row.num_used_blocks)} of ${count(row.num_total_blocks)}, ${count(row.block_size)} tokens each`,
       "KV memory held": memoryText(row),
+      "weights held on the device": row.num_held_bytes ? bytes(row.num_held_bytes) : "–",
       "prefix hits": percent(row.prefix_hits, row.prefix_queries),
       "last report": row.load_age < 0 ? "none" : `${seconds(row.load_age)} ago`,
       "goes without": row.without.join(", ") || "nothing",

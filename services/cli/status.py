@@ -155,6 +155,8 @@ def _state(member: Member) -> str:
     if member.load is not None and not member.load.is_awake:
         released = member.load.num_released_bytes / 1e9
         state = f"[cyan]{shown(member.load.sleep_state)}[/] ({released:.2f} GB given back)"
+    elif member.load is not None and member.load.num_held_bytes:
+        state += f" ({member.load.num_held_bytes / 1e9:.2f} GB held)"
     if member.load is not None and member.load.role not in ("", BOTH):
         state += f" {shown(member.load.role)}"
     return state + (

@@ -80,6 +80,7 @@ class ReplicaLoad:
     num_sleeps: int = 0
     kv_bytes: Mapping[str, int] = field(default_factory=dict)
     eviction_cost: float = 0.0
+    num_held_bytes: int = 0
 
     @property
     def is_awake(self) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from headwater.engine_core.system import memory_holder
-from headwater.engine_core.system.held_memory import HeldMemory, MemoryHolder
+from headwater.engine_core.system.held_memory import HeldMemory, MemoryHolder, held_bytes
 
 GUARD_SECONDS = 60
 KEEPER = """
@@ -139,8 +139,10 @@ def test_memory_goes_to_nobody_while_the_process_lives_that_may_write_to_it(
 def test_memory_of_other_weights_is_given_back(holder: Holder) -> None:
     engine = Engine(holder.requests)
     assert holder.num_held == 2
+    assert held_bytes(holder.requests.fileno()) == 7
     assert holder.client.take("another key") is None
     assert holder.num_held == 0
+    assert held_bytes(holder.requests.fileno()) == 0
     engine.kill()
 
 

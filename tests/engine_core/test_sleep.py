@@ -199,13 +199,14 @@ class ShortMemory:
 def test_an_engine_stays_asleep_where_its_device_lacks_the_memory() -> None:
     memory = ShortMemory()
     executor = SimulatedExecutor(CONFIG, MODEL, SimulatedTiming())
-    engine = Engine(CONFIG, executor, memory=memory)
+    engine = Engine(CONFIG, executor, memory=memory, num_held_bytes=40)
+    assert engine.load().num_held_bytes == 40
     engine.sleep()
     engine.step()
     engine.wake()
     engine.step()
     load = engine.load()
-    assert (load.sleep_state, load.num_released_bytes) == ("asleep", 100)
+    assert (load.sleep_state, load.num_released_bytes, load.num_held_bytes) == ("asleep", 100, 0)
     assert load.sleep_problem == "the engine needs 100 bytes of its device, of which 60 are free"
     engine.sleep()
     load = engine.load()
@@ -214,6 +215,7 @@ def test_an_engine_stays_asleep_where_its_device_lacks_the_memory() -> None:
     engine.wake()
     load = engine.load()
     assert (load.sleep_state, load.num_released_bytes, load.sleep_problem) == ("awake", 0, "")
+    assert load.num_held_bytes == 40
 
 
 @pytest.mark.parametrize("seed", long_but(range(20), 0))

@@ -34,6 +34,7 @@ from headwater.engine_core.options import ExecutorOptions, ModelFacts
 from headwater.engine_core.parallel.rank_facts import RankedExecutor, RankLost
 from headwater.engine_core.queue_policies import DEFAULT as DEFAULT_POLICY
 from headwater.engine_core.queue_policies import SHORTEST_FIRST
+from headwater.engine_core.system.held_memory import held_bytes
 from headwater.engine_core.system.ring import PeerGone, RingReader, RingWriter
 from headwater.engine_core.waits_for import WaitsFor
 
@@ -318,6 +319,7 @@ def main() -> None:
             peer_link=link,
             report_masks=lambda report: mask_reports.write(encode(report)),
             memory=releasable_of(executor) if settings.takes_turns else None,
+            num_held_bytes=held_bytes(ends.weights_holder),
         )
         with contextlib.closing(engine):
             collector.leave_out_what_exists()

@@ -151,6 +151,11 @@ class EngineCollector(Collector):
             "Share of KV blocks in host memory that hold a copy, 0 to 1",
             swapped,
         )
+        yield self._gauge(
+            "engine_held_bytes",
+            "Bytes of weights that stay on the device when the engine dies",
+            load.num_held_bytes,
+        )
         if load.can_sleep:
             yield from self._sleep(load)
         is_prepared = float(self._server.is_prepared)

@@ -28,7 +28,9 @@ async def test_the_least_trust_counts_and_a_finding_names_the_gateway_that_doubt
     async with first.router.running(), second.router.running():
         for gateway in (first, second):
             for name in "ab":
-                gateway.reports(name, replace(IDLE, kv_bytes={"full": 64, "state": 32}))
+                gateway.reports(
+                    name, replace(IDLE, kv_bytes={"full": 64, "state": 32}, num_held_bytes=9)
+                )
                 gateway.caches(name, [])
         second.caches("b", chain("x", 20))
         for _ in range(8):
@@ -45,6 +47,7 @@ async def test_the_least_trust_counts_and_a_finding_names_the_gateway_that_doubt
             first.router, {}, merge([figures("first", first, 0.0)]).standings, first.now
         )
     assert a["kv_bytes"] == {"full": 64, "state": 32}
+    assert a["num_held_bytes"] == 9
     assert (b["trust"], b["is_doubted"]) == (0.43, True)
     assert {name: each["trust"] for name, each in b["gateways"].items()} == {
         "first": 1.0,

@@ -33,6 +33,7 @@ LOAD = ReplicaLoad(
     num_total_blocks=100,
     prefix_queries=200,
     prefix_hits=150,
+    num_held_bytes=16_400_000_000,
 )
 
 
@@ -65,7 +66,8 @@ async def test_every_process_with_a_heartbeat_is_in_the_table(
         console.print(as_table(members))
     model, _, row = captured.get().splitlines()[:3]
     assert model.strip() == served_model.name
-    assert row.split()[-6:] == ["3", "1", "40/100", "75%", "–", "serving"]
+    assert row.split()[-9:-3] == ["3", "1", "40/100", "75%", "–", "serving"]
+    assert row.endswith("(16.40 GB held)")
     (told,) = as_json(members)
     assert (told["kind"], told["load"]["num_running"]) == ("engine", 3)
 
