@@ -16,6 +16,7 @@ from headwater.kernels.cpu.compiler.compiled import DTYPES, Kernel
 from headwater.kernels.cpu.compiler.replay import walker
 from headwater.kernels.cpu.delta import delta_net as delta_kernel
 from headwater.kernels.cpu.encoders import add_layer_norm as layer_norm_kernel
+from headwater.kernels.cpu.encoders import mutual_attention as text_attention
 from headwater.kernels.cpu.sampling import draw_candidates as draw_kernel
 from headwater.kernels.cpu.states import mamba as mamba_kernel
 from headwater.kernels.cpu.states import short_conv as conv_kernel
@@ -69,9 +70,9 @@ def with_cpu_look_up(weights: Weights) -> Weights:
 
 
 def layer_kernels(model: ModelConfig) -> list[Kernel]:
-    """Kernels of a model's state layers, of latent attention and of an encoder's norms."""
+    """Kernels of a model's state layers, of latent attention and of an encoder's norms and attention."""
     kernels = (
-        (model.encoder, (layer_norm_kernel.KERNEL,)),
+        (model.encoder, (layer_norm_kernel.KERNEL, text_attention.kernel())),
         (model.delta, (delta_kernel.KERNEL,)),
         (model.conv, (conv_kernel.KERNEL,)),
         (model.mamba, (mamba_kernel.KERNEL,)),

@@ -381,7 +381,7 @@ def _add_values(
 def begin_row(p_state: int) -> None:
     """Puts the highest score and the sum of weights of a row without keys at an address, 8
     bytes."""
-    _put_state(p_state, F32(_NOTHING), F32(0))
+    put_state(p_state, F32(_NOTHING), F32(0))
 
 
 @njit
@@ -401,11 +401,11 @@ def weigh(
     scale = exp(splat(before - highest))
     for d in range(0, width, NUM_LANES):
         store(p_out + d * 4, mul(load(p_out + d * 4, F32_ELEMENT), scale), F32_ELEMENT)
-    _put_state(p_state, highest, total_of(p_state) * highest_of(scale) + sum_of(total))
+    put_state(p_state, highest, total_of(p_state) * highest_of(scale) + sum_of(total))
 
 
 @njit
-def _put_state(p_state: int, highest: Any, total: Any) -> None:
+def put_state(p_state: int, highest: Any, total: Any) -> None:
     put(p_state, highest, F32_ELEMENT)
     put(p_state + 4, total, F32_ELEMENT)
 

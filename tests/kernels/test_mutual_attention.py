@@ -10,7 +10,8 @@ from headwater.kernels.attention.mutual_attention import (
     mutual_attention_twin,
     text_tiles,
 )
-from headwater.kernels.cpu.encoders.mutual_attention import QUERIES
+from headwater.kernels.cpu.encoders import mutual_attention as on_cpu
+from headwater.kernels.cpu.encoders.mutual_attention import KEYS, QUERIES
 from headwater.kernels.cpu.encoders.mutual_attention import (
     mutual_attention as mutual_attention_on_cpu,
 )
@@ -38,14 +39,35 @@ def test_texts_attend_to_themselves_alone_as_the_twin_says(
     torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=tolerance)
 
 
-def test_a_long_text_with_biases_has_few_queries_at_once() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_long_text_is_computed_in_parts_and_alone_as_in_company(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    counts = [QUERIES + 30, 5]
-    qkv = torch.randn(sum(counts), 3 * 2 * 16)
-    bias = torch.randn(2, 2 * (QUERIES + 40) - 1)
+    counts = [5, QUERIES + KEYS + 30, 40]
+    qkv = torch.randn(sum(counts), 3 * 2 * 16).to(dtype)
+    bias = torch.randn(2, 2 * max(counts) - 1)
     found = mutual_attention_on_cpu(qkv, counts, 16, bias)
-    expected = mutual_attention_twin(qkv, counts, 16, bias)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    expected = mutual_attention_twin(qkv.double(), counts, 16, bias)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=tolerance)
+    parts = qkv.split(counts)
+    alone = [
+        mutual_attention_on_cpu(part, [count], 16, bias)
+        for part, count in zip(parts, counts, strict=True)
+    ]
+    assert torch.equal(torch.cat(alone), found)
+
+
+@pytest.mark.long  # compiles a kernel that this machine has no other use for
+def test_a_machine_without_amx_multiplies_bfloat16_as_float32(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(on_cpu, "has_amx", lambda: False)
+    monkeypatch.setattr(on_cpu, "kernel", on_cpu.kernel.__wrapped__)
+    qkv, bias = inputs(num_heads=3, head_dim=32)
+    rounded = qkv.bfloat16()
+    found = mutual_attention_on_cpu(rounded, COUNTS, 32, bias)
+    expected = mutual_attention_on_cpu(rounded.float(), COUNTS, 32, bias)
+    assert torch.equal(found, expected.bfloat16())
 
 
 def test_a_bias_belongs_to_the_distance_from_query_to_key() -> None:
