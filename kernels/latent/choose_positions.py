@@ -12,8 +12,10 @@ import torch
 import triton
 import triton.language as tl
 
-SCAN = 2048
-"""Scores that are looked at together."""
+SCAN = 4096
+FEW_SCAN = 2048
+"""Scores that are looked at together, and where few tokens leave multiprocessors without work."""
+FEW_TOKENS = 4
 MOST_PARTS = 32
 """Most parts of a token's scores: every program reads the counts of all of them."""
 BYTES = 4
@@ -29,7 +31,8 @@ def choose_positions(
     writes them; seq_lens int32 [N]."""
     num_tokens, longest = scores.shape
     assert scores.stride(1) == chosen.stride(1) == 1
-    part = triton.cdiv(longest, MOST_PARTS * SCAN) * SCAN
+    scan = FEW_SCAN if num_tokens <= FEW_TOKENS else SCAN
+    part = triton.cdiv(longest, MOST_PARTS * scan) * scan
     num_parts = triton.cdiv(longest, part)
     counts = seq_lens.new_empty(num_tokens, BYTES, num_parts, 256)
     found = seq_lens.new_empty(num_tokens, BYTES, 2)
@@ -43,7 +46,7 @@ def choose_positions(
             *sizes,
             BYTE=byte,
             PARTS=MOST_PARTS,
-            SCAN=SCAN,
+            SCAN=scan,
             num_warps=8,
         )
     _write[(num_tokens, num_parts)](
@@ -55,7 +58,7 @@ def choose_positions(
         *sizes,
         chosen.stride(0),
         PARTS=MOST_PARTS,
-        SCAN=SCAN,
+        SCAN=scan,
         num_warps=8,
     )
 
