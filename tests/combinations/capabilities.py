@@ -108,6 +108,11 @@ PREEMPTION = Capability(
             because="pages behind a window go back, so that both answers find theirs"
         ),
         "encoder": Aside(because="an encoder keeps no blocks that another request wants"),
+        "MXFP4 experts": Aside(because="the answer repeats a token and is drafted", is_on_gpu=True),
+        **dict.fromkeys(
+            ("pull", "hand-over"),
+            Aside(because="its company ends while blocks are on their way", is_on_gpu=True),
+        ),
     },
 )
 HOST_MEMORY = Capability(
@@ -407,6 +412,7 @@ EXPERTS = Capability(
         "num_experts": 8,
         "num_experts_per_tok": 3,
         # Whole tiles of packed weights on GPUs.
+        "hidden_size": 128,
         "moe_intermediate_size": 128,
         "norm_topk_prob": True,
     },
@@ -464,7 +470,7 @@ ADAPTERS = Capability(
             says="allowed: 0 with weights whose tokens are rounded to int8, each with one scale",
         ),
         FP8_BLOCK_WEIGHTS.name: Refused(
-            field="activation_dtype", says="allowed: model beside adapter_memory", is_on_gpu=True
+            field="adapter_memory", says="allowed: 0 with activations in fp8", is_on_gpu=True
         ),
         "tree numerics": Refused(field="adapter_memory", says="allowed: 0 with numerics tree"),
         "state layers": Refused(field="adapter_memory", says=f"allowed: 0 {WITH_STATES}"),
@@ -506,9 +512,12 @@ STATE_LAYERS = Capability(
         "hand-over": Refused(
             field="kv_peer_memory", says=f"allowed: 0 {WITH_STATES}", is_on_gpu=True
         ),
-        W8A8_WEIGHTS.name: Refused(
-            field="activation_dtype", says="no norm or activation is rounded", is_on_gpu=True
-        ),
+        **{
+            name: Refused(
+                field="activation_dtype", says="no norm or activation is rounded", is_on_gpu=True
+            )
+            for name in (W8A8_WEIGHTS.name, FP8_BLOCK_WEIGHTS.name)
+        },
         "window layers": ONE_ARCHITECTURE,
         "latent attention": ONE_ARCHITECTURE,
         "encoder": ONE_ARCHITECTURE,

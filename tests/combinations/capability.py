@@ -119,6 +119,8 @@ class Aside:
     the other alone."""
 
     because: str
+    is_on_gpu: bool = False
+    """It applies elsewhere."""
 
     @property
     def promise(self) -> str:

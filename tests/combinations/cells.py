@@ -174,13 +174,22 @@ class Ledger:
         return self._answers[key]
 
 
-def check(cell: Cell, ledger: Ledger, refused: Refused | None, *, rounding: bool = False) -> str:
+def check(
+    cell: Cell,
+    ledger: Ledger,
+    refused: Refused | None,
+    *,
+    rounding: bool = False,
+    is_gpu: bool = False,
+) -> str:
     """Holds a world to what the cell promises. Returns what was seen."""
     promises = {each.name: each.promise_with(rounding=rounding) for each in cell.both}
     if refused is not None:
         return _check_refusal(cell, ledger, refused)
     asides = {
-        each.name: reason for each in cell.both if (reason := each.aside(cell.both)) is not None
+        each.name: reason
+        for each in cell.both
+        if (reason := each.aside(cell.both)) is not None and (is_gpu or not reason.is_on_gpu)
     }
     pair = ledger.ask(cell.both, cell.needs)
     for each in cell.both:

@@ -30,16 +30,16 @@ ADAPTER_SPREAD = 1.0
 """Its numbers change tokens, and leave some of them as they are."""
 
 
-def fitted(options: Fields, folder: Path) -> dict[str, Any]:
+def fitted(options: Fields, folder: Path, dtype: str) -> dict[str, Any]:
     """Options with folders that are there and a number of ranks; `folder`: of the served model, its
-    weights as they are."""
+    weights as they are; `dtype`: of its activations."""
     found = dict(options)
     if found.get("draft_model") == OWN_MODEL:
         found["draft_model"] = folder
     if found.get("draft_heads") == RANDOM_HEADS:
         found["draft_heads"] = _heads(folder)
     if "num_blocks" in found:
-        found["num_blocks"] += _blocks_of_states(folder)
+        found["num_blocks"] += _blocks_of_states(folder, dtype)
     if found.get("tensor_parallel_size") == FEWEST_RANKS:
         found["tensor_parallel_size"] = _fewest_ranks(folder)
     return found
@@ -62,12 +62,13 @@ def adapter_of(folder: Path) -> Path:
     return write_adapter(made, tensors, r=ADAPTER_RANK, lora_alpha=ADAPTER_RANK)
 
 
-def _blocks_of_states(folder: Path) -> int:
-    """Pages of the state sets of a context, in float32; 0: the model has no state layers."""
+def _blocks_of_states(folder: Path, name: str) -> int:
+    """Pages of the state sets of a context, in this dtype; 0: the model has no state layers."""
     model = registry.read_config(folder)
     options = ExecutorOptions(model_folder=folder)
-    kv_bytes = KvLayout.of(model, torch.float32).block_bytes(options.block_size)
-    sets = set_layout(model, kv_bytes, options.block_size, torch.float32)
+    dtype = torch.bfloat16 if name == "bfloat16" else torch.float32
+    kv_bytes = KvLayout.of(model, dtype).block_bytes(options.block_size)
+    sets = set_layout(model, kv_bytes, options.block_size, dtype)
     return 0 if sets is None else sets.num_pages * (options.async_depth + 2)
 
 

@@ -142,7 +142,8 @@ class Systems:
         is_in_cluster = refused is None and cell.is_above_engine
         ledger = self._ledger_of_cluster(family) if is_in_cluster else self._engine(family)
         rounding = self._is_rounded and family == DEVICE
-        return check(cell, ledger, refused or cell.refused, rounding=rounding) + note
+        refused = refused or cell.refused
+        return check(cell, ledger, refused, rounding=rounding, is_gpu=not self._is_cpu) + note
 
     def _refusal_by_weights(self, cell: Cell) -> Refused | None:
         return next(

@@ -63,7 +63,7 @@ def engine_options(
             folder, weights, options["dtype"] if is_random else ""
         )
         options["load_format"] = "auto"
-    options |= fitted(changes, folder)
+    options |= fitted(changes, folder, options.get("dtype", "float32"))
     if weights not in ("", GGUF, *PUBLISHED):
         options["model_folder"] = _with_rounded(folder, weights, is_random=is_random)
     return options

@@ -90,7 +90,8 @@ class CudaDraftModel:
         )
 
     def prepare(self, shape: StepShape) -> None:
-        if shape.shares:
+        # Its own steps share nothing and have no adapters.
+        if shape.shares or shape.has_adapters:
             return
         num_draws = shape.num_decodes
         self._steps.buffers.clear(shape, num_draws)
