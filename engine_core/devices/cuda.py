@@ -67,6 +67,7 @@ capabilities = Capabilities(
     tree_numerics=True,
     rank_drafts=True,
     rank_adapters=True,
+    rank_latents=True,
     sleep=True,
 )
 

@@ -604,9 +604,6 @@ LATENT_ATTENTION = Capability(
         "draft heads": Refused(field="draft_heads", says=f"allowed: none {WITH_LATENTS}"),
         "tree numerics": Refused(field="numerics", says=f"allowed: default {WITH_LATENTS}"),
         "adapters": Refused(field="adapter_memory", says=f"allowed: 0 {WITH_LATENTS}"),
-        "tensor parallel": Refused(
-            field="tensor_parallel_size", says=f"allowed: 1 {WITH_LATENTS}", is_on_gpu=True
-        ),
         **{
             name: Refused(
                 field="activation_dtype", says="no norm or activation is rounded", is_on_gpu=True

@@ -13,13 +13,14 @@ import pytest
 import torch
 
 from headwater.engine_core.config import ConfigError, EngineConfig
-from headwater.engine_core.devices import cpu
+from headwater.engine_core.devices import cpu, cuda
 from headwater.engine_core.executors.build.request import checked
 from headwater.engine_core.executors.model.block_bytes import block_bytes_of, cache_bytes_of
 from headwater.engine_core.executors.ranks.rank import block_slice, whole_rank
 from headwater.engine_core.executors.tiers.block_slice import BlockSlice
 from headwater.engine_core.models.registry import config_of
 from headwater.engine_core.options import ExecutorOptions
+from headwater.engine_core.platforms.capabilities import Capabilities
 from headwater.engine_core.request import Holder
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.weights.model_config import ModelConfig
@@ -234,20 +235,21 @@ def test_a_block_in_host_memory_has_one_plane_of_each_layer(folder: Path) -> Non
     )
 
 
-def test_ranks_divide_heads_and_each_keeps_all_latents(folder: Path) -> None:
+@pytest.mark.parametrize("flags", [cpu.capabilities, cuda.capabilities], ids=["cpu", "cuda"])
+def test_ranks_divide_heads_and_each_keeps_all_latents(flags: Capabilities, folder: Path) -> None:
     options = ExecutorOptions(model_folder=folder, tensor_parallel_size=2)
-    request = checked(options, "cpu", cpu.capabilities)
+    request = checked(options, "a platform", flags)
     rank = replace(whole_rank(request.model), shard=Shard(1, 2))
     local = rank.local_config(request.model)
     assert (local.num_heads, local.num_kv_heads) == (2, 1)
     assert block_slice(request, rank).heads == range(1)
     whole = block_bytes_of(request)
     assert cache_bytes_of(request, one_group(request.model)) == 2 * whole
-    with pytest.raises(ConfigError, match="tensor_parallel_size is 3; allowed: 1 or 2, which"):
-        checked(replace(options, tensor_parallel_size=3), "cpu", cpu.capabilities)
-    flags = replace(cpu.capabilities, rank_latents=False)
+    with pytest.raises(ConfigError, match="tensor_parallel_size is 3; allowed: 1 or 2.*, which"):
+        checked(replace(options, tensor_parallel_size=3), "a platform", flags)
+    lacking = replace(flags, rank_latents=False)
     with pytest.raises(ConfigError, match="tensor_parallel_size is 2; allowed: 1 with latent"):
-        checked(options, "toy", flags)
+        checked(options, "toy", lacking)
 
 
 def test_a_token_of_a_layer_takes_one_vector(folder: Path) -> None:
