@@ -68,6 +68,7 @@ capabilities = Capabilities(
     rank_drafts=True,
     rank_adapters=True,
     rank_latents=True,
+    rank_states=True,
     sleep=True,
 )
 

@@ -245,7 +245,7 @@ def test_ranks_divide_heads_and_each_keeps_all_latents(flags: Capabilities, fold
     assert block_slice(request, rank).heads == range(1)
     whole = block_bytes_of(request)
     assert cache_bytes_of(request, one_group(request.model)) == 2 * whole
-    with pytest.raises(ConfigError, match="tensor_parallel_size is 3; allowed: 1 or 2.*, which"):
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size is 3; allowed: 1 or 2.*, which"):
         checked(replace(options, tensor_parallel_size=3), "a platform", flags)
     lacking = replace(flags, rank_latents=False)
     with pytest.raises(ConfigError, match="tensor_parallel_size is 2; allowed: 1 with latent"):

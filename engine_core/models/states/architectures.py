@@ -5,7 +5,8 @@ from __future__ import annotations
 from ..architecture import own
 from ..configs.states import falcon_h1, granite_hybrid, lfm2, nemotron_h, qwen3_next
 
-_STATES = ("on GPUs not with `--numerics tree`", "on GPUs no ranks, no stages")
+_STATES = ("on GPUs no stages",)
+_WIDTH_NORMS = (*_STATES, "tensor parallel on CPUs alone, and not with `--numerics tree`")
 _QWEN35 = "states.qwen3_next:Qwen35"
 STATE_ARCHITECTURES = {
     "FalconH1ForCausalLM": own(
@@ -20,7 +21,7 @@ STATE_ARCHITECTURES = {
         granite_hybrid.read_granite_hybrid,
         "Granite 4 with Mamba-2 (H Micro, Tiny, Small)",
         "granitemoehybrid",
-        limits=_STATES,
+        limits=_WIDTH_NORMS,
     ),
     "Lfm2ForCausalLM": own("states.lfm2:Lfm2", lfm2.read_lfm2, "LFM2", "lfm2", limits=_STATES),
     "Lfm2MoeForCausalLM": own(

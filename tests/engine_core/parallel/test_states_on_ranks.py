@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headwater.engine_core.config import ConfigError
-from headwater.engine_core.devices import cpu
+from headwater.engine_core.devices import cpu, cuda
 from headwater.engine_core.executors.build.request import checked
 from headwater.engine_core.options import ExecutorOptions
 from tests.engine_core.parallel.test_states_in_stages import PROMPTS, SCORED, SIZES, same
@@ -81,7 +81,8 @@ def test_two_ranks_of_two_stages_answer_with_the_bits_of_one_process(tmp_path: P
 def test_what_ranks_do_with_no_states_is_refused_by_name(tmp_path: Path) -> None:
     folder = made("nemotron-h", tmp_path)
     plain = ExecutorOptions(model_folder=folder, tensor_parallel_size=2)
-    assert checked(plain, "cpu", cpu.capabilities).options == plain
+    for device in (cpu, cuda):
+        assert checked(plain, device.name, device.capabilities).options == plain
     beside = "with a model with 1 state layers and tensor_parallel_size 2"
     for name, value in {"kv_disk_dir": tmp_path, "kv_peer_memory": 1 << 20}.items():
         with pytest.raises(ConfigError, match=f"{name} is .*; allowed: .* {beside}"):
