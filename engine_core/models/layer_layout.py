@@ -26,11 +26,11 @@ from .states.state_parts import state_weights_of
 def _attention_of(config: ModelConfig) -> dict[str, WeightSpec]:
     hidden = config.hidden_size
     products = {
-        "qkv": joined_linear(config.qkv_sizes, hidden),
+        "qkv": joined_linear(config.qkv_sizes, hidden, config.qkv_heads),
         "o": linear(hidden, config.num_heads * config.projected_dims[1], split=Split.INPUTS),
     }
     if config.qkv_bias:
-        products["qkv_bias"] = joined_bias(config.qkv_sizes)
+        products["qkv_bias"] = joined_bias(config.qkv_sizes, config.qkv_heads)
     if config.o_bias:
         products["o_bias"] = bias(hidden)
     if config.has_sinks:

@@ -34,6 +34,9 @@ class WeightSpec:
     """Outputs of each piece that ranks divide on its own, where these are not `parts`."""
     copied: frozenset[int] = frozenset()
     """Indices of the pieces of which every rank has all."""
+    heads: tuple[int, ...] = ()
+    """Heads of each piece that no rank has a share of: several ranks have the same one where there
+    are more ranks than heads. Empty: any rows are divided."""
     num_experts: int = 0
     """Experts whose outputs follow one another in it; 0: it is no weight of experts."""
     is_routing: bool = False
@@ -61,11 +64,13 @@ def linear(
     )
 
 
-def joined_linear(parts: tuple[int, ...], in_features: int) -> WeightSpec:
-    """Projections of one input, of which each rank has a share of each."""
-    return WeightSpec(
-        shape=(sum(parts), in_features), is_linear=True, split=Split.OUTPUTS, parts=parts
-    )
+def joined_linear(
+    parts: tuple[int, ...], in_features: int, heads: tuple[int, ...] = ()
+) -> WeightSpec:
+    """Projections of one input, of which each rank has a share of each; `heads` as in
+    `WeightSpec`."""
+    shape = sum(parts), in_features
+    return WeightSpec(shape=shape, is_linear=True, split=Split.OUTPUTS, parts=parts, heads=heads)
 
 
 def divided(
@@ -102,9 +107,9 @@ def table(*shape: int, split: Split = Split.NONE) -> WeightSpec:
     return WeightSpec(shape=shape, split=split)
 
 
-def joined_bias(parts: tuple[int, ...]) -> WeightSpec:
+def joined_bias(parts: tuple[int, ...], heads: tuple[int, ...] = ()) -> WeightSpec:
     """The bias of a `joined_linear`."""
-    return WeightSpec(shape=(sum(parts),), split=Split.OUTPUTS, parts=parts)
+    return WeightSpec(shape=(sum(parts),), split=Split.OUTPUTS, parts=parts, heads=heads)
 
 
 def bias(size: int) -> WeightSpec:

@@ -192,6 +192,11 @@ class ModelConfig:
         return (num_queries * key_dim, *kv_sizes[: self.num_kv_projections])
 
     @property
+    def qkv_heads(self) -> tuple[int, ...]:
+        """Heads of each of these projections."""
+        return self.num_heads, *(self.num_kv_heads,) * self.num_kv_projections
+
+    @property
     def projected_dims(self) -> tuple[int, int]:
         """Numbers of a head of queries and keys, and of one of values, as the products with a
         layer's weights have them."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from ..config import ConfigError
+from .layout import WeightSpec
 from .model_config import ModelConfig
 
 VOCABULARY_MULTIPLE = 32
@@ -30,6 +31,25 @@ class Shard:
         assert total % self.size == 0
         count = total // self.size
         return range(self.index * count, (self.index + 1) * count)
+
+    def heads(self, total: int) -> range:
+        """This shard's heads of so many: an equal part, or one that other shards have as well."""
+        if total % self.size == 0:
+            return self.part(total)
+        assert self.size % total == 0
+        head = self.index * total // self.size
+        return range(head, head + 1)
+
+    def rows(self, spec: WeightSpec, i: int) -> range:
+        """This shard's rows of piece i of a weight, counted from the piece's first."""
+        size = spec.pieces[i]
+        if i in spec.copied:
+            return range(size)
+        if not spec.heads:
+            return self.part(size)
+        own = self.heads(spec.heads[i])
+        width = size // spec.heads[i]
+        return range(own.start * width, own.stop * width)
 
     def vocabulary(self, vocab_size: int) -> range:
         """Token ids of this shard. The last shards may have fewer than the others."""
@@ -132,8 +152,7 @@ def stages(
 def check_layout(layout: ParallelLayout, model: ModelConfig, *, size_multiple: int) -> None:
     """Raises `ConfigError` naming the sizes that divide the model, where this layout does not."""
     if not _divides(layout.tensor, model, size_multiple):
-        most = min(_kv_heads_of_layers(model), default=model.num_heads)
-        sizes = [n for n in range(1, most + 1) if _divides(n, model, size_multiple)]
+        sizes = [n for n in range(1, model.num_heads + 1) if _divides(n, model, size_multiple)]
         allowed = f"{_either(sizes)}, which divide {_divided(model)}"
         raise ConfigError("tensor_parallel_size", layout.tensor, allowed)
     most = min(MAX_STAGES, model.num_layers)
@@ -161,7 +180,12 @@ def local_config(model: ModelConfig, shard: Shard) -> ModelConfig:
 
 def kv_heads(model: ModelConfig, shard: Shard) -> range:
     """KV heads of one shard. Each has the one latent of a token that all heads share."""
-    return shard.part(model.num_kv_heads) if model.latent is None else range(1)
+    return shard.heads(model.num_kv_heads)
+
+
+def num_copies(model: ModelConfig, num_shards: int) -> int:
+    """Shards that have the same KV head, or the same latents."""
+    return max(1, num_shards // model.num_kv_heads)
 
 
 def _aligned(num_tokens: int) -> int:
@@ -172,7 +196,6 @@ def _divides(size: int, model: ModelConfig, size_multiple: int) -> bool:
     inner = (each // size_multiple for each in model.divided_sizes)
     divided = (
         model.num_heads,
-        *_kv_heads_of_layers(model),
         *inner,
         *_whole_experts(model),
         *_of_states(model).values(),
@@ -180,8 +203,20 @@ def _divides(size: int, model: ModelConfig, size_multiple: int) -> bool:
     return (
         size >= 1
         and all(each % size == 0 for each in divided)
+        and all(_has_heads(size, count, model) for count in _kv_heads_of_layers(model))
         and _has_tokens(size, model.vocab_size)
     )
+
+
+def _has_heads(size: int, count: int, model: ModelConfig) -> bool:
+    """Whether each of so many ranks has an equal number of KV heads, or one that others have."""
+    return count % size == 0 or (_copies_heads(model) and size % count == 0)
+
+
+def _copies_heads(model: ModelConfig) -> bool:
+    """Whether several ranks may have the same KV head: not where a norm is over all of them, nor
+    where layers have several shapes."""
+    return not model.width_norms and model.mixed is None
 
 
 def _kv_heads_of_layers(model: ModelConfig) -> list[int]:
@@ -206,9 +241,10 @@ def _of_states(model: ModelConfig) -> dict[str, int]:
 
 def _divided(model: ModelConfig) -> str:
     """Query heads, KV heads, MLPs, experts and states that ranks divide, in words."""
+    suffix = " (or are multiples)" if _copies_heads(model) else ""
     *parts, last = (
         f"{model.num_heads} query heads",
-        *(f"{count} KV heads" for count in _kv_heads_of_layers(model)),
+        *(f"{count} KV heads{suffix}" for count in _kv_heads_of_layers(model)),
         *([f"{' and '.join(map(str, sizes))} of an MLP"] if (sizes := model.divided_sizes) else []),
         *(f"{count} experts" for count in _whole_experts(model)),
         *(f"{count} {name}" for name, count in _of_states(model).items()),

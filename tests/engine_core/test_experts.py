@@ -417,7 +417,7 @@ def test_a_platform_without_experts_refuses_them_by_their_number(published: Fold
         (
             {"tensor_parallel_size": 4},
             "tensor_parallel_size is 4; allowed: 1 or 2, which divide 4 query heads, 2 KV heads "
-            "and 32 of an MLP",
+            r"\(or are multiples\) and 32 of an MLP",
         ),
     ],
 )

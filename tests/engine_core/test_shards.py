@@ -36,7 +36,7 @@ DIVIDED = [family for family in FAMILIES if not family.startswith("gemma3")]
 QWEN3 = ModelConfig.from_hf(
     {
         "architectures": ["Qwen3ForCausalLM"],
-        "vocab_size": 512,
+        "vocab_size": 768,
         "hidden_size": 64,
         "intermediate_size": 192,
         "num_hidden_layers": 3,
@@ -59,16 +59,16 @@ def part(folder: Path, index: int, size: int) -> Weights:
 
 
 def joined(parts: list[torch.Tensor], spec: WeightSpec, dim: int) -> torch.Tensor:
-    """The whole of what ranks have of each piece, or all of."""
-    sizes = [n if i in spec.copied else n // len(parts) for i, n in enumerate(spec.pieces)]
-    of_ranks = [each.split(sizes, dim) for each in parts]
+    """The whole of what ranks have of each piece. Ranks with the same rows have equal parts."""
+    shards = [Shard(index, len(parts)) for index in range(len(parts))]
+    numbers = range(len(spec.pieces))
+    of_ranks = [each.split([len(shards[0].rows(spec, i)) for i in numbers], dim) for each in parts]
     pieces = []
-    for i in range(len(sizes)):
-        own = [pieces_of_rank[i] for pieces_of_rank in of_ranks]
-        if i in spec.copied:
-            assert all(torch.equal(each, own[0]) for each in own)
-            own = own[:1]
-        pieces += own
+    for i in numbers:
+        by_rows: dict[range, torch.Tensor] = {}
+        for shard, own in zip(shards, of_ranks, strict=True):
+            assert torch.equal(by_rows.setdefault(shard.rows(spec, i), own[i]), own[i])
+        pieces += by_rows.values()
     return torch.cat(pieces, dim)
 
 
@@ -257,12 +257,13 @@ def random_folder(tmp_path: Path, sizes: dict[str, int]) -> Path:
 
 
 def test_a_size_that_does_not_divide_the_model_is_refused_with_those_that_do() -> None:
-    for size in (1, 2, 3, 6):
+    for size in (1, 2, 3, 6, 12):
         check_layout(ParallelLayout(tensor=size), QWEN3, size_multiple=16)
-    for size in (0, 4, 5, 12):
+    for size in (0, 4, 5, 24):
         with pytest.raises(
             ConfigError,
-            match=rf"tensor_parallel_size is {size}; allowed: 1 or 2 or 3 or 6, which divide 12 query heads, 6 KV",
+            match=rf"tensor_parallel_size is {size}; allowed: 1 or 2 or 3 or 6 or 12, which divide 12 query heads, "
+            r"6 KV heads \(or are multiples\) and 192 of an MLP",
         ):
             check_layout(ParallelLayout(tensor=size), QWEN3, size_multiple=16)
     with pytest.raises(ConfigError, match="allowed: 1 or 3, which divide"):
@@ -273,11 +274,40 @@ def test_a_size_that_does_not_divide_the_model_is_refused_with_those_that_do() -
         check_layout(ParallelLayout(pipeline=4), QWEN3, size_multiple=16)
 
 
+def test_ranks_divide_a_norm_over_all_heads_and_the_heads_under_it() -> None:
+    normed = replace(QWEN3, width_norms=True)
+    check_layout(ParallelLayout(tensor=6), normed, size_multiple=16)
+    with pytest.raises(ConfigError, match="allowed: 1 or 2 or 3 or 6, which divide 12 query heads"):
+        check_layout(ParallelLayout(tensor=12), normed, size_multiple=16)
+
+
+def test_ranks_beyond_the_kv_heads_have_one_that_others_have_too(tmp_path: Path) -> None:
+    assert [Shard(index, 4).heads(2) for index in range(4)] == [
+        range(1),
+        range(1),
+        *[range(1, 2)] * 2,
+    ]
+    random_checkpoint("qwen3", tmp_path / "hf", attention_bias=True)
+    folder = convert(tmp_path / "hf", tmp_path / "ours")
+    config = registry.read_config(folder)
+    whole = part(folder, 0, 1)
+    x = torch.randn(3, config.hidden_size)
+    queries, keys, values = whole.linears["layers.1.qkv"].product(x).split(config.qkv_sizes, 1)
+    biases = whole.tensors["layers.1.qkv_bias"].split(config.qkv_sizes)
+    for index in range(4):
+        own = part(folder, index, 4)
+        own_keys, own_values = (each.chunk(2, 1)[index // 2] for each in (keys, values))
+        expected = torch.cat([queries.chunk(4, 1)[index], own_keys, own_values], 1)
+        torch.testing.assert_close(own.linears["layers.1.qkv"].product(x), expected)
+        pieces = biases[0].chunk(4)[index], *(each.chunk(2)[index // 2] for each in biases[1:])
+        assert torch.equal(own.tensors["layers.1.qkv_bias"], torch.cat(pieces))
+
+
 def test_the_layers_of_a_rank_have_its_share_of_the_heads() -> None:
     local = local_config(QWEN3, Shard(1, 3))
     assert (local.num_heads, local.num_kv_heads, local.intermediate_size, local.vocab_size) == (
         4,
         2,
         64,
-        512,
+        768,
     )

@@ -102,7 +102,7 @@ def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> Build
         raise ConfigError(*refused)
     model = with_expert_layout(options, model, flags, where)
     check_layout(options.layout, model, size_multiple=flags.size_multiple)
-    _check_sizes_of_ranks(options)
+    _check_sizes_of_ranks(options, model)
     draft = None if options.draft_model is None else _checked_draft(options, model, device, flags)
     heads = None if options.draft_heads is None else _checked_heads(options, model, device, flags)
     if options.speculation == MTP:
@@ -217,7 +217,7 @@ def _check_words(options: ExecutorOptions) -> None:
         require(value in words, name, value, " or ".join(words))
 
 
-def _check_sizes_of_ranks(options: ExecutorOptions) -> None:
+def _check_sizes_of_ranks(options: ExecutorOptions, model: ModelConfig) -> None:
     most = options.pipeline_parallel_size - 1
     if not 0 <= options.stage_hosts <= most:
         allowed = (
@@ -232,6 +232,9 @@ def _check_sizes_of_ranks(options: ExecutorOptions) -> None:
             options.tensor_parallel_size,
             "1 or 2 or 4 or 8 with numerics tree",
         )
+    if options.numerics == TREE and options.tensor_parallel_size > model.num_kv_heads:
+        allowed = f"at most {model.num_kv_heads}, the KV heads, with numerics tree"
+        raise ConfigError("tensor_parallel_size", options.tensor_parallel_size, allowed)
 
 
 def asked_of(

@@ -13,6 +13,7 @@ from ...page_groups import PageSizes
 from ...weights.model_config import ModelConfig
 from ...weights.model_file import DTYPES
 from ...weights.page_plan import PagePlan
+from ...weights.shards import num_copies
 from .kv_blocks import KvLayout
 
 KV_DTYPES = DTYPES | {"fp8": torch.float8_e4m3fn}
@@ -66,32 +67,36 @@ def page_sizes_of(
     layouts = kv_layouts(request, pages)
     served, *drafted = (each.block_bytes(request.options.block_size) for each in layouts)
     place_bytes = served // max(1, layouts[0].num_layers)
-    filled = [count * place_bytes + sum(drafted) for count in pages.filled_places(request.model)]
+    num_shards = request.options.tensor_parallel_size
+    place_bytes *= num_copies(request.model, num_shards)
+    filled = tuple(
+        count * place_bytes + num_shards * sum(drafted)
+        for count in pages.filled_places(request.model)
+    )
     if request.model.states is None:
         has_latents = layouts[0].has_latents
-        return PageSizes(block_bytes_of(request, pages), tuple(filled), has_latents=has_latents)
+        return PageSizes(cache_bytes_of(request, pages), filled, has_latents=has_latents)
     element_size = DTYPES[request.dtype].itemsize
-    of_set = request.options.tensor_parallel_size * sum(
+    of_set = num_shards * sum(
         each.states.set_sizes(request.options.block_size, element_size).num_bytes
         for each in parts
         if each.states is not None
     )
-    return PageSizes(_state_page_bytes(request, pages, parts), tuple(filled), of_set)
+    return PageSizes(_state_page_bytes(request, pages, parts), filled, of_set)
 
 
 def cache_bytes_of(
     request: BuildRequest, pages: PagePlan, parts: Sequence[ModelConfig] = ()
 ) -> int:
-    """Bytes of a page in the memory of all ranks. Each rank has a part of the served model's keys
-    and values, or all latents, and all keys and values of the drafter. `parts`: shapes of the ranks
-    of each stage, of a model with states."""
+    """Bytes of a page in the memory of all ranks. Each rank has the keys and values of some heads of
+    the served model, or all latents, and all keys and values of the drafter. `parts`: shapes of the
+    ranks of each stage, of a model with states."""
     if request.model.states is not None:
         return _state_page_bytes(request, pages, parts)
-    num_others = request.options.tensor_parallel_size - 1
-    if request.model.latent is not None:
-        return (1 + num_others) * block_bytes_of(request, pages)
+    num_shards = request.options.tensor_parallel_size
     drafted = _bytes_of(request, _draft_layouts(request))
-    return block_bytes_of(request, pages) + num_others * drafted
+    served = block_bytes_of(request, pages) - drafted
+    return num_copies(request.model, num_shards) * served + num_shards * drafted
 
 
 def _state_page_bytes(request: BuildRequest, pages: PagePlan, parts: Sequence[ModelConfig]) -> int:

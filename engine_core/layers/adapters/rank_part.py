@@ -19,11 +19,12 @@ class RankPart:
         """`layout`: the whole model's."""
         self._shard = shard
         self._stage = stage
-        self.layout: Layout = {
-            name: self._cut_spec(spec)
+        self._whole: Layout = {
+            name: spec
             for name, spec in local_names(layout, stage).items()
             if takes_adapters(name, spec)
         }
+        self.layout: Layout = {name: self._cut_spec(spec) for name, spec in self._whole.items()}
 
     def of(self, adapter: Adapter) -> Adapter:
         """The rank's part of an adapter. Where ranks divide a layer's inputs, each adds the product
@@ -31,7 +32,7 @@ class RankPart:
         projections = {}
         for (name, part), low_rank in adapter.projections.items():
             if (local := local_name(name, self._stage)) is not None:
-                projections[local, part] = self._cut(low_rank, self.layout[local].split)
+                projections[local, part] = self._cut(low_rank, self._whole[local], part)
         return replace(adapter, projections=projections)
 
     def _cut_spec(self, spec: WeightSpec) -> WeightSpec:
@@ -39,15 +40,15 @@ class RankPart:
         if spec.split is Split.INPUTS:
             return replace(spec, shape=(num_outputs, len(self._shard.part(num_inputs))))
         if spec.split is Split.OUTPUTS:
-            parts = tuple(len(self._shard.part(size)) for size in spec.parts)
+            parts = tuple(len(self._shard.rows(spec, i)) for i in range(len(spec.parts)))
             return replace(spec, shape=(sum(parts), num_inputs), parts=parts)
         return spec
 
-    def _cut(self, low_rank: LowRank, split: Split) -> LowRank:
-        if split is Split.INPUTS:
+    def _cut(self, low_rank: LowRank, spec: WeightSpec, part: int) -> LowRank:
+        if spec.split is Split.INPUTS:
             inputs = self._shard.part(low_rank.a.shape[1])
             return replace(low_rank, a=low_rank.a[:, inputs.start : inputs.stop])
-        if split is Split.OUTPUTS:
-            outputs = self._shard.part(low_rank.b.shape[0])
+        if spec.split is Split.OUTPUTS:
+            outputs = self._shard.rows(spec, part)
             return replace(low_rank, b=low_rank.b[outputs.start : outputs.stop])
         return low_rank

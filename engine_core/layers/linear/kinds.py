@@ -166,7 +166,7 @@ def outputs_of(spec: WeightSpec, shard: Shard) -> tuple[range, ...]:
     found = []
     first = 0
     for i, size in enumerate(spec.pieces):
-        part = range(size) if i in spec.copied else shard.part(size)
+        part = shard.rows(spec, i)
         found.append(range(first + part.start, first + part.stop))
         first += size
     return tuple(found)

@@ -209,8 +209,8 @@ def test_experts_in_mxfp4_stay_packed_where_shares_of_them_would_cut_a_scale(
         (
             "qwen3-moe",
             {"tensor_parallel_size": 3, "expert_parallel": True},
-            "tensor_parallel_size is 3; allowed: 1 or 2, which divide 4 query heads, 2 KV heads "
-            "and 8 experts",
+            "tensor_parallel_size is 3; allowed: 1 or 2 or 4, which divide 4 query heads, 2 KV heads "
+            r"\(or are multiples\) and 8 experts",
         ),
         (
             "of 12 experts",

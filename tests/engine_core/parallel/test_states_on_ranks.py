@@ -87,9 +87,7 @@ def test_what_ranks_do_with_no_states_is_refused_by_name(tmp_path: Path) -> None
     for name, value in {"kv_disk_dir": tmp_path, "kv_peer_memory": 1 << 20}.items():
         with pytest.raises(ConfigError, match=f"{name} is .*; allowed: .* {beside}"):
             checked(replace(plain, **{name: value}), "cpu", cpu.capabilities)
-    allowed = (
-        "1 or 2, which divide 4 query heads, 2 KV heads, .* 8 heads of Mamba-2 and 2 groups of them"
-    )
+    allowed = "1 or 2, which divide 4 query heads, 2 KV heads .*, .* 8 heads of Mamba-2 and 2 groups of them"
     with pytest.raises(ConfigError, match=f"tensor_parallel_size is 4; allowed: {allowed}"):
         checked(replace(plain, tensor_parallel_size=4), "cpu", cpu.capabilities)
     flags = replace(cpu.capabilities, rank_states=False)
