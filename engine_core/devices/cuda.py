@@ -62,6 +62,7 @@ capabilities = Capabilities(
     mtp=True,
     parallel=True,
     rank_slots=True,
+    rank_norms=True,
     stages=True,
     stage_hosts=True,
     tree_numerics=True,

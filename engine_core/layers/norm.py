@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import layer_norm
 
 from .linear.linear import Linear, Tokens
-from .platform import Platform, RoundingPlatform
+from .platform import Platform, RoundingPlatform, RowSumPlatform
 from .process_group import Group
 
 
@@ -112,9 +112,10 @@ class NoNorm:
 class WidthNorm:
     """The root mean square norm over all heads of a token, of which ranks have a part each."""
 
-    def __init__(self, weight: torch.Tensor, eps: float, group: Group) -> None:
+    def __init__(self, platform: Platform, weight: torch.Tensor, eps: float, group: Group) -> None:
         """weight [N] of this rank's numbers"""
         self.size = len(weight)
+        self._row_sum = platform.row_sum if isinstance(platform, RowSumPlatform) else _row_sum
         self._weight = weight.float()
         self._eps = eps
         self._group = group
@@ -123,9 +124,13 @@ class WidthNorm:
         """x [T, N] → [T, N]"""
         wide = x.float()
         # Sums of squares of a rank: the ranks add few numbers, in their order.
-        squares = self._group.sum(wide.square().sum(-1, keepdim=True))
+        squares = self._group.sum(self._row_sum(wide.square())[:, None])
         mean = squares / (x.shape[1] * self._group.size)
         return (wide * torch.rsqrt(mean + self._eps) * self._weight).to(x.dtype)
+
+
+def _row_sum(x: torch.Tensor) -> torch.Tensor:
+    return x.sum(-1)
 
 
 class ScaledNorm:

@@ -106,6 +106,14 @@ class GatingPlatform(Protocol):
         """attended [T, Hq D] times the sigmoid of gates [T, Hq, D], whose heads may lie apart."""
 
 
+@runtime_checkable
+class RowSumPlatform(Protocol):
+    """A platform on which the order of torch's sums of rows depends on the number of rows."""
+
+    def row_sum(self, x: torch.Tensor) -> torch.Tensor:
+        """x float32 [T, N] → [T], each row added in an order that depends on N alone."""
+
+
 def plans_of(platform: Platform, batch: ForwardBatch) -> Any:
     """The platform's attention plan of a batch, or a list of those of its page groups."""
     if not batch.page_groups:

@@ -97,6 +97,6 @@ def projection_norms(
     if not config.width_norms:
         return None
     return WidthNorms(
-        WidthNorm(weights.tensors[prefix + "q_norm"], eps, weights.group),
-        WidthNorm(weights.tensors[prefix + "k_norm"], eps, weights.group),
+        WidthNorm(platform, weights.tensors[prefix + "q_norm"], eps, weights.group),
+        WidthNorm(platform, weights.tensors[prefix + "k_norm"], eps, weights.group),
     )

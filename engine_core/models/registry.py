@@ -52,7 +52,7 @@ none."""
 
 
 _DECODER = "decoder:Decoder"
-_WIDTH_NORMS = ("tensor parallel on CPUs alone, and not with `--numerics tree`",)
+_WIDTH_NORMS = ("not with `--numerics tree`",)
 _PACKED_IN_GGUF = ("weights packed in GGUF, or not at all",)
 _LLAMA = "Llama 2 and 3, SmolLM2, TinyLlama, Yi, Aquila, XVERSE, R1-Distill-Llama"
 _QWEN2 = "Qwen2, Qwen2.5, QwQ, R1-Distill-Qwen"

@@ -22,6 +22,7 @@ from headwater.kernels.norm.rms_norm import (
     rounded_add_rms_norm,
     rounded_rms_norm,
 )
+from headwater.kernels.norm.row_sum import row_sum
 from headwater.kernels.quant.token_rounding import RoundedTokens, Rounding
 
 from ..config import EngineConfig
@@ -118,6 +119,9 @@ class CudaPlatform(RowAdditions, CudaTexts, CudaStates, CudaLatents, CudaMixture
         return add_rms_norm(
             x, residual, weight, eps, dependent=_is_early(x), early=self.products.are_early
         )
+
+    def row_sum(self, x: torch.Tensor) -> torch.Tensor:
+        return row_sum(x)
 
     def rounded_rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, rounds_to: Rounding

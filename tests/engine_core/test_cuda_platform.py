@@ -9,8 +9,11 @@ import torch
 from headwater.engine_core.layers.batch import ForwardBatch
 from headwater.engine_core.layers.linear.kinds import load_weights
 from headwater.engine_core.layers.linear.linear import Linear, Product
+from headwater.engine_core.layers.norm import WidthNorm
+from headwater.engine_core.layers.process_group import Alone
 from headwater.engine_core.models.decoder import Decoder
 from headwater.engine_core.platforms.cpu import CpuPlatform
+from headwater.engine_core.platforms.cuda import CudaPlatform
 from headwater.engine_core.weights.dummy import dummy
 from headwater.engine_core.weights.model_config import ModelConfig
 
@@ -172,3 +175,13 @@ def test_decoding_with_a_shared_prefix_gives_the_bits_of_decoding_alone(
     line.cache.copy_(before)
     for row in rows:
         assert torch.equal(line.forward([row], [length + row + 1], [1])[0], together[row])
+
+
+def test_a_norm_over_all_heads_gives_a_row_the_same_bits_alone() -> None:
+    sizes = {"max_decodes": 8, "max_model_len": MAX_LEN, "device": torch.device("cuda")}
+    platform = CudaPlatform(model_config("Qwen3ForCausalLM"), BLOCK_SIZE, **sizes)
+    norm = WidthNorm(platform, torch.ones(2048, device="cuda"), 1e-6, Alone())
+    x = torch.randn(700, 2048, device="cuda")
+    together = norm(x)
+    for count in (1, 3, 64):
+        assert torch.equal(norm(x[:count]), together[:count])

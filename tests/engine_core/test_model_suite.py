@@ -16,7 +16,7 @@ import pytest
 import transformers
 
 from headwater.engine_core.config import ConfigError
-from headwater.engine_core.devices import cpu
+from headwater.engine_core.devices import cpu, cuda
 from headwater.engine_core.executors.build.request import checked
 from headwater.engine_core.models import registry
 from headwater.engine_core.options import ExecutorOptions
@@ -194,6 +194,7 @@ def test_heads_that_are_no_power_of_two_are_refused_where_nothing_pads_them(
 def test_norms_over_all_heads_are_refused_where_ranks_do_not_sum_them(folder: Folder) -> None:
     flags = replace(cpu.capabilities, rank_norms=False)
     options = ExecutorOptions(model_folder=folder("olmo2"), tensor_parallel_size=2)
+    assert checked(options, "cuda", cuda.capabilities).options == options
     with pytest.raises(ConfigError, match="tensor_parallel_size is 2; allowed: 1 with norms over"):
         checked(options, "toy", flags)
     tree = ExecutorOptions(model_folder=folder("olmo2"), numerics="tree")

@@ -6,7 +6,7 @@ from ..architecture import OF_SHAPES, own
 from ..configs.experts import corrected_moe, gpt_oss, llama4, mimo, mixtral, qwen_moe
 
 DECODER = "decoder:Decoder"
-WIDTH_NORMS = ("tensor parallel on CPUs alone, and not with `--numerics tree`",)
+WIDTH_NORMS = ("not with `--numerics tree`",)
 MIXTURES = {
     "Ernie4_5_MoeForCausalLM": own(
         DECODER,

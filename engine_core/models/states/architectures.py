@@ -6,7 +6,7 @@ from ..architecture import own
 from ..configs.states import falcon_h1, granite_hybrid, lfm2, nemotron_h, qwen3_next
 
 _STATES = ("on GPUs no stages",)
-_WIDTH_NORMS = (*_STATES, "tensor parallel on CPUs alone, and not with `--numerics tree`")
+_WIDTH_NORMS = (*_STATES, "not with `--numerics tree`")
 _QWEN35 = "states.qwen3_next:Qwen35"
 STATE_ARCHITECTURES = {
     "FalconH1ForCausalLM": own(

@@ -114,7 +114,7 @@ def _norm_of(
     if not mamba.has_width_norm:
         return GroupNorm(platform, factors, eps, mamba.num_norm_groups // mamba.num_ranks)
     if mamba.num_ranks > 1:
-        return WidthNorm(factors, eps, weights.group)
+        return WidthNorm(platform, factors, eps, weights.group)
     return RMSNorm(platform, factors, eps)
 
 

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.gpu
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3.5-moe": SIZES,
     "nemotron-h": {},
+    "granite4-hybrid without experts": {},
     "falcon-h1": {},
     "lfm2": {"hidden_size": 512},
 }
