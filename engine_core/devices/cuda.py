@@ -64,6 +64,7 @@ capabilities = Capabilities(
     rank_slots=True,
     rank_norms=True,
     stages=True,
+    stage_states=True,
     stage_hosts=True,
     tree_numerics=True,
     rank_drafts=True,

@@ -499,9 +499,6 @@ STATE_LAYERS = Capability(
         "fp8 KV": Refused(field="kv_cache_dtype", says=f"allowed: auto {WITH_STATES}"),
         "draft model": Refused(field="draft_model", says=f"allowed: none {WITH_STATES}"),
         "draft heads": Refused(field="draft_heads", says=f"allowed: none {WITH_STATES}"),
-        "pipeline parallel": Refused(
-            field="pipeline_parallel_size", says=f"allowed: 1 {WITH_STATES}", is_on_gpu=True
-        ),
         "pull": Refused(field="kv_peer_memory", says=f"allowed: 0 {WITH_STATES}", is_on_gpu=True),
         "hand-over": Refused(
             field="kv_peer_memory", says=f"allowed: 0 {WITH_STATES}", is_on_gpu=True

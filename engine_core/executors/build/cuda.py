@@ -22,7 +22,7 @@ from ...options import BuildRequest, Progress, say_nothing
 from ...platforms.cuda import CudaPlatform
 from ...platforms.cuda_packed import has_rounded
 from ...system.usable_cores import usable_cores
-from ...weights.page_plan import PagePlan
+from ...weights.page_plan import PagePlan, one_group
 from ..device.cuda_memory import CudaMemory
 from ..device.step_shapes import StepShape, probed_rows
 from ..device.weights_place import WeightsPlace
@@ -62,6 +62,8 @@ def build_cuda(
             loaded = load_whole(request, device, progress, hooks, place.put)
         else:
             loaded = load_rank(request, rank, config, device, progress, hooks)
+    if not (rank.stage.is_first and rank.stage.is_last):
+        pages = one_group(loaded.served.config)
     return build_cuda_executor(
         loaded.served,
         config,

@@ -14,6 +14,7 @@ from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.sampling_params import SamplingParams
 from tests.engine_core.oracle_speculator import OracleSpeculator
 from tests.engine_core.parallel.test_stages_on_gpu import share_unless
+from tests.engine_core.parallel.test_states_in_stages import LAYERS
 from tests.engine_core.parallel.test_states_on_ranks import HEADS
 from tests.engine_core.small_models import SmallEngine, convert, greedy, random_checkpoint
 from tests.engine_core.test_cuda_engine import behind_the_likeliest
@@ -92,6 +93,18 @@ def test_drafts_beside_whole_experts_change_no_bit(tmp_path: Path) -> None:
         drafted = two.answer(asked, SCORED)
         assert two.engine.load().num_accepted_tokens > 0
     assert exact(drafted) == exact(plain)
+
+
+@pytest.mark.parametrize("family", ["qwen3.5-moe", "nemotron-h", "lfm2"])
+def test_two_stages_answer_with_the_bits_of_one_process(family: str, tmp_path: Path) -> None:
+    random_checkpoint(family, tmp_path / "hf", **FAMILIES[family] | LAYERS[family])
+    folder = convert(tmp_path / "hf", tmp_path / "ours", "bfloat16")
+    asked = prompts(8)
+    with closing(engine(folder)) as one:
+        expected = exact(one.answer(asked, SCORED))
+    with closing(engine(folder, pipeline_parallel_size=2, max_num_batched_tokens=200)) as two:
+        for _ in range(2):
+            assert exact(two.answer(asked, SCORED)) == expected
 
 
 @pytest.mark.parametrize("family", HEADS)

@@ -83,6 +83,8 @@ def test_what_ranks_do_with_no_states_is_refused_by_name(tmp_path: Path) -> None
     plain = ExecutorOptions(model_folder=folder, tensor_parallel_size=2)
     for device in (cpu, cuda):
         assert checked(plain, device.name, device.capabilities).options == plain
+        stages = replace(plain, tensor_parallel_size=1, pipeline_parallel_size=2)
+        assert checked(stages, device.name, device.capabilities).options == stages
     beside = "with a model with 1 state layers and tensor_parallel_size 2"
     for name, value in {"kv_disk_dir": tmp_path, "kv_peer_memory": 1 << 20}.items():
         with pytest.raises(ConfigError, match=f"{name} is .*; allowed: .* {beside}"):
