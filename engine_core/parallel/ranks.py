@@ -146,6 +146,10 @@ class Ranks:
         if self._hosts is not None:
             self._hosts.await_all(seconds)
 
+    def check(self) -> None:
+        """Raises `RankLost` once a rank is lost."""
+        self._loss.check()
+
     def send(self, message: bytes) -> None:
         """Hands all ranks a message. Raises `RankLost`."""
         self._loss.check()

@@ -48,14 +48,19 @@ class MultiExecutor:
         attention_work: float,
         launches: bool = False,
         slots: UInt8Array | None = None,
+        has_copies: bool = False,
         adapters: RankHostAdapters | None = None,
     ) -> None:
         """`attention_work`: see `ModelConfig`. `launches`: ranks launch work on devices and prepare
-        launches ahead of time. `slots`: the host memory where ranks keep blocks, if they do.
+        launches ahead of time. `slots`: the host memory where ranks keep blocks, if they do;
+        `has_copies`: see `RankSwapper`.
         `adapters`: those in host memory; None: devices have no slots."""
         self.ranks = ranks
         self._speaker = ranks.layout.speaker
-        self.swapper = None if slots is None else RankSwapper(ranks, slots, hello.seconds_per_block)
+        self.swapper = None
+        if slots is not None:
+            seconds = hello.seconds_per_block
+            self.swapper = RankSwapper(ranks, slots, seconds, has_copies=has_copies)
         self.host_adapters = adapters
         self.can_draft = hello.can_draft
         self.prefill_seconds = hello.prefill_seconds

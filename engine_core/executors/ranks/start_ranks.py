@@ -24,6 +24,7 @@ from ...parallel.result_messages import (
 from ...parallel.stage_hosts import StageHosts
 from ...platforms.device import Device, ParallelDevice
 from ...platforms.loading import LoadedDevice
+from ...weights.shards import num_copies
 from ..model.block_bytes import block_bytes_of
 from .multi import MultiExecutor
 from .rank import map_slots
@@ -95,6 +96,7 @@ def build_ranks(
         attention_work=work,
         launches=launches,
         slots=slots,
+        has_copies=num_copies(request.model, options.tensor_parallel_size) > 1,
         adapters=None if adapters is None else RankHostAdapters(adapters, ranks.adapters),
     )
     return executor, config

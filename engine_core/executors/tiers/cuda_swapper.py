@@ -106,10 +106,15 @@ class CudaSwapper:
     def _parts(
         self, blocks: Int32Array, slots: Int32Array
     ) -> Iterator[tuple[Int32Array, Int32Array]]:
-        """Blocks and slots of copies that are launched together."""
-        size = self.blocks_of_part
-        for start in range(0, blocks.size, size):
-            yield blocks[start : start + size], slots[start : start + size]
+        """Blocks and slots of copies that are launched together. Saves into one slot, which are
+        neighbours, are in one part."""
+        start = 0
+        while start < blocks.size:
+            stop = min(start + self.blocks_of_part, blocks.size)
+            while stop < blocks.size and slots[stop] == slots[stop - 1]:
+                stop += 1
+            yield blocks[start:stop], slots[start:stop]
+            start = stop
 
     def _save(self, blocks: Int32Array, slots: Int32Array) -> torch.cuda.Event:
         # A thread that waits for it sleeps.

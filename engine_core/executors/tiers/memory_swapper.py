@@ -78,7 +78,9 @@ class MemorySwapper:
         return cls(loaded, loaded if saves_drafts else pieces, slots, meet=meet)
 
     def swap(self, plan: SwapPlan) -> None:
-        for block, slot in zip(plan.out_blocks.tolist(), plan.out_slots.tolist(), strict=True):
+        # The last save into a slot counts.
+        fills = dict(zip(plan.out_slots.tolist(), plan.out_blocks.tolist(), strict=True))
+        for slot, block in fills.items():
             for in_blocks, in_slots in self._saved:
                 in_slots[slot] = in_blocks[block]
         self.num_saved += plan.out_blocks.size
