@@ -60,7 +60,7 @@ def test_answers_follow_the_likeliest_tokens_of_transformers(family: str, tmp_pa
 def test_chunks_company_hits_and_preemption_change_no_bit(family: str, tmp_path: Path) -> None:
     random_checkpoint(family, tmp_path / "hf", **FAMILIES[family])
     folder = convert(tmp_path / "hf", tmp_path / "ours", "bfloat16")
-    asked = prompts(16)
+    asked = prompts(8)
     seeded = [
         SamplingParams(temperature=0.9, seed=i, max_tokens=16, num_logprobs=1)
         for i in range(len(asked))
