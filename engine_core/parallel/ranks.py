@@ -146,9 +146,11 @@ class Ranks:
         if self._hosts is not None:
             self._hosts.await_all(seconds)
 
-    def check(self) -> None:
-        """Raises `RankLost` once a rank is lost."""
+    def take_reports(self) -> None:
+        """Takes what ranks have reported so far, so that none of them waits for room to report, and
+        computes no plan meanwhile. Raises `RankLost`."""
         self._loss.check()
+        self._read(range(self.size))
 
     def send(self, message: bytes) -> None:
         """Hands all ranks a message. Raises `RankLost`."""

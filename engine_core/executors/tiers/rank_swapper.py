@@ -51,7 +51,7 @@ class RankSwapper:
         that is late would write an older block over what others have saved, and load."""
         number = int(self._filled_by[slots].max(initial=0))
         while self.num_saved < number:
-            self._ranks.check()
+            self._ranks.take_reports()
             time.sleep(LOOK_SECONDS)
         self._num_asked += slots.size
         self._filled_by[slots] = self._num_asked

@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
-import os
-import threading
+from contextlib import suppress
 
 import numpy as np
 import pytest
 
 from headwater.engine_core.executor import SwapPlan
 from headwater.engine_core.executors.tiers.rank_swapper import RankSwapper
-from headwater.engine_core.parallel.board import Board, create_board
+from headwater.engine_core.parallel.board import Board
 from headwater.engine_core.parallel.plan_messages import decode
+from headwater.engine_core.parallel.rank_start import RankStart
+from headwater.engine_core.system.ring import PeerGone, RingReader, RingWriter
+from tests.engine_core.parallel.test_ranks import LONG_MESSAGE, two_ranks
 
 NONE = np.empty(0, np.int32)
 
 
-class TwoRanks:
-    """Ranks that compute nothing: a test says what they have copied."""
-
-    def __init__(self) -> None:
-        memory = create_board(2)
-        self.board = Board(memory)
-        os.close(memory)
-        self.sent: list[SwapPlan] = []
-
-    def check(self) -> None:
-        pass
-
-    def send(self, message: bytes) -> None:
-        plan = decode(message, None)
-        assert isinstance(plan, SwapPlan)
-        self.sent.append(plan)
+def save_late(start: RankStart) -> None:
+    """Notes the saves of each plan. The second rank waits for room for a long report before."""
+    board = Board(start.memory.board)
+    plans = RingReader(start.rings.plans)
+    reports = RingWriter(start.rings.reports)
+    num_saved = 0
+    with suppress(PeerGone):
+        while True:
+            plans.wait()
+            for message in plans.read():
+                if start.rank == 1:
+                    reports.write(LONG_MESSAGE)
+                plan = decode(message, None)
+                assert isinstance(plan, SwapPlan)
+                num_saved += plan.out_slots.size
+                board.note_copies(start.rank, num_saved, 0)
 
 
 def save(block: int, slot: int) -> SwapPlan:
@@ -41,16 +43,9 @@ def save(block: int, slot: int) -> SwapPlan:
 
 @pytest.mark.parametrize("has_copies", [False, True])
 def test_a_slot_is_filled_anew_once_all_ranks_have_filled_it(has_copies: bool) -> None:
-    ranks = TwoRanks()
-    swapper = RankSwapper(ranks, np.zeros((4, 8), np.uint8), 0.0, has_copies=has_copies)
-    swapper.swap(save(1, 3))
-    swapper.swap(save(2, 0))
-    ranks.board.note_copies(0, 2, 0)
-    again = threading.Thread(target=swapper.swap, args=(save(5, 3),))
-    again.start()
-    if has_copies:
-        again.join(0.02)
-        assert len(ranks.sent) == 2
-        ranks.board.note_copies(1, 1, 0)
-    again.join(60)
-    assert [each.out_blocks.tolist() for each in ranks.sent] == [[1], [2], [5]]
+    with two_ranks(save_late) as ranks:
+        slots = np.zeros((4, 8), np.uint8)
+        swapper = RankSwapper(ranks, slots, 0.0, has_copies=has_copies)
+        for block, slot in ((1, 3), (2, 0), (5, 3)):
+            swapper.swap(save(block, slot))
+        assert (swapper.num_saved >= 1) is has_copies
