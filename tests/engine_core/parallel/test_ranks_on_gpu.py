@@ -189,6 +189,24 @@ def test_a_family_whose_norms_stand_before_the_sum_answers_as_transformers(tmp_p
     assert torch.cat(gaps).max() < 0.3
 
 
+@pytest.mark.parametrize("family", ["olmo2", "minimax-m2"])
+def test_norms_over_all_heads_are_those_of_transformers_and_a_row_alone_has_their_bits(
+    family: str, tmp_path: Path
+) -> None:
+    model, folder = folder_of(family, tmp_path)
+    scored = greedy(12, num_logprobs=1)
+    with engine(folder, tensor_parallel_size=2) as two:
+        together = two.answer(PROMPTS, scored)
+        alone = [two.answer([prompt], scored)[0] for prompt in PROMPTS]
+    for one, other in zip(alone, together, strict=True):
+        assert (one.token_ids, one.logprobs) == (other.token_ids, other.logprobs)
+    answers = [each.token_ids for each in together]
+    gaps = [
+        behind_the_likeliest(model.cuda(), *each) for each in zip(PROMPTS, answers, strict=True)
+    ]
+    assert torch.cat(gaps).max() < 0.3
+
+
 def test_more_ranks_than_gpus_are_refused(
     qwen3: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
