@@ -105,7 +105,7 @@ def block_states(
 
 
 @triton.jit
-def _tail_of(
+def tail_of(
     p_rows,
     p_unit,
     i_of_head,
@@ -144,7 +144,7 @@ def _load_whole(p, stride, o_token, o_d, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _advanced(
+def advanced(
     b_state, b_key, b_inverse, b_corrected, b_sum, PRECISION: tl.constexpr, ROUNDS: tl.constexpr
 ):
     """The state behind a whole block; b_sum: logarithms of decays since the border."""
@@ -169,7 +169,7 @@ def _copy_part(p_tail, p_next_tail, first, o_d, size, start, before, border, CHA
 
 
 @triton.jit
-def _copy_inputs(
+def copy_inputs(
     p_tail,
     p_next_tail,
     i_of_head,
@@ -303,7 +303,7 @@ def _edge_block(
             BLOCK,
             BLOCK,
         )
-        b_state = _advanced(b_state, b_key, b_inverse, b_corrected, b_sum, PRECISION, ROUNDS)
+        b_state = advanced(b_state, b_key, b_inverse, b_corrected, b_sum, PRECISION, ROUNDS)
     return b_state
 
 
@@ -359,7 +359,7 @@ def _inner_block(
     o_out = o_token * stride_out + i_value * VALUE_DIM + column + o_v[None, :]
     tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=is_column)
     b_inverse = _load_whole(p_inverse + i_value * stride_head, stride_inverse, o_token, o_t, BLOCK)
-    return _advanced(b_state, b_key, b_inverse, b_corrected, b_sum, PRECISION, ROUNDS)
+    return advanced(b_state, b_key, b_inverse, b_corrected, b_sum, PRECISION, ROUNDS)
 
 
 @triton.jit
@@ -435,7 +435,7 @@ def _block_states(
     p_next = tail_address(
         p_pages, p_last, stride_table, stride_page, i_row, unit, tails_per_page, tail_bytes
     )
-    p_tail, p_keys, p_kept, p_kept_rows, p_kept_gates = _tail_of(
+    p_tail, p_keys, p_kept, p_kept_rows, p_kept_gates = tail_of(
         p_rows,
         p_unit,
         i_of_head,
@@ -447,7 +447,7 @@ def _block_states(
         VALUE_DIM,
         BLOCK,
     )
-    p_next_tail, _, p_next_kept, _, _ = _tail_of(
+    p_next_tail, _, p_next_kept, _, _ = tail_of(
         p_rows,
         p_next,
         i_of_head,
@@ -550,7 +550,7 @@ def _block_states(
             )
     if last > before:
         tl.store(p_next_state + o_state, b_state, mask=is_inside)
-        _copy_inputs(
+        copy_inputs(
             p_tail,
             p_next_tail,
             i_of_head,

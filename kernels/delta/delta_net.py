@@ -7,6 +7,7 @@ import torch
 from ..states.state_memory import StateMemory
 from .block_states import block_states
 from .delta_arguments import DeltaLayer
+from .delta_tokens import delta_tokens, serves
 from .gated_norm import gated_norm
 from .inverse_rows import inverse_rows
 from .mix_inputs import mix_inputs
@@ -19,11 +20,15 @@ def delta_net(
     memory: StateMemory,
     *,
     are_neighbours: bool = False,
+    dependent: bool = False,
 ) -> torch.Tensor:
     """Projections [T, …] of the rows of a batch → gated and normed heads [T, value heads ·
     value_dim]; of tokens of no row zeros. Reads the states of the rows' first blocks, appends to
     their tails, and writes those of their last blocks. `are_neighbours`: rows of one token may be
-    successive tokens of a sequence, at most as many as a block has."""
+    successive tokens of a sequence, at most as many as a block has. With `dependent`, the previous
+    kernels may still be writing the projections."""
+    if serves(wide, layer.unit, memory, are_neighbours=are_neighbours):
+        return delta_tokens(wide, narrow, layer, memory, dependent=dependent)
     mixed = mix_inputs(wide, narrow, layer, memory, are_neighbours=are_neighbours)
     rows = inverse_rows(mixed, layer, memory, are_neighbours=are_neighbours)
     given = mixed, rows, layer, memory

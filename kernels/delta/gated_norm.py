@@ -59,6 +59,12 @@ def _gated_norm(
     p_z = p_wide + i_token * stride_wide + o_z[:, None] + o_d[None, :]
     b_x = tl.load(p_own, mask=inside, other=0.0).to(tl.float32)
     b_z = tl.load(p_z, mask=inside, other=0.0).to(tl.float32)
-    b_factor = tl.rsqrt(tl.sum(b_x * b_x, axis=1) / VALUE_DIM + eps)[:, None]
-    b_x = b_x * b_factor * tl.load(p_norm + o_d)[None, :] * (b_z / (1 + tl.exp(-b_z)))
+    b_x = gated(b_x, b_z, tl.load(p_norm + o_d), eps)
     tl.store(p_own, b_x.to(p_x.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def gated(b_x, b_z, b_norm, eps):
+    """Norms of heads [heads, value_dim] times the SiLU of gates, in float32."""
+    b_factor = tl.rsqrt(tl.sum(b_x * b_x, axis=1) / b_x.shape[1] + eps)[:, None]
+    return b_x * b_factor * b_norm[None, :] * (b_z / (1 + tl.exp(-b_z)))

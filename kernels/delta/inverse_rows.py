@@ -100,7 +100,7 @@ def inverse_rows(
 
 
 @triton.jit
-def _as_products(b_x):
+def as_products(b_x):
     """The numbers [N, N] where the matrix unit puts its products: a thread then has some rows'
     numbers of a few neighbouring columns, and adds a row without the other warps."""
     b_zero = tl.zeros((b_x.shape[0], 16), tl.bfloat16)
@@ -117,7 +117,7 @@ def _solved(b_inverse, b_lower, p_lower, stride, is_own, first, end, NEIGHBOURS:
         p_own = p_lower + o_t[:, None].to(tl.int64) * stride + o_t[None, :]
         tl.store(p_own, b_lower, mask=is_own[:, None])
         tl.debug_barrier()
-    b_turned = _as_products(tl.trans(b_inverse))
+    b_turned = as_products(tl.trans(b_inverse))
     for i in range(first, end):
         if NEIGHBOURS:
             b_row = tl.sum(tl.where((o_t == i)[:, None], b_lower, 0.0), axis=0)

@@ -103,6 +103,82 @@ def mix_inputs(
 
 
 @triton.jit
+def mixed_rows(
+    p_own,
+    stride_own,
+    p_taps,
+    p_read,
+    o_position,
+    o_d,
+    start,
+    end,
+    token,
+    before,
+    scale,
+    CHANNELS: tl.constexpr,
+    IS_SCALED: tl.constexpr,
+    IS_INNER: tl.constexpr = False,
+):
+    """Inputs of queries, keys or values [positions, numbers] as of `load_inputs`, and what is mixed
+    of them, both in the model's dtype. IS_SCALED: each row has the length `scale`."""
+    b_x, b_mixed = convolved(
+        p_own,
+        stride_own,
+        p_taps,
+        p_read,
+        tl.zeros((o_d.shape[0],), tl.float32),
+        o_position,
+        o_d,
+        start,
+        end,
+        token,
+        before,
+        CHANNELS,
+        CHANNELS,
+        BEFORE,
+        IS_INNER,
+    )
+    if IS_SCALED:
+        b_mixed = b_mixed * (scale * tl.rsqrt(tl.sum(b_mixed * b_mixed, axis=1) + _L2_EPS))[:, None]
+    return b_x, b_mixed.to(p_own.dtype.element_ty)
+
+
+@triton.jit
+def keep_rows(
+    p_tail,
+    p_next_tail,
+    p_rows,
+    p_next_rows,
+    b_x,
+    b_mixed,
+    o_position,
+    o_d,
+    start,
+    end,
+    BLOCK: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    IS_KEPT: tl.constexpr,
+):
+    """Keeps inputs [positions, numbers] of a row's tokens in tails of its first and its last block,
+    and, if IS_KEPT, what is mixed of them."""
+    is_own = o_position < end
+    o_row = o_position - start // BLOCK * BLOCK
+    border = end // BLOCK * BLOCK
+    o_next_row = o_position - border
+    is_first = is_own & (o_row < BLOCK)
+    crosses = is_own & (border > start)
+    # The inputs before a border too are in the tail behind it.
+    is_near = crosses & (o_next_row >= -BEFORE)
+    o_in = o_row + BEFORE
+    o_next_in = o_next_row + BEFORE
+    store_rows(p_tail, p_next_tail, b_x, o_in, o_next_in, o_d, is_first, is_near, CHANNELS)
+    if IS_KEPT:
+        is_last = crosses & (o_next_row >= 0)
+        SIZE: tl.constexpr = o_d.shape[0]
+        store_rows(p_rows, p_next_rows, b_mixed, o_row, o_next_row, o_d, is_first, is_last, SIZE)
+
+
+@triton.jit
 def _mix(
     p_own,
     stride_own,
@@ -129,55 +205,51 @@ def _mix(
 ):
     """Mixes queries, keys or values of tokens [positions] and stores them; keeps their inputs, and
     keys, in tails of the first and the last block. IS_INNER: there are none of these to keep."""
-    b_x, b_mixed = convolved(
+    b_x, b_mixed = mixed_rows(
         p_own,
         stride_own,
         p_taps,
         p_read,
-        tl.zeros((o_d.shape[0],), tl.float32),
         o_position,
         o_d,
         read_start,
         end,
         first_read,
         read_before,
+        scale,
         CHANNELS,
-        CHANNELS,
-        BEFORE,
+        IS_SCALED,
         IS_INNER,
     )
-    if IS_SCALED:
-        b_mixed = b_mixed * (scale * tl.rsqrt(tl.sum(b_mixed * b_mixed, axis=1) + _L2_EPS))[:, None]
-    b_mixed = b_mixed.to(p_to.dtype.element_ty)
     if IS_INNER:
         tl.store(p_to + o_d[None, :], b_mixed)
         return
-    is_own = o_position < end
-    tl.store(p_to + o_d[None, :], b_mixed, mask=is_own[:, None])
-    o_row = o_position - start // BLOCK * BLOCK
-    border = end // BLOCK * BLOCK
-    o_next_row = o_position - border
-    is_first = is_own & (o_row < BLOCK)
-    crosses = is_own & (border > start)
-    # The inputs before a border too are in the tail behind it.
-    is_near = crosses & (o_next_row >= -BEFORE)
-    o_in = o_row + BEFORE
-    o_next_in = o_next_row + BEFORE
-    store_rows(p_tail, p_next_tail, b_x, o_in, o_next_in, o_d, is_first, is_near, CHANNELS)
-    if IS_KEPT:
-        is_last = crosses & (o_next_row >= 0)
-        SIZE: tl.constexpr = o_d.shape[0]
-        store_rows(p_rows, p_next_rows, b_mixed, o_row, o_next_row, o_d, is_first, is_last, SIZE)
+    tl.store(p_to + o_d[None, :], b_mixed, mask=(o_position < end)[:, None])
+    keep_rows(
+        p_tail,
+        p_next_tail,
+        p_rows,
+        p_next_rows,
+        b_x,
+        b_mixed,
+        o_position,
+        o_d,
+        start,
+        end,
+        BLOCK,
+        CHANNELS,
+        IS_KEPT,
+    )
 
 
 @triton.jit
-def _store_gates(p_gate, b_decay, b_share, is_stored):
+def store_gates(p_gate, b_decay, b_share, is_stored):
     tl.store(p_gate, b_decay, mask=is_stored)
     tl.store(p_gate + 1, b_share, mask=is_stored)
 
 
 @triton.jit
-def _gates(p_row, decay_column, share_column, rate, bias, is_own):
+def gates_of(p_row, decay_column, share_column, rate, bias, is_own):
     """Logarithms of decays, and shares of updates."""
     b_a = tl.load(p_row + decay_column, mask=is_own, other=0.0).to(tl.float32) + bias
     b_b = tl.load(p_row + share_column, mask=is_own, other=0.0).to(tl.float32)
@@ -291,7 +363,7 @@ def _mix_tile(
                 False,
                 IS_INNER,
             )
-            b_decay, b_share = _gates(
+            b_decay, b_share = gates_of(
                 p_narrow + o_token * stride_narrow,
                 decay_first + i_head * decay_stride + value,
                 share_first + i_head * share_stride + value,
@@ -300,13 +372,13 @@ def _mix_tile(
                 is_own,
             )
             o_gate = (o_token * num_heads + i_head) * NUM_VALUES + value
-            _store_gates(p_gates + 2 * o_gate, b_decay, b_share, is_own)
+            store_gates(p_gates + 2 * o_gate, b_decay, b_share, is_own)
             if not IS_INNER:
                 p_gate = p_kept_gates + 2 * ((o_position - before) * NUM_VALUES + value)
-                _store_gates(p_gate, b_decay, b_share, is_own & (o_position < before + BLOCK))
+                store_gates(p_gate, b_decay, b_share, is_own & (o_position < before + BLOCK))
                 p_gate = p_next_gates + 2 * ((o_position - border) * NUM_VALUES + value)
                 is_last = is_own & (o_position >= border) & (border > before)
-                _store_gates(p_gate, b_decay, b_share, is_last)
+                store_gates(p_gate, b_decay, b_share, is_last)
 
 
 @triton.jit

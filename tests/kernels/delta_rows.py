@@ -153,7 +153,7 @@ class DeltaRows:
             tokens=self._ints([*tokens, *range(len(spans), len(spans) + idle)]),
             layout=self._layout,
             first_unit=FIRST_UNIT,
-            has_tokens=are_idle_rows,
+            has_tokens=are_idle_rows or (not num_padding and int(counts.max()) == 1),
         )
         wide, narrow = (
             torch.cat([inputs[row][kind][start : end + num_padding] for row, start, end in spans])

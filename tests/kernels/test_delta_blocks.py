@@ -8,10 +8,11 @@ from functools import partial
 import pytest
 import torch
 
+from headwater.kernels.delta import delta_net as delta_net_module
 from headwater.kernels.delta.delta_net import delta_net
 from headwater.kernels.delta.delta_twin import delta_net_twin
 from tests.kernels.delta_rows import DeltaRows, in_steps, random_layer
-from tests.kernels.paging import interpreted
+from tests.kernels.paging import interpreted, same_bits
 from tests.kernels.state_steps import fill_with_nan
 
 LENGTH = 37
@@ -53,6 +54,24 @@ def test_passes_of_any_sizes_give_the_bits_of_one(
     out = in_steps(layer, inputs, borders, delta_net)
 
     assert torch.equal(out, in_steps(layer, inputs, [LENGTH], delta_net))
+
+
+def test_rows_of_one_token_have_the_bits_of_a_prompt_in_one_launch(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"num_heads": 1, "key_dim": 64, "value_dim": 128}
+    layer = random_layer(generator, torch.bfloat16, keeps_solved=False, **sizes)
+    lengths = [17, 2]
+    inputs = [layer.inputs(length, generator) for length in lengths]
+    rows = DeltaRows(layer, lengths, delta_net_module.delta_net)
+    whole = [in_steps(layer, *each, delta_net) for each in zip(inputs, [[17], [2]], strict=True)]
+    parts = [rows.run(inputs, [15, 0])]
+    monkeypatch.setattr(delta_net_module, "mix_inputs", None)
+
+    parts += [rows.run(inputs, [1, 1]) for _ in range(2)]
+
+    for row, expected in enumerate(whole):
+        assert same_bits(torch.cat([part[row] for part in parts]), expected)
 
 
 def test_rows_have_the_same_bits_in_company(generator: torch.Generator) -> None:
@@ -98,10 +117,12 @@ def test_tokens_of_no_row_come_out_as_zeros(
 
 
 @pytest.mark.parametrize("are_neighbours", interpreted([False, True], True))
+@pytest.mark.parametrize("key_dim", interpreted([32, 64], 32))
 def test_tokens_of_rows_that_compute_nothing_come_out_as_zeros(
-    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, are_neighbours: bool
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, key_dim: int, are_neighbours: bool
 ) -> None:
-    layer = random_layer(generator, torch.bfloat16, num_heads=1, keeps_solved=False)
+    sizes = {"num_heads": 1, "key_dim": key_dim, "value_dim": key_dim}
+    layer = random_layer(generator, torch.bfloat16, keeps_solved=False, **sizes)
     inputs = layer.inputs(LENGTH, generator)
     rows = DeltaRows(layer, [LENGTH], partial(delta_net, are_neighbours=are_neighbours))
     rows.run([inputs], [15])

@@ -12,6 +12,8 @@ from headwater.kernels.mamba.mamba import mamba
 from headwater.kernels.mamba.mamba_layer import MambaLayer
 from headwater.kernels.states.state_memory import StateMemory
 
+from ..cuda_products import EARLY_ROWS
+
 
 class CudaStates:
     """See `StatePlatform`, `ConvPlatform` and `MambaPlatform`."""
@@ -22,7 +24,14 @@ class CudaStates:
     def delta_net(
         self, wide: torch.Tensor, narrow: torch.Tensor, layer: DeltaLayer, memory: StateMemory
     ) -> torch.Tensor:
-        return delta_net(wide, narrow, layer, memory, are_neighbours=self.has_drafts)
+        return delta_net(
+            wide,
+            narrow,
+            layer,
+            memory,
+            are_neighbours=self.has_drafts,
+            dependent=len(wide) <= EARLY_ROWS,
+        )
 
     def short_conv(
         self, parts: torch.Tensor, layer: ConvLayer, memory: StateMemory
