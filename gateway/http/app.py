@@ -341,7 +341,9 @@ class RestSurface:
         embedding = to_embedding(asked, self._cluster.max_choices)
         async with caller.within_deadline():
             await exchange.unless_client_leaves(embedding.run(self._cluster, caller))
-        await exchange.reply_json(reply_of(asked, embedding, caller.request_id))
+        await exchange.reply_built(
+            embedding.num_bytes, lambda: reply_of(asked, embedding, caller.request_id)
+        )
 
     async def create_response(self, exchange: Exchange) -> None:
         caller = self._callers.admit(exchange)

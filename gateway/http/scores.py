@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 from headwater.proto import common_pb2
@@ -88,7 +89,8 @@ class ScoreSurface:
         embedding.normalize = bool(asked.normalize)
         embedding.endpoint = "pooling"
         await self._run(exchange, caller, embedding.run(self._cluster, caller))
-        await exchange.reply_json(pooling_reply(asked.model, embedding, caller.request_id))
+        build = partial(pooling_reply, asked.model, embedding, caller.request_id)
+        await exchange.reply_built(embedding.num_bytes, build)
 
     async def _rerank(self, exchange: Exchange, *, shows_documents: bool) -> None:
         caller, asked = await self._asked(exchange, RerankRequest)

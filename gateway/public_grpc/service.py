@@ -30,6 +30,7 @@ from ..tenancy.tenants import Identity
 from . import scores
 from .cache_hints import hints_of
 from .call_standings import CallStandings
+from .embeddings import embed_reply
 from .messages import (
     Asked,
     StreamUsage,
@@ -181,16 +182,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         )
         async with caller.within_deadline():
             await embedding.run(self._cluster, caller)
-        return inference_pb2.EmbedReply(
-            request_id=caller.request_id,
-            client_request_id=caller.client_request_id,
-            model=request.model,
-            embeddings=[
-                inference_pb2.EmbedReply.Vector(values=vector) for vector in embedding.vectors
-            ],
-            usage=common_pb2.Usage(
-                prompt_tokens=embedding.num_prompt_tokens, cached_tokens=embedding.num_cached_tokens
-            ),
+        return await self._cluster.long_work.by_size(
+            caller.tenant.key, embedding.num_bytes, embed_reply, request, embedding, caller
         )
 
     async def Rerank(

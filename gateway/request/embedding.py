@@ -28,6 +28,7 @@ POOLINGS = {
     "token": common_pb2.POOLING_TOKEN,
     "sparse": common_pb2.POOLING_SPARSE,
 }
+VALUE_BYTES = 8
 BY_TOKEN = (common_pb2.POOLING_TOKEN, common_pb2.POOLING_SPARSE)
 TokenValues = tuple[list[float], Sequence[int], Sequence[int]]
 """Values of a prompt's tokens, one token after another; ids of its tokens; ids that do not
@@ -119,9 +120,9 @@ class Embedding:
         return found
 
     @property
-    def num_values(self) -> int:
-        """Numbers of all vectors."""
-        return sum(len(generation.choices[0].vector) for generation in self.generations)
+    def num_bytes(self) -> int:
+        """Bytes of the numbers of all vectors, as Python reads them."""
+        return VALUE_BYTES * sum(len(each.choices[0].vector) for each in self.generations)
 
     @property
     def by_token(self) -> list[TokenValues]:

@@ -20,8 +20,6 @@ from .cluster import Cluster
 from .embedding import Embedding
 from .token_weights import lexical_similarity
 
-VALUE_BYTES = 8
-"""Bytes of a number of a vector, as Python compares it."""
 SIDES = ("query", "document")
 """Sides of a pair."""
 
@@ -139,9 +137,8 @@ class PairScores:
         places = {text: i for i, text in enumerate(texts)}
         prompts = [processor_pb2.Prompt(text=text, side=side) for text, side in places]
         await self._vectors(prompts, cluster, caller, normalize=True)
-        num_bytes = VALUE_BYTES * self._run.num_values
         self._scores = await cluster.long_work.by_size(
-            caller.tenant.key, num_bytes, self._compared, places
+            caller.tenant.key, self._run.num_bytes, self._compared, places
         )
 
     def _compared(self, places: Mapping[tuple[str, str], int]) -> list[float]:

@@ -14,7 +14,7 @@ import pytest
 
 from headwater.gateway.http.content_encoding import PIECE_BYTES
 from headwater.gateway.http.http_exchange import Exchange
-from headwater.gateway.long_work import NUM_NATIVE_THREADS, LongWork
+from headwater.gateway.long_work import LONG_BODY_BYTES, NUM_NATIVE_THREADS, LongWork
 from headwater.gateway.settings import BODY_BYTES_PER_SECOND
 from headwater.services.runtime.errors import ClientGone, SlowBody, SlowReader
 
@@ -161,4 +161,36 @@ async def test_what_a_compressed_body_becomes_is_decoded_in_turns_of_its_tenant(
     may_end.set()
     assert await long == bytes(3 * PIECE_BYTES)
     await asyncio.gather(*held)
+    long_work.close()
+
+
+async def test_a_long_reply_is_built_in_a_turn_of_its_tenant_and_a_short_one_at_once() -> None:
+    long_work = LongWork()
+    may_end = threading.Event()
+    held = asyncio.create_task(long_work.by_size("", LONG_BODY_BYTES, may_end.wait, 60))
+    await asyncio.sleep(0)
+    builders: dict[int, threading.Thread] = {}
+    bodies: list[bytes] = []
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        bodies.append(message.get("body", b""))
+
+    async def reply(num_bytes: int) -> None:
+        def build() -> int:
+            builders[num_bytes] = threading.current_thread()
+            return num_bytes
+
+        scope = {"method": "POST", "path": "/", "headers": []}
+        limits = {"slow_reader_limit": 1.0, "slow_body_limit": 1.0}
+        exchange = Exchange(scope, Server().receive, send, long_work=long_work, **limits)
+        await exchange.reply_built(num_bytes, build)
+
+    long = asyncio.create_task(reply(LONG_BODY_BYTES))
+    await reply(1)
+    assert bodies == [b"", b"1"]
+    assert builders == {1: threading.current_thread()}
+    may_end.set()
+    await asyncio.gather(long, held)
+    assert bodies == [b"", b"1", b"", b"%d" % LONG_BODY_BYTES]
+    assert builders[LONG_BODY_BYTES] is not threading.current_thread()
     long_work.close()
