@@ -25,7 +25,7 @@ ResultT = TypeVar("ResultT")
 class LongWork:
     """One thread for work that holds the interpreter, a few for work that does not. NOTE: several
     of the first kind would take the interpreter from the event loop in turns: beside eight bodies
-    of 1,024 prompts ten passes of it took 280 ms with six threads and 30 with one, which switches
+    of 1,024 prompts ten passes of it took 280 ms with six threads and 30 with one, which switched
     each millisecond (2026-11-22).
     """
 

