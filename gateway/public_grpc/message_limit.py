@@ -11,7 +11,9 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from headwater.proto import inference_pb2
 from headwater.services.runtime import errors
+from headwater.services.runtime.json_limits import check_json
 from headwater.services.runtime.rpc_handlers import Handler, behavior_of, handler_like
 
 from ..long_work import LONG_BODY_BYTES, LongWork
@@ -90,9 +92,14 @@ def _parsed(data: bytes, parse: Any) -> Any:
     if len(data) >= LONG_BODY_BYTES:
         check_fields(data, parse.__self__.DESCRIPTOR)
     try:
-        return parse(data)
+        message = parse(data)
     except DecodeError as fault:
         raise _unreadable(fault) from None
+    if len(data) >= LONG_BODY_BYTES and isinstance(message, inference_pb2.ChatRequest):
+        # A processor would refuse it, too, behind others' requests.
+        variables = message.conversation.chat_template_kwargs_json
+        check_json(variables.encode(), "chat_template_kwargs")
+    return message
 
 
 def _reading_all(behavior: Any) -> Any:

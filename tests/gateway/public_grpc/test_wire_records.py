@@ -9,9 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headwater.bench.hostile.grpc_attacks import costly_kwargs
+from headwater.gateway.long_work import LONG_BODY_BYTES
+from headwater.gateway.public_grpc.message_limit import _parsed
 from headwater.gateway.public_grpc.wire_records import MAX_FIELDS, check_fields
 from headwater.proto.inference_pb2 import ChatRequest
 from headwater.services.runtime.errors import BadRequest
+from headwater.services.runtime.json_limits import TOO_COSTLY
 from tests.gateway.processes import Gateway
 from tests.longest_hold import longest_hold
 
@@ -57,3 +61,13 @@ async def test_a_call_with_two_million_empty_messages_is_refused(gateway: Gatewa
             await call(data)
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "the message has more than" in (refused.value.details() or "")
+
+
+def test_costly_variables_of_a_template_are_refused_before_a_processor_gets_them() -> None:
+    """The gateway sent 3.6 MB of them on, each time, on its event loop."""
+    message = costly_kwargs("m")
+    with pytest.raises(BadRequest) as refused:
+        _parsed(message.SerializeToString(), ChatRequest.FromString)
+    assert (refused.value.param, refused.value.code) == ("chat_template_kwargs", TOO_COSTLY)
+    message.conversation.chat_template_kwargs_json = '{"x": "%s"}' % ("a" * LONG_BODY_BYTES)
+    assert _parsed(message.SerializeToString(), ChatRequest.FromString) == message
