@@ -4,6 +4,7 @@ deployment of two replicas that it starts."""
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from typing import Annotated
 
@@ -28,6 +29,9 @@ def main(
     ] = "",
     key: Annotated[str, typer.Option(help=f"of the hostile tenant: {' or '.join(KEYS)}")] = "small",
     seconds: Annotated[float, typer.Option(help="of each body", min=1.0)] = 6.0,
+    limit: Annotated[
+        float, typer.Option(help="seconds, with each key, after which no other body begins")
+    ] = math.inf,
     executor: Annotated[
         str, typer.Option(help="of the two engines: single (the demo model) or simulated")
     ] = "single",
@@ -54,6 +58,7 @@ def main(
         run = Run(
             requests_per_minute=KEYS[each],
             seconds=seconds,
+            limit=limit,
             executor=executor,
             model=model,
             commit=commit,

@@ -7,6 +7,7 @@ import contextlib
 import multiprocessing
 import os
 import secrets
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ class Run:
     """Limit of the hostile tenant."""
     seconds: float
     """Length of each stretch."""
+    limit: float
+    """Seconds after which no stretch beside a body begins."""
     executor: str
     model: str
     """Folder of the model; empty: the demo model."""
@@ -59,6 +62,7 @@ class Run:
     def _measured(self, names: Sequence[str], cores: Cores) -> Measured:
         """Each body once, and those that miss a goal again."""
         measured = Measured()
+        end = time.monotonic() + self.limit
         os.environ["HEADWATER_SIMULATED_STEP_SECONDS"] = SIMULATED_STEP_SECONDS
         with (
             running_on(cores.neighbour),
@@ -72,7 +76,9 @@ class Run:
                     if trial is None or not trial.serves:
                         deployed.close()
                         trial = deployed.enter_context(self._deployed(cores, process))
-                    left = left[asyncio.run(trial.run(left, measured, show_progress)) :]
+                    left = left[asyncio.run(trial.run(left, measured, show_progress, end)) :]
+                if time.monotonic() > end:
+                    break
                 rows = self._report(measured, cores).rows
                 left = [row.body for row in rows if row.is_close]
         return measured

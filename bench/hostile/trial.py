@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -80,11 +81,16 @@ class Trial:
         """Whether the neighbour is served again after the last body."""
 
     async def run(
-        self, names: Sequence[str], measured: Measured, on_body: Callable[[str, Beside], None]
+        self,
+        names: Sequence[str],
+        measured: Measured,
+        on_body: Callable[[str, Beside], None],
+        end: float,
     ) -> int:
         """Adds to what is measured; calls `on_body` after each body. Returns the number of bodies
-        that were measured: fewer where the neighbour is not served any more, so that the next body
-        needs another deployment."""
+        that were measured or left out, since `end`, a time of the monotonic clock, was reached:
+        fewer where the neighbour is not served any more, so that the next body needs another
+        deployment."""
         async with Tenants(self._cluster.rest, self._admin_key) as tenants:
             run = next(self._numbers)
             key = await tenants.add(f"neighbour-{run}")
@@ -92,6 +98,8 @@ class Trial:
             if run == 0:
                 await neighbour.ask_for(WARM_UP_SECONDS)
             for number, name in enumerate(names):
+                if time.monotonic() > end:
+                    break
                 if number % ALONE_EACH == 0:
                     measured.alone.append(await neighbour.ask_for(self._seconds))
                 beside = await self._beside(name, tenants, neighbour, measured.alone[0])
