@@ -9,6 +9,7 @@ from threading import Thread
 from triton.runtime.cache import triton_key
 
 NUMBA_START = "headwater.kernels.cpu.compiler.compiler_start"
+DRAFTERS = "headwater.kernels.cpu.suffix_match"
 
 
 def hash_triton() -> None:
@@ -20,4 +21,9 @@ def hash_triton() -> None:
 def start_numba() -> None:
     """Begins to start numba's compiler, whose functions look drafts up on the host. Not before this
     process is forked: a fork would find its locks held."""
-    Thread(target=import_module, args=(NUMBA_START,), name="numba's start", daemon=True).start()
+    Thread(target=_start_numba, name="numba's start", daemon=True).start()
+
+
+def _start_numba() -> None:
+    import_module(NUMBA_START)
+    import_module(DRAFTERS).compile_apart()

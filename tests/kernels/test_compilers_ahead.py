@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 PROBE = """
 import sys, threading
@@ -35,5 +39,19 @@ def test_a_process_that_imports_the_hash_of_triton_has_it_when_its_threads_have_
     )
     done = subprocess.run(
         [sys.executable, "-c", probe], check=False, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.long
+def test_what_drafts_on_the_host_is_compiled_by_processes_beside_an_engine(tmp_path: Path) -> None:
+    probe = PROBE + (
+        "from headwater.kernels.cpu.suffix_match import history_drafter, indexer, row_drafter\n"
+        "for each in (history_drafter(), indexer(), row_drafter()):\n"
+        "    assert list(each.stats.cache_hits.values()) == [1], each\n"
+    )
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", probe], check=False, capture_output=True, text=True, env=environment
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -9,6 +9,8 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -39,6 +41,18 @@ def compiling(function: Callable[..., None]) -> Iterator[bool]:
     with (folder / lock_name(function)).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield True
+
+
+def compiled_apart(
+    function: Callable[..., None], maker: Callable[[], object]
+) -> subprocess.Popen[bytes] | None:
+    """A process that compiles the function, as `maker` does: compiling holds Python's lock for
+    seconds. None: a process has begun that before."""
+    folder = _cache_folder()
+    if folder is None or (folder / lock_name(function)).exists():
+        return None
+    program = f"from {maker.__module__} import {maker.__name__}; {maker.__name__}()"
+    return subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.DEVNULL)
 
 
 def lock_name(function: Callable[..., None]) -> str:
