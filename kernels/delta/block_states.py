@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..launch.dependent_launch import launch_options, release_dependents, wait_for_inputs
 from ..states.block_rows import (
     LEAST_SIZE,
     clear,
@@ -44,12 +45,13 @@ def block_states(
     *,
     are_neighbours: bool = False,
     advances: bool = False,
+    dependent: bool = False,
     columns: int = COLUMNS,
 ) -> torch.Tensor:
     """Mixed inputs and rows of T tokens → outputs of the value heads [T, value heads · value_dim];
     of tokens of no row zeros. Reads the states of the rows' first blocks, and writes those of
-    their last blocks. `are_neighbours`: as in `delta_net`; `advances`: writes states alone, and of
-    rows of one token. `columns` of values for a program, within a piece of the state."""
+    their last blocks. `are_neighbours` and `dependent`: as in `delta_net`; `advances`: writes states
+    alone, and of rows of one token. `columns` of values for a program, within a piece of the state."""
     unit = layer.unit
     assert unit.columns % min(columns, unit.columns) == 0
     is_wide = mixed.rows.dtype == torch.float32
@@ -98,8 +100,10 @@ def block_states(
         CLEARS=memory.has_tokens and not advances,
         PRECISION="ieee" if is_wide else "tf32",
         ROUNDS=not is_wide,
+        DEPENDENT=dependent,
         num_warps=4,
         num_stages=2 if is_long else 1,
+        **launch_options(dependent),
     )
     return out
 
@@ -407,7 +411,10 @@ def _block_states(
     CLEARS: tl.constexpr,
     PRECISION: tl.constexpr,
     ROUNDS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    release_dependents(DEPENDENT)
+    wait_for_inputs(DEPENDENT)
     CHANNELS: tl.constexpr = 2 * KEY_DIM + NUM_VALUES * VALUE_DIM
     PARTS: tl.constexpr = (VALUE_DIM + COLUMNS - 1) // COLUMNS
     i_row = tl.program_id(0).to(tl.int64)

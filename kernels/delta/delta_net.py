@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from ..launch.dependent_launch import EARLY_TOKENS
 from ..states.state_memory import StateMemory
 from .block_states import block_states
 from .delta_arguments import DeltaLayer
@@ -29,10 +32,12 @@ def delta_net(
     kernels may still be writing the projections."""
     if serves(wide, layer.unit, memory, are_neighbours=are_neighbours):
         return delta_tokens(wide, narrow, layer, memory, dependent=dependent)
-    mixed = mix_inputs(wide, narrow, layer, memory, are_neighbours=are_neighbours)
-    rows = inverse_rows(mixed, layer, memory, are_neighbours=are_neighbours)
-    given = mixed, rows, layer, memory
+    # Larger launches lose by it.
+    early: dict[str, Any] = {"dependent": dependent and len(wide) <= EARLY_TOKENS}
+    rows_of: dict[str, Any] = early | {"are_neighbours": are_neighbours}
+    mixed = mix_inputs(wide, narrow, layer, memory, **rows_of)
+    given = mixed, inverse_rows(mixed, layer, memory, **rows_of), layer, memory
     if are_neighbours:
         # Rows behind a border read the state that a row before it writes.
-        block_states(*given, are_neighbours=True, advances=True)
-    return gated_norm(block_states(*given, are_neighbours=are_neighbours), wide, layer)
+        block_states(*given, **rows_of, advances=True)
+    return gated_norm(block_states(*given, **rows_of), wide, layer, **early)

@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..launch.dependent_launch import launch_options, release_dependents, wait_for_inputs
 from .delta_arguments import DeltaLayer
 
 HEADS = 4
@@ -13,9 +14,11 @@ HEADS = 4
 batch."""
 
 
-def gated_norm(x: torch.Tensor, wide: torch.Tensor, layer: DeltaLayer) -> torch.Tensor:
+def gated_norm(
+    x: torch.Tensor, wide: torch.Tensor, layer: DeltaLayer, *, dependent: bool = False
+) -> torch.Tensor:
     """Outputs [T, value heads · value_dim] of value heads, in place; gates are in the wide
-    projection [T, …]."""
+    projection [T, …]. `dependent`: as in `delta_net`."""
     unit = layer.unit
     num_values = layer.num_heads * unit.num_values
     _gated_norm[(len(x), triton.cdiv(num_values, HEADS))](
@@ -30,7 +33,9 @@ def gated_norm(x: torch.Tensor, wide: torch.Tensor, layer: DeltaLayer) -> torch.
         NUM_VALUES=unit.num_values,
         VALUE_DIM=unit.value_dim,
         HEADS=HEADS,
+        DEPENDENT=dependent,
         num_warps=1,
+        **launch_options(dependent),
     )
     return x
 
@@ -49,7 +54,10 @@ def _gated_norm(
     NUM_VALUES: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     HEADS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    release_dependents(DEPENDENT)
+    wait_for_inputs(DEPENDENT)
     i_token = tl.program_id(0).to(tl.int64)
     o_value = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     o_d = tl.arange(0, VALUE_DIM)

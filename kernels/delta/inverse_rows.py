@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..launch.dependent_launch import launch_options, release_dependents, wait_for_inputs
 from ..states.block_rows import LEAST_SIZE, dot, first_read, load_gate, load_rows, tail_address
 from ..states.state_memory import StateMemory
 from .delta_arguments import DeltaLayer
@@ -49,10 +50,15 @@ class BlockRows:
 
 
 def inverse_rows(
-    mixed: MixedInputs, layer: DeltaLayer, memory: StateMemory, *, are_neighbours: bool = False
+    mixed: MixedInputs,
+    layer: DeltaLayer,
+    memory: StateMemory,
+    *,
+    are_neighbours: bool = False,
+    dependent: bool = False,
 ) -> BlockRows:
     """Mixed inputs of T tokens → rows of these tokens; those of the first and last blocks are kept
-    in their tails. `are_neighbours`: as in `delta_net`."""
+    in their tails. `are_neighbours` and `dependent`: as in `delta_net`."""
     unit = layer.unit
     num_tokens = len(mixed.rows)
     num_values = layer.num_heads * unit.num_values
@@ -93,8 +99,10 @@ def inverse_rows(
         NEIGHBOURS=are_neighbours,
         PRECISION="ieee" if is_wide else "tf32",
         ROUNDS=not is_wide,
+        DEPENDENT=dependent,
         num_warps=4,
         num_stages=1,
+        **launch_options(dependent),
     )
     return rows
 
@@ -162,7 +170,10 @@ def _inverse_rows(
     NEIGHBOURS: tl.constexpr,
     PRECISION: tl.constexpr,
     ROUNDS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    release_dependents(DEPENDENT)
+    wait_for_inputs(DEPENDENT)
     CHANNELS: tl.constexpr = 2 * KEY_DIM + NUM_VALUES * VALUE_DIM
     i_row = tl.program_id(0).to(tl.int64)
     i_value = tl.program_id(1)

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..launch.dependent_launch import launch_options, release_dependents, wait_for_inputs
 from ..states.block_rows import (
     convolved,
     oldest_neighbour,
@@ -50,9 +51,10 @@ def mix_inputs(
     memory: StateMemory,
     *,
     are_neighbours: bool = False,
+    dependent: bool = False,
 ) -> MixedInputs:
-    """Both projections [T, …] of a batch → mixed inputs of its rows' tokens. `are_neighbours`: as
-    in `delta_net`."""
+    """Both projections [T, …] of a batch → mixed inputs of its rows' tokens. `are_neighbours` and
+    `dependent`: as in `delta_net`."""
     unit = layer.unit
     num_tokens = len(wide)
     num_values = layer.num_heads * unit.num_values
@@ -97,7 +99,9 @@ def mix_inputs(
         BLOCK=unit.block_size,
         NEIGHBOURS=are_neighbours,
         TILE=TILE,
+        DEPENDENT=dependent,
         num_warps=4,
+        **launch_options(dependent),
     )
     return mixed
 
@@ -422,7 +426,10 @@ def _mix_inputs(
     BLOCK: tl.constexpr,
     NEIGHBOURS: tl.constexpr,
     TILE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    release_dependents(DEPENDENT)
+    wait_for_inputs(DEPENDENT)
     CHANNELS: tl.constexpr = 2 * KEY_DIM + NUM_VALUES * VALUE_DIM
     PARTS: tl.constexpr = 2 + NUM_VALUES
     i_row = tl.program_id(0).to(tl.int64)
