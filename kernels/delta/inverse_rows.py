@@ -22,6 +22,8 @@ from ..states.state_memory import StateMemory
 from .delta_arguments import DeltaLayer
 from .mix_inputs import MixedInputs
 
+MOST_AT_ONCE = tl.constexpr(8)
+"""Rows of the inverse that a turn of a loop makes."""
 MOST_PROGRAMS = 128
 """Programs that share the blocks of a row, at most."""
 
@@ -116,6 +118,17 @@ def as_products(b_x):
 
 
 @triton.jit
+def _row_of(b_lower, p_lower, stride, first, end, i, NEIGHBOURS: tl.constexpr):
+    """Row i of L, or zeros, which change nothing, where it is not one of those from `first` to
+    `end`."""
+    o_t = tl.arange(0, b_lower.shape[0])
+    is_new = (i >= first) & (i < end)
+    if NEIGHBOURS:
+        return tl.sum(tl.where((o_t == i)[:, None] & is_new, b_lower, 0.0), axis=0)
+    return tl.load(p_lower + i * stride + o_t, mask=is_new & (o_t >= 0), other=0.0)
+
+
+@triton.jit
 def _solved(b_inverse, b_lower, p_lower, stride, is_own, first, end, NEIGHBOURS: tl.constexpr):
     """The inverse with its rows from `first` to `end`, which are those of the identity before.
     Rows of L go to memory, from where each thread reads what it needs; NOTE: rows of neighbours
@@ -126,13 +139,19 @@ def _solved(b_inverse, b_lower, p_lower, stride, is_own, first, end, NEIGHBOURS:
         tl.store(p_own, b_lower, mask=is_own[:, None])
         tl.debug_barrier()
     b_turned = as_products(tl.trans(b_inverse))
-    for i in range(first, end):
-        if NEIGHBOURS:
-            b_row = tl.sum(tl.where((o_t == i)[:, None], b_lower, 0.0), axis=0)
-        else:
-            b_row = tl.load(p_lower + i * stride + o_t)
-        b_change = tl.sum(b_row[None, :] * b_turned, axis=1)
-        b_turned = tl.where((o_t == i)[None, :], b_turned - b_change[:, None], b_turned)
+    # Rows of neighbours are few, and their row of L costs an exchange between the warps.
+    GROUP: tl.constexpr = 1 if NEIGHBOURS else MOST_AT_ONCE
+    begin = first // GROUP * GROUP
+    b_next = _row_of(b_lower, p_lower, stride, first, end, begin, NEIGHBOURS)
+    for base in range(begin, end, GROUP):
+        b_group = tl.where(o_t // GROUP == base // GROUP, 1.0, 0.0)
+        for j in tl.static_range(GROUP):
+            b_row = b_next
+            b_next = _row_of(b_lower, p_lower, stride, first, end, base + j + 1, NEIGHBOURS)
+            b_change = tl.sum(b_row[None, :] * b_turned, axis=1)
+            # Ones and zeros in place of a condition, whose predicates follow one another.
+            b_one = tl.where(o_t % GROUP == j, b_group, 0.0)
+            b_turned -= b_change[:, None] * b_one[None, :]
     return tl.trans(b_turned)
 
 
