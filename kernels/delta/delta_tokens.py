@@ -10,7 +10,12 @@ import torch
 import triton
 import triton.language as tl
 
-from ..launch.dependent_launch import launch_options, release_dependents, wait_for_inputs
+from ..launch.dependent_launch import (
+    ask_early,
+    launch_options,
+    release_dependents,
+    wait_for_inputs,
+)
 from ..states.block_rows import (
     LEAST_SIZE,
     clear,
@@ -106,6 +111,46 @@ def _row_of(b_x, i):
     """Row i [numbers] of a tile."""
     o_row = tl.arange(0, b_x.shape[0])
     return tl.sum(tl.where((o_row == i)[:, None], b_x, 0.0), axis=0)
+
+
+@triton.jit
+def _ask_for_inputs(
+    p_tail,
+    p_taps,
+    p_rate,
+    p_bias,
+    p_norm,
+    i,
+    i_of_head,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Prefetches the inputs of the three tokens before, and the layer's weights."""
+    FLOATS: tl.constexpr = 32
+    o_row = tl.arange(0, BEFORE + 1)[:, None] * CHANNELS
+    o_key = tl.arange(0, 2 * KEY_DIM // FLOATS)[None, :] * FLOATS
+    o_value = tl.arange(0, VALUE_DIM // FLOATS)[None, :] * FLOATS
+    p_tail += i * CHANNELS
+    column = 2 * KEY_DIM + i_of_head * VALUE_DIM
+    ask_early(p_tail + o_row + o_key, DEPENDENT)
+    ask_early(p_tail + column + o_row + o_value, DEPENDENT)
+    ask_early(p_taps + o_row + o_key, DEPENDENT)
+    ask_early(p_taps + column + o_row + o_value, DEPENDENT)
+    ask_early(p_norm + o_value, DEPENDENT)
+    ask_early(p_rate + tl.arange(0, 1), DEPENDENT)
+    ask_early(p_bias + tl.arange(0, 1), DEPENDENT)
+
+
+@triton.jit
+def _kept_inverse(p_kept_rows, count, BLOCK: tl.constexpr):
+    """So many rows of the inverse from the tail, and those of the identity behind them."""
+    o_t = tl.arange(0, BLOCK)
+    is_kept = (o_t < count)[:, None]
+    o_cell = o_t[:, None] * BLOCK + o_t[None, :]
+    b_one = tl.where(o_t[:, None] == o_t[None, :], 1.0, 0.0)
+    return tl.where(is_kept, tl.load(p_kept_rows + o_cell, mask=is_kept, other=0.0), b_one)
 
 
 @triton.jit
@@ -406,13 +451,11 @@ def _delta_tokens(
     o_t = tl.arange(0, BLOCK)
     o_k = tl.arange(0, KEY_DIM)
     o_d = tl.arange(0, VALUE_DIM)
-    o_cell = o_t[:, None] * BLOCK + o_t[None, :]
     is_early = (o_t < i)[:, None]
     b_decay = tl.load(p_kept_gates + o_t * 2 * NUM_VALUES, mask=o_t < i, other=0.0)
     o_key = o_t[:, None] * KEY_DIM + o_k[None, :]
     b_key = tl.load(p_keys + o_key, mask=is_early, other=0.0)
-    b_one = tl.where(o_t[:, None] == o_t[None, :], 1.0, 0.0)
-    b_inverse = tl.where(is_early, tl.load(p_kept_rows + o_cell, mask=is_early, other=0.0), b_one)
+    b_inverse = _kept_inverse(p_kept_rows, i, BLOCK)
     piece = 2 * (first_unit * NUM_VALUES + i_value)
     p_low, p_next_low, b_low, b_early_low = _read_half(
         p_pages,
@@ -457,6 +500,19 @@ def _delta_tokens(
         VALUE_DIM,
         COLUMNS,
         BLOCK,
+    )
+    _ask_for_inputs(
+        p_tail,
+        p_conv + i_head * (BEFORE + 1) * CHANNELS,
+        p_rates + i_value,
+        p_biases + i_value,
+        p_norm,
+        i,
+        i_of_head,
+        KEY_DIM,
+        VALUE_DIM,
+        CHANNELS,
+        DEPENDENT,
     )
     wait_for_inputs(DEPENDENT)
     p_row = p_wide + token * stride_wide
@@ -562,7 +618,7 @@ def _delta_tokens(
         # Tiles are read again, in place of holding them until here.
         b_key = tl.load(p_keys + o_key, mask=is_early, other=0.0)
         b_key = tl.where((o_t == i)[:, None], b_own_key.to(b_key.dtype)[None, :], b_key)
-        b_inverse = tl.load(p_kept_rows + o_cell)
+        b_inverse = _kept_inverse(p_kept_rows, BLOCK, BLOCK)
         _store_next_half(
             p_low, p_next_low, before > 0, b_key, b_inverse, b_sum, p_kept, VALUE_DIM, COLUMNS
         )
