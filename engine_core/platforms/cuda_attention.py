@@ -7,7 +7,7 @@ Knows nothing about how a kernel computes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from headwater.kernels.attention.hopper_prefill_attention import hopper_prefill_
 from headwater.kernels.attention.hopper_shared_prefix_attention import (
     hopper_shared_prefix_attention,
 )
+from headwater.kernels.attention.hopper_wide_prefill import hopper_wide_prefill
 from headwater.kernels.attention.paged_cache import bulk_copied, is_paired
 from headwater.kernels.attention.prefill_attention import prefill_attention
 from headwater.kernels.attention.reduce_splits import reduce_splits
@@ -108,8 +109,9 @@ HOPPER = AttentionKernels(
     few_decode=hopper_decode_splits,
 )
 HOPPER_WINDOW = AttentionKernels(direct_decode=hopper_decode_attention)
-HOPPER_WIDE = AttentionKernels(few_decode=hopper_decode_splits, decode=hopper_decode_splits)
 HOPPER_FP8 = AttentionKernels(prefill=hopper_prefill_attention)
+HOPPER_WIDE_WINDOW = AttentionKernels(few_decode=hopper_decode_splits, decode=hopper_decode_splits)
+HOPPER_WIDE = replace(HOPPER_WIDE_WINDOW, prefill=hopper_wide_prefill)
 
 
 def attention_kernels(
@@ -122,7 +124,7 @@ def attention_kernels(
     if q.dtype == k_cache.dtype and is_read_by_hopper(k_cache):
         return HOPPER_WINDOW if window else HOPPER
     if q.dtype == k_cache.dtype and _is_ringed(k_cache, WIDE_HEAD):
-        return HOPPER_WIDE
+        return HOPPER_WIDE_WINDOW if window else HOPPER_WIDE
     if window:
         return ANY_GPU
     return HOPPER_FP8 if _is_widened(q, k_cache) else ANY_GPU

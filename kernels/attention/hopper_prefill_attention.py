@@ -175,7 +175,7 @@ def _attend(merged, rings, where, first, end, shape: gl.constexpr):
         leave_out(rings, 0, (end + TILE - 1) // TILE, STAGES)
     else:
         o_r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, wide))
-        o_q, is_row = _places(o_r, first, where, shape, wide)
+        o_q, is_row = places(o_r, first, where, shape, wide)
         b_q = gl.load(p_q + o_q, mask=is_row, other=0.0)
         b_q = gl.convert_layout(b_q.to(rings[0].dtype), gl.DotOperandLayout(0, scores, 2))
         # Rows past a chunk's end see the keys of its last row.
@@ -206,12 +206,12 @@ def _attend(merged, rings, where, first, end, shape: gl.constexpr):
         b_out = gl.convert_layout(b_out.to(p_out.dtype.element_ty), wide)
         # Computed anew: kept, the offsets would take registers from the loops.
         o_r = pinned(o_r)
-        o_q, is_row = _places(o_r, first, where, shape, wide)
+        o_q, is_row = places(o_r, first, where, shape, wide)
         gl.store(p_out + o_q, b_out, mask=is_row)
 
 
 @gluon.jit
-def _places(o_r, first, where, shape: gl.constexpr, layout: gl.constexpr):
+def places(o_r, first, where, shape: gl.constexpr, layout: gl.constexpr):
     """Offsets of query rows in queries and outputs, [ROWS, D], and whether there is such a row,
     [ROWS, 1]."""
     _, _, query_start, count, _, i_kv, _, _, _ = where

@@ -12,6 +12,7 @@ from headwater.engine_core.platforms.cuda_attention import (
     HOPPER,
     HOPPER_FP8,
     HOPPER_WIDE,
+    HOPPER_WIDE_WINDOW,
     HOPPER_WINDOW,
     AttentionKernels,
     attention_kernels,
@@ -31,7 +32,7 @@ ON_HOPPER = {
     (torch.bfloat16, torch.bfloat16, 256): (HOPPER_WIDE, (64, 128)),
     (torch.bfloat16, FP8, 128): (HOPPER_FP8, (64, 128)),
 }
-IN_WINDOWS = {HOPPER: HOPPER_WINDOW, HOPPER_WIDE: HOPPER_WIDE}
+IN_WINDOWS = {HOPPER: HOPPER_WINDOW, HOPPER_WIDE: HOPPER_WIDE_WINDOW}
 """Kernels of layers with a window, by those of layers without."""
 DECODE_NAMES = {
     # Rows of the batch: kernels on Hopper in 16 bits.
@@ -97,6 +98,7 @@ def test_the_rows_of_the_table_name_these_kernels() -> None:
 
     assert names(ANY_GPU) == ("prefill_attention", "shared_prefix_attention")
     assert names(HOPPER) == ("hopper_prefill_attention", "hopper_shared_prefix_attention")
-    assert names(HOPPER_WIDE) == names(ANY_GPU)
+    assert names(HOPPER_WIDE_WINDOW) == names(ANY_GPU)
+    assert names(HOPPER_WIDE) == ("hopper_wide_prefill", "shared_prefix_attention")
     assert names(HOPPER_FP8) == ("hopper_prefill_attention", "shared_prefix_attention")
     assert HOPPER_FP8.few_decode is HOPPER_FP8.direct_decode is ANY_GPU.decode

@@ -24,6 +24,7 @@ CASES = [
     ),
     pytest.param([3000, 65], [3000, 65], 16, 8, 128, id="qwen3-0.6b", marks=GPU),
     pytest.param([1500, 9000], [700, 100], 28, 4, 128, id="group-7", marks=GPU),
+    pytest.param([1, 2100, 640], [1, 1100, 130], 16, 2, 256, id="qwen3.6", marks=GPU),
 ]
 WINDOWED = [
     pytest.param(
