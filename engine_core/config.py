@@ -126,18 +126,18 @@ class EngineConfig:
             )
 
     def _check_without_cache(self) -> None:
-        """Raises `ConfigError` for what needs blocks, and where no step holds the longest text."""
+        """Raises `ConfigError` for what needs blocks."""
         with_it = "with a model that caches nothing"
-        require(
-            self.max_num_batched_tokens >= self.max_model_len,
-            "max_num_batched_tokens",
-            self.max_num_batched_tokens,
-            f"at least max_model_len ({self.max_model_len}) {with_it}",
-        )
         is_off = not self.enable_prefix_caching
         require(is_off, "enable_prefix_caching", True, f"false {with_it}")
         is_whole = not self.long_prefill_chunk
         require(is_whole, "long_prefill_chunk", self.long_prefill_chunk, f"0 {with_it}")
+
+    @property
+    def longest_step(self) -> int:
+        """Tokens of the longest step: its budget, or a text without a cache that is longer, which
+        has a step of its own."""
+        return max(self.max_num_batched_tokens, 0 if self.has_cache else self.max_model_len)
 
     @property
     def waits_to_evict(self) -> bool:
@@ -233,7 +233,7 @@ class EngineConfig:
     @property
     def max_chunk(self) -> int:
         """The most prompt tokens that one request gets a step."""
-        return self.long_prefill_chunk or self.max_num_batched_tokens
+        return self.long_prefill_chunk or self.longest_step
 
     @property
     def num_rows(self) -> int:

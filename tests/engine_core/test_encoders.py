@@ -86,20 +86,19 @@ def test_packed_weights_of_eight_bits_keep_vectors_near_and_bits_alone(tmp_path:
         assert first.tobytes() == second.tobytes()
 
 
-def test_steps_hold_whole_texts_within_their_budget(
+def test_steps_hold_whole_texts_within_their_budget_and_a_longer_text_has_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     random_encoder("bert", tmp_path / "hf")
-    engine = SmallEngine(convert(tmp_path / "hf", tmp_path / "ours"), max_num_batched_tokens=64)
-    # The longest text has to fit into a step.
-    assert engine.config.max_num_batched_tokens == engine.config.max_model_len == 322
+    engine = SmallEngine(convert(tmp_path / "hf", tmp_path / "ours"), max_num_batched_tokens=200)
+    assert (engine.config.max_num_batched_tokens, engine.config.longest_step) == (200, 322)
     plans: list[StepPlan] = []
     submit = engine.executor.submit
     monkeypatch.setattr(engine.executor, "submit", lambda plan: plans.append(plan) or submit(plan))
-    lengths = [100, 200, 100, 322, 10]
+    lengths = [100, 90, 20, 100, 322, 10, 190]
     embed(engine, [[5] * length for length in lengths])
     engine.close()
-    assert [plan.counts.tolist() for plan in plans] == [[100, 200], [100], [322], [10]]
+    assert [plan.counts.tolist() for plan in plans] == [[100, 90], [20, 100], [322], [10, 190]]
     assert not any(plan.starts.any() for plan in plans)
 
 

@@ -71,22 +71,17 @@ def _prepare_products(
     prepare = getattr(device, "prepare_products", None)
     if prepare is None:
         return
-    counts = sorted({*ROW_COUNTS, config.max_num_batched_tokens})
+    counts = sorted({*ROW_COUNTS, config.longest_step})
     by_shape = {(each.out_features, each.in_features): each for each in weights.linears.values()}
     for linear in by_shape.values():
         prepare(platform, linear, counts)
 
 
 def _config_of(request: BuildRequest) -> EngineConfig:
-    """An engine without pages. A step has room for the longest text, which no other step can go on
-    with."""
-    options = request.options
-    max_model_len = options.max_model_len or request.model.max_position_embeddings
-    options = replace(
-        options,
-        max_num_batched_tokens=max(options.max_num_batched_tokens, max_model_len),
-        max_draft_tokens=0,
-    )
+    """An engine without pages. A text that is longer than the budget of a step has a step of its
+    own, so that short texts wait for steps of the budget."""
+    max_model_len = request.options.max_model_len or request.model.max_position_embeddings
+    options = replace(request.options, max_draft_tokens=0)
     return engine_config(
         options, max_model_len, num_blocks=FEWEST_BLOCKS, block_bytes=1, page_windows=NO_PAGES
     )

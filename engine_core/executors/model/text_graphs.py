@@ -33,7 +33,7 @@ class TextGraphs(TextLayers):
         self._batches = {
             size: _empty_batch(size, min(config.max_num_seqs, size), row)
             for size in SIZES
-            if size <= config.max_num_batched_tokens
+            if size <= config.longest_step
         }
         # Memory of the largest one serves all others.
         self.preparations = [partial(self._capture, size) for size in reversed(self._batches)]

@@ -61,7 +61,7 @@ class PrefillBudget:
     def of_prompt(self, budget: int, num_tokens: int, *, is_first: bool) -> int:
         """Tokens of a prompt that a step with this budget may compute. A model without a cache
         computes a text whole: one that does not fit behind others waits for the next step, whose
-        first it is."""
+        first it is, and has that to itself if it is longer than the budget."""
         if self._has_cache:
             return budget
         return num_tokens if is_first or num_tokens <= budget else 0

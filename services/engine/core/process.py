@@ -399,7 +399,7 @@ def _ready(
         load=engine.load(),
         longest_step=longest_step,
         drafters=drafters,
-        max_chunk_tokens=config.long_prefill_chunk or config.max_num_batched_tokens,
+        max_chunk_tokens=config.max_chunk,
         num_peer_rows=num_rows,
         peer_row_bytes=row_bytes,
     )
