@@ -745,18 +745,28 @@ class EmbedReply(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
         VALUES_FIELD_NUMBER: _builtins.int
+        NUM_VECTORS_FIELD_NUMBER: _builtins.int
+        TOKEN_IDS_FIELD_NUMBER: _builtins.int
+        num_vectors: _builtins.int
+        """of a pooling by token: how many they are"""
         @_builtins.property
         def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-            """in order"""
+            """in order; of a pooling by token, the vectors of all tokens one after another"""
+
+        @_builtins.property
+        def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+            """of a sparse pooling: the tokens whose weights the values are"""
 
         def __init__(
             self,
             *,
             values: _abc.Iterable[_builtins.float] | None = ...,
+            num_vectors: _builtins.int = ...,
+            token_ids: _abc.Iterable[_builtins.int] | None = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["values", b"values"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["num_vectors", b"num_vectors", "token_ids", b"token_ids", "values", b"values"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -809,6 +819,7 @@ class RerankRequest(_message.Message):
     TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     CLIENT_REQUEST_ID_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    POOLING_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """served name"""
     query: _builtins.str
@@ -825,6 +836,8 @@ class RerankRequest(_message.Message):
     """echoed; keys nothing"""
     priority: _builtins.int
     """higher numbers run later"""
+    pooling: _common_pb2.Pooling.ValueType
+    """sparse: weights of tokens are compared; default: what the model's files say"""
     @_builtins.property
     def documents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """at least one"""
@@ -841,10 +854,11 @@ class RerankRequest(_message.Message):
         truncate_prompt_tokens: _builtins.int | None = ...,
         client_request_id: _builtins.str = ...,
         priority: _builtins.int | None = ...,
+        pooling: _common_pb2.Pooling.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "_top_n", b"_top_n", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "priority", b"priority", "top_n", b"top_n", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "_top_n", b"_top_n", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "client_request_id", b"client_request_id", "documents", b"documents", "instruction", b"instruction", "model", b"model", "priority", b"priority", "query", b"query", "return_documents", b"return_documents", "top_n", b"top_n", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "_top_n", b"_top_n", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "client_request_id", b"client_request_id", "documents", b"documents", "instruction", b"instruction", "model", b"model", "pooling", b"pooling", "priority", b"priority", "query", b"query", "return_documents", b"return_documents", "top_n", b"top_n", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
@@ -938,6 +952,7 @@ class ScoreRequest(_message.Message):
     TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     CLIENT_REQUEST_ID_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    POOLING_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """served name"""
     instruction: _builtins.str
@@ -948,6 +963,8 @@ class ScoreRequest(_message.Message):
     """echoed; keys nothing"""
     priority: _builtins.int
     """higher numbers run later"""
+    pooling: _common_pb2.Pooling.ValueType
+    """sparse: weights of tokens are compared; default: what the model's files say"""
     @_builtins.property
     def text_1(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """one, or as many as text_2"""
@@ -966,10 +983,11 @@ class ScoreRequest(_message.Message):
         truncate_prompt_tokens: _builtins.int | None = ...,
         client_request_id: _builtins.str = ...,
         priority: _builtins.int | None = ...,
+        pooling: _common_pb2.Pooling.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "priority", b"priority", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "client_request_id", b"client_request_id", "instruction", b"instruction", "model", b"model", "priority", b"priority", "text_1", b"text_1", "text_2", b"text_2", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "client_request_id", b"client_request_id", "instruction", b"instruction", "model", b"model", "pooling", b"pooling", "priority", b"priority", "text_1", b"text_1", "text_2", b"text_2", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015

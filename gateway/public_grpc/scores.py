@@ -5,11 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from headwater.proto import common_pb2, inference_pb2
+from headwater.services.runtime.errors import BadRequest
 
 from ..request.scoring import PairScores
 from ..tenancy.caller import Caller
 from .messages import optional
 
+PAIR_POOLINGS = (
+    common_pb2.POOLING_UNSPECIFIED,
+    common_pb2.POOLING_MODEL,
+    common_pb2.POOLING_SPARSE,
+)
 Pairs = inference_pb2.RerankRequest | inference_pb2.ScoreRequest
 
 
@@ -56,7 +62,15 @@ def _judged_by(request: Pairs) -> dict[str, Any]:
     return {
         "truncate_prompt_tokens": optional(request, "truncate_prompt_tokens"),
         "instruction": request.instruction,
+        "pooling": _pooling_of(request),
     }
+
+
+def _pooling_of(request: Pairs) -> common_pb2.Pooling.ValueType:
+    """Raises `BadRequest`."""
+    if request.pooling not in PAIR_POOLINGS:
+        raise BadRequest.of("pooling", request.pooling, "POOLING_SPARSE, or none")
+    return request.pooling or common_pb2.POOLING_MODEL
 
 
 def _head(request: Pairs, scored: PairScores, caller: Caller) -> dict[str, Any]:

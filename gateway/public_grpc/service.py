@@ -17,7 +17,7 @@ from headwater.services.runtime.tasks import end
 from ..request.choice import Choice
 from ..request.choice_count import check_num_choices
 from ..request.cluster import Cluster, shutting_down
-from ..request.embedding import Embedding
+from ..request.embedding import BY_TOKEN, Embedding
 from ..request.generation import Generation
 from ..request.generation_request import GenerationRequest, score_echo
 from ..request.prepare import prepare
@@ -179,6 +179,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             truncation_side=optional(request, "truncation_side"),
             prompt_name=optional(request, "prompt_name"),
             cache_salt=request.cache_salt,
+            endpoint="pooling" if request.pooling in BY_TOKEN else "embeddings",
         )
         async with caller.within_deadline():
             await embedding.run(self._cluster, caller)

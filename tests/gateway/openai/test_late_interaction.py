@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -19,7 +20,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.weights.encoders.sentence_files import read_sentence_files
-from headwater.proto import common_pb2, processor_pb2
+from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc, processor_pb2
 from headwater.services.engine.programs.convert import ConvertSettings, convert
 from headwater.services.processor.prepare import prepare
 from headwater.services.text.model import ServingChoices, load_text_model
@@ -27,6 +28,7 @@ from tests.engine_core.small_encoders import random_encoder
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.openai.test_scores import post
 from tests.gateway.processes import QUIET, Behind, Gateway, Stage, started
+from tests.gateway.public_grpc.test_bad_messages import refusal
 from tests.services.processor.test_embedded_text import CLS, SEP, A, B, C, write_tokenizer
 
 MASK, Q_MARK, D_MARK = 10, 11, 12
@@ -191,6 +193,37 @@ def test_pooling_returns_the_weights_of_words_and_scores_are_their_products(
     asked = {"model": "late", "text_1": QUERY, "text_2": DOCUMENTS, "pooling": "sparse"}
     scores = post(served, "/v1/score", **asked)["data"]
     assert [each["score"] for each in scores] == pytest.approx(products, abs=1e-5)
+
+
+def test_grpc_pools_and_scores_by_token_alike(served: Gateway) -> None:
+    texts = [*TEXTS]
+    inputs = [processor_pb2.Prompt(text=text) for text in texts]
+    asked: dict[str, Any] = {"model": "late", "inputs": inputs, "normalize": False}
+    with grpc.insecure_channel(served.grpc) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        sparse = stub.Embed(
+            inference_pb2.EmbedRequest(**asked, pooling=common_pb2.POOLING_SPARSE)
+        ).embeddings
+        by_token = stub.Embed(
+            inference_pb2.EmbedRequest(**asked, pooling=common_pb2.POOLING_TOKEN)
+        ).embeddings
+        pairs = inference_pb2.ScoreRequest(
+            model="late", text_1=[QUERY], text_2=DOCUMENTS, pooling=common_pb2.POOLING_SPARSE
+        )
+        scores = stub.Score(pairs).scores
+        pairs.pooling = common_pb2.POOLING_CLS
+        assert refusal(stub.Score, pairs) == (grpc.StatusCode.INVALID_ARGUMENT, "pooling")
+    data = post(served, "/pooling", model="late", input=texts, pooling="sparse")["data"]
+    for vector, each in zip(sparse, data, strict=True):
+        weights = dict(zip(map(str, vector.token_ids), vector.values, strict=True))
+        assert weights == pytest.approx(each["data"], abs=1e-6)
+    data = post(served, "/pooling", model="late", input=texts, pooling="token")["data"]
+    for vector, each in zip(by_token, data, strict=True):
+        matrix = np.reshape(vector.values, (vector.num_vectors, -1))
+        np.testing.assert_allclose(matrix, each["data"], atol=1e-6)
+    asked = {"model": "late", "text_1": QUERY, "text_2": DOCUMENTS, "pooling": "sparse"}
+    data = post(served, "/score", **asked)["data"]
+    assert list(scores) == pytest.approx([each["score"] for each in data], abs=1e-6)
 
 
 def test_one_vector_of_a_text_is_not_made_of_those_of_its_tokens(served: Gateway) -> None:
