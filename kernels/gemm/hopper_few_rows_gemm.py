@@ -26,8 +26,10 @@ BLOCK_M = gl.constexpr(64)
 """Number of rows that the matrix unit multiplies at once."""
 BLOCK_K = gl.constexpr(64)
 """Number of inputs in a tile: 128 bytes, one line of shared memory as the matrix unit reads it."""
-TILES_AT_ONCE = gl.constexpr(4)
-"""Number of tiles that one barrier waits for."""
+TILES_AT_ONCE = (4, 5)
+"""Numbers of tiles that one barrier waits for: the first one that divides all of them."""
+LARGEST_PART = gl.constexpr(15)
+"""Exponent of the size of the largest part of a row that is read at once."""
 ROW_SIZE = gl.constexpr(8)
 ROW_SIZES = (ROW_SIZE.value, 16)
 """Numbers of rows that are copied; those past the last row are zeros."""
@@ -58,9 +60,8 @@ def serves(x: torch.Tensor, weight: torch.Tensor, tiles: FewRowTiles, *, gates: 
     return (
         m <= ROW_SIZES[-1]
         and x.dtype == weight.dtype == torch.bfloat16
-        and n % (tiles.block_n * (2 if gates else 1))
-        == k % (BLOCK_K.value * TILES_AT_ONCE.value)
-        == 0
+        and n % (tiles.block_n * (2 if gates else 1)) == k % BLOCK_K.value == 0
+        and tiles_at_once(k) > 0
         and tiles.shared_bytes(_row_size(m), k, gates=gates) <= SHARED_BYTES
         and x.is_contiguous()
         and weight.is_contiguous()
@@ -91,6 +92,7 @@ def few_rows_gemm(
         m,
         n,
         K=k,
+        AT_ONCE=tiles_at_once(k),
         NUM_ROWS=_row_size(m),
         GATES=gates,
         DEPENDENT=dependent,
@@ -103,6 +105,12 @@ def _row_size(m: int) -> int:
     return next(size for size in ROW_SIZES if m <= size)
 
 
+def tiles_at_once(k: int) -> int:
+    """Number of tiles that one barrier waits for; 0: rows of k inputs are cut into none such."""
+    num_tiles = k // BLOCK_K.value
+    return next((count for count in TILES_AT_ONCE if num_tiles % count == 0), 0)
+
+
 @gluon.jit(do_not_specialize=["m"])
 def _few_rows_gemm(
     x,
@@ -112,6 +120,7 @@ def _few_rows_gemm(
     m,
     n,
     K: gl.constexpr,
+    AT_ONCE: gl.constexpr,
     NUM_ROWS: gl.constexpr,
     GATES: gl.constexpr,
     DEPENDENT: gl.constexpr,
@@ -131,9 +140,9 @@ def _few_rows_gemm(
     )
     w_tiles = gl.allocate_shared_memory(weight.dtype, [NUM_TILES, PARTS * BLOCK_N, BLOCK_K], both)
     ready = gl.allocate_shared_memory(
-        gl.int64, [NUM_TILES // TILES_AT_ONCE, 1], hopper.mbarrier.MBarrierLayout()
+        gl.int64, [NUM_TILES // AT_ONCE, 1], hopper.mbarrier.MBarrierLayout()
     )
-    for i in gl.static_range(NUM_TILES // TILES_AT_ONCE):
+    for i in gl.static_range(NUM_TILES // AT_ONCE):
         hopper.mbarrier.init(ready.index(i), count=1)
     hopper.fence_async_shared()
     release_dependents(DEPENDENT)
@@ -141,9 +150,9 @@ def _few_rows_gemm(
         0 if x is None else 2 * NUM_ROWS * BLOCK_K
     )
     for i in range(NUM_TILES):
-        is_ready = ready.index(i // TILES_AT_ONCE)
-        if i % TILES_AT_ONCE == 0:
-            hopper.mbarrier.expect(is_ready, TILES_AT_ONCE * NUM_BYTES)
+        is_ready = ready.index(i // AT_ONCE)
+        if i % AT_ONCE == 0:
+            hopper.mbarrier.expect(is_ready, AT_ONCE * NUM_BYTES)
         for part in gl.static_range(PARTS):
             where = [part * n + o_n, i * BLOCK_K]
             columns = w_tiles.index(i).slice(part * BLOCK_N, BLOCK_N, dim=0)
@@ -155,15 +164,15 @@ def _few_rows_gemm(
         for i in range(NUM_TILES):
             where = [0, i * BLOCK_K]
             hopper.tma.async_copy_global_to_shared(
-                x, where, ready.index(i // TILES_AT_ONCE), x_tiles.index(i)
+                x, where, ready.index(i // AT_ONCE), x_tiles.index(i)
             )
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PARTS * BLOCK_N, 16])
     whole: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_M, BLOCK_K], gl.bfloat16)
     b_acc = gl.full([BLOCK_M, PARTS * BLOCK_N], 0.0, gl.float32, mma)
-    for i in range(NUM_TILES // TILES_AT_ONCE):
+    for i in range(NUM_TILES // AT_ONCE):
         hopper.mbarrier.wait(ready.index(i), 0)
-        for j in gl.static_range(TILES_AT_ONCE):
-            i_tile = i * TILES_AT_ONCE + j
+        for j in gl.static_range(AT_ONCE):
+            i_tile = i * AT_ONCE + j
             b_x = x_tiles.index(i_tile)._reinterpret(gl.bfloat16, [BLOCK_M, BLOCK_K], whole)
             b_acc = hopper.warpgroup_mma(
                 b_x, w_tiles.index(i_tile).permute((1, 0)), b_acc, is_async=True
@@ -191,22 +200,22 @@ def _few_rows_gemm(
 def _read_row(p_x, x_tiles, K: gl.constexpr, DEPENDENT: gl.constexpr):
     """Writes one row [K] to the first rows of its tiles, whose numbers shared memory does not
     permute. It is there sooner than what the copy engine copies."""
-    PART: gl.constexpr = _part_of(K)
-    NUM_TILES: gl.constexpr = PART // BLOCK_K
-    layout: gl.constexpr = gl.BlockedLayout([8], [32], [4], [0])
-    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     wait_for_inputs(DEPENDENT)
-    for i in gl.static_range(K // PART):
-        b_x = gl.load(p_x + i * PART + gl.arange(0, PART, layout=layout))
-        tiles = x_tiles.index(i * NUM_TILES)._reinterpret(
-            gl.bfloat16, [NUM_TILES, ROW_SIZE * BLOCK_K], flat
-        )
-        tiles.slice(0, BLOCK_K, dim=1).store(gl.reshape(b_x, [NUM_TILES, BLOCK_K]))
+    # Parts whose sizes are powers of two, the largest one first.
+    for i in gl.static_range(LARGEST_PART, 5, -1):
+        if K >> i & 1:
+            _read_part(p_x, x_tiles, K >> i + 1 << i + 1, 1 << i)
     hopper.fence_async_shared()
     gl.thread_barrier()
 
 
-@gluon.constexpr_function
-def _part_of(k):
-    """The largest power of two that divides k."""
-    return k & -k
+@gluon.jit
+def _read_part(p_x, x_tiles, FIRST: gl.constexpr, SIZE: gl.constexpr):
+    NUM_TILES: gl.constexpr = SIZE // BLOCK_K
+    layout: gl.constexpr = gl.BlockedLayout([8], [32], [4], [0])
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    b_x = gl.load(p_x + FIRST + gl.arange(0, SIZE, layout=layout))
+    tiles = x_tiles.index(FIRST // BLOCK_K)._reinterpret(
+        gl.bfloat16, [NUM_TILES, ROW_SIZE * BLOCK_K], flat
+    )
+    tiles.slice(0, BLOCK_K, dim=1).store(gl.reshape(b_x, [NUM_TILES, BLOCK_K]))

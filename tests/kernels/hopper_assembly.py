@@ -241,8 +241,8 @@ def few_rounded_rows(tiles: RowsTiles, *, in_blocks: bool, of_experts: bool = Fa
     return compiled(hopper_w8a8_rows._w8a8_rows, types, values, GluonASTSource, maxnreg=registers)
 
 
-def few_rows(num_rows: int, *, gates: bool) -> dict[str, Any]:
-    """PTX and bytes of shared memory of a product of 1,024 inputs."""
+def few_rows(num_rows: int, *, gates: bool, k: int = 1024) -> dict[str, Any]:
+    """PTX and bytes of shared memory of a product of k inputs."""
     tiles = FewRowTiles(32)
     block_k = hopper_few_rows_gemm.BLOCK_K.value
     size = max(num_rows, hopper_few_rows_gemm.ROW_SIZE.value)
@@ -253,13 +253,14 @@ def few_rows(num_rows: int, *, gates: bool) -> dict[str, Any]:
         "m": "i32",
         "n": "i32",
     }
-    values: dict[str, Any] = {"K": 1024, "NUM_ROWS": size, "GATES": gates, "DEPENDENT": True}
+    values: dict[str, Any] = {"K": k, "NUM_ROWS": size, "GATES": gates, "DEPENDENT": True}
+    values["AT_ONCE"] = hopper_few_rows_gemm.tiles_at_once(k)
     if num_rows > 1:
         types |= {"x": described(size, block_k)}
     else:
         values |= {"x": None}
     done = built(hopper_few_rows_gemm._few_rows_gemm, types, values, GluonASTSource)
-    bound = tiles.shared_bytes(size, 1024, gates=gates)
+    bound = tiles.shared_bytes(size, k, gates=gates)
     return {"ptx": done.asm["ptx"], "shared": done.metadata.shared, "bound": bound}
 
 
@@ -566,7 +567,7 @@ def rows_of_gates() -> dict[str, Any]:
         f"{num_rows} rows{' and gates' if gates else ''}": few_rows(num_rows, gates=gates)
         for num_rows in (1, 16)
         for gates in (False, True)
-    }
+    } | {"1 row of 45 tiles": few_rows(1, gates=False, k=2880)}
 
 
 def many_experts() -> dict[str, Any]:

@@ -207,6 +207,7 @@ def test_rows_gemm_has_the_bits_of_the_library(
         *((4096, 1024, block_n, gates) for block_n in (8, 16, 32) for gates in (False, True)),
         (1024, 2048, 16, False),
         (1024, 3072, 8, False),
+        (32, 2880, 8, False),
     ],
 )
 def test_few_rows_gemm_has_the_bits_of_the_library(
