@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -59,11 +60,13 @@ class KernelList:
         """Scope beside which threads load the kernels that an earlier process has listed. On exit
         all are loaded; one that is not is logged, and is loaded or compiled when it is launched."""
         keep_launchers_apart()
+        begin = time.perf_counter()
         # One thread for all kernels of a function: Triton keeps them in one table.
         with ThreadPoolExecutor(min(num_cores, MAX_THREADS), "kernels") as pool:
-            for function, found in self._read().items():
-                pool.submit(_load, function, found)
+            counts = [pool.submit(_load, *each) for each in self._read().items()]
             yield
+        if num_loaded := sum(each.result() for each in counts):
+            log.info("kernels: %d loaded ahead, %.1f s", num_loaded, time.perf_counter() - begin)
 
     def _read(self) -> dict[_Function, set[str]]:
         """The list of an earlier process; nothing where it is missing or damaged."""
@@ -79,8 +82,10 @@ class KernelList:
             self._kernels[fn.module, fn.name].add(compiled_for)
 
 
-def _load(function: _Function, found: Collection[str]) -> None:
+def _load(function: _Function, found: Collection[str]) -> int:
+    """Loads kernels of a function; returns how many this process did not have."""
     module, name = function
+    num_loaded = 0
     try:
         kernels = getattr(import_module(module), name)
         there, *_ = kernels.device_caches[driver.active.get_current_device()]
@@ -88,8 +93,10 @@ def _load(function: _Function, found: Collection[str]) -> None:
             if json.loads(compiled_for)["key"] not in there:
                 # The first access loads the kernel on the GPU.
                 assert kernels.preload(compiled_for).run
+                num_loaded += 1
     except Exception as error:
         log.warning("kernels of %s were not loaded ahead: %r", name, error)
+    return num_loaded
 
 
 def _serialized(

@@ -25,6 +25,8 @@ logging.basicConfig(level="INFO", stream=sys.stderr)
 folder, options = Path(sys.argv[1]), json.loads(sys.argv[2])
 options |= {name: Path(options[name]) for name in options.keys() & {"draft_model"}}
 engine = SmallEngine(folder, **options)
+while "prepared" in sys.argv and engine.executor.prepare():
+    pass
 prompts = [[5 + (7 * i + 31 * key) % 400 for i in range(300)] for key in range(3)]
 answers = engine.answer(prompts, greedy(40))
 print(json.dumps([each.token_ids for each in answers]), flush=True)
@@ -33,12 +35,16 @@ sys.stdin.read()
 OPTIONS = {"device": "cuda", "block_size": 64, "num_blocks": 300, "max_draft_tokens": 0}
 
 
-def life(folder: Path, log: Path, **options: Any) -> tuple[list[list[int]], str]:
-    """Answers of an engine that is killed afterwards, and what it logged."""
+def life(
+    folder: Path, log: Path, *, is_prepared: bool = False, **options: Any
+) -> tuple[list[list[int]], str]:
+    """Answers of an engine that is killed afterwards, and what it logged. `is_prepared`: it has
+    listed its kernels."""
+    given = [str(folder), json.dumps(OPTIONS | options), *(["prepared"] if is_prepared else [])]
     descriptors = [options["weights_holder"]] if "weights_holder" in options else []
     with log.open("wb") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-c", ENGINE, str(folder), json.dumps(OPTIONS | options)],
+            [sys.executable, "-c", ENGINE, *given],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -62,11 +68,14 @@ def test_the_next_life_begins_with_the_weights_that_stayed(
         options["takes_turns"] = True
     elif beside == "a draft model":
         options |= {"draft_model": str(folder_of("qwen3")), "max_draft_tokens": 3}
-    lives = [life(folder_of("qwen3"), tmp_path / f"{i}", **options) for i in range(2)]
-    (loaded, first_log), (held, second_log) = lives
+    is_prepared = beside == "nothing"
+    folder = folder_of("qwen3")
+    loaded, first_log = life(folder, tmp_path / "first", is_prepared=is_prepared, **options)
+    held, second_log = life(folder, tmp_path / "second", **options)
     assert held == loaded
     assert "were held on the device" not in first_log
     assert "were held on the device" in second_log
+    assert not is_prepared or "loaded ahead" in second_log
     # Nobody has them mapped now; the holder alone keeps them.
     free, _ = torch.cuda.mem_get_info()
     holder.client.drop()
