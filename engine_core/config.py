@@ -30,8 +30,8 @@ class EngineConfig:
     num_host_blocks: int = 0
     """Further blocks in host memory, for prefixes that no request uses."""
     num_staged_blocks: int = 0
-    """Blocks of host memory through which blocks pass on their way to other places and back; 0:
-    there are none."""
+    """Number of host blocks that KV blocks are copied through on their way to a disk or another
+    engine, and back; 0: none."""
     num_peer_blocks: int = 0
     """Blocks of host memory through which blocks pass to and from other engines, half of them each
     way; 0: none do."""
@@ -51,8 +51,8 @@ class EngineConfig:
     max_num_seqs: int = 256
     """Requests that run at once."""
     spare_rows: int = 0
-    """Rows of the executor's request table beside theirs: a request takes the seat of one that
-    leaves while steps in flight still list that one's row."""
+    """Spare rows of the executor's request table: a new request takes the seat of one that leaves
+    while steps in flight still use the row of the one that left."""
     max_num_batched_tokens: int = 2048
     """Token budget of a step."""
     long_prefill_chunk: int = 0
@@ -163,8 +163,8 @@ class EngineConfig:
     @property
     def blocks_seen(self) -> tuple[int, ...]:
         """Number of blocks before a position whose pages each kind of layer needs to continue a
-        chain there, by kind; 0: all blocks. The last one is that of state sets, if there are
-        any."""
+        sequence there, by kind; 0: all blocks. The last entry is that of state sets, if the model
+        has any."""
         seen = tuple(kind.num_seen(self.block_size) for kind in self.page_kinds)
         return (*seen, 1) if self.state_pages else seen
 
@@ -210,8 +210,8 @@ class EngineConfig:
         return num_pages + self.state_pages * min(num_sets, self._num_sets(num_tokens))
 
     def num_held_of(self, kind: PageKind, num_tokens: int) -> int:
-        """Blocks of which a sequence of so many tokens holds a kind's pages at most. With a window:
-        those in it, and those of chunks that are in flight or planned."""
+        """Most blocks of a sequence with `num_tokens` tokens whose pages a kind of layer holds.
+        With a window: the blocks in the window, and those of chunks in flight or planned."""
         in_flight = (self.async_depth + 1) * self.max_chunk + self.max_draft_tokens
         return self._num_seen(kind, num_tokens, in_flight)
 
@@ -225,8 +225,9 @@ class EngineConfig:
         return min(whole, -(-(kind.window + in_flight) // self.block_size) + 1)
 
     def _num_sets(self, num_tokens: int) -> int:
-        """State sets that a sequence of so many tokens holds at most: that of its first block that
-        a step in flight computes, and one for each of these steps and for the next one."""
+        """Most state sets that a sequence with `num_tokens` tokens holds: the set of the first
+        block that a step in flight computes, one for each step in flight, and one for the next
+        step."""
         whole = -(-num_tokens // self.block_size)
         return min(whole + 1, self.async_depth + 2) if num_tokens else 0
 
@@ -252,8 +253,7 @@ class EngineConfig:
 
     @property
     def max_positions(self) -> int:
-        """Most positions that one step samples from: one for each request, and one for each
-        draft."""
+        """Most positions that one step samples from: one a request, and one a draft."""
         return self.max_num_seqs + self.max_draft_tokens
 
 

@@ -134,7 +134,7 @@ class Engine:
         self._launched = [planned for planned in (draw, step) if planned is not None]
 
     def settle(self) -> WaitsFor:
-        """The second half of `step`: what it says is there for `take_output`. Returns what the next
+        """Runs the second half of `step`, whose output `take_output` returns. Returns what the next
         step waits for."""
         planned = self._launched
         self._launched = []
@@ -186,8 +186,8 @@ class Engine:
         return leases is not None and (self._scheduler.lend(leases) or leases.is_busy)
 
     def add(self, new: NewRequest) -> None:
-        """Takes a request. One that can never be served ends with ERROR, one whose resumed answer
-        is whole with the reason that made it so; the next step says either."""
+        """Adds a request. The next step reports the end of a request that can never be served
+        (ERROR), and of one whose resumed answer is already complete."""
         assert new.key not in self._requests
         request = RequestState.enter(new, self._config, arrival=self._num_added, now=self._clock())
         self._num_added += 1
@@ -208,8 +208,8 @@ class Engine:
         self._scheduler.blocks.end_prefetches_of(request)
 
     def add_adapter(self, digest: bytes, num_ranks: int) -> None:
-        """Lets requests have the adapter, which the executor keeps in host memory and which takes
-        so many ranks of its slots."""
+        """Makes an adapter available to requests. The executor keeps it in host memory; it takes
+        `num_ranks` ranks of a slot."""
         self._scheduler.adapters.add(digest, num_ranks)
 
     def remove_adapter(self, digest: bytes) -> bool:
@@ -219,13 +219,13 @@ class Engine:
         return self._scheduler.adapters.remove(digest)
 
     def prefetch(self, new: NewPrefetch) -> None:
-        """Begins to pull blocks of a prompt that another engine computes; an engine that pulls
-        nothing ignores it."""
+        """Begins to pull blocks of a prompt that another engine computes; ignored by an engine that
+        pulls no blocks."""
         self._waits_for = WaitsFor.NOTHING
         self._scheduler.blocks.prefetch(new)
 
     def end_prefetch(self, number: int) -> None:
-        """Ends a prefetch; one that is not here has ended already. What has come stays cached."""
+        """Ends a prefetch if it has not ended yet. Blocks that have arrived stay cached."""
         self._waits_for = WaitsFor.NOTHING
         self._scheduler.blocks.end_prefetch(number)
 
@@ -240,9 +240,9 @@ class Engine:
         self._tiers.take(message)
 
     def sleep(self, call: int = 0) -> None:
-        """Lets the engine fall asleep, which steps continue: it plans nothing more, preempts what
-        runs, and gives its memory back when no step is in flight and no block on its way. Requests
-        are taken, and wait. `call`: number by which the load names the call."""
+        """Begins to put the engine to sleep, which later steps complete: it plans no more steps,
+        preempts running requests, and releases its memory when no step and no block transfer is in
+        flight. New requests wait. `call`: number by which the load report names this call."""
         self._sleep.begin(call)
         self._waits_for = WaitsFor.NOTHING
 
@@ -316,9 +316,9 @@ class Engine:
         output_indices: list[int],
         num_masks: list[int] | None = None,
     ) -> None:
-        """Says that `masks[:, rows[i]]` holds masks of the request that got the ticket, from output
-        output_indices[i] on num_masks[i] of them, or one where that is not given; see
-        `MasksWanted`. They stay until these outputs are known."""
+        """Reports that `masks[:, rows[i]]` holds `num_masks[i]` masks (one without `num_masks`),
+        from output `output_indices[i]` on, for the request that was given the ticket; see
+        `MasksWanted`. They must not change until these outputs are known."""
         self._waits_for = WaitsFor.NOTHING
         counts = (
             np.ones(len(rows), np.int32) if num_masks is None else np.array(num_masks, np.int32)
@@ -340,7 +340,8 @@ class Engine:
         self._forced.note(rows, tickets, output_indices, forced_ids)
 
     def fail(self, key: int, error: str) -> None:
-        """Ends a request whose mask cannot be made; a key that is not here has ended already."""
+        """Ends a request whose mask cannot be made; a key that is unknown belongs to a request that
+        has ended."""
         if (request := self._requests.pop(key, None)) is not None:
             self._waits_for = WaitsFor.NOTHING
             self._results.finish(request, FinishReason.UNFOLLOWABLE, self._output, error=error)
@@ -460,7 +461,7 @@ class Engine:
         )
 
     def _close(self, planned: PlannedStep) -> None:
-        """Gives back what was kept for a step that is settled."""
+        """Releases what a settled step kept: its masks and blocks."""
         self._scheduler.retire(planned.plan.step)
         self._output.step = planned.plan.step
 

@@ -32,7 +32,7 @@ class AdmittedRow:
 
     row: int
     token_ids: Int32Array
-    """Everything known: prompt, then outputs so far. Nobody writes to it."""
+    """All known tokens: prompt and outputs so far. Read-only."""
     num_prompt_tokens: int
     sampling: SamplingParams
     choice_index: int
@@ -58,7 +58,8 @@ class AdapterCopy(NamedTuple):
     slot: int
     digest: bytes
     place: AdapterPlace | None = None
-    """Where the ranks of an engine find it; None: there is one rank, which knows it."""
+    """Where the ranks of an engine find the adapter; None: the engine has one rank, which knows
+    it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +80,7 @@ class StepPlan:
     """[U] their column: g max_blocks + i of the page of group g that holds block i of the
     sequence."""
     block_ids: Int32Array = field(default_factory=lambda: NO_UPDATES)
-    """[U] the page that goes there."""
+    """[U] page that is written there."""
     rows: Int32Array
     """[R] table rows computed in this step, each once."""
     starts: Int32Array
@@ -150,8 +151,8 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawPlan:
-    """Samples for rows whose logits an earlier plan holds, now that their masks are known. Computes
-    nothing else, so that a mask that is late keeps its own row alone waiting."""
+    """Samples for rows whose logits an earlier plan holds, now that their masks are known. It
+    computes no tokens, so a late mask delays its own row alone."""
 
     step: int
     """Numbered with the steps."""
@@ -178,7 +179,7 @@ class StepResult:
     token_ids: Int32Array
     """[S, n]; of entry j the first num_tokens[j] count, what stands after them is arbitrary."""
     num_tokens: Int32Array
-    """[S] tokens that the row gained, 1…n: what stands of its drafts, and one more."""
+    """[S] tokens that the row gained, 1…n: its accepted drafts, and one more."""
     num_drafts: Int32Array | None = None
     """[S] tokens that the executor drafted by itself; None where it was not asked to."""
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
@@ -196,7 +197,7 @@ NO_RESULT = StepResult(token_ids=np.empty((0, 1), np.int32), num_tokens=np.empty
 
 
 def no_places() -> Int32Array:
-    """The blocks or slots of a plan that copies nothing that way."""
+    """Empty list of blocks or slots, for a plan without copies in that direction."""
     return np.empty(0, np.int32)
 
 
@@ -206,7 +207,7 @@ class SwapPlan:
     first."""
 
     out_blocks: Int32Array = field(default_factory=no_places)
-    """[N] nobody writes to them before they are given to a row again."""
+    """[N] blocks that are not written before they are given to a row again."""
     out_slots: Int32Array = field(default_factory=no_places)
     """[N]"""
     in_slots: Int32Array = field(default_factory=no_places)
@@ -220,8 +221,8 @@ class Swapper(Protocol):
     is to be copied out waits for that copy, as does whatever reads a slot."""
 
     def swap(self, plan: SwapPlan) -> None:
-        """Begins the copies, of which those out may be launched later; what they read was written
-        by steps that are retired, or by plans before this."""
+        """Begins the copies. Copies out of the device may be launched later: what they read was
+        written by retired steps, or by plans before this one."""
 
     @property
     def num_saved(self) -> int:
@@ -230,7 +231,7 @@ class Swapper(Protocol):
 
     @property
     def num_loaded(self) -> int:
-        """Blocks that have come back, of all plans so far; they come in order."""
+        """Number of blocks loaded by all plans so far; they are loaded in order."""
 
     @property
     def slots(self) -> UInt8Array:
@@ -273,7 +274,7 @@ class DirectCopies(Protocol):
         where the cache cannot be reached from here."""
 
     def close(self, handle: bytes) -> None:
-        """Lets go of another engine's KV cache, of which nothing is being copied, if it is open. It
+        """Closes another engine's KV cache if it is open; none of its blocks is being copied. It
         may be opened again."""
 
 
@@ -284,7 +285,7 @@ class AdapterFacts(NamedTuple):
     """Hash of its content."""
     rank: int
     num_ranks: int
-    """Ranks that it takes of the slots' memory."""
+    """Ranks of a slot that it takes."""
     num_bytes: int
     """Bytes of host memory."""
 
@@ -297,8 +298,8 @@ class HostAdapters(Protocol):
         """Ranks of all adapters that the device holds at a time; 0: it takes none."""
 
     def read(self, folder: Path) -> AdapterFacts:
-        """Reads, checks and keeps an adapter; one that is here already is kept once. From any
-        thread. Raises `ConfigError` for one that cannot be served."""
+        """Reads, checks and keeps an adapter; one that is already loaded is kept once. Thread-safe.
+        Raises `ConfigError` for an adapter that cannot be served."""
 
     def drop(self, digest: bytes) -> None:
         """Forgets an adapter that no later plan copies."""
@@ -323,12 +324,12 @@ class MemoryShort(Exception):
 
 
 class ReleasableMemory(Protocol):
-    """Memory that an engine gives back while it sleeps. Its addresses stay as they are, so that
-    tensors, recorded steps and graphs stay valid."""
+    """Memory that an engine releases while it sleeps. Addresses stay reserved, so tensors, recorded
+    steps and graphs stay valid."""
 
     @property
     def keeps_cache(self) -> bool:
-        """Whether the KV cache stays as it is: it lies in host memory."""
+        """Whether the KV cache keeps its contents during sleep: it lies in host memory."""
 
     @property
     def num_bytes(self) -> int:
@@ -359,7 +360,7 @@ def releasable_of(executor: object) -> ReleasableMemory | None:
 
 
 class NewWeights(Protocol):
-    """Weights that lie beside those that are computed with."""
+    """Loaded weights that can replace those in use."""
 
     @property
     def numerics_id(self) -> str:
@@ -367,7 +368,7 @@ class NewWeights(Protocol):
 
 
 class ReplaceableWeights(Protocol):
-    """Weights of an executor that others of the same shapes may take the place of."""
+    """Weights of an executor that can be replaced by weights of the same shapes."""
 
     def load(self, folder: Path) -> NewWeights:
         """Loads the weights of a converted model's folder. From any thread, beside steps; changes
@@ -418,8 +419,7 @@ class Executor(Protocol):
 
     @property
     def prefill_seconds(self) -> float:
-        """Time in which a prompt token is computed, where it is known beforehand; 0 where it is
-        not."""
+        """Seconds to compute a prompt token, if known before any step was measured; else 0."""
 
     def submit(self, plan: StepPlan) -> int:
         """Launches a plan and returns its handle without waiting for the result, unless it
@@ -429,8 +429,7 @@ class Executor(Protocol):
         """Like `submit`, for a plan that only draws."""
 
     def retire(self, handle: int) -> StepResult:
-        """Waits for the oldest plan in flight, whose handle is given, and returns what it
-        sampled."""
+        """Waits for the oldest plan in flight, which is `handle`, and returns what it sampled."""
 
     def is_ready(self, handle: int) -> bool:
         """Whether `retire` would return without waiting."""

@@ -34,15 +34,15 @@ class Speculation:
 
     is_on: bool = True
     drafter: str = ""
-    """The only drafter that is asked; empty: the one that promises most."""
+    """Name of the only drafter to use; empty: the one with the highest expected gain."""
     max_tokens: int = 0
     """Drafted tokens of a step at most; 0: as many as the engine allows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Another engine that is thought to hold the blocks of a prompt's first tokens. It is advice:
-    what comes from there is verified, and what does not come is computed."""
+    """Another engine that probably holds the first blocks of a prompt. This is a hint: received
+    blocks are verified, and missing ones are computed."""
 
     address: str
     """host:port of its server."""
@@ -53,7 +53,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRequest:
-    """One choice to compute, as it enters the engine. Crosses from server to core, so it holds
+    """One choice to compute, as it enters the engine. It is sent from server to core, so it has
     plain data only."""
 
     key: int
@@ -71,7 +71,7 @@ class NewRequest:
     front_namespace: bytes = b""
     """Root of the leading blocks' hash chain, where other tenants share them."""
     num_front_blocks: int = 0
-    """Number of these blocks; 0: there are none."""
+    """Number of these blocks; 0: none."""
     credit: int = 1 << 30
     """Tokens that may be emitted before more credit comes."""
     tier: int = 0
@@ -95,16 +95,17 @@ class NewRequest:
     cache_priority: int = 0
     """Hint: one step more doubles the value of its cached blocks."""
     keep_seconds: float = 0.0
-    """Hint: for so long its cached blocks are kept before others of its tenant; 0: no longer."""
+    """Hint: seconds for which its cached blocks are kept before other blocks of its tenant; 0:
+    none."""
     speculation: Speculation = Speculation()
     forks: bool = False
-    """Whether others begin, or began, as this one does, so that it shares with them to the
-    token."""
+    """Whether other requests begin with the same prompt, so that it shares blocks with them to the
+    last token."""
     holder: Holder | None = None
     adapter: bytes = b""
     """Hash of the adapter's content; empty: it has none. Part of the namespace."""
     end_token_ids: tuple[int, ...] = ()
-    """Tokens by which the model itself ends answers, whether or not this one heeds them."""
+    """Tokens by which the model ends its answers, whether or not this request stops at them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ class Started:
     queue_seconds: float
     prefill_seconds: float
     policy: str = DEFAULT
-    """Policy that it waited under."""
+    """Queue policy under which it waited."""
     fcfs_queue_seconds: float = 0.0
     """Estimated seconds that it would have waited in order of arrival."""
     cached_by_tier: dict[str, int] = field(default_factory=dict)
@@ -32,20 +32,20 @@ class Started:
 
 @dataclass(slots=True, kw_only=True)
 class Work:
-    """Work for a request, over all the times it held a row. Overshoot that was planned past its end
-    is in it."""
+    """Work for a request, over all the times it held a row, tokens that were computed past its end
+    included."""
 
     num_preemptions: int
     num_steps: int
     mean_batch: float
-    """Requests computed in one of these steps."""
+    """Mean number of requests in its steps."""
     num_draft_tokens: int = 0
     """Drafted tokens that were verified."""
     num_accepted_tokens: int = 0
-    """Drafted tokens that stand."""
+    """Number of accepted drafted tokens."""
     kv_bytes: dict[str, int] = field(default_factory=dict)
     """Bytes of pages that it held at its end, by kind of layer as in `EngineLoad`; empty: none, or
-    sizes are not known."""
+    unknown."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -114,10 +114,10 @@ class MaskReport:
 
     wanted: MasksWanted | None = None
     keys: list[int] = field(default_factory=list)
-    """Requests that got tokens; those that ended with them are left out."""
+    """Requests that got tokens and have not ended."""
     num_tokens: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    """Tokens of all requests, one after another."""
+    """Tokens of all requests, concatenated."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -139,7 +139,7 @@ class DiskUse:
 
 @dataclass(slots=True, kw_only=True)
 class PeerUse:
-    """Blocks that went between this engine and others, so far."""
+    """Counts of blocks that were transferred between this engine and others, so far."""
 
     num_pulled: int = 0
     """Tokens whose keys and values other engines sent."""
@@ -169,7 +169,7 @@ class EngineLoad:
     num_prefill_tokens: int = 0
     """Uncached prompt tokens still to compute."""
     num_used_blocks: int = 0
-    """Held by requests, or by what comes back from host memory for one."""
+    """Blocks held by requests, or by loads from host memory for one."""
     num_total_blocks: int = 0
     """Blocks of the pool, as are used ones: of all layers, with a page of each page group."""
     num_pages_by_window: dict[str, int] = field(default_factory=dict)
@@ -177,8 +177,8 @@ class EngineLoad:
     empty with one page group and no state layers. `snapshot`: pages of snapshots that can be found,
     those in block tables included. All pages are equally large."""
     wasted_bytes: dict[str, int] = field(default_factory=dict)
-    """Bytes of pages in block tables of requests that hold nothing, keyed as `num_pages_by_window`:
-    what pads pages, and slots behind the last token; empty where sizes are not known."""
+    """Unused bytes of pages in block tables of requests, keyed as `num_pages_by_window`: padding of
+    pages, and slots after the last token; empty where sizes are not known."""
     kv_bytes: dict[str, int] = field(default_factory=dict)
     """Bytes of pages in block tables of requests, by kind of their layers: full, window, latent or
     state. `snapshot`: of snapshots that can be found, those in block tables included. Empty where
@@ -187,14 +187,14 @@ class EngineLoad:
     """Blocks in host memory that hold a copy."""
     num_total_host_blocks: int = 0
     num_wasted_slots: int = 0
-    """KV slots of used blocks that stand for no known token: behind the last one of a sequence."""
+    """Number of KV slots in used blocks after the last known token of their sequence."""
     num_preemptions: int = 0
     """Preemptions so far; all below counts so far, too."""
     num_kept_blocks: int = 0
     """Cached blocks that no request uses and that a hint keeps."""
     eviction_cost: float = 0.0
-    """Prompt tokens that each token placed here makes others compute again, on average, by what it
-    evicts; 0: nothing of value, or that is not known."""
+    """Mean number of prompt tokens that each token placed here makes others compute again, by what
+    it evicts; 0: nothing of value, or unknown."""
     num_copied_blocks: int = 0
     """Partly filled blocks that were copied for sequences that begin alike."""
     prefix_queries: int = 0
@@ -220,10 +220,10 @@ class EngineLoad:
     peers: PeerUse | None = None
     """Blocks of other engines; None without a link to any."""
     num_drafts: int = 0
-    """Drafts that were verified, each of one request in one step."""
+    """Number of verified drafts, each of one request in one step."""
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
-    """Drafted tokens that stand."""
+    """Number of accepted drafted tokens."""
     num_accepted_by_position: list[int] = field(default_factory=list)
     """Drafts whose i-th token stands; adds up to the accepted tokens."""
     num_drafter_bytes: int = 0
@@ -267,7 +267,7 @@ class StepOutput:
     first_index: list[int] = field(default_factory=list)
     num_tokens: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    """Tokens of all rows, one after another."""
+    """Tokens of all rows, concatenated."""
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     """Keyed by position in token_ids, for requests that asked."""
     starts: list[Started] = field(default_factory=list)

@@ -57,8 +57,8 @@ class StepsInFlight:
         return self._queue[-1][1].plan.step if self._queue else 0
 
     def last_to_compute(self, hashes: Collection[bytes]) -> int:
-        """Number of the youngest step that computes one of these blocks, or pages of them; 0: they
-        are computed. A block is cached from when its step is planned."""
+        """Number of the youngest step in flight that computes one of these blocks or their pages;
+        0: all are computed. A block counts as cached as soon as its step is planned."""
         wanted = set(map(block_of, hashes))
         return max(
             (planned.plan.step for planned in self if not wanted.isdisjoint(planned.cached)),

@@ -70,7 +70,7 @@ class Scheduler:
     def schedule(self) -> PlannedStep | None:
         """The next step, or none if nobody can compute: running requests first; when blocks are
         short nobody joins."""
-        # A group in which nobody can compute gives its turn to the next one.
+        # A group in which no row can compute passes its turn to the next group.
         for _ in self.rows.turns():
             if (planned := self._schedule_rows()) is not None:
                 return planned
@@ -147,8 +147,8 @@ class Scheduler:
         return bool(settled)
 
     def lend(self, leases: BlockLeases) -> bool:
-        """Advances the leases of blocks that other engines copy from here, and that stay as they
-        are meanwhile. Whether blocks came free, which may be what a request waits for."""
+        """Advances the leases of blocks that other engines copy from here; leased blocks are not
+        evicted. Returns whether blocks became free."""
         if has_released := leases.advance(self.rows.retired_step):
             self.seating.note_released()
         return has_released
@@ -174,7 +174,7 @@ class Scheduler:
             self._preempt(request)
 
     def finish(self, request: RequestState) -> None:
-        """Ends a request wherever it is; what steps in flight sample for it does not count."""
+        """Ends a request in any state; tokens that steps in flight sample for it are ignored."""
         request.has_finished = True
         self.seating.leave(request)
         self._end_slot_wait(request)
@@ -185,7 +185,7 @@ class Scheduler:
             self._leave(request)
 
     def describe(self, load: EngineLoad) -> None:
-        """Fills in how many requests and blocks there are, and what became of them."""
+        """Fills in the counts of requests and blocks, and of what became of them."""
         table = self.rows.table
         load.num_wasted_slots = self.blocks.num_wasted_slots(table.num_known, table.is_alive)
         self.rows.describe(load)
@@ -194,8 +194,8 @@ class Scheduler:
         load.resident_adapters = self.adapters.resident[-MAX_RESIDENT:]
 
     def _decode_rows(self) -> tuple[RowIndices, RowIndices, bool]:
-        """Rows that decode in this step, those of them that need a block (there are enough), and
-        whether some went without, or the chunk of a prompt will."""
+        """Returns the rows that decode in this step, those of them that need a block (there are
+        enough free), and whether some row or the chunk of a prompt gets no block."""
         rows, full_rows, num_needed = self._decodable_rows()
         if num_needed <= self.blocks.num_free:
             return rows, full_rows, False
@@ -209,8 +209,8 @@ class Scheduler:
         return np.setdiff1d(rows, deferred, assume_unique=True), served, True
 
     def _decodable_rows(self) -> tuple[RowIndices, RowIndices, int]:
-        """Rows that can decode, those of them that need a block, and how many pages these need and
-        prompts whose next token has none."""
+        """Returns the rows that can decode, those of them that need a block, and the number of
+        pages that these rows need together with prompts whose next token has no page."""
         rows = self.rows.decodable()
         full_rows = self.blocks.full_rows(rows, self.rows.table.num_computed)
         num_stuck = sum(
@@ -231,7 +231,7 @@ class Scheduler:
             self._add_part(step, request, parts)
 
     def _add_part(self, step: StepBuilder, request: RequestState, parts: dict[str, int]) -> None:
-        """Adds a chunk, within its tenant's part of the step where there are parts."""
+        """Adds a chunk, at most its tenant's part of the step's budget if `parts` has one."""
         budget = min(step.budget_of(request), parts.get(request.tenant, step.prompt_budget))
         if budget > 0:
             parts[request.tenant] = budget - self._add_chunk(step, request, budget)
@@ -295,10 +295,10 @@ class Scheduler:
         may_go: Callable[[RequestState], bool] = lambda _: True,
         parts: dict[str, int] | None = None,
     ) -> None:
-        """Seats ready requests in order, until one does not fit or may not go now. A request gets
-        the blocks of its known tokens at once, as many as it holds, and leaves one for each running
-        request to grow into. `parts`: prompt tokens of the step by tenant, if they are divided
-        already."""
+        """Seats ready requests in order, until one does not fit or `may_go` refuses it. A request
+        is given the blocks of its known tokens at once, as many as a row holds, and leaves one
+        block for each running request to grow into. `parts`: prompt tokens of the step by tenant,
+        if they are divided already."""
         if self.rows.num_preempted:
             return
         num_requests = self.seating.num_requests

@@ -1,4 +1,4 @@
-"""Builds the plan of a step, with what is remembered of it until it retires."""
+"""Builds the plan of a step, and what is remembered of it until it retires."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .table.request_table import RequestTable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """A stretch of known tokens that one request computes in a step."""
+    """Known tokens of one request that one step computes."""
 
     request: RequestState
     row: int
@@ -49,10 +49,11 @@ class PlannedStep:
     stored: list[StoredChain] = field(default_factory=list)
     """Cached by this step's prompt chunks, and nowhere before; announced when it retires."""
     cached: list[bytes] = field(default_factory=list)
-    """Hashes of all blocks that its prompt chunks fill, those included that a block source has."""
+    """Hashes of all blocks that its prompt chunks fill, also of those that a block source
+    stores."""
     masks_wanted: MasksWanted | None = None
-    """Masks that rows ask for which hold logits for the first time since they were seated, or which
-    have drafts."""
+    """Masks for rows whose logits this step holds, for the first time since they were seated or
+    with drafts."""
     reserved: Int32Array | None = None
     """[S] tokens that each sampled row may gain at most, where that is not certain."""
 
@@ -62,14 +63,14 @@ class PlannedStep:
 
     @property
     def is_silent(self) -> bool:
-        """Whether its result says nothing: what it computed is drawn from later."""
+        """Whether its result has no tokens: all rows are sampled later."""
         return not (self.chunks or self.sampled_rows.size)
 
 
 @dataclass(slots=True)
 class StepBuilder:
-    """Decode rows as arrays, prompt chunks one by one. A chunk that reads blocks of another comes
-    after it."""
+    """Plan in the making: decode rows as arrays, prompt chunks one by one. A chunk that reads
+    blocks of another one comes after it."""
 
     budget: int
     """Tokens left."""
@@ -77,12 +78,12 @@ class StepBuilder:
     prompt_budget: int = 0
     """Tokens that chunks of prompts may still take, at most `budget`."""
     beside_begun: int | None = None
-    """Tokens that others may take of these beside an answer that has begun and is computed again;
-    None: all."""
+    """Tokens that other requests may use while an answer that has begun is recomputed; None: no
+    bound."""
     first_begun: RequestState | None = None
-    """The answer beside which others are bounded."""
+    """The answer that is recomputed, which bounds the others."""
     others_budget: int | None = None
-    """Tokens that others may still take; None: they are not bounded."""
+    """Tokens that other requests may still use; None: no bound."""
     chunks: list[Chunk] = field(default_factory=list)
     admitted: list[AdmittedRow] = field(default_factory=list)
     stored: list[StoredChain] = field(default_factory=list)
@@ -105,8 +106,8 @@ class StepBuilder:
             self.others_budget -= chunk.count
 
     def begin_with(self, begun: RequestState | None, *, waits: bool = False) -> None:
-        """Bounds what others get beside an answer that has begun, if there is one; `waits`: it
-        waits for its blocks."""
+        """Bounds the tokens of other requests while the answer `begun` is recomputed, if there is
+        one; `waits`: it waits for its blocks."""
         self.first_begun = begun
         self.others_budget = self.beside_begun if waits or begun is not None else None
         if self.others_budget is not None:
@@ -147,8 +148,8 @@ class StepBuilder:
         )
 
     def extend(self, request: RequestState, num_tokens: int, blocks: Blocks) -> None:
-        """Gives the request's row blocks for so many of its tokens, as far as there are free
-        ones."""
+        """Allocates blocks for `num_tokens` tokens of the request's row, as far as blocks are
+        free."""
         self._set_pages_of(request, *blocks.extend(request, num_tokens))
 
     def _set_pages_of(self, request: RequestState, columns: Int32Array, pages: list[int]) -> None:
@@ -230,8 +231,8 @@ class StepBuilder:
         samples: BoolArray,
         num_drafts: Int32Array | None,
     ) -> tuple[BoolArray, BoolArray]:
-        """Whether each row samples in this step, and whether its logits are held until its masks
-        are there."""
+        """Returns whether each row samples in this step, and whether its logits are held until its
+        masks are known."""
         if not table.held.has_grammars:
             return samples, np.zeros(rows.size, np.bool_)
         holds = samples & table.held.has_grammar[rows]
@@ -269,8 +270,8 @@ class StepBuilder:
         return np.concatenate((is_uncertain, np.zeros(len(self.chunks), np.bool_)))
 
     def _masks_wanted(self, table: RequestTable, holds: BoolArray) -> MasksWanted | None:
-        """Decode rows asked for theirs when they were chunks; those of drafts nobody can know
-        before."""
+        """Requests of masks. Decode rows asked for theirs when they were chunks; masks after drafts
+        could not be asked for earlier."""
         if not table.held.has_grammars:
             return None
         num_decodes = self.decode_rows.size
@@ -309,8 +310,8 @@ class StepBuilder:
 
 
 def compose_draw(step: int, table: RequestTable, max_positions: int) -> PlannedStep | None:
-    """Plan that samples held positions whose masks are there, up to so many; None: there are
-    none."""
+    """Plans a draw of at most `max_positions` held positions whose masks are known; None where
+    there are none."""
     if not table.held.has_grammars:
         return None
     rows, output_indices, num_positions = table.held.take_drawable(max_positions)

@@ -1,5 +1,5 @@
-"""Turns what a retired step sampled into what is said about it, and ends the requests that are
-done."""
+"""Turns the result of a retired step into the engine's output, and ends requests that are
+complete."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Sampled(NamedTuple):
     num_tokens: Int32Array
     """[S]"""
     reserved: Int32Array | None
-    """[S] what they might have gained; None: that much."""
+    """[S] most tokens that the rows could have gained; None: as many as they gained."""
     num_drafts: Int32Array | None
     """[S] of them; None where none had any."""
     are_device_drafts: bool
@@ -38,7 +38,7 @@ class Sampled(NamedTuple):
 
 
 class DraftCounts:
-    """Counts of drafts so far, and of those accepted."""
+    """Numbers of drafted and of accepted tokens so far."""
 
     def __init__(self) -> None:
         self.num_drafts = self.num_tokens = self.num_accepted = 0
@@ -187,7 +187,7 @@ class ResultHandler:
             self._end(rows[i], int(tokens[i]) if is_stop[i] else None, output)
 
     def _settle_runs(self, sampled: Sampled, output: StepOutput, *, is_draw: bool) -> None:
-        """Settles the tokens that each row gained, but none behind one that stops it."""
+        """Settles the tokens that each row gained, up to the first one that ends its answer."""
         table = self._table
         rows = sampled.rows
         counts = sampled.num_tokens
@@ -335,8 +335,8 @@ class ResultHandler:
 def _counted(
     logprobs: dict[int, TokenLogprobs], num_columns: int, counts: Int32Array
 ) -> dict[int, TokenLogprobs]:
-    """Log probabilities of each row's first counts[i] tokens by place among them, from those by
-    place in a table of so many columns."""
+    """Log probabilities of each row's first counts[i] tokens, by place among these tokens.
+    `logprobs`: by place in a table of `num_columns` columns."""
     if not logprobs:
         return logprobs
     starts = np.cumsum(counts) - counts

@@ -69,8 +69,7 @@ class BlockTable:
         return columns
 
     def extend(self, row: int, added: list[HeldPages]) -> Int32Array:
-        """Gives the row more pages of each kind, behind those that it has; returns their
-        columns."""
+        """Appends pages of each kind to the row's table; returns their columns."""
         self._ends[:, row] = [each.end for each in added]
         self._note_ends(row)
         return self._write(row, added)

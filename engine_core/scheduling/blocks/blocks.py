@@ -47,7 +47,7 @@ Wait = Follow | Ticket
 
 class Blocks:
     are_hit_at_once = True
-    """Whether what a step computes is found by requests that join it."""
+    """Whether blocks that a step computes are cache hits for requests that join the same step."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Blocks:
         return self._pool.num_usable
 
     def num_needed(self, num_tokens: int) -> int:
-        """Number of blocks that hold so many tokens."""
+        """Number of blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self._block_size)
 
     def num_pages(self, num_tokens: int) -> int:
@@ -143,7 +143,8 @@ class Blocks:
         return request.num_tokens - num_hits * self._block_size
 
     def _num_here(self, request: RequestState, num_hits: int, max_hits: int) -> int:
-        """Cached blocks behind a request's hits that lack what else its next position sees."""
+        """Number of cached blocks after a request's hits that cannot be used, since pages of other
+        kinds of layers that its next position needs are missing."""
         if not self._continues_late or not self._loads.has_sources:
             return 0
         return self._cache.num_leading(request.chain, max_hits) - num_hits
@@ -161,8 +162,8 @@ class Blocks:
         return self._pool.num_pages(wanted.num_new) + num_unheld
 
     def eviction_loss(self, request: RequestState, wanted: Wanted) -> float:
-        """Tokens that others are expected to compute again if the request takes its blocks now; 0
-        where another tier keeps copies."""
+        """Tokens that other requests are expected to compute again if this request is given its
+        blocks now; 0 where another tier keeps copies of evicted blocks."""
         if self._loads.keeps_blocks:
             return 0.0
         self._pool.note_time(self._clock())
@@ -173,8 +174,8 @@ class Blocks:
     def wait_of(
         self, request: RequestState, wanted: Wanted, prefilling: Iterable[RequestState]
     ) -> Wait | None:
-        """The event until which the request had better wait, since another one of `prefilling`
-        computes its next block, or a source loads it; None: there is none."""
+        """The event that the request should wait for: a request of `prefilling` computes its next
+        block, or a source loads it; None: no reason to wait."""
         num_hits = wanted.hits.num_blocks
         if num_hits < wanted.max_hits:
             missed = request.chain.hashes[num_hits]
@@ -190,8 +191,8 @@ class Blocks:
         return self._forks.wait_of(request, prefilling)
 
     def _ticket_of(self, request: RequestState, missed: bytes, wanted: Wanted) -> Ticket | None:
-        """The load that brings the block behind a request's hits, or what else is missing of the
-        cached ones there and of the next one."""
+        """The load in flight that brings the next block after a request's hits, or the missing
+        pages of that block."""
         excluded = request.failed_sources
         ticket = self._loads.ticket(missed, excluded)
         if ticket is not None or not self._continues_late or not self._loads.is_any_open:
@@ -202,12 +203,13 @@ class Blocks:
         return ticket or self._loads.ticket_at_end(hashes[:end], excluded)
 
     def load(self, request: RequestState, wanted: Wanted) -> Ticket | None:
-        """Asks a source for the blocks after the hits, if one saves time by it."""
+        """Asks a source for the blocks after the hits, if that is faster than computing them."""
         if not self._kinds:
             return None
         start = wanted.hits.num_blocks
-        # There is room for so many; the others are asked for when these have come. Without hits,
-        # pages of the first kind decide: of others no more come than a position sees.
+        # Asks for as many as there is room for, and for the others when these have arrived. Without
+        # hits the pages of the first kind decide: at most as many blocks of other kinds arrive as a
+        # position needs.
         num_blocks = min(wanted.num_new) if start else wanted.num_new[0]
         end = min(wanted.max_hits, start + num_blocks)
         num_here = self._num_here(request, start, end)
@@ -222,8 +224,8 @@ class Blocks:
         self._hits.note_loaded(request, load.tier, load.num_loaded * self._block_size)
 
     def num_uncached_without(self, request: RequestState, source: Loader) -> int:
-        """Known tokens to compute of a request whose source did not load what it offered: it is
-        asked no more until the request has a row."""
+        """Number of known tokens to compute for a request whose source failed to load. The source
+        is not asked again until the request has a row."""
         request.failed_sources += (source,)
         max_hits = request.num_cacheable_blocks(self._block_size)
         num_hits = self._cache.match(request.chain, max_hits).num_blocks
@@ -239,8 +241,8 @@ class Blocks:
     def seat(
         self, request: RequestState, wanted: Wanted, partial: PartialBlock
     ) -> tuple[Int32Array, list[int]]:
-        """Gives a row the blocks of its known tokens, as many as it holds at once, and takes cached
-        ones as computed. Returns the columns of its pages, and the pages."""
+        """Allocates the blocks of a request's known tokens, as many as a row holds at once, and
+        counts cached tokens as computed. Returns the columns of its pages, and the pages."""
         hits = wanted.hits
         request.seated_at = self._clock()
         self._pool.note_time(request.seated_at)
@@ -256,8 +258,8 @@ class Blocks:
     def copies(
         self, request: RequestState, wanted: Wanted, partial: PartialBlock
     ) -> Iterable[tuple[int, int]]:
-        """Pages that are copied for a request that was seated, from and to: those of the block
-        behind its cached ones begin as those of `partial`."""
+        """Pages to copy for a request that was seated, as (from, to): the block after its cached
+        ones starts as a copy of `partial`."""
         if not partial.num_tokens:
             return ()
         begun = self._pages_at(request, request.chain.num_cached)
@@ -268,8 +270,9 @@ class Blocks:
         return self._table.pages_at(request.row, idx)
 
     def note_computed(self, request: RequestState) -> tuple[list[StoredChain], list[bytes]]:
-        """Lets others hit the blocks that the request's computed tokens fill. Returns those that
-        are cached nowhere else, to be announced once they are computed, and the hashes of all."""
+        """Makes the blocks filled by the request's computed tokens available as cache hits. Returns
+        the chains that no other block caches, which are announced once they are computed, and the
+        hashes of all."""
         if not self._is_caching:
             return [], []
         first = request.chain.num_cached
@@ -294,7 +297,7 @@ class Blocks:
         return full
 
     def room(self, rows: RowIndices, num_computed: Int32Array) -> Int32Array:
-        """Tokens that each row's blocks hold behind its computed ones."""
+        """Number of tokens that each row's blocks can hold after its computed ones."""
         room: Int32Array = self._table.capacity[rows] - num_computed[rows]
         return room
 
@@ -307,7 +310,7 @@ class Blocks:
         return self.num_free // self._pool.num_groups
 
     def may_grow(self, num_rows: int, num_others: int) -> bool:
-        """Whether so many rows find a block more, and so many others theirs later."""
+        """Whether there are free blocks for `num_rows` rows now and for `num_others` rows later."""
         return self.num_pages_of_blocks(num_rows + num_others) <= self.num_free
 
     def chunk_end(self, request: RequestState, end: int) -> int:
@@ -315,15 +318,15 @@ class Blocks:
         return end
 
     def extend(self, request: RequestState, num_tokens: int) -> tuple[Int32Array, list[int]]:
-        """Gives a row blocks for so many of its tokens, as far as there are free ones: the columns
-        of their pages, and the pages."""
+        """Allocates blocks for the next `num_tokens` tokens of a row, as far as blocks are free.
+        Returns the columns of their pages, and the pages."""
         ends = self._table.ends(request.row)
         added = self._pool.extended(ends, self.num_needed(num_tokens))
         columns = self._table.extend(request.row, added)
         return columns, [page for each in added for page in each.pages]
 
     def num_lacking(self, request: RequestState, num_tokens: int) -> int:
-        """Pages that a row lacks for so many of its tokens."""
+        """Number of pages that a row lacks for `num_tokens` tokens."""
         ends = self._table.ends(request.row)
         return self._pool.num_lacking(ends, self.num_needed(num_tokens))
 
@@ -379,8 +382,8 @@ class Blocks:
         return self._table.num_pages_of(request.row)
 
     def resume_seconds(self, request: RequestState, seconds_per_token: float) -> float:
-        """Time in which a running request that is preempted would be where it is: that to load its
-        blocks, as long as loads have taken lately, or to compute its tokens."""
+        """Seconds that a preempted request would need to be where it is now: to load its blocks at
+        the speed of recent loads, or to compute its tokens."""
         if self._loads.keeps_blocks and self._hits.seconds_per_token:
             seconds_per_token = min(seconds_per_token, self._hits.seconds_per_token)
         num_blocks = self._table.num_pages_of(request.row) / max(1, self._pool.num_groups)
@@ -397,12 +400,12 @@ class Blocks:
         return self._table.pages_of(row)
 
     def release(self, request: RequestState) -> None:
-        """Lets go of the blocks of a request's row, which computes nothing more."""
+        """Releases the blocks of a request whose row computes nothing more."""
         row = request.row
         self._pool.note_time(self._clock())
         part = "" if request.has_finished else PREEMPTED
-        # No prompt goes on from an answer that its reader did not want. Whether one goes on from its
-        # prompt is learnt apart.
+        # A cancelled answer is continued by no prompt. Whether its prompt is continued is learnt
+        # separately.
         is_cut = request.is_unwanted and self._pool.values is not None
         part = CANCELLED if is_cut else part
         end = (request.num_prompt_tokens if is_cut else EVERY_TOKEN) // self._block_size
@@ -423,7 +426,7 @@ class Blocks:
         return self._forks.begin_step()
 
     def retire(self, step: int) -> bool:
-        """Lets go of blocks that steps up to this one have copied. Whether there were any."""
+        """Releases blocks that steps up to this one have copied. Returns whether there were any."""
         return self._forks.retire(step)
 
     def launch(self) -> None:
@@ -435,8 +438,8 @@ class Blocks:
         return self._loads.poll()
 
     def drop_cached(self) -> None:
-        """Forgets what the device's blocks cache, none of which a request or a load holds. What
-        block sources have stays."""
+        """Empties the device's prefix cache, while no request and no load holds a block. Copies in
+        other tiers stay."""
         assert self._pool.num_free == self._pool.num_usable
         self._pool.release(self._pool.allocate(self._pool.num_free))
 
@@ -461,7 +464,7 @@ class Blocks:
         return self._loads.num_open > self._prefetches.num_loading or needs.awaits_any_load
 
     def open_leases(self, tiers: Tiers, steps: Steps) -> None:
-        """Lets other engines copy blocks of this pool, if there is a way to them."""
+        """Lets other engines copy blocks of this pool, if they can be reached."""
         tiers.open_leases(self._pool, self._loads.release, steps)
 
     def prefetch(self, new: NewPrefetch) -> None:

@@ -58,7 +58,7 @@ class Forks:
         """`pages_at`: the `num_pages` pages of a block of a request's row, or none where it lacks
         some. `is_on`: the executor copies blocks."""
         self.num_copies = 0
-        """Blocks that were copied, so far."""
+        """Number of blocks copied so far."""
         self._pool = pool
         self._pages_at = pages_at
         self._is_on = is_on
@@ -69,7 +69,7 @@ class Forks:
         self._fresh = set[bytes]()
         """Keys of blocks that this step fills: they are not copied before the next one."""
         self._copied: deque[tuple[int, int, Turn]] = deque()
-        """Step that copies, page that it copies from, and the turn that it does so for."""
+        """Step that copies, page that it copies from, and the kind of turn of the copy."""
 
     def note_whole(self, request: RequestState) -> None:
         """Notes that the step that is being planned computes the last known token of a request."""
@@ -78,7 +78,7 @@ class Forks:
             self._note_last_block(request)
 
     def begin_step(self) -> list[Follow]:
-        """Notes that the next step is planned: what the one before it computes can be copied.
+        """Notes that the next step is planned, so blocks of the step before it can be copied.
         Returns the waits that this ends."""
         self._fresh.clear()
         whole = self._whole
@@ -128,7 +128,7 @@ class Forks:
         self._copied += ((step, page, turn) for page in pages)
 
     def retire(self, step: int) -> bool:
-        """Lets go of blocks that steps up to this one have copied. Whether there were any."""
+        """Releases blocks that steps up to this one have copied. Returns whether there were any."""
         num_before = len(self._copied)
         while self._copied and self._copied[0][0] <= step:
             _, page, turn = self._copied.popleft()
@@ -150,7 +150,7 @@ class Forks:
         return pages
 
     def _note_last_block(self, request: RequestState) -> None:
-        """Lets the last block of what was known of a request be found by its tokens."""
+        """Makes the last, partial block of a request's known tokens findable by its tokens."""
         idx = (request.num_tokens - 1) // self._block_size
         key = _key(request, idx, request.token_ids[idx * self._block_size :])
         if self._find(key):

@@ -23,7 +23,7 @@ class PrefetchedBlocks:
         """Keyed by hash: the block that was filled, and its generation."""
 
     def note(self, block_hash: bytes, block: int) -> None:
-        """Notes that a cached block was pulled for no request that is here."""
+        """Notes that a cached block was pulled ahead of its request."""
         self._known[block_hash] = block, self._pool.generations[block]
         self._known.move_to_end(block_hash)
         if len(self._known) > MOST_BLOCKS:

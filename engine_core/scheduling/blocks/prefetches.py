@@ -24,20 +24,19 @@ from ...request import Holder
 from .prefetched_blocks import PrefetchedBlocks
 
 SPARE_SHARE = 4
-"""One block in so many of those that requests do not need may be on its way."""
+"""One in `SPARE_SHARE` of the blocks that requests do not need may be in flight for prefetches."""
 MOST_LOADS = 3
-"""Loads of a prefetch on their way, each of a chunk of the holder, which lends it when that chunk's
-step has ended."""
+"""Most loads of a prefetch in flight. Each is one chunk of the holder's prefill, which the holder
+lends when that chunk's step has ended."""
 MIN_PAUSE_SECONDS = 0.02
 MAX_PAUSE_SECONDS = 0.05
-"""Pause before a prefetch asks a holder again that had nothing more, and the longest one: it
-doubles each time. Longer ones would miss the prompt, which may wait long for its turn and is then
-computed within a few tenths of a second."""
+"""Longest pause before a prefetch asks a holder again that had no more blocks; pauses double up to
+it. Longer ones would miss prompts that wait in a queue and are then computed within a few tenths of
+a second."""
 MOST_EMPTY_ASKS = 1200
 """Number of empty answers in a row after which a prefetch is given up: about a minute."""
 LOOK_SECONDS = 0.005
-"""Seconds between two looks of an idle engine at what is on its way. What the holder sends wakes it
-at once."""
+"""Seconds between two polls of loads by an idle engine. Arriving blocks wake it at once."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,13 +51,13 @@ class _Prefetch:
     tickets: list[Ticket] = field(default_factory=list)
     """Loads that are on their way."""
     has_ended: bool = False
-    """Whether the prefetch asks for no more blocks: it goes once its loads have ended."""
+    """Whether the prefetch asks for no more blocks; it is removed once its loads have ended."""
     awaited: list[Ticket] = field(default_factory=list)
-    """Loads that were open when the request came, which counts by itself what it waits for."""
+    """Loads that were open when the request arrived; the request counts its own waits."""
 
 
 class Needs(Protocol):
-    """Needs of requests, which come before those of prefetches."""
+    """What requests need, which is served before prefetches."""
 
     @property
     def num_blocks_needed(self) -> int:
@@ -73,8 +72,8 @@ class Needs(Protocol):
 
 
 class Prefetches:
-    """Prefetches that have not ended, in the order in which they came. An engine that pulls or
-    caches nothing has none."""
+    """Prefetches that have not ended, oldest first. An engine that neither pulls nor caches blocks
+    has none."""
 
     def __init__(
         self,
@@ -91,7 +90,7 @@ class Prefetches:
         self._clock = clock
         self._open: dict[int, _Prefetch] = {}
         self.num_blocks = 0
-        """Blocks that came, so far."""
+        """Number of blocks received so far."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -133,8 +132,8 @@ class Prefetches:
             self._end(number, prefetch)
 
     def end_for(self, chain: HashChain) -> None:
-        """Ends the prefetches of prompts that this sequence begins with: its request is here and
-        pulls by itself."""
+        """Ends the prefetches of prompts that are prefixes of this sequence: its request has
+        arrived and pulls by itself."""
         for number, prefetch in list(self._open.items()):
             hashes = prefetch.chain.hashes
             # A hash stands for all blocks before it.
@@ -188,8 +187,8 @@ class Prefetches:
         )
 
     def _ask(self, prefetch: _Prefetch, needs: Needs) -> None:
-        """Asks the holder for the next chunk of what is neither cached nor on its way, as far as
-        there is room."""
+        """Asks the holder for the next chunk of blocks that are neither cached nor in flight, as
+        far as there is room."""
         assert self._peers is not None
         chain = prefetch.chain
         start, num_missing = self._next_missing(chain, prefetch.chunk_blocks)

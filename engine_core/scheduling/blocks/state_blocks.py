@@ -30,7 +30,8 @@ from .state_sets import StateSets, TakenSets
 from .wanted import Wanted
 
 MOST_ANSWER_BLOCKS = 256
-"""Blocks before a snapshot among which one at the end of its prompt is looked for."""
+"""Number of blocks before a snapshot that are searched for an earlier snapshot at the end of its
+prompt."""
 SNAPSHOT_SHARE = 1 / 8
 """Pages of snapshots that stay within a long prompt, by the pages of its keys and values."""
 
@@ -186,7 +187,7 @@ class StateBlocks(Blocks):
             self._leaders[block_hash] = request
         parts = block * self._block_size in self._stops.get(request.row, ())
         if parts:
-            # That of the chain which was there, and this one.
+            # Two chains: the one that was cached, and this one.
             self._snapshots.snapshots.note_read(block_hash, num_chains=2)
         is_kept = (
             parts
@@ -216,8 +217,9 @@ class StateBlocks(Blocks):
         return capacity
 
     def _growth(self, rows: RowIndices) -> _Growth:
-        """Blocks and sets that rows without room take. A row that enters a block takes the pages
-        of its keys and values with its state set, a token before it needs them."""
+        """Number of blocks and state sets that rows without room need. A row that enters a block is
+        given the pages of its keys and values together with its state set, one token before it
+        needs them."""
         blocks = (self._capacity(rows) + 1) // self._block_size
         ends = (blocks + 1) * self._block_size
         lack_pages = self._table.capacity[rows] < ends
@@ -332,8 +334,8 @@ class StateBlocks(Blocks):
         super().release(request)
 
     def _release_kept(self, chains: Sequence[HashChain], taken: TakenSets) -> Int32Array:
-        """Lets go of sets that stay cached, and may go to block sources; `chains` are those of the
-        rows. Returns the pages of the others, [S, pages of a set]."""
+        """Releases sets that stay cached and that block sources may store; `chains` are those of
+        the rows. Returns the pages of the other sets, [S, pages of a set]."""
         for i in taken.are_kept.nonzero()[0].tolist():
             pages = taken.pages[i].tolist()
             self._loads.release_set(chains[taken.at[i]], int(taken.blocks[i]), pages)

@@ -1,4 +1,4 @@
-"""State sets of rows: by block of its sequence, which sets a row has, and where they stand in its
+"""State sets of rows: which sets a row has, by block of its sequence, and their columns in its
 block table. Knows no cache."""
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class StateSets:
         self.oldest: Int32Array = np.full(config.num_rows, NEVER, np.int32)
         """Block of the row's first set."""
         self.capacity: Int32Array = np.full(config.num_rows, -1, np.int32)
-        """The most tokens of the row, computed ones included, up to which its newest set serves:
-        behind the last of them it needs that of another block."""
+        """Number of tokens, computed ones included, up to which the row's newest set is sufficient;
+        the tokens after them need the set of another block."""
         shape = config.num_rows, num_places
         self._blocks: Int32Array = np.full(shape, NO_SET, np.int32)
-        """[rows, places] block at whose beginning the state of each set is."""
+        """[rows, places] block whose first token each set's state precedes."""
         self._pages: Int32Array = np.zeros((*shape, self.num_pages), np.int32)
         self._are_kept: BoolArray = np.zeros(shape, np.bool_)
-        """[rows, places] whether a set stays cached when its row needs it no longer."""
+        """[rows, places] whether a set stays cached when its row no longer needs it."""
 
     def of_block(self, row: int, block: int) -> list[int]:
         """Pages of the row's set of a block; empty: it has none."""
@@ -62,7 +62,7 @@ class StateSets:
         return pages
 
     def keep(self, row: int, block: int) -> None:
-        """Lets the row's set of a block stay cached when its row needs it no longer."""
+        """Keeps the row's set of a block cached when its row no longer needs it."""
         self._are_kept[row] |= self._blocks[row] == block
 
     def blocks_of(self, row: int) -> list[int]:
@@ -89,14 +89,14 @@ class StateSets:
         return int(np.count_nonzero(self._blocks != NO_SET))
 
     def add(self, row: int, block: int) -> tuple[Int32Array, list[int]]:
-        """Gives a row the set of a block after its others, of free pages. Returns columns of its
-        block table, and what stands there."""
+        """Gives a row the state set of one more block, made of free pages. Returns the columns of
+        its block table, and their contents."""
         columns, values = self.add_each(np.array([row]), np.array([block]))
         return columns[0], values[0].tolist()
 
     def add_each(self, rows: RowIndices, blocks: Int32Array) -> tuple[Int32Array, Int32Array]:
-        """Gives each row the set of a block after its others, of free pages. Returns columns of
-        their block tables, and what stands there: [R, 1 + pages of a set], the place first."""
+        """Gives each row the state set of one more block, made of free pages. Returns the columns
+        of their block tables, and their contents [R, 1 + pages of a set], the place first."""
         pages = np.array(self._pool.allocate(rows.size * self.num_pages), np.int32)
         pages = pages.reshape(rows.size, self.num_pages)
         is_free = self._blocks[rows] == NO_SET

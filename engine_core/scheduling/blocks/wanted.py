@@ -11,7 +11,7 @@ class Wanted(NamedTuple):
     """Blocks of all known tokens of a request without a row."""
 
     hits: Hits
-    """Cached blocks with which it is continued; not held yet."""
+    """Cached blocks that it continues; no reference is held on them yet."""
     max_hits: int
     """Largest number of cached blocks that it may use."""
     num_tokens: int

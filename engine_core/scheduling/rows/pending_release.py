@@ -12,7 +12,7 @@ from ..table.request_state import RequestState
 
 
 class PendingRelease:
-    """Queue of these requests, in the order in which they left."""
+    """Queue of requests that have left but whose row is in a step in flight, oldest first."""
 
     def __init__(self) -> None:
         self._queue: deque[tuple[int, RequestState]] = deque()
@@ -38,6 +38,5 @@ class PendingRelease:
 
     @property
     def num_preempted(self) -> int:
-        """Number of preempted requests on their way back to the queue, which stand before all
-        others in it."""
+        """Number of preempted requests that will return to the head of the waiting queue."""
         return sum(not (request.has_finished or request.has_yielded) for request in self)

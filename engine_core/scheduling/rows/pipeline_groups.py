@@ -25,8 +25,8 @@ class PipelineGroups:
         self._turn = (self._turn + 1) % len(self._sizes)
 
     def has_room(self, num_requests: int) -> bool:
-        """Whether the group whose turn it is takes one more, of so many requests that all groups
-        share."""
+        """Whether the group whose turn it is may take one more of the `num_requests` requests that
+        are shared out among the groups."""
         return self._sizes[self._turn] < -(-num_requests // len(self._sizes))
 
     def seat(self, row: int) -> None:

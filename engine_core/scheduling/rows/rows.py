@@ -100,8 +100,8 @@ class Rows:
         return self._groups.has_turn(request.row)
 
     def has_room(self, num_requests: int) -> bool:
-        """Whether a request may take a row of the group whose turn it is, of so many that all
-        groups share."""
+        """Whether a request may take a row of the group whose turn it is, of `num_requests` that
+        are shared out among the groups."""
         return self.num_free_seats > 0 and self._groups.has_room(num_requests)
 
     def decodable(self) -> RowIndices:
@@ -140,7 +140,7 @@ class Rows:
         return self._leaving.pop_until(self.retired_step)
 
     def vacate(self, request: RequestState) -> None:
-        """Frees the row of a request that has left. One that has not finished keeps its known
+        """Frees the row of a request that has left. A request that has not finished keeps its known
         tokens and its credit."""
         row = request.row
         known_ids = self.table.known_ids(row).copy()
@@ -154,7 +154,7 @@ class Rows:
         self._released.append(row)
 
     def note_step(self, num_requests: int) -> int:
-        """Notes that a step of so many requests is planned; returns its number."""
+        """Notes that a step of `num_requests` requests is planned; returns its number."""
         self._counts.note(num_requests)
         return self.note_draw()
 

@@ -89,8 +89,8 @@ class AdapterSlots:
         return resident.slot
 
     def copy_ahead(self, digest: bytes, tenant: str) -> None:
-        """Copies the adapter of a request that waits with the next plan, if it fits beside those in
-        use and the plan copies no other one: its step is to take no longer than others."""
+        """Copies the adapter of a waiting request with the next plan, if there is a free slot and
+        the plan copies no other adapter, so that a step does not take longer."""
         if digest not in self._resident and not self._copies and self.fits(digest, tenant):
             self._copy(digest)
 

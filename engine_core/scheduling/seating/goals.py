@@ -68,7 +68,8 @@ class Goals:
             yield Due(request.first_token_by, seconds, self._may_refuse(request)), request
 
     def _may_refuse(self, request: RequestState) -> bool:
-        """A request that has begun, here or elsewhere, goes on; its first token may be out."""
+        """Whether the request may still be refused: one whose first token may have been sent goes
+        on."""
         return (
             self._ranking.policy_of(request).refuses
             and request.first_token_by < math.inf

@@ -40,7 +40,7 @@ class Overtaking:
         self._look_at = 0.0
 
     def victims(self) -> Iterator[RequestState]:
-        """Running requests that give way to the one whose turn is next."""
+        """Running requests that may be preempted for the request whose turn is next."""
         following = self._waiting.peek()
         if following is None or self._ranking.policy_of(following).preempts is never:
             return

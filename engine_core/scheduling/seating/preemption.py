@@ -20,7 +20,8 @@ class Preemption:
         self._blocks = blocks
         self._shares = shares
         self._stalled: dict[int, RequestState] = {}
-        """Running requests whose readers take nothing, by key, the one that stalled first first."""
+        """Running requests whose readers give no credit, by key, in the order in which they
+        stalled."""
 
     def add_stalled(self, request: RequestState) -> None:
         self._stalled[request.key] = request
@@ -30,8 +31,8 @@ class Preemption:
         self._stalled.pop(request.key, None)
 
     def first_stalled(self) -> RequestState | None:
-        """The one that stalled first. One whose drafts were rejected has credit again, and a step
-        may compute it."""
+        """The request that stalled first and still has no credit; rejected drafts give credit
+        back."""
         credit = self._rows.table.credit
         return next(
             (request for request in self._stalled.values() if credit[request.row] <= 0), None
@@ -50,9 +51,10 @@ class Preemption:
         return held
 
     def take_for(self, behind: RequestState, held: Counter[str]) -> RequestState | None:
-        """One whose tenant even without it is not behind that of `behind` once this one has come,
-        or none; what it held is taken off `held`. It is the youngest of those that are farthest
-        ahead, and finds most of its blocks again."""
+        """Chooses a request whose tenant, even without it, holds no less than the tenant of
+        `behind` with its new request; None where there is no such request. Subtracts what it held
+        from `held`. It is the youngest of the tenant farthest ahead, and will find most of its
+        blocks cached."""
         num_blocks = held[behind.tenant] + self._blocks.num_pages(behind.num_tokens)
         level = self._shares.level(behind.tenant, 1, num_blocks)
         ahead = {

@@ -1,5 +1,4 @@
-"""How many of a step's tokens prompts may have, and which part of them each tenant: no prompt keeps
-others out by its length."""
+"""Divides the prompt tokens of a step among tenants, so that no long prompt keeps others out."""
 
 from __future__ import annotations
 
@@ -14,19 +13,18 @@ MIN_TOKENS = 256
 """Fewest prompt tokens of a bounded step: with fewer, prompts lose more time than decoding rows
 gain."""
 BESIDE_BEGUN_SECONDS = 0.05
-"""A step computes others for so long at most while it computes again what is known of an answer
-that has begun: its client waits in the middle of a sentence. Of several such answers the first is
-not held up by the rest, and those that lack few tokens still get them at once."""
+"""Seconds of a step that other requests may use while the step recomputes an answer that has begun,
+since its client waits in the middle of a sentence. Of several such answers the others do not delay
+the first, and those that lack few tokens are recomputed at once."""
 MIN_BESIDE_BEGUN = 16
-"""Tokens of others that such a step may compute at least, so that they get on however slow the
-model is."""
+"""Tokens of other requests that such a step may compute at least, however slow the model is."""
 PROMPT_PART = 0.7
 """Part of the time between two tokens in which a step computes prompts, where requests have a goal
 for it; the rest is for what decodes."""
 BEGUN_STRETCH = 4
-"""Answers that came here with a part go in the order in which they are due: an answer is due after
-it came by so many times the time to compute what it lacks. One that lacks little overtakes one that
-lacks much, but not for ever."""
+"""Resumed answers are ranked by deadline: arrival plus `BEGUN_STRETCH` times the time to recompute
+the missing tokens. An answer that lacks few tokens overtakes one that lacks many, but not for
+ever."""
 
 
 class PrefillBudget:
@@ -38,8 +36,8 @@ class PrefillBudget:
         *,
         has_cache: bool = True,
     ) -> None:
-        """`max_chunk`: the most tokens that one request gets a step; `prefill_seconds` says in
-        which time a prompt token is computed, 0 where it is not known."""
+        """`max_chunk`: most tokens of one request in a step; `prefill_seconds`: returns the seconds
+        to compute a prompt token, 0 where unknown."""
         self._has_cache = has_cache
         self._shares = shares
         self._max_chunk = max_chunk
@@ -49,8 +47,8 @@ class PrefillBudget:
         long."""
 
     def of_step(self, budget: int, token_seconds: float = math.inf) -> int:
-        """Prompt tokens that a step with so many tokens left may compute; `token_seconds`: time
-        between two tokens that what decodes beside them wants."""
+        """Prompt tokens that a step with `budget` tokens left may compute; `token_seconds`: time
+        between two tokens that the decoding requests want."""
         max_seconds = min(self.max_seconds, PROMPT_PART * token_seconds)
         if max_seconds == math.inf:
             return budget
@@ -73,9 +71,8 @@ class PrefillBudget:
         return max(MIN_BESIDE_BEGUN, int(BESIDE_BEGUN_SECONDS / seconds)) if seconds else None
 
     def rank_begun(self, request: RequestState, num_lacking: int) -> None:
-        """Ranks a request that came with a part of its answer, and lacks so many tokens, among
-        others of its kind. Where it is not known how long a token takes, they are ranked by
-        arrival."""
+        """Ranks a resumed request that lacks `num_lacking` tokens among others of its kind; by
+        arrival where the time of a token is not known."""
         tier, virtual_time, _ = request.rank
         if virtual_time == BEGUN_ELSEWHERE:
             seconds = num_lacking * self._prefill_seconds()

@@ -89,8 +89,8 @@ class Ranking:
         return self._turns.virtual_time(request.tenant)
 
     def rank(self, request: RequestState) -> None:
-        """Sets the rank of a request by what is known about it now. A request that came with a part
-        of its answer goes before others of its tier under each policy."""
+        """Sets the rank of a request by what is known about it now. Under each policy a resumed
+        request precedes others of its tier."""
         tier = self.policies.tier(request.tier)
         if request.rank[1] == BEGUN_ELSEWHERE:
             request.rank = (tier, *request.rank[1:])
@@ -142,8 +142,7 @@ class Ranking:
 
 
 def _rest_of_answer(request: RequestState, num_answered: int) -> float:
-    """Tokens that are predicted to follow `num_answered` of an answer. One that is longer than
-    predicted has half as much before it as behind it: the longer an answer is, the longer it goes
-    on."""
+    """Number of tokens expected after `num_answered` of an answer. One longer than predicted is
+    expected to grow by half of its length: the longer an answer is, the longer it goes on."""
     most = request.max_len - request.num_prompt_tokens - num_answered
     return min(most, max(request.num_expected_tokens - num_answered, num_answered / 2))

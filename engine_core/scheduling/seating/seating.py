@@ -91,7 +91,7 @@ class Seating:
         self._waiting.leader_advanced(leader, num_blocks)
 
     def load_ended(self, ticket: Ticket) -> list[RequestState]:
-        """Lets requests go on that wait for this load, and returns them."""
+        """Makes requests ready that waited for this load, and returns them."""
         return self._waiting.load_ended(ticket)
 
     def recount(self, request: RequestState, num_uncached_tokens: int) -> None:
@@ -206,8 +206,8 @@ class Seating:
         return self._eviction_waits.are_worth_it(request, wanted)
 
     def await_room(self, request: RequestState) -> None:
-        """Lets others go before a request that waits to evict, until blocks come free or it has
-        waited for long."""
+        """Puts a request that would have to evict blocks aside, so that others pass it, until
+        blocks become free or it has waited for long."""
         self._eviction_waits.begin(request)
 
     def num_taken(self, wanted: Wanted) -> int:
@@ -221,8 +221,8 @@ class Seating:
         return self._yielding.too_large is not None
 
     def pass_by(self, request: RequestState) -> bool:
-        """Lets others go before a request that found too few blocks, until some are released.
-        Whether they may: they wait too once it has been blocked for long."""
+        """Puts a request that found too few blocks aside until some are released. Returns whether
+        others may pass it: they may not once it has been blocked for long."""
         now = self._clock()
         if request.blocked_at is None:
             request.blocked_at = now
@@ -240,8 +240,8 @@ class Seating:
         return kept_for is None or kept_for is request or request.adapter == NO_DIGEST
 
     def await_slot(self, request: RequestState) -> None:
-        """Lets others go before a request whose adapter finds no slot, until a request ends. Those
-        with adapters wait too once it has waited for long."""
+        """Puts a request whose adapter finds no slot aside until a request ends. Once it has waited
+        for long, other requests with adapters wait too."""
         now = self._clock()
         if request.blocked_at is None:
             request.blocked_at = now
@@ -261,7 +261,7 @@ class Seating:
         self._note_move()
 
     def rank_seated(self, request: RequestState) -> None:
-        """Ranks a request that has its row by what it still has to compute."""
+        """Ranks a running request by what is left to compute."""
         self._ranking.note_seated(request)
         self._budget.rank_begun(request, request.num_tokens - request.num_computed)
 
@@ -271,8 +271,8 @@ class Seating:
         return self._yielding.stalled()
 
     def ahead(self) -> Iterator[RequestState]:
-        """Running requests of tenants that are ahead of those that wait, and those that the policy
-        puts behind a waiting one of their tenant; see `stalled`."""
+        """Running requests of tenants that hold more than waiting ones, and those that the policy
+        ranks behind a waiting request of the same tenant; see `stalled`."""
         if self._shares.are_several:
             yield from self._yielding.ahead()
         if self._ranking.overtakes:
@@ -334,9 +334,9 @@ class Seating:
         return self._shares.weights(MAX_TENANTS)
 
     def _num_shares(self, request: RequestState) -> int:
-        """The shares that the request's tenant holds. A request that yielded its seat counts one
-        more while its tenant holds any: it would take the seat back at once from another tenant
-        with as many shares."""
+        """Shares that the request's tenant holds. A request that yielded its seat counts as one
+        more while its tenant holds any: else it would take the seat back at once from another
+        tenant with as many shares."""
         return self._shares.num_shares(request.tenant) + (
             request.has_yielded and self._shares.level(request.tenant) > 0
         )

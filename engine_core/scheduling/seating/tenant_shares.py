@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 CLAIM_SECONDS = 10.0
-"""Seconds for which a tenant counts as present after its last request, so that one that comes and
-goes finds a seat free."""
+"""Seconds for which a tenant counts as present after its last request, so that a tenant with pauses
+between requests finds a free seat."""
 KEPT = 1 / 16
 """Share of all seats that stays free for the next request while tenants are several: one that
 yields takes a step or two."""
 MIN_SEATS_TO_KEEP = 8
-"""Number of seats from which one is kept free; of fewer none is."""
+"""Least number of seats of an engine that keeps one of them free."""
 
 
 @dataclass(slots=True)
@@ -41,8 +41,8 @@ class TenantShares:
         self._num_kept = max(1, int(num_seats * KEPT)) if num_seats >= MIN_SEATS_TO_KEEP else 0
         self._total_weight = 0.0
         self._absent: deque[tuple[float, str]] = deque()
-        """Tenants that left, with the time, in that order; one that has come back since is skipped.
-        """
+        """Tenants without requests and the time at which the last one left, oldest first; entries
+        of tenants that have returned are skipped."""
 
     def enter(self, name: str, weight: float) -> None:
         """Counts a request of the tenant; the last weight that was given holds."""
@@ -66,7 +66,7 @@ class TenantShares:
         self._tenants[name].num_seats -= 1
 
     def weights(self, most: int) -> dict[str, float]:
-        """Weights of so many of the tenants that have requests; others the next time."""
+        """Weights of `most` of the tenants that have requests; the next call returns others."""
         found: dict[str, float] = {}
         for name, each in self._tenants.items():
             if each.num_requests:
@@ -98,8 +98,8 @@ class TenantShares:
         return max(seats, blocks) / tenant.weight
 
     def num_shares(self, name: str) -> int:
-        """How often it has its share of all seats, or as many seats where that is less than one:
-        who has the least goes first."""
+        """Number of seats that a tenant holds, as a multiple of its share of all seats (at least
+        one seat). The tenant with the least goes first."""
         if not self.are_several:
             return 0
         tenant = self._tenants[name]
@@ -107,8 +107,8 @@ class TenantShares:
         return int(tenant.num_seats / max(1.0, share))
 
     def may_take(self, name: str, num_free: int) -> bool:
-        """Whether it may have one of the free seats. Who would be the farthest ahead with it leaves
-        the last ones to others: who wants its share then need not wait for an answer to end."""
+        """Whether a tenant may take one of the free seats. The last ones are kept from the tenant
+        that would be farthest ahead, so that another one need not wait for an answer to end."""
         if not self.are_several or num_free > self._num_kept or not self.num_shares(name):
             return num_free > 0
         self._forget_absent()
@@ -128,8 +128,8 @@ class TenantShares:
 def split(
     budget: int, demands: Mapping[str, int], weights: Callable[[str], float]
 ) -> dict[str, int]:
-    """`budget` among those who want a part of it, by weight; what one does not need goes to the
-    others."""
+    """Divides `budget` among tenants that want a part of it, by weight; what one tenant does not
+    need goes to the others."""
     parts: dict[str, int] = {}
     left = budget
     weight_left = sum(map(weights, demands))

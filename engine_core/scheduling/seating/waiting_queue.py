@@ -179,7 +179,7 @@ class WaitingQueue:
         )
 
     def load_ended(self, ticket: Ticket) -> list[RequestState]:
-        """Frees those that waited for this load, and returns them."""
+        """Makes requests ready that waited for this load, and returns them."""
         freed = self._held_for(ticket)
         self._awaiting.pop(ticket, None)
         for request in freed:

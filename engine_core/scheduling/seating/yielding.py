@@ -57,8 +57,8 @@ class Yielding:
             yield stalled
 
     def ahead(self) -> Iterator[RequestState]:
-        """Requests of tenants that are ahead of those that wait: for seats for the first of each
-        waiting tenant, or for the blocks of the request whose turn is next."""
+        """Requests of tenants that hold more than waiting ones: for seats, than the first request
+        of each waiting tenant; for blocks, than the request whose turn is next."""
         following = self._waiting.peek()
         if following is None or self._unyielding == self._attempt(following):
             return
@@ -70,8 +70,8 @@ class Yielding:
             ):
                 yield victim
         elif self.too_large is None or not self._rows.num_free_seats:
-            # Also while a seat is free: those after the ones who take it come with them, not a
-            # step later.
+            # Requests yield also while seats are free, so that the waiting requests after those
+            # that take the free seats are seated in the same step.
             for behind in self._waiting.heads()[self._rows.num_left_seats :]:
                 if (victim := self._preemption.take_for(behind, held)) is None:
                     break

@@ -36,8 +36,7 @@ MOST_PACE = 2.0
 """Gains count as this much at most: however good drafts were, a few steps without any are enough to
 stop waiting."""
 NO_DRAFTS = 0.95
-"""Gain of a step for which the executor is asked for no drafts: without them nothing is learned
-about them."""
+"""Gain with which a step without drafts is counted: it tells nothing about the gain of drafts."""
 REVIEWED_STEPS = 32
 """Number of steps after which rows stop waiting, and whether it is better to run ahead is decided
 anew."""
@@ -122,7 +121,7 @@ class AdaptiveSpeculator:
     def foresee(
         self, table: RequestTable, rows: RowIndices, token_ids: Sequence[Sequence[int]]
     ) -> None:
-        """Drafts nothing of that: `GrammarDrafts` does."""
+        """Ignored: `GrammarDrafts` drafts forced tokens."""
 
     def settle(self, table: RequestTable, rows: RowIndices, first: Int32Array) -> None:
         self._num_steps += 1

@@ -31,10 +31,12 @@ class ForcedDrafts:
         self._vocab_size = vocab_size
         self._most: Int32Array = np.zeros(num_rows, np.int32)
         """Drafts that each row's request allows."""
-        # While a step computes a whole draft, its row gets that draft again and what follows it.
+        # While a step verifies a whole draft, the row is given that draft again and the tokens
+        # after it.
         self._tokens: Int32Array = np.zeros((num_rows, 2 * max_drafts + 1), np.int32)
         self._num_tokens: Int32Array = np.zeros(num_rows, np.int32)
-        """Tokens of the row's run; 0 once one of them is known to be wrong, or all are known."""
+        """Number of forced tokens of the row; 0 once one of them is known to be wrong, or all are
+        known."""
         self._from: Int32Array = np.zeros(num_rows, np.int32)
         """Position of the run's first token."""
         self._num_right: Int32Array = np.zeros(num_rows, np.int32)

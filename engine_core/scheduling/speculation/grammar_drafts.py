@@ -16,8 +16,8 @@ from .speculator import Speculator
 
 
 class GrammarDrafts:
-    """See `Speculator`. A row waits for its result while more of its tokens are forced than the one
-    that is computed; everything else is another speculator's."""
+    """See `Speculator`. A row waits for its result while its grammar forces more than the one token
+    that is computed; all other drafts are those of another speculator."""
 
     def __init__(self, speculator: Speculator, *, num_rows: int, vocab_size: int) -> None:
         """`speculator` drafts where nothing is forced; `num_rows`: of the request table."""
@@ -75,7 +75,7 @@ class GrammarDrafts:
                 # The executor would draft for others: a step has drafts from here or the device's.
                 num_drafts = np.zeros(rows.size, np.int32)
                 draft_ids = np.zeros((rows.size, self.max_drafts), np.int32)
-            # A draft that begins with all that is forced goes on behind it.
+            # A draft that agrees with all forced tokens may go on after them.
             is_free = np.arange(self.max_drafts) >= num_forced[:, None]
             agrees = ((forced_ids == draft_ids) | is_free).all(axis=1)
             is_better = (num_forced > 0) & (~agrees | (num_drafts < num_forced))
@@ -89,8 +89,8 @@ class GrammarDrafts:
     def _drafts_of_others(
         self, table: RequestTable, rows: RowIndices, most: Int32Array, total: int
     ) -> tuple[Int32Array, Int32Array | None]:
-        """Drafts of the other speculator for rows that wait for its sake: counts [R] and ids [R,
-        max_drafts], or None where it leaves that to the executor."""
+        """Drafts of the other speculator for rows that wait for their results: counts [R] and ids
+        [R, max_drafts], or None where the executor drafts."""
         num_drafts = np.zeros(rows.size, np.int32)
         draft_ids = np.zeros((rows.size, self.max_drafts), np.int32)
         waits = self._speculator.needs_result[rows]

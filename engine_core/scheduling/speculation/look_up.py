@@ -21,9 +21,9 @@ from ..table.masks import RowIndices
 from ..table.request_table import RequestTable
 
 ANY = -1
-"""Stands for any proposer: the one whose drafts promise most."""
+"""Any proposer: the one with the highest expected gain is used."""
 UNKNOWN = -1
-"""Stands for a number of bytes that is not counted now: many requests that leave at once would
+"""Placeholder for a number of bytes that is counted later: many requests that leave at once would
 count it many times."""
 
 
@@ -40,7 +40,7 @@ class LookUp:
         self, proposers: Sequence[Proposer], *, num_rows: int, most: int, vocab_size: int
     ) -> None:
         """`most`: tokens of a draft."""
-        # Compiled here, so that no step waits for it.
+        # Compiled here, so that no step waits for the compiler.
         for compiled in (better_taker, comparer, length_chooser, standing):
             compiled()
         self._proposers = tuple(proposers)
@@ -54,7 +54,7 @@ class LookUp:
         self.num_tokens: Int32Array = np.zeros(num_rows, np.int32)
         """Tokens of the row's last draft; 0 once it is over."""
         self.drafted_by: Int32Array = np.zeros(num_rows, np.int32)
-        """Number of the proposer that made it."""
+        """Index of the proposer of each row's draft."""
         self._from: Int32Array = np.zeros(num_rows, np.int32)
         """Position of the first drafted token."""
         self._num_right: Int32Array = np.zeros(num_rows, np.int32)
@@ -89,8 +89,8 @@ class LookUp:
         wanted: Int32Array,
         proposers: Collection[int],
     ) -> None:
-        """Replaces drafts by those after all known tokens that promise most, of these proposers or
-        the one that a row wants."""
+        """Replaces each row's draft by the best one of these proposers, or of the proposer in
+        `wanted`."""
         self.end(rows)
         self._from[rows] = table.num_known[rows]
         self._match_lens[rows] = 0
@@ -114,8 +114,8 @@ class LookUp:
         wanted: Int32Array,
         proposers: Collection[int],
     ) -> None:
-        """Takes drafts of these proposers as well where they promise more than those that were just
-        made."""
+        """Replaces the drafts of rows for which one of these proposers has a higher expected
+        gain."""
         is_any = wanted == ANY
         for i in proposers:
             asked = is_any | (wanted == i)
@@ -155,7 +155,7 @@ class LookUp:
         self._acceptance.note_rows(rows[drafted], num_accepted[drafted], is_over)
 
     def num_left(self, table: RequestTable, rows: RowIndices) -> Int32Array:
-        """Drafted tokens of rows that lie after the known ones."""
+        """Number of drafted tokens of each row after its known ones."""
         num_left: Int32Array = self.num_tokens[rows] - (table.num_known[rows] - self._from[rows])
         return num_left
 

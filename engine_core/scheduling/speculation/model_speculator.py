@@ -61,9 +61,9 @@ class ModelSpeculator:
         self._look_up = LookUp(drafters, num_rows=num_rows, most=max_drafts, vocab_size=vocab_size)
         self._by_model = DeviceDrafts(num_rows)
         self._most: Int32Array = np.zeros((2, num_rows), np.int32)
-        """Drafts that each row's request allows: of those that look up, and of the model."""
+        """Most drafts that each row's request allows: by look-up, and by the model."""
         self._wanted: Int32Array = np.full(num_rows, ANY, np.int32)
-        """The drafter of those that look up which each row's request names."""
+        """Index of the look-up proposer that each row's request names."""
         self._num_idle = 0
         """Steps since the last one with drafts."""
 
@@ -93,7 +93,7 @@ class ModelSpeculator:
     def foresee(
         self, table: RequestTable, rows: RowIndices, token_ids: Sequence[Sequence[int]]
     ) -> None:
-        """Drafts nothing of that: `GrammarDrafts` does."""
+        """Ignored: `GrammarDrafts` drafts forced tokens."""
 
     def settle_drafts(
         self, rows: RowIndices, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array

@@ -19,13 +19,12 @@ class Speculator(Protocol):
     max_drafts: int
     """Tokens for one row and step at most, less than a block holds."""
     needs_result: BoolArray
-    """[rows of the table] whether the row's next plan needs the result of the last one: it is
-    planned with nothing of it in flight. Only such rows get drafts from here. May change from step
-    to step."""
+    """[rows of the table] whether the row is planned only when no step of it is in flight. Only
+    such rows are given drafts by the speculator. May change from step to step."""
     runs_ahead: BoolArray
-    """[rows of the table] whether the executor drafts for the row: it is planned also while it is
-    not known how far it came. Never of a row that needs its result. May change from step to
-    step."""
+    """[rows of the table] whether the executor drafts for the row, which is then also planned while
+    the number of its tokens is not known. Never set together with `needs_result`. May change from
+    step to step."""
 
     @property
     def num_bytes(self) -> int:
@@ -35,13 +34,13 @@ class Speculator(Protocol):
         """Notes that a request has taken a row."""
 
     def vacate(self, row: int, token_ids: Int32Array) -> None:
-        """Notes that a request leaves its row, with these known tokens."""
+        """Notes that a request with these known tokens leaves its row."""
 
     def foresee(
         self, table: RequestTable, rows: RowIndices, token_ids: Sequence[Sequence[int]]
     ) -> None:
-        """Takes the tokens token_ids[i] that the grammar of rows[i] forces behind its known tokens,
-        in place of earlier ones. They come from the writer of masks, and may be wrong."""
+        """Receives the tokens token_ids[i] that the grammar of rows[i] forces after its known
+        tokens, which replace earlier ones. The writer of masks sends them; they may be wrong."""
 
     def settle(self, table: RequestTable, rows: RowIndices, first: Int32Array) -> None:
         """The tokens of `rows` from position first[i] on have become known, at least one each."""
@@ -60,7 +59,6 @@ class Speculator(Protocol):
     def draft(
         self, table: RequestTable, rows: RowIndices, most: Int32Array, total: int
     ) -> tuple[Int32Array, Int32Array | None]:
-        """Drafts behind the known tokens of `rows`, all that decode in a step: how many for each,
-        int32 [R], up to most[i], which is 0 where the row does not wait for results; and which,
-        int32 [R, K], or None where the executor drafts them. There are at most `total` of them in
-        all."""
+        """Returns drafts after the known tokens of the decoding rows of a step: counts int32 [R],
+        up to most[i], which is 0 where the row does not wait for results, and ids int32 [R, K], or
+        None where the executor drafts. There are at most `total` drafted tokens."""

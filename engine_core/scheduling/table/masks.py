@@ -21,8 +21,8 @@ NO_OUTPUT = -1
 
 
 class HeldRows:
-    """Columns with one entry a row of the request table. A row that is held has logits of one or
-    more positions, of which each is drawn under a mask of its own."""
+    """Columns with one entry a row of the request table. A held row has logits of one or more
+    positions, each of which is drawn under its own mask."""
 
     def __init__(self, num_rows: int, masks: Int32Array, clock: Callable[[], float]) -> None:
         """masks [positions, rows, words]; `note` is called when some of them are filled."""
@@ -35,7 +35,7 @@ class HeldRows:
         self.first_held: Int32Array = np.zeros(num_rows, np.int32)
         """Output index of the first position that is held."""
         self._held_since: Int64Array = np.zeros(num_rows, np.int64)
-        """Number of the step that holds them, of all that held any."""
+        """Serial number of the step that holds the row's logits."""
         self._first_mask: Int32Array = np.full(num_rows, NO_OUTPUT, np.int32)
         """Output index of the first position that has a mask."""
         self._num_masks: Int32Array = np.zeros(num_rows, np.int32)
@@ -83,9 +83,9 @@ class HeldRows:
         self._num_masks[rows[is_current]] = np.broadcast_to(num_masks, rows.shape)[is_current]
 
     def take_drawable(self, most: int) -> tuple[RowIndices, Int32Array, Int32Array]:
-        """Rows that have all their masks, the outputs that they held first, and how many; they are
-        held no more. Where rows of several steps have more than `most` positions together, those
-        that waited longest come first."""
+        """Takes rows that have all their masks: the rows, the first output that each held, and the
+        number of outputs. If they have more than `most` positions together, those that waited
+        longest are taken."""
         rows = np.flatnonzero((self.num_held > 0) & self._has_masks())
         if self.num_held[rows].sum() > most:
             oldest_first = rows[np.argsort(self._held_since[rows], kind="stable")]

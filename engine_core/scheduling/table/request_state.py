@@ -61,10 +61,10 @@ class RequestState:
     token_seconds: float = 0.0
     """Goal for the time between two tokens; 0: there is none."""
     tenant: str = ""
-    """Tenant that shares seats with others."""
+    """Name of its tenant."""
     weight: float = 1.0
     risen_at: float = 0.0
-    """When it last moved up a tier, later by the time for which it has held a row since."""
+    """Time at which it last moved up a tier, plus the time for which it has held a row since."""
     seated_at: float = 0.0
     """When it last took a row."""
     row: int = NO_ROW
@@ -72,13 +72,13 @@ class RequestState:
     num_cached_tokens: int = 0
     """Number of cached tokens of the prompt at first admission."""
     num_loaded_tokens: Counter[str] = field(default_factory=Counter)
-    """Tokens that block sources brought for it since it last held a row, by tier."""
+    """Tokens that block sources loaded for it since it last held a row, by tier."""
     load_began: float = 0.0
     """When it last began to wait for a block source."""
     load_seconds: float = 0.0
     """How long it has waited for block sources since it last held a row."""
     num_cached_by_tier: dict[str, int] = field(default_factory=dict)
-    """Part of `num_cached_tokens` that came from another tier than the device, by tier."""
+    """Part of `num_cached_tokens` that another tier than the device held, by tier."""
     num_uncached_tokens: int = 0
     """Still to compute, as far as is known while waiting."""
     num_first_uncached: int = 0
@@ -99,15 +99,15 @@ class RequestState:
     has_started: bool = False
     has_finished: bool = False
     is_unwanted: bool = False
-    """Whether its client left, so that no prompt goes on from its answer."""
+    """Whether its client has left, so that no prompt continues its answer."""
     has_yielded: bool = False
-    """Whether its seat went to another tenant; nothing waits for its return."""
+    """Whether it yielded its seat to another tenant; no other request waits for its return."""
     failed_sources: tuple[Loader, ...] = ()
-    """Block sources that did not load what it waited for, since it last held a row; it asks them no
-    more."""
+    """Block sources that failed to load what it waited for since it last held a row; they are not
+    asked again."""
     num_preemptions: int = 0
     num_steps: int = 0
-    """Planned while it held a row, up to when it last gave it up."""
+    """Number of steps planned while it held rows, up to its last release."""
     num_step_rows: int = 0
     """Requests in these steps, itself included."""
     speculation: Speculation = field(default_factory=Speculation)
@@ -159,7 +159,7 @@ class RequestState:
 
     @property
     def has_begun(self) -> bool:
-        """Whether a part of its answer is known."""
+        """Whether the first part of its answer is known."""
         return len(self.token_ids) > self.num_prompt_tokens
 
     @property
@@ -169,7 +169,7 @@ class RequestState:
         return 0 if self.has_grammar else self.sampling.min_tokens
 
     def work(self, kv_bytes: dict[str, int]) -> Work:
-        """Work for a request that has ended; see `Work` for the bytes that it held."""
+        """Work for a request that has ended; `kv_bytes`: see `Work`."""
         mean = self.num_step_rows / self.num_steps if self.num_steps else 0.0
         return Work(
             num_preemptions=self.num_preemptions,
@@ -191,8 +191,8 @@ class RequestState:
 
     @property
     def looks_at_all(self) -> bool:
-        """Whether known tokens before the last one have to be computed for what is wanted of
-        them."""
+        """Whether all prompt tokens have to be computed, since results for all of them are
+        wanted."""
         return self.wants_prompt_logprobs or self.sampling.pooling in ("mean", "cls")
 
     def num_cacheable_blocks(self, block_size: int) -> int:
@@ -209,7 +209,8 @@ class RequestState:
 def finished_at_once(
     new: NewRequest, request: RequestState, config: EngineConfig
 ) -> Finished | None:
-    """How a request ends that has nothing to compute, or none that fits."""
+    """The end of a request that has nothing to compute, or that can never fit; None: it is
+    served."""
     reason = None
     error = ""
     stop_token_id = None

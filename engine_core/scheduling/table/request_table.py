@@ -92,7 +92,7 @@ class RequestTable:
             self.credit[row] -= 1
 
     def stop_decoding(self, row: int) -> None:
-        """Ends the row's decoding; positions that it holds are never drawn."""
+        """Ends the row's decoding; positions that it holds are not drawn."""
         self.compute_end[row] = 0
         self.credit[row] += self.held.drop(row)
 

@@ -1,4 +1,4 @@
-"""Drafts of the rows of the request table that are in flight, and what became of them."""
+"""Drafts in flight of the rows of the request table, and how many were accepted."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class RowDrafts:
         self.is_on = is_on
         """Whether any row may have drafts."""
         self.needs_result = needs_result
-        """Whether the row's next plan needs the result of the last one, so that it decodes with
-        nothing of it in flight. The speculator may change it between steps."""
+        """Whether the row is planned only when no step of it is in flight. The speculator may
+        change it between steps."""
         self.runs_ahead = runs_ahead
-        """Whether the executor drafts for the row, which is then planned also while it is not known
-        how far it came. The speculator may change it between steps."""
+        """Whether the executor drafts for the row, which is then also planned while the number of
+        its tokens is not known. The speculator may change it between steps."""
         self._num_uncertain: Int32Array = np.zeros(num_rows, np.int32)
-        """Steps in flight, or held, that have drafts of the row, so that its computed tokens may
-        come to less."""
+        """Number of steps, in flight or held, that verify drafts of the row, so its number of
+        computed tokens may decrease."""
         self._awaits: BoolArray = np.zeros(num_rows, np.bool_)
-        """Whether such a step has drafts that its plan names: the executor computes nothing of the
-        row behind it."""
+        """Whether such a step has drafts that the plan names: the row computes nothing after them
+        yet."""
         self._num_drafted: Int32Array = np.zeros(num_rows, np.int32)
         """Drafted tokens of the row that were verified; see `count`."""
         self._num_accepted: Int32Array = np.zeros(num_rows, np.int32)

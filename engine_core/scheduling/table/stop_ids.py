@@ -40,7 +40,7 @@ class StopIds:
     def are_stops(
         self, rows: RowIndices, positions: Int32Array, token_ids: Int32Array
     ) -> BoolArray:
-        """Whether each row's token at that position ends its answer."""
+        """Whether each row's token at that position is a stop token."""
         hits: BoolArray = self._columns[0][rows] == token_ids
         for column in self._columns[1 : self._num_columns]:
             hits |= column[rows] == token_ids
