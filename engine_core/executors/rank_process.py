@@ -103,9 +103,9 @@ class RankProcess:
     def _swap(
         self, executor: Executor, plan: SwapPlan, note_copies: Callable[[SwapPlan], None]
     ) -> None:
-        """Copies blocks. The step that wrote them may not have ended on this rank, though the
-        speaker has its result. But that result depends on what every rank sends after its last
-        layer's keys and values are written: its part of a sum, or the stream of its stage."""
+        """Copies blocks. This rank may still compute the step that wrote them, though the leader
+        has its result: that result depends on data that every rank sends after it has written the
+        keys and values of its last layer."""
         assert executor.swapper is not None
         executor.swapper.swap(plan)
         note_copies(plan)
@@ -155,8 +155,7 @@ def run_rank(start: RankStart) -> None:
     try:
         RankProcess(start).run()
     except PeerGone:
-        # The executor closes or another rank is gone. The executor sees which, and ends this one
-        # either way.
+        # Waits to be killed: the executor closes, or it sees that another rank is gone.
         threading.Event().wait()
 
 

@@ -76,10 +76,9 @@ class StepExecutor(Generic[Sent, Taken]):
         replaceable: ReplaceableWeights
         | str = "allowed: an engine of one process on a CPU, of a model's folder",
     ) -> None:
-        """`tiers`: those whose copies the swapper makes. `host_adapters`: those that `adapters`
-        copies; None: there are no slots. `preparations` make later steps faster,
-        one by one. `releasable`: see `Sleeps`; `replaceable`: see
-        `TakesWeights`."""
+        """`tiers`: those whose blocks the swapper copies. `host_adapters`: adapters in host memory
+        that `adapters` copies from; None: the executor has no slots. `preparations`: each makes
+        later steps faster. `releasable`: see `Sleeps`; `replaceable`: see `TakesWeights`."""
         self.swapper = swapper
         self.releasable = releasable
         self.replaceable = replaceable

@@ -14,7 +14,7 @@ Sent = TypeVar("Sent")
 """A step whose words are on the device."""
 Sent_contra = TypeVar("Sent_contra", contravariant=True)
 Taken = TypeVar("Taken")
-"""Words of a step as its layers read them."""
+"""Inputs of a step as its layers read them."""
 Taken_co = TypeVar("Taken_co", covariant=True)
 Taken_contra = TypeVar("Taken_contra", contravariant=True)
 Read = Callable[[], StepResult]
@@ -77,28 +77,28 @@ class Entry(Protocol[Sent, Taken_co]):
 
 
 class Layers(Protocol[Taken_contra]):
-    """The layers of a model that are computed here."""
+    """The model layers of this stage."""
 
     def hidden(self, taken: Taken_contra) -> torch.Tensor:
         """Hidden states [T, H] of all tokens, or of the wanted positions of each row."""
 
 
 class Exit(Protocol[Sent_contra]):
-    """End of a step, behind its layers."""
+    """End of a step, after its layers."""
 
     def precede(self, plan: StepPlan) -> None:
-        """Puts into the request table what earlier steps sampled, as far as the plan reads it, and
-        forgets the rows that it releases."""
+        """Writes tokens that earlier steps sampled into the request table, as far as the plan reads
+        them, and forgets the rows that it releases."""
 
     def give(self, sent: Sent_contra, hidden: torch.Tensor) -> Read:
-        """Launches what the plan asks of its hidden states: scores, vectors, rows to hold,
+        """Launches what the plan needs of its hidden states: scores, vectors, rows to hold,
         tokens."""
 
     def draw(self, plan: DrawPlan) -> Read:
-        """Launches the draw of rows that are held."""
+        """Launches the draw of held rows."""
 
     def close(self) -> None:
-        """Gives back what it holds; nothing is launched any more."""
+        """Releases its resources; nothing is launched afterwards."""
 
 
 class Drafter(Protocol[Sent_contra]):
@@ -112,8 +112,8 @@ class Drafter(Protocol[Sent_contra]):
         """Notes that another request takes a row of the request table."""
 
     def draft(self, sent: Sent_contra) -> None:
-        """Writes the drafts that the plan leaves to the executor into the request table, behind
-        what is known."""
+        """Writes the drafts that the plan leaves to the executor into the request table, after the
+        known tokens."""
 
     def see(self, sent: Sent_contra, hidden: torch.Tensor) -> None:
         """Reads the hidden states of a step, of which all that is sampled is sampled."""
@@ -123,7 +123,7 @@ class Tiers(Protocol):
     """Copies of KV blocks to host memory and back, beside the steps."""
 
     def precede(self, plan: StepPlan) -> None:
-        """Has the step wait for copies that read blocks which it writes."""
+        """Makes the step wait for copies that read blocks which it writes."""
 
     def close(self) -> None:
         """Ends the copies."""

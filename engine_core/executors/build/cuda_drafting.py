@@ -82,8 +82,8 @@ class ModelDrafting:
 
 
 class ParallelDrafting:
-    """See `Drafting`: heads each of which drafts for a place of its own. They are small beside the
-    served model, so their steps take less memory than its steps."""
+    """See `Drafting`: heads each of which drafts one position (Medusa). They are much smaller than
+    the served model, so their steps take less memory than its steps."""
 
     looks_at_all = True
     writes_drafts = True
@@ -108,7 +108,8 @@ class ParallelDrafting:
 
 
 class ChainDrafting:
-    """See `ParallelDrafting`: heads of one decoder layer, which draft one token after another."""
+    """See `ParallelDrafting`: heads of one decoder layer, which draft one token after another
+    (EAGLE)."""
 
     writes_drafts = True
 

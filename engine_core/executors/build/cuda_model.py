@@ -72,7 +72,7 @@ class LoadedModel:
 
     @property
     def has_head(self) -> bool:
-        """Whether the vocabulary head is here, or a part of it."""
+        """Whether this stage has the vocabulary head, or a part of it."""
         return True
 
     def parts(

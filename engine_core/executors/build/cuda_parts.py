@@ -58,7 +58,7 @@ class CudaExit(Exit[SentStep], Protocol):
         """Launches draws that no shape of steps captures."""
 
     def prepare(self, shape: StepShape, hidden: torch.Tensor) -> None:
-        """Captures what follows steps of this shape, which decode."""
+        """Captures the exit of decode steps of this shape."""
 
 
 class CudaParts:
@@ -79,9 +79,9 @@ class CudaParts:
         hosts: HostStages | None = None,
         samples: bool = True,
     ) -> None:
-        """`head`: the vocabulary head, which only a stage that samples uses. `stages`: memory of
-        those beside this one, of which the last `samples`; `hosts`: exchange with those on other
-        hosts."""
+        """`head`: the vocabulary head, which only a stage that samples uses. `stages`: memory
+        shared with the other stages, of which the last `samples`; `hosts`: exchange with stages on
+        other hosts."""
         device = platform.device
         channel: TokenChannel = NoTokenChannel() if hosts is None else hosts
         self.swapper = swapper
@@ -198,7 +198,7 @@ class CudaParts:
         self.tiers.rehearse()
 
     def _preparations(self) -> Iterator[Callable[[], object]]:
-        """Captures of likely shapes; the first ones are those without which no engine serves."""
+        """Captures of likely shapes, those that every engine needs first."""
         for i, shape in enumerate(self.shapes.likely()):
             if i == self.shapes.num_first:
                 # All stages prepare equally many times.

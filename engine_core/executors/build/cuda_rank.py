@@ -54,7 +54,7 @@ class LoadedRank(LoadedModel):
     host: Group
     """The same ranks over host memory."""
     stages: StageMemory | None
-    """Memory for messages between stages; None: there is one stage."""
+    """Memory for messages between stages; None: the engine has one stage."""
     hosts: HostStages | None = None
     """Links to stages on other hosts, if there are any."""
 
@@ -67,7 +67,7 @@ class LoadedRank(LoadedModel):
         adds_products = model_class(self.config).adds_products(self.config)
         if self.group is not None and adds_products and not self.is_tree:
             return SummingPlatform.over(self.group, self.config, config)
-        # Not by super(): slots make another class of this one.
+        # Not `super()`: with slots, the decorator makes another class of this one.
         return LoadedModel.platform(self, config)
 
     def with_adapters(
@@ -133,13 +133,13 @@ class LoadedRank(LoadedModel):
         slots = map_slots(self.rank.slots, config, block_bytes)
         own = self.rank.number(layout)
         touch(torch.from_numpy(slots).view(torch.int32), own, layout.num_ranks)
-        # Pages are locked sooner when they are there.
+        # All ranks meet, so that no rank locks pages before they exist.
         self.agreed(0)
         return CudaSwapper(blocks, config.num_swap_slots, self._locked(slots))
 
     def _locked(self, slots: UInt8Array) -> RankSlots:
-        """Locks the slots. Raises `ConfigError` on all ranks if one of them fails, so that no rank
-        waits for it."""
+        """Locks the memory of the slots. Raises `ConfigError` on all ranks if one of them fails, so
+        that no rank waits for it."""
         try:
             locked = RankSlots(slots, block_slice(self.request, self.rank))
         except RuntimeError:
@@ -218,7 +218,7 @@ def load_rank(
         channels.stages,
         channels.hosts,
     )
-    # Nobody writes into memory that another rank has not mapped yet.
+    # All ranks meet: each writes into the others' memory only after it is mapped.
     served.agreed(0)
     return LoadedEngine(
         served=served,

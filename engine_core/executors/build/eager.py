@@ -1,5 +1,5 @@
-"""An executor over a device's operations, which are computed when they return: for one rank of an
-engine, which may have the whole model."""
+"""Builds the executor of a platform whose operations are complete when they return, for one rank of
+an engine or for the only one."""
 
 from __future__ import annotations
 
@@ -185,7 +185,8 @@ def _blocks(
     pages: PagePlan,
     device: torch.device,
 ) -> tuple[KvBlocks, SharedCopies | None]:
-    """The rank's KV blocks, and what other engines of this host copy out of them, if they may."""
+    """The rank's KV blocks, and the copies that other engines of this host make of them, if they
+    may."""
     layouts = kv_layouts(request, pages, rank.local_config(request.model))
     if not (config.shares_kv_cache and device.type == "cpu"):
         local = rank.local_config(request.model)

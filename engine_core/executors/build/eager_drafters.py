@@ -1,4 +1,4 @@
-"""The part of a step that drafts, on a device that computes at once."""
+"""Builds the drafter of a step on a platform whose operations are complete when they return."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Drafted:
     table: EagerTable
     drafts: Drafts
     shard: Shard
-    """The part of their vocabulary that heads have."""
+    """The rank's shard of the heads' vocabulary."""
     kv_caches: Sequence[torch.Tensor]
-    """KV caches of what drafts, at most one."""
+    """KV caches of the drafter, at most one."""
 
 
 def new_drafter(

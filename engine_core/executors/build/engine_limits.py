@@ -81,8 +81,8 @@ def state_parts(request: BuildRequest) -> list[ModelConfig]:
 
 
 def attention_pivot_of(model: ModelConfig) -> int:
-    """Position at which attention over the tokens before it takes as many multiplications as a
-    token's products with weights: about that at which it takes as long."""
+    """Context length at which attention takes as many multiplications a token as the products with
+    weights: about the length at which both take equally long."""
     return round(1 / model.attention_work)
 
 

@@ -1,4 +1,4 @@
-"""Hooks that a device's module may offer, each with what is done without it."""
+"""Hooks that a platform's module may have, each with its default."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Weights of an engine that is computed eagerly, and others that take their place: loaded beside
-steps, adopted between two of them."""
+"""Replacement of the weights of an eagerly computed engine: new ones are loaded beside the steps,
+and adopted between two steps."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ from .request import asked_of, checked
 
 
 def why_not(request: BuildRequest, rank: Rank) -> str:
-    """Why weights may not be replaced, as a sentence; empty: they may. Beside them stands what an
-    engine that sleeps may have: what keeps blocks or weights elsewhere would keep those of old
-    ones."""
+    """Reason, as a sentence, why weights cannot be replaced; empty: they can. Options that sleep
+    refuses are refused here too: what they keep elsewhere would belong to the old weights."""
     loaded = platforms.load(request.options.device)
     flags = loaded.device.capabilities
     if request.options.kv_swap_memory:

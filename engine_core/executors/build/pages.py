@@ -21,9 +21,9 @@ def pages_of(
     has_groups: bool = True,
     pulls_kinds: bool = True,
 ) -> PagePlan:
-    """Page groups of the served model: those of its windows, or one that keeps every block, which
-    is logged, where an option needs whole blocks. `has_groups`: its architecture reads several;
-    `pulls_kinds`: see `BuildRequest`."""
+    """Page groups of the served model: one a window, or a single group that keeps every block,
+    which is logged, where an option needs whole blocks. `has_groups`: whether its architecture can
+    read several groups; `pulls_kinds`: see `BuildRequest`."""
     plan = plan_pages(model, max_model_len)
     reason = _whole_beside(options, plan, pulls_kinds=pulls_kinds)
     if plan.num_groups > 1 and not has_groups:
@@ -39,7 +39,7 @@ def pages_of(
 
 
 def asked_of_layers(model: ModelConfig) -> dict[str, Asked]:
-    """Capabilities that a model's layers ask for by what they cache."""
+    """Capabilities that a model's layers need, by what they cache."""
     asked = {}
     if model.states is not None:
         count = sum(model.states.is_state)
@@ -52,8 +52,8 @@ def asked_of_layers(model: ModelConfig) -> dict[str, Asked]:
 
 
 def _whole_beside(options: ExecutorOptions, plan: PagePlan, *, pulls_kinds: bool) -> str:
-    """Name of the option that needs whole blocks, so that layers keep them; empty if none does."""
-    # What drafts computes positions that it has skipped later, so that it may see others than the
+    """Name of the option that needs whole blocks; empty if none does."""
+    # A drafter computes skipped positions later, and so may attend to other positions than the
     # served model.
     given: dict[str, object] = {
         "draft_model": options.draft_model,

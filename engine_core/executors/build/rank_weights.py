@@ -46,16 +46,16 @@ def load_rank_weights(
     progress: Progress,
     forms: StoredForms,
 ) -> Weights:
-    """Like `weights.load_weights`, for this rank alone. Nothing else is read of a folder's tensors,
-    which are mapped. Weights in block formats become planes where the parts of all ranks are whole
-    in blocks; others are expanded, and so are those of eight bits, unless the forms keep the parts
-    of all ranks. Raises `ConfigError`."""
+    """Like `weights.load_weights`, for this rank alone: only its part of the folder's mapped
+    tensors is read. Weights in block formats become planes where blocks are whole on all ranks;
+    other packed weights are expanded, and so are weights of eight bits, unless the forms can keep
+    the parts of all ranks. Raises `ConfigError`."""
     layout = model_class(request.model).layout(request.model)
     dtype = DTYPES[request.dtype]
     own = stage_layout(layout, rank.stage)
     others = layout.keys() - own.keys()
     sources = {spec.tied_to or name for name, spec in own.items()}
-    # The source of a tied weight is there for it alone.
+    # The source of a tied weight is loaded only for the weight tied to it.
     wanted = {**own, **{name: layout[name] for name in others & sources}}
     keeps_packed = forms.keeps_packed and not request.is_tree
     in_planes = forms.in_planes and not request.is_tree

@@ -1,5 +1,5 @@
-"""Checks options, and the model that they name, against the flags of a platform, and makes the
-request that it builds an executor from."""
+"""Checks the options of an executor and the model that they name against the capabilities of a
+platform, and makes the request from which the executor is built."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def _checked_draft(
 def _checked_heads(
     options: ExecutorOptions, model: ModelConfig, device: str, flags: Capabilities
 ) -> HeadsConfig:
-    """The heads that draft, beside the model whose hidden states they read. Raises `ConfigError`
+    """Config of the draft heads for the model whose hidden states they read. Raises `ConfigError`
     naming `draft_heads`."""
     folder = options.draft_heads
     assert folder is not None
@@ -264,8 +264,8 @@ def asked_of(
 
 
 def _rounded_tokens(options: ExecutorOptions, model: ModelConfig, flags: Capabilities) -> str:
-    """Number formats that a checkpoint made for tokens of 8 bits has them rounded to, where the
-    platform does so."""
+    """Number format to which activations are rounded for a checkpoint made for 8-bit activations,
+    where the platform rounds them."""
     if not flags.rounded_tokens or options.activation_dtype == MODEL or model.quantization is None:
         return ""
     quantization = model.quantization
@@ -313,8 +313,8 @@ def _check_shapes(model: ModelConfig, flags: Capabilities, where: str) -> None:
 
 
 def _dtype(options: ExecutorOptions) -> str:
-    """The dtype of the folder's weights, which was chosen when they were converted, or that of
-    random weights."""
+    """The dtype of the folder's weights, chosen when they were converted, or that of random
+    weights."""
     if options.load_format != "auto":
         return "bfloat16" if options.dtype == "auto" else options.dtype
     assert options.model_folder is not None
@@ -329,7 +329,7 @@ def _dtype(options: ExecutorOptions) -> str:
 
 
 def _method(options: ExecutorOptions, model: ModelConfig) -> str:
-    """The one by which the folder's weights are packed."""
+    """Method by which the folder's weights are packed."""
     if model.quantization is not None:
         return model.quantization.method
     assert options.model_folder is not None

@@ -1,4 +1,4 @@
-"""The executor that computes nothing, from options. A core that has it starts without torch."""
+"""Builds the simulated executor from options. A core with it starts without torch."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def build_executor(
 
 
 def simulated_model(vocab_size: int, config: EngineConfig | None = None) -> SimulatedModel:
-    """Model of such an engine: it samples no id of the lowest ones, where special tokens lie.
-    `config`: None: its layers see all keys and keep no states."""
+    """Model of a simulated engine: it never samples the lowest ids, which are special tokens.
+    `config`: None: its layers attend to all keys and have no states."""
     model = SimulatedModel(vocab_size=vocab_size, first_token_id=min(256, vocab_size // 2))
     if config is None:
         return model

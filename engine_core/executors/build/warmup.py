@@ -1,4 +1,4 @@
-"""Launches everything once that a step on a GPU may launch, so that it is compiled and in the
+"""Launches every kernel that a step on a GPU may need once, so that it is compiled and in the
 compiler's cache."""
 
 from __future__ import annotations

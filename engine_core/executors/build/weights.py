@@ -107,7 +107,7 @@ def random_tensors(
 def load_heads_weights(
     request: BuildRequest, device: torch.device, shard: Shard = WHOLE
 ) -> Weights:
-    """Weights of the heads that draft; on a rank with its part of their vocabulary. Raises
+    """Weights of the draft heads; on a rank with its part of their vocabulary. Raises
     `ConfigError`."""
     assert request.heads is not None
     if request.heads.kind == MTP:

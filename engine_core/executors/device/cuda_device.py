@@ -35,8 +35,8 @@ class CudaDevice:
         return self._graphs[-1]
 
     def begin(self) -> None:
-        """Has steps wait for what is launched on the stream that is current here, on which weights,
-        caches, tables and workspaces are made."""
+        """Makes steps wait for launches on the current stream, on which weights, caches, tables and
+        workspaces are made."""
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
 
     def launching(self) -> AbstractContextManager[object]:
@@ -51,9 +51,9 @@ class CudaDevice:
         return bool(self._done[step % self.num_parts].query())  # type: ignore[no-untyped-call]  # torch ships it so
 
     def wait(self, step: int, *, spins: bool) -> None:
-        """See `Device`. Behind a step the next one is in flight; behind a draw the device waits for
-        masks that are made from its tokens, and being woken would take a good part of the draw's
-        own time."""
+        """See `Device`. A draw is awaited by spinning: the device waits for masks that are made
+        from its tokens, and waking a sleeping thread would take a large part of the draw's time.
+        After a step another one is in flight, so the thread sleeps."""
         end = time.perf_counter() + SPIN_SECONDS * spins
         while spins and not self.is_done(step) and time.perf_counter() < end:
             pass

@@ -1,5 +1,4 @@
-"""Launches as CUDA graphs, by a key that stands for all that is fixed in them. Knows nothing about
-steps."""
+"""CUDA graphs by a key of everything that is fixed in them. Knows nothing about steps."""
 
 from __future__ import annotations
 
@@ -16,15 +15,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Captured(Generic[T]):
-    """Replaying it writes the result anew, in the same place."""
+    """A captured graph and its result; each replay overwrites the result in place."""
 
     graph: torch.cuda.CUDAGraph
     result: T
 
 
 class Graphs:
-    """CUDA graphs that share one pool of memory: a result lasts until another graph is replayed
-    that was captured before it."""
+    """CUDA graphs that share one memory pool: a result is valid until a graph that was captured
+    earlier is replayed."""
 
     def __init__(self) -> None:
         self._captured: dict[Hashable, Captured[Any]] = {}
@@ -59,9 +58,9 @@ class Graphs:
         return result
 
     def prepare(self, key: Hashable, launch: Callable[[], T], trial: Callable[[], object]) -> T:
-        """Captures what has not been captured, and launches nothing but the trial, which has to
-        launch each kernel of the whole once and to leave what it reads as it was. The result has
-        its place, but is not there yet."""
+        """Captures a launch that is not captured yet. Only `trial` is launched: it must launch each
+        kernel of the whole once and leave its inputs unchanged. The result has its memory, but no
+        values yet."""
         if key not in self._captured:
             trial()
             self._captured[key] = self._capture(launch)
@@ -69,7 +68,7 @@ class Graphs:
         return result
 
     def run_once(self, key: Hashable, launch: Callable[[], None]) -> None:
-        """Runs a launch that changes what it reads."""
+        """Runs a launch that changes its own inputs, once."""
         if key in self._captured:
             self._captured[key].graph.replay()
         else:

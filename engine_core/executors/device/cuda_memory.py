@@ -76,8 +76,8 @@ class CudaMemory:
         for i, copy in enumerate(self._copies):
             self._piece(i).copy_(copy.memory, non_blocking=True)
         if self._cache is not None:
-            # What lies behind a sequence is multiplied by zero, which is no number of one that is
-            # none.
+            # Positions after the end of a sequence are multiplied by zero, which is NaN for
+            # infinities and NaN.
             self._cache.bytes.zero_()
         torch.cuda.synchronize()
         if self._held is not None:

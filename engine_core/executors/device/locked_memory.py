@@ -42,13 +42,13 @@ def is_mapped(array: npt.NDArray[Any]) -> bool:
 
 
 _LOCKED_FOR_GOOD: list[torch.Tensor] = []
-"""Memory that CUDA did not unlock. It is kept until the process ends: copies from whatever is mapped
-in its place would fail."""
+"""Memory that CUDA failed to unlock. It is kept until the process ends: copies from memory that is
+mapped at the same addresses later would fail."""
 
 
 class LockedMemory:
-    """Locks the memory of a tensor until `release`, or until this object is gone: what stays locked
-    when it is given back to the system makes copies fail from whatever lies there next."""
+    """Locks the memory of a tensor until `release`, or until this object is deleted. Memory that is
+    freed while it is locked makes copies from its addresses fail later."""
 
     def __init__(self, memory: torch.Tensor) -> None:
         """`memory` has pages of its own. Raises `RuntimeError` where the host does not let so much
@@ -59,9 +59,9 @@ class LockedMemory:
         code = runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
         if code != runtime.cudaError.success:
             raise RuntimeError(f"{memory.nbytes} bytes cannot be locked: CUDA error {int(code)}")
-        # Holds the memory, which is therefore unlocked before it is given back.
+        # Holds a reference to the memory, which is therefore unlocked before it is freed.
         self._unlock = weakref.finalize(self, _unlock, memory)
-        # A process that ends takes its locks along; CUDA may have ended before.
+        # The end of the process releases its locks; CUDA may have shut down before.
         self._unlock.atexit = False
 
     def release(self) -> None:

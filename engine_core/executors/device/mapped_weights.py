@@ -38,13 +38,13 @@ class MappedWeights:
     keeps_cache = True
 
     def __init__(self, folders: Sequence[Path]) -> None:
-        """`folders`: those of the models that the engine computes, whose files are mapped."""
+        """`folders`: folders of the models that the engine computes, whose files are mapped."""
         self._folders = tuple(folder.resolve() for folder in folders)
         self._released: list[Mapping] = []
         self.num_bytes = sum(each.end - each.start for each in self._clean())
 
     def follow(self, folder: Path) -> None:
-        """Weights of the folder have taken the place of all others, whose pages are gone."""
+        """Notes that the weights of `folder` have replaced all others, whose pages are released."""
         is_released = bool(self._released)
         self._folders = (folder.resolve(),)
         self._released = []

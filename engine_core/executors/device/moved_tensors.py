@@ -1,5 +1,5 @@
-"""Tensors of an object, and their move into one piece of memory. What holds a tensor sees it at its
-new place."""
+"""Finds the tensors of an object and moves them into one allocation. Objects that hold a tensor see
+it at its new address."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tensors_of(root: object) -> list[torch.Tensor]:
 
 
 def num_bytes_of(tensors: Sequence[torch.Tensor]) -> int:
-    """Bytes of the memory that these take in one piece."""
+    """Bytes of one allocation for all of these tensors."""
     return sum(_aligned(storage.nbytes()) for storage, _ in _by_storage(tensors))
 
 

@@ -1,5 +1,5 @@
-"""Weights of a model in one piece of a GPU's memory, which may outlive this process: a holder keeps
-the memory and what lies where in it, and the engine's next life begins with both."""
+"""Weights of a model in one allocation of a GPU's memory, which may outlive this process: a holder
+process keeps the memory and the table of its tensors, and a restarted engine maps both."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class EngineWeights:
 
 
 class PlacedWeights:
-    """The memory of weights, and the part of it that holds them."""
+    """The memory of weights, and the range of it that is in use."""
 
     def __init__(self, memory: DeviceMemory, num_bytes: int) -> None:
         self.memory = memory
@@ -49,7 +49,7 @@ class PlacedWeights:
         num_bytes = num_bytes_of(tensors)
         memory = DeviceMemory(num_bytes, is_shared=is_shared)
         move(tensors, memory.bytes)
-        # What they left goes to others.
+        # Gives freed memory back to the device, for other processes.
         torch.cuda.empty_cache()
         return cls(memory, num_bytes)
 
@@ -99,7 +99,8 @@ class HeldWeights:
         return weights, placed
 
     def keep(self, placed: PlacedWeights) -> None:
-        """Has the memory held, which has what it had when the weights were placed there."""
+        """Hands the memory to the holder; it has the contents that it had when the weights were
+        placed there."""
         with os.fdopen(os.memfd_create("weights"), "wb", 0) as layout:
             layout.write(self._layout)
             memory = placed.memory.export()
@@ -114,7 +115,7 @@ class HeldWeights:
                 self.num_bytes = placed.num_bytes if is_held else 0
 
     def drop(self) -> None:
-        """Has the memory given back as soon as it is unmapped here."""
+        """Makes the holder release the memory as soon as it is unmapped here."""
         self._holder.drop()
         self.num_bytes = 0
 

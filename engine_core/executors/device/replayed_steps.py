@@ -1,5 +1,5 @@
 """Forward passes of small steps on a CPU, recorded once and then replayed: one call from Python
-instead of one for each kernel. A step of one row of a small model otherwise spends as long between
+instead of one a kernel. Without it, a step of one row of a small model spends as much time between
 its kernels as in them."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_TOKENS = 32
 """Tokens of the largest step that is recorded. Products take nearly all of the time of a larger
 one."""
 MAX_STEPS = 16
-"""Recorded steps that are kept, the last used ones."""
+"""Most recorded steps that are kept, least recently used dropped first."""
 _MAX_SEEN = 64
 """Shapes of steps that are remembered until they come a second time."""
 _Key = tuple[bytes, int, int, bool]
@@ -91,8 +91,8 @@ class ReplayedSteps:
         return False
 
     def _record(self, key: _Key, batch: ForwardBatch, kv_cache: LayerCaches) -> torch.Tensor | None:
-        """Computes a step and keeps it for those of its shape; None: it cannot be recorded, and is
-        yet to compute."""
+        """Computes a step and records it for later steps of its shape; None: it cannot be recorded,
+        and is not computed yet."""
         step = _Step(self._model, self._platform, batch, self._max_blocks)
         try:
             hidden = step.record(batch, kv_cache)
@@ -174,7 +174,7 @@ def _several(plans: AttentionPlan | list[AttentionPlan]) -> list[AttentionPlan]:
 
 @contextmanager
 def _starting_with(model: Model, residual: torch.Tensor) -> Iterator[None]:
-    """Scope in which the model's forward pass begins with these rows in place of its
+    """Context in which the model's forward pass starts from these rows instead of its
     embedding's."""
     embedding = model.embedding
     model.embedding = cast(Embedding, lambda token_ids: residual)

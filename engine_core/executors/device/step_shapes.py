@@ -23,8 +23,8 @@ MOST_PADDED = 2048
 """Tokens up to which the time to launch a step without a graph shows; past it only the largest step
 recurs."""
 PROBED_ROWS = (17, 32, 48, 64, 99, 128, 192, 201, 256, 384, 512, 768, 1024, 2048)
-"""Numbers of rows from every range in which a library may choose another algorithm: those of padded
-steps, and odd ones as draws have that are not padded."""
+"""Numbers of rows from every range in which a library may choose another algorithm: padded sizes of
+steps, and odd ones, as draws have."""
 NO_TILES: Int32Array = np.empty((0, 2), np.int32)
 
 
@@ -35,8 +35,8 @@ class StepShape:
 
     num_tokens: int
     num_decodes: int
-    """Number of leading tokens that are padded for decodes; tokens of chunks fill the places that
-    decodes leave."""
+    """Number of leading tokens that belong to decode rows, padding included; tokens of chunks fill
+    padded places."""
     num_chunks: int = 0
     num_tiles: int = 0
     num_ends: int = 0
@@ -102,7 +102,7 @@ class StepShapes:
         )
         self.max_tiles = plans.max_tiles(self.most_tokens, self._most_rows)
         first = [size for size in self._rows if size in FIRST_ROWS or size == self._most_rows]
-        # Large ones first: the small then fit into the memory that those left.
+        # Large ones first: smaller ones then fit into the memory that those freed.
         self._ordered = first[::-1] + [size for size in self._rows[::-1] if size not in first]
         self._takes_adapters = config.num_adapter_ranks > 0
         self.num_first = 2 * len(first) if self._takes_adapters else len(first)
@@ -231,7 +231,8 @@ def probed_rows(most: int, most_decodes: int) -> tuple[int, ...]:
 
 
 def num_decodes(plan: StepPlan) -> int:
-    """Rows of one token at the front of a plan; one of one token elsewhere is a chunk."""
+    """Number of rows with one token at the beginning of a plan; a row with one token after them is
+    a chunk."""
     longer = np.flatnonzero(plan.counts != 1)
     return int(longer[0]) if len(longer) else len(plan.rows)
 
@@ -242,7 +243,8 @@ def aligned(num_words: int) -> int:
 
 
 def _padded(num_tokens: int) -> int:
-    """Up by an eighth at most, where it is not so small that weights take the time."""
+    """Rounded up, by an eighth at most, except for small numbers, where reading the weights takes
+    the time."""
     grain = max(32, (1 << (num_tokens - 1).bit_length()) // 16)
     return -(-num_tokens // grain) * grain if num_tokens <= MOST_PADDED else num_tokens
 

@@ -1,6 +1,5 @@
-"""Plans that no request asked for, alike to those of an engine's first steps: a prompt, one decode
-row, several at once, each way of sampling. Their keys and values go to the scratch block, so
-nothing of them is left."""
+"""Plans like those of an engine's first steps: a prompt, one decode row, several at once, each way
+of sampling. Their keys and values are written to the scratch block, so they have no effect."""
 
 from __future__ import annotations
 
@@ -60,7 +59,7 @@ def seconds_of_a_step(executor: Executor, config: EngineConfig, vocab_size: int)
     first, *plans = warmup_plans(config, vocab_size)
     assert isinstance(first, StepPlan)
     executor.retire(executor.submit(first))
-    # The first touches what the others find.
+    # The first steps touch memory and caches for the first time.
     start = time.perf_counter()
     num_tokens = 0
     for plan in plans:
@@ -94,7 +93,7 @@ def _step(
     released: list[int] | None = None,
     holds: np.ndarray[tuple[int], np.dtype[np.bool_]] | None = None,
 ) -> StepPlan:
-    """One step of rows that are all at the same place, without a block of their own."""
+    """Plan of one step of rows that are all at the same position and use the scratch block."""
     ones = np.ones_like(rows)
     holds = np.zeros(len(rows), np.bool_) if holds is None else holds
     return StepPlan(

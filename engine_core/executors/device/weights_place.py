@@ -24,7 +24,7 @@ class WeightsPlace:
             holder = MemoryHolder.of_descriptor(options.weights_holder)
             self._held = HeldWeights(holder, key_of(request))
         self.releasable: CudaMemory | None = None
-        """Memory of the weights that were put here, which sleep gives back; None: it keeps them."""
+        """Memory of the placed weights, which sleep releases; None: sleep keeps them."""
 
     @property
     def num_held_bytes(self) -> int:

@@ -15,8 +15,8 @@ from ..table.device_table import DeviceTable
 
 
 def words_of(kv_cache: torch.Tensor) -> torch.Tensor:
-    """int32 [num_blocks, words]: what a KV cache [1, 2, num_blocks, Hk, block_size, D] has of each
-    block, where it lies in one piece."""
+    """int32 [num_blocks, words]: view of a KV cache [1, 2, num_blocks, Hk, block_size, D] by block,
+    if each block is contiguous."""
     _, _, num_blocks, num_heads, block_size, head_dim = kv_cache.shape
     size = 2 * num_heads * block_size * head_dim
     shape = (num_blocks, size), (kv_cache.stride(2), 1), kv_cache.storage_offset()
@@ -31,7 +31,8 @@ class BegunBlocks(Protocol):
 
 
 class AnyBlocks:
-    """See `BegunBlocks`: pages held nothing but keys and values, all of which are numbers."""
+    """See `BegunBlocks`, for pages that never held anything but keys and values, so that all
+    numbers are finite."""
 
     def clear(self, shape: StepShape) -> None:
         pass

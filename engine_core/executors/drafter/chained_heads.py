@@ -55,8 +55,8 @@ class ChainedHeads:
             num_rows, width, layer.hidden_size, kv_cache.dtype, kv_cache.device
         )
         self._num_kept: Int32Array = np.full(num_rows, UNKNOWN, np.int32)
-        """Pairs of each row, from the first on, whose keys and values are there; of a row that has
-        just been taken they are taken to be there as far as the served model's are."""
+        """Number of each row's leading pairs whose keys and values are computed; for a row that was
+        just seated, assumed equal to the served model's computed tokens."""
 
     def seat(self, row: int) -> None:
         self._num_kept[row] = UNKNOWN
@@ -68,7 +68,8 @@ class ChainedHeads:
         num_drafts = sent.num_drafted
         kept = self._kept(rows, starts)
         is_drafted = num_drafts > 0
-        # Where no state of a row was seen, its drafts begin from what another request left.
+        # A row whose hidden states were not seen drafts from the state that another request left
+        # there.
         kept = np.where(is_drafted, np.maximum(np.minimum(kept, starts - 1), 0), kept)
         lag = np.maximum(starts - kept, is_drafted)
         is_computed = lag > 0 if (lag >= CATCH_UP).any() else is_drafted
@@ -95,8 +96,8 @@ class ChainedHeads:
                 hidden = self._read(rows, at - 2, ones, hidden, ones)
 
     def see(self, sent: EagerStep, hidden: torch.Tensor) -> None:
-        """Reads the pairs of prompt chunks at once, so that they are cached with the blocks; a
-        chunk's last pair, and those of decode rows, wait until the token after them is known."""
+        """Computes the pairs of prompt chunks at once, so that they are cached with the blocks. A
+        chunk's last pair, and those of decode rows, wait until their next token is known."""
         rows = sent.plan.rows
         starts = sent.plan.starts
         counts = sent.plan.counts
@@ -124,7 +125,7 @@ class ChainedHeads:
 
     def _kept(self, rows: Int32Array, starts: Int32Array) -> Int32Array:
         kept = self._num_kept[rows]
-        # Behind `starts` stand drafts that were dropped.
+        # Positions after `starts` are those of rejected drafts.
         found: Int32Array = np.where(kept == UNKNOWN, starts, np.minimum(kept, starts)).astype(
             np.int32
         )
@@ -158,7 +159,7 @@ class ChainedHeads:
 def _interleaved(
     old: torch.Tensor, num_old: Int32Array, new: torch.Tensor, num_new: Int32Array
 ) -> torch.Tensor:
-    """The old ones of each row before its new ones."""
+    """Concatenates, row by row, the old entries and the new ones."""
     if not len(old):
         return new
     counts = num_old + num_new

@@ -14,9 +14,9 @@ import numpy as np
 from ...executor import BoolArray, Int32Array
 
 CATCH_UP = 16
-"""Positions of a row after which the model computes what it left out while it drafted nothing:
-together they take little longer than one. No block has fewer, so a cached prefix lacks the end of
-its last block at most."""
+"""Number of skipped positions of a row after which the draft model computes them: together they
+take little longer than one. Blocks are not smaller, so a cached prefix lacks at most the end of its
+last block."""
 UNKNOWN = -1
 
 
@@ -39,7 +39,7 @@ class ComputedPositions:
         there as far as the served model's are."""
 
     def seat(self, row: int) -> None:
-        """Forgets what was computed of the row's last request: another one takes the row."""
+        """Forgets the positions of the row's last request."""
         self._num_kept[row] = UNKNOWN
 
     def take(
@@ -58,7 +58,7 @@ class ComputedPositions:
         before: it computes the last two in any case, since the last draft of a step is computed by
         none of it."""
         kept = self._num_kept[rows]
-        # Behind `starts` stand drafts that were dropped.
+        # Positions after `starts` are those of rejected drafts.
         kept = np.where(kept == UNKNOWN, starts, np.minimum(kept, starts))
         is_drafted = num_drafts > 0
         may_lag = np.ones_like(is_drafted)

@@ -30,8 +30,8 @@ from .computed_positions import CATCH_UP, CatchUp, ComputedPositions
 from .cuda_drafter import EVERY_NEED, PASSES, DraftingSteps, drafting_step
 
 MOST_SPLIT = 4
-"""Positions that a row has not computed up to which they are computed as decoding tokens, which
-launches less than chunks do."""
+"""Most skipped positions of a row that are computed as decode tokens, which takes fewer launches
+than a chunk."""
 
 
 def drafting_config(config: EngineConfig) -> EngineConfig:

@@ -24,9 +24,9 @@ from ..table.device_table import NO_CHANGES, DeviceTable
 
 SENDS_A_STEP = 2
 PASSES = (8, 4, 2, 1)
-"""Drafts behind the first, in one graph each."""
+"""Numbers of drafts after the first that one graph makes."""
 EVERY_NEED = (PLAIN, Needs(edits=True, filters=True), Needs(filters=True))
-"""Needs of draws of drafts, which together launch all kernels that such draws launch."""
+"""Options of draws of drafts that together launch all kernels such draws need."""
 
 
 class CudaDrafter(Drafter[SentStep], Protocol):
@@ -37,15 +37,15 @@ class CudaDrafter(Drafter[SentStep], Protocol):
         """Reader of the served model's hidden states."""
 
     def rehearse(self) -> None:
-        """Launches all kernels that it launches, of rows of padding."""
+        """Launches all kernels of the drafter once, for padding rows."""
 
     def prepare(self, shape: StepShape) -> None:
         """Captures a shape of steps that decode."""
 
 
 class DraftingSteps:
-    """Steps of what drafts, in buffers of their own; rows whose positions the device alone knows
-    are moved there."""
+    """Steps of the drafter, in buffers of its own. Rows whose positions only the device knows are
+    advanced there."""
 
     def __init__(
         self,

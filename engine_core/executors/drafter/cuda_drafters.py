@@ -28,7 +28,7 @@ from .cuda_heads import CudaChainHeads, CudaParallelHeads, PairedModel, Pairs
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """Parts of an executor that its drafter uses."""
+    """Parts of an executor that a drafter uses."""
 
     device: CudaDevice
     served: DeviceModel
@@ -45,7 +45,7 @@ class Drafted:
 
 
 class NewDrafter(Protocol):
-    """Makes what drafts of an executor's parts."""
+    """Makes a drafter for the parts of an executor."""
 
     looks_at_all: bool
     """Whether it is shown the hidden states of all tokens."""
@@ -55,7 +55,7 @@ class NewDrafter(Protocol):
     def drafter(
         self, drafted: Drafted, config: EngineConfig, kv_caches: Sequence[torch.Tensor]
     ) -> CudaDrafter:
-        """`kv_caches`: its own, at most one."""
+        """`kv_caches`: KV caches of the drafter, at most one."""
 
 
 def model_drafter(
@@ -107,7 +107,7 @@ def chain_drafter(
 def parallel_drafter(
     drafted: Drafted, heads: Medusa, served: Model, platform: CudaPlatform, config: EngineConfig
 ) -> CudaParallelHeads:
-    """Heads each of which drafts for a place of its own."""
+    """Heads each of which drafts one position."""
     sampler = drafted.sampler.beside(drafted.sampler.head, served.dtype)
     steps = drafted.steps(config, platform, sampler)
     return CudaParallelHeads(heads, drafted.served, steps, sampler, config, drafted.table)

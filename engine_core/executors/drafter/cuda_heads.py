@@ -101,7 +101,7 @@ class CudaHeads(ABC):
         drafted = plan.num_drafts > 0
         rows = plan.rows[drafted]
         num_drafts = plan.num_drafts[drafted]
-        # Rows that are drafted decode: one token that is known is computed before the drafts.
+        # Rows that draft are decode rows: their one known token is computed before the drafts.
         step = drafting_step(
             rows, plan.starts[drafted], plan.output_indices[drafted], np.ones(len(rows), np.bool_)
         )
@@ -120,8 +120,8 @@ class CudaHeads(ABC):
     def _draw(
         self, shape: StepShape, logits: torch.Tensor, needs: Needs, *, behind: int, advance: int
     ) -> None:
-        """Draws a draft for each row, `behind` places after its position, and moves the row on by
-        `advance`."""
+        """Draws a draft for each row, `behind` positions after its position, and advances the row
+        by `advance`."""
         words, (_, _, outputs, num_left) = (
             self._steps.buffers.words(shape),
             self._steps.buffers.draws,
@@ -163,8 +163,8 @@ class CudaChainHeads(CudaHeads):
         config: EngineConfig,
         table: DeviceTable,
     ) -> None:
-        """`read` computes the pairs of the served model's steps, whose buffers it has, `drafting`
-        those of drafts."""
+        """`read` computes the pairs of the served model's steps, in whose buffers they are;
+        `drafting` those of drafts."""
         super().__init__(steps, sampler, config, table, heads.config.hidden_size)
         self._begun: BegunBlocks = AnyBlocks()
         if config.columns.state_pages:
@@ -235,8 +235,8 @@ class CudaChainHeads(CudaHeads):
                 left -= num_passes
 
     def _first(self, shape: StepShape, needs: Needs) -> None:
-        """The first draft, from states that are there. Clears blocks that drafts begin, which those
-        behind the first read."""
+        """Draws the first draft from existing states. Clears blocks that drafts begin, which later
+        drafts read."""
         self._begun.clear(shape)
         states = self._choose(shape)
         self._features[: len(states)].copy_(states)

@@ -15,8 +15,8 @@ from ..table.eager_table import EagerTable
 
 
 class EagerDrafter(Drafter[EagerStep], Protocol):
-    """See `Drafter`. A row that gets drafts decodes, so one token that is known is computed before
-    them."""
+    """See `Drafter`. A row that is given drafts is a decode row: its one known token is computed
+    before them."""
 
     @property
     def layers(self) -> tuple[int, ...]:

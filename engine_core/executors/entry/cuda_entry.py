@@ -29,7 +29,7 @@ class SentStep:
     """The plan with each drafted token as a row."""
     shape: StepShape
     num_draws: int
-    """Padded; 0: it draws nothing."""
+    """Number of draws, padded; 0: the step draws nothing."""
     num_rows: int
     """Rows of `StepBuffers.steps`, padded; 0: the host knows where all rows are."""
 

@@ -1,7 +1,6 @@
-"""Steps of a GPU in which it drafts by itself, or in which rows go on from where it alone knows
-that they are: their columns, the
-launches that draft and store, and what the host reads of what rows gained.
-"""
+"""Steps of a GPU that drafts by itself, or that continues rows whose positions only the device
+knows: their columns, the launches that draft and store, and what the host reads about tokens
+gained."""
 
 from __future__ import annotations
 
@@ -110,7 +109,7 @@ class DeviceRows:
         )
 
     def store(self, token_ids: torch.Tensor, num_rows: int) -> None:
-        """Launches what comes after its draws."""
+        """Launches what follows its draws."""
         store_drafted(
             self._buffers.steps[:, :num_rows],
             self._table.known,

@@ -30,7 +30,7 @@ class EagerStep:
     has_ends: bool
     """Whether only the hidden states of some positions leave the last layer."""
     inputs: LayerInputs | None
-    """Inputs of layers for what drafts; None: it reads none."""
+    """Inputs of layers that the drafter reads; None: it reads none."""
 
     @property
     def num_drafts(self) -> Int32Array:

@@ -21,7 +21,7 @@ class StepStates(Protocol):
     """State sets of a model's steps."""
 
     def clear(self, plan: StepPlan) -> None:
-        """Clears KV blocks that the step begins, before anything that drafts for it reads them."""
+        """Clears KV blocks that the step begins, before the drafter reads them."""
 
     def of_step(self, plan: StepPlan) -> StateRows | None:
         """State sets of the plan's rows; None: the model has no state layers."""

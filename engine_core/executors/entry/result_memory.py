@@ -14,7 +14,7 @@ class ResultMemory:
         self.tokens = torch.zeros(
             num_parts, config.max_positions, dtype=torch.int32, pin_memory=pins
         )
-        """[parts, positions] tokens that are sampled."""
+        """[parts, positions] sampled tokens."""
         self.gains = torch.zeros(num_parts, rows, dtype=torch.int32, pin_memory=pins)
         """[parts, rows] see `DeviceGains`."""
 

@@ -41,7 +41,7 @@ class Words:
     end_tokens: Any
     """[ends] into the tokens."""
     end_lens: Any
-    """[ends] keys that each reads; 0: unused."""
+    """[ends] number of keys that each reads; 0: unused."""
     end_rows: Any
     """[ends] of the request table."""
     tiles: Any
@@ -49,7 +49,7 @@ class Words:
 
 
 class StepBuffers:
-    """One buffer on the device, and a pinned one for each step that is on its way."""
+    """One buffer on the device, and a pinned one for each step whose copy is in flight."""
 
     def __init__(
         self, config: EngineConfig, max_tiles: int, device: torch.device, num_sends: int

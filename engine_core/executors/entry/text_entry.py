@@ -23,7 +23,7 @@ class TextStep:
 
 
 class TextEntry:
-    """See `Entry`. A request has its row for one step: all of its tokens are computed there."""
+    """See `Entry`. A request has its row for one step, which computes all of its tokens."""
 
     def __init__(self, platform: EncoderPlatform) -> None:
         self._platform = platform
@@ -40,7 +40,7 @@ class TextEntry:
         texts = [self._token_ids[row][:count] for row, count in _lengths(plan)]
         positions = places(plan.counts)
         words = [np.concatenate(texts), positions, *self._types(plan, positions)]
-        # One copy, for which the host does not wait.
+        # One asynchronous copy.
         token_ids, sent_positions, *types = upload(np.stack(words), self._platform.device).long()
         batch = TextBatch(
             token_ids=token_ids,

@@ -61,7 +61,7 @@ class CudaSample:
         self._results = results
         self._graphs = graphs
         self._tokens = tokens
-        # Hidden states after which a step samples, where they are not all of them.
+        # Hidden states of sampled positions, where these are not all positions.
         size = results.tokens.shape[1], decoder.config.hidden_size
         self._chosen = torch.zeros(size, dtype=decoder.dtype, device=sampler.tokens.device)
 
@@ -188,7 +188,7 @@ class CudaSample:
         self._store(rows, positions, tokens, self._buffers.first_result)
 
     def _draw_rows(self, hidden: torch.Tensor, num_rows: int) -> None:
-        """Draws what a step samples in which the device drafts, and counts what stands."""
+        """Draws the tokens of a step in which the device drafts, and counts accepted drafts."""
         rows, _, outputs, _ = self._buffers.draws[:, : len(hidden)].unbind()
         tokens = self._sampler.draw(hidden, self._table.params, rows, outputs)
         self._rows.store(tokens, num_rows)

@@ -27,7 +27,7 @@ class AwaitedTokens:
 
     number: int
     rows: Int32Array
-    """Rows of the table whose tokens it has."""
+    """Rows of the table whose tokens the message has."""
     count: int
     """Padded, of rows or positions."""
     are_ends: bool
@@ -45,8 +45,8 @@ class CudaSend:
         num_parts: int,
         channel: TokenChannel,
     ) -> None:
-        """`num_parts`: plans that may be in flight. `channel`: from the last stage, where it is on
-        another host."""
+        """`num_parts`: most plans in flight. `channel`: from the last stage, if that is on another
+        host."""
         self._memory = memory
         self._channel = channel
         self._table = table
@@ -56,7 +56,7 @@ class CudaSend:
         self._awaited: deque[AwaitedTokens] = deque()
 
     def precede(self, plan: StepPlan) -> None:
-        """Receives what the plan depends on, and what belongs to plans that are retired."""
+        """Receives the messages that the plan depends on, and those of retired plans."""
         self._receive_first(max(self._num_needed(plan), self._num_left_over()))
 
     def give(self, sent: SentStep, hidden: torch.Tensor) -> Callable[[], StepResult]:
@@ -68,7 +68,7 @@ class CudaSend:
         return _nothing
 
     def draw(self, plan: DrawPlan) -> Callable[[], StepResult]:
-        # Many draws may follow one another. The next step would receive all that they drew before
+        # Without this, after many draws the next step would receive all of their messages before
         # its layers.
         self._receive_first(self._num_left_over())
         num_draws = self._shapes.num_rows(len(draw_by_position(plan).rows))
@@ -100,7 +100,7 @@ class CudaSend:
             self._receive(awaited)
 
     def _num_needed(self, plan: StepPlan) -> int:
-        """Number of messages up to the last one of rows that the plan reads or gives to others."""
+        """Number of messages up to the last one for rows that the plan reads or releases."""
         left = np.array([*plan.released, *(admitted.row for admitted in plan.admitted)], np.int32)
         read = np.concatenate([left, plan.rows])
         needed = (i + 1 for i, each in enumerate(self._awaited) if np.isin(each.rows, read).any())

@@ -28,7 +28,7 @@ from ...weights.shards import Shard
 
 
 class Logits(Protocol):
-    """Samples from logits [R, N] of the whole vocabulary, or of one rank's part of it."""
+    """Computes and samples logits [R, N] of the whole vocabulary, or of one rank's part of it."""
 
     @property
     def masks_first(self) -> bool:

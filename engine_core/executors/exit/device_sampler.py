@@ -54,7 +54,7 @@ class Places:
 PLAIN = Needs()
 EVERYTHING = Needs(edits=True, filters=True, scores=True)
 REHEARSED_ROWS = (32, 16, 2, 1)
-"""Numbers of rows for each of which another product makes the logits."""
+"""Numbers of rows that take different products for the logits."""
 
 
 class DeviceSampler:
@@ -95,7 +95,8 @@ class DeviceSampler:
         self._is_filtered = np.zeros(num_rows, np.bool_)
 
     def beside(self, head: DeviceHead, dtype: torch.dtype) -> DeviceSampler:
-        """Returns one for another head's logits of the same rows; this one admits them."""
+        """Returns a sampler for another head's logits of the same rows; this sampler admits the
+        rows."""
         other = DeviceSampler(head, 1, self._num_positions, dtype, self._device, 1)
         other._settings = self._settings
         other._is_filtered = self._is_filtered
@@ -122,8 +123,8 @@ class DeviceSampler:
         rows: torch.Tensor,
         output_indices: torch.Tensor,
     ) -> torch.Tensor:
-        """One token for each row of hidden [S, H], int32 [S]; launches only, so that a graph can
-        hold it."""
+        """One token for each row of hidden [S, H], int32 [S]. Launches only, so a graph can capture
+        it."""
         draws, _ = self._load(table_params, rows, output_indices)
         tokens = self.tokens[: len(rows)]
         self.head.draw(hidden, draws, self._candidates, tokens)
@@ -185,8 +186,7 @@ class DeviceSampler:
         return self._scores.copy(step, self._settings.num_logprobs[rows])
 
     def rehearse(self, table_params: torch.Tensor, token_table: torch.Tensor) -> None:
-        """Launches once what `draw_special` does, for a row of padding, so that no step compiles
-        it."""
+        """Launches what `draw_special` does for a padding row, so that no step compiles it."""
         head = self.head.lm_head.linear
         device = self._device
         for num_rows in REHEARSED_ROWS:

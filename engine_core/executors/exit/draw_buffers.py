@@ -17,8 +17,8 @@ _HEAD = 4
 """Number of header words before the words of rows. The first header word is the place of the
 results."""
 _MOST_GAPS = 4
-"""Rows of the table that are copied for one that is drawn: one copy of a stretch takes less than
-one of each row."""
+"""Most table rows copied for one drawn row: copying a contiguous range takes less time than copying
+row by row."""
 
 
 class MaskTable:
@@ -90,8 +90,8 @@ class DrawBuffers:
         return rows, positions, outputs
 
     def masks(self, num_draws: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Masks [S, words], and which of the held states they are for, int64 [S]: those of padding
-        are any."""
+        """Masks [S, words], and the index of each one's held state, int64 [S]; padding has any
+        index."""
         masks, held = self._draws[3:, :num_draws].long().unbind()
         return self._masks[masks], held
 
@@ -101,8 +101,8 @@ class DrawBuffers:
         self._table = NO_MASKS
 
     def _source(self, table: Int32Array) -> torch.Tensor:
-        """The mask table, locked if it is mapped: the device reads it where it is, beside what runs
-        here."""
+        """The mask table. If it is mapped it is page-locked, and the device reads it in place while
+        this process runs."""
         if self._table.masks is not table:
             self._table.close()
             self._table = MaskTable(table, is_locked=self._is_gpu and is_mapped(table))

@@ -37,7 +37,7 @@ class EagerSample:
         device: torch.device,
         senders: Sequence[Sender] = (),
     ) -> None:
-        """`senders`: to stages before this one, which are sent what is sampled."""
+        """`senders`: to earlier stages, which are sent the sampled tokens."""
         self._decoder = decoder
         self._table = table
         self._sampler = sampler
@@ -90,7 +90,7 @@ class EagerSample:
         self._held.clear()
 
     def _hold(self, sent: EagerStep, logits: torch.Tensor) -> torch.Tensor:
-        """Keeps the logits that are drawn from later; returns those that are sampled now."""
+        """Keeps the logits that are drawn later; returns those that are sampled now."""
         plan = sent.plan
         num_positions = sent.num_sampled
         first = np.cumsum(num_positions) - num_positions

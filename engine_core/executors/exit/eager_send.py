@@ -1,6 +1,6 @@
-"""The end of a pipeline stage that is not the last, where plans are computed at once. Its residual
-stream goes to the next stage; what is sampled after it comes from the last one. A row is computed
-again when its token is there; other rows need not wait for it."""
+"""End of a pipeline stage that is not the last, on a platform that computes at once. Its residual
+stream is sent to the next stage; sampled tokens arrive from the last one. A row waits for its own
+token only."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class EagerSend:
         self._awaited: deque[AwaitedTokens] = deque()
 
     def precede(self, plan: StepPlan) -> None:
-        """Waits for the tokens that the plan reads, and takes those of plans that are retired."""
+        """Waits for the tokens that the plan reads, and receives those of retired plans."""
         num_retired = len(self._awaited) - self._most_in_flight
         for _ in range(max(self._num_needed(plan), num_retired)):
             self._take(self._awaited.popleft())
@@ -73,7 +73,8 @@ class EagerSend:
         self._awaited.append(AwaitedTokens(rows, first, np.ones(len(rows), np.bool_), tokens))
 
     def _num_needed(self, plan: StepPlan) -> int:
-        """Messages of rows that the plan computes, and all before these. Notes rows that leave."""
+        """Number of messages up to the last one for rows that the plan computes. Notes rows that
+        leave."""
         left = np.array([*plan.released, *(admitted.row for admitted in plan.admitted)], np.int32)
         num_needed = 0
         for i, awaited in enumerate(self._awaited):

@@ -1,4 +1,4 @@
-"""Hidden states of a GPU that wait for masks, and the drafts that stand after them."""
+"""Hidden states on a GPU that wait for masks, with the drafts after them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .draw_buffers import DrawBuffers, held_at
 
 
 class HeldStates:
-    """One state for each row of the request table and each place of a draft in it."""
+    """One state for each row of the request table and each draft position in it."""
 
     def __init__(
         self,
@@ -49,8 +49,8 @@ class HeldStates:
         return drafts
 
     def put(self, plan: StepPlan, shape: StepShape, hidden: torch.Tensor) -> None:
-        """Keeps the states of the rows that the plan holds; rows of one table row stand side by
-        side."""
+        """Keeps the states of the rows that the plan holds; states of one table row are
+        adjacent."""
         rows = plan.rows[plan.holds]
         place = places(run_lengths(rows))
         where = np.stack(

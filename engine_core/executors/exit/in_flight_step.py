@@ -1,4 +1,4 @@
-"""A step that is launched on a GPU, and what it sampled once it is done. Knows nothing about plans
+"""A launched step on a GPU, and its sampled tokens once it is complete. Knows nothing about plans
 and launches."""
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class InFlightStep:
     tokens: torch.Tensor
     """[positions], pinned."""
     num_sampled: int
-    """Positions that it samples, those of a row one after another."""
+    """Number of sampled positions, row after row."""
     gains: Gains
     scores: SampledScores | NoScores = NO_SCORES
     prompt_scores: dict[int, tuple[list[Scores], int]] = field(default_factory=dict)

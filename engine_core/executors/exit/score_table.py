@@ -42,7 +42,7 @@ class SampledScores:
         return dict(zip(entries.tolist(), self.entries(positions[is_wanted]), strict=True))
 
     def entries(self, positions: npt.NDArray[np.int64]) -> list[TokenLogprobs]:
-        """Entries of some positions, each of which wants them."""
+        """Entries of positions for which scores were requested."""
         words = self.words[positions]
         num_tops = self.num_tops[positions]
         most = int(num_tops.max(initial=0))
@@ -97,8 +97,8 @@ class ScoreTable:
         )
 
     def copy(self, step: int, num_tops: Int32Array) -> SampledScores:
-        """Copies the scores of positions [S] that want so many alternatives, and does not wait. The
-        copy stands for as many steps as there are copies."""
+        """Starts to copy the scores of positions [S], num_tops[i] alternatives each. The copy is
+        overwritten after as many steps as there are copies."""
         copied = self._copies[step % len(self._copies), : len(num_tops)]
         copied.copy_(self._words[: len(num_tops)], non_blocking=True)
         return SampledScores(copied.numpy(), num_tops)

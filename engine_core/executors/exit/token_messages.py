@@ -14,8 +14,8 @@ from ..table.device_table import DeviceTable
 
 
 class MessageNumbers:
-    """Numbers of messages, which one stage sends and the others receive in one order: from 1 on,
-    and again from 1 where the slots begin anew."""
+    """Sequence numbers of messages from one stage to the others: from 1 on, and again from 1 when
+    the slots wrap around."""
 
     def __init__(self, num_slots: int) -> None:
         self._number = 0
@@ -67,7 +67,7 @@ class TokenSender:
         self._numbers = MessageNumbers(memory.sizes.num_messages)
 
     def send(self, rows: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor) -> None:
-        """Sends the tokens int32 [S] that stand behind positions of table rows."""
+        """Sends the tokens int32 [S] at positions of table rows."""
         number = self._numbers.next()
         send_tokens(self._memory, number, rows, positions, token_ids)
         self._channel.send(number, words_of_tokens(len(rows)))
@@ -92,7 +92,7 @@ class TokenSender:
 
 
 class NoTokenSender:
-    """See `TokenSender`, where there is one stage."""
+    """See `TokenSender`, for an engine with one stage."""
 
     def send(self, rows: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor) -> None:
         pass

@@ -112,7 +112,7 @@ def _bytes_of(request: BuildRequest, layouts: list[KvLayout]) -> int:
 
 
 def _draft_layouts(request: BuildRequest) -> list[KvLayout]:
-    """Empty where nothing drafts, or what drafts reads no keys and values of its own."""
+    """Layouts of the drafter's KV caches; empty where it has none."""
     if request.draft is not None:
         return kv_layouts(request.draft)
     if request.heads is None or request.heads.layer is None:

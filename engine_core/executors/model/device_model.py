@@ -1,5 +1,5 @@
-"""A model on a GPU, with its KV cache and the step that its buffers hold. Knows the launches of a
-step's layers; knows nothing about what is sampled."""
+"""A model on a GPU, with its KV cache and the buffers of the current step. Launches a step's
+layers; knows nothing about sampling."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class Forward(Protocol):
 
 
 class StageStreams(Protocol):
-    """Streams of a pipeline stage before and behind its layers, where launches of layers do not
-    send them themselves."""
+    """Transfers of a pipeline stage's residual stream before and after its layers, where the
+    layers' own launches do not transfer it."""
 
     def take(self, num_tokens: int) -> None:
         """Receives the stream of so many tokens that the next layers begin with."""

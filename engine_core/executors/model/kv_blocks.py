@@ -74,7 +74,7 @@ def first_kv_cache(caches: LayerCaches) -> torch.Tensor:
 
 
 def _placed(cache: torch.Tensor, place: int, layer: ModelConfig) -> torch.Tensor:
-    """The KV cache of a layer which takes the places from one on, that lie one after the other."""
+    """KV cache of a layer whose consecutive slots in `cache` begin at `place`."""
     _, _, num_pages, _, block_size, _ = cache.shape
     head = block_size * layer.head_dim
     side = layer.num_kv_heads * head

@@ -27,8 +27,8 @@ ASSUMED_BYTES_PER_SECOND = 2e9
 
 
 class SharedMemory:
-    """KV blocks in memory that has a descriptor. It ends with the process, or with the last one
-    that maps it."""
+    """KV blocks in memory with a file descriptor. It is freed when the last process that maps it
+    ends."""
 
     def __init__(self, num_blocks: int, block_bytes: int) -> None:
         self.name = f"headwater-kv-{secrets.token_hex(8)}"

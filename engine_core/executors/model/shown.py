@@ -12,7 +12,7 @@ class Shown(Protocol):
     """Reader of a model's hidden states."""
 
     layers: tuple[int, ...]
-    """Layers whose inputs it is shown."""
+    """Layers whose inputs it reads."""
 
     def show(self, final: torch.Tensor, inputs: Mapping[int, torch.Tensor]) -> None:
         """Launches only. Normed hidden states, of all tokens or of the ends, and the layers' inputs

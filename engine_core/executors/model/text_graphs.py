@@ -35,7 +35,7 @@ class TextGraphs(TextLayers):
             for size in SIZES
             if size <= config.longest_step
         }
-        # Memory of the largest one serves all others.
+        # Largest first: its memory serves all others.
         self.preparations = [partial(self._capture, size) for size in reversed(self._batches)]
 
     def hidden(self, taken: TextBatch) -> torch.Tensor:
@@ -72,6 +72,6 @@ def _empty_batch(size: int, most_texts: int, plan_row: torch.Tensor) -> TextBatc
 
 
 def _fill(target: torch.Tensor, values: torch.Tensor) -> None:
-    """Writes values, and zeros behind them."""
+    """Writes values, and zeros after them."""
     target[: len(values)] = values
     target[len(values) :] = 0

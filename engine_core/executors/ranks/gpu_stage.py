@@ -21,7 +21,7 @@ class GpuStageEnds:
     """See `StageEnds`."""
 
     def __init__(self, memory: StageMemory, sums: Group) -> None:
-        """`sums`: the ranks whose parts of a product are summed where it is added."""
+        """`sums`: the ranks whose partial products are summed."""
         self._memory = memory
         self._sums = sums
 
@@ -80,8 +80,8 @@ class _SummedStream:
         self._sums = sums
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """The sum [T, H], rounded as the norm that adds would round it; the next stage goes on with
-        it."""
+        """The sum [T, H], rounded as the norm that adds it would round it; it is the residual of
+        the next stage."""
         return residual + self._sums.sum(x)
 
 

@@ -48,8 +48,8 @@ class ExchangeSizes:
 
     @property
     def slot_bytes(self) -> int:
-        """A row in flagged words, or in float32, takes twice its bytes. Rows go one by one: the bus
-        is full of them."""
+        """Bytes of a slot. A row in flagged words, or in float32, takes twice its bytes. Rows are
+        sent one by one, which is enough to saturate the bus."""
         return slot_bytes_of(max(2 * self.row_bytes, LEAST_SLOT))
 
     @property
@@ -74,13 +74,14 @@ class ExchangeSizes:
 
 
 class HostExchange:
-    """The memory as the GPU of one rank reaches it."""
+    """The shared host memory as one rank's GPU addresses it."""
 
     def __init__(self, memory: int, sizes: ExchangeSizes, rank: int) -> None:
         """`memory`: a descriptor that all ranks have; the first one to map it sets its size. Raises
-        `RuntimeError` where the host does not let it be locked, and `OSError` where it has not so
-        much."""
-        # All ranks of a host find the same size: none of them shortens what another one has mapped.
+        `RuntimeError` where the host refuses to lock it, and `OSError` where there is too little
+        memory."""
+        # All ranks of a host compute the same size: none of them truncates what another one has
+        # mapped.
         pages = map_at_least(memory, sizes.num_bytes)
         self._locked = LockedMemory(torch.frombuffer(pages, dtype=torch.uint8))
         self._address = host_address(self._locked.memory.data_ptr())

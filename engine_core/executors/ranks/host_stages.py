@@ -1,6 +1,6 @@
 """Exchange of a pipeline stage on a GPU with stages on other hosts: residual streams before and
-behind its layers, and messages of tokens. It lies between the launches of a step: graphs hold none
-of it."""
+after its layers, and messages with tokens. It runs between the launches of a step, outside of
+graphs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class HostStages:
             others=torch.tensor([own], device=arrived.device),
             sizes=sizes,
         )
-        """Memory into which messages are written before they are sent, and after they have come."""
+        """Memory for messages that are about to be sent, and for those that have arrived."""
 
     def take(self, num_tokens: int) -> None:
         if self._links.stream_in is not None:

@@ -30,8 +30,8 @@ LEAST_SILENCE = 2.0
 COMPILING_SILENCE = 15.0
 """`LEAST_SILENCE` of ranks whose steps may compile a rare kernel or capture a graph first."""
 PATIENCE = 10
-"""Times the predicted time of a step after which its ranks hang; once more for each draft that they
-draw before it."""
+"""Factor on a step's predicted time after which its ranks are taken to hang; one more for each
+draft that they draw before it."""
 
 
 class MultiExecutor:
@@ -113,7 +113,7 @@ class MultiExecutor:
         return self._longest_step
 
     def _launch(self, message: bytes, work: float, num_drafts: int = 0) -> None:
-        """`work` in tokens that attend to nothing."""
+        """`work`: in tokens that attend to nothing."""
         predicted = (self._longest_step or 0.0) * work / self._budget
         self._launched.append((time.monotonic(), predicted, num_drafts))
         if self._longest_step is not None:

@@ -23,8 +23,8 @@ GROUP_NAMES = ("nccl streams", "nccl returned")
 
 
 class NcclSender:
-    """See `Sender`: to one stage. A tensor is copied, and goes on its way beside later launches;
-    the next one into its slot waits until it is received."""
+    """See `Sender`: to one stage. A tensor is copied and sent while later launches run; the next
+    one into the same slot waits until it is received."""
 
     def __init__(self, group: Group, stage: int, num_slots: int, slot_bytes: int) -> None:
         self._group = group

@@ -43,13 +43,13 @@ class Rank:
     """The ranks that divide this rank's layers."""
     links: StageLinks
     slots: int
-    """Descriptor of the memory in which all ranks keep copies of blocks; a rank writes its part of
-    each."""
+    """Descriptor of the memory for copies of blocks that all ranks share; a rank writes its part of
+    each block."""
     exchange: int
     """A descriptor of the memory through which ranks exchange tensors where their GPUs do not reach
     one another's."""
     adapters: int
-    """A descriptor of the memory from where all ranks copy adapters, each its part of them."""
+    """Descriptor of the memory from which each rank copies its part of adapters."""
     warn: Callable[[str], None]
     """Writes a line to the engine's log, once for all ranks."""
 
@@ -114,7 +114,7 @@ def stages_of(request: BuildRequest) -> list[Stage]:
             of_layers[layer] += sizes[name]
         else:
             of_ends[is_of_first_stage(spec)] += sizes[name]
-    # Layers that read one another's parts stay together.
+    # Layers that read one another's caches stay on one stage.
     step = getattr(found, "stage_step", 1)
     firsts = range(0, num_layers, step)
     sizes_together = [sum(of_layers[i : i + step]) for i in firsts]
@@ -126,8 +126,9 @@ def stages_of(request: BuildRequest) -> list[Stage]:
 
 
 def block_slice(request: BuildRequest, rank: Rank) -> BlockSlice:
-    """This rank's part of a block in a slot, which is as one process has it: its bytes do not
-    depend on the layout. Ranks that divide heads write the same latents to the same place."""
+    """This rank's part of a block in a slot. A slot holds a block as a single process would: its
+    bytes do not depend on the number of ranks. Ranks that divide heads write the same latents to
+    the same place."""
     planes = request.model.kv_planes
     return BlockSlice(
         num_planes=planes * rank.stage.total,
@@ -138,7 +139,7 @@ def block_slice(request: BuildRequest, rank: Rank) -> BlockSlice:
 
 
 def map_slots(memory: int, config: EngineConfig, block_bytes: int) -> UInt8Array:
-    """Maps the slots, [slots, bytes of a block], in memory that all ranks share. The first one to
+    """Maps the slots, [slots, bytes of a block], in memory that all ranks share. The first rank to
     map it sets its size."""
     shape = config.num_swap_slots, block_bytes
     return np.frombuffer(map_at_least(memory, math.prod(shape)), np.uint8).reshape(shape)

@@ -1,5 +1,5 @@
-"""Adapters of an engine of several ranks: read and divided once, in memory that all ranks map, from
-where each copies its part to its device."""
+"""Adapters of an engine with several ranks: read and divided once, in memory that all ranks map;
+each rank copies its part to its device."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class RankLayouts:
 
 
 class RankHostAdapters:
-    """See `HostAdapters`. Of each adapter, the parts of all ranks lie one behind another."""
+    """See `HostAdapters`. The parts of an adapter for all ranks are stored one after another."""
 
     def __init__(self, layouts: RankLayouts, memory: int) -> None:
         """`memory`: a descriptor of the memory that the ranks map."""
@@ -115,7 +115,7 @@ class RankHostAdapters:
 
 
 class RankAdapters:
-    """See `Adapters`: those of one rank."""
+    """See `Adapters`: the part of one rank."""
 
     def __init__(self, slab: Slab, layout: SlabLayout, rank: int, memory: int) -> None:
         """`memory`: see `RankHostAdapters`."""

@@ -1,4 +1,5 @@
-"""Channels between the ranks of an engine on GPUs: where they exchange what they compute."""
+"""Channels between the ranks of an engine on GPUs: memory and links over which they exchange
+tensors."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ class Channels:
     are no such."""
 
     group: PeerGroup | None
-    """The ranks that divide its layers."""
+    """Ranks among which its layers are divided."""
     stages: StageMemory | None
     """Stages next to its own."""
     hosts: HostStages | None
@@ -93,8 +94,9 @@ def _peers(rank: Rank, exchange: HostExchange | None, row_bytes: int) -> PeerGro
 
 
 def _host_exchange(request: BuildRequest, rank: Rank, sizes: ExchangeSizes) -> HostExchange | None:
-    """Host memory through which ranks exchange; None: their GPUs reach one another's memory. Raises
-    `ConfigError` on all ranks where one of them cannot lock it, so that none waits for it."""
+    """Host memory over which ranks exchange tensors; None: their GPUs can access one another's
+    memory. Raises `ConfigError` on all ranks where one of them cannot lock it, so that none waits
+    for it."""
     options = request.options
     own = rank.number(sizes.layout)
     why = "peer_access is off" if options.peer_access == OFF else _unreached(rank, options, own)

@@ -22,7 +22,7 @@ from ...system.ring import RingWriter
 
 
 class RankReports:
-    """Any thread may report. What is the same on many ranks is reported by one of them."""
+    """Reports of ranks, from any thread. A message that many ranks send is reported once."""
 
     def __init__(self, start: RankStart) -> None:
         layout = start.options.layout

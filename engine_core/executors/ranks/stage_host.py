@@ -1,5 +1,5 @@
-"""The program of a host that computes one pipeline stage of an engine on another host: joins it,
-computes until either of them ends, and joins again."""
+"""Program of a host that computes one pipeline stage of an engine on another host: joins the
+engine, computes until one of them ends, and joins again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .stage_offer import OfferRefused, accepted_options
 PAUSES = (0.2, 0.5, 1.0, 2.0)
 """Seconds between one attempt to join and the next, which become longer."""
 LONG_LIFE = 30.0
-"""Seconds after which a stage that ends makes the pauses short again."""
+"""Seconds of life after which a stage that ends joins again without a long pause."""
 log = logging.getLogger(__name__)
 
 
@@ -41,9 +41,8 @@ class StageHost:
         num_threads: int,
         stops: Sequence[int],
     ) -> None:
-        """`address`: host:port of the engine. `num_threads`: those that compute; 0: as many as
-        torch takes. `stops`: descriptors any of which ends the host when it is readable. Raises
-        `ConfigError`."""
+        """`address`: host:port of the engine. `num_threads`: compute threads; 0: torch's default.
+        `stops`: descriptors; the host ends when any is readable. Raises `ConfigError`."""
         parse_address(SETTING, address)
         self._address = address
         self._secret = read_secret(secret_file)
@@ -119,7 +118,7 @@ class StageHost:
         return StageLife(joined, options, variables, copies=loaded.device.capabilities.copied_ranks)
 
     def _report(self, sentence: str) -> None:
-        """Logs a sentence, unless it is the one that was logged last."""
+        """Logs a sentence, unless it is the last one that was logged."""
         if sentence != self._last_report:
             log.warning("%s", sentence)
             self._last_report = sentence

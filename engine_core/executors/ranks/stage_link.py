@@ -81,10 +81,10 @@ class StageEnd:
 
 
 class StageEnds(Protocol):
-    """Layers at the ends of a stage, in the place of layers that other stages have."""
+    """Layers at the two ends of a stage, which replace layers of other stages."""
 
     def beginning(self, hidden_size: int, dtype: torch.dtype) -> Embedding:
-        """The layer that stands for the embedding in a stage that is not the first."""
+        """Layer that replaces the embedding in a stage that is not the first."""
 
     def end(self) -> LastNorm:
         """The layer that stands for the last norm in a stage that is not the last."""
@@ -92,8 +92,8 @@ class StageEnds(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLinks:
-    """See `StageEnds`. Links of a rank with the ranks of other stages that have the same share of
-    their layers; all of them are missing where there is one stage."""
+    """See `StageEnds`. Links of a rank with the ranks of other stages that hold the same part of
+    each layer; none where there is one stage."""
 
     stage: int = 0
     num_stages: int = 1
@@ -135,7 +135,7 @@ class StageLinks:
 
 
 def open_links(start: RankStart, waits: RankWaits) -> StageLinks:
-    """Links of the rank that is started so."""
+    """Opens the links of the rank that `start` describes."""
     layout = start.options.layout
     stage = layout.stage_index(start.rank)
     if start.rendezvous is None:

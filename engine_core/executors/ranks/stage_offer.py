@@ -1,5 +1,5 @@
-"""Offer of an engine to a host that may compute one of its stages: its options, its model and all
-that bits depend on. The host compares them with its own."""
+"""Offer of an engine to a host that may compute one of its stages: its options, its model and
+everything that results depend on. The host compares it with its own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OWN = (
 )
 """Options that each host has for itself, or that no engine with stages on other hosts has."""
 MOST_SHOWN = 60
-"""Letters of what differs."""
+"""Most characters shown of a difference."""
 
 
 class OfferRefused(Exception):
@@ -49,7 +49,7 @@ def make_offer(options: ExecutorOptions, loaded: LoadedDevice) -> str:
         "version": _version(),
         "sources": source_digest((*ROOMS, *loaded.sources)).hex(),
         "environment": asdict(loaded.device.environment()),
-        # The engine's own choice of a device may be another one here.
+        # The device that the engine chose for `auto` may be another one on this host.
         "options": offered | {"device": loaded.device.name},
         "model": _model(options.model_folder, options.load_format),
     }

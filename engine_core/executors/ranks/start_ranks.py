@@ -129,9 +129,9 @@ def _await_hosts(ranks: Ranks, options: ExecutorOptions, progress: Progress) -> 
 
 
 def _hellos(ranks: Ranks, progress: Progress) -> list[Hello]:
-    """The `Hello` of each rank, in their order. A rank may wait for others that load longer, saying
-    nothing meanwhile. So all of them are read: the server takes a start without progress for one
-    that hangs. Raises `ConfigError` where a rank is refused, and `RankLost`."""
+    """The `Hello` of each rank, in their order. All ranks are read at once: a rank may report
+    nothing while it waits for others, and the server takes a start without progress for a hang.
+    Raises `ConfigError` where a rank is refused, and `RankLost`."""
     hellos: dict[int, Hello] = {}
     loading: dict[int, Loading] = {}
     while len(hellos) < ranks.size:

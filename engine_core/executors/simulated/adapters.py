@@ -59,6 +59,6 @@ class SimulatedAdapters:
             self._salts[slot] = salt_of(digest)
 
     def noise_of(self, slots: np.ndarray) -> UInt64Array:
-        """Noise of the adapters that lie in these slots now."""
+        """Noise of the adapters that are in these slots now."""
         noise: UInt64Array = self._salts[slots]
         return noise

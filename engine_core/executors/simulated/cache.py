@@ -81,8 +81,8 @@ class SimulatedCache:
         return seen
 
     def write(self, plan: StepPlan) -> None:
-        """Rows of one token at once, then the others in the plan's order: a row that joins with
-        this plan may read what another writes in it."""
+        """Writes rows of one token at once, then the others in the plan's order: a row admitted in
+        this plan may read what another one writes in it."""
         is_alone = plan.counts != 1
         if plan.admitted:
             is_alone |= np.isin(plan.rows, [admitted.row for admitted in plan.admitted])

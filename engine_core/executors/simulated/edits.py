@@ -34,8 +34,8 @@ class SimulatedEdits:
     def of(
         cls, sampling: SamplingParams, prompt_ids: Int32Array, first_token_id: int
     ) -> SimulatedEdits | None:
-        """Edits of a request; None where its tokens are drawn as they are. Ids below
-        `first_token_id` are drawn by none, so that none has to block them."""
+        """Edits of a request; None where its tokens are drawn without any. Ids below
+        `first_token_id` are never drawn, so they need not be blocked."""
         blocked = any(token_id >= first_token_id for token_id in sampling.min_tokens_blocked_ids)
         lists = sampling.logit_bias, sampling.allowed_token_ids, sampling.bad_words
         if not (any(lists) or blocked or sampling.has_penalties):
@@ -65,7 +65,7 @@ class SimulatedEdits:
         return int(ids[np.argmax(scaled + gumbel)])
 
     def favoured(self) -> IdArray:
-        """Ids whose bias makes them likelier."""
+        """Ids with a positive bias."""
         return self._biased[self._biases > 0]
 
     def _edited(self, ids: IdArray, outputs: IdArray) -> Float64Array:

@@ -91,9 +91,9 @@ class SimulatedExecutor:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`draft_acceptance`: share of the tokens of a pretended draft model that are right; 0:
-        what is drafted here is what followed the last token before. Every `verify_every` steps one
-        row's whole KV is read and compared with its tokens."""
+        """`draft_acceptance`: share of correct tokens of a simulated draft model; 0: drafts repeat
+        what followed the last token before. Every `verify_every` steps one row's whole KV is read
+        and compared with its tokens."""
         self._model = model
         self._timing = timing
         self._verify_every = verify_every

@@ -1,5 +1,5 @@
-"""Memory of a simulated executor that sleep gives back: nothing is left in its KV cache
-afterwards, so that an entry which is read in spite of that shows."""
+"""Memory of a simulated executor that sleep releases: its KV cache is overwritten, so that a read
+of a lost entry is detected."""
 
 from __future__ import annotations
 

@@ -97,8 +97,8 @@ class SimulatedModel:
         output_indices: Int32Array,
         masks: Int32Array,
     ) -> Int32Array:
-        """Like `tokens`, for those that masks [S, words] allow: one of the first few, which in most
-        vocabularies are single characters, so that what is matched comes to its end."""
+        """Like `tokens`, among those that masks [S, words] allow: one of the first few, which in
+        most vocabularies are single characters, so that a grammar soon comes to its end."""
         draws = mix(entries + noise + output_indices.astype(np.uint64) * POSITION_SALT).tolist()
         first = [_first_allowed(row) for row in np.ascontiguousarray(masks)]
         return np.array(

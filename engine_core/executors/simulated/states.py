@@ -101,7 +101,7 @@ class SimulatedStates:
         return sums
 
     def states(self, row: int, end: int) -> UInt64Array:
-        """[units] states of a row behind its first `end` tokens."""
+        """[units] states of a row after its first `end` tokens."""
         block, num_tail = divmod(end, self._block_size)
         tails = self._tails(row, block)[:, :num_tail]
         states: UInt64Array = self._borders(row, block) + tails.sum(1, dtype=np.uint64)
@@ -112,7 +112,7 @@ class SimulatedStates:
         return bool(self._pages(row, end // self._block_size).all())
 
     def expected(self, known: UInt64Array) -> UInt64Array:
-        """[units] states behind tokens with these hashes."""
+        """[units] states after tokens with these hashes."""
         states: UInt64Array = self._salts + known.sum(dtype=np.uint64)
         return states
 

@@ -17,8 +17,8 @@ from ...ragged import places
 
 
 def plan_by_position(plan: StepPlan) -> StepPlan:
-    """Plan with a row for each position of the rows that have drafts. These stand first in a plan,
-    as all that decode do; other rows stay as they are."""
+    """Plan with a row for each position of the rows that have drafts. Like all decode rows, these
+    come first in a plan; other rows are unchanged."""
     if plan.num_drafts is None:
         return plan
     num_rows = plan.num_drafts + 1
@@ -45,7 +45,7 @@ class DrawPositions:
     rows: Int32Array
     """Table rows."""
     place: Int32Array
-    """Place of each position in its row: 0, or behind so many drafts."""
+    """Index of each position in its row: 0, or 1 plus the index of a draft."""
     positions: Int32Array
     """Position at which the token is written."""
     output_indices: Int32Array

@@ -14,7 +14,7 @@ from ...ragged import places
 
 
 class DeviceTable:
-    """The request table on a device. Its parts are views of one int32 tensor, so that a step's
+    """The request table on a device. Its columns are views of one int32 tensor, so that a step's
     changes are one list of (index, value)."""
 
     def __init__(self, config: EngineConfig, device: torch.device) -> None:
@@ -32,14 +32,14 @@ class DeviceTable:
         self.token_ids = tokens.view(rows, -1)
         self.block_ids = blocks.view(rows, -1)
         self.kv_pages = self.block_ids[:, : columns.first_place]
-        """Block tables of all page groups, beside one another."""
+        """Block tables of all page groups, concatenated."""
         self.block_tables = torch.split(self.kv_pages, columns.max_blocks, dim=1)
         """Block tables [rows, max blocks] of each page group."""
         self.params = params.view(rows, -1)
         self._adapters: Int32Array = np.full(rows, NO_ADAPTER, np.int32)
         # Number of known tokens of each row, where only the device knows it: see `draft_rows`.
         self.known = torch.zeros(rows, dtype=torch.int32, device=device)
-        # Changes nothing, so that no step compiles it.
+        # An update without effect, so that no step compiles it.
         self.apply(torch.zeros(2, 1, dtype=torch.int32, device=device))
 
     def changes(self, plan: StepPlan) -> Int32Array:

@@ -1,6 +1,6 @@
-"""Plans that leave drafts and positions to the executor, as plans that name them: for executors
-whose every plan is computed before the next one is submitted, so that they know how far each row
-came."""
+"""Turns plans that leave drafts and positions to the executor into plans that name them, for
+executors that compute each plan before the next one is submitted, and so know the position of each
+row."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import numpy as np
 from ...executor import Int32Array, StepPlan
 
 Draft = Callable[[int, int, int], Int32Array]
-"""Function that drafts: (table row, number of its known tokens, largest number of drafts) → drafts.
-"""
+"""Function that drafts: (table row, number of known tokens, most drafts) → drafts."""
 
 
 def with_device_drafts(plan: StepPlan, num_known: Int32Array, draft: Draft) -> StepPlan:
@@ -23,7 +22,7 @@ def with_device_drafts(plan: StepPlan, num_known: Int32Array, draft: Draft) -> S
     if plan.num_drafts is None or plan.draft_ids is not None:
         return plan
     drafted = np.flatnonzero(plan.num_drafts).tolist()
-    # Rows that draft decode: what they know is one token more than what is computed.
+    # Rows that draft are decode rows: one known token is not computed yet.
     parts = [
         draft(int(plan.rows[i]), int(plan.starts[i]) + 1, int(plan.num_drafts[i])) for i in drafted
     ]

@@ -18,8 +18,9 @@ log probabilities, unused."""
 
 
 class RowSettings:
-    """Goes to the device when a request is admitted, so that steps need not bring it. A request
-    that asks for nothing sends nothing, unless its row's last one did."""
+    """Settings of rows. They are sent to the device when a request is admitted, so that steps need
+    not send them. A request with defaults sends nothing, unless the row's last request did not have
+    defaults."""
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size

@@ -1,5 +1,5 @@
-"""KV blocks out of the memory of another engine on a GPU of this host, beside the steps: one kernel
-reads them over the links between the GPUs and writes them where they belong."""
+"""Copies KV blocks from the memory of another engine on a GPU of this host, beside the steps: one
+kernel reads them over the links between the GPUs and writes them into their blocks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CudaDirectCopy:
 
 @dataclass(slots=True, eq=False)
 class _Opened:
-    """Memory of another engine that is mapped here."""
+    """Memory of another engine, mapped in this process."""
 
     base: int
     """Address of the piece that was opened."""
@@ -80,8 +80,8 @@ class CudaDirectCopies:
             return CudaDirectCopy(self._stream.record_event())
 
     def close(self, handle: bytes) -> None:
-        """See `DirectCopies`. While the memory of an engine that died is mapped here, its GPU
-        cannot use it again."""
+        """See `DirectCopies`. As long as the memory of a dead engine is mapped here, its GPU cannot
+        reuse it."""
         if (opened := self._opened.pop(handle, None)) is not None:
             close_address(opened.base)
 

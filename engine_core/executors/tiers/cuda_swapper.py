@@ -25,8 +25,8 @@ class CudaSwapper:
     """See `Swapper`. Loads are launched at once, saves while few others are on their way."""
 
     def __init__(self, blocks: KvBlocks, num_slots: int, slots: LockedSlots | None = None) -> None:
-        """`slots`: those that a rank shares with others; None: slots of its own. Raises
-        `ConfigError` where there is no such memory."""
+        """`slots`: slots that a rank shares with others; None: slots of its own. Raises
+        `ConfigError` where memory is too short."""
         self._blocks = blocks.words
         self._block_size = blocks.block_size
         self._device = self._blocks.device
@@ -37,7 +37,7 @@ class CudaSwapper:
         self._num_loaded = 0
         self.slots: UInt8Array = self._host.bytes
         self.seconds_per_block = 0.0
-        """Known once it is measured."""
+        """Measured at the first copies."""
         self.direct_copies: CudaDirectCopies | None = None
 
     def copy_directly(self) -> None:
@@ -74,8 +74,8 @@ class CudaSwapper:
         self.protect(torch.cuda.current_stream(self._device), plan.written_blocks(self._block_size))
 
     def protect(self, stream: torch.cuda.Stream, blocks: Int32Array) -> None:
-        """Lets `stream` wait until copies have read these blocks: later launches on it may write to
-        them."""
+        """Makes `stream` wait until copies have read these blocks, so that later launches on it may
+        write to them."""
         self._saves.let_wait_for_reads(stream, blocks)
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class CudaSwapper:
             start = stop
 
     def _save(self, blocks: Int32Array, slots: Int32Array) -> torch.cuda.Event:
-        # A thread that waits for it sleeps.
+        # A thread that waits for this event sleeps instead of spinning.
         written = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch ships it so
         # The last save into a slot counts; copies of one launch have no order.
         last = slots.size - 1 - np.unique(slots[::-1], return_index=True)[1]

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 PAGE_BYTES = 4096
 CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 TOUCHERS = 16
-"""Threads that have the host find its memory: locking it takes a sixth of the time then."""
+"""Threads that touch memory before it is locked: locking then takes a sixth of the time."""
 LOCKABLE = "what the host lets a GPU lock in memory"
 
 
@@ -92,8 +92,8 @@ class RankSlots:
     def _stretches(
         self, words: torch.Tensor, blocks: Int32Array, slots: Int32Array
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Rows of slots that lie equally far apart, each with their place in blocks. Where the rank
-        has all layers or all heads, those of neighbours; else those of a slot."""
+        """Ranges of slots with a constant stride, each with its range of blocks. Ranges of
+        neighbouring slots where the rank has all layers or all heads; else within one slot."""
         for own_run, run in runs(blocks, slots):
             rows = self._rows[run]
             own, (_, num_planes, num_words) = words[own_run].view(rows.shape), rows.shape
@@ -106,7 +106,7 @@ class RankSlots:
 
 
 def runs(blocks: Int32Array, slots: Int32Array) -> Iterator[tuple[slice, slice]]:
-    """Blocks that are neighbours and whose slots are neighbours, each with these slots."""
+    """Ranges of consecutive blocks whose slots are consecutive too, each with these slots."""
     follows = (np.diff(blocks) == 1) & (np.diff(slots) == 1)
     bounds = [0, *(np.flatnonzero(~follows) + 1).tolist(), blocks.size]
     for start, end in pairwise(bounds):
@@ -126,8 +126,8 @@ def check_room(num_bytes: int) -> None:
 
 
 def touch(memory: torch.Tensor, index: int = 0, size: int = 1) -> None:
-    """Has the host find the pages of zeroed int32 memory; of `size` processes that share it, number
-    `index` touches its share of them."""
+    """Touches the pages of zeroed int32 memory, so that the host allocates them; of `size`
+    processes that share it, number `index` touches its share."""
     pages = np.array_split(memory.view(-1).numpy()[:: PAGE_BYTES // 4], size)[index]
     with ThreadPoolExecutor(TOUCHERS) as threads:
         list(threads.map(lambda some: some.fill(0), np.array_split(pages, TOUCHERS)))

@@ -33,8 +33,8 @@ class MemorySwapper:
         meet: Callable[[], object] | None = None,
     ) -> None:
         """`loaded` and `saved`: pieces of blocks that are read from slots, and those that are
-        written to them. `meet`: returns when those that write other pieces of the slots have made
-        all copies that were asked for; None: every piece that is read is written here."""
+        written to them. `meet`: returns when the writers of the other pieces have made all
+        requested copies; None: this swapper writes every piece that it reads."""
         self._loaded = loaded
         self._saved = saved
         self.slots = slots
@@ -61,10 +61,10 @@ class MemorySwapper:
         saves_drafts: bool,
         meet: Callable[[], object] | None = None,
     ) -> Self:
-        """Swapper of one rank over slots that all ranks share; a slot holds a block as one process
-        would have it. A rank copies its part of the served model's heads. Layers that draft are
-        whole on every rank, and the rank with `saves_drafts` saves them. `meet`: see `__init__`;
-        all of these ranks meet at the same plans."""
+        """Swapper of one rank over slots that all ranks share; a slot holds a block as a single
+        process would. A rank copies its part of the served model's heads. Draft layers are whole on
+        every rank; the rank with `saves_drafts` saves them. `meet`: see `__init__`; all of these
+        ranks meet at the same plans."""
         divided, *drafts = blocks.sizes
         num_whole = sum(drafts)
         rows = torch.from_numpy(slots)
@@ -92,8 +92,9 @@ class MemorySwapper:
         self.num_loaded += plan.in_blocks.size
 
     def _await_others(self) -> None:
-        """Returns when the other ranks have saved what this one has. Nothing else keeps ranks
-        together between two plans: one could load what another has yet to save."""
+        """Returns when the other ranks have saved as many blocks as this one. Ranks are not
+        synchronized between plans otherwise: one could load a block that another one has not saved
+        yet."""
         if self._meet is not None and self._num_met < self.num_saved:
             self._meet()
             self._num_met = self.num_saved

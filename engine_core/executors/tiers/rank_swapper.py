@@ -1,4 +1,4 @@
-"""The host memory of an engine of several ranks, each of which copies its own part of a block."""
+"""Host memory of an engine with several ranks, each of which copies its own part of a block."""
 
 from __future__ import annotations
 

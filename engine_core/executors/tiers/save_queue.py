@@ -35,12 +35,12 @@ class SavePart:
 
 class SaveQueue:
     """Parts are launched, and end, in the order in which they were added. All methods but
-    `num_saved` are for one thread, which also writes to blocks and reads slots. An error of the
-    queue's own thread ends the process: the device is of no use any more."""
+    `num_saved` are for one thread, which also writes to blocks and reads slots. An error in the
+    queue's own thread ends the process, since the device is unusable."""
 
     def __init__(self, num_blocks: int, num_slots: int) -> None:
         self.num_saved = 0
-        """Blocks whose copies have ended so far."""
+        """Number of blocks whose copies have ended."""
         self._read_by = np.zeros(num_blocks, np.int64)
         """Number, from 1 on, of the last part that reads a block; 0: none does."""
         self._filled_by = np.zeros(num_slots, np.int64)
@@ -54,7 +54,7 @@ class SaveQueue:
         self._thread = start_worker("saves", self._run)
 
     def add(self, parts: Sequence[SavePart]) -> None:
-        """Launches parts as soon as few are on their way before them."""
+        """Launches parts as soon as few are in flight before them."""
         with self._changed:
             for part in parts:
                 self._num_added += 1
@@ -63,8 +63,8 @@ class SaveQueue:
             self._changed.notify()
 
     def let_wait_for_reads(self, stream: torch.cuda.Stream, blocks: Int32Array) -> None:
-        """Lets `stream` wait until these blocks have been read by the parts that were added. Those
-        that are held are launched now."""
+        """Makes `stream` wait until the added parts have read these blocks. Parts that are not
+        launched yet are launched now."""
         if (launched := self._launched(self._read_by, blocks)) is not None:
             stream.wait_event(launched)
 
@@ -108,8 +108,8 @@ class SaveQueue:
                 self._num_ended += 1
 
     def _next(self) -> torch.cuda.Event | None:
-        """The part that ends next, behind which as many are launched as may be; None once the queue
-        is closed."""
+        """The part that ends next, after launching as many later ones as allowed; None once the
+        queue is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._held or self._on_way or self._is_closed)
             while self._held and len(self._on_way) < MOST_ON_WAY:
