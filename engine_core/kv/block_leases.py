@@ -31,11 +31,11 @@ from .peer_link import Claim, LeaseRequest, Lent, PeerLink
 class _Lease:
     request: LeaseRequest
     hashes: list[bytes] = field(default_factory=list)
-    """Leading ones of those that were asked for, whose blocks are pinned."""
+    """Leading requested hashes, whose blocks are pinned."""
     blocks: list[int] = field(default_factory=list)
     """Blocks of the first hashes, in the KV cache; lenders hold the others."""
     reads: list[Read] = field(default_factory=list)
-    """How blocks of the hashes behind those of `blocks` come from their lenders."""
+    """Reads of the blocks after those of `blocks`, which other tiers lend."""
     held: list[tuple[Lender, list[bytes]]] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
     before: Claim = field(default_factory=Claim)
@@ -127,7 +127,7 @@ class _RecordWriter:
         self._written.append(_Written(lease, after, num_read))
 
     def _read(self, lease: _Lease) -> int:
-        """Copies what lenders hold. Returns how many leading ones of these blocks could be read."""
+        """Copies the blocks that other tiers lend. Returns how many leading ones could be read."""
         for num_read, (read, slot) in enumerate(
             zip(lease.reads, lease.slots[len(lease.blocks) :], strict=True)
         ):
@@ -185,8 +185,8 @@ class BlockLeases:
 
     @property
     def _has_slots_for_next(self) -> bool:
-        """Whether the first lease that was asked for has its slots. Later ones wait behind it: small
-        ones would take the slots of a large one again and again."""
+        """Whether the first waiting lease has its slots. Later ones wait behind it: small ones
+        would otherwise take the slots of a large one again and again."""
         return bool(self._asked) and len(self._free_slots) >= self._num_slots_needed(self._asked[0])
 
     @property
@@ -200,12 +200,12 @@ class BlockLeases:
 
     @property
     def num_lent(self) -> int:
-        """Blocks that other engines copied, or had copied for them."""
+        """Number of blocks that were copied for other engines."""
         return self._num_lent + (self._direct.num_lent if self._direct is not None else 0)
 
     @property
     def pinned_blocks(self) -> list[int]:
-        """Blocks that are held, once for each lease."""
+        """Pinned blocks, once for each lease."""
         direct = self._direct.pinned_blocks if self._direct is not None else []
         return [
             *direct,
@@ -221,8 +221,8 @@ class BlockLeases:
         self._asked.append(lease)
 
     def end(self, number: int, num_copied: int = 0) -> None:
-        """Ends a lease; one that is not here has ended already. What is being copied is discarded.
-        `num_copied`: blocks that another engine copied directly."""
+        """Ends a lease; one that is unknown has ended already. Blocks that are being copied are
+        discarded. `num_copied`: blocks that another engine copied directly."""
         self._is_quiet = False
         if self._direct is not None:
             self._direct.end(number, num_copied)
@@ -281,8 +281,8 @@ class BlockLeases:
             self._pinned.append(lease)
 
     def _num_slots_needed(self, lease: _Lease) -> int:
-        """Slots without which a lease waits: one, or those of all pages where some are worth
-        nothing without the others."""
+        """Least number of free slots for which a lease need not wait: one, or all of its pages if
+        some of them are useless without the others."""
         hashes = lease.request.wanted.hashes
         if lease.has_ended or all(map(is_block_hash, hashes)):
             return 1

@@ -33,7 +33,7 @@ class Offer(NamedTuple):
     num_blocks: int
     cost: float
     num_here: int = 0
-    """Leading ones of these whose pages that every later position sees are cached."""
+    """Number of leading blocks whose pages that every later position needs are cached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +57,13 @@ class _Load:
     prefix: list[bytes]
     """Hashes of the chain's blocks before the first one."""
     held: Hits
-    """The chain's cached blocks with which it can be continued, which must not be evicted
-    meanwhile."""
+    """Cached blocks that the chain continues, which must not be evicted during the load."""
     here: list[int]
-    """Pages of blocks between those and the first one that is loaded, held as well."""
+    """Pages between those blocks and the first one that is loaded, pinned as well."""
     keys: list[bytes]
     """Keys of pages, hashes of blocks first; see `PageKeys`."""
     num_blocks: int
-    """Number of these hashes."""
+    """Number of hashes."""
     blocks: list[int]
     """Pages that are loaded, one for each key."""
     give_up_at: float
@@ -105,7 +104,7 @@ class BlockLoads:
         """Whether a source was offered blocks since the last launch."""
         self._open: dict[Ticket, _Load] = {}
         self._loading: dict[bytes, Ticket] = {}
-        """Keyed by hash of each block on its way that requests can wait for, and by keys of other
+        """Loads in flight, by hash of each block that requests can wait for, and by keys of other
         pages."""
         # Looked up for each block that is cached or evicted.
         if parts := [source.held for source in sources if source.held is not NOT_OURS]:
@@ -131,8 +130,8 @@ class BlockLoads:
         return len(self._open)
 
     def is_open(self, ticket: Ticket) -> bool:
-        """Whether the load has not ended. One that was given up is open until its source has let go
-        of its blocks."""
+        """Whether the load has not ended. A cancelled load is open until its source has released
+        its blocks."""
         return ticket in self._open
 
     @property
@@ -142,15 +141,14 @@ class BlockLoads:
     def release(
         self, blocks: Sequence[int], hashes: Sequence[bytes], owner: Owner, parent: bytes = b""
     ) -> None:
-        """Lets go of blocks that were held for no turn, given from first to last, the first of
-        which have these hashes and follow `parent`; sources may copy those that no request uses
-        now."""
+        """Releases blocks that were not held for a turn, in order of their chain: the first have
+        these hashes and follow `parent`. Sources may copy those that no request uses now."""
         parents = [parent, *map(block_of, hashes)]
         self._release(blocks, hashes, parents, owner, moved(owner.tenant))
 
     def release_part(self, chain: HashChain, kind: int, held: HeldPages, part: str = "") -> None:
-        """Like `release`, for pages of a kind of a chain's blocks. `part`: kind of turn of pages
-        that do not come back as others do; empty: that of the chain."""
+        """Like `release`, for pages of one kind of a chain's blocks. `part`: class of pages whose
+        return times differ; empty: that of the chain."""
         start = held.first * self._keys.pages_of_block(kind)
         turn = chain.turn.part(part) if part else chain.turn
         self._pool.release(held.pages, turn=turn, start=start)
@@ -163,7 +161,7 @@ class BlockLoads:
 
     def release_set(self, chain: HashChain, num_blocks: int, pages: Sequence[int]) -> None:
         """Like `release`, of the pages of the state set behind so many of a chain's blocks."""
-        # With the kind of its blocks, so that both leave at about the same time.
+        # With the class of its blocks, so that both are evicted at about the same time.
         turn = chain.turn.part(chain.turn.kind)
         self._pool.release(pages, turn=turn, start=num_blocks - 1)
         if not self._keepers:
@@ -181,8 +179,8 @@ class BlockLoads:
         turn: Turn,
         start: int = 0,
     ) -> None:
-        """Lets go of pages that a move held, the first of which has the index `start`; sources may
-        copy those of the first, which have keys, that no request uses now."""
+        """Releases pages that a transfer held; the first has index `start` in its chain. Sources
+        may copy the leading ones, which have keys, that no request uses now."""
         self._pool.release(pages, turn=turn, start=start, is_move=True)
         if self._keepers:
             self._save(pages, keys, parents, owner, GivenBack(turn, start, is_move=True))
@@ -195,8 +193,8 @@ class BlockLoads:
         owner: Owner,
         given: GivenBack,
     ) -> None:
-        """Lets sources copy those of the first pages, which have keys, that no request uses now.
-        `given` has the index of the first."""
+        """Lets sources copy the leading pages, which have keys, that no request uses now. `given`
+        has the index of the first."""
         are_unheld = self._pool.are_unheld(pages, keys)
         if True not in are_unheld:
             return
@@ -245,13 +243,13 @@ class BlockLoads:
         return best
 
     def load(self, offer: Offer, chain: HashChain, hits: Hits) -> Ticket:
-        """Asks for the chain's blocks behind `hits`, which are the offer's, as far as they are not
-        cached. They come into the cache in blocks that are taken from the pool now."""
+        """Asks for the chain's blocks after `hits`, which are the offer's, as far as they are not
+        cached. They are loaded into blocks that are allocated now."""
         start = hits.num_blocks
         hashes = chain.hashes[start : start + offer.num_blocks]
         num_here = offer.num_here
         here = self._pool.find_leading(self._keys.of_blocks(hashes[:num_here]))
-        # Before others are taken: these may be free.
+        # First: these blocks may be free, and the next allocation could take them.
         self._pool.share(hits.pages)
         self._pool.share(here, is_move=True)
         keys = self._keys.to_load(hashes, num_here)
@@ -260,10 +258,10 @@ class BlockLoads:
     def load_early(
         self, source: Loader, chain: HashChain, start: int, num_blocks: int, num_pages: int
     ) -> Ticket | None:
-        """Like `load`, for up to `num_blocks` of the chain's blocks from `start` on that are not on
-        their way already, and up to so many pages. Those before them may be evicted meanwhile. The
-        pages with which the chain is continued come with its last block or after it. None: there
-        is nothing to load, or no page for it."""
+        """Like `load`, for up to `num_blocks` of the chain's blocks from `start` on that are not in
+        flight yet, and at most `num_pages` pages. Blocks before them may be evicted meanwhile.
+        Pages that only the next position needs arrive with its last block or after it. None: there
+        is nothing to load, or no free page."""
         num_blocks = min(num_blocks, max(0, num_pages) // self._keys.num_lasting)
         end = start + num_blocks
         keys = self._keys.of_blocks(chain.hashes[start:end])
@@ -276,8 +274,8 @@ class BlockLoads:
         return self._begin(offer, chain, start, keys)
 
     def missing_at_end(self, chain: HashChain) -> list[bytes]:
-        """Keys of pages that the position after a chain's blocks sees, and later ones do not, which
-        are neither cached nor on their way."""
+        """Keys of pages that are needed only by the position after a chain's blocks, and that are
+        neither cached nor in flight."""
         keys = self._keys.of_end(chain.hashes)
         return [key for key in keys if self._pool.find(key) is None and key not in self._loading]
 
@@ -296,8 +294,8 @@ class BlockLoads:
         here: Sequence[int] = (),
     ) -> Ticket:
         if self._are_saves_due:
-            # Several sources may have been asked to copy what these blocks contain. Each launches
-            # its copies and its loads together, so that one would load into a block which the next
+            # Several sources may have been asked to copy the contents of these blocks. All copies
+            # of a source precede its loads, so that no load overwrites a block which another source
             # has yet to copy.
             self.launch()
         blocks = self._pool.allocate(len(keys))
@@ -321,13 +319,13 @@ class BlockLoads:
     def ticket_at_end(
         self, hashes: Sequence[bytes], excluded: Collection[Loader] = ()
     ) -> Ticket | None:
-        """The load that brings a page with which a chain is continued behind these blocks, and
-        later not; see `ticket`."""
+        """The load in flight that brings a page needed only by the position after these blocks; see
+        `ticket`."""
         found = (self.ticket(key, excluded) for key in self._keys.of_end(hashes))
         return next((each for each in found if each is not None), None)
 
     def ticket(self, block_hash: bytes, excluded: Collection[Loader] = ()) -> Ticket | None:
-        """The load that brings this block, if one from a source that is not excluded does."""
+        """The load in flight that brings this block from a source that is not excluded."""
         ticket = self._loading.get(block_hash)
         return ticket if ticket is not None and self._open[ticket].source not in excluded else None
 
@@ -339,9 +337,8 @@ class BlockLoads:
                 source.launch()
 
     def poll(self) -> list[SettledLoad]:
-        """Loads that ended or were given up since the last call; those that were given up are named
-        again when they end. What was loaded can be hit, and the other blocks of loads that ended
-        are free."""
+        """Loads that ended or were cancelled since the last call; cancelled ones are returned again
+        when they end. Loaded blocks are cached, and the other blocks of ended loads are free."""
         settled: list[SettledLoad] = []
         for source in self._sources:
             for end in source.poll():
@@ -391,7 +388,7 @@ class BlockLoads:
         self._cache.adopt_others(load.keys[num_first:num_usable], load.blocks[num_first:num_usable])
 
     def _give_up_late(self) -> Iterator[SettledLoad]:
-        """Cancels loads that take far longer than their source predicted. Their blocks stay held
+        """Cancels loads that take far longer than their source predicted. Their blocks stay pinned
         until they have ended."""
         now = self._clock()
         for ticket, load in self._open.items():

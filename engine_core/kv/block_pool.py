@@ -20,9 +20,9 @@ from .value.value_order import ValueOrder
 
 NULL_BLOCK = 0
 ROOM = 16
-"""One of so many free blocks that caches nothing is room enough to evict nothing of value soon."""
+"""No eviction of valuable blocks is expected soon if one in `ROOM` free blocks caches nothing."""
 WORTHY = 0.6
-"""Least cost of the eviction of a block for which it is worth waiting."""
+"""Least eviction cost of a block for which a prompt waits rather than evict it."""
 CachedBlock = tuple[int, bytes, int]
 """A block, the hash that it caches, and its generation."""
 
@@ -37,8 +37,8 @@ class BlockPool:
         costs: RecomputeCosts | None = None,
         times: ReturnClasses | None = None,
     ) -> None:
-        """`costs`: free blocks are evicted by value, of which these are part; None: the least
-        recently used first. `times`: what is known of return times; None: they are learnt."""
+        """`costs`: free blocks are evicted by value, computed from these costs; None: least
+        recently used first. `times`: known return times; None: they are learnt."""
         assert num_blocks > 1
         self.num_usable = self.num_free = num_blocks - 1
         self.ref_counts = [0] * num_blocks
@@ -71,7 +71,7 @@ class BlockPool:
 
     @property
     def _border(self) -> int:
-        """Number of no block: it stands behind blocks without a hash in the free list."""
+        """Index of a sentinel in the free list, after the blocks without a hash."""
         return len(self.ref_counts)
 
     @property
@@ -87,8 +87,8 @@ class BlockPool:
         return values.eviction_cost
 
     def eviction_loss(self, tenant: str, count: int) -> float:
-        """Blocks, in units of the first one of a chain, that are expected to be computed again if
-        this tenant takes `count` blocks; 0 where it has less than its share."""
+        """Expected number of blocks to compute again, in units of the first block of a chain, if
+        this tenant is given `count` blocks; 0 where it has less than its share."""
         values = self.values
         if values is None or not values.has_share(tenant):
             return 0.0
@@ -103,7 +103,8 @@ class BlockPool:
             self.values.now = now
 
     def allocate(self, count: int) -> list[int]:
-        """Takes the `count` least worthy free blocks, each held once; what they cached is gone."""
+        """Allocates the `count` least valuable free blocks, with one reference each; what they
+        cached is evicted."""
         assert count <= self.num_free
         if not count:
             return []
@@ -151,8 +152,9 @@ class BlockPool:
         return blocks
 
     def share(self, blocks: Sequence[int], *, is_move: bool = False) -> None:
-        """Holds each block once more, free ones included, given from first to last. `is_move`: for
-        no turn, as to copy them, which says nothing of when the next one comes."""
+        """Adds a reference to each block, free ones included, in order of their chain. `is_move`:
+        the reference is for a transfer rather than a turn, so it says nothing about the next
+        turn."""
         values = self.values
         ref_counts = self.ref_counts
         if values is not None:
@@ -176,10 +178,10 @@ class BlockPool:
         start: int = 0,
         is_move: bool = False,
     ) -> None:
-        """Lets go of a sequence's blocks, given from first to last; of those nobody holds the last
-        is evicted first. `is_early`: before all other blocks with a hash. `turn`: whose blocks
-        these are, and `start` the index of the first in its chain, where values count. `is_move`:
-        no turn held them."""
+        """Drops a reference to a sequence's blocks, given from first to last; of unreferenced
+        blocks the last is evicted first. `is_early`: evicted before all other blocks with a hash.
+        `turn`: the turn that used them, and `start` the index of the first in its chain, for
+        eviction by value. `is_move`: a transfer held them."""
         if self.values is not None and not is_early:
             self._release_by_value(self.values, blocks, turn, start, is_move=is_move)
             return
@@ -246,8 +248,8 @@ class BlockPool:
         return sum(self.ref_counts[block] == num_held for block, num_held in holds.items())
 
     def cache(self, block: int, block_hash: bytes) -> bool:
-        """Lets a held block be found by its hash, unless another already is; whether the hash was
-        cached nowhere."""
+        """Registers a held block under its hash, unless another block already is. Returns whether
+        the hash was cached nowhere."""
         return self.cache_each((block,), (block_hash,))[0]
 
     def cache_each(self, blocks: Sequence[int], hashes: Sequence[bytes]) -> list[bool]:
@@ -278,8 +280,8 @@ class BlockPool:
         self._changed.append(key)
 
     def uncache(self, block: int) -> None:
-        """Forgets the key of a block, if it caches one. The key is no block hash: events name
-        those, and none would be published here."""
+        """Forgets the key of a block, if it has one. The key is not a block hash, so no event is
+        published."""
         if (key := self._hash_of[block]) is not None:
             assert not is_block_hash(key)
             self._hash_of[block] = None
@@ -300,8 +302,8 @@ class BlockPool:
         return blocks
 
     def note_partial(self, block: int, key: bytes) -> None:
-        """Lets a held block be found by the tokens of its first positions, until it is taken for
-        something else. Its later positions are not read."""
+        """Registers a held block under the tokens of its first positions, until it is reused. Its
+        later positions are not read."""
         assert self.ref_counts[block] > 0
         self._partial.note(block, key)
 
@@ -393,7 +395,7 @@ class BlockPool:
 
 
 class PartialKeys:
-    """Keys of blocks whose first positions stand for known tokens, though they are not full."""
+    """Keys of partially filled blocks whose first positions hold known tokens."""
 
     def __init__(self) -> None:
         self.by_block: dict[int, bytes] = {}

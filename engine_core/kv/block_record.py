@@ -20,7 +20,7 @@ _CODE_LEN = 16
 _FIELDS = struct.Struct(f"<4s{KEY_LEN}s{HASH_LEN}s{HASH_LEN}s{HASH_LEN}sQ{_DIGEST_LEN}s")
 _MAGIC = b"HWB2"
 _PAGE_MAGIC = b"HP"
-"""Magic of a record of a page behind the first of its block; the number of its page group
+"""Magic of the record of a page of another page group than the first; the group's number
 follows."""
 HEADER_LEN = _FIELDS.size + _CODE_LEN
 Buffer = bytes | bytearray | memoryview
@@ -39,8 +39,8 @@ class BlockId(NamedTuple):
 
 
 def kv_key(numerics_id: str, block_size: int, block_bytes: int, *what: object) -> bytes:
-    """Equal for engines whose blocks are interchangeable. `what` is what else is in a block, by its
-    `repr`."""
+    """Key that is equal for engines whose blocks are interchangeable. `what`: further contents of a
+    block, by their `repr`."""
     words = repr((numerics_id, block_size, block_bytes, *what)).encode()
     return blake2b(words, digest_size=KEY_LEN).digest()
 
@@ -72,7 +72,8 @@ class BlockSeal:
         return fields + _code(self._keys[0], fields)
 
     def read_header(self, header: Buffer) -> tuple[BlockId, int] | None:
-        """Id and number of the bytes after it; None for what no key of these sealed."""
+        """Id of the record, and number of bytes after the header; None if none of these keys sealed
+        it."""
         if len(header) != HEADER_LEN:
             return None
         fields = bytes(header[: _FIELDS.size])
@@ -91,7 +92,8 @@ class BlockSeal:
     def is_block(
         self, header: Buffer, payload: Buffer, key: bytes, namespace: bytes, block_hash: bytes
     ) -> bool:
-        """Whether these bytes are that block's, whole, unchanged and sealed by one of the keys."""
+        """Whether these bytes are a complete, unchanged record of that block, sealed by one of the
+        keys."""
         found = self.read_header(header)
         if found is None or found[1] != len(payload):
             return False

@@ -27,8 +27,8 @@ class Owner(NamedTuple):
 
 
 NOT_OURS: Collection[bytes] = ()
-"""The hashes that a block source holds whose blocks do not count as this engine's, such as those of
-another replica."""
+"""Result of `held` of a source whose blocks do not count as this engine's, such as those of another
+replica."""
 
 
 OnLost = Callable[[Sequence[bytes]], None]
@@ -69,9 +69,8 @@ class LoadEnd:
 
     @property
     def num_usable(self) -> int:
-        """Leading blocks that may be cached. A load that ended with a hash other than the one asked
-        for has failed as a whole: the source mixed something up, so that its other claims are not
-        believed either."""
+        """Number of leading blocks that may be cached. A load that ended with an unexpected hash
+        has failed as a whole: its other blocks are not trusted either."""
         asked = self.ticket.hashes
         if self.outcome is not Outcome.LOADED or list(self.hashes) != list(
             asked[: len(self.hashes)]
@@ -86,7 +85,7 @@ class LoadEnd:
 
 
 class Loader(Protocol):
-    """The part of a block source that a load needs from its begin to its end."""
+    """The methods of a block source that a load uses."""
 
     @property
     def tier(self) -> str:
@@ -97,12 +96,11 @@ class Loader(Protocol):
         ended."""
 
     def cost(self, num_blocks: int) -> float:
-        """Estimated seconds until that many blocks were loaded, with what is on its way before
-        them."""
+        """Estimated seconds until `num_blocks` blocks are loaded, after the loads in flight."""
 
     def cancel(self, ticket: Ticket) -> None:
-        """Asks for the early end of a load. Its ticket still ends, in whichever way, once the
-        source has let go of its blocks."""
+        """Requests the early end of a load. Its ticket still ends once the source has released its
+        blocks."""
 
 
 class BlockSource(Loader, Protocol):
@@ -118,9 +116,10 @@ class BlockSource(Loader, Protocol):
 
     @property
     def held(self) -> Collection[bytes]:
-        """Hashes that the engine tells the prefix index it has while this source holds them. Always
-        the same object; `NOT_OURS` for blocks that are not this engine's. A hash joins in `save`,
-        while its block is cached on the device, or later, after a call of `on_gained`."""
+        """Hashes that the engine reports to the prefix index while this source holds them. Always
+        the same object; `NOT_OURS` for blocks that do not count as this engine's. A hash is added
+        in `save`, while its block is cached on the device, or later, after a call of
+        `on_gained`."""
 
     @property
     def keeps_blocks(self) -> bool:
@@ -129,17 +128,17 @@ class BlockSource(Loader, Protocol):
 
     @property
     def spares_steps(self) -> bool:
-        """Whether blocks lie there so that steps here need not compute them: what computing takes
-        then counts once more for each request that decodes beside it, as routing counts it."""
+        """Whether the source exists so that this engine need not compute its blocks: the time to
+        compute them then counts once more for each decoding request, as in routing."""
 
     @property
     def has_background_work(self) -> bool:
         """Whether `poll` is to be called soon although no load is open."""
 
     def connect(self, on_lost: OnLost, on_gained: OnGained) -> None:
-        """Called once, before all else. Both are to be called in the step loop: `on_lost` with
-        hashes that have left `held`; `on_gained`, within `poll`, for each that is about to join it,
-        with the hash before it in its chain (or empty) first."""
+        """Called once, before all other methods. Both callbacks are to be called in the step loop:
+        `on_lost` with hashes that have left `held`; `on_gained`, within `poll`, before a hash is
+        added to it, with the hash before it in its chain (or empty) first."""
 
     def find(self, hashes: Sequence[bytes]) -> int:
         """Leading blocks of `hashes` that could be loaded now. May be wrong: their load fails
@@ -153,15 +152,15 @@ class BlockSource(Loader, Protocol):
         owner: Owner,
         given: GivenBack = NO_TURN,
     ) -> None:
-        """Offers blocks that no request uses at present, in the order of their sequence; the source
-        may keep copies of all, some or none. Blocks whose hashes it holds were just used. `parents`
-        are the hashes before them in their chain, empty before the first; `given` says of which
-        turn they are, where values count."""
+        """Offers blocks that no request uses at present, in order of their chain; the source may
+        copy all, some or none. Blocks whose hashes it holds count as just used. `parents`: the
+        hashes before them in their chain, empty before the first; `given`: the turn that used them,
+        for eviction by value."""
 
     def launch(self) -> None:
-        """Begins what `load` and `save` asked for since the last call, which is called after either
-        and between polls while a load is open. Steps that are submitted later may write to saved
-        blocks: a source that has not read them by then has the executor's swapper hold up such a
+        """Begins what `load` and `save` asked for since the last call. It is called after either
+        and between polls while a load is open. Steps that are submitted later may overwrite saved
+        blocks: a source that has not read them by then makes the executor's swapper delay such a
         step."""
 
     def poll(self) -> Sequence[LoadEnd]:

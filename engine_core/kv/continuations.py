@@ -27,8 +27,8 @@ class Continuations:
         """Marks that count, by kind."""
 
     def add_marks(self, stored: list[StoredChain], removed: list[bytes]) -> None:
-        """Adds to events of blocks those of their marks. A mark is announced with its block or
-        later, and names the block as its parent: so it comes into the same shard of the index."""
+        """Adds the marks of blocks to their events. A mark is announced with its block or later,
+        with the block as its parent, so that both are in the same shard of the index."""
         touched = dict.fromkeys(key[:HASH_LEN] for key in self._pool.take_changed())
         if not self._kinds:
             return

@@ -26,7 +26,7 @@ MOST_PINNED = 0.5
 class _Lease:
     request: LeaseRequest
     hashes: list[bytes] = field(default_factory=list)
-    """Leading ones of those that were asked for, whose blocks are pinned."""
+    """Leading requested hashes, whose blocks are pinned."""
     blocks: list[int] = field(default_factory=list)
     before: Claim = field(default_factory=Claim)
     after_step: int = 0
@@ -74,7 +74,7 @@ class DirectLeases:
 
     @property
     def pinned_blocks(self) -> list[int]:
-        """Blocks that are held, once for each lease."""
+        """Pinned blocks, once for each lease."""
         return [
             block
             for lease in (*self._pinned.values(), *self._open.values())
@@ -89,8 +89,8 @@ class DirectLeases:
         self._asked.append(_Lease(request))
 
     def copied(self, number: int) -> None:
-        """Ends a lease whose blocks the other engine has copied: they are claimed once more and
-        released. A lease that is not here has ended."""
+        """Ends a lease whose blocks the other engine has copied: their generations are reported
+        once more and the blocks released. An unknown lease has ended."""
         if (lease := self._open.pop(number, None)) is None:
             return
         after = claim_of(self._link.key, self._pool, lease.blocks)
@@ -99,8 +99,8 @@ class DirectLeases:
         self._link.send(Lent(lease=number, rows=[], before=lease.before, after=after))
 
     def end(self, number: int, num_copied: int = 0) -> None:
-        """Ends a lease, of which the other engine copied so many blocks and compared them by
-        itself; one that is not here has ended already."""
+        """Ends a lease of which the other engine copied `num_copied` blocks and checked them by
+        itself; an unknown lease has ended."""
         for each in (*self._asked, *self._pinned.values(), *self._open.values()):
             if each.request.lease == number:
                 self.num_lent += num_blocks_of(each.request.wanted.hashes[:num_copied])
@@ -170,7 +170,7 @@ class DirectLeases:
 
 
 def _is_whole(keys: Sequence[bytes]) -> bool:
-    """Whether some of these pages are worth nothing without the others."""
+    """Whether some of these pages are useless without the others."""
     return not all(map(is_block_hash, keys))
 
 

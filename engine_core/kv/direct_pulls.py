@@ -45,7 +45,7 @@ class DirectEnd(NamedTuple):
 
     ticket: Ticket
     num_usable: int
-    """Leading blocks that are in their places here."""
+    """Number of leading blocks that are copied into this engine's cache."""
     is_cancelled: bool
     goes_by_records: bool
     """Whether the pull must be repeated with records: nothing was copied, although the other engine
@@ -66,8 +66,7 @@ class _Pull:
     """Whether the other engine knows that the blocks were copied."""
     answer: Pulled | None = None
     num_unchanged: int | None = None
-    """Leading blocks that the check found to be what they were before the copy; None: it was not
-    made."""
+    """Number of leading blocks that did not change during the copy; None: not checked yet."""
     is_cancelled: bool = False
 
     @property
@@ -115,8 +114,7 @@ class DirectPulls:
         self._engines: dict[tuple[str, int], _Engine] = {}
         """Engines whose memory is open."""
         self._left: set[tuple[str, int]] = set()
-        """Engines to which there is no session any more, and whose blocks are still being
-        copied."""
+        """Engines without a session, whose blocks are still being copied."""
 
     def __len__(self) -> int:
         return len(self._pulls)
@@ -151,8 +149,8 @@ class DirectPulls:
                 pull.check = _Check(engine.view, found)
 
     def placed(self, message: Placed) -> None:
-        """Copies the blocks that the other engine has pinned; a second word of one pull does not
-        count, nor one of blocks that are being copied already."""
+        """Copies the blocks that the other engine has pinned. A second message for a pull is
+        ignored."""
         pull = self._pulls.get(message.pull)
         if pull is None or not pull.is_waiting:
             return
@@ -180,8 +178,8 @@ class DirectPulls:
             )
 
     def left(self, holder: Holder) -> None:
-        """Lets go of the memory of an engine to which there is no session any more: it may be dead,
-        and its successor needs the room."""
+        """Unmaps the memory of an engine whose session has ended: it may be dead, and its successor
+        needs the memory."""
         if (holder.address, holder.epoch) in self._engines:
             self._left.add((holder.address, holder.epoch))
             self._close_left()
@@ -222,7 +220,7 @@ class DirectPulls:
         self._left &= copied_from
 
     def _open(self, holder: Holder, places: Places) -> _Engine:
-        """Notes by what the memory of an engine is opened, and opens what it publishes."""
+        """Notes how the memory of an engine is opened, and maps the memory that it publishes."""
         key = holder.address, holder.epoch
         if (engine := self._engines.get(key)) is None:
             view = None
@@ -247,8 +245,8 @@ class DirectPulls:
         return True
 
     def _end_copy(self, pull: _Pull) -> None:
-        """Compares what was copied with what it is now, or asks the other engine to claim it
-        again."""
+        """Checks that the copied blocks did not change, or asks the other engine for their
+        generations."""
         if pull.check is None:
             self._link.send(PullCopied(pull=pull.number))
             return
@@ -278,6 +276,5 @@ class DirectPulls:
         )
 
     def _num_claimed(self, pull: _Pull, claim: Claim) -> int:
-        """Leading blocks of those that are wanted that the other engine says it has, of the same
-        key."""
+        """Number of leading wanted blocks that the other engine has, with the same key."""
         return num_common(claim.hashes, pull.ticket.hashes) if claim.key == self._link.key else 0

@@ -1,5 +1,5 @@
-"""Loads blocks from one engine while it may still compute them. Knows nothing about when to ask, or
-for how many."""
+"""Loads blocks from another engine while that may still compute them. Does not decide when to ask,
+and for how many."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .peer_blocks import PeerBlocks
 
 
 class EarlyPull:
-    """A `Loader` of one load. A request that waits for it, and finds that blocks are missing, still
-    asks the block sources: this loader is none of them."""
+    """A `Loader` of one load. It is not a block source: a request that waits for it still asks the
+    block sources for missing blocks."""
 
     tier = PeerBlocks.tier
 

@@ -38,7 +38,8 @@ class HostBlocks:
         first."""
         self.num_slots = num_slots
         self.num_saved = self.num_loaded = 0
-        """Blocks whose copies were launched, and those that came back, so far."""
+        """Numbers of blocks whose copies to host memory were launched, and of blocks copied back,
+        so far."""
         self._swapper = swapper
         self._values = values
         self._slot_of: OrderedDict[bytes, int] = OrderedDict()
@@ -52,7 +53,7 @@ class HostBlocks:
         """Number of blocks that loads have requested so far."""
         self._cancelled: set[Ticket] = set()
         self._reading = Counter[bytes]()
-        """Loads and leases that read a hash's slot, which stays."""
+        """Number of loads and leases that read a hash's slot, which is kept."""
         self._save_number = np.zeros(num_slots, np.int64)
         """[num_slots] launched saves up to the one that fills a slot."""
         self._saves: tuple[list[int], list[int]] = ([], [])
@@ -130,7 +131,7 @@ class HostBlocks:
         fresh: Collection[bytes],
         given: GivenBack,
     ) -> None:
-        """Lets blocks of a chain be evicted by their value, those that have slots."""
+        """Lets blocks of a chain that have slots be evicted by value."""
         slots = []
         for index, block_hash in enumerate(hashes, start=given.start):
             if (slot := self._slot_of.get(block_hash)) is not None:
@@ -156,8 +157,7 @@ class HostBlocks:
                 out_blocks=out_blocks, out_slots=out_slots, in_slots=in_slots, in_blocks=in_blocks
             )
         )
-        # Also where no other engine asks for blocks: a swapper keeps what it knows of a copy until
-        # that is counted.
+        # Also without leases: a swapper keeps a record of a copy until it is counted.
         _ = self._swapper.num_saved
 
     def cancel(self, ticket: Ticket) -> None:
@@ -214,7 +214,7 @@ class HostBlocks:
             self._values.let_go([self._slot_of[each] for each in hashes])
 
     def _take_slots(self, count: int, kept: set[bytes]) -> list[int]:
-        """Takes up to `count` slots, none of them of a hash that is kept or read."""
+        """Allocates up to `count` slots, evicting hashes that are neither kept nor read."""
         free = self._free_slots
         if (missing := count - len(free)) > 0:
             lost = self._oldest(missing, kept) if self._values is None else self._least(missing)

@@ -12,19 +12,19 @@ from typing import Protocol
 from .block_source import Owner
 
 Read = Callable[[memoryview], bool]
-"""Copies the bytes of one held block. Called beside the step loop. Returns False where they cannot
-be read; what was copied then is anything."""
+"""Copies the bytes of one held block. Called outside of the step loop. Returns False where they
+cannot be read; the destination then has arbitrary bytes."""
 
 
 class Lender(Protocol):
     """Both methods are called by the step loop."""
 
     def hold(self, hashes: Sequence[bytes]) -> list[Read]:
-        """Holds the leading blocks of `hashes` that are here, as many as there are reads. They stay
-        what they are until `let_go`."""
+        """Holds the leading blocks of `hashes` that this tier has, one read for each. They do not
+        change until `let_go`."""
 
     def let_go(self, hashes: Sequence[bytes]) -> None:
-        """Ends one hold of each of these blocks. No read of them may run or follow."""
+        """Ends one hold of each of these blocks. No read of them may be running or follow."""
 
 
 class Steps(Protocol):
@@ -35,7 +35,7 @@ class Steps(Protocol):
         """Number of the youngest step; 0 if none is in flight."""
 
     def last_to_compute(self, hashes: Collection[bytes]) -> int:
-        """Number of the youngest one that computes one of these blocks; 0: none does."""
+        """Number of the youngest step in flight that computes one of these blocks; 0: none does."""
 
 
 class Release(Protocol):

@@ -22,15 +22,15 @@ class _Pages(NamedTuple):
 
     groups: range
     num_seen: int
-    """Blocks before a position whose pages it needs; 0: all."""
+    """Number of blocks before a position whose pages it needs; 0: all."""
 
 
 class PageKeys:
     def __init__(
         self, kinds: Sequence[PageKind], block_size: int, set_groups: range = range(0)
     ) -> None:
-        """`set_groups`: numbers of the pages of a state set, of which a position needs that behind
-        the last block; empty: there are none."""
+        """`set_groups`: numbers of the pages of a state set, of which a position needs the one
+        after the last block; empty: no state layers."""
         self._kinds = [_Pages(kind.groups, kind.num_seen(block_size)) for kind in kinds]
         self._set_groups = set_groups
         if set_groups:
@@ -47,9 +47,10 @@ class PageKeys:
         return len(self._kinds[kind].groups)
 
     def num_found(self, source: Source, hashes: Sequence[bytes], num_here: int = 0) -> int:
-        """Leading blocks behind which a sequence can be continued with pages of a source: it has
-        those of the first group, those of others that the next position sees, and a snapshot. The
-        device has what every later position sees of the first `num_here` blocks."""
+        """Number of leading blocks that a sequence can continue with pages of a source: the source
+        has their pages of the first group, those of other groups that the next position needs, and
+        a snapshot. The device has the pages of the first `num_here` blocks that every later
+        position needs."""
         num_blocks = num_here
         if missing := hashes[num_here:]:
             num_blocks += source.find(missing)
@@ -64,14 +65,12 @@ class PageKeys:
         return num_blocks
 
     def to_load(self, hashes: Sequence[bytes], num_here: int = 0) -> list[bytes]:
-        """Keys of the pages of these blocks that the position after them sees, those of the first
-        group before others. The device has what every later position sees of the first
-        `num_here` blocks."""
+        """Keys of the pages of these blocks that the position after them needs, first group first.
+        The device has the pages of the first `num_here` blocks that every later position needs."""
         return self.of_blocks(hashes[num_here:]) + self.of_end(hashes)
 
     def of_blocks(self, hashes: Sequence[bytes]) -> list[bytes]:
-        """Keys of the pages of these blocks that every later position sees, those of the first
-        group before others."""
+        """Keys of the pages of these blocks that every later position needs, first group first."""
         keys = list(hashes)
         for groups, num_seen in self._kinds:
             if not num_seen:
@@ -79,8 +78,8 @@ class PageKeys:
         return keys
 
     def of_end(self, hashes: Sequence[bytes]) -> list[bytes]:
-        """Keys of the pages of these blocks that the position after them sees, and later ones do
-        not: those of windows, and of a snapshot."""
+        """Keys of the pages of these blocks that the position after them needs, and later ones do
+        not: pages of windows, and of a snapshot."""
         keys = []
         for groups, num_seen in self._kinds:
             if num_seen:
@@ -91,8 +90,8 @@ class PageKeys:
     def of(
         self, kind: int, hashes: Sequence[bytes], held: HeldPages, parent: bytes
     ) -> tuple[list[bytes], list[bytes]]:
-        """Keys of pages of a kind, and the hashes of the blocks before them, of which the first is
-        `parent`. `hashes` are those of their blocks, as far as these are full."""
+        """Keys of pages of a kind, and for each the hash of the block before, `parent` for the
+        first. `hashes`: those of their blocks, as far as these are full."""
         groups = self._kinds[kind].groups
         hashes = hashes[: held.end - held.first]
         keys = [page_key(each, group) for each in hashes for group in groups]
@@ -106,8 +105,8 @@ class PageKeys:
     def _continued(
         self, kind: _Pages, source: Source, hashes: Sequence[bytes], num_here: int
     ) -> int:
-        """The largest number of these blocks behind which the source has all pages of a kind that
-        the next position sees; see `num_found`."""
+        """Largest number of these blocks for which the source has all pages of a kind that the next
+        position needs; see `num_found`."""
         first = 0 if kind.num_seen else min(num_here, len(hashes))
         num_found = 0
         for idx in reversed(range(first, len(hashes))):

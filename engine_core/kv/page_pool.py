@@ -25,12 +25,12 @@ class PagePool(BlockPool):
         """Pages of a block that every layer sees."""
 
     def num_held(self, num_tokens: int) -> int:
-        """Pages that a sequence of so many tokens holds at most."""
+        """Most pages that a sequence with `num_tokens` tokens holds."""
         return self._config.num_held(num_tokens)
 
     def num_new(self, hits: Hits, num_tokens: int) -> tuple[int, ...]:
-        """Blocks of each kind behind the hits that a sequence of so many tokens takes, as many as
-        it holds at once."""
+        """Number of new blocks of each kind that a sequence with `num_tokens` tokens needs after
+        its hits, as many as it holds at once."""
         num_lacking = -(-num_tokens // self._config.block_size) - hits.num_blocks
         return tuple(
             min(num_lacking, self._config.num_held_of(kind, num_tokens) - held.end + held.first)
@@ -44,7 +44,7 @@ class PagePool(BlockPool):
         )
 
     def longer(self, hits: Hits, num_new: tuple[int, ...]) -> list[HeldPages]:
-        """The hits with free pages of so many blocks of each kind behind them."""
+        """The hits followed by newly allocated pages, `num_new` blocks of each kind."""
         return [
             HeldPages(
                 held.first,
@@ -76,8 +76,8 @@ class PagePool(BlockPool):
 
 
 def costs_of(config: EngineConfig) -> RecomputeCosts | None:
-    """Costs of pages by their place in a chain, whose blocks have one for each page group; None:
-    they do not count."""
+    """Recompute costs of pages by their index in a chain, whose blocks have one page for each page
+    group; None: costs do not count."""
     if config.eviction == LRU or not config.enable_prefix_caching:
         return None
     if not config.attention_pivot:

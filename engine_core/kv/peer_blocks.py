@@ -83,7 +83,7 @@ class _Hints:
         return first.holder, len(hashes)
 
     def origin(self, block_hash: bytes) -> _Origin:
-        """Origin of blocks from this one on, which `find` has found."""
+        """Origin of the blocks from this one on, as `find` noted it."""
         hint = self._of_block[block_hash]
         at = hint.hashes.index(block_hash)
         return _Origin(hint.holder, hint.owner, block_of(hint.hashes[at - 1]) if at else b"")
@@ -108,7 +108,7 @@ class _Load:
 
     origin: _Origin
     costs: ReadCosts
-    """Costs of its way."""
+    """Measured costs of the way by which it is pulled."""
     is_early: bool
     """Whether the holder may still compute its blocks."""
 
@@ -130,7 +130,7 @@ class _RecordReader:
         return self._num_reading > 0
 
     def rows_of(self, part: Part) -> list[int]:
-        """The rows that records of the part come to."""
+        """Rows that records of the part are received in."""
         return [self._first_row + slot for slot in part.slots]
 
     def begin(self, part: Part, num_claimed: int, namespace: bytes) -> None:
@@ -138,12 +138,13 @@ class _RecordReader:
         self._lane.submit(lambda: self._copy(part, num_claimed, namespace))
 
     def skip(self, part: Part) -> None:
-        """Notes that no block of the part has come."""
+        """Notes that no block of the part arrives."""
         self._num_reading += 1
         self._read.append((part, 0))
 
     def ended(self) -> Iterator[tuple[Part, int]]:
-        """Parts that are read now, each once, with the number of leading blocks that are good."""
+        """Parts that have been read, each once, with the number of leading blocks that are
+        valid."""
         while self._read:
             self._num_reading -= 1
             yield self._read.popleft()
@@ -205,12 +206,12 @@ class PeerBlocks:
         self._is_direct = False
         """Whether the way to the engine that `find` spoke of last is direct."""
         self.num_pulled = self.num_direct = self.num_discarded = 0
-        """Blocks that came and were used, those of them that came directly, and those that were
-        asked for and did not come whole."""
+        """Numbers of blocks that arrived and were used, of those that were copied directly, and of
+        those that were requested and not received intact."""
 
     @property
     def has_background_work(self) -> bool:
-        """Slots of loads that were given up come back."""
+        """Whether slots of cancelled loads are still to be freed."""
         return self._reader.is_busy
 
     @property
@@ -221,8 +222,8 @@ class PeerBlocks:
         return self._costs.seconds_per_block + self._swapper.seconds_per_block
 
     def expect(self, hashes: Sequence[bytes], owner: Owner, holder: Holder) -> None:
-        """Notes that another engine is thought to hold these blocks, the first of a chain, and
-        pages of theirs with which it is continued."""
+        """Notes that another engine probably holds these blocks, the first of a chain, and the
+        pages needed to continue them."""
         self._hints.note(hashes, owner, holder)
 
     def connect(self, on_lost: OnLost, on_gained: OnGained) -> None:
@@ -237,8 +238,8 @@ class PeerBlocks:
         return num_found
 
     def cost(self, num_blocks: int) -> float:
-        """Seconds by the time that recent pulls took, for the blocks that `find` found; blocks that
-        others wait for come first."""
+        """Seconds predicted from recent pulls for the blocks that `find` found; loads that requests
+        wait for come first."""
         num_before = 0 if self._is_direct else self._loads.num_waiting_blocks
         return (num_before + num_blocks) * self.seconds_per_block
 
@@ -255,15 +256,15 @@ class PeerBlocks:
         holder: Holder,
         parent: bytes,
     ) -> Ticket:
-        """Like `load`, from an engine that may still compute the blocks: its time, and blocks that
-        do not come, say nothing of pulls. Advice about these blocks stays as it is."""
+        """Like `load`, from an engine that may still compute the blocks: its time, and missing
+        blocks, do not count in predictions. Hints about these blocks stay."""
         ticket = Ticket(hashes, blocks)
         self._start(ticket, _Origin(holder, owner, parent), is_early=True)
         return ticket
 
     def most_early(self, holder: Holder) -> int:
-        """Blocks of early loads that may be on their way from an engine at once: half of the slots,
-        as the others are for requests that wait. What comes directly needs none."""
+        """Most blocks of early loads from one engine in flight at once: half of the slots, since
+        the others are for requests that wait. Direct copies need no slots."""
         return NO_LIMIT if self._reaches(holder) else max(1, len(self._swapper.slots) // 2)
 
     def save(
@@ -274,7 +275,7 @@ class PeerBlocks:
         owner: Owner,
         given: GivenBack = NO_TURN,
     ) -> None:
-        """Other engines ask for what they want: see `BlockLeases`."""
+        """Does nothing: other engines ask for the blocks that they want, see `BlockLeases`."""
 
     def launch(self) -> None:
         self._loads.launch()
@@ -308,7 +309,7 @@ class PeerBlocks:
             self._direct.placed(message)
 
     def holder_left(self, holder: Holder) -> None:
-        """Ends the loads from an engine with which there is no session any more."""
+        """Ends the loads from an engine whose session has ended."""
         if self._direct is not None:
             self._direct.left(holder)
 
@@ -330,8 +331,8 @@ class PeerBlocks:
         """Does nothing: the link to other engines ends with the engine."""
 
     def _settle(self, end: LoadEnd) -> None:
-        """Whatever came of it, the advice is used up: what was loaded is cached here, and the rest
-        is not there."""
+        """Removes the hint after a load, whatever its result: loaded blocks are cached here, and
+        the others do not exist there."""
         load = self._under_way.pop(end.ticket)
         self.num_pulled += end.num_blocks
         if load.is_early:
@@ -393,8 +394,8 @@ class PeerBlocks:
         self._link.send(PullRequest(pull=number, holder=origin.holder, wanted=wanted, rows=rows))
 
     def _num_claimed(self, part: Part, answer: Pulled) -> int:
-        """Leading blocks that the other engine held, of the same key and unchanged, until they were
-        copied."""
+        """Number of leading blocks that the other engine had, with the same key and unchanged,
+        until they were copied."""
         if part.load.is_cancelled or not answer.before.key == answer.after.key == self._link.key:
             return 0
         return min(
@@ -402,7 +403,7 @@ class PeerBlocks:
         )
 
     def _note_read(self, part: Part, num_read: int) -> None:
-        # A load that was given up has ended, and is not known as an early one any more.
+        # A cancelled early load has ended, and is no longer known.
         load = self._under_way.get(part.load.ticket)
         if not part.load.is_cancelled and (load is None or not load.is_early):
             self.num_discarded += part.num_blocks_behind(num_read)

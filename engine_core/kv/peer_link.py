@@ -20,7 +20,7 @@ from .prefix_hash import num_common
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Blocks that follow one another in a chain."""
+    """Consecutive blocks of a chain."""
 
     key: bytes
     """Everything that their bits depend on beside the tokens: see `kv_key`."""
@@ -58,9 +58,9 @@ class PullRequest:
     rows: list[int]
     """Rows of the buffers for the records; the link may write to them until it has answered."""
     is_direct: bool = False
-    """Whether no records are wanted but places, from which this engine copies by itself: the link
-    says `Placed`, hears `PullCopied` and answers then. It answers at once where there are no
-    places."""
+    """Whether locations are wanted instead of records, for copies by this engine itself: the link
+    sends `Placed`, receives `PullCopied` and then answers. It answers at once where blocks cannot
+    be located."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,14 +98,14 @@ class Places:
     """Handle by which the cache is opened: see `DirectCopies`."""
     blocks: list[int]
     published: bytes = b""
-    """Handle of the memory in which the engine publishes its blocks: see `PublishedBlocks`. Empty:
-    there is none."""
+    """Handle of the memory in which the engine publishes its blocks, see `PublishedBlocks`; empty:
+    none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """Message from the link: the blocks of a direct pull lie at these places, and stay there while
-    the pull is open."""
+    """Message from the link: locations of the blocks of a direct pull, valid while the pull is
+    open."""
 
     pull: int
     before: Claim
@@ -123,8 +123,8 @@ class HolderLeft:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRequest:
     """Message from the link: another engine asks for blocks. Answered by one `Lent`, unless the
-    lease ends before; a direct one by one with places, and a second one behind `LeaseCopied`, or by
-    one without."""
+    lease ends first. A direct lease is answered by one with locations and a second one after
+    `LeaseCopied`, or by one without."""
 
     lease: int
     """Names the lease; never used again."""
@@ -159,7 +159,7 @@ class LeaseEnd:
 
     lease: int
     num_copied: int = 0
-    """Blocks that it copied directly, and that need no second claim."""
+    """Number of blocks that it copied directly and has checked itself."""
 
 
 ToLink = PullRequest | PullCopied | PullEnd | Lent

@@ -20,8 +20,8 @@ class NewPrefetch:
     """Root of the hash chain."""
     tenant: str
     holder: Holder
-    """The engine that has the blocks, or computes them. It is advice, as a request's is."""
+    """The engine that has the blocks, or computes them. This is a hint, as a request's is."""
     chunk_blocks: int
     """Blocks that a step of the holder fills at most."""
     seconds: float
-    """Seconds after which the prefetch ends by itself."""
+    """Seconds after which the prefetch ends without a request."""

@@ -42,7 +42,7 @@ class HashChain:
     """Leading blocks that other tenants share; None: there are none."""
     num_cached: int = 0
     turn: Turn = UNKNOWN
-    """Turn whose blocks these are, where they are evicted by value."""
+    """Turn that uses these blocks, for eviction by value."""
 
     @property
     def owner(self) -> Owner:
@@ -50,7 +50,7 @@ class HashChain:
 
     @property
     def moved_turn(self) -> Turn:
-        """Turn of blocks that are given back before the sequence ends, when only it takes over the
+        """Turn of blocks that are released before the sequence ends; only the sequence inherits the
         value of its session."""
         if self.turn is UNKNOWN:
             return moved(self.tenant)
@@ -96,7 +96,7 @@ class HeldPages(NamedTuple):
     first: int
     """Index of the first block that the sequence still has: no layer sees those before it."""
     end: int
-    """Index behind its last block."""
+    """Index after its last block."""
     pages: list[int]
     """Pages of these blocks, block by block."""
 
@@ -118,8 +118,8 @@ class Hits(NamedTuple):
     snapshot: Sequence[int] = ()
     """Pages of the state set with which it is continued; empty without state layers."""
     num_cached: int = 0
-    """Number of leading blocks that are cached; with state layers also those that no snapshot
-    follows."""
+    """Number of leading cached blocks; with state layers also those without a snapshot after
+    them."""
 
     @property
     def pages(self) -> list[int]:
@@ -142,11 +142,11 @@ class PrefixCache:
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self.num_hits_by_tier = Counter[str]()
-        """Number of hit tokens that a block source brought, by its tier."""
+        """Number of hit tokens that a block source loaded, by its tier."""
         self._pool = pool
         self._kinds = tuple(kinds)
         self._num_seen = [kind.num_seen(block_size) for kind in self._kinds]
-        """Blocks of each kind before a position that it sees; 0: all."""
+        """Number of blocks before a position that each kind needs; 0: all."""
         self._stored: list[StoredChain] = []
         self._continuations = Continuations(pool, [kind.groups for kind in self._kinds[1:]])
         self._gained: dict[bytes, bytes] = {}
@@ -154,11 +154,11 @@ class PrefixCache:
         nowhere before."""
 
     def match(self, chain: HashChain, max_blocks: int) -> Hits:
-        """The cached blocks with which the sequence can be continued behind as many of its tokens
-        as possible, at most `max_blocks`; not held yet."""
+        """The cached blocks that let the sequence continue after as many of its tokens as possible,
+        at most `max_blocks` blocks; no reference is taken."""
         hashes = chain.hashes[: max(max_blocks, 0)]
         held = list[HeldPages]()
-        # Where a kind ends before those that were looked up, these are looked up again up to there.
+        # Where a kind has fewer blocks than those before it, these are matched again up to there.
         while len(held) < len(self._kinds):
             found = self._continued(len(held), hashes)
             if found.end < len(hashes):
@@ -174,8 +174,8 @@ class PrefixCache:
         return self._continued(0, chain.hashes[: max(max_blocks, 0)]).end
 
     def _continued(self, kind: int, hashes: Sequence[bytes]) -> HeldPages:
-        """The pages of a kind with which a sequence can be continued behind as many of these blocks
-        as possible."""
+        """The pages of a kind with which a sequence can continue after as many of these blocks as
+        possible."""
         groups = self._kinds[kind].groups
         if self._num_seen[kind]:
             return self._seen_last(groups, self._num_seen[kind], hashes)
@@ -213,8 +213,8 @@ class PrefixCache:
         return pages
 
     def count(self, num_tokens: int, num_hits: int, by_tier: Mapping[str, int]) -> None:
-        """Notes that a prompt of `num_tokens` found `num_hits` of them, and how many of these block
-        sources brought."""
+        """Counts a prompt of `num_tokens` tokens that found `num_hits` cached, and by tier how many
+        of them block sources loaded."""
         self.num_queried_tokens += num_tokens
         self.num_hit_tokens += num_hits
         self.num_hits_by_tier.update(by_tier)
@@ -252,8 +252,8 @@ class PrefixCache:
         pages: Sequence[int],
         others: Sequence[Sequence[int]] = (),
     ) -> None:
-        """Hashes, caches and announces the next block of each of some sequences, which is computed;
-        `token_ids` are those of these blocks, one block after another. Pages as in `offer`."""
+        """Hashes, caches and announces the next computed block of each of some sequences;
+        `token_ids` are the tokens of these blocks, concatenated. Pages as in `offer`."""
         parents = [chain.hashes[-1] if chain.hashes else b"" for chain in chains]
         bases = [
             (parent or chain.namespace) if chain.front is None else chain.tip

@@ -24,8 +24,8 @@ _EMPTY_HASHER = blake2b(digest_size=HASH_LEN)
 
 
 class Front(NamedTuple):
-    """Leading blocks of a prompt that several tenants share: they hash in a namespace of their own,
-    and the blocks behind them in the tenant's."""
+    """Leading blocks of a prompt that several tenants share: they are hashed in a common namespace,
+    and the blocks after them in the tenant's."""
 
     namespace: bytes
     num_blocks: int
@@ -50,8 +50,8 @@ def next_block_hash(parent: bytes, data: bytes) -> bytes:
 
 
 def next_block_hashes(parents: Sequence[bytes], data: bytes) -> list[bytes]:
-    """`next_block_hash` of one block behind each of some chains; `data` are their tokens, one block
-    after another."""
+    """`next_block_hash` of one block after each of some chains; `data`: their tokens,
+    concatenated."""
     stride = len(data) // len(parents)
     copy = _EMPTY_HASHER.copy
     hashes = []
@@ -66,8 +66,8 @@ def next_block_hashes(parents: Sequence[bytes], data: bytes) -> list[bytes]:
 
 
 def behind_front(namespace: bytes, tip: bytes) -> bytes:
-    """Root of a tenant's blocks behind a front whose last block hashes to `tip`. No block has so
-    few tokens that its hash is equal."""
+    """Root of a tenant's blocks after a shared front whose last block has the hash `tip`. It cannot
+    equal a block's hash, which covers more tokens."""
     return next_block_hash(namespace, tip)
 
 
@@ -112,7 +112,7 @@ def num_common(one: Sequence[object], other: Sequence[object]) -> int:
 
 
 def num_leading(hashes: Sequence[bytes], held: Container[bytes]) -> int:
-    """Leading hashes that are held."""
+    """Number of leading hashes that are in `held`."""
     for num_found, block_hash in enumerate(hashes):
         if block_hash not in held:
             return num_found

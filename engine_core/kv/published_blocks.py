@@ -57,7 +57,7 @@ class PublishedBlocks:
         self._stamps = stamps.cast("Q")
         pool.publish(generations.cast("Q"))
         self._computing = deque[tuple[int, list[CachedBlock]]]()
-        """Blocks that were cached, behind the last step that may compute them."""
+        """Blocks that were cached, by the last step that may compute them."""
         mapped[:TOKEN_LEN] = self._token
         self.handle = json.dumps(
             {
@@ -69,7 +69,7 @@ class PublishedBlocks:
                 "num_blocks": num_blocks,
             }
         ).encode()
-        """The bytes from which another process opens a `BlocksView`."""
+        """Bytes from which another process opens a `BlocksView`."""
 
     @classmethod
     def of(cls, pool: BlockPool, steps: Steps) -> PublishedBlocks | None:
@@ -88,7 +88,7 @@ class PublishedBlocks:
             self._publish(self._computing.popleft()[1])
 
     def _publish(self, cached: list[CachedBlock]) -> None:
-        # Blocks of a step are few: written one by one, they take less time than as arrays.
+        # A step has few blocks: writing them one by one is faster than building arrays.
         generations = self._pool.generations
         hashes = self._hashes
         stamps = self._stamps
@@ -101,7 +101,7 @@ class PublishedBlocks:
 
 
 class Found(NamedTuple):
-    """Blocks of another engine that contain what was looked for."""
+    """Blocks of another engine that match wanted hashes."""
 
     blocks: Int32Array
     """[N], of the leading hashes."""
@@ -110,7 +110,7 @@ class Found(NamedTuple):
 
 
 class BlocksView:
-    """The reader's end, which maps what another engine publishes for as long as it exists."""
+    """The reader's side, which maps what another engine publishes."""
 
     def __init__(self, handle: bytes) -> None:
         """Raises `OSError` where the memory cannot be opened, or is not that of the incarnation
@@ -192,7 +192,7 @@ def _words(hashes: Sequence[bytes]) -> UInt64Array:
 
 
 def _published(key: bytes) -> bytes:
-    """The bytes that stand for a block's hash, or for the longer key of another page of it."""
+    """Fixed-size digest of a block's hash, or of the longer key of another page of it."""
     return key if len(key) == HASH_LEN else blake2b(key, digest_size=HASH_LEN).digest()
 
 
@@ -212,8 +212,8 @@ def _leading(wanted: UInt64Array, words: UInt64Array, blocks: npt.NDArray[np.int
 
 
 def _may_be_among(words: UInt64Array, wanted: UInt64Array) -> BoolArray:
-    """Whether a word can be among the wanted ones, judged by 16 of its bits: it sorts out nearly
-    all others without a search."""
+    """Whether a word can be one of the wanted ones, by 16 of its bits: a filter that excludes
+    nearly all others without a search."""
     marks: BoolArray = np.zeros(1 << 16, np.bool_)
     marks[wanted & 0xFFFF] = True
     is_marked: BoolArray = marks[words & 0xFFFF]

@@ -15,7 +15,7 @@ is tried again."""
 
 
 class ReadCosts:
-    """Loads overlap: one counts from the end of the one before it."""
+    """Costs of loads. Loads overlap, so each is timed from the end of the one before it."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -39,8 +39,8 @@ class ReadCosts:
         self._begins[ticket] = self._clock()
 
     def end(self, end: LoadEnd) -> None:
-        """Notes a load that ended. One that was given up took longer than its predicted time; one
-        that failed is not counted."""
+        """Notes a load that ended. A cancelled one took longer than predicted; a failed one is not
+        counted."""
         begun = self._begins[end.ticket]
         last_end = self._last_end
         self.forget(end.ticket)

@@ -17,22 +17,22 @@ class Snapshots:
     """State sets by the hash of the block before their own: its border is where they begin."""
 
     def __init__(self, pool: BlockPool, groups: range) -> None:
-        """`groups`: a number for each page of a set, behind those of page groups."""
+        """`groups`: a number for each page of a set, after the numbers of page groups."""
         self._pool = pool
         self._groups = groups
         self._readers: dict[int, tuple[int, int]] = {}
         """Keyed by first page of a set: the page's generation, and how many chains are known to go
         on from it."""
         self._superseded: dict[int, bytes] = {}
-        """Keyed by first page, hashes of sets of which a chain has a later one."""
+        """Hashes of sets for which a chain has a later one, by first page."""
 
     def cache(self, block_hash: bytes, pages: Sequence[int]) -> None:
-        """Lets a held set be found, unless another already is."""
+        """Registers a held set under its hash, unless another set already is."""
         if self.find(block_hash):
             return
         for group, page in zip(self._groups, pages, strict=True):
             key = page_key(block_hash, group)
-            # Pages of a set that lost others may be left.
+            # Some pages of a set that lost others may remain.
             if (left := self._pool.find(key)) is not None:
                 self._pool.uncache(left)
             self._pool.cache_page(page, key)
@@ -45,8 +45,8 @@ class Snapshots:
             self._superseded.pop(pages[0], None)
 
     def supersede(self, block_hash: bytes, num_chains: int = 1) -> None:
-        """Lets a snapshot be evicted before anything else from which at most so many chains are
-        known to go on, since they have a later one."""
+        """Lets a snapshot be evicted first if at most `num_chains` chains continue from it, since
+        they have a later one."""
         pages = self.find(block_hash)
         if pages and self._num_readers(pages[0]) <= num_chains:
             self._superseded[pages[0]] = block_hash
@@ -96,8 +96,8 @@ class SnapshotCache(PrefixCache):
             pool, [*(kind.groups for kind in self._kinds[1:]), set_groups]
         )
         self.fresh: set[bytes] = set()
-        """Hashes of blocks after which the step that is being planned writes snapshots: they are
-        not read before the next one."""
+        """Hashes of blocks whose snapshots the step in planning writes: they are not read before
+        the next step."""
 
     @property
     def num_found(self) -> int:
@@ -106,7 +106,7 @@ class SnapshotCache(PrefixCache):
 
     @property
     def num_snapshots(self) -> int:
-        """Snapshots of which no chain has a later one."""
+        """Number of snapshots that no later one of their chain supersedes."""
         return self.num_found - self.snapshots.num_superseded
 
     def match(self, chain: HashChain, max_blocks: int) -> Hits:
@@ -123,8 +123,8 @@ class SnapshotCache(PrefixCache):
         return super().match(chain, 0)._replace(num_cached=num_cached)
 
     def _last_snapshot(self, chain: HashChain, end: int) -> tuple[int, list[int]]:
-        """The largest number of the chain's blocks, up to `end`, behind which there is a snapshot,
-        and its pages."""
+        """The largest number of the chain's blocks, up to `end`, with a snapshot after them, and
+        its pages."""
         for num_blocks in range(end, 0, -1):
             block_hash = chain.hashes[num_blocks - 1]
             pages = self.snapshots.find(block_hash)

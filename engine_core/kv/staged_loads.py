@@ -18,7 +18,7 @@ from ..page_groups import num_blocks_of
 from .block_source import LoadEnd, Outcome, Ticket
 
 PART_BLOCKS = 16
-"""Blocks that one job reads."""
+"""Number of blocks that one job reads."""
 
 
 @dataclass(slots=True, eq=False)
@@ -27,9 +27,9 @@ class StagedLoad:
     num_assigned: int = 0
     """Leading blocks that have, or had, a slot."""
     num_good: int = 0
-    """Blocks to which the load is cut where one could not be read; those of the ticket at first."""
+    """Number of leading blocks that can be used; decreases where a block cannot be read."""
     num_reading: int = 0
-    """Parts that are being read."""
+    """Number of parts that are being read."""
     num_swapping: int = 0
     """Blocks that are being copied into the cache."""
     is_cancelled: bool = False
@@ -52,7 +52,8 @@ class Part:
         return self.load.ticket.hashes[self.start : self.start + len(self.slots)]
 
     def num_blocks_behind(self, num_pages: int) -> int:
-        """Blocks whose page of the first group is behind the first pages of the part."""
+        """Number of blocks whose page of the first group is after the first `num_pages` pages of
+        the part."""
         return num_blocks_of(self.hashes[num_pages:])
 
 
@@ -124,7 +125,7 @@ class StagedLoads:
         self._free_slots.extend(part.slots[num_read:])
 
     def cancel(self, ticket: Ticket) -> None:
-        """Ends a ticket with the next poll, or once nothing is being copied for it."""
+        """Ends a ticket with the next poll, or when its copies have ended."""
         self._cancel(self._by_ticket[ticket])
 
     def cancel_all(self) -> None:

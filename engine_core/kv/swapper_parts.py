@@ -60,7 +60,7 @@ class SwapperPart:
 
 
 class _Shares:
-    """Owners of the copies of one direction, which end in the order of their plans."""
+    """Owners of the copies of one direction; copies end in the order of their plans."""
 
     def __init__(self) -> None:
         self._queue: deque[tuple[SwapperPart, int]] = deque()

@@ -1,5 +1,5 @@
-"""Blocks of tenants below a disk folder, whichever engine wrote them: whose there are, and their
-deletion."""
+"""Blocks of tenants in a disk folder that several engines share: lists their tenants, and deletes
+them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def tenants_below(root: Path) -> set[str]:
 
 
 def delete_tenants(root: Path, tenants: Collection[str]) -> int:
-    """Deletes every namespace that belongs to one of these, also where it shares it. Engines that
-    run find their files gone and compute. Returns the number of namespaces; raises `OSError` where
-    one cannot be deleted, behind the others."""
+    """Deletes every namespace that belongs to one of these tenants, also a shared one. Running
+    engines find their files missing and compute. Returns the number of namespaces; raises `OSError`
+    at the end where one could not be deleted."""
     num_deleted = 0
     failure = None
     for folder in _namespaces(root):

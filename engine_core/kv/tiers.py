@@ -1,4 +1,4 @@
-"""The tiers of one engine behind its device's cache: host memory, then a disk, then the caches of
+"""The tiers of an engine after its device's cache: host memory, then a disk, then the caches of
 other engines."""
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Tiers:
         link: PeerLink | None,
         clock: Callable[[], float],
     ) -> None:
-        """`files`: where blocks on a disk are kept, if they are. `link`: the way to other engines,
-        if there is one."""
+        """`files`: files of blocks on a disk; None: no disk. `link`: connection to other engines;
+        None: none."""
         self.host: HostBlocks | None = None
         self.disk: DiskBlocks | None = None
         self.peers: PeerBlocks | None = None
@@ -74,7 +74,7 @@ class Tiers:
             self.peers = PeerBlocks(pulled, link, num_lent, clock=clock)
 
     def open_leases(self, pool: BlockPool, release: Release, steps: Steps) -> None:
-        """Lets other engines copy blocks of the pool and of this engine's tiers, if there is a way
+        """Lets other engines copy blocks of the pool and of this engine's tiers, if there is a link
         to them."""
         if self._link is not None:
             tiers: list[Lender | None] = [self.host, self.disk]
@@ -160,7 +160,7 @@ def key_of(
     drafts = [str(each) for each in (options.draft_model, options.draft_heads) if each is not None]
     groups: list[object] = []
     if config.num_page_groups > 1 or config.state_pages:
-        # What lies in which page of a block.
+        # Layout of the pages of a block.
         groups = [config.page_windows, config.state_pages]
     return kv_key(
         facts.numerics_id,

@@ -172,8 +172,8 @@ class BlockFiles:
             self._lock = None
 
     def _check_folder(self) -> None:
-        """Raises `OSError` where the folder is this engine's no longer: another one would take what
-        is written there for its own, or it lies where another disk was."""
+        """Raises `OSError` where the folder is no longer this engine's: another engine has it, or
+        another disk is mounted there."""
         with contextlib.suppress(FileNotFoundError):
             if self._lock is not None and os.path.samestat(
                 os.fstat(self._lock), (self.folder / LOCK).stat()
@@ -273,7 +273,7 @@ def _mark_used(path: Path) -> None:
 
 
 def _own_folder(path: Path) -> None:
-    """Makes a folder that only its owner may enter, and those above it that are missing."""
+    """Makes a folder that only its owner may enter, and its missing parents."""
     if not path.parent.is_dir():
         _own_folder(path.parent)
     path.mkdir(exist_ok=True, mode=OWN_FOLDER)
@@ -282,8 +282,8 @@ def _own_folder(path: Path) -> None:
 
 
 def _lock(folder: Path) -> int | None:
-    """A descriptor that has the folder as long as it is open; None where another process has it, or
-    has just deleted it."""
+    """A descriptor that locks the folder as long as it is open; None where another process has
+    locked or just deleted it."""
     path = folder / LOCK
     try:
         lock = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, OWNER_ONLY)
@@ -315,8 +315,8 @@ def _delete_stale(root: Path) -> None:
 
 
 def _delete_held(folder: Path, lock: int) -> None:
-    """Deletes a folder and lets go of its lock, which goes last: by it the next start finds what
-    this one leaves where it is killed, and until then no other engine takes the folder."""
+    """Deletes a folder and then its lock. The lock is deleted last: if the process is killed, the
+    next start finds the rest by it, and until then no other engine uses the folder."""
     try:
         for path in folder.iterdir():
             if path.name != LOCK:

@@ -33,7 +33,7 @@ from .held_hashes import HeldHashes
 log = logging.getLogger(__name__)
 NUM_READERS = 3
 MOST_FOUND = 256
-"""Blocks of an earlier life that one poll takes in."""
+"""Most files of an earlier run that one poll adds."""
 
 
 class DiskBlocks:
@@ -53,7 +53,7 @@ class DiskBlocks:
         writes: Lane | None = None,
         reads: Lane | None = None,
     ) -> None:
-        """`swapper` has the slots through which blocks pass. `writes` runs one job after
+        """`swapper`: has the slots through which blocks are copied. `writes` runs one job after
         another."""
         self._swapper = swapper
         self._file_bytes = files.file_bytes(swapper.slots.shape[1])
@@ -102,7 +102,7 @@ class DiskBlocks:
         return num_leading(hashes, self._held.namespace_of)
 
     def cost(self, num_blocks: int) -> float:
-        """Seconds by the time that recent loads took; blocks that others wait for come first."""
+        """Seconds predicted from recent loads; loads that requests wait for come first."""
         blocks = self._loads.num_waiting_blocks + num_blocks
         return blocks * (self._costs.seconds_per_block + self._swapper.seconds_per_block)
 
@@ -201,7 +201,7 @@ class DiskBlocks:
             self._held.add_oldest(block.block_hash, block.namespace)
 
     def _make_room(self, kept: Collection[bytes]) -> bool:
-        """Deletes what was used least recently until another file fits. Whether it does."""
+        """Deletes the least recently used files until another one fits. Returns whether it does."""
         while not self._has_room:
             if (oldest := self._held.oldest(kept)) is None:
                 return False
@@ -235,8 +235,7 @@ class DiskBlocks:
         self._loads.note_read(part, num_read)
         if num_read < len(part.slots) and not self._jobs.failure:
             self._use.num_damaged += 1
-            # The blocks after it may be as good as those before it: they wait for a sequence that
-            # gets there.
+            # Blocks after the damaged one may be intact, so they stay until a sequence reads them.
             if (damaged := part.hashes[num_read]) in self._held:
                 self._lose(damaged)
 

@@ -155,7 +155,7 @@ class DiskJobs:
 
     @contextmanager
     def _ends_use(self, done: str) -> Iterator[None]:
-        """Scope in which the disk is read or written to; an error of it ends its use."""
+        """Context of disk reads and writes; an error ends the use of the disk."""
         try:
             yield
         except OSError as error:

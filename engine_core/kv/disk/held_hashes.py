@@ -19,7 +19,7 @@ class HeldHashes:
         """Hashes whose files have not been marked as used yet, in order of use."""
         self._touch_at = 0.0
         self._reading = Counter[bytes]()
-        """Loads and leases that read a hash, whose file stays."""
+        """Number of loads and leases that read a hash, whose file is kept."""
 
     def __len__(self) -> int:
         return len(self.namespace_of)
@@ -65,7 +65,7 @@ class HeldHashes:
                 del self._reading[block_hash]
 
     def oldest(self, kept: Collection[bytes]) -> bytes | None:
-        """The least recently used hash that nothing reads and that is not among `kept`."""
+        """The least recently used hash that is neither read nor in `kept`."""
         unused = (
             each for each in self.namespace_of if each not in kept and each not in self._reading
         )

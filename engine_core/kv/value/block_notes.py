@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 COUNT_SECONDS = 1.0
-"""Time for which a count of kept blocks holds."""
+"""Seconds for which a count of kept blocks is reused."""
 
 
 class BlockNotes:

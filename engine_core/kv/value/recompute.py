@@ -1,4 +1,4 @@
-"""Time in which a block is computed again, by its place in its chain."""
+"""Time to compute a block again, by its index in its chain."""
 
 from __future__ import annotations
 

@@ -24,26 +24,28 @@ _LATER_EDGES = EDGES[1:-1]
 _PER_SECOND = 1 / SMALLEST_SECONDS
 _BUCKETS_PER_LOG2 = 2.0
 NUM_RECENT = 512
-"""Stays that a sample of them keeps."""
+"""Most stays in a sample."""
 STRIDES = (1, 8, 64)
-"""Intervals at which samples take a stay: the last sample reaches far back, so that long return
-times are seen where stays are many."""
+"""A sample takes every n-th stay. The last one spans a long time, so that long return times are
+seen where stays are many."""
 REFRESH_EVERY = 256
 """Most stays after which values are computed again."""
 PARENT_REFRESH_EVERY = 1024
-"""Most stays after which a wider class is, by which many narrower ones have their values."""
+"""Most stays between two updates of a wider class, from which many narrower ones compute their
+values."""
 REFRESH_SECONDS = 1.0
 """Least time between two computations. Of more than `REFRESH_EVERY` stays in this time, the class
 learns from the first, so that thousands of stays a second cost little."""
 PRIOR_HAZARD = 0.12
-"""Chance of a return in a bucket that is reached, where nothing is known: the same in all of them,
-so that the value falls with the time and the oldest goes first, as in LRU."""
+"""Chance of a return in a bucket that a stay reaches, where nothing is known: the same in all
+buckets, so that the value decreases with time and the oldest block is evicted first, as with
+LRU."""
 PRIOR_WEIGHT = 8.0
-"""Stays that what is known otherwise counts for, beside a class's own."""
+"""Weight of the prior, in stays, relative to the stays of the class."""
 FEW_STAYS = 64
 FEW_RETURNS = 4
-"""Fewest stays or returns by which a class differs from the wider one. Of fewer only the beginnings
-were observed, without returns, so that the newest would seem to be worth least."""
+"""Fewest stays, and fewest returns, for which a class has return times of its own. With fewer, only
+beginnings of stays are observed, so the newest would seem to have the least value."""
 LEAST_HAZARD = 1e-6
 MOST_HAZARD = 0.99
 NEVER = math.inf
@@ -75,13 +77,13 @@ class ReturnTimes:
     """Return times of one class of turns."""
 
     def __init__(self, parent: ReturnTimes | None = None) -> None:
-        """`parent`: of a wider class, which counts where this one has few stays."""
+        """`parent`: the wider class, which is used where this one has few stays."""
         self._parent = parent
         self._samples = [deque[Sample](maxlen=NUM_RECENT) for _ in STRIDES]
         self._num_begun = 0
         self._begun = list[Sample]()
-        """Stays since the last refresh. Samples and wider classes get them by the next one: a stay
-        costs an append."""
+        """Stays since the last refresh, when they are added to samples and wider classes: noting a
+        stay costs only an append."""
         self._num_until_refresh = 1
         self._next_refresh = -NEVER
         self._num_until_learnt = 0
@@ -92,7 +94,7 @@ class ReturnTimes:
         """Chance of a return within a bucket for stays that reach it, by bucket."""
 
     def begin(self, stay: Sample) -> bool:
-        """Notes a stay that begins now; whether the class learns from it."""
+        """Notes a stay that begins now. Returns whether the class learns from it."""
         begun = self._begun
         if len(begun) >= REFRESH_EVERY and stay.began < self._next_refresh:
             return False
@@ -126,7 +128,7 @@ class ReturnTimes:
             self.hazards = self._learnt(now, prior)
 
     def _take(self, begun: Sequence[Sample]) -> None:
-        """Adds stays to the samples: to each of them every so many."""
+        """Adds stays to the samples, every n-th of them by the sample's stride."""
         for stride, sample in zip(STRIDES, self._samples, strict=True):
             sample.extend(begun[-self._num_begun % stride :: stride])
         self._num_begun += len(begun)
@@ -143,7 +145,7 @@ class ReturnTimes:
         returns = np.bincount(buckets[has_returned], minlength=NUM_BUCKETS)
         censored = np.bincount(buckets[~has_returned], minlength=NUM_BUCKETS)
         at_end = np.cumsum((returns + censored)[::-1])[::-1]
-        # Those whose observation ends in the bucket count as half of one.
+        # Stays whose observation ends in the bucket count as half.
         at_risk = np.maximum(at_end - censored / 2, 0.0)
         expected = np.full(NUM_BUCKETS, PRIOR_HAZARD) if prior is None else np.array(prior)
         if self._num_begun < FEW_STAYS and returns.sum() < FEW_RETURNS:
@@ -154,8 +156,8 @@ class ReturnTimes:
 
 
 class ReturnClasses:
-    """Return times by class, most general part first: each class knows the wider one that leaves
-    out its last part."""
+    """Return times by class, most general part first: the wider class of each class lacks its last
+    part."""
 
     def __init__(self) -> None:
         self._times: dict[tuple[object, ...], ReturnTimes] = {}

@@ -22,15 +22,13 @@ class Rings:
         self._costs = costs
         self._times = times
         self.stay_of: list[Stay | None] = [None] * num_blocks
-        """Stay that a block belongs to, by block; None: it is in no ring, or leaves its ring at
-        this moment."""
+        """Stay of each block; None: it is in no ring, or is being removed."""
 
     def ring(
         self, turn: Turn, kind: str, depth: int, num_rounds: int, now: float, kept_until: float
     ) -> Ring:
-        """The ring of stays of such turns. Only the ends of a ring are compared with others, so
-        that those which a hint keeps for longer have another one: they hide none whose time is
-        over."""
+        """The ring of stays of such turns. Stays that a hint keeps for longer are in a ring of
+        their own: only the ends of rings are compared, and a kept stay must not hide others."""
         share = self.shares.get(turn.tenant)
         if share is None:
             share = self.shares[turn.tenant] = Share(now)
@@ -62,7 +60,7 @@ class Rings:
             self._times.drop(left)
 
     def append(self, stay: Stay) -> None:
-        """Puts a stay behind all others of its ring."""
+        """Appends a stay to its ring."""
         stay_of = self.stay_of
         blocks = stay.blocks
         for block in blocks:
@@ -80,7 +78,7 @@ class Rings:
         return blocks
 
     def take_last(self, stay: Stay, most: int) -> list[int]:
-        """Takes up to `most` of the last blocks of a stay out of its ring, the last one first."""
+        """Removes up to `most` of the last blocks of a stay from its ring, last one first."""
         taken = stay.blocks[: -most - 1 : -1]
         del stay.blocks[-most:]
         stay.depth -= len(taken)
@@ -88,8 +86,8 @@ class Rings:
         return taken
 
     def leave(self, stay: Stay, blocks: list[int]) -> bool:
-        """Takes blocks of a stay that are in use again, from first to last, out of its ring;
-        whether the last one of the stay is among them."""
+        """Removes blocks of a stay that are in use again, from first to last, from its ring.
+        Returns whether the last block of the stay is among them."""
         is_whole = stay.take_out(blocks)
         self._note_taken(stay, blocks)
         return is_whole

@@ -22,9 +22,9 @@ class GivenBack:
 
     turn: Turn = UNKNOWN
     start: int = 0
-    """Index of the first one in its chain."""
+    """Index of the first block in its chain."""
     is_move: bool = False
-    """Whether they were held for no turn."""
+    """Whether a transfer, not a turn, held them."""
 
 
 NO_TURN = GivenBack()
@@ -37,7 +37,7 @@ class SlotValues:
         self._clock = clock
         self._hash_of: list[bytes | None] = [None] * num_slots
         self._worthless = OrderedDict[int, None]()
-        """Slots that go before all others, in this order."""
+        """Slots that are evicted before all others, in this order."""
         self._num_holds = [1] * num_slots
         """Reasons for which each slot is in no order: it is free, read or being saved."""
         self._index_of = [0] * num_slots
@@ -63,8 +63,8 @@ class SlotValues:
             self._num_holds[slot] += 1
 
     def let_go(self, slots: Sequence[int], given: GivenBack | None = None) -> None:
-        """Puts slots back, given from first to last, that nothing else holds. `given`: how the
-        device's blocks were given back; None: the slots were read for no turn."""
+        """Makes slots evictable again, given from first to last. `given`: how the device's blocks
+        were released; None: the slots were read for a transfer."""
         self._order.now = self._clock()
         free = []
         for slot in slots:

@@ -1,5 +1,5 @@
-"""Stays of blocks in the cache: the blocks that one sequence gave back together, and the rings that
-they wait in. Knows no values."""
+"""Stays: blocks that a sequence released together and that wait in the cache for the next turn, in
+rings by class. Knows no values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .turn import Turn
 
 
 class Stay(Sample):
-    """Blocks of one chain that nobody holds, since one moment."""
+    """Blocks of one chain that have had no reference since the same moment."""
 
     __slots__ = (
         *("blocks", "depth", "is_diverged", "is_moved", "is_observed"),
@@ -30,10 +30,10 @@ class Stay(Sample):
         *,
         is_moved: bool = False,
     ) -> None:
-        """`blocks`: the first of the chain first; the last one is evicted first. `depth`: index of
+        """`blocks`: from first to last in the chain; the last is evicted first. `depth`: index of
         the last block in its chain. `num_rounds`: how often the chain has returned so far.
-        `kept_until`: time up to which a hint keeps it. `is_moved`: its blocks were held for no
-        turn, so that its time teaches nothing."""
+        `kept_until`: time up to which a hint keeps it. `is_moved`: a transfer held its blocks, so
+        its duration is not learnt from."""
         super().__init__(began)
         self.ring = ring
         self.turn = turn
@@ -48,8 +48,8 @@ class Stay(Sample):
         """Whether a chain went on from the middle of it."""
 
     def take_out(self, blocks: list[int]) -> bool:
-        """Takes out blocks that are in use again, from first to last; whether the last one of the
-        stay is among them."""
+        """Removes blocks that are in use again, from first to last. Returns whether the last block
+        of the stay is among them."""
         own = self.blocks
         last = own[-1]
         num_blocks = len(blocks)
@@ -62,7 +62,7 @@ class Stay(Sample):
 
 
 class Ring:
-    """Stays of one class whose chains are about as long, in the order in which they began."""
+    """Stays of one class with chains of similar length, oldest first."""
 
     __slots__ = ("factor", "share", "stays", "times")
 
@@ -87,7 +87,7 @@ class Share:
     def __init__(self, now: float) -> None:
         self.weight = 1.0
         self.fraction = 0.0
-        """Part of all free blocks that the tenant does not lose while others have blocks."""
+        """Fraction of all free blocks that the tenant keeps while others have blocks to evict."""
         self.num_blocks = 0
         self.last_used = now
         self.rings: dict[tuple[str, int, int, int, int], Ring] = {}
@@ -95,12 +95,12 @@ class Share:
         which a hint keeps their blocks."""
 
     def num_spare(self, num_blocks: int) -> int:
-        """How many blocks, of the `num_blocks` of all tenants, this one may lose one after another
-        until it has less than its fraction of those that are left. Negative: it has less."""
+        """Number of blocks, of the `num_blocks` of all tenants, that this tenant may lose until it
+        has less than its fraction of those that are left; negative: it has less already."""
         if self.num_blocks == num_blocks:
             return num_blocks
-        # Rounded down: one that has exactly its share does not miss it by a rounding, so that there
-        # is always one.
+        # Rounded down, so that a tenant with exactly its share counts as having it and some tenant
+        # always has blocks to lose.
         above = self.num_blocks - int(num_blocks * self.fraction)
         return above if above <= 0 else int(above / (1 - self.fraction))
 

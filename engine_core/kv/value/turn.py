@@ -1,4 +1,4 @@
-"""A turn of a conversation as its blocks are given back: its tenant, its kind, and hints."""
+"""A turn of a conversation when it releases its blocks: its tenant, its kind, and hints."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ class Turn:
 
     tenant: str = ""
     weight: float = 1.0
-    """Weight of the tenant's share of the cache; 0: not known, and the share keeps the one that it
-    has."""
+    """Weight of the tenant's share of the cache; 0: unknown, the last weight is kept."""
     kind: str = ""
-    """Word for what the next turn waits for; empty: not known."""
+    """Name of what the next turn waits for, such as a tool; empty: unknown."""
     session: str = ""
     """Name of the conversation within its tenant; empty: not known."""
     priority: int = 0
@@ -24,17 +23,18 @@ class Turn:
     """Hint: for so long the blocks count as sure to come back."""
 
     end_token_ids: tuple[int, ...] = ()
-    """Tokens by which the model itself ends answers."""
+    """Tokens by which the model ends answers."""
 
     def ended(self, stop_token_id: int | None) -> Turn:
-        """The turn with the token that ended its answer: models end a call of a tool by another one
-        than what they say to a person. Tokens that clients choose tell nothing."""
+        """The turn with the token that ended its answer: models end a tool call by another token
+        than a message to a person. Stop tokens that clients choose say nothing."""
         if stop_token_id not in self.end_token_ids:
             return self
         return replace(self, kind=f"{self.kind}/{stop_token_id}")
 
     def part(self, kind: str) -> Turn:
-        """The turn of blocks that do not come back as its others do, by a kind of their own."""
+        """The turn of blocks whose return times differ from those of its other blocks, with a kind
+        of their own."""
         return replace(self, kind=kind, session="")
 
 
@@ -44,5 +44,5 @@ MOVED = "moved"
 
 
 def moved(tenant: str) -> Turn:
-    """Blocks of a tenant that were held for no turn of it."""
+    """Blocks of a tenant that were held by transfers only."""
     return Turn(tenant=tenant, weight=0.0, kind=MOVED)

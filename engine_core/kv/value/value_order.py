@@ -1,5 +1,5 @@
-"""The order in which blocks that nobody holds are evicted: those of the least value first, and of a
-chain the last one. Knows blocks and turns; knows no requests."""
+"""Eviction order of blocks without references: least value first, and within a chain the last block
+first. Knows blocks and turns; knows no requests."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from .turn import UNKNOWN, Turn
 from .victims import Victims
 
 MOST_REMEMBERED = 1 << 14
-"""Sessions whose last stay is remembered, and evicted stays whose return is still looked for."""
+"""Most sessions whose last stay is remembered, and most evicted stays whose return is still
+awaited."""
 SHARED_KINDS = ("", "shared by 2", "shared by 4", "shared by 8")
 LEFT = "left"
-"""Kind of the blocks behind the one from which another chain went on."""
+"""Kind of the blocks after the one from which another chain branched off."""
 
 
 class ValueOrder:
@@ -73,8 +74,8 @@ class ValueOrder:
 
     @property
     def eviction_cost(self) -> float:
-        """Blocks that are expected to be computed again for each one that is evicted now, in units
-        of the first one of a chain."""
+        """Expected number of blocks to compute again for each block that is evicted now, in units
+        of the first block of a chain."""
         return self._victims.cost(self.now) if self.num_blocks else 0.0
 
     def admit(
@@ -85,9 +86,9 @@ class ValueOrder:
         *,
         is_move: bool = False,
     ) -> None:
-        """Takes blocks of a chain that nobody holds any more, the first one first; the last one has
-        the index `last` in its chain. Blocks with other numbers of users begin a stay of their own.
-        `is_move`: they were held for no turn."""
+        """Adds blocks of a chain that have no reference any more, in order; the last one has index
+        `last` in its chain. Blocks with different numbers of users begin stays of their own.
+        `is_move`: a transfer held them."""
         num_rounds = self._notes.take_rounds(blocks)
         newest = None
         # From the last run to the first, as blocks are evicted.
@@ -137,9 +138,9 @@ class ValueOrder:
     def note_hit(
         self, blocks: Sequence[int], ref_counts: Sequence[int], *, is_move: bool = False
     ) -> list[int]:
-        """Notes that one more sequence holds these blocks, given from first to last. To be called
-        before its holds are counted. Returns the free blocks among them that were not in this
-        order. `is_move`: they are held for no turn, so that no stay returns."""
+        """Notes that one more sequence uses these blocks, given from first to last; to be called
+        before the references are counted. Returns the free blocks among them that were not in this
+        order. `is_move`: a transfer uses them, so no stay returns."""
         if not blocks:
             return []
         stay_of = self._rings.stay_of
@@ -177,7 +178,8 @@ class ValueOrder:
             self._reclass(stay)
 
     def _reclass(self, stay: Stay) -> None:
-        """Moves what another chain left of a stay to the class of such blocks."""
+        """Moves the rest of a stay from which another chain branched off to the class of such
+        blocks."""
         stay.end(self.now, has_returned=False)
         blocks = self._rings.withdraw(stay)
         self._begin(blocks, stay.depth, stay.turn, LEFT, 0, stay.kept_until)
@@ -199,8 +201,7 @@ class ValueOrder:
             self._missed.pop(self._evicted.popleft(), None)
 
     def forget(self, blocks: Sequence[int]) -> None:
-        """Forgets what is known of blocks whose contents are gone, though they were not in the
-        order when they were taken."""
+        """Forgets blocks whose contents are lost though they were not evicted by this order."""
         self._notes.forget(blocks)
 
     def note_computed(self, hashes: Sequence[bytes]) -> None:

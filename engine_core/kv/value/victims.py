@@ -25,11 +25,11 @@ VICTIMS_PER_CANDIDATE = 4
 make each victim dear."""
 REVIEW_SECONDS = 1.0
 YOUNG_SECONDS = 1.0
-"""Least time that a block is expected to stay where nothing evicts it."""
+"""Least expected stay of a block, where nothing evicts it."""
 KEPT_RATE = 1000.0
 """Returns a second of blocks that a hint keeps."""
 WORTH_LESS = 1.02
-"""Factor by which the value of a stay may have risen since it was compared with others."""
+"""Factor by which the value of a stay may rise after it was compared with others."""
 _Candidate = tuple[float, int, Ring, bool]
 """Value, number, ring, and whether it is the newest stay of the ring."""
 
@@ -45,7 +45,7 @@ class Victims:
         self._candidates: list[_Candidate] = []
         """The least one first."""
         self._begun: Stay | None = None
-        """The stay that is being evicted, up to its end or the next review."""
+        """The stay that is being evicted, until it is empty or the next comparison."""
         self._numbers = count()
         self._num_until_review = 0
         self._next_review = 0.0
@@ -58,7 +58,7 @@ class Victims:
         taken: list[int] = []
         while wanted := count - len(taken):
             stay = self._begun
-            # A stay that is begun is evicted to its end: its first blocks are worth less.
+            # A stay that is partly evicted is evicted completely: its first blocks have less value.
             if stay is None or not stay.blocks:
                 stay = self._begun = self._least(now)
             num_spare = stay.ring.share.num_spare(rings.num_blocks)
@@ -73,16 +73,16 @@ class Victims:
         return taken
 
     def cost(self, now: float) -> float:
-        """Expected time to compute the block of the least value again, in units of the first one of
-        a chain. Without eviction it would stay about as long again as it has stayed: the returns in
-        this time, at most one."""
+        """Expected cost of evicting the block of least value, in units of computing the first block
+        of a chain: the probability that it returns within as long a time again as it has stayed,
+        times the cost to compute it."""
         stay = self._least(now)
         age = max(now - stay.began, YOUNG_SECONDS)
         cost = self._cost(stay)
         return min(cost, self._value(stay, now) * age)
 
     def _least(self, now: float) -> Stay:
-        """The stay that is worth least."""
+        """The stay with the least value."""
         num_blocks = self._rings.num_blocks
         while True:
             if not self._candidates or self._num_until_review <= 0:

@@ -57,7 +57,7 @@ class _Prefetch:
 
 
 class Needs(Protocol):
-    """What requests need, which is served before prefetches."""
+    """Interface to the needs of requests, which are served before prefetches."""
 
     @property
     def num_blocks_needed(self) -> int:
