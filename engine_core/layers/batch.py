@@ -1,5 +1,4 @@
-"""Input of one forward pass: token rows, their places in the KV cache, and which of them are
-sampled."""
+"""Input of one forward pass: token rows, their slots in the KV cache, and the sampled ones."""
 
 from __future__ import annotations
 
@@ -35,8 +34,8 @@ class ForwardBatch:
     block_tables: torch.Tensor
     """int32 [R, blocks]; entries beyond a request's blocks name the scratch block 0."""
     sampled: torch.Tensor
-    """int64 [S] token rows after which a token is sampled, now or by a draw: of each request its
-    last ones, as many as it has drafts and one more."""
+    """int64 [S] token rows after which a token is sampled, now or later by a draw: the last ones of
+    each request, one more than it has drafts."""
     adapter_of_row: torch.Tensor | None = None
     """int32 [T] slot of each token's adapter, -1: none; None: no token has one."""
     states: StateRows | None = None
@@ -69,8 +68,8 @@ class ForwardBatch:
 
 
 def last_tokens(batch: ForwardBatch, num_kept: Int32Array) -> ForwardBatch:
-    """The last num_kept[r] tokens of each request as the batch's own page group has them, each as a
-    request of one token; `sampled` names them in the batch that they are from."""
+    """The last num_kept[r] tokens of each request, from the batch of one page group, each as a
+    request of one token; `sampled` has their indices in that batch."""
     at = torch.from_numpy(last_elements(batch.counts, num_kept)).to(batch.token_ids.device)
     first = batch.starts + batch.counts - num_kept
     return replace(

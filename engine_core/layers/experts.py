@@ -16,7 +16,7 @@ from .process_group import Group
 from .routing import ExpertProduct, ExpertStack, Router, Routes, SharedLinears
 
 PlainNorm = RMSNorm | LayerNorm
-"""A norm that rounds nothing."""
+"""Norms whose result is not rounded to fewer bits."""
 
 
 class SharedExpert:
@@ -48,15 +48,16 @@ class SharedExpert:
     def joined_with(
         self, gate_up: ExpertStack, down: ExpertStack, activation: str, apart: ExpertProduct
     ) -> ExpertProduct:
-        """`apart`, which adds this expert to the others, in fewer launches where there are such."""
+        """`apart`, a shared expert's product that is added to the others, with fewer launches where
+        the platform has such."""
         if self._linears is None or not isinstance(self._platform, JoiningPlatform):
             return apart
         return self._platform.joint_experts(gate_up, down, self._linears, activation, apart)
 
 
 class Experts:
-    """The sum of the experts that a router chooses for a token, each times its weight, and of the
-    shared expert where there is one. Ranks have a share of every expert, or some whole ones."""
+    """Sum of the experts that a router chooses for a token, each times its weight, and of the
+    shared expert if there is one. Ranks hold a part of every expert, or some whole experts."""
 
     def __init__(
         self,

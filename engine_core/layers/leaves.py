@@ -34,12 +34,12 @@ from .process_group import Group
 from .staged import AbsentLinear
 
 WithLeaves = Callable[[Weights, Layout, Shard], Weights]
-"""`cut_leaves`, or another function that makes a rank's weights those that a platform
-multiplies."""
+"""Type of `cut_leaves` and of functions that build a rank's weights in another form."""
 
 
 class SummedLeaves(Linear):
-    """Leaves of the inputs: their products are added, on this rank and over the ranks."""
+    """Leaves along the inputs: their products are summed on this rank, then over the ranks, in the
+    order of the tree."""
 
     kind = "summed leaves"
 
@@ -62,8 +62,8 @@ class SummedLeaves(Linear):
 
 
 class JoinedLeaves(Linear):
-    """Leaves of this rank's part of the outputs. A weight that was joined from several sub-matrices
-    has a leaf of each."""
+    """Leaves along the outputs that this rank holds. A weight that was joined from several
+    sub-matrices has a leaf of each."""
 
     kind = "joined leaves"
 
@@ -74,9 +74,9 @@ class JoinedLeaves(Linear):
         num_parts: Sequence[int],
         copied: frozenset[int] = frozenset(),
     ) -> None:
-        """`num_parts`: outputs of each part that a leaf has; empty: a leaf is one part, of any
-        size. The last leaf has the parts that are `copied`, whole, and the others have none of
-        them."""
+        """`num_parts`: number of outputs of each joined sub-matrix in a leaf; empty: a leaf has one
+        sub-matrix. Sub-matrices in `copied` are whole in the last leaf, and absent from the
+        others."""
         self._products = products
         self._copied = [i in copied for i in range(len(num_parts))]
         self._num_parts = list(num_parts)
@@ -94,15 +94,16 @@ class JoinedLeaves(Linear):
         return torch.cat([piece for part in parts for piece in part], dim=1)
 
     def _pieces(self, made: torch.Tensor, *, of_copied: bool) -> Iterator[torch.Tensor]:
-        """The parts of a leaf's outputs."""
+        """Splits a leaf's outputs into those of its sub-matrices."""
         sizes = zip(self._num_parts, self._copied, strict=True)
         own = [size for size, is_copied in sizes if is_copied == of_copied]
         return iter(torch.split(made, own, dim=1))
 
 
 def cut_leaves(weights: Weights, layout: Layout, shard: Shard) -> Weights:
-    """A rank's weights with the leaves of every one that ranks divide, each under a name of its
-    own. `layout` is the whole model's. Raises `ConfigError` where a weight has no such leaves."""
+    """A rank's weights, with each weight that ranks divide cut into its leaves, which have names of
+    their own. `layout`: of the whole model. Raises `ConfigError` where a weight cannot be cut into
+    leaves."""
     linears: dict[str, Linear] = {}
     for name, linear in weights.linears.items():
         if layout[name].split is Split.NONE or isinstance(linear, AbsentLinear):
@@ -114,7 +115,7 @@ def cut_leaves(weights: Weights, layout: Layout, shard: Shard) -> Weights:
 
 
 def of_leaves(weights: Weights, layout: Layout, platform: Platform, group: Group) -> Weights:
-    """The weights as a model reads them, over leaves that the platform is prepared for."""
+    """The weights as the model reads them, over leaves that the platform has prepared."""
     linears: dict[str, Linear] = {}
     for name, spec in layout.items():
         if not spec.is_linear or spec.num_experts:
@@ -144,7 +145,7 @@ def _leaf_name(name: str, leaf: int) -> str:
 
 
 def _leaves(name: str, weight: torch.Tensor, spec: WeightSpec, shard: Shard) -> list[torch.Tensor]:
-    """The leaves of a rank's part of a weight."""
+    """The leaves of this rank's part of a weight."""
     num_own = NUM_LEAVES // shard.size
     if spec.split is Split.INPUTS:
         check_leaves(name, spec.shape[1])
@@ -176,5 +177,5 @@ def _leaves(name: str, weight: torch.Tensor, spec: WeightSpec, shard: Shard) -> 
 
 
 def _leaf_parts(spec: WeightSpec) -> list[int]:
-    """Outputs of each piece of a weight that a leaf has."""
+    """Number of outputs of each joined sub-matrix in a leaf."""
     return [size if i in spec.copied else size // NUM_LEAVES for i, size in enumerate(spec.pieces)]

@@ -56,7 +56,8 @@ class GroupNorm:
 
 
 class InputNorm:
-    """The norm that one linear layer reads, as its product reads it."""
+    """The norm before one linear layer, with its result rounded as that layer's product reads
+    it."""
 
     def __init__(
         self, platform: Platform, weight: torch.Tensor, eps: float, reader: Linear

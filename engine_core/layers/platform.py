@@ -86,14 +86,14 @@ class Platform(Protocol):
         softcap: float = 0.0,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """q [T, Hq, D] → [T, Hq D]; keys and values are read back from the cache, those of this
-        step too. scale is that of the softmax, 1 / sqrt(D) by default. A position sees the last
-        `window` keys, its own included, which is 0 for all or the model's `sliding_window`; a negative
-        one, which only platforms with `chunks` are given, cuts sequences into chunks of so many
-        positions, and a position sees the keys of its chunk up to its own. Scores are
-        capped by tanh to `softcap`, which only platforms with `softcaps` are given; 0: not. Sinks
-        float32 [Hq], which only platforms with `sinks` are given, are scores of keys whose values
-        are zeros: they take a share of each softmax of their head."""
+        """q [T, Hq, D] → [T, Hq D]; keys and values are read from the cache, those of this step
+        included. `scale`: factor of scores, by default 1 / sqrt(D). `window`: 0, all keys, or the
+        model's `sliding_window`, the last keys that a position attends to, its own included; a
+        negative one, only for platforms with `chunks`, cuts sequences into chunks of that many
+        positions, and a position attends to keys of its own chunk. `softcap`: scores are capped to
+        it by tanh, only for platforms with `softcaps`; 0: not. `sinks` float32 [Hq], only for
+        platforms with `sinks`: scores of keys whose values are zeros, which take a share of each
+        softmax of their head."""
 
 
 @runtime_checkable
@@ -174,8 +174,8 @@ class EncoderPlatform(Platform, Protocol):
         1 / sqrt(D); qkv [3 Hq D, H]. A text has the same bits in any batch."""
 
     def sum_norm(self, linears: Sequence[BiasedLinear], norm: LayerNormWeights) -> SumNorm:
-        """The norm of residual + what the linear layers, one after another, make of x. The last
-        one has no activation."""
+        """The norm of residual + the result of the linear layers, applied one after another to x.
+        The last one has no activation."""
 
     def biased_linear(self, biased: BiasedLinear) -> Product:
         """The product of one linear layer."""
@@ -207,7 +207,8 @@ class ExpertPlatform(Platform, Protocol):
 
 @runtime_checkable
 class SharingPlatform(Protocol):
-    """A platform that adds a shared expert in fewer launches; for others it is composed."""
+    """A platform that adds a shared expert with fewer launches; on others it is composed of
+    operations."""
 
     def gated_sum(
         self, out: torch.Tensor, shared: torch.Tensor, x: torch.Tensor, gate: torch.Tensor
@@ -246,9 +247,8 @@ class StatePlatform(Platform, Protocol):
     ) -> torch.Tensor:
         """Both projections [T, …] of a batch's tokens → gated and normed heads [T, value heads ·
         value_dim]. Reads the states of the rows' first blocks, appends to their tails, and writes
-        those of their last blocks. A row may compute tokens again from any position of the block
-        behind which its state is read: what its tail holds behind that position counts for
-        nothing."""
+        those of their last blocks. A row may compute tokens again from any position of its first
+        block: entries of the tail after that position are ignored."""
 
 
 class ConvPlatform(Platform, Protocol):
@@ -365,8 +365,8 @@ class IndexPlatform(LatentPlatform, Protocol):
 
 
 class RoundingPlatform(Platform, Protocol):
-    """A platform that makes layers whose products round tokens to 8 bits; it also rounds what they
-    read as it is made. The bits are those of the operation and the rounding one after another."""
+    """A platform whose products can round activations to 8 bits; it can also round the result of
+    the operation before, with the same bits as the two operations in sequence."""
 
     def rounded_rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, rounds_to: Rounding

@@ -48,15 +48,15 @@ class Router:
     num_group_scores: int = 2
     """Largest scores of a group that it counts as the sum of, 1 or 2."""
     own: range | None = None
-    """Experts of this rank, which its routes number from 0; the others are `ELSEWHERE` there. None:
-    all."""
+    """Experts of this rank, which its routes number from 0; all others are `ELSEWHERE`. None: the
+    rank has all experts."""
     counts: torch.Tensor | None = None
     """int64 [E], to which the rows of each expert are added, those of other ranks too; None: rows
     are not counted."""
 
 
 ELSEWHERE = -1
-"""Number of an expert that another rank has."""
+"""Index of an expert that another rank has."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +82,7 @@ class ExpertStack:
     is_share: bool = False
     """Whether other ranks have more experts, which routes name `ELSEWHERE`."""
     expert_bytes: int = 0
-    """Bytes of one expert, as it is stored."""
+    """Bytes of one stored expert."""
     num_leaves: int = 0
     """Equal groups of the experts, in their order: a token's experts of a group are added, and the
     groups in a tree. 0: all are added in routing order."""

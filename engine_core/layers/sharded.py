@@ -58,7 +58,7 @@ class JoinedLinear(Linear):
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, K] → [T, N]"""
         joined = self._group.join(pad(self._product(x), (0, self._num_missing)))
-        # Rows lie as those of one rank, so that kernels read and add them in the same order.
+        # Row-major as on one rank, so that kernels read and add in the same order.
         return joined[:, : self.out_features].contiguous()
 
 

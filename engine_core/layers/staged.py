@@ -21,7 +21,7 @@ _LAYER = re.compile(r"layers\.(\d+)\.")
 
 
 class AbsentLinear(Linear):
-    """A linear layer that another stage has."""
+    """Placeholder of a linear layer of another stage."""
 
     kind = "absent"
 

@@ -135,9 +135,9 @@ def expand_all(
     dtype: torch.dtype,
     keeps: Callable[[str, Parts], bool] = lambda name, parts: False,
 ) -> None:
-    """Puts every packed weight of a model's file into the dtype, but those that are kept, one after
-    another: the two forms of all of them are never in memory at once. Raises `ConfigError` naming
-    the one that does not fit."""
+    """Expands every packed weight of a model's file to the dtype, but those that `keeps` accepts,
+    one after another: both forms of all weights are never in memory at once. Raises `ConfigError`
+    naming a weight that cannot be expanded."""
     for name in [name.removesuffix(BLOCKS) for name in tensors if name.endswith(BLOCKS)]:
         require(
             name + PARTS in tensors,
@@ -179,7 +179,7 @@ def _merged(parts: Sequence[BlockWeight]) -> list[BlockWeight]:
 
 
 def _joined(parts: Sequence[BlockWeight]) -> BlockWeight:
-    """Parts of one format as one."""
+    """Concatenates parts of one format."""
     if len(parts) == 1:
         return parts[0]
     tiles = torch.cat([part.tiles for part in parts])

@@ -32,7 +32,7 @@ EXPANDED = (INT8, W8A8, FP8, FP8_TOKENS, MXFP4)
 """Names of values that most platforms have no product for."""
 Kept = ByteWeight | Mxfp4Weight | Parts
 Keeps = Callable[[str, Kept], bool]
-"""Whether a platform has a product for a weight of a name, so that it stays packed."""
+"""Whether a platform has a product for the weight of this name, which then stays packed."""
 
 
 def keeps_none(name: str, weight: Kept) -> bool:
@@ -43,8 +43,9 @@ def keeps_none(name: str, weight: Kept) -> bool:
 def expand_all(
     tensors: dict[str, torch.Tensor], dtype: torch.dtype, keeps: Keeps = keeps_none
 ) -> None:
-    """Puts every weight of eight bits or of MXFP4 in a model's file into the dtype, one after
-    another, but those that are kept. Raises `ConfigError` naming the one that does not fit."""
+    """Expands every weight of eight bits or of MXFP4 in a model's file to the dtype, one after
+    another, but those that `keeps` accepts. Raises `ConfigError` naming a weight that cannot be
+    expanded."""
     for name in [name for name in tensors if name.endswith(EXPANDED)]:
         layer, _, values = name.rpartition(".")
         own = {

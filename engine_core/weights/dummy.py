@@ -20,9 +20,9 @@ from .model_file import Tensors
 DUMMIES = {"dummy": False, "dummy-uniform": True}
 """Names of random weights, and whether they are uniform."""
 UNIFORM_SPREAD = 1e-3
-"""Largest magnitude of uniform weights, as vLLM's loader draws them. Numbers so small move fewer
-wires: a GPU at its limit of power computes them faster than those of a trained model, so a
-comparison with such figures needs the same."""
+"""Largest magnitude of uniform weights, as in vLLM's dummy loader. Multiplying such small numbers
+takes less power: a GPU at its power limit is faster with them than with a trained model's, so
+comparisons with such figures need the same weights."""
 NORMAL_SPREAD = 0.02
 MXFP4_SCALE = 120
 """2**-7: numbers of e2m1 spread as about 2.5."""
@@ -39,10 +39,10 @@ def dummy(
     uniform: bool = False,
     quantization: Quantization | None = None,
 ) -> Tensors:
-    """Random weights of the right shapes: normal ones, scaled so that activations stay finite,
-    between norms of one; or all of them, norms too, uniform within `UNIFORM_SPREAD`. With a
-    quantization, linear layers are of random bits, packed as most of its layers are. A weight's
-    numbers depend on its name, not on the other weights."""
+    """Random weights of the right shapes: normal ones, scaled so that activations stay finite, with
+    norms of one; or, with `uniform`, all weights uniform within `UNIFORM_SPREAD`, norms too. With a
+    quantization, linear layers have random bits, packed as most of its layers are. A weight's
+    values depend on its name only."""
     generator = torch.Generator(device)
     packing = None if quantization is None else quantization.rules[-1].packing
     tensors: Tensors = {}

@@ -12,8 +12,8 @@ MAX_EXPERTS = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsConfig:
-    """Experts that stand in the place of a layer's MLP, or beside it, of which a router chooses
-    some for each token. `layers.routing.Router` says what the fields of routing mean."""
+    """Experts that replace a layer's MLP, or are added to it; a router chooses some of them for
+    each token. See `layers.routing.Router` for the fields of routing."""
 
     num_experts: int
     num_chosen: int
@@ -24,8 +24,8 @@ class ExpertsConfig:
     is_normalized: bool = False
     scale: float = 1.0
     scales_inputs: bool = False
-    """Whether the weight of a token's only expert multiplies what that expert reads, not what it
-    makes."""
+    """Whether the weight of a token's only expert multiplies the expert's input instead of its
+    output."""
     has_correction: bool = False
     num_groups: int = 1
     num_chosen_groups: int = 1

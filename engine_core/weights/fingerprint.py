@@ -32,7 +32,7 @@ def weights_fingerprint(folder: Path) -> str:
     of up to `WHOLE_BYTES` of all of them. Raises `ConfigError` for a file that is damaged."""
     path = folder / WEIGHTS_NAME
     size = path.stat().st_size
-    # It is read below only if its head is whole: a length there may say anything.
+    # `opened` has checked the header: a length in an unchecked one may have any value.
     with opened(path), path.open("rb", buffering=0) as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         digest = _digest(str(size).encode(), file.read(length))

@@ -22,9 +22,8 @@ W8A8 = ".w8a8"
 FP8 = ".fp8"
 FP8_TOKENS = ".f8a8"
 MXFP4 = ".mxfp4"
-"""Names of the values in a model's file, behind the layer's: of packed numbers of four bits, of
-integers of eight bits, of those made for activations that are rounded too, likewise of
-floating-point numbers, and of packed ones of these of four bits."""
+"""Suffixes of packed values in a model's file: packed integers of four bits, integers of eight
+bits, integers for rounded activations, FP8, FP8 for rounded activations, and MXFP4."""
 SCALES = ".scales"
 ZEROS = ".zeros"
 GROUPS = ".groups"
@@ -99,7 +98,7 @@ def expanded(weight: GroupedWeight, dtype: torch.dtype) -> torch.Tensor:
 
 
 def can_join(parts: Sequence[GroupedWeight]) -> bool:
-    """Whether the parts can be one weight that is not expanded."""
+    """Whether the parts can be joined without expanding them."""
     return (
         len({type(part) for part in parts}) == 1
         and len({_rounds_tokens(part) for part in parts}) == 1

@@ -40,9 +40,9 @@ class HuggingFaceFolder:
         judges_by: tuple[int, int] | None = None,
         arriving: Path | None = None,
     ) -> None:
-        """`judges_by`: ids of the tokens whose logits are a reranker's judgement, where no file
-        names them. `arriving`: a file that is there while shards of the folder's index still
-        arrive: they are read as they become whole."""
+        """`judges_by`: ids of the tokens whose logits are a reranker's score, where no file names
+        them. `arriving`: a file that exists while shards of the folder's index are still being
+        downloaded: each is read when it is complete."""
         self._path = path
         self._arriving = arriving
         self._sentence = read_sentence_files(path)
@@ -105,8 +105,8 @@ class HuggingFaceFolder:
 
 
 def _keys_in(file: Any, prefix: str, name: str, file_of: dict[str, str]) -> list[str]:
-    """Names of the tensors in an open file. `file_of`: the files of tensors that were seen before,
-    to which these are added. Raises `ConfigError` for one that is in two files."""
+    """Names of the tensors in an open file. `file_of`: the files of known tensors, to which these
+    are added. Raises `ConfigError` for a tensor in two files."""
     keys = [prefix + key for key in file.keys()]  # noqa: SIM118  # no mapping
     for key in keys:
         first = file_of.setdefault(key, name)
@@ -139,7 +139,7 @@ def _files_of(folder: Path) -> list[str]:
     whole, *torch_indexes = INDEXES
     listed = _listed_in(folder / whole)
     if (folder / WHOLE).is_file() and WHOLE not in listed:
-        # A model that is saved in one file over its shards leaves their index behind.
+        # Saving a model as one file over its shards does not delete their index.
         return [WHOLE]
     found = listed or _shards(folder, ("*.safetensors",))
     for index in torch_indexes if not found else ():
@@ -176,7 +176,7 @@ def _listed_in(index: Path) -> list[str]:
 
 
 def _listed_files(index: dict[str, Any]) -> list[str]:
-    """Names in the index's own folder. Raises `ConfigError` for one that leads out of it."""
+    """File names in the index, all in its folder. Raises `ConfigError` for a path out of it."""
     entries = index.get("weight_map")
     if not isinstance(entries, dict):
         raise ConfigError("weight_map", entries, "names of files by names of tensors")

@@ -37,8 +37,7 @@ def _read(path: Path) -> object:
 
 
 def _reason(error: Exception) -> str:
-    """Words of an error without what it quotes of the file, which may be a link to one that is no
-    model's."""
+    """Message of an error without quotations from the file, which may be a link to another file."""
     if isinstance(error, UnicodeDecodeError):
         return f"byte {error.start} of it is not UTF-8"
     # The system's own words: Python adds the path to them.

@@ -88,7 +88,8 @@ class LatentConfig:
 
     @property
     def raised_dim(self) -> int:
-        """Numbers that each head makes of a latent: its own key, then its values."""
+        """Number of values that each head computes from a latent: its key without rotation, then
+        its values."""
         return self.plain_dim + self.value_dim
 
     def products(self, hidden_size: int, num_heads: int) -> int:

@@ -26,19 +26,20 @@ class WeightSpec:
     is_norm: bool = False
     is_bias: bool = False
     tied_to: str = ""
-    """Name of the weight whose tensors it shares; then the file has none of its own."""
+    """Name of the weight whose tensors it shares; it then has no tensors of its own."""
     split: Split = Split.NONE
     parts: tuple[int, ...] = ()
     """Outputs of each of the projections that are joined in it, where `split` is OUTPUTS."""
     divided: tuple[int, ...] = ()
-    """Outputs of each piece that ranks divide on its own, where these are not `parts`."""
+    """Numbers of outputs of the pieces that ranks divide separately, where these are not
+    `parts`."""
     copied: frozenset[int] = frozenset()
     """Indices of the pieces of which every rank has all."""
     heads: tuple[int, ...] = ()
     """Heads of each piece that no rank has a share of: several ranks have the same one where there
     are more ranks than heads. Empty: any rows are divided."""
     num_experts: int = 0
-    """Experts whose outputs follow one another in it; 0: it is no weight of experts."""
+    """Number of experts whose outputs are concatenated in it; 0: not a weight of experts."""
     is_routing: bool = False
     """Whether it decides on experts: such a weight is never rounded to fewer bits."""
     follows_layers: bool = False
@@ -88,13 +89,13 @@ def joined_experts(num_experts: int, parts: tuple[int, ...], in_features: int) -
 
 
 def experts(num_experts: int, out_features: int, in_features: int) -> WeightSpec:
-    """A linear layer of every expert, one behind the other, whose inputs ranks divide."""
+    """A linear layer of all experts, concatenated, whose inputs ranks divide."""
     whole = linear(num_experts * out_features, in_features, split=Split.INPUTS)
     return replace(whole, num_experts=num_experts)
 
 
 def whole_experts(spec: WeightSpec) -> WeightSpec:
-    """A weight of all experts, or their biases, of which each rank has those of its experts."""
+    """A weight or bias of all experts, of which each rank holds whole experts."""
     return replace(spec, split=Split.EXPERTS, parts=())
 
 

@@ -1,5 +1,5 @@
-"""Shapes of models whose layers are of two kinds, those with a window and those that see all keys.
-Sources: Gemma 4; MiMo V2 Flash."""
+"""Shapes of models with two kinds of layers: with a window, and with full attention. Sources: Gemma
+4; MiMo V2 Flash."""
 
 from __future__ import annotations
 

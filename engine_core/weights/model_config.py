@@ -90,8 +90,8 @@ class ModelConfig:
     value_norm: bool = False
     """Whether each head of values has a norm, which has no factors."""
     num_kv_projections: int = 2
-    """2: keys and values have a projection each; 1: they share one; 0: they are those of another
-    layer."""
+    """2: separate projections of keys and values; 1: one for both; 0: keys and values of another
+    layer are used."""
     has_layer_norms: bool = False
     """Whether norms are by mean and variance, else by the root mean square."""
     norm_bias: bool = False
@@ -103,7 +103,7 @@ class ModelConfig:
     has_inner: tuple[bool, ...] = ()
     """Whether an MLP or experts follow a layer's mixer, by layer; empty: in all layers."""
     rotary_dim: int = 0
-    """Numbers of a head that rotate with positions, its first ones; 0: all."""
+    """Number of leading values of a head that are rotated; 0: all."""
     is_interleaved: bool = False
     """Whether neighbours rotate with each other, else the halves of what rotates."""
     is_rotary: tuple[bool, ...] = ()
@@ -166,7 +166,7 @@ class ModelConfig:
     mamba: MambaConfig | None = None
     """Sizes of the Mamba-2 layers that state layers are; None: there are none."""
     multipliers: Multipliers | None = None
-    """Factors of what parts of layers make; None: there are none."""
+    """Multipliers of parts of layers; None: none."""
     unpadded_head_dim: int = 0
     """Numbers of a head in the checkpoint, where zeros pad heads to `head_dim`; 0: none do."""
     value_dim: int = 0
@@ -175,7 +175,7 @@ class ModelConfig:
     value_scale: float = 1.0
     """Factor of values that zeros pad."""
     foreign: Mapping[str, Any] | None = None
-    """`config.json` of a model whose modelling code is that of transformers; None: it is ours."""
+    """`config.json` of a model that is computed by transformers' modelling code; None: by ours."""
     fits_float16: bool = True
     """Whether hidden states stay below 65,504, the largest number of float16."""
 
@@ -239,8 +239,8 @@ class ModelConfig:
 
     @property
     def attention_work(self) -> float:
-        """Multiplications of a token's attention to one position, beside those of its products with
-        all weights of the layers that it goes through."""
+        """Multiplications of a token's attention to one position, relative to those with all
+        weights of the layers that a token uses."""
         widths = [self._active_width(i) for i in range(self.num_layers)]
         inner = 3 * sum(widths) / len(widths)
         if self.latent is not None:
@@ -314,8 +314,8 @@ class ModelConfig:
 
     @property
     def needs(self) -> Mapping[str, tuple[str, object]]:
-        """Flags of a platform that the model needs, each with the field that asks for it and the
-        field's value."""
+        """Flags of a platform that the model needs, each with the config's field that requires it
+        and the field's value."""
         is_partial = self.rotary_dim not in (0, self.head_dim)
         plain = self.activation not in EXPERT_GATES or not self.is_gated
         has_biases = self.experts is not None and self.experts.has_biases
@@ -397,7 +397,8 @@ class ModelConfig:
         return -self.sliding_window if self.attends_in_chunks else self.sliding_window
 
     def up_to(self, max_model_len: int) -> ModelConfig:
-        """The model of sequences up to this length, of which one chunk hides nothing."""
+        """The config for sequences of at most `max_model_len` tokens, where a single chunk means
+        full attention."""
         if not self.attends_in_chunks or max_model_len > self.sliding_window:
             return self
         return replace(self, sliding_window=0, is_windowed=(), attends_in_chunks=False)
@@ -493,9 +494,9 @@ class ModelConfig:
         rotates_parts: bool = False,
         **traits: Any,
     ) -> ModelConfig:
-        """Reads what the configs of most architectures have in common. `traits` are fields that an
-        architecture reads otherwise, or fixes; `rotates_parts`: whether a config may say that a
-        part of a head rotates. Raises `ConfigError` naming what is not served."""
+        """Reads the fields that most architectures share. `traits`: fields that an architecture
+        reads differently, or fixes; `rotates_parts`: whether a config may rotate only part of a
+        head. Raises `ConfigError` naming what is not served."""
         require(
             config.get("is_causal", True),
             "is_causal",

@@ -51,9 +51,9 @@ def load(
 
 
 def expand_all(tensors: Tensors, dtype: torch.dtype, keeps: Keeps = keeps_none) -> None:
-    """Puts the weights for which most platforms have no product into the dtype: those in block
-    formats and those of eight bits. What `keeps` says stays packed. Raises `ConfigError` for one
-    that cannot be."""
+    """Expands the weights for which most platforms have no product, in block formats and of eight
+    bits, to the dtype, but those that `keeps` accepts. Raises `ConfigError` for a weight that
+    cannot be expanded."""
     blocks.expand_all(tensors, dtype, keeps)
     byte_weights.expand_all(tensors, dtype, keeps)
 

@@ -79,18 +79,18 @@ class CheckpointNames:
     layer: Mapping[str, str]
     """Names after `model.layers.N.` to ours after `layers.N.`."""
     fused: Mapping[str, tuple[str, int]]
-    """Like `layer`, of a part of a tensor: that tensor's name, and the place of the part among its
+    """Like `layer`, for a part of a tensor: that tensor's name, and the index of the part among its
     rows."""
     joined: Mapping[str, str] = field(default_factory=dict)
     """Like `layer`, of tensors that other checkpoints have in parts."""
     experts: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-    """Like `fused`, of a part that each expert has: behind `experts.M.`, M being the expert; the
-    place is that among the parts of one expert. A tensor of all experts is one of `layer`."""
+    """Like `fused`, for a part that each expert has: names after `experts.M.`, M being the expert;
+    the index is that among the parts of one expert. A tensor of all experts is in `layer`."""
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
     """Endings of names of tensors that are no weights."""
     spare: tuple[str, ...] = ()
-    """Our names of tensors, and of tensors that have parts, which checkpoints have for layers whose
-    layout has none, or fewer parts; these are left out."""
+    """Our names of tensors that checkpoints have for layers whose layout lacks them, or has fewer
+    parts; these are left out."""
     changed: Mapping[str, Change] = field(default_factory=dict)
     """Keyed by our name, what makes a tensor ours where the checkpoint's lies otherwise."""
     changed_packed: Mapping[str, PackedChange] = field(default_factory=dict)
@@ -113,11 +113,11 @@ class CheckpointNames:
         spare_layers: range = range(0),
         left_out: list[str] | None = None,
     ) -> Tensors:
-        """The tensors under our names. Progress is reported in tensors read. `config` is there for
-        names that are `changed`; `spare_layers` are not used. `left_out` takes the names of tensors
-        that are not used. Raises `ConfigError` for a
-        tensor that the architecture has not, for parts of a tensor without the others, for parts
-        that cannot be joined, and for those whose outputs the layout counts otherwise."""
+        """The tensors under our names. Progress is reported in tensors read. `config`: for names
+        that are `changed`; tensors of `spare_layers` are skipped. `left_out` collects names of
+        unused tensors. Raises `ConfigError` for a tensor that the architecture does not have, for
+        an incomplete set of parts, for parts that cannot be joined, and for outputs that do not
+        match the layout."""
         collected: Tensors = {}
         parts: dict[str, dict[int, Weight]] = {}
         for done, (name, published) in enumerate(tensors):
@@ -166,9 +166,9 @@ class CheckpointNames:
         return collected
 
     def projection(self, name: str, layout: Layout) -> tuple[str, int | None]:
-        """Our name of a published linear layer, without `.weight`, and its place among projections
-        that are joined there; None: it is all of them. Raises `ConfigError` where the model has no
-        such linear layer, or its rows lie otherwise here."""
+        """Our name of a published linear layer, without `.weight`, and its index among joined
+        projections; None: it is not joined. Raises `ConfigError` where the model has no such linear
+        layer, or its rows are in another order."""
         if not self._is_unused(name + ".weight", range(0)):
             prefix, ours, place, num_parts = self._place(name + ".weight", layout)
             spec = layout.get(prefix + ours)
@@ -184,7 +184,7 @@ class CheckpointNames:
         return match is not None and int(match[1]) in spare_layers
 
     def _is_idle_bias(self, name: str, tensor: Weight) -> bool:
-        """Whether it is a bias of zeros that no model of the architecture has: tools that pack
+        """Whether it is an all-zero bias that the architecture does not have: some tools that pack
         layers write them."""
         if not (name.endswith(".bias") and isinstance(tensor, torch.Tensor)):
             return False
@@ -197,7 +197,7 @@ class CheckpointNames:
         return not is_known and not bool(tensor.any())
 
     def _is_unchanged(self, name: str) -> bool:
-        """Whether a tensor lies as ours: one of `unchanged`, or that of one expert."""
+        """Whether a tensor has our layout: one of `unchanged`, or that of one expert."""
         match = _LAYER.fullmatch(canonical(name))
         if match is None:
             return False
@@ -213,7 +213,7 @@ class CheckpointNames:
         raise ConfigError("checkpoint tensor", name, allowed)
 
     def _place(self, name: str, layout: Layout) -> tuple[str, str, int, int]:
-        """Our prefix and name, the place among parts, and how many parts there are."""
+        """Our prefix and name, the index among parts, and the number of parts."""
         known = name if name in self.model else canonical(name)
         if known in self.model:
             return "", self.model[known], 0, 1
@@ -249,12 +249,12 @@ class CheckpointNames:
 
 
 def _num_parts(ours: str, places: Mapping[str, tuple[str, int]]) -> int:
-    """Parts of one of our tensors; a part may have several published names."""
+    """Number of parts of one of our tensors; a part may have several published names."""
     return len({place for name, place in places.values() if name == ours})
 
 
 def _num_laid_out(spec: WeightSpec | None, num_parts: int) -> int:
-    """Parts of a tensor that the layout has, of as many as there are."""
+    """Number of parts of a tensor in the layout, at most `num_parts`."""
     if spec is None:
         return 0
     return len(spec.parts) if spec.parts else num_parts

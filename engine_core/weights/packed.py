@@ -30,7 +30,7 @@ class Matrix:
     once."""
 
     layout: object
-    """How it is packed; its `repr` distinguishes it from other ways."""
+    """Layout of the packed matrix; its `repr` distinguishes layouts."""
     num_bytes: int
     write: Callable[[torch.Tensor], None]
     """Packs it into uint8 [num_bytes]."""
@@ -85,7 +85,8 @@ def _write(
 ) -> None:
     """Writes the file, or waits for another process that does. Raises `OSError` where it cannot be
     written."""
-    # The next process that packs these matrices takes over what a killed one left under this name.
+    # The next process that packs these matrices reuses the file that a killed one left under this
+    # name.
     partial = path.with_suffix(".partial")
     with partial.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

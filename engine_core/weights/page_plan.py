@@ -30,8 +30,8 @@ class PagePlan:
     """Page group of each layer, and the first of its places in the page. Of a state layer:
     `STATES`, and its first unit among those of all state layers."""
     place_width: int = 0
-    """Numbers of a token's keys in one place, where keys of layers have several shapes; 0: they
-    have one, and each layer takes one place."""
+    """Values of a token's keys in one unit of a page, where layers have keys of several shapes; 0:
+    all keys have one shape, and each layer takes one unit."""
 
     @property
     def num_groups(self) -> int:
@@ -49,7 +49,8 @@ class PagePlan:
 
     @property
     def described(self) -> str:
-        """Pages by window, for a log; empty where there is one group that keeps all."""
+        """Numbers of pages by window, for a log; empty with a single group that keeps all
+        blocks."""
         if self.windows == (0,):
             return ""
         parts = [
@@ -70,8 +71,8 @@ class PagePlan:
 def plan_pages(model: ModelConfig, max_model_len: int) -> PagePlan:
     """Page groups by the windows and sizes of a model's layers, as few as leave little of a page
     unused."""
-    # A window of one position needs no cache, and is not worth a case of its own. One that no
-    # sequence exceeds hides nothing.
+    # A window of one position needs no cache, and is not worth a special case. A window of at least
+    # `max_model_len` has no effect.
     hides = 1 < model.sliding_window < max_model_len
     layers = model.caching_layers
     windows = {i: model.window_of(i) if hides else 0 for i in layers}
@@ -115,8 +116,8 @@ _Kind = tuple[int, int]
 def _with_states(
     model: ModelConfig, places: Mapping[int, tuple[int, int]]
 ) -> tuple[tuple[int, int], ...]:
-    """Places of all layers, from those of the layers with keys and values of their own. Layers that
-    read those of another have its place."""
+    """Units of all layers, from those of the layers with keys and values of their own. Layers that
+    share those of another layer have its units."""
     first_units = (0,) * model.num_layers if model.states is None else model.states.first_units
     return tuple(
         places.get(model.kv_layer(i), (STATES, first_unit))
@@ -125,8 +126,8 @@ def _with_states(
 
 
 def _places_of(model: ModelConfig) -> tuple[int, list[int]]:
-    """Width of a place, the unit in which pages are divided among layers, and the number of places
-    that each layer takes; 0 and one each where keys of all layers have one shape."""
+    """Size of the unit in which pages are divided among layers, and the number of units of each
+    layer; 0 and one each where keys of all layers have one shape."""
     shaped = [model.at(i) for i in range(model.num_layers)]
     if len({(each.num_kv_heads, each.head_dim) for each in shaped}) == 1:
         return 0, [1] * model.num_layers
@@ -136,8 +137,8 @@ def _places_of(model: ModelConfig) -> tuple[int, list[int]]:
 
 
 def _places_of_page(counts: Counter[_Kind]) -> int:
-    """The largest number of places whose pages leave little unused, by numbers of layers of a
-    kind; that which leaves least where all leave more."""
+    """The largest number of units in a page that leaves little unused, by numbers of layers of each
+    kind; the one that leaves least where all leave more."""
     total = sum(count * size for (_, size), count in counts.items())
     largest = max(size for _, size in counts)
 

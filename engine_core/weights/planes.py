@@ -16,8 +16,8 @@ from ..config import ConfigError
 from .blocks import BLOCKS, PARTS, facts_of, stored_parts
 
 PLANES = ".planes"
-"""Name, behind the weight's, of a tensor with the planes of all parts, uint8 [bytes];
-`blocks.PARTS` is beside it."""
+"""Suffix of the tensor with the planes of all parts of a weight, uint8 [bytes]; `blocks.PARTS` is
+stored with it."""
 ALIGNMENT = 128
 """Each plane begins at a multiple of so many bytes."""
 

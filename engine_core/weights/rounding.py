@@ -17,7 +17,7 @@ from .layout import Layout
 from .model_file import Tensors
 
 HEAD = "lm_head"
-"""Stays as it is, as in published checkpoints, and so do embeddings."""
+"""Not rounded, as in published checkpoints; neither are embeddings."""
 INT4_GROUPS = (32,)
 INT8_GROUPS = (128, 64, 32)
 """Inputs that share a scale: the first that divides a layer's. Four bits that are rounded without a

@@ -21,14 +21,14 @@ from ..config import ConfigError
 _LENGTH = struct.Struct("<Q")
 """A file begins with the length of its header."""
 _LFS_POINTER = b"version https://git-lfs"
-"""Beginning of a file that stands for one which was not fetched."""
+"""First bytes of a Git LFS pointer, of a file that was not downloaded."""
 _QUOTED = re.compile(r"""["`'].*["`']""", re.DOTALL)
 
 
 @contextmanager
 def opened(path: Path, device: str = "cpu") -> Iterator[Any]:
-    """The file, as `safetensors` reads it. Raises `ConfigError` for one that is missing, cut off or
-    no such file."""
+    """Opens a file with `safetensors`. Raises `ConfigError` for one that is missing, truncated or
+    of another format."""
     try:
         file = safe_open(path, framework="pt", device=device)
     except FileNotFoundError:
@@ -75,7 +75,7 @@ def _damage(path: Path, error: SafetensorError) -> ConfigError:
 
 
 def without_quotes(error: Exception) -> str:
-    """The words of a library about a file, without what they quote of it."""
+    """Message of a library about a file, without quotations from the file."""
     if isinstance(error, UnicodeDecodeError):
         return "a name in it is not UTF-8"
     return _QUOTED.sub("…", str(error))

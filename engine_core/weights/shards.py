@@ -14,14 +14,15 @@ VOCABULARY_MULTIPLE = 32
 """Number of tokens of every rank but the last is a multiple of this: whole words of a mask, and
 whole tiles of packed weights."""
 NUM_LEAVES = 8
-"""Leaves of every product that ranks divide, with `numerics` tree. Ranks divide them."""
+"""Number of leaves of each product with `--numerics tree`: sub-products whose sum has a fixed
+order. Each rank has some of them."""
 MAX_STAGES = 4
 """Steps in flight at most, of which every pipeline stage needs one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Part number `index` of `size` equal parts of every weight that tensor parallelism divides."""
+    """Part `index` of `size` equal parts of every weight that tensor parallelism divides."""
 
     index: int = 0
     size: int = 1
@@ -104,7 +105,7 @@ class ParallelLayout:
 
     @property
     def speaker(self) -> int:
-        """The rank that says results: the first of the last stage, which samples."""
+        """The rank that reports results: the first of the last stage, which samples."""
         return self.num_ranks - self.tensor
 
 
@@ -227,7 +228,7 @@ def _kv_heads_of_layers(model: ModelConfig) -> list[int]:
 
 
 def _whole_experts(model: ModelConfig) -> tuple[int, ...]:
-    """Number of the experts of which each rank has some; empty: there are none such."""
+    """Numbers of experts of which each rank has whole ones; empty: there are none."""
     experts = model.experts
     return (experts.num_experts,) if experts is not None and experts.are_whole else ()
 

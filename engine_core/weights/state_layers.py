@@ -1,4 +1,5 @@
-"""Layers that keep a state of a sequence in place of its keys and values, and its bytes."""
+"""Layers that keep a state of a sequence instead of its keys and values, and the bytes of these
+states."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ MAX_CONV_WIDTH = 16
 MAMBA_SIZES = (16, 32, 64, 128, 256)
 """Sizes of states of Mamba-2."""
 MAMBA_HEAD_SIZES = (16, 32, 64, 80, 128, 256)
-"""Sizes of its heads; Nemotron Nano 2 has those of 80."""
+"""Head sizes that are served; Nemotron Nano 2 has 80."""
 HEADS_OF_UNIT = 8
 """Heads of a unit, at most."""
 LEAST_CHANNELS = 16
@@ -48,7 +49,7 @@ class StateLayers:
     token_floats: int = 0
     """Numbers of float32 that each token of a block adds to a unit's tail."""
     token_values: int = 0
-    """Numbers of the model's dtype that it adds."""
+    """Number of values of the model's dtype that each token adds."""
     pair_floats: int = 0
     """Numbers of float32 that each token of a block adds for each token of the block."""
 
@@ -351,7 +352,7 @@ StateSizes = DeltaConfig | MambaConfig | ShortConvConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Multipliers:
-    """Factors of what the parts of a layer make, of models that were trained with them. Source: TII,
+    """Multipliers of the parts of a layer, as a model was trained with them. Source: TII,
     "Falcon-H1", 2025."""
 
     projections: tuple[float, ...]

@@ -59,8 +59,8 @@ FORMATS: Mapping[str, Format] = {
 def unpacked(
     tensors: Iterable[tuple[str, Weight]], quantization: Quantization | None
 ) -> Iterator[tuple[str, Weight]]:
-    """The tensors of a checkpoint, those of a packed layer as one under the name that it has in
-    other checkpoints. Raises `ConfigError` for a layer without one of its tensors."""
+    """The tensors of a checkpoint; those of a packed layer are one tensor, under the name that it
+    has in unpacked checkpoints. Raises `ConfigError` for a packed layer with a missing tensor."""
     waiting: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors:
         layer, suffix, whole = _parts_of(name)

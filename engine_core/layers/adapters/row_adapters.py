@@ -31,7 +31,7 @@ class Addition(Protocol):
 
 
 class GatedAddition(Addition, Protocol):
-    """The addition of a layer whose outputs are gates and what these gate."""
+    """The addition for a layer whose outputs are a gate and the values that it multiplies."""
 
     def finish_gated(
         self, x: torch.Tensor, y: torch.Tensor, begun: Any, plan: Any, activation: str
@@ -138,8 +138,8 @@ class AdaptedLinear(Linear):
 
 
 def with_adapters(weights: Weights, layout: SlabLayout, rows: RowAdapters) -> Weights:
-    """The weights with adapters behind every layer that takes them. `rows` is the pass's, which a
-    model begins."""
+    """The weights with adapters added to every layer that can have one. `rows`: the adapters of the
+    rows of the current pass, which the model sets."""
     adapted: Mapping[str, Linear] = {
         name: rows.adapted(weights.linears[name], layer) for name, layer in layout.layers.items()
     }

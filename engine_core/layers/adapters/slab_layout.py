@@ -1,5 +1,5 @@
-"""Which layers of a model take adapters, where their factors lie in a slab, and adapters in the
-form in which they are copied there."""
+"""Layers of a model that can have adapters, the offsets of their factors in a slot of device
+memory, and adapters packed for that memory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class SlabLayout:
                 first = layer.end
                 column += len(parts)
         self.rank_numbers = first
-        """Numbers that an adapter has for each of its ranks."""
+        """Number of values of an adapter for each of its ranks, over all layers."""
         self.num_projections = column
 
     @property

@@ -36,9 +36,8 @@ def parameters_of_parts(
     in_features: int,
     stored: Mapping[str, torch.Tensor],
 ) -> tuple[Parameter, ...]:
-    """Parameters of a weight whose bytes, under `suffix`, are those of the parts stored beside it.
-    The number of parts and their formats are as stored. Raises `ConfigError` for parts of another
-    shape."""
+    """Parameters of a weight made of several parts, whose bytes are stored under `suffix`. `stored`
+    says the number of parts and their formats. Raises `ConfigError` for parts of another shape."""
     facts = facts_of(stored[PARTS])
     shape = sum(rows for _, rows, _ in facts), {inputs for _, _, inputs in facts}
     if shape != (out_features, {in_features}):
@@ -62,7 +61,7 @@ class BlockLinear(StoredLinear):
     suffixes = (BLOCKS, PARTS)
 
     def __init__(self, parts: Parts) -> None:
-        """Outputs of the parts follow one another."""
+        """The outputs of the parts are concatenated."""
         self.parts = parts
         self.out_features = sum(part.num_rows for part in parts)
         self.in_features = parts[0].shape[1]
@@ -101,7 +100,7 @@ class BlockLinear(StoredLinear):
 
 @dataclass(frozen=True, slots=True)
 class BlockTable:
-    """An embedding that stays packed: its rows are expanded when they are looked up."""
+    """Packed embedding: rows are expanded when they are looked up."""
 
     weight: BlockWeight
     dtype: torch.dtype

@@ -82,7 +82,7 @@ def write_tiles(weight: IntWeight, layout: TileLayout, memory: torch.Tensor) -> 
 
 
 def _order(groups: torch.Tensor) -> torch.Tensor:
-    """The inputs, those of a group beside one another."""
+    """Permutation of the inputs that makes each group contiguous."""
     return groups.argsort(stable=True)
 
 

@@ -13,8 +13,8 @@ from .linear import ExpandableLinear, Parameter
 
 
 class GroupedLinear(ExpandableLinear):
-    """A rank's share of the inputs is whole groups, or lies in one. Inputs that name their groups
-    may name any of them, so each rank has all scales then."""
+    """Weights with a scale a group of inputs. A rank's part of the inputs is whole groups, or lies
+    in one group. With act-order any input may belong to any group, so each rank has all scales."""
 
     numbers: ClassVar[str]
     """Name of the numbers in errors."""

@@ -39,6 +39,7 @@ class W8A8Linear(Int8Linear):
         inputs: range,
         num_inputs: int,
     ) -> dict[str, torch.Tensor]:
-        """Refused: a token's scale is that of all its inputs, and a rank has a part of them."""
+        """Raises `ConfigError`: a token's scale depends on all of its inputs, and a rank has only
+        some of them."""
         allowed = "1 with weights whose tokens are rounded to 8 bits"
         raise ConfigError("tensor_parallel_size", num_inputs // len(inputs), allowed)

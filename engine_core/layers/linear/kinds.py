@@ -33,7 +33,7 @@ from .planes import PlanesLinear, PlanesTable
 
 Tensors = Mapping[str, torch.Tensor]
 Table = BlockTable | PlanesTable
-"""An embedding that stays packed."""
+"""Packed embedding: rows are expanded when they are looked up."""
 KINDS: dict[str, type[StoredLinear]] = {
     kind.kind: kind
     for kind in (
@@ -62,7 +62,7 @@ class Weights:
     experts: Mapping[str, ExpertStack] = field(default_factory=dict)
     """Weights of all experts of a layer."""
     group: Group = Alone()
-    """The ranks that divide them."""
+    """Ranks that divide the weights."""
     adapters: PassAdapters = NoAdapters()
     """Adapters of the rows of a pass, which its model begins."""
 
@@ -94,9 +94,9 @@ def load_weights(
     device: torch.device | None = None,
     ready: Callable[[Tensors], Tensors] | None = None,
 ) -> Weights:
-    """dtype is the one that the model computes in. Of weights that ranks divide, the shard's part,
-    which alone goes to the device; None: tensors stay where they are. `ready` changes the tensors
-    of a weight, by suffix, when they are there. Raises `ConfigError` for a tensor that is missing,
+    """Loads the tensors of a layout. `dtype`: the model's. Of weights that ranks divide, only the
+    shard's part is moved to `device`; None: tensors are not moved. `ready` may change the tensors
+    of a weight, by suffix, when they are read. Raises `ConfigError` for a tensor that is missing,
     has another shape or dtype, or is not in the layout, and for one that cannot be divided."""
     linears: dict[str, Linear] = {}
     plain: dict[str, torch.Tensor] = {}

@@ -19,8 +19,8 @@ from headwater.kernels.quant.token_rounding import Rounding
 from ...config import ConfigError
 
 Tokens = Any
-"""[T, K] as a product reads them: a tensor, or, of a layer with `rounds_to`, what its platform
-rounds one to."""
+"""Input [T, K] of a product: a tensor or, for a layer with `rounds_to`, a tensor that the platform
+rounded."""
 Product = Callable[[Tokens], torch.Tensor]
 """The product with one weight: x [T, K] → [T, N]."""
 
@@ -63,7 +63,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """The part of a linear layer [N, K] that one rank has."""
+    """The part of a linear layer [N, K] that one rank holds."""
 
     outputs: tuple[range, ...]
     """Ranges of its N outputs, in their order."""
@@ -75,8 +75,8 @@ class StoredLinear(Linear):
     """A kind that a model's file can hold."""
 
     suffixes: ClassVar[tuple[str, ...]]
-    """Names of its tensors, behind the layer's name; a layer is of the kind whose suffixes its
-    tensors have."""
+    """Names of its tensors, after the layer's name; the suffixes of a layer's tensors decide its
+    kind."""
     optional_suffixes: ClassVar[tuple[str, ...]] = ()
     """Names of tensors that some layers of the kind have beside these."""
 
@@ -89,9 +89,9 @@ class StoredLinear(Linear):
         dtype: torch.dtype,
         stored: Mapping[str, torch.Tensor],
     ) -> tuple[Parameter, ...]:
-        """The tensors of such a layer. dtype is the one that the model computes in. `stored` are
-        the layer's own by suffix: they decide what the kind leaves open, as the size of groups.
-        Raises `ConfigError`."""
+        """Tensors of a layer of this kind. `dtype`: the model's. `stored`: the layer's tensors by
+        suffix, which say what the kind leaves open, such as the group size. Raises
+        `ConfigError`."""
 
     @classmethod
     def cut(
@@ -141,11 +141,11 @@ class StoredLinear(Linear):
 
 
 class ExpandableLinear(StoredLinear):
-    """A kind of few bits whose weights are rounded to the model's dtype: what is made of them then
-    is what a dense layer of these weights makes, to the bit."""
+    """A kind of few bits whose weights are expanded to the model's dtype: results equal those of a
+    dense layer with these weights, to the bit."""
 
     dtype: torch.dtype
-    """The one that the model computes in."""
+    """The model's dtype."""
 
     @abstractmethod
     def expanded(self) -> torch.Tensor:

@@ -20,8 +20,8 @@ from .rounded import RoundedLinear
 
 
 class OrderedLinear(Linear):
-    """A weight is rounded to the model's dtype: what is made of it is what a dense layer of these
-    weights makes."""
+    """Weights of eight bits, expanded to the model's dtype: results equal those of a dense layer
+    with these weights."""
 
     kind = "ordered"
 
@@ -36,8 +36,8 @@ class OrderedLinear(Linear):
 
 
 def order_linears(weights: Weights, *, rounds_tokens: bool) -> Weights:
-    """The weights with those of eight bits put in order, in place; `rounds_tokens`: those made for
-    rounded tokens are multiplied with such."""
+    """Reorders the weights of eight bits in place; `rounds_tokens`: weights made for 8-bit
+    activations are multiplied with such."""
     experts_round = rounds_tokens and all(
         _fits(stack.linear, stack.num_experts) for stack in weights.experts.values()
     )

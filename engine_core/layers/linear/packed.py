@@ -55,8 +55,7 @@ class PackedLinear(Linear):
 
 
 class PackedExperts(Linear):
-    """Matrices of one shape, of an expert each: they are packed one by one, so that each is
-    multiplied alone."""
+    """Matrices of one shape, one an expert, packed one by one, so that each is multiplied alone."""
 
     kind = "packed experts"
 
@@ -154,8 +153,8 @@ def _write_experts(read: Read, num_experts: int, memory: torch.Tensor) -> None:
 
 
 def _tiles(linear: Linear, keeps_integers: bool, keeps_fp8: bool) -> Packed | None:
-    """Matrix to tile of weights of few bits that are kept, and the function that makes a layer of
-    its memory; None: the layer has none, or none that can be tiles."""
+    """Matrix to arrange in tiles, and the function that makes a layer of the tiles; None: the layer
+    is not packed, or its weights cannot be arranged in tiles."""
     if keeps_fp8 and isinstance(linear, FloatLinear):
         return _fp8_tiles(linear.weight, linear.dtype)
     if keeps_integers and isinstance(linear, Int4Linear | Int8Linear):

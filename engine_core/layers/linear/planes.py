@@ -21,14 +21,14 @@ LookUp = Callable[[BlockPlanes, torch.Tensor, torch.dtype], torch.Tensor]
 
 
 class PlanesLinear(ExpandableLinear):
-    """A weight is rounded to the model's dtype: what is made of it is what a dense layer of these
-    weights makes."""
+    """Weights as planes of bits, expanded to the model's dtype: results equal those of a dense
+    layer with these weights."""
 
     kind = "planes"
     suffixes = (PLANES, PARTS)
 
     def __init__(self, parts: tuple[BlockPlanes, ...], dtype: torch.dtype) -> None:
-        """Outputs of the parts follow one another."""
+        """The outputs of the parts are concatenated."""
         self.parts = parts
         self.dtype = dtype
         self.out_features = sum(part.shape[0] for part in parts)
@@ -54,7 +54,7 @@ class PlanesLinear(ExpandableLinear):
 
 @dataclass(frozen=True, slots=True)
 class PlanesTable:
-    """An embedding that stays packed: its rows are expanded when they are looked up."""
+    """Packed embedding: rows are expanded when they are looked up."""
 
     weight: BlockPlanes
     dtype: torch.dtype

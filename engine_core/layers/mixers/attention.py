@@ -16,8 +16,8 @@ from ..projection_norms import PaddedHeads, ProjectionNorms
 
 
 class Attention:
-    """Attention in two calls, so that a model's last layer can leave out queries that nothing
-    reads."""
+    """Attention in two calls, so that a model's last layer can skip queries whose results are not
+    needed."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Attention:
     def attend(
         self, queries: torch.Tensor, kv_cache: torch.Tensor, attention_plan: Any
     ) -> torch.Tensor:
-        """queries [E, Hq, D], those that the plan speaks of → [E, H]"""
+        """queries [E, Hq, D] of the tokens in the plan → [E, H]"""
         return self.projected(self.attended(queries, kv_cache, attention_plan))
 
     def product(self, x: Tokens) -> torch.Tensor:

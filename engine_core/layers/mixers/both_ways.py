@@ -12,8 +12,8 @@ from ..linear.linear import Linear, Tokens
 from ..platform import EncoderPlatform
 
 FAR = -1e5
-"""Score of a key outside a window. It is finite, so that a query whose first keys are all outside
-has no sum of nothing; its share is zero as soon as a key inside is there."""
+"""Score of a key outside the window. It is finite, so that a softmax whose first keys are all
+outside has no NaN; its share is zero as soon as a key inside follows."""
 
 
 class BothWaysAttention:

@@ -101,7 +101,7 @@ class LatentAttention:
     def attend(
         self, queries: torch.Tensor, cache: torch.Tensor, attention_plan: Any
     ) -> torch.Tensor:
-        """queries [E, Hq, D], those that the plan speaks of → [E, H]"""
+        """queries [E, Hq, D] of the tokens in the plan → [E, H]"""
         return self._o(self._attention(queries, cache, attention_plan))
 
     def kept(self, queries: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

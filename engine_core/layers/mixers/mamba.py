@@ -30,9 +30,9 @@ class Mamba:
         first_unit: int,
         factors: torch.Tensor | None = None,
     ) -> None:
-        """parts makes what `layer` reads; norm of gated outputs [T, heads · head_dim]; o [H, heads ·
-        head_dim]. `first_unit`: number of the layer's first unit among those of all layers. `factors` of
-        the numbers that parts makes; None: there are none."""
+        """`parts`: projection to what `layer` reads; `norm`: of gated outputs [T, heads ·
+        head_dim]; `o` [H, heads · head_dim]. `first_unit`: index of the layer's first unit among
+        those of all layers. `factors`: multipliers of the projection's outputs; None: none."""
         self._platform = platform
         self._parts = platform.linear(parts)
         self._o = platform.linear(o)

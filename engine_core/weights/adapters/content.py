@@ -30,7 +30,7 @@ def read_file(path: Path, max_bytes: int) -> bytearray:
     content = bytearray(size)
     try:
         with path.open("rb", buffering=0) as file:
-            # A file that is written meanwhile has the hash of what was read of it.
+            # A file that is being written has the hash of the part that was read.
             del content[file.readinto(content) :]
     except OSError as error:
         allowed = f"a file that can be read ({error.strerror})"

@@ -30,8 +30,8 @@ UNUSED = frozenset(
         *("qalora_group_size", "runtime_config", "megatron_core", "target_modules"),
     }
 )
-"""Fields that change no product of an adapter whose tensors are given: they say how it was trained,
-and of which layers there are tensors."""
+"""Fields without effect on an adapter whose tensors exist: how it was trained, and which layers
+have tensors."""
 REFUSED = {
     "use_dora": "false: DoRA is not served",
     "modules_to_save": "none: whole layers that were trained beside the adapter are not served",
@@ -62,7 +62,7 @@ class AdapterConfig:
     is_rank_stabilized: bool
     """Whether factors are alpha / √rank (rslora) instead of alpha / rank."""
     targets: frozenset[str] | None
-    """Endings of names of layers with an adapter; None: those of which there are tensors."""
+    """Suffixes of names of layers with an adapter; None: the layers that have tensors."""
     ranks: tuple[tuple[str, int], ...]
     """Patterns of names of layers, each with their rank."""
     alphas: tuple[tuple[str, float], ...]

@@ -154,7 +154,7 @@ class _Place:
     layer: str
     """A layer of the layout."""
     part: int | None
-    """The projection in it; None: all that are joined there."""
+    """Index of the projection among joined ones; None: all of them."""
     published: str
     """The projection's published name."""
     is_a: bool
@@ -193,7 +193,8 @@ def _place(
 def _projection(
     published: str, layout: Layout, names: CheckpointNames
 ) -> tuple[str, int | None] | None:
-    """The layer of a published projection and its place there; None: the model has no such."""
+    """Our layer for a published projection, and its index among joined ones; None: the model has no
+    such layer."""
     try:
         return names.projection(published, layout)
     except ConfigError:
@@ -230,7 +231,7 @@ def _projections(
 def _split(
     place: _Place, factors: Mapping[bool, torch.Tensor], config: AdapterConfig, layout: Layout
 ) -> Iterator[tuple[tuple[str, int], LowRank]]:
-    """The factors of each projection: those that are published joined have one A."""
+    """The factors of each projection: joined projections share one A."""
     a, b = factors[True], factors[False]
     factor = config.factor_of(place.published)
     require(math.isfinite(factor), f"factor of {place.published}", factor, "a finite number")

@@ -1,5 +1,5 @@
-"""Fields of an encoder's config that a decoder's has not: those of its embeddings, of its attention
-and of layers behind the pooled vector."""
+"""Fields of an encoder's config that decoders lack: embeddings, attention, and layers after the
+pooled vector."""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ _FOLDER = re.compile(r"[A-Za-z0-9_.-]*")
 
 
 def read_sentence_files(folder: Path) -> dict[str, Any] | None:
-    """Content of the files, as it goes into `config.json`; None: there are none. Raises
-    `ConfigError` for a module that is not served."""
+    """Content of sentence-transformers' files, in the form that is stored in `config.json`; None:
+    there are none. Raises `ConfigError` for a module that is not served."""
     if not (folder / MODULES).is_file():
         return None
     kinds = _modules(folder)

@@ -50,7 +50,7 @@ def unpack(name: str, tensors: Mapping[str, torch.Tensor], packing: Packing) -> 
 
 
 def rounds_inputs(packing: Packing, num_inputs: int, num_groups: int) -> bool:
-    """Whether a layer is made for tokens that a product rounds: with one scale, or with one for
+    """Whether a layer is made for rounded activations: with one scale a token, or with one for
     every 128 inputs where its weights are in such blocks."""
     if packing.rounds_groups:
         return num_groups == -(-num_inputs // TOKEN_GROUP)

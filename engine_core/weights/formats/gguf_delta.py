@@ -51,7 +51,8 @@ def qwen3_5(file: GgufFields, config: Config) -> Config:
 
 
 def rows_of(file: GgufFields, name: str) -> list[int] | None:
-    """Rows of Qwen3-Next's tensor in our order, by a name behind `blk.N.`; None: they lie so."""
+    """Rows of Qwen3-Next's tensor in our order, by its name after `blk.N.`; None: the order is
+    ours."""
     if name != NARROW:
         return None
     num_heads, num_values, _, _ = _sizes(file)
@@ -79,7 +80,7 @@ def rows_in_turns(file: GgufFields, name: str) -> list[int] | None:
 
 
 def columns_in_turns(file: GgufFields, name: str) -> list[int] | None:
-    """Columns of Qwen3.5's tensor in our order; None: they lie so."""
+    """Columns of Qwen3.5's tensor in our order; None: the order is ours."""
     num_heads, num_values, _, value_dim = _sizes(file)
     if name != OUT or num_values == 1:
         return None

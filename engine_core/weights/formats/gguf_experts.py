@@ -16,7 +16,7 @@ def ernie45_moe(file: GgufFields, config: Config) -> Config:
     return {
         "moe_num_experts": file.meta("expert_count"),
         "moe_k": file.meta("expert_used_count"),
-        # The width that a file states beside it is another one.
+        # The width that a file also states is another one.
         "moe_num_shared_experts": _num_shared(file, config),
         **_kinds(file, config),
     }

@@ -99,8 +99,8 @@ class GgufFamily:
     also: tuple[str, ...] = ()
     """Further architectures whose files have the same name."""
     layer_names: Names = field(default_factory=lambda: LAYER_NAMES)
-    """Names behind `model.layers.N.`, by those behind `blk.N.`, without `.weight` and `.bias`, or
-    by a whole one that has another ending there."""
+    """Names after `model.layers.N.`, by names after `blk.N.`; without `.weight` and `.bias`, or
+    whole names where the suffixes differ."""
     model_names: Names = field(default_factory=lambda: MODEL_NAMES)
     is_permuted: bool = False
     """Whether rows of queries and keys are interleaved; ours rotate halves."""
@@ -109,7 +109,7 @@ class GgufFamily:
     norm_offset: float = 0.0
     """Added to the factors of norms by the converter."""
     rotates_parts: bool = False
-    """Whether a file may say that a part of a head rotates."""
+    """Whether a file may say that only part of a head is rotated."""
     fields_read_factors: bool = False
     """Whether `fields` reads tensors of rotary positions."""
     changed: Mapping[str, gguf_states.Change] = field(default_factory=dict)
@@ -323,7 +323,7 @@ FAMILIES = {
         rows=gguf_delta.rows_in_turns,
         columns=gguf_delta.columns_in_turns,
     ),
-    # Its projections lie by kind in a file, as those of Qwen3.5.
+    # As in Qwen3.5's files, projections are ordered by kind.
     "qwen3next": GgufFamily(
         architecture="Qwen3_5MoeForCausalLM",
         also=("Qwen3NextForCausalLM",),

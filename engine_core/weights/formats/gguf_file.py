@@ -30,7 +30,7 @@ _EXPERTS = {
     "ffn_down_exps": ("down_proj",),
     "ffn_gate_up_exps": ("gate_proj", "up_proj"),
 }
-"""Tensors of all experts of a layer, each with the parts of an expert that it has."""
+"""Tensors with all experts of a layer, and the matrices of an expert that each holds."""
 _FACTORS = {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS}
 """Tensors of rotary positions, which a config has as numbers."""
 _EXPERT_TENSOR = re.compile(r"blk\.(\d+)\.(ffn_\w+_exps)\.(weight|bias)")
@@ -40,7 +40,7 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-"""Constants of Llama 3's scaling, which all models have that are scaled so."""
+"""Constants of Llama 3's scaling, which are the same for all models with it."""
 YARN_FIELDS = {
     "yarn_beta_fast": "beta_fast",
     "yarn_beta_slow": "beta_slow",
@@ -149,7 +149,7 @@ class GgufFile:
             if name in _FACTORS:
                 self._check_factors(name)
             elif layer is not None and int(layer[1]) >= self._num_layers:
-                # Nothing reads a layer that drafts.
+                # Placeholder: a layer that drafts is not read.
                 yield f"model.layers.{layer[1]}.{layer[2]}", torch.empty(0)
             elif layer is not None and layer[2] in self._family.joined:
                 yield self._joined(layer[1], layer[2])
@@ -162,7 +162,7 @@ class GgufFile:
             else:
                 format = FORMATS.get(tensor.tensor_type) if len(tensor.shape) == 2 else None
                 if self._columns(name) is not None:
-                    # Numbers that trade places share scales.
+                    # Reordered values share scales, so they are expanded.
                     format = None
                 yield (
                     self._hf_name(name),
@@ -250,7 +250,7 @@ class GgufFile:
         return rows.view(heads, -1, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
 
     def _columns(self, name: str) -> list[int] | None:
-        """Columns of a tensor in our order; None: they lie so."""
+        """Columns of a tensor in our order; None: the order is ours."""
         layer = _OF_LAYER.fullmatch(name)
         return None if layer is None else self._family.columns(self, layer[2])
 
@@ -285,7 +285,7 @@ class GgufFile:
 
     @property
     def _num_layers(self) -> Any:
-        """Layers but for those that draft."""
+        """Number of layers without those that draft."""
         blocks = self.meta("block_count")
         # What is no number is refused later, by name.
         return blocks - self._num_drafting if type(blocks) is int else blocks

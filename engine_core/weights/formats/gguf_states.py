@@ -39,7 +39,7 @@ LFM2_MODEL_NAMES = {
 
 
 def mamba_names(place: str) -> dict[str, str]:
-    """Names of the tensors of Mamba-2, which stand behind a place in a layer."""
+    """Names of the tensors of Mamba-2, with their prefix in a layer."""
     return {
         "ssm_in": f"{place}.in_proj",
         "ssm_conv1d": f"{place}.conv1d",
@@ -96,7 +96,7 @@ MAMBA_CHANGES: Mapping[str, Change] = {
     "ssm_d": lambda skips: skips.flatten(),
     "ssm_norm.weight": lambda factors: factors.flatten(),
 }
-"""Change that makes a file's tensor that of a checkpoint, by the name behind `blk.N.`."""
+"""Conversion of a file's tensor to a checkpoint's, by the name after `blk.N.`."""
 
 
 def lfm2(file: GgufFields, config: Config) -> Config:

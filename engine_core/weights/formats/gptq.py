@@ -72,8 +72,8 @@ def unpack(
 
 
 def _check_symmetric(name: str, zeros: torch.Tensor, packing: Packing) -> None:
-    """Raises `ConfigError` for zero points of weights that are not symmetric: those of a file whose
-    version is not the one that its config says are all off by one."""
+    """Raises `ConfigError` for zero points that contradict symmetric weights: all are off by one in
+    a file whose config names the wrong version."""
     middle = 1 << packing.bits - 1
     if not bool((zeros == middle).all()):
         allowed = (

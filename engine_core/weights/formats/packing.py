@@ -1,5 +1,5 @@
-"""How the layers of a checkpoint are packed: what its `config.json` says, in one form for all
-methods. Knows nothing about tensors."""
+"""How the layers of a checkpoint are packed, from its `config.json`, in one form for all methods.
+Knows nothing about tensors."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ GROUP_SIZES = (32, 64, 128, -1)
 """Inputs that share a scale; -1: all inputs of an output."""
 TOKEN_GROUP = 128
 BLOCK_OUTPUTS = 64
-"""Inputs of a token that share a scale, where weights do so in blocks of as many; and by what the
-outputs of such a block divide."""
+"""Number of inputs of a token that share a scale, for weights in blocks of 64; the outputs of such
+a block are a multiple of it."""
 FLOATS = ("fp8", "mxfp4")
 """Formats of floating-point numbers."""
 EVERY_LAYER = "Linear"
@@ -133,8 +133,8 @@ class Quantization:
 
     @property
     def rounds_whole_tokens(self) -> bool:
-        """Whether products of some layers round a token to integers with one scale, for which they
-        need all of it."""
+        """Whether some layers round a token to integers with one scale, which depends on all of its
+        inputs."""
         return any(each.packing.rounds_whole_tokens for each in self.rules)
 
     def packing_of(self, layer: str) -> Packing | None:

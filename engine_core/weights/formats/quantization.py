@@ -15,7 +15,8 @@ UNPACKED_BITS = 16
 """Layers of so many bits are in the file as they are."""
 AUTO_ROUND_PACKINGS = {"auto_round:auto_gptq": "gptq", "auto_round:auto_awq": "awq"}
 ROUNDED = "headwater"
-"""Method of models that were rounded when they were converted; their `kind` is one of `KINDS`."""
+"""Method of models that were rounded by Headwater when they were converted; `kind` is one of
+`KINDS`."""
 KINDS = {
     "fp8": Packing(format="fp8", bits=8),
     "int8": Packing(format="pack_quantized", bits=8, group_size=32),

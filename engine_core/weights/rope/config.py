@@ -76,7 +76,7 @@ def rotary_dim_of(rope: Mapping[str, Any], head_dim: int, *, has_parts: bool) ->
 
 
 def scaling_of(rope: Mapping[str, Any], config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The scaling of rotary positions with every number that it needs; None: there is none. Raises
+    """The scaling of rotary positions with all of its parameters; None: there is none. Raises
     `ConfigError` naming what is not served."""
     kind = _kind_of(rope)
     try:
@@ -180,4 +180,4 @@ _READERS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, A
     "longrope": _longrope,
     "proportional": _proportional,
 }
-"""Keyed by type of scaling, what reads its numbers."""
+"""Readers of a scaling's parameters, by its type."""

@@ -51,7 +51,7 @@ def _linear(frequencies: torch.Tensor, theta: float, scaling: Scaling) -> torch.
 
 
 def _llama3(frequencies: torch.Tensor, theta: float, scaling: Scaling) -> torch.Tensor:
-    """Long waves are stretched, short ones kept, those between blended."""
+    """Long wavelengths are stretched, short ones kept, those between interpolated."""
     factor = scaling["factor"]
     original = scaling["original_max_position_embeddings"]
     low = scaling["low_freq_factor"]
@@ -64,8 +64,8 @@ def _llama3(frequencies: torch.Tensor, theta: float, scaling: Scaling) -> torch.
 
 
 def _yarn(frequencies: torch.Tensor, theta: float, scaling: Scaling) -> torch.Tensor:
-    """Frequencies that turn often within the original length are kept, those that turn seldom
-    stretched, those between blended."""
+    """Frequencies with many turns within the original length are kept, those with few stretched,
+    those between interpolated."""
     width = 2 * len(frequencies)
 
     def place(num_turns: float) -> float:
