@@ -52,7 +52,7 @@ IGNORE_EOS = "ignore_eos"
 
 QUANTIZED = frozenset({W8A8, INT8_ACTIVATIONS, ROUNDED_ACTIVATIONS})
 OF_MODEL = QUANTIZED | {EXPERTS}
-"""Capabilities that a model of ours asks for."""
+"""Capabilities that depend on a model's weights and layers."""
 OF_ANY_MODEL = OF_MODEL | {FOREIGN}
 """Capabilities that a model asks for, ours or transformers', where its engine has a cache."""
 RANKS = frozenset({TENSOR_PARALLEL, PIPELINE_PARALLEL})
@@ -66,11 +66,12 @@ class Capability:
 
     name: str
     fields: tuple[str, ...] = ()
-    """Options of an engine, or fields of a request, that ask for it; empty: the model has it."""
+    """Options of an engine, or fields of a request, that ask for it; empty: the model does."""
     off: str = "none"
     """Value of an option that does not ask for it, or several, as an error shows it."""
     beside: frozenset[str] = NONE
-    """Names of the capabilities that it works beside. Those before it in the table count."""
+    """Names of the capabilities that it can be combined with, among those before it in the
+    table."""
     beside_if: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Names of more of them, by the flag of the platform that the pair needs."""
     flag: str = ""
@@ -222,7 +223,7 @@ ENGINE = (
         flag="sleep",
     ),
 )
-"""Capabilities of an engine, which its options and its model ask for when it starts."""
+"""Capabilities of an engine: its options and its model ask for them at start."""
 EVERY_ENGINE = frozenset(each.name for each in ENGINE)
 
 EVERY_DECODER = EVERY_ENGINE - {ENCODER}
@@ -274,7 +275,7 @@ REQUEST = (
     ),
     Capability(name=IGNORE_EOS, fields=("ignore_eos",), beside=EVERY_DRAW | {BEAMS}),
 )
-"""Capabilities of a request, which its fields ask for."""
+"""Capabilities of a request: its fields ask for them."""
 TABLE = (*ENGINE, *REQUEST)
 BY_FIELD = {name: each for each in REQUEST for name in each.fields}
 """Capabilities of a request by the field that asks for them."""
@@ -295,7 +296,7 @@ class Trio:
     first: str
     second: frozenset[str]
     third: frozenset[str]
-    """The refused one is among these."""
+    """The refused capability is one of these."""
     flag: str = ""
     """Flag of the platform; empty: every platform refuses the three."""
 
@@ -319,8 +320,7 @@ class Asked(NamedTuple):
     field: str
     value: object
     shown: str = ""
-    """How an error about another capability names it; empty: the field, and a number or a word that
-    it has."""
+    """Name of it in errors about another capability; empty: its field and value."""
 
     def __str__(self) -> str:
         if self.shown:
@@ -330,7 +330,7 @@ class Asked(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """A capability that is refused: the value of its field, and what is allowed."""
+    """A refused capability: its field, the field's value, and what is allowed."""
 
     field: str
     value: object
@@ -342,8 +342,8 @@ Asks = Mapping[str, Asked]
 
 
 def asked_of_options(options: object) -> dict[str, Asked]:
-    """Capabilities that options ask for, or settings of the same names. What a model asks for is
-    not among them."""
+    """Capabilities that these options, or settings with the same names, ask for; those that the
+    model asks for are not included."""
     found = {}
     for each in ENGINE:
         for name in each.fields if each.name not in OF_ANY_MODEL else ():
@@ -402,7 +402,7 @@ def refused_fields(asked: Asks, flags: object) -> tuple[tuple[str, str], ...]:
 
 
 def _refused_beside(row: Capability, asked: Asks, flags: object | None) -> Iterator[Asked]:
-    """The asked capabilities before this one that it does not work beside."""
+    """Asked capabilities before `row` in the table that cannot be combined with it."""
     for earlier in TABLE[: TABLE.index(row)]:
         if earlier.name in asked and not row.works_beside(earlier.name, flags):
             yield asked[earlier.name]

@@ -41,7 +41,7 @@ class FirstComeFirstServed:
     def enter(self, num_tokens: int, now: float) -> Arrival:
         if not self._num_waiting:
             self._busy_since = now
-        # One token at least, so that no two marks are equal.
+        # At least one token, so that marks differ.
         num_tokens = max(1, num_tokens)
         arrival = Arrival(num_tokens, now, self._num_released + self._num_waiting)
         self._num_waiting += num_tokens

@@ -30,7 +30,7 @@ STAGED_BLOCKS = range(16, 1025)
 STAGED_SETS = 4
 """State sets at least."""
 MIN_PEER_BLOCKS = 2
-"""One each way."""
+"""Two blocks: one for each direction."""
 MOST_PEER_BLOCKS = 2048
 """More do not make a pull faster."""
 Progress = Callable[[str, int, int], None]
@@ -62,7 +62,7 @@ class ExecutorOptions:
     kv_disk_dir: Path | None = None
     """Folder for blocks that no request uses, also after a restart; None: there is none."""
     kv_disk_memory: int = DEFAULT_DISK_BYTES
-    """Bytes that they may take there."""
+    """Most bytes of blocks on the disk."""
     kv_peer_memory: int = 0
     """Bytes of host memory for blocks on their way from and to other engines; 0: none are."""
     kv_peer_direct: str = "auto"
@@ -77,7 +77,7 @@ class ExecutorOptions:
     max_draft_tokens: int = 0
     """Drafted tokens of one row and step at most; 0: none are drafted."""
     takes_turns: bool = False
-    """Whether the engine may sleep, so that others have its device's memory meanwhile."""
+    """Whether the engine may sleep, so that other engines can use its device's memory."""
     weights_holder: int = -1
     """Descriptor of a socket to a process that holds the weights' memory of a GPU when an engine of
     one rank dies; -1: none does."""
@@ -108,7 +108,7 @@ class ExecutorOptions:
     """`tree`: bits do not depend on the number of ranks, see `layers.leaves`; `default`: they
     may."""
     copies_ranks: bool = False
-    """Ranks may be copies of this process, which has computed nothing so far."""
+    """Whether ranks may be forked from this process, which has computed nothing so far."""
     tensor_parallel_size: int = 1
     """Ranks that divide every layer."""
     expert_parallel: bool = False
@@ -119,7 +119,7 @@ class ExecutorOptions:
     """`auto`: ranks on GPUs write into one another's memory where the GPUs reach it, else into host
     memory; `off`: into host memory. Ranks on CPUs share memory either way."""
     stage_hosts: int = 0
-    """Stages that are computed on other hosts, one on each: the last ones."""
+    """Number of stages on other hosts, one a host: the last ones."""
     stage_listen: str = ""
     """host:port where these hosts join."""
     stage_secret_file: Path | None = None
@@ -153,7 +153,7 @@ class ExecutorOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildRequest:
-    """Options that a platform's flags allow, and the model that they name."""
+    """Options that passed the checks of a platform's capabilities, and their model."""
 
     options: ExecutorOptions
     model: ModelConfig

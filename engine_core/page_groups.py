@@ -34,7 +34,7 @@ class PageKind(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PageSizes:
-    """Bytes of pages, and of what they hold when they are full."""
+    """Bytes of pages, and bytes of their contents when they are full."""
 
     page: int = 0
     """Bytes of a page; 0: not known, as of a simulated cache."""
@@ -56,7 +56,7 @@ class PageSizes:
         return found
 
     def padding(self, kind: PageKind) -> float:
-        """Bytes of a page of a kind that hold nothing, on average over its groups."""
+        """Unused bytes of a full page of a kind, on average over its groups."""
         return self.page - self._of_kind(kind) / len(kind.groups)
 
     def of_slot(self, kind: PageKind, block_size: int) -> float:
@@ -86,7 +86,7 @@ FULL = PageKind(0, range(1))
 
 
 def kinds_of(windows: Sequence[int]) -> tuple[PageKind, ...]:
-    """The kinds of page groups whose windows are given, equal ones beside one another."""
+    """The kinds of page groups with these windows; equal ones are adjacent."""
     found: list[PageKind] = []
     for window, same in groupby(windows):
         first = found[-1].groups.stop if found else 0

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 AGING = 0.2
-"""Seconds of work that a second of waiting outweighs under `srpt`: a request that has waited for
-five seconds goes before a newer one that takes a second less."""
+"""Under `srpt`, seconds of work that one second of waiting outweighs: a request that has waited for
+five seconds precedes a newer one that takes one second less."""
 QUANTUM_TOKENS = 256
 """Tokens of the first level of `mlfq`; each level has twice as many as the one before it."""
 LAST_LEVEL = 7
@@ -24,8 +24,8 @@ PROMOTION_SECONDS = 20.0
 NO_GOAL_SECONDS = 30.0
 """Time to the first token that `slo` plans for where a request has no goal. It is never refused."""
 BLOCKED_SECONDS = 2.0
-"""Time for which others may pass a request that finds too few blocks. After it, blocks that come
-free are kept for that request."""
+"""Seconds for which others may pass a request that finds too few blocks. Then freed blocks are kept
+for that request."""
 DEFAULT_SECONDS_PER_TOKEN = 1 / 2000
 """Time of a prompt token while none was measured; only relations matter until then."""
 
@@ -39,12 +39,12 @@ class Facts:
     virtual_time: float = 0.0
     """Virtual time of the request in its tenant's fair order."""
     num_prompt_tokens: int = 0
-    """Known tokens still to compute: those that no cache holds."""
+    """Known tokens still to compute, cached ones left out."""
     num_answer_tokens: float = 0.0
     """Tokens that the rest of its answer is predicted to have."""
     num_level: int = 0
-    """Tokens that decide its level: of its prompt those that no cache held, of its answer those so
-    far, without those before it last began again at the first level."""
+    """Tokens that decide its level: uncached prompt tokens, and answer tokens since it last started
+    again at the first level."""
     seconds_per_token: float = DEFAULT_SECONDS_PER_TOKEN
     """Time in which a prompt token is computed."""
     first_token_by: float = math.inf
@@ -70,8 +70,8 @@ class Facts:
 
 
 Preempts = Callable[[float, float, float], bool]
-"""Whether a waiting request takes the seat of a running one. Arguments: the key of the waiting one,
-the key of the running one, and the seconds in which that one is back where it was."""
+"""Whether a waiting request takes the seat of a running one. Arguments: key of the waiting one, key
+of the running one, and seconds in which the running one could be resumed where it was."""
 
 
 def never(waiting: float, running: float, resume_seconds: float) -> bool:
@@ -92,7 +92,7 @@ class Policy:
     passes_blocked: bool = True
     """Whether others go on when a request finds too few blocks."""
     overtakes: bool = False
-    """Whether a request goes before a later one of its tenant whose prompt is being computed."""
+    """Whether a request precedes a later one of its tenant whose prefill is under way."""
     preempts: Preempts = never
     promotes: bool = False
     """Whether a request begins again at the first level when it has made no progress."""
@@ -154,7 +154,7 @@ class PolicyError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """The policy of a model, and those of tenants' tiers that have another one."""
+    """The policy of a model, and of tenant tiers with another one."""
 
     default: Policy = POLICIES[DEFAULT]
     by_tier: Mapping[int, Policy] = field(default_factory=dict)

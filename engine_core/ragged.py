@@ -1,4 +1,4 @@
-"""Runs of different lengths that lie one after another in one array."""
+"""Runs of different lengths, concatenated in one array."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .executor import Int32Array
 
 
 def places(counts: Int32Array) -> Int32Array:
-    """Place of each element in its run: 0 … counts[0] − 1, 0 … counts[1] − 1 and so on, int32."""
+    """Index of each element in its run: 0 … counts[0] − 1, 0 … counts[1] − 1 and so on, int32."""
     if (counts == 1).all():
         return np.zeros(counts.size, np.int32)
     ends = np.cumsum(counts)
@@ -18,7 +18,7 @@ def places(counts: Int32Array) -> Int32Array:
 
 
 def run_lengths(values: Int32Array) -> Int32Array:
-    """How often each value stands there before another one follows; values are not negative."""
+    """Lengths of the runs of equal values; values are not negative."""
     ends = np.flatnonzero(np.diff(values, prepend=-1, append=-1))
     return np.diff(ends).astype(np.int32)
 

@@ -1,4 +1,4 @@
-"""Which requests of a queue to refuse so that most of the others meet their due times."""
+"""Chooses the queued requests to refuse, so that most of the others meet their deadlines."""
 
 from __future__ import annotations
 

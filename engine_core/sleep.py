@@ -54,7 +54,7 @@ class Sleep:
         return not self._memory.keeps_cache
 
     def begin(self, call: int) -> None:
-        """Lets the engine fall asleep. One that sleeps already goes on with it."""
+        """Begins to put the engine to sleep; no effect where it is asleep."""
         self._call = call
         self._is_wanted_awake = False
         # Of an earlier call to wake: this one does not fail.
@@ -65,7 +65,7 @@ class Sleep:
         self._fall()
 
     def pause(self) -> None:
-        """Lets the engine fall asleep as `begin` does, but keep its memory. `resume` ends it."""
+        """Puts the engine to sleep as `begin` does, but keeps its memory. `resume` ends it."""
         self._fall()
 
     def release(self) -> None:
@@ -92,8 +92,8 @@ class Sleep:
         self._sleep_seconds = self._clock() - self._begun_at
 
     def end(self, call: int) -> None:
-        """Wakes the engine, or keeps it awake where it was falling asleep. Where the device lacks
-        the memory it stays asleep, and says why."""
+        """Wakes the engine, or keeps it awake while it was falling asleep. Where the device lacks
+        memory it stays asleep and reports why."""
         self._call = call
         self._is_wanted_awake = True
         if self._is_released:

@@ -161,7 +161,7 @@ def _windowed(
 def _with_sinks(
     subject: Subject, heads: int, kv_heads: int, head_dim: int, block_size: int
 ) -> Iterator[Case]:
-    """Cases with sinks, from one that counts nothing to one that counts more than all keys."""
+    """Cases with sinks, from one with no weight to one that outweighs all keys."""
     platform = subject.platform(
         heads=heads, kv_heads=kv_heads, head_dim=head_dim, block_size=block_size
     )
@@ -190,7 +190,7 @@ def _case(
     sinks: Tensor | None = None,
     **options: float,
 ) -> Case:
-    """Case of attention with these options and, if they are given, sinks."""
+    """Case of an attention operation with these options and sinks (None: none)."""
     given = {} if sinks is None else {"sinks": sinks.to(platform.device)}
 
     def attend(spans: list[tuple[int, int, int]]) -> list[Tensor]:

@@ -30,7 +30,7 @@ Run = Callable[[list[int]], list[Tensor]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One operation on one set of shapes."""
+    """One operation at one set of shapes, compared with its specification."""
 
     operation: str
     shapes: str
@@ -65,8 +65,8 @@ class Line:
 
 
 def examine(case: Case) -> Line:
-    """Runs the case in all batches. An error of an operation is its line's problem, so that the
-    others run too."""
+    """Runs the case in all batches. An exception becomes the line's problem, so that other cases
+    still run."""
     items = list(range(len(case.expected)))
     error = math.inf
     bits = ""

@@ -122,7 +122,7 @@ def _weights(routes: Routes) -> list[Tensor]:
 
 
 def _routes(subject: Subject) -> dict[str, Routes]:
-    """Routes to any experts, and those of which one takes all tokens and others take none."""
+    """Routes to random experts, and routes where one expert gets all tokens."""
     weights = subject.randn(NUM_ITEMS, NUM_CHOSEN).float().softmax(1)
     orders = torch.stack([subject.permutation(NUM_EXPERTS) for _ in range(NUM_ITEMS)])
     few = torch.stack([subject.permutation(NUM_CHOSEN) for _ in range(NUM_ITEMS)])

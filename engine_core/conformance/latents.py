@@ -90,7 +90,7 @@ def _shown(q: Tensor, latents: Tensor) -> list[Tensor]:
 
 
 def batch_of(positions: Tensor, slots: Tensor) -> ForwardBatch:
-    """Tokens of one request, as an operation that stores them reads it."""
+    """Tokens of one request, as the operation that stores latents reads them."""
     count = len(slots)
     return ForwardBatch(
         token_ids=torch.zeros(count, dtype=torch.int64),

@@ -1,5 +1,5 @@
-"""A platform whose every operation is its twin: slow, on a CPU, for a decoder that others are
-compared with."""
+"""A platform whose operations are those of the specification: slow, on a CPU, for the decoder that
+others are compared with."""
 
 from __future__ import annotations
 

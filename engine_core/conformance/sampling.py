@@ -101,7 +101,7 @@ def _edit(platform: Any, name: str, params: SamplingParams, logits: Tensor) -> C
         return list(rows.clamp(min=-1e6))
 
     expected = [_edited(row.double(), params, prompt, output).clamp(min=-1e6) for row in logits]
-    # Forbidden tokens are distinguished from others; the scale of the error is that of the others.
+    # Forbidden tokens have to agree exactly; the error is scaled by the others.
     allowed = 1e-6 if name in ("penalties", "logit_bias") else 0.0
     return Case(
         operation=f"edit_{name}",
@@ -281,7 +281,7 @@ def _pooling(subject: Subject, platform: Any, pooling: str) -> Case:
 
 
 def _pooled_plan(counts: list[int]) -> StepPlan:
-    """Plan of whole prompts that samples nothing."""
+    """Plan of whole prompts without sampled positions."""
     rows = np.arange(len(counts), dtype=np.int32)
     return StepPlan(
         step=0,

@@ -104,7 +104,7 @@ def _block_copy(subject: Subject) -> Case:
 
 
 def _replay(subject: Subject) -> Case:
-    """Case of a captured launch, which has to read its inputs anew when it is replayed."""
+    """Case of a captured launch, whose replay must read the present values of its inputs."""
     device: Any = subject.device
     width = subject.size(131)
     platform = subject.platform(hidden=width)

@@ -69,8 +69,8 @@ class Acceptance:
         num_right: Int32Array,
         is_over: npt.NDArray[np.bool_],
     ) -> None:
-        """Notes that each row's draft had `num_right` right tokens; where it is over, the one
-        behind them was wrong."""
+        """Notes that `num_right` leading tokens of each row's draft were accepted; where `is_over`,
+        the next one was rejected."""
         self.note_rows(rows, num_right, is_over)
         tried = num_right + is_over
         kind = _kind(match_lens)

@@ -27,7 +27,7 @@ SHARED_WEIGHT = 32.0
 """Weight of the first estimate, in drafts."""
 FIRST_FOUND = 0.7
 FIRST_RIGHT = 0.6
-"""Share of steps that find a draft, and of drafted tokens that stand, before anything was seen."""
+"""Prior share of steps that find a draft, and prior acceptance of drafted tokens."""
 
 
 class DeviceDrafts:

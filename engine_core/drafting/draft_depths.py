@@ -15,11 +15,11 @@ Float64Array = npt.NDArray[np.float64]
 def choose_depth(
     stands: Float64Array, costs: StepCosts, pass_costs: StepCosts, num_rows: int, most_drafts: int
 ) -> Choice:
-    """Draft lengths for rows whose i-th draft stands with probability stands[r, i], descending
-    along a row, in a step of `num_rows` rows, these among them, and up to `most_drafts` drafts.
-    `pass_costs` are those of the draft model, by rows; their gap is the time that a step with any
-    drafts takes longer. A draft that promises less than its own position costs is left out; of the
-    rest, the number of passes is the one that brings most tokens a second."""
+    """Chooses draft lengths for rows whose i-th draft is accepted with probability stands[r, i],
+    descending along a row, in a step of `num_rows` rows in all and up to `most_drafts` drafts.
+    `pass_costs`: costs of a pass of the draft model, by rows; their gap is the extra time of a step
+    with any drafts. A draft whose expected gain is below the cost of its position is left out; the
+    number of passes is the one with the most tokens a second."""
     plain = float(costs.of(num_rows))
     position = (float(costs.of(num_rows + len(stands))) - plain) / len(stands)
     is_worth = stands * plain > position * num_rows

@@ -27,9 +27,9 @@ class Choice(NamedTuple):
 def expected(
     acceptance: Float64Array, num_offered: Int32Array, most: int, found: Float64Array | None = None
 ) -> Float64Array:
-    """Probability [R, most] that a row's i-th draft stands: that there is one (`found`; None: there
-    is), and that it and all before it are accepted, each with the row's probability; 0 behind the
-    offered drafts."""
+    """Probability [R, most] that a row's i-th draft is accepted: that it exists (`found`; None:
+    always), and that it and all before it are accepted, each with the row's probability; 0 after
+    the offered drafts."""
     stands = np.empty((acceptance.size, most))
     found = np.ones(acceptance.size) if found is None else found
     standing()(found, np.ascontiguousarray(acceptance), np.ascontiguousarray(num_offered), stands)
@@ -37,10 +37,10 @@ def expected(
 
 
 def choose(stands: Float64Array, costs: StepCosts, num_rows: int, most_drafts: int) -> Choice:
-    """Draft lengths for rows whose i-th draft stands with probability stands[r, i], descending
-    along a row, in a step of `num_rows` rows, these among them, and up to `most_drafts` drafts.
-    Only numbers of drafts are compared that fill a measured size of a step, or take all that can
-    stand."""
+    """Chooses draft lengths for rows whose i-th draft is accepted with probability stands[r, i],
+    descending along a row, in a step of `num_rows` rows in all and up to `most_drafts` drafts. Only
+    numbers of drafts are compared that fill a measured step size, or that take all useful
+    drafts."""
     num_drafts = np.empty(len(stands), np.int32)
     gain = np.empty(1)
     length_chooser()(

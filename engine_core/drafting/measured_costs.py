@@ -32,7 +32,7 @@ MOST_SECONDS = 0.5
 SETTLING_SECONDS = 0.3
 """Seconds in which one position and a whole draft are measured again, until both are steady."""
 TOKEN_STRIDE = 7919
-"""Distance of token ids that follow one another, a prime."""
+"""Difference between consecutive token ids of a step, a prime."""
 HOST_SECONDS = 100e-6
 """Seconds from a result to the plan that needs it."""
 
@@ -69,10 +69,9 @@ def measured_passes(
     vocab_size: int,
     most_drafts: int = 0,
 ) -> StepCosts:
-    """Seconds in which a draft model of the executor, or one of its heads, drafts one more token
-    for each of a number of rows; the gap is the time that a step with any drafts takes longer.
-    `most_drafts`: largest number of its drafts for a row; 0: `max_draft_tokens`. No step may be in
-    flight."""
+    """Seconds in which the executor's draft model, or one of its heads, drafts one more token, by
+    number of rows; the gap is the extra time of a step with any drafts. `most_drafts`: most drafts
+    of a row; 0: `max_draft_tokens`. No step may be in flight."""
     trial = _Trial(executor, config, vocab_size, clock)
     most = min(config.max_positions, config.max_num_batched_tokens)
     longest = min(most_drafts or config.max_draft_tokens, config.max_draft_tokens, most - 1)
@@ -118,8 +117,8 @@ class _Trial:
         return self._clock() - self._began
 
     def settled(self, *sizes: int) -> dict[int, float]:
-        """Seconds of steps of each size while another one is in flight. They are measured in turn,
-        since a busy moment would else be that of one size alone."""
+        """Seconds of a step of each size while another one is in flight. Sizes are measured in
+        turn, so that a busy moment of the machine affects all."""
         num_rounds = 0
         while True:
             seconds = {size: self.behind_one_another(size) for size in sizes}
@@ -128,8 +127,8 @@ class _Trial:
                 return seconds
 
     def behind_one_another(self, size: int) -> float:
-        """Seconds of a step while another one is in flight, the least that was ever measured. The
-        first one allocates memory and kernels for the others."""
+        """Seconds of a step while another one is in flight, the least of all measurements. The
+        first step allocates memory and compiles kernels for the others."""
         in_flight = [self._submit(size), self._submit(size)]
         self._executor.retire(in_flight.pop(0))
 
@@ -142,7 +141,7 @@ class _Trial:
         return min(self._behind[size])
 
     def one_by_one(self, size: int) -> float:
-        """Seconds of a step that is launched when the one before it has ended."""
+        """Seconds of a step that is launched after the one before it has ended."""
         return self._quickest(lambda: self._executor.retire(self._submit(size)))
 
     def _quickest(self, step: Callable[[], object]) -> float:
@@ -180,7 +179,7 @@ class _Trial:
                 self._executor.submit(self._plans.next(drafts, by_device=by_device))
             )
 
-        # The first one finds memory for the others.
+        # The first step allocates memory for the others.
         step()
         return self._quickest(step)
 
@@ -199,11 +198,11 @@ def _is_steady(seconds: list[float]) -> bool:
 
 
 class _Plans:
-    """Plans of steps whose rows decode behind a prompt of one token. The keys of that token are
-    arbitrary, since they change no time. Where there are fewer rows than positions, rows have
-    drafts. Tokens of a step differ, as far as the cache has a page for each row: in a model with
-    experts equal tokens would choose the same ones, and a step of many positions would read no more
-    weights than a step of one. Rows without a page have one token and share page 0."""
+    """Plans of steps whose rows decode after a prompt of one token, whose keys are arbitrary, since
+    they do not affect the time. Where there are fewer rows than positions, rows have drafts. The
+    tokens of a step differ, as far as the cache has a page for each row: with equal tokens all rows
+    of a model with experts would choose the same experts, and a large step would read no more
+    weights than a small one. Rows without a page have one token and share page 0."""
 
     def __init__(self, config: EngineConfig, vocab_size: int) -> None:
         self._vocab_size = vocab_size

@@ -20,8 +20,8 @@ request takes the row."""
 
 
 class NGramProposer:
-    """Drafts what followed the last tokens where they stood before in the same request. Each row
-    has an index of its known tokens, which ends with the row."""
+    """Drafts the tokens that followed an earlier occurrence of the last tokens in the same request.
+    Each row has an index of its known tokens, which is dropped with the row."""
 
     name = "ngram"
 
@@ -29,7 +29,7 @@ class NGramProposer:
         """max_len: largest number of known tokens of a row; max_drafts: largest number of drafted
         tokens of a row and step."""
         num_buckets = min(max(1 << (max_len // 4).bit_length(), MIN_BUCKETS), MAX_BUCKETS)
-        # Untouched pages of these two cost nothing.
+        # Untouched pages of these two arrays take no memory.
         self._heads: Int32Array = np.zeros((num_rows, len(KEY_LENS), num_buckets), np.int32)
         self._previous: Int32Array = np.zeros((num_rows, len(KEY_LENS), max_len), np.int32)
         self._num_indexed: Int32Array = np.zeros(num_rows, np.int32)
@@ -63,8 +63,8 @@ class NGramProposer:
 
     @property
     def num_bytes(self) -> int:
-        """Number of bytes that requests have touched so far; a row keeps its memory for the next
-        one."""
+        """Number of bytes that requests have touched so far; a row's memory is reused by its next
+        request."""
         most = np.maximum(self._most_indexed, self._num_indexed)
         num_bytes = 4 * len(KEY_LENS) * int(most.sum()) + self._heads[0].nbytes * int(
             (most > 0).sum()

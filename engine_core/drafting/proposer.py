@@ -20,8 +20,7 @@ class Proposal(NamedTuple):
     num_drafts: Int32Array
     """[R]"""
     match_lens: Int32Array
-    """[R] number of last known tokens that were found before the proposed ones; 0 where nothing is
-    proposed."""
+    """[R] number of last known tokens that matched; 0 where nothing is proposed."""
 
 
 class Proposer(Protocol):
@@ -37,7 +36,7 @@ class Proposer(Protocol):
         namespaces."""
 
     def vacate(self, row: int, token_ids: Int32Array) -> None:
-        """Notes that the request leaves the row with these known tokens."""
+        """Notes that a request with these known tokens leaves its row."""
 
     def propose(
         self, rows: Int32Array, token_ids: Int32Array, num_known: Int32Array, most: Int32Array
@@ -49,4 +48,4 @@ class Proposer(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """Number of bytes that it holds at present."""
+        """Number of bytes that the proposer holds."""

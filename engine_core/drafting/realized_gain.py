@@ -22,7 +22,7 @@ UNSETTLED_STEPS = 2
 LONG_PAUSE = 8.0
 """A step with drafts that took this many times a plain one does not count: the engine was idle."""
 CHECKED_STEPS = 8
-"""Steps with drafts after which a stretch that goes on is judged."""
+"""Steps with drafts after which the gain of a running stretch is judged."""
 LEAST_FACTOR = 0.25
 LEARNED = 0.5
 """Weight of a new stretch in the factor."""
@@ -40,7 +40,7 @@ NO_GAIN = 1.0
 
 
 class RealizedGain:
-    """One factor, for all rows of an engine and one way of drafting."""
+    """Factor between realized and expected gain, for all rows of an engine and one drafter."""
 
     def __init__(self, plain: PlainSteps) -> None:
         self._plain = plain
@@ -52,7 +52,7 @@ class RealizedGain:
         """Largest expected gain among the stretches of drafting that lost and led to the present
         rest."""
         self._num_lost = 0
-        """Stretches that lost since one gained."""
+        """Number of stretches that lost time since the last one that gained."""
         self._num_behind = 0
         """Plain steps that still belong to the last stretch: they were planned within it."""
         self._lost = 0.0
@@ -88,9 +88,9 @@ class RealizedGain:
             self.factor = 1.0
 
     def note(self, expected: float, num_rows: int, num_tokens: int, seconds: float) -> bool:
-        """A step of a stretch with drafts was settled: the gain that was expected of it, and the
-        time since the step before it. Returns whether the stretch goes on: it ends where it has
-        lost more than a trial may."""
+        """Notes a settled step of a stretch with drafts: its expected gain, and the time since the
+        step before it. Returns whether the stretch goes on: it ends when it has lost more time than
+        a trial may."""
         plain = self._plain.seconds(num_rows)
         if not 0.0 < seconds < LONG_PAUSE * plain:
             return True
@@ -153,7 +153,7 @@ class PlainSteps:
     """Average seconds of steps without drafts, by number of rows to the next power of two."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """`clock`: seconds; one that stands still leaves expected gains as they are."""
+        """`clock`: seconds; with a clock that never advances, expected gains are not corrected."""
         self._clock = clock
         self._last = clock()
         self._is_running = False

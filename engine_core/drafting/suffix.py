@@ -24,10 +24,9 @@ NO_HISTORY = -1
 
 
 class SuffixProposer:
-    """One history a namespace. The histories hold `max_tokens` together: where one grows, others of
-    the tenant that has most of them are dropped, least recently used first, so that a tenant with
-    many namespaces drives out its own. One alone holds half of them at most, and then forgets its
-    oldest tokens, so that no namespace takes everything from all others."""
+    """One history a namespace. All histories together hold `max_tokens`: when one grows, the least
+    recently used histories of the tenant with the most tokens are dropped. A single history holds
+    at most half of the tokens, and then forgets its oldest ones."""
 
     name = "suffix"
 
@@ -121,7 +120,7 @@ class SuffixProposer:
         self._point_rows(namespace, index)
 
     def _reserve(self, namespace: bytes, num_tokens: int) -> None:
-        """Gives a namespace that many tokens more, and drops histories of others for them."""
+        """Reserves `num_tokens` more tokens for a namespace, dropping histories of others."""
         self._num_tokens_of[self._owner[namespace]] += num_tokens
         while self._num_tokens_of.total() > self._max_tokens:
             self._drop(self._least_wanted(namespace))

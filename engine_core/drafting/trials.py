@@ -48,7 +48,7 @@ class Trials:
         self._realized[mode].begin(gain)
 
     def end(self) -> None:
-        """Ends the stretch that is tried, if there is one."""
+        """Ends the running stretch, if there is one."""
         if self.mode is not Mode.PLAIN:
             self._realized[self.mode].end()
             self.mode = Mode.PLAIN

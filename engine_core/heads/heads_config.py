@@ -31,8 +31,8 @@ class HeadsConfig:
     """Shapes of heads that fit a served model."""
 
     kind: str
-    """`medusa`: heads that draft one place each. `eagle`, `eagle3`: a decoder layer that drafts
-    one token after another. `mtp`: such a layer of the served model's own checkpoint."""
+    """`medusa`: heads each of which drafts one position. `eagle`, `eagle3`: a decoder layer that
+    drafts one token after another. `mtp`: such a layer in the served model's own checkpoint."""
     num_heads: int = 0
     """Heads of Medusa."""
     num_blocks: int = 0

@@ -82,8 +82,8 @@ class Medusa:
         return found
 
     def logits(self, head: int, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [R, V] of the token that stands head + 2 places after hidden [R, H], normed; on a
-        rank those of its part of the vocabulary."""
+        """Logits [R, V] of the token head + 2 positions after hidden [R, H], normed; on a rank
+        those of its part of the vocabulary."""
         for product, bias in self._blocks[head]:
             hidden = hidden + silu(product(hidden) + bias)
         return self._heads[head](hidden)

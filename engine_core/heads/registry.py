@@ -30,8 +30,8 @@ from .served import Served
 
 
 class ChainHeads(Protocol):
-    """Heads that draft one token after another. They read pairs of the hidden state of a position
-    and the token after it, at the place of the former."""
+    """Heads that draft one token after another. They read pairs of a position's hidden state and
+    the token after it, stored at that position."""
 
     config: ModelConfig
     """Config of their layer, which caches keys and values."""

@@ -1,4 +1,4 @@
-"""Parts of the served model that draft heads use beside its hidden states."""
+"""Parts of the served model that draft heads share."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from ..system.ring import anonymous_memory
 from .rank_facts import RankFigures
 
 IDLE, COMPUTES, WAITS = range(3)
-"""States of a rank: it waits for a plan, it computes one, it waits for another rank."""
+"""States of a rank: idle, computing a plan, waiting for another rank."""
 STATE_NAMES = ("waits for a plan", "computes", "waits for another rank")
 _STATE, _NUM_PLANS, _BUSY_NS, _WAITED_NS, _NUM_WAITS, _NUM_SAVED, _NUM_LOADED, _NUM_COLUMNS = range(
     8
@@ -66,7 +66,7 @@ class Board:
         return self._rows[first_rank : first_rank + count].tobytes()
 
     def set_rows(self, first_rank: int, count: int, rows: bytes) -> bool:
-        """Takes the rows of another host's ranks. False: they have another size."""
+        """Copies the rows of another host's ranks. Returns False if they have another size."""
         if len(rows) != 8 * count * _NUM_COLUMNS:
             return False
         self._rows[first_rank : first_rank + count] = np.frombuffer(rows, np.int64).reshape(

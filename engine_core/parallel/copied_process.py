@@ -1,5 +1,5 @@
-"""A child process that is a copy of this one, with what it has imported. Knows nothing of what it
-does."""
+"""A child process that is forked from this one, with its imported modules. Does not know what the
+child does."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class CopiedProcess:
 
     def kill(self) -> None:
         with self._waiting:
-            # While nobody waits for it, its id is its own.
+            # Until the child is reaped, its process id is not reused.
             if self._ended() is None:
                 os.kill(self.pid, signal.SIGKILL)
 
@@ -80,9 +80,9 @@ def _run_and_exit(run: Callable[[], None], descriptors: Collection[int]) -> None
 
 
 def drop_descriptors(kept: Collection[int]) -> None:
-    """Leaves nothing of the parent's open in a child but `kept`: what another rank holds would hide
-    the parent's end from it. The numbers stay taken, by the null device, since objects of the
-    parent that are collected close them."""
+    """Closes all descriptors of the parent in the child but `kept`: an inherited end of a pipe
+    would hide the parent's death from another rank. The numbers stay taken, by the null device,
+    since objects of the parent close them when they are collected."""
     null = os.open(os.devnull, os.O_RDWR)
     for number in [int(name) for name in os.listdir("/dev/fd")]:
         if number not in kept and number != null and _is_open(number):

@@ -52,7 +52,7 @@ def listen(name: str, text: str) -> socket.socket:
 
 
 def tune(connection: socket.socket) -> None:
-    """Small messages go at once, and the system asks after a peer that says nothing."""
+    """Sends small messages without delay, and has the system probe a silent peer."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (

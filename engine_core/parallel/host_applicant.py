@@ -1,5 +1,5 @@
-"""Connections to an engine from what may be hosts for its stages: each proves that it knows the
-secret, gets an offer and accepts or refuses it. Never waits."""
+"""Connections from candidates for an engine's stages on other hosts: each proves that it knows the
+secret, gets an offer, and accepts or refuses it. Never blocks."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ CHECK_SECONDS = 60.0
 """Time that a host has to compare its model and its libraries with the offer."""
 RECEIVE_BYTES = 64 << 10
 MOST_APPLICANTS = 16
-"""Connections that have not joined yet; of more, the oldest is closed that has not proved the
-secret. No more than one a stage has proved it: others get the answer that no stage is missing."""
+"""Most connections that have not joined yet; beyond it, the oldest one without a proof is closed.
+At most one a stage has sent a proof: later ones are told that no stage is missing."""
 WARN_SECONDS = 60.0
 """Seconds between two warnings about connections that fail for the same reason."""
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class Applicant:
         self.is_believed = False
         """Whether it has proved the secret."""
         self.has_accepted = False
-        """Bytes that came behind are in `frames`."""
+        """Whether it has accepted; bytes after the answer are in `frames`."""
         self.seconds_left = PROOF_SECONDS
 
     def interest(self, call: Callable[[], None]) -> Interest:
@@ -133,8 +133,8 @@ class Applicant:
         return data
 
     def _send(self, data: bytes) -> None:
-        """Sends data that fits into the buffers of a new connection; one that has no room for it is
-        closed."""
+        """Sends data that fits into the buffer of a new connection; closes the connection
+        otherwise."""
         try:
             sent = self.connection.send(data)
         except OSError as error:

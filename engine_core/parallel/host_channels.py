@@ -15,7 +15,7 @@ from .host_frames import LAST_PIECE, PIECE, PIECE_BYTES
 MOST_WAITING = 256 << 20
 """Bytes that may wait for one reader; plans in flight are far less."""
 PIECE_COST = 64
-"""Bytes that a piece costs beside its own, so that empty ones are bounded too."""
+"""Bytes that each piece counts in addition to its own, so that empty pieces are bounded too."""
 
 
 class OutgoingChannel:

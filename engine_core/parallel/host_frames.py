@@ -1,5 +1,5 @@
-"""Frames between an engine and a host of one of its stages: a head of kind, channel and length, and
-so many bytes. Nothing that is read can run code."""
+"""Frames between an engine and a host of one of its stages: a header of kind, channel and length,
+then the payload. Decoding never executes code."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import struct
 from typing import NamedTuple
 
 PIECE, LAST_PIECE, BEAT, LOST, OFFER, ACCEPT, REFUSE, FULL = range(8)
-"""Kinds of frames. Those of a channel: a piece of a message that goes on, and its last piece. Those
-of the link: a heartbeat, the end of a rank, what a stage is to compute, whether the host does so,
-and that no stage is missing."""
+"""Kinds of frames. Of a channel: a piece of a message, and the last piece of one. Of the link: a
+heartbeat, the loss of a rank, the offer of a stage, its acceptance or refusal, and that no stage is
+missing."""
 PIECE_BYTES = 256 << 10
 """Most bytes of a channel's message in one frame."""
 OTHER_BYTES = 64 << 10

@@ -153,7 +153,7 @@ def _connected_to(
 
 
 class _Receiver:
-    """Reads exactly what is due, within one time for all of it."""
+    """Reads an exact number of bytes, with one deadline for all reads."""
 
     def __init__(
         self, connection: socket.socket, address: str, waiting: Waiting, deadline: float

@@ -1,6 +1,5 @@
-"""One connection between an engine and a host of one of its stages: rings of this host on one side
-of it, those of the other host on the other. Never waits: its owner polls what it names and calls
-it."""
+"""One connection between an engine and a host of one of its stages, which connects rings of this
+host with rings of the other. Never blocks: its owner polls its descriptors and calls it."""
 
 from __future__ import annotations
 
@@ -78,9 +77,9 @@ class HostLink:
         beat: Callable[[], bytes],
         on_beat: Callable[[HostLink, bytes], None],
     ) -> None:
-        """`outgoing` and `incoming`: rings whose messages go to the other host, and come from
-        there, by channel. `beat` is what a heartbeat of this side says; `on_beat` is told what the
-        other side's say, and raises `LinkLost`."""
+        """`outgoing` and `incoming`: rings whose messages are sent to the other host, and received
+        from it, by channel. `beat`: returns the payload of a heartbeat; `on_beat`: receives the
+        other side's, and may raise `LinkLost`."""
         connection.setblocking(False)
         self._socket = connection
         self._frames = frames

@@ -1,6 +1,6 @@
-"""How an engine and a host of one of its stages prove to each other that they have one secret,
-before either reads anything else. The secret never travels: each side sends a code (HMAC-SHA256) of
-both sides' random numbers and of its own role."""
+"""Mutual proof of a shared secret between an engine and a host of one of its stages, before either
+reads anything else. The secret is never sent: each side sends an HMAC-SHA256 of both sides' random
+numbers and its own role."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REFUSED = b"\0"
 ENGINE = b"engine"
 STAGE = b"stage"
 PROOF_SECONDS = 5.0
-"""Time that a new connection has to prove that it knows the secret."""
+"""Seconds in which a new connection has to prove that it knows the secret."""
 MIN_SECRET_BYTES = 32
 SETTING = "stage_secret_file"
 _CONTEXT = b"headwater pipeline stage\0"

@@ -26,7 +26,7 @@ SLOT_BYTES = 1 << 22
 
 
 class GroupEnd(NamedTuple):
-    """File descriptors of one rank, to be inherited by the process that takes it."""
+    """File descriptors of one rank, inherited by its process."""
 
     memory: int
     slot_bytes: int

@@ -18,13 +18,13 @@ class RankLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RankFigures:
-    """Figures of one rank so far."""
+    """Counters of one rank."""
 
     num_plans: int
     busy_seconds: float
     """Time in plans, waits for other ranks included."""
     waited_seconds: float
-    """Time in which it waited for other ranks."""
+    """Seconds for which it waited for other ranks."""
 
 
 @runtime_checkable

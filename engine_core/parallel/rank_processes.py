@@ -46,7 +46,7 @@ class Process(Protocol):
 
 
 class RankProcesses:
-    """One process for each rank, whole stages of them."""
+    """One process a rank of this host, for whole stages."""
 
     def __init__(
         self,
@@ -58,11 +58,11 @@ class RankProcesses:
         copies: bool,
         rendezvous: Rendezvous | None = None,
     ) -> None:
-        """`rings`: those of each rank, by its number; they are closed here. `options.num_threads`:
-        those that compute, of these ranks together. `variables` of each rank's environment come
-        beside those of this process. `copies`: ranks are copies of this process, which saves what
-        they would import; else each has an interpreter of its own. `rendezvous`: with ranks of
-        other hosts, where there are some."""
+        """`rings`: those of each rank, by its number; they are closed in this process.
+        `options.num_threads`: compute threads of all of these ranks. `variables`: environment
+        variables of each rank, in addition to this process's. `copies`: ranks are forked from this
+        process, so they need not import; else each starts an interpreter. `rendezvous`: with ranks
+        of other hosts, if there are any."""
         self.ranks = list(rings)
         options = replace(options, num_threads=max(1, options.num_threads // len(self.ranks)))
         lifelines = [os.pipe() for _ in rings]
@@ -82,7 +82,7 @@ class RankProcesses:
                 life=lives[i][1],
             )
             self._processes.append(begin(start, variables[rank]))
-        # The ranks have these; here they would keep a dead rank's pipes open.
+        # The ranks have inherited these; open here, they would hide the end of a dead rank.
         for own in rings.values():
             own.close()
         for group in groups:

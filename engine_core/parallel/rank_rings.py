@@ -10,7 +10,7 @@ from .stage_rings import StageRings
 
 @dataclass(slots=True)
 class RankRings:
-    """Ring ends of one rank, or the opposite ends."""
+    """Ring ends of one rank, or the ends opposite to them."""
 
     plans: RingEnd
     reports: RingEnd
@@ -28,7 +28,8 @@ class RankRings:
 
 
 def create_rank_rings() -> tuple[RankRings, RankRings]:
-    """New rings of a rank whose executor is on another host: its ends, and the opposite ones."""
+    """New rings of a rank whose executor is on another host: the rank's ends, and the opposite
+    ones."""
     plan_writer, plan_reader = create_ring()
     report_writer, report_reader = create_ring()
     return RankRings(plan_reader, report_writer), RankRings(plan_writer, report_reader)

@@ -51,7 +51,7 @@ class RankStart:
     lifeline: int
     """Reaches end of file when the executor's process is gone."""
     life: int
-    """Held open, so that the executor sees the end of this process."""
+    """Descriptor that is kept open, so that the executor notices the end of this process."""
 
     @property
     def descriptors(self) -> tuple[int, ...]:

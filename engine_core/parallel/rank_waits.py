@@ -1,4 +1,4 @@
-"""The waits of one rank for others."""
+"""Waits of one rank for other ranks, with their limits."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class _Loss:
             raise self.lost
 
     def note(self, lost: RankLost) -> bool:
-        """False: another loss came first, which stays."""
+        """Notes a loss. Returns False if another loss was noted first, which is kept."""
         with self._lock:
             if self.lost is not None:
                 return False
@@ -73,7 +73,7 @@ class _Loss:
             report(self.lost)
 
     def settled(self) -> RankLost:
-        """The loss, for which it waits, of a rank whose channel is closed."""
+        """Waits for the loss of a rank whose channel is closed, and returns it."""
         self._settled.wait(10 * EXIT_SECONDS)
         return self.lost or RankLost(-1, "has closed its channel")
 
@@ -184,8 +184,8 @@ class Ranks:
         return self.receive_any([rank])[1]
 
     def receive_any(self, ranks: Sequence[int]) -> tuple[int, bytes]:
-        """Waits for the next message of any of these ranks, and says which one's it is. Raises
-        `RankLost` when all that came before the loss is read."""
+        """Waits for the next message of any of these ranks; returns the rank and the message.
+        Raises `RankLost` when all messages before the loss are read."""
         poll = select.poll()
         for fd in (self._loss.wake_read, *(self._reports[rank].fileno() for rank in ranks)):
             poll.register(fd, select.POLLIN)
@@ -204,7 +204,7 @@ class Ranks:
                 lost = self._loss.lost
 
     def _read(self, ranks: Sequence[int]) -> bool:
-        """Takes what these ranks have sent. Returns whether one of them has closed its channel."""
+        """Reads what these ranks have sent. Returns whether one of them has closed its channel."""
         is_gone = False
         for rank in ranks:
             try:
@@ -214,8 +214,8 @@ class Ranks:
         return is_gone
 
     def allow_silence(self, seconds: float) -> None:
-        """Ends all ranks when they owe an answer and none of them makes progress for so many
-        seconds; 0: they may be silent for ever."""
+        """Ends all ranks when they owe an answer and none makes progress for `seconds`; 0: no
+        limit."""
         self.allowed_silence = seconds
 
     def on_lost(self, report: Callable[[RankLost], None]) -> None:
@@ -253,7 +253,7 @@ class Ranks:
                 return
             if ended:
                 return self.lose(*self._processes.end_of(ended[0]))
-            # Ticks of this thread, so that a machine that stood still suspects nobody.
+            # Counted in ticks of this thread, so that a suspended machine suspects no rank.
             now = self._progress()
             late = self._late_ranks(now)
             silence = silence + TICK_SECONDS if late and now == seen else 0.0
@@ -269,8 +269,9 @@ class Ranks:
         return [figures.num_plans for figures in self.board.figures()]
 
     def _late_ranks(self, num_plans: list[int]) -> list[int]:
-        """Ranks that have not computed all plans that they were sent. First those that others wait
-        for: they do not wait themselves, or have not noticed yet that their wait is over."""
+        """Ranks that have not computed all plans that they were sent, those that others wait for
+        first: these wait for no rank themselves, or have not noticed yet that their wait is
+        over."""
         late = [rank for rank in range(self.size) if num_plans[rank] < self._num_sent]
         return sorted(
             late, key=lambda rank: (self.board.state(rank) == WAITS, self.board.num_waits(rank))
@@ -287,8 +288,8 @@ class Ranks:
 def _create_rings(
     options: ExecutorOptions,
 ) -> tuple[list[RingEnd], list[RankRings], list[RingEnd]]:
-    """The ends of the ring of plans that are written, those of each rank, and those that reports
-    are read from."""
+    """Writing ends of the rings of plans, the ends of each rank, and reading ends of the rings of
+    reports."""
     layout = options.layout
     writers, plans = create_broadcast(layout.num_ranks)
     reports = [create_ring() for _ in plans]

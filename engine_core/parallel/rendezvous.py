@@ -1,4 +1,4 @@
-"""Rendezvous, by which the ranks of pipeline stages on several hosts find one another."""
+"""Rendezvous of the ranks of pipeline stages on several hosts."""
 
 from __future__ import annotations
 

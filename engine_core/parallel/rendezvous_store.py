@@ -18,7 +18,8 @@ NO_LIMIT = timedelta(days=365)
 
 
 class RendezvousStore:
-    """Listens from the beginning, so that its port is known before ranks start."""
+    """Store of the rendezvous. It listens when it is created, so that its port is known before
+    ranks start."""
 
     def __init__(self, listening: socket.socket) -> None:
         """Listens at another port of the address where `listening` does."""

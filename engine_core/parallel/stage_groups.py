@@ -34,8 +34,8 @@ CONNECT_SECONDS = 30.0
 LOSS_SECONDS = 2.0
 """Seconds within which the engine knows that a rank is gone."""
 MOST_SENT = 16
-"""Tensors that a sender keeps until the other side has received them. More than plans are in
-flight, so that none of them waits for one that comes after it."""
+"""Most tensors that a sender keeps until they are received: more than plans in flight, so that no
+tensor waits for one that is sent after it."""
 
 
 class Group(Protocol):
@@ -46,9 +46,9 @@ class Group(Protocol):
 
 
 class StageGroups:
-    """Two groups of the ranks with share `shard` of their layers, so that what is returned waits
-    for no stream. A group is connected where it is used first, when the ranks of all stages have
-    come so far; `ConfigError` is raised where they do not reach one another."""
+    """Two process groups of the ranks with share `shard` of their layers, one for each direction,
+    so that returned tokens do not wait for streams. A group is connected at its first use, when the
+    ranks of all stages have started; raises `ConfigError` where they cannot reach one another."""
 
     def __init__(self, rendezvous: Rendezvous, shard: int, stage: int, num_stages: int) -> None:
         self._rendezvous = rendezvous

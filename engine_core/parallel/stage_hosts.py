@@ -46,8 +46,8 @@ class RankWatch(Protocol):
 
 
 class StageHosts:
-    """Hosts of an engine's other stages, one a stage. `lose` is called with a host that is lost;
-    nothing of it is used after that."""
+    """Hosts of an engine's other stages, one a stage. `lose` is called once for a host that is
+    lost, which is not used afterwards."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class StageHosts:
         self._thread: threading.Thread | None = None
 
     def start(self, rings: Sequence[RankRings], watch: RankWatch) -> None:
-        """`rings`: the ends that ranks of these stages would have, which are closed here."""
+        """`rings`: the ends that ranks of these stages would have; they are closed here."""
         size = self._layout.tensor
         for i, stage in enumerate(self.stages):
             self._rings[stage] = list(rings[i * size : (i + 1) * size])
@@ -194,7 +194,7 @@ class StageHosts:
         return True
 
     def _lose(self, rank: int, reason: str) -> None:
-        """Notes that a rank is lost. The engine ends with it, so nothing is moved any more."""
+        """Notes that a rank is lost. The engine ends with it, so no more messages are moved."""
         self._is_closing = True
         self._watch.lose(rank, f"{self.place_of(rank)}{reason}")
 

@@ -11,7 +11,7 @@ from ..weights.shards import ParallelLayout
 
 @dataclass(slots=True)
 class StageRings:
-    """The ends that one rank has."""
+    """The ring ends of one rank."""
 
     stream_in: RingEnd | None = None
     """Ring from the same shard of the stage before."""

@@ -1,6 +1,6 @@
-"""Flags of a platform for what it serves beyond the operations that every platform has. They are
-compared with an engine's options before any weight is read; a model or an option that they exclude
-is refused by name."""
+"""Flags of a platform for what it can do beyond the operations that every platform has. They are
+compared with an engine's options before any weight is read; an unsupported model or option is
+refused by name."""
 
 from __future__ import annotations
 
@@ -97,9 +97,10 @@ class Capabilities:
     """Models and heads draft where ranks divide layers: `--draft-model` and `--draft-heads` need it
     there."""
     rank_adapters: bool = False
-    """Adapters beside several ranks, which divide them: `--adapter-memory` needs it there."""
+    """Adapters with several ranks, each of which holds its part of them: `--adapter-memory` needs
+    it there."""
     rank_latents: bool = False
-    """Ranks divide the heads that share latents, which each of them keeps."""
+    """Latent attention with several ranks: each has some of the heads, and all latents."""
     rank_states: bool = False
     """Ranks divide the heads of states, each with those of its heads, and their products have
     leaves."""

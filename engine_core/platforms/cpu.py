@@ -43,7 +43,7 @@ class CpuPlatform(CpuTexts, CpuStates, CpuLatents, RowAdditions):
     def __init__(self, model: ModelConfig, block_size: int) -> None:
         # Query heads of a key head, in layers that see all keys and in layers with a window.
         self._groups = _group_of(model.of_global_layers), _group_of(model)
-        # Latents that a token attends to; 0: all that it sees.
+        # Number of latents that the indexer chooses for a token; 0: there is no indexer.
         self._num_chosen = 0 if model.index is None else model.index.num_chosen
         self._layer_kernels = layer_kernels(model)
         self.block_size = block_size

@@ -77,7 +77,7 @@ class CpuExperts:
     def __init__(
         self, gate_up: ExpertStack, down: ExpertStack, activation: str, product: MakeProduct
     ) -> None:
-        """`product` makes that of one expert's linear layer."""
+        """`product`: makes the product of one expert's linear layer."""
         self._gate = GATES[activation]
         self._num_experts = gate_up.num_experts
         self._gate_up = _product_of(gate_up, product)
@@ -132,7 +132,7 @@ def _product_of(stack: ExpertStack, product: MakeProduct) -> StackProduct:
 
 
 class _OneByOne:
-    """The product with one expert after another; each multiplies all of its rows."""
+    """Computes one expert after another, each with all of its rows."""
 
     def __init__(self, stack: ExpertStack, product: MakeProduct) -> None:
         self._stack = stack
@@ -156,7 +156,8 @@ class _OneByOne:
 
 
 def tiles_of(stack: ExpertStack) -> ExpertTiles | None:
-    """Weights in tiles of one format, each of one expert alone; None: they are stored otherwise."""
+    """Weights arranged in tiles of one format, one expert after another; None: they are stored in
+    another form."""
     linear = stack.linear
     sizes = stack.num_experts, stack.out_features, stack.in_features
     if stack.out_features % TILE_ROWS:

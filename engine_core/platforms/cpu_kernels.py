@@ -34,7 +34,7 @@ from .latents.cpu import INDEX_KERNELS, LATENT_KERNELS
 
 
 def packed_kernels(weights: Weights, of_layers: Sequence[Kernel] = ()) -> list[Kernel]:
-    """Kernels that multiply and look up these packed weights, and those of other layers."""
+    """Kernels that multiply and look up these packed weights, and kernels of other layers."""
     joined = (stack.linear for stack in weights.experts.values())
     linears = [*weights.linears.values(), *joined]
     tables = weights.tables.values()

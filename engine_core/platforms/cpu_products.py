@@ -51,13 +51,13 @@ class CpuProducts:
         rule = self._row_rule(linear.kind, weight)
 
         def product(x: torch.Tensor) -> torch.Tensor:
-            # The layer, not its weight: a packed one holds the memory that its weight is a view of.
+            # Keyed by the layer: a packed weight is a view of memory that the layer holds.
             return row_stable_linear(x, linear.weight, rule, library)  # type: ignore[attr-defined]
 
         return product
 
     def biased(self, linear: Linear, bias: torch.Tensor, activation: str) -> Product:
-        """activation(product + bias), in one call of the library where it has such a product."""
+        """activation(product + bias), in one call of the library where it has a fused product."""
         if not isinstance(linear, PackedLinear) or activation not in ("", "gelu"):
             product = self.of(linear)
             if not activation:

@@ -42,8 +42,8 @@ from .states.cuda import CudaStates
 
 
 class CudaPlatform(RowAdditions, CudaTexts, CudaStates, CudaLatents, CudaMixtures):
-    """See `Platform`. Holds the workspace of decode attention, so one platform serves one stream of
-    launches."""
+    """See `Platform`. Holds the workspace of decode attention, so a platform object serves one
+    stream of launches."""
 
     _products_class = CudaProducts
 
@@ -253,7 +253,7 @@ class CudaPlatform(RowAdditions, CudaTexts, CudaStates, CudaLatents, CudaMixture
         kind = (q.dtype, q.shape[2], *of_cache, window, is_capped)
         found = self._attention_kernels.get(kind)
         if found is None:
-            # Lists of tiles, and state that is folded, are those of one shape of heads elsewhere.
+            # Work lists and partial states are for one shape of heads.
             found = (
                 ANY_GPU
                 if self._is_mixed

@@ -32,9 +32,9 @@ Launcher = Callable[..., None]
 
 @dataclass(frozen=True, slots=True)
 class AttentionKernels:
-    """Launchers for queries and a cache of one kind. Arguments are those of `decode_attention`,
-    `shared_prefix_attention` and `prefill_attention`; a kernel for Hopper takes those that are
-    `given` where it serves."""
+    """Launchers for one kind of queries and caches. Their arguments are those of
+    `decode_attention`, `shared_prefix_attention` and `prefill_attention`; a Hopper kernel takes
+    those that are `given`, where it supports them."""
 
     prefill: Launcher = prefill_attention
     shared: Launcher = shared_prefix_attention
@@ -100,7 +100,7 @@ class AttentionKernels:
 
 
 MERGING: tuple[Launcher, ...] = (hopper_decode_attention,)
-"""Launchers whose kernel merges its splits itself."""
+"""Launchers whose kernel merges its splits."""
 ANY_GPU = AttentionKernels()
 HOPPER = AttentionKernels(
     prefill=hopper_prefill_attention,

@@ -61,7 +61,7 @@ class AttentionPlan:
 
 
 class AttentionPlans:
-    """Makes plans for one stream of launches, whose workspace it holds."""
+    """Makes attention plans for one stream of launches, and holds its workspace."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class AttentionPlans:
         self._decode_plans = allocated(model.of_global_layers)
         self._ends_plan = self._decode_plans[-1].beside()
         self._window = model.window_mask
-        # Without a window nobody asks for these.
+        # Allocated only for models with windows.
         windowed = self._decode_plans if model.mixed is None else allocated(model)
         self._windowed_plans = [
             plan.without_folds().beside() if self._window else plan for plan in windowed
@@ -109,8 +109,9 @@ class AttentionPlans:
         )
 
     def decode(self, num_rows: int, *, folds: bool = False) -> DecodePlan | LatentPlan:
-        """The workspace for this many decoding rows: a single row has one of its own, which needs
-        no work list. With `folds`, first splits are folded: of rows that share nothing."""
+        """The workspace for `num_rows` decoding rows: a single row has one of its own, without a
+        work list. With `folds`, for rows that share no blocks, the first splits are merged in
+        registers."""
         plan = next(plan for plan in self._decode_plans if num_rows <= plan.max_rows)
         return plan if folds else plan.without_folds()
 

@@ -235,7 +235,7 @@ class CudaExperts:
         return partial(self._joint, layer, apart)
 
     def launch_all(self, num_chosen: int) -> None:
-        """Launches each kernel of the experts' products once, so that no step compiles them."""
+        """Launches each kernel of the experts' products once, so that no step compiles it."""
         for layer in self._layers.values():
             layer.launch_all(num_chosen, self._early_rows)
 
@@ -285,7 +285,7 @@ def _layer_of(gate_up: ExpertStack, down: ExpertStack, activation: str) -> _Laye
     biases = None
     if gate_up.bias is not None and down.bias is not None:
         biases = ExpertBiases(gate_up.bias, down.bias)
-    # Kernels have one of two gates without biases, and another one with them.
+    # Kernels have one of two gates without biases, and a third one with biases.
     assert (biases is not None) == (activation == CLAMPED_SWIGLU)
     part = ExpertPart(down.is_share, down.num_leaves)
     gate = activation == GELU, biases, part

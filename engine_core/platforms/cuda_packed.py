@@ -94,8 +94,8 @@ def has_rounded(weights: Weights) -> bool:
 
 
 def launch_rounded(linears: Iterable[Linear]) -> None:
-    """Launches each kernel of the products of rounded tokens once, so that no step compiles
-    them."""
+    """Launches each kernel of products with rounded activations once, so that no step compiles
+    it."""
     weights = [each.weight for each in linears if isinstance(each, RoundedLinear)]
     for each in {(each.shape, each.rounding): each for each in weights}.values():
         w8a8.launch_all_tiles(each)

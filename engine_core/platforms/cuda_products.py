@@ -73,7 +73,7 @@ class CudaProducts:
         return linear.product if make is None else make(linear)
 
     def gated(self, linear: Linear, activation: str) -> Product | None:
-        """Product that computes its gate too; None: there is no such kernel."""
+        """Product with a fused gate; None: there is no such kernel."""
         if isinstance(linear, AdaptedLinear):
             return linear.gated(activation)
         make = self._gated.get((linear.kind, activation))
@@ -88,9 +88,9 @@ class CudaProducts:
     def prepare(
         self, weights: Weights, row_counts: Sequence[int], head_row_counts: Sequence[int]
     ) -> None:
-        """Probes products of these weights with so many rows, where this machine has not done so
-        before: what the library makes with other bits than our kernels is made by ours from now on,
-        also by layers that are there."""
+        """Compares the library's bits with those of our kernels for these weights and numbers of
+        rows, unless this machine has done so before. Products whose bits differ are computed by our
+        kernels from now on, also in existing layers."""
         dense = dense_matrices(weights)
         products = {name: ProbedProduct.of(weight) for name, weight in dense.items()}
         counts = {
@@ -104,7 +104,7 @@ class CudaProducts:
         probe = partial(product_probe.differing, device=self._device, weights=matrices)
         for product in own_products_of(counts, verdicts, probe):
             self._choice(product).is_own = True
-        # Nothing was compared of what is no linear layer's: routers that keep float32.
+        # Other products were not compared: routers that stay in float32.
         for product in self._choices.keys() - counts.keys():
             self._choice(product).is_own = True
         torch.cuda.empty_cache()
@@ -121,8 +121,8 @@ class CudaProducts:
             product_probe.launch_reference(weight)
 
     def launch_own(self, weights: Weights) -> None:
-        """Launches each kernel that serves where the library does not once, so that no step
-        compiles them."""
+        """Launches each of our kernels that replaces the library's product once, so that no step
+        compiles it."""
         dense = {ProbedProduct.of(weight): weight for weight in dense_matrices(weights).values()}
         expanders = {
             expanded_product(each): expander(each)
@@ -158,8 +158,7 @@ class CudaProducts:
     def _packed(self, linear: Linear) -> Product:
         assert is_packed(linear)
         self.are_early = True
-        # Only our kernels multiply the matrix that many rows are worth, so that there is nothing to
-        # probe.
+        # Weights of this kind are always multiplied by our kernels, so there is nothing to compare.
         if is_expanded(linear):
             self._choice(expanded_product(linear)).is_own = True
         return packed_product(linear, EARLY_ROWS)

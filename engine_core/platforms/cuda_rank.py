@@ -14,8 +14,8 @@ from .peer_group import PeerGroup
 
 
 class SummingPlatform(CudaPlatform):
-    """See `Platform`. What is added to a residual stream is a part of a product: the ranks' parts
-    are summed in the launch that adds them. For models that say so, see `Model.adds_products`."""
+    """See `Platform`. Products that are added to the residual stream are partial: the ranks' parts
+    are summed in the launch that adds them. For models with `Model.adds_products`."""
 
     _group: PeerGroup
 

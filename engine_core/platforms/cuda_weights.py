@@ -1,5 +1,5 @@
-"""Weights of an NVIDIA GPU: which stay packed when they are loaded, and what is made of them. Triton
-is imported when they are, because a machine without a GPU may lack its dependencies."""
+"""Weights on an NVIDIA GPU: which of them stay packed when they are loaded, and their layouts.
+Imports Triton late, since a machine without a GPU may lack its dependencies."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ from ..layers.linear.linear import Linear, Product
 
 @dataclass(slots=True)
 class ProductChoice:
-    """Whether our kernel makes a product that the library would be asked for. Layers hold it before
-    it is known."""
+    """Whether our kernel computes a product instead of the library. Layers hold this object before
+    the choice is made."""
 
     is_own: bool = False
 

@@ -28,9 +28,9 @@ class LoadedDevice:
 
 
 def load(name: str) -> LoadedDevice:
-    """The device of this name, or the first available one for `auto`. Raises `ConfigError` for a
-    name that nobody registered, another version of the contract, a module that lacks something, and
-    a device that is not here."""
+    """Loads the platform of this name, or the first available one for `auto`. Raises `ConfigError`
+    for an unknown name, another version of the contract, an incomplete module, and a device that is
+    absent."""
     known = registrations()
     if name == AUTO:
         return next(
@@ -43,7 +43,7 @@ def load(name: str) -> LoadedDevice:
 
 
 def check_contract(name: str, module: Any) -> Device:
-    """The module as a device that is here. Raises `ConfigError` that names what it lacks."""
+    """The module as an available device. Raises `ConfigError` that names what it lacks."""
     api = getattr(module, "api", None)
     require(
         api == API, f"api of the platform {name!r}", api, f"{API}, the version of this Headwater"

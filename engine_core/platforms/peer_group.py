@@ -1,5 +1,5 @@
-"""Ranks of one machine with a GPU each, which exchange tensors through memory of all of their GPUs.
-Launches only, so that graphs can hold them."""
+"""Ranks of one machine with a GPU each, which exchange tensors through the memory of all their
+GPUs. Launches only, so graphs can capture them."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ class PeerGroup:
         peer_best(self._memory, candidates, num_stretches, out)
 
     def slice_of(self, first_token: int, vocab_size: int) -> VocabularySlice:
-        """The tokens from `first_token` on of this rank, for kernels that draw and score beside
-        those of the others."""
+        """This rank's slice of the vocabulary, from `first_token` on, for kernels that draw and
+        score together with the other ranks'."""
         return VocabularySlice(memory=self._memory, first_token=first_token, vocab_size=vocab_size)
 
 
 def open_peer_group(host: Group, row_bytes: int) -> PeerGroup:
-    """The group of the ranks that `host` has, over memory that they allocate now; their GPUs reach
-    one another's. `row_bytes`: those of the longest row that is summed. Raises `PeerError`."""
+    """Opens the group of the ranks of `host` over newly allocated memory, which all of their GPUs
+    map. `row_bytes`: bytes of the longest row that is summed. Raises `PeerError`."""
     own = OwnMemory(host.size, slot_bytes_of(max(GROUP_ROWS * row_bytes, LEAST_SLOT)))
     handle = own.handle()
     joined = host.join(torch.frombuffer(bytearray(handle), dtype=torch.uint8)[None])

@@ -16,9 +16,9 @@ BUILT_IN = {
     "cuda": "headwater.engine_core.devices.cuda",
     "cpu": "headwater.engine_core.devices.cpu",
 }
-"""Known without an installed distribution. `auto` takes the first of them that is available, in
-this order, and never a device of another distribution: a package that is installed must not change
-what an engine computes on."""
+"""Platforms that need no installed distribution. `auto` takes the first of these that is available,
+in this order, and never one of another distribution: installing a package must not change what an
+engine computes on."""
 
 
 @dataclass(frozen=True, slots=True)

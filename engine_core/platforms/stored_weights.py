@@ -1,5 +1,5 @@
 """Weights between a checkpoint and a platform: the forms in which they are loaded, and what a
-platform is given to make its own of."""
+platform converts to its own layouts."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ..weights.byte_weights import Keeps, keeps_none
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredForms:
-    """Forms of weights that are loaded as they are stored. All others are expanded to the model's
-    dtype, and so are all of them under `numerics` tree."""
+    """Forms of weights that are loaded as they are stored. All other weights are expanded to the
+    model's dtype, and with `--numerics tree` all weights are."""
 
     keeps_packed: bool = False
     """Keeps weights in block formats, and integers."""
@@ -39,5 +39,4 @@ class StoredWeights:
     part: str = ""
     """Names the part of the model; empty: the whole model."""
     folder: Path | None = None
-    """The folder that they come from, where a platform may keep what it makes of them; None:
-    nothing is kept."""
+    """Folder of the weights, where a platform may cache their converted form; None: no cache."""

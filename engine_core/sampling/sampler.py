@@ -42,7 +42,8 @@ class Sampler:
         device: torch.device,
         whole: Whole | None = None,
     ) -> None:
-        """`whole` is given where logits are those of a part of the vocabulary."""
+        """`whole`: joins logits over ranks; given where logits are those of a part of the
+        vocabulary."""
         self._operations = operations
         self._device = device
         self._whole = whole

@@ -37,7 +37,7 @@ class Gained(NamedTuple):
 
 
 def positions_of(num_drafts: Int32Array | None, num_rows: int) -> Int32Array:
-    """Number of positions that are sampled for each row, int32 [R]: one, and one for each draft."""
+    """Number of sampled positions of each row, int32 [R]: one more than it has drafts."""
     return np.ones(num_rows, np.int32) if num_drafts is None else num_drafts + 1
 
 
@@ -72,8 +72,8 @@ def gained(sampled: Int32Array, drafts: Int32Array, num_positions: Int32Array) -
 def by_entry(
     found: Gained, num_positions: Int32Array, logprobs: Mapping[int, TokenLogprobs]
 ) -> dict[int, TokenLogprobs]:
-    """Log probabilities of tokens that count, as `StepResult` has them, from those by position, row
-    by row."""
+    """Log probabilities of gained tokens, in the form of `StepResult`, from those of all sampled
+    positions, row by row."""
     if not logprobs:
         return {}
     rows, columns = found.places

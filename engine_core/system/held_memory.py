@@ -24,12 +24,12 @@ REPLY_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldMemory:
-    """Memory by its descriptors, which whoever has this record closes."""
+    """Memory by its file descriptors, which the owner of this record closes."""
 
     memory: int
     """The device's memory, as its driver exports it."""
     layout: int
-    """A file that says what lies where in it."""
+    """Descriptor of a file with the table of its contents."""
     num_bytes: int
     checksum: int
     """Checksum of the memory's contents."""
@@ -72,13 +72,14 @@ class MemoryHolder:
         return cls(socket.socket(fileno=number))
 
     def take(self, key: str) -> HeldMemory | None:
-        """The memory that is held under a key, when the process that had it is dead. What is held
-        under another key is given back. None: there is none, or that process does not die."""
+        """Takes over the memory that is held under a key, once the process that had it is dead.
+        Memory under another key is released. None: there is none, or that process does not end."""
         reply, files = self._ask({"verb": "take", "key": key})
         return HeldMemory.of(reply, files) if files else None
 
     def keep(self, key: str, held: HeldMemory) -> bool:
-        """Has memory held, in place of all that is. Returns whether it is."""
+        """Hands memory to the holder, which releases what it held before. Returns whether it
+        succeeded."""
         reply, _ = self._ask({"verb": "keep", "key": key, **held.facts}, *held.files)
         return bool(reply)
 
@@ -89,7 +90,7 @@ class MemoryHolder:
         return int(reply.get("num_bytes", 0))
 
     def drop(self) -> None:
-        """Has all given back that is held."""
+        """Releases all held memory."""
         self._ask({"verb": "drop"})
 
     def _ask(self, request: dict[str, Any], *files: int) -> tuple[dict[str, Any], list[int]]:

@@ -68,11 +68,12 @@ class HolderServer:
         if self._held is None:
             return False
         if self._key != key:
-            # Of other weights, which would only take room from those that are loaded now.
+            # Releases weights of another key, which would only take room from those that are loaded
+            # now.
             self._drop()
             return False
-        # NOTE: a process is reported dead when its files are closed, the device's among them: its
-        # kernels have ended. That its sockets are closed says less.
+        # NOTE: a process counts as dead when its files are closed, the device's among them: then
+        # its kernels have ended. Closed sockets do not prove that.
         return bool(select.select([self._owner], [], [], DEATH_SECONDS)[0])
 
     def _own(self, owner: int) -> None:

@@ -32,8 +32,8 @@ shorter ones."""
 _SELECT_LIMIT = 1024
 """Descriptors from here on are refused by `select`."""
 _COLLECT_EVERY = 64 * _RELEASE_EVERY
-"""Pieces after which the writer takes what was given back, though it need not: the pipe may be one
-page only."""
+"""Pieces after which the writer reads the released ones from the pipe though it need not: the pipe
+may have one page only."""
 
 
 class PeerGone(Exception):
@@ -41,7 +41,7 @@ class PeerGone(Exception):
 
 
 class RingEnd(NamedTuple):
-    """File descriptors of one side, to be inherited by the process that takes it."""
+    """File descriptors of one side, inherited by its process."""
 
     memory: int
     announce: int
@@ -282,7 +282,7 @@ def map_at_least(memory: int, num_bytes: int) -> mmap.mmap:
 
 
 def _put(memory: mmap.mmap, at: int, piece: bytes) -> None:
-    """Writes a piece, which goes on at the beginning where the memory ends."""
+    """Writes a piece, wrapping around at the end of the memory."""
     until_wrap = len(memory) - at
     memory[at : at + min(len(piece), until_wrap)] = piece[:until_wrap]
     if len(piece) > until_wrap:

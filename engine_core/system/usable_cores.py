@@ -13,8 +13,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def usable_cores() -> int:
-    """Number of cores that this process may run on, or that its CPU quota is worth where that is
-    less; at least 1."""
+    """Number of cores that this process may use, by affinity and CPU quota; at least 1."""
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )

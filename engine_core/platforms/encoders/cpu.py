@@ -54,7 +54,7 @@ class CpuTexts:
         assert norm_bias is not None
 
         def sum_norm(x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-            # The largest products of rows: what lies between them stays in the cache.
+            # Batches of rows whose intermediate results stay in the processor's cache.
             for start in range(0, len(x), TEXT_ROWS):
                 rows = x[start : start + TEXT_ROWS]
                 sums = residual[start : start + TEXT_ROWS]

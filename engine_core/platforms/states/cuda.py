@@ -19,7 +19,7 @@ class CudaStates:
     """See `StatePlatform`, `ConvPlatform` and `MambaPlatform`."""
 
     has_drafts: bool
-    """Whether drafted tokens are rows beside those that they follow."""
+    """Whether drafted tokens are separate rows after those that they follow."""
 
     def delta_net(
         self, wide: torch.Tensor, narrow: torch.Tensor, layer: DeltaLayer, memory: StateMemory
