@@ -101,8 +101,8 @@ class CallReader:
         return self.is_done or (self._has_arguments and not self._streams)
 
     def push(self, text: str) -> str:
-        """Takes the characters of the object; returns the text after it, or behind the character
-        that shows that it is no call."""
+        """Reads characters of the object. Returns the text after it, or after the character that
+        shows that it is not a call."""
         for i, char in enumerate(text):
             if self.is_done or self.is_no_call:
                 return text[i:]

@@ -1,5 +1,4 @@
-"""Names of formats that a setting may have: ours, and vLLM's for those that are named otherwise
-here."""
+"""Names of formats that settings accept: ours, and vLLM's names where they differ."""
 
 from __future__ import annotations
 

@@ -95,8 +95,8 @@ def in_order(values: Mapping[str, Form], required: Sequence[str], separator: str
 
 
 def _some(values: list[Form], between: list[Form]) -> Form:
-    """Grammar of at least one of the values, in order. Both halves stand in it twice as the same
-    form, which is one rule of the grammar, so that its size grows with the number of values."""
+    """Grammar of at least one of the values, in order. Both halves reference the same form, which
+    is one rule of the grammar, so its size grows linearly with the number of values."""
     if len(values) == 1:
         return values[0]
     first, second = (

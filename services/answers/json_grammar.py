@@ -115,7 +115,7 @@ def _json_calls(tools: Sequence[OfferedTool], single: bool) -> Form:
 def _json_call(tool: OfferedTool) -> Form:
     if tool.input is not None:
         return _object(tool, "", "", "parameters")
-    # Definitions get an id of their own, so that references within them stay valid.
+    # Definitions get their own `$id`, so that references within them stay valid.
     parameters = {"$id": f"urn:headwater:{tool.name}"} | tool.parameters
     call = {
         "type": "object",

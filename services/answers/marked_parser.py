@@ -14,7 +14,7 @@ from .parts import CallDelta, Margin, Parts, PartsParser, split_at
 
 _LONGEST_MARK = 64
 _MAX_NAME = 1024
-"""Largest number of characters of a name, with what stands between it and its end mark."""
+"""Most characters of a name and of the text up to its end mark."""
 
 
 class MarkedParser(PartsParser):
@@ -108,7 +108,7 @@ class MarkedParser(PartsParser):
         return text
 
     def _in_head(self, text: str, parts: Parts) -> str:
-        """Reads the name, and what stands after it."""
+        """Reads the name and the text up to the arguments."""
         body = text.lstrip()
         if not self._form.is_name_bare:
             end = body.find(self._name_end)
@@ -182,7 +182,7 @@ class MarkedParser(PartsParser):
 
 
 class _ParameterReader(ArgumentPieces):
-    """Reads arguments that are written one by one, and writes the JSON object that they are."""
+    """Reads arguments that are written one by one, and writes them as a JSON object."""
 
     def __init__(
         self, marks: Parameters, ends: tuple[str, str], types: Mapping[str, Types]

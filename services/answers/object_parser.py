@@ -37,7 +37,7 @@ class ObjectParser(PartsParser):
         held = self._held
         if self._read == self._in_call and not self._calls.reader.name:
             if self._calls.num_begun:
-                # Another call, which the end of the answer cut off: its beginning is no content.
+                # The beginning of another call, cut off by the end of the answer, is not content.
                 return parts
             held = self._opened + self._calls.reader.raw + held
         if self._stop and held.strip() == self._stop:
@@ -62,7 +62,7 @@ class ObjectParser(PartsParser):
     def _in_call(self, text: str, parts: Parts) -> str:
         rest = self._calls.read(text, parts)
         if self._calls.reader.is_no_call:
-            # The last character, which shows that it is no call, may begin another mark.
+            # The last character, which shows that this is not a call, may begin another mark.
             raw = self._calls.reader.raw
             self._read = self._in_text
             parts.content += self._margin.push(self._opened + raw[:-1])

@@ -85,7 +85,7 @@ class PartsParser(ABC):
 
     @abstractmethod
     def flush(self) -> Parts:
-        """Parts that the end of the text makes certain; nothing is pushed after it."""
+        """Parts that are certain once the text has ended; nothing may be pushed after it."""
 
     def _wait(self, text: str) -> str:
         """Holds the text until more comes."""
@@ -98,8 +98,8 @@ class PartsParser(ABC):
 
 
 class Margin:
-    """Passes text on without the white space beside removed parts, but for one stretch of it
-    between two texts: that before the part, or that after it where there is none before."""
+    """Removes the white space around removed parts, but for one run of it between two texts: the
+    run before the part, or the one after it where there is none before."""
 
     __slots__ = ("_gap", "_has_text", "_held", "_is_beside")
 

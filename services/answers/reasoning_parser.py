@@ -24,7 +24,7 @@ class ReasoningFormat:
     is_implied: bool = False
     """Whether reasoning comes first even where no tag opens it."""
     behind: str = ""
-    """Text that models write between reasoning and what follows it."""
+    """Text that models write between reasoning and content."""
     read_by: tuple[str, ...] = ()
     """Formats of calls whose parsers read the reasoning, too."""
 

@@ -25,8 +25,8 @@ _BEGUN = re.compile(
 
 
 class TextInputReader:
-    """Reader of one call. It passes on characters that are certainly text; what it holds when the
-    call is cut off is dropped."""
+    """Reads the text of one custom tool call. Passes characters on once they are certainly text;
+    drops held ones when the call is cut off."""
 
     __slots__ = ("_held", "_read")
 

@@ -16,8 +16,8 @@ class ToolFormat:
     """Sets of texts that identify a format: a chat template belongs to it if it contains all texts
     of one set."""
     calls: Callable[[Sequence[OfferedTool], bool], Form]
-    """Grammar of an answer of nothing but calls; of exactly one call where the second argument says
-    so."""
+    """Grammar of an answer that consists of calls; of exactly one call if the second argument is
+    true."""
     free: Callable[[Sequence[OfferedTool], bool], Form]
     """Grammar of an answer that may call, and whose calls match their schemas."""
     opening: str = ""

@@ -445,7 +445,7 @@ def status(
         raise StackError(
             f"no cluster runs with the state folder {state_dir}; name one, or give --nats-url"
         )
-    # The folder keeps the token of a cluster that has ended, which says nothing of another one.
+    # The folder has the token of a cluster that has ended, which is of no use for another one.
     key = (
         key_of_cluster(state_dir, os.environ)
         if line is not None
@@ -455,7 +455,7 @@ def status(
         rest = line.rest if line is not None else ""
         members = cluster.seen(url, key, Console() if watch else None, rest)
     except BusUnreachable as error:
-        # The cluster goes on without, which its gateway can tell.
+        # The cluster runs without the store; its gateway knows.
         gateway = asyncio.run(cluster.ask_gateway(line.rest)) if line is not None else ""
         raise BusUnreachable(error.address, gateway) from None
     if not members and not as_json:
@@ -502,7 +502,8 @@ for _name, (_module, _summary) in STAGES.items():
 
 
 def _become(module: str, args: list[str]) -> NoReturn:
-    """Another program in this process, so that rooms stay apart and signals reach it."""
+    """Replaces this process by another program, so that rooms stay separate and signals reach the
+    program."""
     os.execv(sys.executable, [sys.executable, "-m", module, *args])
 
 

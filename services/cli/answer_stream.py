@@ -20,7 +20,7 @@ PATIENCE_SECONDS = 20.0
 shorter."""
 PAUSE_SECONDS = 0.25
 LEAVING = "draining"
-"""The code of a gateway that ends what it carries; another one goes on."""
+"""Error code of a gateway that shuts down and ends its streams; another gateway continues them."""
 WANTS_RECEIPT = {"x-headwater-receipt": "1"}
 """Other servers pass over it."""
 Chunk = dict[str, Any]
@@ -99,7 +99,7 @@ class AnswerStream:
 
 
 def sentence_of(reply: httpx.Response) -> str:
-    """Message of an error reply, with a hint where the key goes that it asks for."""
+    """Message of an error reply, with a hint where to put a missing key."""
     try:
         message = str(reply.json()["error"]["message"])
         is_without_key = reply.status_code == httpx.codes.UNAUTHORIZED

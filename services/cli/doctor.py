@@ -81,8 +81,8 @@ def _package(name: str, needed_by: str, remedy: str, *, blocks_up: bool) -> Find
 
 
 def _outside(variable: str) -> str:
-    """The server that a variable names, without its password: what is printed here is shown to
-    others. Empty: none."""
+    """Address of the server that a variable names, without its password, since the output may be
+    shown to others; empty: none."""
     from ..runtime.bus import without_password  # noqa: PLC0415 (imports what speaks with NATS)
 
     url = os.environ.get(variable)

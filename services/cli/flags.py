@@ -49,7 +49,7 @@ PANELS = {
         *("state_dir", "cache_dir", "drain_limit", "log_level", "earlier_logs"),
     ),
 }
-"""Settings in the order in which `--help` shows them, by the panel that they are in."""
+"""Order of settings in `--help`, by panel."""
 PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
 
 

@@ -351,8 +351,8 @@ def models_table(models: list[dict[str, Any]]) -> Table:
 
 
 def _turn_cells(card: dict[str, Any]) -> tuple[str, str, str]:
-    """Cells of a model that takes turns: its state, its bytes on the device while it is awake, and
-    the time for which it has been idle."""
+    """Cells of a model in turns: its state, its bytes on the device while awake, and its idle
+    time."""
     if "turn" not in card:
         return "", "", ""
     state = card["turn"] + (" (pinned)" if card["is_pinned"] else "")

@@ -134,7 +134,7 @@ def _on_signals(stopping: asyncio.Event, hurry: asyncio.Event) -> None:
         (hurry if stopping.is_set() else stopping).set()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # nohup: the cluster stays when its terminal goes.
+        # Under nohup the cluster survives the end of its terminal.
         if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             asyncio.get_running_loop().add_signal_handler(number, on_signal)
 
@@ -154,8 +154,8 @@ async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool
 
 @contextlib.contextmanager
 def _own_state_folder(folder: Path) -> Iterator[None]:
-    """One cluster a state folder; the lock goes with this process, however that ends. Raises
-    `SettingError` where there can be no such folder."""
+    """Locks the state folder for one cluster; the lock ends with this process. Raises
+    `SettingError` where the folder cannot be made."""
     try:
         own_folder(folder)
         file = (folder / "lock").open("w")

@@ -65,8 +65,8 @@ def check_memory_share(share: float) -> None:
 
 
 def check_pairs(settings: object) -> None:
-    """Raises `SettingError` for the first capability that another one excludes, of settings that
-    are called as an engine's are."""
+    """Raises `SettingError` for the first pair of capabilities that cannot be combined. `settings`
+    has an engine's names."""
     for refused in refusals_of_engine(asked_of_options(settings)):
         raise SettingError(*refused)
 

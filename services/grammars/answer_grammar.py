@@ -105,7 +105,7 @@ def _calls_or_text(model: TextModel, conversation: Conversation, tool_format: st
 
 
 def _framed(content: Grammars, tool_format: str, special: Mapping[str, int]) -> Grammars:
-    """Grammar of content behind the text that its format has before it."""
+    """Grammar of content after the text with which its format begins."""
     frame = TOOL_FORMATS[tool_format].frame if tool_format else ""
     if not frame:
         return content
@@ -141,8 +141,7 @@ def _check_calls(conversation: Conversation, sampling: Sampling) -> None:
 
 
 def _or_calls(content: Grammars, calls: Grammars) -> Grammars:
-    """Grammar of an answer of calls alone, or of content that matches its grammar, where there is
-    one."""
+    """Grammar of an answer that is either calls only, or content that matches its grammar."""
     if not content:
         return calls
     content[0]["name"] = _CONTENT

@@ -49,7 +49,7 @@ def _in_ascii(found: re.Match[str], special_tokens: Mapping[str, int]) -> str:
 
 
 def _rewritten(regex: str) -> Iterator[str]:
-    """Pieces of the expression. Classes may stand in classes, so that an escape becomes one in
+    """Pieces of the rewritten expression. Classes may be nested, so an escape becomes a class in
     either place."""
     at = depth = 0
     while (found := (_INSIDE if depth else _OUTSIDE).match(regex, at)) is not None:

@@ -16,7 +16,7 @@ ANNOTATION_FORMATS = frozenset(
         *("uri-reference", "iri-reference", "json-string", "multi-host-uri"),
     )
 )
-"""Formats of OpenAPI and of pydantic that say what a value is for."""
+"""`format` values of OpenAPI and pydantic that only describe what a value is for."""
 _EMAIL_HOST = r"([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}"
 _EMAIL_CHARS = r"[A-Za-z0-9_'+\-]"
 SAME_PATTERNS: Mapping[str, str] = {
@@ -58,8 +58,8 @@ def _name_properties(part: dict[str, Any]) -> None:
 
 
 def _require_tags(root: dict[str, Any], part: dict[str, Any]) -> None:
-    """Requires the property by which a `discriminator` of OpenAPI tells members apart. A constant
-    that has a default is optional where pydantic writes it, and what it reads has to have it."""
+    """Requires the property by which an OpenAPI `discriminator` tells members apart. pydantic
+    writes a constant with a default as optional, but needs it when it reads the object."""
     discriminator = (
         part.pop("discriminator", None) if isinstance(part.get("discriminator"), dict) else None
     )

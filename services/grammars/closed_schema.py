@@ -34,7 +34,7 @@ _SHAPING = (
     "oneOf",
     "allOf",
 )
-"""Keywords that describe an object's properties; two of them in one schema describe it together."""
+"""Keywords that describe an object's properties; a schema with two of them describes it by both."""
 _OF_VALUES = ("additionalProperties", "items", "additionalItems")
 Schema = dict[str, Any]
 
@@ -61,8 +61,8 @@ class _Walk:
     def __init__(self, root: Schema) -> None:
         self._root = root
         self._alone: dict[int, bool] = {}
-        """Subschemas by identity, each with whether it describes its values alone in every way in
-        which it is reached."""
+        """Whether a subschema, by identity, is the only one that describes its values, however it
+        is reached."""
         self.has_foreign_references = False
         """Whether there are references by an id or an anchor: their subschemas are not known
         here."""

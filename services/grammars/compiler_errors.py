@@ -10,7 +10,7 @@ NOT_COMPILED = "it cannot be compiled"
 TOO_COSTLY = "it is too large, or following it costs too much"
 MAX_QUOTED_CHARS = 60
 MAX_READ_CHARS = 4_000
-"""Part of a message that is looked at: it may quote all that a client sent."""
+"""Most characters of a message that are examined: it may quote the whole input."""
 _TYPES = "array, boolean, integer, null, number, object or string"
 _FORMATS = "date, date-time, duration, email, hostname, ipv4, ipv6, time, unknown, uri or uuid"
 _SENTENCES = {

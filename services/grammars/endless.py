@@ -24,7 +24,7 @@ State = frozenset[int]
 Way = frozenset[State]
 """States of the parts of a value, all of which must be matched."""
 Waiting = list[tuple[object, State]]
-"""Subschemas, each with those that led to it."""
+"""Subschemas, each with the path of subschemas that led to it."""
 Choices = list[tuple[list[object], State]]
 """Members of an `anyOf` or `oneOf`, with the subschemas that led to it."""
 _NEVER: State = frozenset((-1,))
@@ -61,7 +61,7 @@ def endless(root: Schema) -> frozenset[int]:
 
 
 def least_fixed_point(ways: Mapping[Key, Sequence[frozenset[Key]]]) -> set[Key]:
-    """Keys that have a way whose keys are all in the result, which is the smallest such set."""
+    """The smallest set that has each key with an alternative whose keys are all in the set."""
     users = defaultdict[Key, list[tuple[Key, int]]](list)
     missing: dict[tuple[Key, int], int] = {}
     ready: list[Key] = []
@@ -86,8 +86,8 @@ def least_fixed_point(ways: Mapping[Key, Sequence[frozenset[Key]]]) -> set[Key]:
 
 
 def _is_cyclic(parts: Sequence[Subschema]) -> bool:
-    """Whether a reference leads to a subschema that it stands in, directly or through others. What
-    has no such reference ends."""
+    """Whether a reference leads, directly or through others, to a subschema that contains it. A
+    schema without such a reference is finite."""
     index = {id(each.schema): i for i, each in enumerate(parts)}
     links = [
         (i, index[id(target)])

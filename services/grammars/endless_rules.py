@@ -103,7 +103,7 @@ class _Reader:
             case "named":
                 self._add(found["named"])
             case "text" | "json":
-                # Text ends, and takes what repeats it.
+                # Any text is finite, repeated or not.
                 self._add("")
             case "count":
                 if int(found["times"] or found["least"] or "0") == 0:

@@ -29,8 +29,8 @@ _TOKEN = re.compile(
     |(?P<other>%(?:ignore|lark)\b|<(?P<special>[^<>\s]+)>|[%@](?P<beyond>\w*)|\w+|.)""",
     re.VERBOSE | re.DOTALL,
 )
-"""A part of a grammar. A string or an expression without its end is one too, since looking for its
-end from every place in it takes quadratic time; reading it is an error."""
+"""A token of a grammar. A string or an expression without an end is a token too, since searching
+for its end from every position takes quadratic time; parsing it is an error."""
 _MATCHER = re.compile(
     r"""(?P<opening>\((?:\?(?:P?<\w+>|[a-zA-Z-]*[:)]))?)
     |(?P<count>\{\d*,?\d*\}|[*+?|)^$]|\\[bBAzG])

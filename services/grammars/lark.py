@@ -52,7 +52,7 @@ def literal(text: str, special_tokens: Mapping[str, int]) -> str:
 
 
 def expression(param: str, regex: str) -> str:
-    """Regular expression for a whole text, so that anchors at its ends have no effect."""
+    """Regular expression for a whole text, where anchors at its ends have no effect."""
     BadRequest.unless(regex, param, regex, "a regular expression that is not empty")
     if _ends_with_escape(regex):
         raise BadRequest.of(param, regex, "a regular expression whose last backslash has a letter")
@@ -91,7 +91,7 @@ def refuse_endless_rule(param: str, text: str, names: Mapping[str, str] = {}) ->
 
 
 def _from_gbnf(param: str, text: str) -> tuple[str, dict[str, str]]:
-    """The grammar in Lark's syntax, and the names of its rules by those that they have there."""
+    """The grammar in Lark's syntax, and the GBNF names of its rules by their new names."""
     counts = Counter(_GBNF.findall(text))
     if twice := next((name for name, count in counts.items() if count > 1), ""):
         raise _invalid(f"{param} has two rules named {twice!r}", param)

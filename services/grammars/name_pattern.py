@@ -132,7 +132,7 @@ class NamePattern:
     def only_names(self, names: Names) -> list[str] | None:
         """The given names that the pattern matches; None if it also matches other names."""
         matched = list[str]()
-        # Names that begin alike, with the states behind what they have in common.
+        # Names with a common beginning, with the states after it.
         waiting: list[tuple[Names, Collection[int]]] = [(names, {self._start})]
         while waiting:
             alike, states = waiting.pop()

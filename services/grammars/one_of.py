@@ -16,7 +16,7 @@ from .references import is_local, target_of
 Schema = dict[str, Any]
 Member = Sequence[Schema]
 """Subschemas that apply together: a member's own, those that it references, and those around it. A
-missing one only makes members harder to distinguish."""
+missing one only makes members harder to tell apart."""
 Constants = dict[str, set[str]]
 """Values that a member allows, as texts, by the name of their type."""
 MAX_WORK = 200_000

@@ -24,8 +24,8 @@ _ESCAPED_BY_CODE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 MAX_WORK = 100_000
 """Largest product of the numbers of patterns and names of an object whose patterns are looked at."""
 _WORD = r"0-9A-Za-z_./\-\u0080-\U0010FFFF"
-"""Characters by which another name may go on where it begins with a declared one. Any others, an
-escaped quote above all, are what is left to a model that wants to end the declared name there."""
+"""Characters that may continue a longer name after a declared one. All others, above all an escaped
+quote, are excluded: a model that writes one means to end the declared name."""
 
 
 def escapes(param: str, root: Schema) -> str | None:

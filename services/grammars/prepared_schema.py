@@ -16,7 +16,7 @@ WHITESPACE = r"(\r?\n)?[ \t]{0,40}"
 """Pattern of white space between tokens of JSON: compact, spaced or indented. It is bounded, since
 a model that writes only spaces never ends."""
 ANNOTATIONS = frozenset(("title", "description", "examples", "default", "$comment"))
-"""Keywords that constrain nothing."""
+"""Keywords without effect on validation."""
 
 
 def prepared(

@@ -26,7 +26,7 @@ FORMATS = (
 def structural_tag_grammar(
     param: str, tag: object, special_tokens: Mapping[str, int], *, closes_schemas: bool = False
 ) -> list[dict[str, Any]]:
-    """The grammar and those that it refers to. `closes_schemas`: objects have no properties but those
+    """The grammar and those that it references. `closes_schemas`: objects have only the properties
     that their schema names. Raises `BadRequest`."""
     if not isinstance(tag, dict):
         raise BadRequest.of(
@@ -123,7 +123,7 @@ class _Writer:
         return self._refusal(at, form, f"an object whose type is {FORMATS}, and its fields")
 
     def _refusal(self, at: str, value: object, allowed: str) -> BadRequest:
-        """Error that also names the place inside of what is one field to the client."""
+        """Error for a value at a path inside the tag."""
         return BadRequest(self._param, BadRequest.of(f"{self._param}.{at}", value, allowed).message)
 
     def _named(self, form: object, at: str) -> str:
@@ -188,8 +188,8 @@ class _Writer:
         at = min((end.find(token) for token in self._special if token in end), default=-1)
         if at < 0:
             return self._define(ANY_TEXT, f"[suffix={quoted(end)}]")
-        # Special tokens are no text, so the first one ends it. What stands before it in the end is
-        # one lexeme with the text, which would swallow it otherwise.
+        # The text ends at the first special token. The part of the end mark before that token is in
+        # one lexeme with the text, which would consume it otherwise.
         text = self._define(f"{ANY_TEXT} {quoted(end[:at])}", kind="T") if at else ANY_TEXT
         return f"{text} {self._literal(end[at:])}"
 

@@ -1,5 +1,5 @@
-"""The places of a JSON Schema where schemas stand: visits them, and rewrites them. Knows keywords that
-hold schemas, not what they mean."""
+"""Visits and rewrites the subschemas of a JSON Schema. Knows which keywords hold schemas, not what
+they mean."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SINGLE = frozenset(("items", "additionalProperties", "additionalItems"))
 
 @dataclass(frozen=True, slots=True)
 class Subschema:
-    """A schema that is an object, and its place."""
+    """A subschema that is an object, and its path."""
 
     path: str
     schema: Schema
@@ -23,7 +23,7 @@ class Subschema:
     """The schema that its references are relative to: the whole one, or the nearest one with an
     id."""
     depth: int
-    """Number of subschemas that it stands in."""
+    """Number of subschemas that contain it."""
 
 
 def subschemas(root: Schema) -> Iterator[Subschema]:

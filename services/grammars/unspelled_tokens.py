@@ -18,7 +18,7 @@ import msgspec
 def without_spellings(tokenizer_json: bytes) -> str:
     """The tokenizer with random texts in place of the special tokens'; ids stay the same."""
     tokenizer: dict[str, Any] = msgspec.json.decode(tokenizer_json)
-    # Unknown to clients, so that no grammar contains it.
+    # Random, so that no client's grammar contains it.
     prefix = secrets.token_hex(16)
     spelled = {
         token["content"]: f"<{prefix}-{token['id']}>"

@@ -125,7 +125,8 @@ class IndexFeed:
         except StoreUnavailable as failure:
             structlog.get_logger().debug("index not read", reason=str(failure))
             return
-        # As they are now: one that has left meanwhile would get a column that nothing removes.
+        # Looked up again: adding an engine that has left meanwhile would create a column that is
+        # never removed.
         known = self.index(model_key).lookup(hashes)
         unsure = self._unsure(model_key)
         for (replica_id, epoch), length in matched.items():
@@ -236,7 +237,7 @@ class IndexFeed:
         self._followers[member.replica_id] = follower, task
 
     def _unfollow(self, member: Member) -> None:
-        """Ends the following of an engine; what it caches is not known any more."""
+        """Stops following an engine, and forgets what it caches."""
         self._stop_following(member.replica_id)
         self.index(member.model_key).forget(member.replica_id)
 

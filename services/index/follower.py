@@ -76,7 +76,7 @@ class Follower:
         self._last_seq = 0
 
     def take(self, batch: events_pb2.KvEventBatch) -> None:
-        """Applies a batch, or holds it until those before it are there."""
+        """Applies a batch, or holds it until the missing batches before it have arrived."""
         if batch.incarnation.epoch != self._member.epoch:
             return
         if self._is_catching_up:

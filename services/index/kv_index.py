@@ -292,7 +292,7 @@ class KvIndex:
                 held = matched.get(column.replica_id, 0)
                 if self._columns.get(column.replica_id) is column and held >= at:
                     if column.blocks_seen and expected.chain[-1] in column.stored:
-                        # What was expected is there: marks say where it can be continued.
+                        # The expected blocks are cached: marks tell where they can be continued.
                         continue
                     end = max(held, expected.reach(chain, at))
                     while not column.blocks_seen and (

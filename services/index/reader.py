@@ -46,8 +46,8 @@ class IndexReader:
         self._slots: dict[tuple[str, int], tuple[float, dict[int, Incarnation]]] = {}
 
     async def matched(self, model: ServedModel, hashes: Sequence[bytes]) -> dict[Incarnation, int]:
-        """Number of the chain's blocks behind which it can be continued, by incarnation that can.
-        Raises `StoreUnavailable`."""
+        """Number of the chain's leading blocks that each incarnation can continue. Raises
+        `StoreUnavailable`."""
         if not hashes:
             return {}
         deadline = self._clock() + self._seconds
@@ -87,8 +87,8 @@ class IndexReader:
     async def _continued(
         self, chain: _Chain, blocks_seen: Sequence[int], leading: Mapping[int, int]
     ) -> dict[int, int]:
-        """Number of the chain's blocks behind which slots can continue it, of at most those that
-        `leading` says. Marks are read from the last of these blocks on."""
+        """Number of the chain's leading blocks that slots can continue, at most those in `leading`.
+        Marks are read from the last of these blocks on."""
         kinds = [kind for kind, num_seen in enumerate(blocks_seen) if num_seen != ALL_BLOCKS]
         found = dict[int, int]()
         left = dict(leading)

@@ -108,7 +108,7 @@ class _LocalCall:
             return grpc.aio.EOF
 
     def cancel(self) -> None:
-        """Does nothing: only the generator is open, which ends with the task that reads it."""
+        """Does nothing: closing the generator ends the request."""
 
     async def _incoming(self) -> AsyncIterator[ClientFrame]:
         while True:

@@ -63,7 +63,7 @@ OF_ENGINE = (
     "tensor_parallel_size",
     "threads",
 )
-"""Settings of an engine, but for those of its place in a cluster."""
+"""Settings of an engine, except those about its place in a cluster."""
 _PATHS = ("cache_dir", "calibration", "draft_heads", "draft_model", "kv_disk_dir")
 
 

@@ -16,9 +16,9 @@ from .ranged_download import Stopped
 
 @contextlib.contextmanager
 def arriving_weights(repo: str, revision: str, cache_dir: Path, progress: Report) -> Iterator[Path]:
-    """Downloads weights beside the scope, which ends when all have come. Its value is a file that
-    is there until then. Raises what the download raised in place of what a missing file has caused;
-    leaving the scope by an exception stops the download."""
+    """Context that downloads weights in the background and waits for them at its end. Its value is
+    a file that exists until all are complete. Raises a failed download's error in place of an error
+    about a missing file; an exception in the body stops the download."""
     marker = cache_dir / f".arriving-{os.getpid()}-{secrets.token_hex(4)}"
     marker.touch()
     stop = threading.Event()

@@ -193,10 +193,10 @@ def _fetch_large(
     progress: Report,
     stop: threading.Event | None,
 ) -> None:
-    """Downloads large files of weights into the cache in ranges, one after another: the Hub's client begins a file
-    anew that was broken off, and does not look at hashes. What it loads from Xet storage is left to
-    it, and so is whatever fails here: it has words for that. Raises `HubError` for a file that has
-    another hash than the Hub publishes."""
+    """Downloads large weight files into the cache in ranges: the Hub's client restarts an
+    interrupted file and does not check hashes. Files in Xet storage, and files that fail here, are
+    left to that client, which has messages for its failures. Raises `HubError` for a file whose
+    hash differs from the Hub's."""
     from huggingface_hub import (  # noqa: PLC0415 (as above)
         HfApi,
         constants,

@@ -54,7 +54,7 @@ class ModelManifest:
     lie beside it."""
 
     name: str
-    """Name by which clients ask for it, unless a stage is given another name."""
+    """Name by which clients ask for the model, unless a stage is given another one."""
     revision: str
     """Revision of the weights: a commit, or a digest of the source file."""
     dtype: str

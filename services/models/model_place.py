@@ -18,8 +18,8 @@ class ModelPlace:
 
 
 def read_places(given: tuple[str, ...]) -> tuple[ModelPlace, ...]:
-    """Places of the values of `--model`, `PLACE` or `NAME=PLACE`. Raises `SettingError` for none, a
-    name that is no model's, and for two values that would be served under one name."""
+    """Parses the values of `--model`, `PLACE` or `NAME=PLACE`. Raises `SettingError` for no value,
+    for an invalid name, and for two models with one name."""
     require(given, "model", None, "at least one")
     places = tuple(map(_read, given))
     for i, place in enumerate(places):

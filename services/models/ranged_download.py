@@ -19,7 +19,7 @@ import httpx
 RANGE_BYTES = 16 << 20
 NUM_CONNECTIONS = 8
 MOST_FAILURES = 5
-"""Failures of a range, one after another, none of which brought a byte."""
+"""Most consecutive failures of a range without any byte received."""
 TIMEOUT_SECONDS = 30.0
 
 
@@ -32,7 +32,7 @@ class Stopped(Exception):
 
 
 class WrongContent(Exception):
-    """The file that a server sends has another hash than the one that it publishes."""
+    """Raised where a file's hash differs from the published one."""
 
     def __init__(self, name: str, expected: str, found: str) -> None:
         super().__init__(f"{name} has the hash {found}; allowed: {expected}, which is published")
@@ -50,9 +50,9 @@ class RangedDownload:
         stop: threading.Event | None = None,
     ) -> None:
         """`size` in bytes, at least 1. `digest`: SHA-256 of the content as 64 hexadecimal digits,
-        or Git's id of it as 40. `on_bytes` gets the number of bytes that have come since the last
-        call, those of an earlier download at first, and a negative one for those that are fetched
-        again; one thread at a time calls it. `stop` ends the download early."""
+        or Git's id of it as 40. `on_bytes`: called with the number of bytes received since the last
+        call, first with those of an earlier download, and with a negative number for bytes that are
+        downloaded again; by one thread at a time. `stop` ends the download early."""
         self._url = url
         self._headers = dict(headers)
         self._size = size

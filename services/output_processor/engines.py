@@ -190,7 +190,7 @@ class EngineLink:
         return sent is not None
 
     def _take(self, frame: EngineFrame) -> None:
-        """Hands one frame to its streams; rows of streams that ended here are dropped."""
+        """Hands one frame to its streams; rows of ended streams are dropped."""
         requests = self._requests
         token_ids = frame.token_ids[:]
         position = 0

@@ -58,7 +58,7 @@ class ParsedAnswer:
         return parts
 
     def flush(self) -> Parts:
-        """Parts that the end of the answer makes certain; nothing is pushed after it."""
+        """Parts that are certain once the answer has ended; nothing may be pushed after it."""
         if self.hit is not None:
             return Parts()
         parts = self._parser.flush()

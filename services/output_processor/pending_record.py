@@ -53,8 +53,8 @@ class _PromptUsage:
 
 
 class PendingRecord:
-    """Record of one request and one gateway. The next gateway's record has an id of its own, unless
-    the one before charges nothing."""
+    """Usage record of one request at one gateway. The next gateway's record has an id of its own,
+    unless this one charges nothing."""
 
     def __init__(self, record_id: str, tenant: str, model: str, key_id: str) -> None:
         self.record_id = record_id

@@ -23,8 +23,7 @@ from ..runtime.usage_log import UsageLog, UsageRecord
 from .pending_record import ChoiceUsage, PendingRecord
 
 RETURN_SECONDS = 3.0
-"""Seconds within which a gateway whose session broke opens another one, if it lives: it tries five
-times a second."""
+"""Seconds within which a living gateway reopens a broken session: it tries five times a second."""
 MAX_RECORDS = 32_768
 
 

@@ -1,4 +1,4 @@
-"""One request at its engine: its choices, and the parts of it that are still missing. Knows nothing
+"""One request at its engine: its choices, and the parts that have not arrived yet. Knows nothing
 about text."""
 
 from __future__ import annotations
@@ -62,8 +62,7 @@ class RunningRequest:
         self.replay(output_ids)
 
     def replay(self, output_ids: list[int]) -> None:
-        """Adds a part of the output that it resumes; the stream goes on when all parts are
-        there."""
+        """Adds a part of the resumed output; the stream starts when all parts have arrived."""
         if self._resumed is None or not output_ids or self._resumed.ended:
             return
         self._num_missing_output -= len(output_ids)
@@ -138,7 +137,7 @@ class RunningChoice:
         self._link.probe(self._number)
 
     def abandon(self, reason: str) -> None:
-        """Ends it, here and at its engine."""
+        """Ends the request, here and at its engine."""
         self._link.cancel(self._number, reason)
         self._stream.cancel()
 

@@ -237,7 +237,8 @@ class GatewaySession:
             choice.abandon(reason)
 
     def _probe(self, stream_ids: Sequence[int]) -> None:
-        """Answers, and ends streams that are not here; engines end those that they do not have."""
+        """Answers a probe, and ends streams that are unknown here; engines end those that they do
+        not have."""
         if stream_ids:
             self.outbox.answer()
         missing = [stream_id for stream_id in stream_ids if stream_id not in self._choices]
@@ -282,7 +283,7 @@ class GatewaySession:
             self.end()
 
     def _attach(self, attach: Attach) -> None:
-        """Goes on with what another session carried, or an earlier reader of this one."""
+        """Continues streams of another session, or of an earlier reader."""
         log = self._logs.find(attach.request_id, attach.tenant)
         stream_ids = list(attach.stream_ids)
         if (
@@ -308,8 +309,8 @@ class GatewaySession:
             self._cancel(Cancel(stream_id=stream_id, reason="client_gone"))
 
     def _detach(self, log: StreamLog, charged: tuple[int, int] | None) -> None:
-        """Leaves a request to its next reader, unless parts of it are missing: those will not
-        come."""
+        """Keeps a request for its next reader; a request whose parts have not all arrived is
+        ended."""
         self._unregister(log)
         for choice in log.running:
             if choice.request.is_complete:

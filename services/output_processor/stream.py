@@ -1,5 +1,4 @@
-"""One choice of a request on its way to its gateway: tokens in, text out. Knows nothing about
-connections."""
+"""One choice of a request: tokens in, text out to its gateway. Knows nothing about connections."""
 
 from __future__ import annotations
 
@@ -86,8 +85,8 @@ def _contained(step: Step[P]) -> Step[P]:
 
 
 class OutputStream:
-    """Adds its output to `sink` as `sink_id`, calls `on_end` when it ends and adds nothing after
-    that."""
+    """Adds its output to `sink` under `sink_id`, calls `on_end` once when it ends, and adds nothing
+    afterwards."""
 
     __slots__ = (
         "_answer",
@@ -311,7 +310,7 @@ class OutputStream:
 
     def _undelivered(self, num_delivered: int) -> tuple[Parts, int]:
         """Parts of the replayed text after its first `num_delivered` bytes, and the number of bytes
-        that they stand for."""
+        that they have."""
         undelivered = Parts()
         num_bytes = 0
         num_read = 0
@@ -396,7 +395,7 @@ class OutputStream:
         self._end(ending)
 
     def fail_unforeseen(self) -> None:
-        """Ends it because of the error that is being handled."""
+        """Ends the stream with the error that is being handled."""
         fault = sys.exception()
         assert fault is not None
         unforeseen.add(fault, "a stream's text cannot be made", choice=self.choice_index)
@@ -414,7 +413,7 @@ class OutputStream:
         return reader.hit if reader is not None else None
 
     def _end_early(self) -> None:
-        """Ends it because of its text, while the engine still computes it."""
+        """Ends the stream because of its text, while the engine still computes it."""
         self._flush_answer()
         ending = self._ending(self._reason_after_calls(common_pb2.FINISH_REASON_STOP))
         if self._stop_string is not None:
@@ -438,8 +437,8 @@ class OutputStream:
             self._send_parts((), parts, 0)
 
     def _reason_after_calls(self, reason: FinishReason.ValueType) -> FinishReason.ValueType:
-        """Reason for the end of an answer that ended for `reason`. A call that is cut ends it as
-        text does, so that no client runs it."""
+        """Finish reason of an answer that ended for `reason`. A call that is cut off counts as
+        text, so that no client runs it."""
         answer = self._answer
         plan = self._plan
         if reason != common_pb2.FINISH_REASON_STOP or answer is None or not answer.has_called:

@@ -70,8 +70,8 @@ class LogStore(Protocol):
 
 
 class StreamLog:
-    """Output of one request, with a reader or held for the next one until its time is over. Its
-    choices are numbered by their index."""
+    """Output of one request, which a reader receives or which is kept for the next reader until it
+    expires. Choices are numbered by their index."""
 
     def __init__(
         self, store: LogStore, usage: PendingUsage, request_id: str, tenant: str, num_choices: int
@@ -178,7 +178,7 @@ class StreamLog:
         raise AssertionError("a prompt that is embedded is no stream")
 
     def add_prompt_part(self, part: OutputPromptLogprobs) -> None:
-        """Passes log probabilities of the prompt on. They are not kept: a stream that asks for them
+        """Sends log probabilities of the prompt. They are not kept: a stream that asks for them
         cannot be resumed."""
         if self.reader is not None:
             part.stream_id = self.stream_ids[part.stream_id]
@@ -247,8 +247,8 @@ class StreamLog:
         self._transcript.emit(self.reader.outbox, self.stream_ids)
 
     def detach(self, charged: tuple[int, int] | None) -> None:
-        """Ends the reader, which has charged that many tokens of the prompt and of answers. None:
-        the reader is gone and the next one charges its share under the same record id, so that it
+        """Ends the reader, which has charged this many prompt tokens and answer tokens. None: the
+        reader is lost, and the next one charges its share under the same record id, so that it
         counts once in any case."""
         self.reader = None
         if charged is not None:
@@ -293,7 +293,7 @@ class StreamLog:
         self._abandon(range(self.num_choices), "nobody_came")
 
     def _leave_reader(self) -> None:
-        """Makes the reader, if there is one, charge everything that it was sent."""
+        """Makes the reader, if there is one, charge everything that it received."""
         if self.reader is not None:
             self._settle(self._all_charged())
             self.reader.on_log_taken(self)
@@ -312,7 +312,8 @@ class StreamLog:
         ]
 
     def _all_charged(self) -> tuple[int, int]:
-        """Numbers of tokens that the reader and those before it charge if it leaves now."""
+        """Numbers of prompt and answer tokens that this reader and earlier ones have charged if it
+        leaves now."""
         return self._num_prompt_tokens, sum(self._transcript.num_tokens)
 
     def _settle(self, charged: tuple[int, int]) -> None:

@@ -15,8 +15,8 @@ MAX_BYTES = 64 * 1024 * 1024
 
 
 class StreamLogs:
-    """Logs by request id. Past the bound, logs of the tenant that has the most bytes are dropped,
-    so that no tenant takes the room of others: first those that have ended."""
+    """Logs by request id. Beyond the bound, logs of the tenant with the most bytes are dropped,
+    ended ones first, so that no tenant takes the room of others."""
 
     def __init__(self, usage: PendingUsage | None = None, max_bytes: int = MAX_BYTES) -> None:
         self.usage = usage if usage is not None else PendingUsage(Bus(None))

@@ -59,14 +59,13 @@ Request = (
 _LIBC = ctypes.CDLL(None)
 
 LARGE_REQUEST_BYTES = 256 * 1024
-"""Size in bytes from which a request leaves so much freed memory behind that it is given back to
-the system."""
+"""Bytes of a request from which freed memory is given back to the system afterwards."""
 LONG_REQUEST_BYTES = 8192
-"""Size in bytes from which a thread works on a request, so that short ones do not wait behind
+"""Bytes of a request from which a thread works on it, so that short requests do not wait behind
 it."""
 TEXT_LIMITS = QueueLimits(num_waiting=4096, num_bytes=256 << 20, wait_seconds=8.0)
-"""Bounds of a tenant's long requests that wait for a thread. A request waits for its text, its
-grammar and the check of that, together less than the 30 s that a gateway waits for it."""
+"""Bounds of a tenant's long requests that wait for a thread. A request waits for its text, for its
+grammar and for the check of the grammar, together less than the 30 s for which a gateway waits."""
 
 PREPARE_SECONDS = prometheus_client.Histogram(
     "headwater_processor_seconds",
@@ -133,9 +132,9 @@ NUM_CONSTRAINT_THREADS = 2
 
 
 class WorkThreads:
-    """Threads for long texts: as many as one tenant may have, and one for another tenant. For
-    constraints one and one: work on these holds the interpreter, and several such threads would
-    take it from the event loop in turns."""
+    """Threads for long texts: as many as one tenant may use, and one for another tenant. For
+    constraints one each: this work holds the interpreter, and several such threads would take turns
+    with the event loop."""
 
     def __init__(self, num_threads: int = 0) -> None:
         num_texts = (num_threads or usable_cores()) + 1
@@ -172,7 +171,7 @@ class Processor(processor_pb2_grpc.ProcessorServicer):
         return sum(session.num_running for session in self._sessions)
 
     def leave(self) -> None:
-        """Ends the sessions after what runs in them."""
+        """Ends the sessions after their running requests."""
         self._is_leaving = True
         for session in self._sessions:
             session.end()
@@ -425,8 +424,8 @@ async def serve(settings: ProcessorSettings) -> None:
 
 
 def _check_own_defaults(model: TextModel, choice: str) -> None:
-    """Raises `SettingError` for sampling defaults that would fail every request that leaves them to
-    the model."""
+    """Raises `SettingError` for sampling defaults with which every request that does not override
+    them would fail."""
     try:
         check_defaults(model.limits)
     except BadRequest as error:

@@ -40,8 +40,8 @@ def check_allowed_tokens(
 def _ends_by_beginning(
     bad_words: Iterable[Sequence[int]], allowed: set[int]
 ) -> dict[tuple[int, ...], set[int]]:
-    """Last tokens of bad words by those before them. Words that begin with other tokens never come
-    so far."""
+    """Last tokens of bad words, by the tokens before them. Words that begin with a token that is
+    not allowed are left out."""
     ends = defaultdict[tuple[int, ...], set[int]](set)
     for word in bad_words:
         if allowed.issuperset(word[:-1]):
@@ -50,6 +50,6 @@ def _ends_by_beginning(
 
 
 def _forbidden_behind(written: tuple[int, ...], ends: dict[tuple[int, ...], set[int]]) -> set[int]:
-    """Tokens that end a bad word behind an answer that has just `written` these."""
+    """Tokens that would complete a bad word after an answer that ends with `written`."""
     lengths = {len(beginning) for beginning in ends if len(beginning) <= len(written)}
     return set[int]().union(*(ends.get(written[len(written) - length :], ()) for length in lengths))

@@ -42,8 +42,8 @@ def check_answers(model: TextModel) -> None:
 def pooling_of(
     model: TextModel, asked: common_pb2.Pooling.ValueType
 ) -> common_pb2.Pooling.ValueType:
-    """The pooling of a request; the model's own where it asks for that. Raises `BadRequest` for one
-    by token of a model that makes none."""
+    """The pooling of a request, or the model's own default. Raises `BadRequest` for pooling by
+    token with a model that has none."""
     if asked == common_pb2.POOLING_MODEL:
         return POOLINGS[model.pooling]
     if asked == common_pb2.POOLING_TOKEN and model.task != EMBED:
@@ -60,7 +60,7 @@ def optional_name(
     request: processor_pb2.PrepareRequest,
     pooling: common_pb2.Pooling.ValueType,
 ) -> str | None:
-    """Name of the model's text that goes before an embedded one; None: its default one."""
+    """Name of the model's prompt that precedes an embedded text; None: its default one."""
     if request.HasField("prompt_name"):
         return request.prompt_name
     is_marked = model.late_interaction is not None and pooling == common_pb2.POOLING_TOKEN
@@ -97,8 +97,8 @@ def uncounted_ids(
 def with_prompt(
     model: TextModel, prompt: processor_pb2.Prompt, name: str | None
 ) -> processor_pb2.Prompt:
-    """The prompt behind the model's text of that name, or behind its default one. Raises
-    `BadRequest` for a name that the model does not have, and for one beside token ids."""
+    """The prompt after the model's prompt of that name, or after its default one. Raises
+    `BadRequest` for an unknown name, and for a name with token ids."""
     if name is not None and name not in model.prompts:
         allowed = ", ".join(model.prompts) or f"none: the model {model.name!r} has no prompts"
         raise BadRequest.of("prompt_name", name, allowed)

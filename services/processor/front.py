@@ -21,8 +21,8 @@ def front_of(
     *,
     escapes: bool,
 ) -> Front | None:
-    """Front of a chat whose prompt has these tokens; None where it has no whole block of one. A
-    template of the client's could put anything into a front: with one there is none."""
+    """Shared front of a chat with these prompt tokens; None where the front has no whole block. A
+    client's own template could put anything into a front, so a request with one has none."""
     namespace = request.front_namespace
     chat = request.prompt.conversation
     if not namespace or not chat.messages or chat.HasField("chat_template"):

@@ -158,7 +158,7 @@ def _check_combinations(checked: common_pb2.Sampling, stream: bool) -> None:
 
 
 def _asked(checked: common_pb2.Sampling, *, stream: bool) -> dict[str, Asked]:
-    """Capabilities that a request asks for, by fields that differ from what asks for nothing."""
+    """Capabilities that a request asks for, by fields that differ from their neutral values."""
     asked = {STREAM: Asked("stream", True)} if stream else {}
     for field, value in checked.ListFields():
         row = BY_FIELD.get(field.name)
@@ -245,7 +245,7 @@ def fit_context(
 def _truncated(
     checked: common_pb2.Sampling, prompt_ids: list[int], limits: ModelLimits
 ) -> list[int]:
-    """The prompt cut to its last tokens, or to its first ones where the client says so."""
+    """The prompt cut to its last tokens, or to its first ones if the client says so."""
     num_tokens = checked.truncate_prompt_tokens
     if num_tokens == WHAT_FITS:
         num_tokens = max(

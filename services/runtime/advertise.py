@@ -1,4 +1,4 @@
-"""Addresses on which servers listen, and under which others reach them."""
+"""Addresses on which servers listen, and addresses by which others reach them."""
 
 from __future__ import annotations
 

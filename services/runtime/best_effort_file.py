@@ -1,5 +1,5 @@
-"""A text file that loses what it cannot write: a program goes on when its disk is full or its pipe
-has no reader."""
+"""A text file that drops what it cannot write, so that a program continues when its disk is full or
+its pipe has no reader."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class BestEffortFile:
         try:
             work()
         except BrokenPipeError:
-            # No reader comes back. What is buffered would fail once more as the interpreter ends,
-            # which then says so by its status.
+            # A reader never returns. Buffered text would fail again when the interpreter exits, and
+            # change its exit status.
             with contextlib.suppress(OSError), open(os.devnull, "w") as nowhere:
                 os.dup2(nowhere.fileno(), self._file.fileno())
         except OSError:

@@ -20,8 +20,8 @@ _RECONNECT_MS = (200, 1000)
 second."""
 _WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 64 * 1024))
 """Bytes between two stages that may be unread. NOTE: gRPC measures the capacity of a connection and
-makes room for all of it; with a reader that is behind it learns that megabytes fit, which are
-seconds of small frames ahead of any new one."""
+opens its window that far; behind a slow reader the window grows to megabytes, seconds of small
+frames ahead of any new one."""
 MAX_TEXT_BYTES = 64 << 20
 """Largest request and answer of a processor in bytes: more than a body, and the tokens of a prompt
 in one, may have."""

@@ -106,7 +106,7 @@ class _PieceReader:
         inner.comma = max(inner.comma, find(b",", run, end))
 
     def _close(self, end: int) -> bool:
-        """Ends the innermost object or list, behind its bracket. Returns whether it is the whole
+        """Ends the innermost object or list at its closing bracket. Returns whether it is the whole
         text, whose value is then `_value`."""
         closed = self._open.pop()
         if self._open and not closed.is_cut and end - closed.start <= self._piece_bytes:
@@ -129,7 +129,7 @@ class _PieceReader:
 
     def _decode(self, inner: _Open, end: int) -> None:
         """Decodes an object or list up to an offset."""
-        # Behind a part that was decoded before stands the comma that ends it.
+        # After a part that was decoded earlier there is a comma.
         part = self._text[inner.begin : end].strip(_BLANK).removeprefix(b",")
         if part.strip(_BLANK):
             if isinstance(inner.values, list):

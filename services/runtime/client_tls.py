@@ -9,8 +9,8 @@ from .settings import SettingError
 
 
 def check_client_tls(cert: Path, key: Path, client_ca: Path | None) -> None:
-    """Raises `SettingError` for files that hold no certificates, or a key of another one: gRPC would
-    say of them that it cannot listen."""
+    """Raises `SettingError` for files without certificates, or a key that does not match: gRPC
+    would only report that it cannot listen."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         # An encrypted key would be asked for at the terminal without a password.

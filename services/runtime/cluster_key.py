@@ -23,7 +23,7 @@ _ALLOWED = f"words of at least {MIN_TOKEN_LEN} characters, the one that signs fi
 
 
 class Purpose(Enum):
-    """Purpose of a code; each has a key of its own, so that a code for one is not valid for
+    """Purpose of a code; each has its own key, so that a code for one purpose is not valid for
     another."""
 
     CALL = b"call"

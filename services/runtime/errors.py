@@ -53,7 +53,7 @@ class HeadwaterError(Exception):
 
 
 class BadRequest(HeadwaterError):
-    """A field that cannot be served: names it, its value and what is allowed."""
+    """A field that cannot be served: has its name, its value and what is allowed."""
 
     code = "invalid_value"
 
@@ -186,8 +186,7 @@ class SlowBody(HeadwaterError):
     code = "slow_body"
 
     def __init__(self, num_bytes: int, seconds: float, is_silent: bool) -> None:
-        """`is_silent`: nothing came for so many seconds; else all that came was not enough for
-        them."""
+        """`is_silent`: no byte arrived for `seconds`; else the bytes arrived too slowly."""
         if is_silent:
             super().__init__(
                 f"nothing of the request's body came for {seconds:g} s, behind {num_bytes} bytes"

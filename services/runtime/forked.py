@@ -16,14 +16,14 @@ from typing import Protocol
 
 SERVER = "headwater.services.runtime.fork_server"
 UNKNOWN_STATUS = 255
-"""Exit status of a process whose server of forks died before it, as asyncio has it for processes
-that others reaped."""
+"""Exit status of a process whose fork server died first, as asyncio reports it for processes that
+others reaped."""
 
 
 class ForkedProcess:
-    """A process that a server of forks has started, with those methods of
-    `asyncio.subprocess.Process` that supervisors use. A pidfd identifies it, so that no signal
-    reaches a later process of the same id."""
+    """A process that a fork server has started, with the methods of `asyncio.subprocess.Process`
+    that supervisors use. A pidfd identifies it, so that no signal reaches a later process with the
+    same id."""
 
     def __init__(self, pid: int, pidfd: int, replies: socket.socket) -> None:
         self.pid = pid

@@ -151,10 +151,10 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         on_error: Callable[[str], None] | None = None,
         on_refused: OnRefused | None = None,
     ) -> None:
-        """`reader_patience` is the number of seconds after which a stream ends whose reader takes
-        nothing. `on_error` gets the code of each error, that of `ClientGone` for a call that its
-        client cancels. `on_refused` gets each error that ends a call, and returns the one that its
-        client gets."""
+        """`reader_patience`: seconds after which a stream ends whose client reads nothing.
+        `on_error`: called with the code of each error, that of `ClientGone` for a cancelled call.
+        `on_refused`: called with each error that ends a call; returns the error that the client
+        gets."""
         self._reader_patience = reader_patience
         self._on_error = on_error or (lambda code: None)
         self._on_refused = on_refused or _as_it_is

@@ -23,9 +23,9 @@ _THREAD_VARIABLES = {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}
 
 
 def thread_variables(threads: int, env: Mapping[str, str]) -> dict[str, str]:
-    """Variables by which the libraries of a process with the environment `env` compute with so many
-    threads. With 0 those of `env` stand; where it has none and there is a CPU quota, of which
-    libraries know nothing, threads are as many as usable cores."""
+    """Variables that set the number of compute threads of a process's libraries. With 0 those of
+    `env` stay; where it has none and there is a CPU quota, which libraries ignore, there are as
+    many threads as usable cores."""
     if not threads and quota_cores() is not None and not _THREAD_VARIABLES & env.keys():
         threads = usable_cores()
     return dict.fromkeys(_THREAD_VARIABLES, str(threads)) if threads else {}
@@ -96,9 +96,8 @@ def _listed_gpus(load: Callable[[str], Any]) -> Iterator[tuple[Any, ctypes.c_voi
 
 
 def visible_gpus(env: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """Ids of the GPUs that processes of this one may use: those of CUDA_VISIBLE_DEVICES, which end
-    at the first that is none, as CUDA reads it. Without the variable, the numbers of all that the
-    driver lists."""
+    """Ids of the GPUs that this process may use: those of CUDA_VISIBLE_DEVICES up to the first
+    invalid one, as CUDA reads it. Without the variable, the numbers of all GPUs of the driver."""
     if (listed := env.get("CUDA_VISIBLE_DEVICES")) is None:
         return tuple(str(gpu) for gpu in range(len(gpu_names())))
     return tuple(takewhile(_GPU_ID.fullmatch, (gpu.strip() for gpu in listed.split(","))))

@@ -1,5 +1,5 @@
-"""A child process that does not outlive this one. Its output is read line by line, and it ends with
-the reading."""
+"""A child process that does not outlive this one. Its output is read line by line, and it is ended
+when reading ends."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Functions that are called when something happens; one that fails is logged and ends neither
-others nor its caller."""
+"""Callbacks; one that fails is logged and affects neither others nor the caller."""
 
 from __future__ import annotations
 

@@ -36,8 +36,7 @@ ASLEEP = "asleep"
 
 
 def new_epoch() -> int:
-    """Random number that identifies one life of a process, so that no store is needed to draw it.
-    Never 0."""
+    """Random number, never 0, that identifies one run of a process without a store."""
     return secrets.randbits(64) | 1
 
 
@@ -119,7 +118,7 @@ class ServedAdapter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One incarnation of one process."""
+    """One incarnation of a process."""
 
     kind: Kind
     replica_id: str

@@ -174,12 +174,12 @@ class Members:
             self._emit(ChangeKind.JOINED, member)
         elif previous != member or member.load is not None:
             self._emit(ChangeKind.UPDATED, member)
-        # Behind the join, so that a connection to the address is kept.
+        # After the join, so that a connection to the address is kept.
         self._drop_seed_of(member)
 
     def _go_on(self, entry: _Entry, known: _Entry) -> None:
-        """Keeps what was known of a process. The member keeps its address, since connections to it
-        are open; a report from another address does not change it."""
+        """Keeps the state of a known process. Its address does not change, since connections to it
+        are open; a report from another address is ignored."""
         is_elsewhere = entry.member.address != known.member.address
         is_answer_there = not (entry.from_bus or is_elsewhere)
         entry.from_bus = entry.from_bus or known.from_bus
@@ -273,8 +273,8 @@ class Members:
             self._on_answer(target, answer)
 
     def _on_answer(self, target: Target, answer: Member | None) -> None:
-        """Takes the answer of a probe. A member that is silent on the bus is gone where another
-        process has its address: an engine says which it is, any other stage by its heartbeats."""
+        """Handles the answer to a probe. A member that is silent on the bus is gone if another
+        process has its address: engines identify themselves, other stages do by heartbeats."""
         if answer is not None and (answer.epoch or not self._at(*target)):
             # Facts that the bus or an earlier epoch reported are better than a bare address.
             for each in [answer] if answer.epoch else self._saved.get(target, [answer]):

@@ -9,7 +9,7 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
 MESSAGE_SECONDS = 10.0
-"""Seconds that one message of several may take: a server that restarts forgets its consumers."""
+"""Seconds allowed for one of several messages: a server that restarts forgets its consumers."""
 LOOK_SECONDS = 0.5
 """Seconds without a message after which the server is asked whether there are more."""
 

@@ -70,7 +70,7 @@ class Prober:
         call = engine.Info(engine_pb2.InfoRequest(), timeout=PROBE_SECONDS)
         await channel.proven(call)
         reply = await call
-        # The address that reached it is the one to use from here.
+        # From now on the address that worked is used.
         reply.address = address
         member = Member.from_pb(reply)
         return member if member.kind is Kind.ENGINE and not member.leaving else None

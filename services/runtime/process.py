@@ -41,9 +41,9 @@ class Lifetime:
         drain."""
 
     def announce(self, *children: int, **addresses: str) -> None:
-        """Reports that the stage is ready, with its addresses and the ids of processes that it
-        started, to the log and to a supervisor that asked for it. Collections of garbage leave out
-        what the stage has by then."""
+        """Reports that the stage is ready, with its addresses and the ids of its child processes,
+        to the log and to a supervisor that asked for it. Objects that exist by then are excluded
+        from garbage collection."""
         collector.leave_out_what_exists()
         structlog.get_logger().info("ready", stage=self.stage, **addresses)
         if READY_FD in os.environ:

@@ -1,4 +1,4 @@
-"""Metrics of a process itself: what it was made from, room on its disks, the ends of its
+"""Metrics of the process itself: its version, free space on its disks, expiry of its
 certificates."""
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class ProcessFacts(Collector):
         disks: Mapping[str, Path | None] | None = None,
         certificates: Mapping[str, str | Path | None] | None = None,
     ) -> None:
-        """`disks`: folders that the process writes to, and `certificates`: PEM files that it shows,
-        by what they are for; those that are None or empty are not there."""
+        """`disks`: folders that the process writes to, and `certificates`: PEM files that it
+        presents, by purpose; None or empty: unused."""
         self._stage = stage
         self._disks = {what: folder for what, folder in (disks or {}).items() if folder}
         self._certificates = {

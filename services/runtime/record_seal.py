@@ -47,8 +47,9 @@ class RecordSeals:
         return self._key is not None
 
     def code(self, key: str, value: bytes, *, after: int = 0) -> bytes:
-        """The seal alone, for a value that lies beside it; empty without a cluster key. It has the
-        time of writing, which is later than `after` whatever this machine's clock says."""
+        """The seal alone, for a value that is stored next to it; empty without a cluster key. It
+        contains the time of writing, which is later than `after` even if this machine's clock is
+        behind."""
         if self._key is None:
             return b""
         at = max(now_ms(), after + 1)
@@ -63,7 +64,7 @@ class RecordSeals:
         return self._key.sign(Purpose.RECORD, framed(self._bucket, b"name", word.encode())).hex()
 
     def seal(self, key: str, value: bytes, *, after: int = 0) -> bytes:
-        """The value behind its `code`."""
+        """The `code` followed by the value."""
         code = self.code(key, value, after=after)
         return code + b"\n" + value if code else value
 

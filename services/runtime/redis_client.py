@@ -30,8 +30,8 @@ def redis_client(url: str, **options: Any) -> Any:
 
 
 def _client_of_sentinels(url: SplitResult, options: dict[str, Any]) -> Any:
-    """A client whose connections go to the server that is the primary when they open. One that
-    finds a replica there is closed, and asks again."""
+    """A client that connects to the current primary. A connection that turns out to be to a replica
+    is closed, and the Sentinels are asked again."""
     credentials, _, addresses = url.netloc.rpartition("@")
     username, _, password = credentials.partition(":")
     fields = dict(parse_qsl(url.query, keep_blank_values=True, strict_parsing=bool(url.query)))

@@ -26,7 +26,7 @@ Resolve = Callable[[str], Awaitable[Sequence[str]]]
 
 
 async def resolved(host: str) -> Sequence[str]:
-    """Addresses of one family, IPv4 where there is any: a stage that has both is one stage."""
+    """Addresses of one family, IPv4 if there is any: a stage with both kinds is one stage."""
     found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     families = {family for family, *_ in found}
     wanted = socket.AF_INET if socket.AF_INET in families else socket.AF_INET6

@@ -28,7 +28,7 @@ SettingsT = TypeVar("SettingsT")
 
 
 class SettingError(ValueError):
-    """A setting that cannot be used: names it, its value and what is allowed."""
+    """A setting that cannot be used: has its name, its value and what is allowed."""
 
     def __init__(self, name: str, value: object, allowed: str) -> None:
         found = "missing" if value is None else repr(value)

@@ -63,7 +63,7 @@ def _shown(field: dataclasses.Field[Any], value: Any) -> str:
 
 
 def _source(value: Any, default: Any, text: str | None, variable: str) -> str:
-    """Source of a value; `text`: that of its variable, if there is one."""
+    """Source of a value; `text`: value of its variable, if set."""
     if text is not None and _is_same(value, text):
         return f"variable {variable}"
     return "default" if value == default else "flag"

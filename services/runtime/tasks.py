@@ -1,4 +1,5 @@
-"""Background tasks: scopes that own them, how they end, many of them a few at a time."""
+"""Background tasks: scopes that own them, how they end, and running many of them a few at a
+time."""
 
 from __future__ import annotations
 
@@ -139,9 +140,8 @@ class _Succession:
 
 
 async def in_succession(calls: Iterable[Startable]) -> None:
-    """Awaits every call. A call gets a function by which it lets the next one start; a call that
-    ends without calling it lets the next one start as well. The first error ends the others and is
-    raised."""
+    """Awaits all calls. A call is given a function that starts the next one; a call that ends
+    without calling it starts the next one too. The first error cancels the others and is raised."""
     succession = _Succession(calls)
     succession.start()
     try:

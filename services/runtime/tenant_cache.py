@@ -67,7 +67,7 @@ class TenantCache(Generic[KeyT, ValueT]):
         self.resize(key, num_bytes)
 
     def resize(self, key: KeyT, num_bytes: int) -> None:
-        """Notes that an entry has so many bytes now; nothing where it is gone."""
+        """Notes that an entry has `num_bytes` bytes now; ignored where it was evicted."""
         if key not in self._entries:
             return
         owner = self._tenants[self._entries[key][0]]

@@ -18,7 +18,7 @@ from .trace_context import TraceContext
 from .version import full_version
 
 CALLS = frozenset({"prepare", "stream"})
-"""Parts of a gateway's span in which another stage works for it."""
+"""Parts of a gateway's span during which another stage works for it."""
 FLUSH_MILLISECONDS = 2000
 """Milliseconds that the last spans get to reach the collector when the process stops."""
 
@@ -27,7 +27,7 @@ class Span(Protocol):
     """A request's stay in one process."""
 
     is_collected: ClassVar[bool]
-    """Whether its parts go anywhere; False: nothing has to be made for them."""
+    """Whether parts are exported; False: callers need not make them."""
 
     @property
     def context(self) -> TraceContext:
@@ -37,8 +37,8 @@ class Span(Protocol):
     def part(
         self, name: str, began: float, ended: float, *, behind: object = None, **attributes: Any
     ) -> object:
-        """Adds a finished part of the span, linked to `behind`, the part that it goes on after.
-        Returns what a later part can be linked to."""
+        """Adds a finished part of the span, linked to `behind`, the part that it follows. Returns a
+        reference for links of later parts."""
         ...
 
     def describe(self, attributes: Mapping[str, Any]) -> None:
@@ -77,7 +77,7 @@ class NoSpan:
 
 
 class NoTracing:
-    """Tracing that collects nothing."""
+    """Tracing that records nothing."""
 
     is_collected: ClassVar[bool] = False
 

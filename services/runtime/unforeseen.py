@@ -15,7 +15,8 @@ MAX_CHARS = 500
 
 
 class UnforeseenLog:
-    """One for a process. A kind of error is its type and the line of code that raised it."""
+    """Log of unexpected errors of one process. A kind of error is its type and the line of code
+    that raised it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

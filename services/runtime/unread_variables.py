@@ -24,8 +24,8 @@ def unread_variables(env: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def warn_of_unread_variables(env: Mapping[str, str] = os.environ) -> None:
-    """Logs a warning for each of them, once a cluster: a stage that has a supervisor leaves it to
-    that."""
+    """Logs a warning for each of them, once a cluster: stages under a supervisor leave it to the
+    supervisor."""
     if PARENT_FD not in env:
         for sentence in unread_variables(env):
             structlog.get_logger().warning(sentence)

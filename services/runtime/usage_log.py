@@ -72,8 +72,8 @@ class UsageRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         return self.prompt_tokens + self.output_tokens
 
     def beyond(self, other: UsageRecord) -> UsageRecord | None:
-        """The part of this record that the other one lacks, as a record beside it; None where it
-        lacks nothing."""
+        """The part of this record that the other one lacks, as a separate record; None: it lacks
+        nothing."""
         names = ("prompts", "prompt_tokens", "cached_tokens", "output_tokens")
         more = {name: max(0, getattr(self, name) - getattr(other, name)) for name in names}
         return (

@@ -61,8 +61,7 @@ class Passwords:
         return urlunsplit(at._replace(netloc=f"{role.value}:{self.by_role[role]}@{at.netloc}"))
 
     def nats_config(self) -> str:
-        """Configuration of NATS: users of one account, each of which may publish and receive what
-        its stage does."""
+        """Configuration of NATS: users of one account, each with the subjects of its stage."""
         users = [
             {
                 "user": role.value,

@@ -44,8 +44,8 @@ class EmbeddedServerError(Exception):
 
 @dataclass(slots=True)
 class EmbeddedServer:
-    """A running server. `wait()` returns when it ends by itself, `stop()` ends it and returns when
-    it is gone."""
+    """A running server. `wait()` returns when it ends by itself; `stop()` ends it and returns when
+    it has ended."""
 
     name: str
     url: str

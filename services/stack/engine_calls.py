@@ -40,7 +40,7 @@ async def wake(address: str) -> None:
 
 
 class LoadedWeights(NamedTuple):
-    """Weights that an engine has beside those that it computes with."""
+    """Weights that an engine has loaded in addition to those in use."""
 
     number: int
     """Name of these weights in calls of the engine."""

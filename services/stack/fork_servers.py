@@ -85,7 +85,7 @@ CORE_MODULES = {
 one of a GPU do what is slow once in a process. None of a GPU's calls the driver: a GPU that a
 process has opened is closed to its forks."""
 VARIABLES_OF_STAGES = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
-"""Variables that engines get, and that nothing reads which stages import."""
+"""Variables that differ between engines, and that no module of stages reads at import."""
 VARIABLES_OF_CORES = ("CUDA_VISIBLE_DEVICES",)
 """Variables whose values may differ between cores. Imports do not read them; the driver does when
 it opens a GPU."""
@@ -100,7 +100,7 @@ class ForkServers:
     cores: ForkClient | None
 
     def for_cores_of(self, engine: StageProgram) -> StageProgram:
-        """The engine's program with the descriptor at which it asks for its core."""
+        """The engine's program with the descriptor by which it requests its core."""
         if self.cores is None:
             return engine
         number = self.cores.socket.fileno()

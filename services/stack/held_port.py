@@ -10,8 +10,8 @@ import socket
 
 
 class HeldPort:
-    """Holds `port`, or a free one for 0, so that no other port 0 gets it; listeners on it share it
-    with others. Raises `OSError` when another process has it."""
+    """Binds `port`, or a free one for 0, so that no other process is given it; listeners share it.
+    Raises `OSError` when another process has it."""
 
     def __init__(self, host: str, port: int) -> None:
         if port:

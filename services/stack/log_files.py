@@ -25,8 +25,8 @@ _NUMBER = re.compile(r"\.log(\.\d+)?$")
 
 
 def put_all_aside(folder: Path, most: int = EARLIER_LOGS) -> None:
-    """Makes the logs of a folder earlier ones; of each process `most` stay. A process that has no
-    log now counts as well, so that those of processes that are gone go in time."""
+    """Rotates the logs of a folder; `most` earlier logs of each process stay. Includes processes
+    without a current log, so that logs of processes that no longer exist are deleted in time."""
     names = {_NUMBER.sub("", path.name) for path in folder.iterdir() if _NUMBER.search(path.name)}
     for name in names:
         _move_on(folder / f"{name}.log", most)
@@ -63,7 +63,7 @@ async def keep_bounded(folder: Path, most: int = EARLIER_LOGS) -> None:
         try:
             await asyncio.to_thread(_empty_full_ones, folder, most)
         except OSError as failure:
-            # A full disk: what writes there goes on without.
+            # The disk is full: the process continues without rotation.
             structlog.get_logger().error("a full log stays as it is", problem=str(failure))
 
 

@@ -54,9 +54,9 @@ def start_order(models: Sequence[StartedModel]) -> list[StartedModel]:
 def memory_shares(
     models: Sequence[StartedModel], total: int, utilization: float
 ) -> dict[str, float]:
-    """Share of a GPU's memory that may be taken when an engine has its own part, by name, for
-    models that start in their order: an engine measures what others have, and takes what is left of
-    its share. Raises `StackError` where they do not fit."""
+    """Share of a GPU's memory in use once each model's engine has started, by name, in order of
+    start: an engine measures what others use, and takes the rest of its share. Raises `StackError`
+    where they do not fit."""
     needed = sum(model.needed_bytes for model in models)
     rest = int(total * utilization) - needed
     if rest <= 0:

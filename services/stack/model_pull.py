@@ -1,5 +1,5 @@
-"""Pulls a model in a child, so that a supervisor goes on meanwhile and need not wait for it when it
-ends."""
+"""Pulls a model in a child process, so that the supervisor is not blocked and can end at any
+time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PullFailed(Exception):
 async def pull_model(
     model: str, settings: StackSettings, supervisor: SupervisorPipe, report: Report
 ) -> Path:
-    """The model's folder. Raises `PullFailed`; cancelled, it leaves nothing behind that runs."""
+    """The model's folder. Raises `PullFailed`. Cancelling ends the child."""
     process = await asyncio.create_subprocess_exec(
         *keeper_command(pipe=supervisor.watched, limit=STOP_SECONDS),
         *(sys.executable, "-m", "headwater.services.models.pulling"),

@@ -21,7 +21,7 @@ class ModelRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Whether special tokens in conversations of a loaded model are text, also where the cluster's
     default is otherwise."""
     folder: str = ""
-    """Name or path on this machine of the model whose weights take the place of those of another."""
+    """Name or path on this machine of the model whose weights replace those of another."""
     ends_requests: bool = False
     """Whether requests end that run or wait when weights are replaced."""
     numerics: Literal["default", "tree"] | None = None

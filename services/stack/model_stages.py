@@ -80,7 +80,7 @@ class ModelStages:
     processors: list[KeptStage] = field(default_factory=list)
     output_processors: list[KeptStage] = field(default_factory=list)
     engines: dict[int, KeptStage] = field(default_factory=dict)
-    """Keyed by number; those that leave are no longer here."""
+    """Engines by number, without those that are leaving."""
     leaving: dict[int, KeptStage] = field(default_factory=dict)
     started_with: dict[int, Path | None] = field(default_factory=dict)
     """Folder of weights with which the last life of each replica began; None: the model's own."""
@@ -170,9 +170,9 @@ class ModelStages:
             self._starting.pop(number, None)
 
     async def retire_engine(self, number: int, hurry: asyncio.Event) -> KeptStage | None:
-        """Retires a replica: it leaves membership and index, ends or hands over what runs, and is
-        gone, also where an earlier call retires it or was cancelled. Returns it; None where it was
-        gone before, or another call returns it."""
+        """Retires a replica: it leaves membership and index, completes or hands over its requests,
+        and ends, also where an earlier call retires it or was cancelled. Returns it; None where it
+        had ended before, or another call returns it."""
         if (stage := self.engines.pop(number, None) or self.leaving.get(number)) is None:
             return None
         self.leaving[number] = stage

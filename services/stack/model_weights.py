@@ -75,8 +75,8 @@ class ModelWeights:
             self._report(f"the next start may give {name} weights that it had before: {failure}")
 
     async def replace(self, model: ModelStages, request: ModelRequest) -> Sequence[int]:
-        """Puts other weights in place, or notes why they are not. Returns the engines that may
-        compute with others than the model's: they are to be started again, one after another."""
+        """Replaces the weights of a model, or notes why that failed. Returns the engines that may
+        have other weights than the model's, which must be restarted one after another."""
         assert model.plan is not None
         try:
             given = dataclasses.replace(model.plan.settings, revision=None)

@@ -1,5 +1,5 @@
-"""New weights of a served model: all of its engines load them first; then one computes with them, and
-then all others do. Where the first one fails, none does."""
+"""Replaces the weights of a served model: all of its engines load the new ones; then one engine
+adopts them, and then all others. If the first one fails, none does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOKENIZER_NAME = "tokenizer.json"
 
 
 class WeightsRefused(Exception):
-    """The message is a sentence. `lost`: engines of which it is unknown what they compute with."""
+    """The message is a sentence. `lost`: engines whose weights are unknown."""
 
     def __init__(self, message: str, lost: Sequence[int] = ()) -> None:
         super().__init__(message)
@@ -49,10 +49,10 @@ def check_same(old: Path, new: Path) -> None:
 async def replace_weights(
     model: ModelStages, folder: Path, remembered: RememberedWeights, *, ends_requests: bool
 ) -> tuple[float, list[int]]:
-    """Puts a converted model's weights in the place of those that the model's engines compute
-    with, first on one engine, then on all others. Returns the longest time in which one computed
-    nothing, and the engines that still compute with others. Raises `WeightsRefused`,
-    `ModelFolderError` and `OSError`, and all goes on as it was."""
+    """Replaces the weights of the model's engines by those of a converted model, first on one
+    engine, then on all others. Returns the longest pause of an engine, and the engines that still
+    have the old weights. Raises `WeightsRefused`, `ModelFolderError` and `OSError` without effect
+    on the model."""
     plan = model.plan
     assert plan is not None
     check_same(plan.model_folder, folder)
@@ -70,7 +70,7 @@ async def replace_weights(
         try:
             seconds = [await replace_one(first)]
         except EngineCallFailed as failed:
-            # The others have theirs still. What this one computes with is not known for certain.
+            # The other engines have the old weights; those of this one are unknown.
             name = model.engines[first].name if first in model.engines else "an engine"
             raise WeightsRefused(f"{name} did not take them: {failed}", (first,)) from None
     except BaseException:
@@ -78,7 +78,7 @@ async def replace_weights(
             remembered.put(model.name, before)
         await _drop(addresses, loaded)
         raise
-    # From here on an engine that starts has them.
+    # Engines that start from now on load the new weights.
     model.plan = replace(plan, weights_folder=folder)
     model.weights = revision
     answers = await asyncio.gather(*map(replace_one, others), return_exceptions=True)
@@ -106,8 +106,8 @@ def _addresses(model: ModelStages) -> dict[int, str]:
 
 
 async def _load_all(addresses: Mapping[int, str], folder: Path) -> dict[int, LoadedWeights]:
-    """Has every engine load the weights. Returns what names them there, by engine. Raises
-    `WeightsRefused` where one does not, after all others have forgotten them."""
+    """Makes every engine load the weights. Returns the name of the weights at each engine. Raises
+    `WeightsRefused` where one fails, after all others have dropped them."""
     found = await asyncio.gather(
         *(engine_calls.load_weights(address, folder) for address in addresses.values()),
         return_exceptions=True,
@@ -132,8 +132,8 @@ async def _replace(
     *,
     ends_requests: bool,
 ) -> float:
-    """Has an engine compute with the weights. Returns the seconds in which it computed nothing; 0
-    where its answer was lost, but it describes itself with them. Raises `EngineCallFailed`."""
+    """Makes an engine adopt the weights. Returns its pause in seconds; 0 where its answer was lost
+    but its description names them. Raises `EngineCallFailed`."""
     address = addresses[engine]
     number, numerics_id = loaded[engine]
     try:

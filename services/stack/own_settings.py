@@ -45,8 +45,8 @@ ALLOWED = {
 
 
 def own_settings(request: ModelRequest) -> dict[str, Any]:
-    """Settings that the request has for its model alone. Raises `SettingError` for a name that is no
-    such setting, and for a value of another kind."""
+    """Settings of the request for its model alone. Raises `SettingError` for an unknown name, and
+    for a value of another type."""
     own = {name: _converted(name, value) for name, value in request.settings.items()}
     if request.escape_special_tokens:
         own["escape_special_tokens"] = True

@@ -51,8 +51,8 @@ class StackPlan:
     """Model whose weights took the place of the model's own; None: these."""
 
     def gateway(self, idx: int, addresses: Mapping[str, Sequence[str]]) -> list[str]:
-        """`addresses`: what is known of the stages behind, so that a restarted gateway needs no
-        NATS to find them."""
+        """`addresses`: known addresses of the other stages, so that a restarted gateway finds them
+        without NATS."""
         settings = self.settings
         flags = [
             f"--port={self.port}",
@@ -125,7 +125,7 @@ class StackPlan:
         first = place % max(1, len(gpus) // num_ranks) * num_ranks
         own = list(gpus[first : first + num_ranks])
         if self.settings.joins_engines:
-            # A GPU copies blocks from those that its process sees; its own ones come first.
+            # A GPU copies blocks from the GPUs that its process sees; its own ones come first.
             own += [gpu for gpu in gpus if gpu not in own]
         # Where none is known, engines see what CUDA finds: not every machine with a GPU has the
         # library that lists it.
@@ -196,8 +196,8 @@ def gpu_flags(env: Mapping[str, str], flags: Mapping[str, int]) -> list[str]:
 
 
 def _role_flags(settings: StackSettings, idx: int) -> list[str]:
-    """Flags of an engine that say its role: the first ones compute prompts. Engines that go on
-    behind others need a way to their blocks."""
+    """Flags of an engine's role: the first engines prefill, the others decode. Decoding engines
+    need access to the blocks of prefilling ones."""
     if settings.prefill_replicas is None:
         return []
     memory = [] if settings.kv_peer_memory else [f"--kv-peer-memory={SPLIT_PEER_BYTES}"]

@@ -1,5 +1,5 @@
-"""Waits until a line's gateway says that it is ready; says what it waits for when that takes long,
-and which server it goes on without."""
+"""Waits until a cluster's gateway is ready; reports what it waits for when that takes long, and
+which server is missing."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ async def until_ready(
     *,
     late_seconds: float = LATE_SECONDS,
 ) -> None:
-    """`servers`: the addresses of those that somebody else runs, if anybody does, by what they are
-    called."""
+    """`servers`: addresses of servers that are not ours, if any, by name."""
     outside = {name: url for name, url in servers.items() if url is not None}
     async with owned_task(_report_when_late(gateway, outside, say, late_seconds)):
         while not await _is_ready(gateway):  # noqa: ASYNC110 (another process)

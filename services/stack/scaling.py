@@ -77,8 +77,8 @@ class Scaler:
         """Time of the last change, and time since which all replicas are ready; samples from before
         do not count."""
         self._seen: deque[tuple[float, int, int]] = deque()
-        """Samples of demand: time, replicas that the load needed, and replicas that it would have
-        kept."""
+        """Samples of demand: time, replicas that the load needs, and replicas that it would keep
+        busy."""
 
     def wanted(self, sight: Sight, now: float) -> int:
         """Number of replicas that there should be."""

@@ -369,7 +369,7 @@ class StackSettings:
 
     @property
     def num_ranks(self) -> int:
-        """Processes that compute, of one engine."""
+        """Number of processes of one engine that compute."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
@@ -399,8 +399,7 @@ class StackSettings:
         return dataclasses.replace(self, **paths, replicas=self.rules.max_replicas)
 
     def flags_for(self, stage: str) -> list[str]:
-        """Flags of a stage that have the name and the value that they have here. What is not given
-        is left out."""
+        """Flags of a stage with the names and values of these settings; unset ones are left out."""
         return [
             text
             for field in dataclasses.fields(self)

@@ -22,7 +22,7 @@ OF_CACHES = (
     *("kv_cache_dtype", "kv_swap_memory", "kv_disk_dir", "kv_disk_memory", "kv_peer_memory"),
     *("adapter_memory", "tensor_parallel_size", "pipeline_parallel_size", "numerics"),
 )
-"""Settings that encoders refuse: they keep no cache, and one process computes them."""
+"""Settings that encoders refuse: they have no cache, and run in one process."""
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(StackSettings)}
 
 
@@ -52,7 +52,7 @@ def without_caches(settings: StackSettings) -> StackSettings:
 
 
 def left_out(settings: StackSettings, model: StartedModel) -> str:
-    """Sentence on flags that an encoder is not given; empty: it is given all that are set."""
+    """Sentence about flags that are not passed to an encoder; empty: all set flags are."""
     names = [name for name in OF_CACHES if getattr(settings, name) != _DEFAULTS[name]]
     if model.has_cache or not names:
         return ""

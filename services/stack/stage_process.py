@@ -1,5 +1,4 @@
-"""One life of one supervised process: started, ready, ended. Knows nothing of what the process
-does."""
+"""One run of one supervised process: started, ready, ended. Does not know what the process does."""
 
 from __future__ import annotations
 
@@ -65,8 +64,7 @@ class SupervisorPipe:
 
 @dataclass(frozen=True, slots=True)
 class StageProgram:
-    """A stage's module with its flags and environment, and the files beside its own that it
-    inherits."""
+    """A stage's module with its flags, its environment, and the files that it inherits."""
 
     module: str
     flags: Sequence[str]
@@ -243,7 +241,7 @@ class KeptStage:
         self._keeper = tasks.create_task(self.keep(), name=self.name)
 
     async def keep(self) -> None:
-        """Watches the process that `begin` started, and every one after it; ends when cancelled."""
+        """Restarts the process that `begin` started whenever it ends; runs until cancelled."""
         clock = asyncio.get_running_loop().time
         deaths = 0
         while True:
@@ -261,7 +259,7 @@ class KeptStage:
                 self._changed(str(death))
 
     async def stop(self, limit: float, hurry: asyncio.Event) -> None:
-        """Ends the process, and that it is started again."""
+        """Ends the process for good."""
         if self._keeper is not None:
             await end(self._keeper)
         if self.process is not None:

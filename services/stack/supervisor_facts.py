@@ -100,7 +100,7 @@ def disk_rows(folders: list[Path]) -> list[dict[str, Any]]:
     """A row for each file system that holds one of the folders."""
     rows: dict[int, dict[str, Any]] = {}
     for folder in folders:
-        # A folder that is made when it is needed lies on the disk of the one above it.
+        # A folder that does not exist yet will be on the disk of its nearest existing parent.
         there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
         usage = shutil.disk_usage(there)
         row = rows.setdefault(

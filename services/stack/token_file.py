@@ -1,5 +1,4 @@
-"""The token of a cluster: the one that the environment names, else one that lies in the state
-folder."""
+"""The cluster's token: from the environment, else from the state folder."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ def tenants_are_signed(state_dir: Path) -> None:
 
 
 def token_env(state_dir: Path, env: Mapping[str, str]) -> dict[str, str]:
-    """Variables by which a line's stages find its token, beside those that are set already."""
+    """Variables by which a cluster's stages find its token, unless they are set already."""
     return (
         {} if env.get(TOKEN) or env.get(TOKEN_PATH) else {TOKEN_PATH: str(state_dir / TOKEN_FILE)}
     )

@@ -28,8 +28,8 @@ TEMPLATE_FAULTS = (
 )
 """Errors of templates and of the filters that they apply to values of other types."""
 END_MARK = "\ufdd1\ufdd2"
-"""Mark behind a message that the answer continues; Unicode reserves these characters for such
-uses."""
+"""Mark after a message that the answer continues, made of code points that Unicode reserves for
+internal use."""
 
 
 class ChatTemplateError(Exception):
@@ -146,14 +146,14 @@ def _collect(pieces: Iterable[str], steps: Steps) -> str:
 
 
 def _with_end_marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with a mark after the last one: its text may occur again in what the template
-    writes behind it."""
+    """The messages with a mark after the last one, since its text may occur again in what the
+    template writes after it."""
     *others, final = messages
     return [*others, final | {"content": f"{final.get('content', '')}{END_MARK} "}]
 
 
 def _cut_at_mark(rendered: str) -> str:
-    """Leaves the last message open, so that the answer goes on with it."""
+    """Cuts the prompt after the last message, so that the answer continues it."""
     text, mark, behind = rendered.rpartition(END_MARK)
     if not mark:
         raise BadRequest(

@@ -1,5 +1,5 @@
-"""Prompts that ask a model to fill a gap: the tokens by which families mark the text before it and
-behind it."""
+"""Prompts for filling a gap, with the special tokens of each family for the text before and after
+the gap."""
 
 from __future__ import annotations
 

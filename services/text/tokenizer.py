@@ -212,7 +212,7 @@ class Tokenizer:
         return frozenset(range(256)).difference(*self.table.visible_bytes_of)
 
     def id_of(self, text: str) -> int | None:
-        """Id of the one token that spells the text, if there is one."""
+        """Id of the single token with this text, if there is one."""
         token_id: int | None = self._backend.token_to_id(text)
         return token_id
 

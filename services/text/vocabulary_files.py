@@ -22,7 +22,7 @@ from .tokenizer_files_error import TokenizerFilesError
 FILES = (sentencepiece_file.FILE_NAME, tekken_file.FILE_NAME)
 """Vocabularies that are read, in the order in which they are looked for."""
 MAX_ADDED = 1 << 16
-"""Ids behind a vocabulary that its folder may add."""
+"""Most ids after a vocabulary that a folder may add."""
 UNNAMED = "[PAD{}]"
 
 

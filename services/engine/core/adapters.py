@@ -48,7 +48,7 @@ class CoreAdapters:
             self._num_reading -= 1
             self._report(number, found)
         if self._num_reading:
-            # One that is read again just now is kept.
+            # An adapter that is being read again stays.
             return
         for digest in [each for each in self._leaving if self._engine.remove_adapter(each)]:
             self._leaving.remove(digest)

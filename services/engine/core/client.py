@@ -82,7 +82,8 @@ class CoreClient:
         """Load that the core reported last. Kept before `connect` too: a core that has just started
         is idle, and reports nothing more until it gets a request."""
         self.is_prepared = False
-        """Whether all that is compiled or captured once is there, so that no step waits for it."""
+        """Whether everything that is compiled or captured once is complete, so that no step waits
+        for it."""
 
     @classmethod
     @contextlib.asynccontextmanager

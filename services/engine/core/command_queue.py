@@ -21,7 +21,7 @@ class CommandQueue:
         self._note_sent = note_sent
         self._loop = asyncio.get_running_loop()
         self.lock = threading.Lock()
-        """Held by whoever sends, looks after what waits, compares what was sent, or ends it all."""
+        """Held to send, to check or compare queued commands, and to close the queue."""
         self._has_ended = False
         self.num_sent = 0
         self._backlog: deque[tuple[bytes, int]] = deque()

@@ -24,8 +24,8 @@ KEPT_SECONDS = 7 * 24 * 3600.0
 """Age from which costs are measured again: clocks and cooling of a machine change without a change
 of its name."""
 KEPT_BUSY_SECONDS = 3600.0
-"""The same of costs that were measured on a busy machine: an engine that restarts goes on with
-those that it had."""
+"""Like the time above, for costs that were measured on a busy machine: a restarted engine reuses
+its earlier ones."""
 DIGEST_BYTES = 16
 
 
@@ -56,8 +56,8 @@ class KeptCosts:
         config: EngineConfig,
         facts: ModelFacts,
     ) -> KeptCosts:
-        """The costs of an engine on this machine. A simulated executor takes the time that its
-        settings say: nothing is kept of it."""
+        """Stored costs of an engine on this machine; none for a simulated executor, whose step
+        times are settings."""
         folder = env.get(COSTS_VARIABLE)
         is_kept = folder is not None and settings.executor != "simulated"
         return cls(
@@ -65,7 +65,7 @@ class KeptCosts:
         )
 
     def get(self, what: str, measure: Callable[[], StepCosts]) -> StepCosts:
-        """The kept costs of `what`, else newly measured ones, which are kept."""
+        """Stored costs of `what`, else newly measured ones, which are then stored."""
         if self._folder is None:
             return measure()
         path = self._folder / f"{self._key}-{what}.json"

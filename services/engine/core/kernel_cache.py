@@ -24,9 +24,8 @@ INSTALLED = Path(sys.prefix) / "kernels"
 
 
 def with_kernel_cache(env: Mapping[str, str], *, installed: Path = INSTALLED) -> dict[str, str]:
-    """The environment with the compilers' folders; those that it names stay. Models may lie where
-    an engine cannot write; then it is the user's own cache. Kernels that are installed are copied
-    there."""
+    """The environment with cache folders for the compilers, unless it names them. If the models'
+    folder is read-only, they are in the user's own cache. Installed kernels are copied there."""
     known = dict(env)
     for folder in (default_cache_dir(env) / "kernels", Path.home() / ".cache/headwater/kernels"):
         with suppress(OSError):

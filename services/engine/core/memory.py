@@ -38,7 +38,8 @@ class CoreMemory:
         )
 
     def close_inherited(self, ends: Ends) -> None:
-        """Closes the core's ends here, so that its death is an end of file."""
+        """Closes the core's descriptors in this process, so that the core's death shows as end of
+        file."""
         for end in (self._command_reader, self.report_writer, self._mask_report_writer):
             end.close()
         os.close(ends.block_keys)

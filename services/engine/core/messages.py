@@ -75,7 +75,7 @@ class Fail(msgspec.Struct, tag="fail", array_like=True):
 
 
 class Probe(msgspec.Struct, tag="probe", array_like=True):
-    """Choices that the server still has: one that the core does not have ends."""
+    """Choices that the server still has; those that the core does not have end."""
 
     keys: list[int]
 
@@ -191,7 +191,7 @@ class Progress(msgspec.Struct, tag="progress", array_like=True):
 
 
 class Ready(msgspec.Struct, tag="ready", array_like=True):
-    """The core takes requests. What it serves, as it found it, and its load from the start."""
+    """The core takes requests: what it serves, and its first load report."""
 
     dtype: str
     kv_format: str
@@ -241,7 +241,7 @@ class Idle(msgspec.Struct, tag="idle", array_like=True):
 
     load: EngineLoad
     num_commands: int
-    """Commands that the core has read so far: others may be on their way to it."""
+    """Number of commands that the core has read; later ones may be on their way."""
 
 
 class Waiting(msgspec.Struct, tag="waiting", array_like=True):

@@ -97,8 +97,8 @@ SIZES = (
 )
 """Facts of the model and limits of the engine that the server gets unchanged."""
 QUIET_SECONDS = 0.05
-"""Seconds without a command after which an engine that has worked prepares later steps, so that a
-client that asks one thing after another does not wait for it each time."""
+"""Seconds without a command after which an engine prepares graphs of later steps, so that a client
+with one request after another is not delayed each time."""
 
 
 def run(
@@ -168,7 +168,7 @@ class LateReport:
         self.report: Step | None = None
 
     def write(self) -> None:
-        """Writes it, if there is one that is not written."""
+        """Writes the costs, if they have changed since they were written."""
         if self.report is not None:
             self._reports.write(encode(self.report))
             self.report = None
@@ -295,7 +295,7 @@ def main() -> None:
     if isinstance(executor, RankedExecutor):
         executor.on_rank_lost(_end_with_the_rank)
     progress("warming up", 0, 1)
-    # Before it is measured: first steps tell nothing of later ones.
+    # Before costs are measured: first steps are slower than later ones.
     longest_step = executor.warm_up()
     measured = MeasuredExecutor(
         executor, prefill_seconds=longest_step / config.max_num_batched_tokens
@@ -340,15 +340,15 @@ def main() -> None:
 
 
 def _policy_of(settings: EngineSettings, config: EngineConfig) -> str:
-    """The policy of the settings. Whole texts are in no step but one, so that the shortest first is
-    the default there: none waits behind a longer one of its tenant."""
+    """The queue policy of the settings. The default for an encoder is shortest first: a text is
+    computed in one step, so no text waits behind a longer one of its tenant."""
     is_default = settings.policy == DEFAULT_POLICY
     return SHORTEST_FIRST if is_default and not config.has_cache else settings.policy
 
 
 class SpokenProgress:
-    """Tells the server of a phase's beginning, of each tenth of it and of its end, and now and then
-    that it goes on: a core that waits for stages on other hosts does not hang."""
+    """Reports the beginning of a phase, each tenth of it and its end to the server, and in between
+    that it is alive: a core that waits for stages on other hosts does not count as hung."""
 
     def __init__(self, reports: RingWriter) -> None:
         self._reports = reports

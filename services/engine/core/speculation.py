@@ -43,7 +43,7 @@ def drafters_of(settings: EngineSettings, facts: ModelFacts) -> tuple[str, ...]:
 
 
 def _model_of(settings: EngineSettings, facts: ModelFacts) -> str:
-    """The drafter that computes its drafts; empty: there is none."""
+    """The drafter that the executor computes; empty: none."""
     if facts.has_mtp:
         return MTP
     if settings.draft_heads is not None:
@@ -89,7 +89,7 @@ def build_speculator(
         speculator = kind(drafters, costs, passes, **sizes, name=name, most=most)
     else:
         own = NGramProposer.name if executor.can_draft else ""
-        # A simulated executor takes the time that its settings say, which its costs are.
+        # The step times of a simulated executor are settings, and so are its costs.
         clock = stopped_clock if settings.executor == "simulated" else time.perf_counter
         speculator = AdaptiveSpeculator(drafters, costs, **sizes, executor_drafts=own, clock=clock)
     return GrammarDrafts(speculator, num_rows=config.num_rows, vocab_size=vocab_size)

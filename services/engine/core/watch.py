@@ -90,7 +90,7 @@ class CoreWatch:
                 return
 
     def is_hung_after(self, seconds: float) -> bool:
-        """Whether the core hangs, after so many more seconds in which it reported nothing."""
+        """Whether the core counts as hung if it reports nothing for `seconds` more."""
         if self._owes:
             self.silence += seconds
         return self._limit > 0 and self.silence > self.allowed

@@ -1,5 +1,5 @@
-"""Weights of the core that take the place of others: loaded by a thread beside the steps, adopted
-between two of them."""
+"""Replacement of the core's weights: loaded by a thread beside the steps, adopted between two
+steps."""
 
 from __future__ import annotations
 
@@ -65,8 +65,7 @@ class CoreWeights:
                     self._reports.write(encode(WeightsReplaced(number, error=error)))
 
     def settle(self) -> None:
-        """Keeps what was loaded, and goes on with what takes its place. To be called between
-        steps."""
+        """Takes over loaded weights, and continues a replacement. To be called between steps."""
         while self._num_loading:
             try:
                 number, found = self._loaded.get_nowait()

@@ -1,6 +1,5 @@
-"""The process that reads a model's `config.json` before its weights are there: whether it is served,
-and what it takes. Writes one JSON object to standard output: {"judged": a sentence for people}.
-"""
+"""Process that reads a model's `config.json` before its weights are downloaded: whether the model
+is served, and how much memory it takes. Prints one JSON object: {"judged": a sentence}."""
 
 from __future__ import annotations
 

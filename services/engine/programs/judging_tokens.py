@@ -1,5 +1,5 @@
-"""Tokens by which a Qwen3-Reranker judges whose files do not name them: its first revisions have no
-`modules.json`, and say what they are by their name alone."""
+"""Tokens by which a Qwen3-Reranker scores whose files do not name them: its first revisions have no
+`modules.json` and can be recognized by name only."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ YES_AND_NO = ("yes", "no")
 
 
 def judging_tokens(name: str, source: Path, folder: Path) -> tuple[int, int] | None:
-    """Ids of yes and no; None: the model is another one, or its files say by what it judges.
-    `folder` has its tokenizer. Raises `ConfigError` for a tokenizer without the two."""
+    """Ids of the tokens yes and no; None: it is another model, or its files name the tokens.
+    `folder` has its tokenizer. Raises `ConfigError` for a tokenizer without these tokens."""
     if NAMED not in name.lower() or not source.is_dir() or (source / MODULES).is_file():
         return None
     if registry.architecture_of(read_object(source / "config.json")) != ARCHITECTURE:

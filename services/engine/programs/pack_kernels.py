@@ -74,7 +74,7 @@ def packed(cache: Path, out: Path) -> Path:
 
 
 def _entries(cache: Path) -> Iterator[Path]:
-    """Folders of kernels that Triton compiled, and of what launches them."""
+    """Folders of kernels that Triton compiled, and of their launchers."""
     if not cache.is_dir():
         return
     for entry in sorted(cache.iterdir()):

@@ -1,6 +1,6 @@
-"""Adapters of an engine by name: checked first, then published, and dropped when the requests that
-have them have ended. Host memory for them is bounded: the least recently used ones leave it, stay
-known, and are read again for the next request."""
+"""Adapters of an engine by name: checked, then published, and dropped when their last request has
+ended. Their host memory is bounded: least recently used ones are evicted, stay known, and are read
+again for the next request."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ...runtime.settings import SettingError
 from ..core.messages import AdapterDropped, AdapterRead, Command, DropAdapter, ReadAdapter
 
 EVICT_SECONDS = 2.0
-"""Time from the report of an eviction to its end: gateways learn of it by heartbeats, each second,
-and requests are on their way. One that comes in this time keeps its adapter."""
+"""Seconds from the report of an eviction to the eviction: gateways learn of it by heartbeats, each
+second, and requests may be on their way. An adapter that is asked for meanwhile stays."""
 ROOM_SECONDS = 30.0
 """Longest wait for room in host memory: adapters of running requests do not leave it."""
 
@@ -32,7 +32,7 @@ class _Held:
     """Bytes of host memory; 0: it has left it."""
     is_leaving: bool = False
     eviction: asyncio.TimerHandle | None = None
-    """The end of its eviction for the sake of others; None: it stays."""
+    """Timer of its eviction; None: none is due."""
     is_gone: bool = False
     """Whether this has come: requests cannot have it before it is read again."""
 
@@ -47,7 +47,7 @@ class EngineAdapters:
     max_bytes: int = sys.maxsize
     """Bytes of host memory for adapters, those aside that are being read."""
     num_evicted: int = 0
-    """Adapters that have left host memory so far for the sake of others."""
+    """Number of adapters evicted from host memory so far."""
     _held: dict[bytes, _Held] = field(default_factory=dict)
     """Keyed by hash; those that were used last come last."""
     _published: dict[str, ServedAdapter] = field(default_factory=dict)
@@ -157,8 +157,8 @@ class EngineAdapters:
             ) from None
 
     def _evict(self) -> None:
-        """Has the least recently used adapters leave host memory, all but the last one and those
-        that have a name here, until the others are within its bound."""
+        """Begins to evict the least recently used adapters until the others fit the bound; the last
+        one and those that have a name here stay."""
         named = {each.digest for each in self._published.values()}
         staying = {
             digest: each

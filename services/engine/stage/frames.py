@@ -92,8 +92,8 @@ class Rows:
 def step_frames(
     step: int, rows: Rows, starts: Sequence[Start], finishes: Sequence[Finish]
 ) -> list[EngineFrame]:
-    """Frames of a step for one session: one, or several where it would be too large; none when
-    there is nothing."""
+    """Frames of a step for one session: usually one, several where it would be too large, none when
+    there is nothing to send."""
     frames = (
         [_token_frame(step, part) for part in rows.within(MAX_FRAME_BYTES // 2)]
         if rows.stream_ids

@@ -64,7 +64,7 @@ class GrammarQueue:
             self._writer.forget(finished.key)
 
     async def run(self, reports: RingReader) -> None:
-        """Compiles what waits, until cancelled; that ends the requests that wait, too."""
+        """Compiles queued grammars until cancelled, which ends the waiting requests too."""
         try:
             await self._writer.run(reports)
         finally:

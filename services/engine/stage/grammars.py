@@ -34,21 +34,21 @@ from ...runtime.yielding_thread import in_yielding_thread
 from .masks import Family, num_mask_threads
 
 MAX_KEPT_BYTES = 512 << 20
-"""Bytes of compiled grammars, by what compiling them took, and of what the process has allocated
-since its start."""
+"""Most bytes of compiled grammars, by the memory that compiling each took, and by what the process
+has allocated since its start."""
 GROWTH_BYTES = 1 << 20
 """Bytes that a compiled grammar usually grows by while answers follow it. It may be 16 MiB, at
 20,000 states: those count when the process is measured."""
 MIN_KEPT = 16
 """Compiled grammars that are kept whatever the process has allocated."""
 MAX_MEMBERS = 4
-"""Members of a family, before it gets another one beside it."""
+"""Most members of a family before another family is compiled."""
 PATIENCE_SECONDS = 0.05
 """Longest time that a request waits for another family; where the first one took longer to compile,
 none waits."""
 COMPILE_SECONDS = 20.0
-"""Longest time of a compilation from its beginning. The processor has seen it take less than two
-seconds of one core, so that a machine that takes longer is too busy."""
+"""Most seconds of a compilation. The processor has checked that it takes less than two seconds of
+one core, so a machine that takes longer is overloaded."""
 LIMITS = QueueLimits(num_waiting=256, num_bytes=16 << 20, wait_seconds=10.0)
 
 
@@ -58,8 +58,8 @@ class NoTokenizer(GrammarError):
 
 @dataclass(slots=True, eq=False)
 class Compiled:
-    """A grammar's families: the first, or that it is under way or failed, and all that are
-    there."""
+    """Families of a grammar: the first, or its pending or failed compilation, and all that are
+    compiled."""
 
     grammar: bytes
     asker: Asker
@@ -117,8 +117,8 @@ class GrammarCompiler:
         self._threads.close()
 
     async def _roomiest(self, compiled: Compiled) -> Family:
-        """The grammar's family with the most room, once the first one is there. While all are large
-        another one is compiled; it is waited for if that does not take long."""
+        """The grammar's family with the most room, once the first one is compiled. While all are
+        large another one is compiled, which is awaited if that is quick."""
         families = compiled.families
         if not families:
             families.append(compiled.first.result())

@@ -112,7 +112,7 @@ class KvEventLog:
         self.publish(batch)
 
     def snapshot(self) -> tuple[int, list[bytes]]:
-        """Hashes that are cached, and the number of the batch after which that is so."""
+        """Cached hashes, and the number of the batch after which they are valid."""
         self.flush()
         return self.seq, list(self._mirror.hashes)
 

@@ -34,7 +34,7 @@ from .token_bounds import TokenBounds, bounds_of
 
 MAX_THREADS = 8
 SWITCH_SECONDS = 0.00005
-"""Seconds after which the interpreter passes from one thread to another that waits for it."""
+"""Seconds after which the interpreter switches to another thread that waits."""
 FIRST_WORDS = 64
 """Words of a mask that are looked at first: single bytes have low ids in most vocabularies, and
 where anything is allowed, so is its first byte."""
@@ -56,7 +56,7 @@ class Family:
     seconds: float
     """Time that it took to compile."""
     num_bytes: int = 0
-    """Memory that compiling it took."""
+    """Bytes that compiling it allocated."""
     num_members: int = 0
     is_spent: bool = False
     """Whether a copy has failed. Copies share their caches and limits, so another copy would fail
@@ -65,7 +65,7 @@ class Family:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Follower:
-    """One answer and where its grammar stands."""
+    """One answer and the state of its grammar."""
 
     key: int
     matcher: LLMatcher
@@ -132,7 +132,7 @@ class MaskWriter:
         """Keyed by row."""
         self._thread = ThreadPoolExecutor(1, "masks")
         num_threads = num_mask_threads()
-        # None: the thread does it, without waking another one.
+        # None: this thread computes masks by itself, without waking another one.
         self._crew = LLExecutor(num_threads) if num_threads > 1 else None
 
     def follow(
@@ -165,8 +165,8 @@ class MaskWriter:
             follower.family.num_members -= 1
 
     async def run(self, reports: RingReader) -> None:
-        """Writes masks for ever; raises what writing raises. The thread ends with the core, which
-        does not wait for it either way."""
+        """Writes masks until cancelled; raises errors of writing. The thread ends with the core,
+        which does not wait for it."""
         before = sys.getswitchinterval()
         # The thread shall not wait for the loop to be done with a step's other news: the device
         # waits for the thread.
@@ -221,8 +221,8 @@ class MaskWriter:
             if report.wanted is not None:
                 self._seat(report.wanted, due)
             self._read(report, due)
-        # Each thread takes a stretch of the list. Matchers of a family wait for one another: they
-        # stand together.
+        # Each thread computes a range of the list. Matchers of a family wait for one another, so
+        # they are adjacent.
         waiting = [each for each in due.values() if not (each.has_mask or each.key in faults)]
         waiting.sort(key=lambda follower: id(follower.family))
         if waiting:
@@ -293,10 +293,10 @@ class MaskWriter:
                 each.family.is_spent |= each.matcher.is_error()
 
     def _fill_behind_drafts(self, followers: list[Follower]) -> None:
-        """Writes a mask after each draft, position by position. Behind a draft that the mask
-        before it does not allow everything is: that draft is never drawn, and something has to be
-        allowed. So it is behind a draft after which the grammar cannot be followed; the answer ends
-        when that draft is read as a token."""
+        """Writes a mask after each draft, position by position. After a draft that its mask forbids
+        all tokens are allowed: the draft is rejected, and a mask must allow some token. The same
+        holds after a draft that the grammar cannot follow; the answer ends when that draft is read
+        as a token."""
         readers = {each.key: each.matcher.deep_copy() for each in followers}
         for place in range(max((len(each.draft_ids) for each in followers), default=0)):
             followers = [each for each in followers if place < len(each.draft_ids)]
@@ -339,9 +339,9 @@ class MaskWriter:
             each.draft_ids = []
 
     def _force(self, followers: list[Follower]) -> None:
-        """Tells the core the tokens that a grammar forces where the next mask allows one alone; the
-        draw of that one does not wait for this. llguidance makes such masks wherever the grammar
-        forces text, and allows the tokens by which the tokenizer writes it."""
+        """Sends the core the tokens that a grammar forces, where the next mask allows a single
+        token; the draw of that token does not wait for this. llguidance makes such masks wherever
+        the grammar forces text, with the tokens of the tokenizer's spelling."""
         for each in followers:
             if each.num_words == 1 and not each.forced_ids and _is_single(self._table[0, each.row]):
                 each.forced_ids = each.matcher.deep_copy().compute_ff_tokens()

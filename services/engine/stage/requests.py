@@ -199,12 +199,12 @@ def _check(pending: PendingAdd, limits: Limits) -> None:
             "pooling", add.pooling, "a pooling but the model's, with max_tokens 0 and one stream"
         )
     asked = {field.name for field, _ in add.sampling.ListFields()}
-    # Fields of draws say nothing about a prompt that is pooled, though they are there.
+    # Sampling fields have no effect on a pooled prompt, and are not checked.
     for name, why in () if add.pooling else limits.refused_fields:
         if name in asked:
             raise UnsupportedField(name, why)
     if not limits.has_adapter(add.adapter):
-        # Another engine may have it; the gateway looks for one.
+        # Another engine may serve it; the gateway looks for one.
         raise Unavailable(
             f"this engine has no adapter {add.adapter.hex()}", code="adapter_unavailable"
         )

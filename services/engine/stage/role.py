@@ -1,4 +1,4 @@
-"""The role of an engine among those of its model: what it computes, and how its core divides its
+"""Role of an engine: whether it computes prompts, answers or both, and how its core divides its
 time."""
 
 from __future__ import annotations

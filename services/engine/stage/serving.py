@@ -107,8 +107,8 @@ async def _serve_clients(
                 async with EngineFacts.published(settings, replica, server) as facts:
                     server.open(facts.publish_batch)
                     life.announce(core.pid, grpc=listener.address, **metrics)
-                    # Nobody else ends what starves or waits for a mask: without these two, another
-                    # engine is better.
+                    # If the tasks that cancel starved streams or write masks fail, the engine ends,
+                    # since nothing else would do their work.
                     await _first_of(
                         life.stopping,
                         core.gone,

@@ -81,7 +81,7 @@ class EngineSession:
         self._pending: dict[int, PendingAdd] = {}
         """Keyed by first stream: requests whose parts are still coming."""
         self._handing_over: set[int] = set()
-        """Streams that another engine goes on with once they have a token."""
+        """Streams that another engine continues once they have a token."""
         self._outbox = Outbox()
         self._end = AnsweringEnd(self._outbox.next_frame, self.take, self._on_left)
         self._outbox.on_filled = self._end.wake
@@ -100,7 +100,7 @@ class EngineSession:
             raise self._fault
 
     def _on_left(self, is_clean: bool) -> None:
-        # A client that says no more still hears its streams to their end.
+        # A client that sends no more still receives its streams to their end.
         self._has_left = is_clean
         if self.is_idle or not is_clean:
             self._end.close()
@@ -171,8 +171,8 @@ class EngineSession:
         return True
 
     def cancel_starved(self, now: float) -> None:
-        """Cancels streams whose reader has granted nothing for too long; before that, the core
-        learns that they stand still. To be called about once a second."""
+        """Cancels streams whose reader has given no credit for too long, and reports shorter stalls
+        to the core. To be called about once a second."""
         stalled = []
         for stream_id, stream in self._streams.items():
             seconds = stream.starved_seconds(self._next_index[stream_id], now)
@@ -203,7 +203,7 @@ class EngineSession:
         return len(pending) + len(long)
 
     def end(self, fault: Unavailable | None = None) -> None:
-        """Ends the session after what is queued. With a fault, whatever runs ends by it."""
+        """Ends the session after the queued frames. With a fault, running streams end with it."""
         if fault is not None:
             self._fault = fault
             stream_ids = [
@@ -237,7 +237,8 @@ class EngineSession:
             self._refuse(add, error)
 
     def _end_if_stale(self, add: pb.Add) -> bool:
-        """Ends the choices of an attempt where a later one is here. Returns whether one is."""
+        """Ends the choices of an attempt if a later attempt is known. Returns whether there is
+        one."""
         is_stale = self._host.fence.is_stale(_prompt_of(add), add.attempt)
         if is_stale:
             reason = common_pb2.FINISH_REASON_CANCELLED
@@ -291,8 +292,7 @@ class EngineSession:
             self.cancel(stream_id, reason)
 
     def _first_of_pending(self, stream_id: int) -> int | None:
-        """The first stream of the request whose parts are still coming and that has this stream, if
-        there is one."""
+        """The first stream of the incomplete request that has this stream, if there is one."""
         return next(
             (first for first, each in self._pending.items() if stream_id in each.add.stream_ids),
             None,

@@ -22,11 +22,12 @@ from ..core.figures import CoreFigures
 from .frames import MAX_ERROR_CHARS
 
 SLOW_READER_SECONDS = 30.0
-"""A stream that has no credit for so long is cancelled: it holds blocks that others could use."""
+"""Seconds without credit after which a stream is cancelled: it holds blocks that others could
+use."""
 
 STALLED_SECONDS = 1.0
-"""A stream that has no credit for so long gives its seat and blocks to requests that wait for them.
-Longer than credit takes on a busy machine, since who loses them may have to compute its tokens
+"""Seconds without credit after which a stream gives its seat and blocks to waiting requests. Longer
+than credit takes on a busy machine, since a preempted request may have to compute its tokens
 again."""
 
 DRAINING = "draining"
@@ -43,8 +44,8 @@ not ended."""
 CANCELLED = "cancelled"
 """Reason of a cancel that names none."""
 UNWANTED = frozenset({CANCELLED, "client_gone", SLOW_READER})
-"""Reasons of cancels whose client has left: no prompt goes on from the answer. Behind all others
-the client has the answer, or another attempt goes on with it."""
+"""Reasons of cancels after which no prompt continues the answer, since the client has left. With
+any other reason the client has the answer, or another attempt continues it."""
 LIVE = common_pb2.LOSS_CAUSE_UNSPECIFIED
 FINAL = (
     LIVE,
@@ -87,7 +88,7 @@ class Stream:
     started_at: float | None = None
     """Time at which its first token came, on `time.perf_counter`."""
     first_weights: int | None = None
-    """Place of the weights with which it began among those of the core."""
+    """Index, among the core's weights, of those with which it began."""
     starved_since: float | None = None
     is_stalled: bool = False
     """Whether the core knows that the reader takes nothing."""

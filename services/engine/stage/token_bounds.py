@@ -1,5 +1,5 @@
-"""Bounds that a request's sampling sets beside its grammar. Masks have them, so that one of which
-nothing is left is noticed before a token is drawn."""
+"""Tokens that a request's sampling settings exclude in addition to its grammar. Masks contain them,
+so that an empty mask is noticed before a token is drawn."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TokenBounds:
     """Bounds of one request. Masks are int32 [words]."""
 
     allowed: Int32Array
-    """Tokens that are allowed everywhere: those that are listed, without bad words of one token."""
+    """Tokens that are always allowed: the listed ones, without bad words of one token."""
     bad_words: tuple[tuple[int, ...], ...]
     """Bad words of several tokens."""
     stops: Int32Array
@@ -33,9 +33,9 @@ class TokenBounds:
         return max((len(word) - 1 for word in self.bad_words), default=0)
 
     def restrict(self, mask: Int32Array, last_ids: Sequence[int], output_index: int) -> None:
-        """Takes out of a mask of the output at this index, behind these tokens, what may not come
-        there. An answer may end where its grammar allows that and nothing else is left, whatever is
-        allowed otherwise."""
+        """Removes tokens from the mask of output `output_index` that are not allowed after
+        `last_ids`. The end of the answer stays allowed where the grammar allows it and no other
+        token is left."""
         left = mask & self.allowed
         for *beginning, end in self.bad_words:
             if list(last_ids[len(last_ids) - len(beginning) :]) == beginning:

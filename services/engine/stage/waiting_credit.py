@@ -21,7 +21,7 @@ WAITING_SECONDS = 0.5
 MIN_TOKENS = 2048
 """A few prompts even where prefill is slow."""
 EXPIRY_SECONDS = 3.0
-"""Seconds after which a gateway that says nothing more gets nothing more."""
+"""Seconds after which a silent gateway gets no more credit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ class WaitingCredits:
 
     def shares(self, prefill_tps: float) -> dict[int, int]:
         """Prompt tokens that each gateway may have waiting here: half in equal parts, so that each
-        has room for a first request, half by what waits there. Empty, that is any number, while the
-        engine's speed is unknown."""
+        can send a first request, half in proportion to what waits at each. Empty, that is any
+        number, while the engine's speed is unknown."""
         now = self._clock()
         self._backlogs = {
             epoch: reported

@@ -44,7 +44,7 @@ class EngineWeights:
         self._loaded: dict[int, WeightsIdentity] = {}
         """Identities of loaded weights, by the number that names them."""
         self._due: dict[int, WeightsIdentity] = {}
-        """Weights that take the place of others just now, by number: nothing drops them."""
+        """Weights that are being adopted, by number: they are not dropped."""
 
     async def load(self, folder: str) -> tuple[int, str]:
         """Loads weights beside those that are computed with. Returns the number that names them,
@@ -75,7 +75,7 @@ class EngineWeights:
         BadRequest.unless(number in self._loaded, "number", number, "weights that are loaded")
         self._due[number] = self._loaded.pop(number)
         command = ReplaceWeights(number, ends_requests)
-        # One that has left cannot call it back.
+        # A client that has left cannot cancel the replacement.
         replaced = await asyncio.shield(asyncio.ensure_future(self._replaced(number, command)))
         assert isinstance(replaced, WeightsReplaced)
         if replaced.error:

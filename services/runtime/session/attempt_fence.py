@@ -19,8 +19,8 @@ class _Latest:
 
 
 class AttemptFence:
-    """Latest attempts of all prompts. A gateway that has given an attempt up may be unable to
-    cancel it: its next attempt ends it."""
+    """Latest attempts of all prompts. A gateway that has given up an attempt may be unable to
+    cancel it, so its next attempt ends it."""
 
     def __init__(self) -> None:
         self._latest: dict[Prompt, _Latest] = {}

@@ -81,8 +81,8 @@ class CallingEnd(Generic[SentT, HeardT]):
         self._silence = silence
 
     def wake(self) -> None:
-        """Notes that a frame waits to be sent. While no session runs it waits for the next one,
-        unless its owner drops it."""
+        """Notes that a frame waits to be sent. Without a session it waits for the next one, unless
+        its owner drops it."""
         self._outgoing.wake()
 
     async def run(
@@ -149,20 +149,20 @@ async def keep_up(
     *,
     is_over: Callable[[Ending], bool],
 ) -> None:
-    """Runs one session after another until the end of one shows that no more are due. `name` is the
-    one in logs."""
+    """Runs one session after another until `is_over` says that no more are needed. `name` is used
+    in logs."""
 
     async def run_one() -> Ending:
         try:
             return await run()
         except Exception as fault:
-            # An error of this process ends one session, not all that would follow it.
+            # An error of this process ends one session, not all later ones.
             structlog.get_logger().exception(f"{name} failed", address=address)
             return Ending(Cause.BROKEN, repr(fault))
 
     last_problem = ""
     while not is_over(ending := await run_one()):
-        # Each attempt in vain ends the same way: one line tells it.
+        # Repeated failures of the same kind are logged once.
         is_news = ending.was_open or ending.problem != last_problem
         log = structlog.get_logger()
         last_problem = ending.problem

@@ -8,8 +8,8 @@ from google.protobuf.message import Message
 
 
 def num_joined(messages: Sequence[Message], most_bytes: int) -> int:
-    """Returns the number of first messages that fit one frame of `most_bytes` bytes: at least one,
-    where there is one."""
+    """Number of leading messages that fit into one frame of `most_bytes` bytes: at least one, if
+    there is any."""
     if len(messages) < 2:
         return len(messages)
     num_bytes = 0

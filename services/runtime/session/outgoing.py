@@ -1,5 +1,5 @@
-"""Frames that one end of a session sends: an end that has something to send makes them one by
-one."""
+"""Frames that one end of a session sends. They are built one by one when there is something to
+send."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class LeaseSession:
             if pull.epoch == self._owner.epoch and pull.pull_id not in self._leases:
                 self._leases[pull.pull_id] = self._owner.lend(self, pull)
             else:
-                # Another incarnation is meant: nothing of it is here.
+                # The pull is for an earlier incarnation of this engine, whose blocks are gone.
                 self.on_lent(pull.pull_id, Lent(lease=0, rows=[], before=Claim(), after=Claim()))
         for pull_id in frame.copied:
             if (lease := self._leases.get(pull_id)) is not None:
@@ -163,7 +163,7 @@ class PeerLeases:
         self._end = end
         self._sessions: set[LeaseSession] = set()
         self._asked: dict[int, tuple[LeaseSession, int]] = {}
-        """Keyed by lease: whose it is, and for which pull."""
+        """Session and pull of each lease."""
         self._numbers = count(1)
 
     @property

@@ -1,5 +1,5 @@
-"""The engine-to-engine plane: joins the core with other engines, which lend it blocks and to which
-it lends its own."""
+"""The engine-to-engine plane: connects the core with other engines, which lend it blocks and borrow
+blocks from it."""
 
 from __future__ import annotations
 

@@ -93,15 +93,15 @@ class PullSession:
             self._end.wake()
 
     def end_pull(self, number: int, num_copied: int = 0) -> None:
-        """Ends a pull that is no longer wanted: answers it at once, and drops blocks of it that
-        still come."""
+        """Ends a pull that is no longer wanted: answers it at once, and ignores blocks that still
+        arrive."""
         if self._pulls.pop(number, None) is not None:
             self._ended[number] = num_copied
             self._end.wake()
             self._answer(Pulled(pull=number, before=Claim(), after=Claim()))
 
     async def run(self) -> None:
-        """Answers what is open when it ends."""
+        """Runs the session; answers pulls that are open when it ends."""
         try:
             async with open_channel(self.address) as channel:
                 call = blocks_pb2_grpc.BlocksStub(channel).Pull()
