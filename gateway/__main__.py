@@ -95,7 +95,7 @@ from .tenancy.tenants import AdminKeys, KeyedTenants, OpenTenants, Tenants
 from .tenancy.virtual_time import VirtualTime
 
 LAST_WORDS = 1.0
-"""Seconds that requests which were cut off at the drain limit are given to say so."""
+"""Seconds for which requests that are cut off at the drain limit may send their error."""
 
 
 async def serve(settings: GatewaySettings) -> None:
@@ -383,8 +383,7 @@ async def adapters_behind(
 async def router_behind(
     settings: GatewaySettings, bus: Bus, store: Store, members: Members
 ) -> AsyncIterator[tuple[Router, Admission, Outages]]:
-    """The router, the queue before it, and which of the services that they read are out of
-    reach."""
+    """The router, its queue, and the state of the services that both depend on."""
     registry = prometheus_client.REGISTRY
     feed = IndexFeed(bus, members, store)
     router = Router(

@@ -147,13 +147,12 @@ async def _last_messages(
 
 
 async def drop_keys(js: JetStreamContext, bucket: str, pattern: str) -> None:
-    """Takes keys out of a bucket with all that they ever had. It writes nothing: a full bucket has
-    room for it."""
+    """Purges keys of a bucket. It writes nothing, so it works on a full bucket."""
     await js.purge_stream(f"KV_{bucket}", subject=f"$KV.{bucket}.{pattern}")
 
 
 async def drop_object(js: JetStreamContext, bucket: str, name: str) -> None:
-    """Deletes content from an object store, if it is there. It writes nothing, as `drop_keys`."""
+    """Deletes content from an object store, if it exists. It writes nothing, as `drop_keys`."""
     try:
         info = await (await js.object_store(bucket)).get_info(name, show_deleted=True)
     except nats.js.errors.NotFoundError:

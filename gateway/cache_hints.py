@@ -24,7 +24,7 @@ class CacheHints(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     """Steps by which the blocks' value is doubled, or halved where it is negative."""
     keep_seconds: int = 0
-    """Time in which the blocks are kept before others of the tenant."""
+    """Seconds for which the blocks are kept before others of the tenant."""
     expected_tokens: int = 0
     """Length of the answer as the client expects it; 0: it does not say."""
 

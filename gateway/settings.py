@@ -306,8 +306,7 @@ class GatewaySettings(StageSecuritySettings):
 
     @property
     def slow_message_limit(self) -> float:
-        """Seconds that a message over gRPC may take. Its length is known when all of it is
-        there."""
+        """Seconds that a message over gRPC may take. Its length is unknown until it is complete."""
         return self.slow_body_limit + self.max_message_bytes / BODY_BYTES_PER_SECOND
 
     @property

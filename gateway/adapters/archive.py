@@ -38,7 +38,7 @@ _FAULTS = (
     *(EOFError, OSError, ValueError, NotImplementedError, RuntimeError),
 )
 Member = tuple[str, bool, Callable[[], IO[bytes]]]
-"""A member of an archive: its name, whether it is a regular file, and what opens it."""
+"""Member of an archive: its name, whether it is a regular file, and a function that opens it."""
 
 
 @contextlib.contextmanager
@@ -193,7 +193,7 @@ class _ShortHeader(tarfile.TarInfo):
     memory."""
 
     def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
-        """Called by `tarfile` for each header, which lets subclasses replace it."""
+        """Overrides `tarfile`'s hook for each header."""
         if self.type in _HEADERS:
             is_short = self.size <= MAX_HEADER_BYTES
             allowed = f"at most {MAX_HEADER_BYTES} bytes"

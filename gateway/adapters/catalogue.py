@@ -87,8 +87,7 @@ class AdapterCatalogue:
         return [self._records[key] for key in sorted(self._records)]
 
     def find(self, tenant: Tenant, name: str) -> AdapterRecord | None:
-        """The adapter that a name stands for: the tenant's own, or one of the operator that it may
-        use."""
+        """The adapter of a name: the tenant's own, or one of the operator's that it may use."""
         own = self._records.get((tenant.key, name))
         if own is not None:
             return own
@@ -107,7 +106,7 @@ class AdapterCatalogue:
         return {each.name: each for each in usable}
 
     def by_digest(self, base: str, digest: bytes) -> AdapterRecord | None:
-        """A record of that content, also one that was replaced or dropped lately."""
+        """A record with that content, also one that was replaced or dropped recently."""
         found = (
             each for each in self._records.values() if (each.base, each.digest) == (base, digest)
         )
@@ -166,7 +165,7 @@ class AdapterCatalogue:
         return [each for key, each in self._records.items() if key != (owner, name)]
 
     async def _publish_change(self) -> None:
-        """Lets others read what this gateway has written."""
+        """Publishes a change, so that other gateways read what this one has written."""
         await self._bus.publish(subjects.ADAPTERS_CHANGED, b"")
 
     def _take(self, records: Iterable[AdapterRecord]) -> None:

@@ -70,8 +70,8 @@ class AdapterContents:
             await drop_object(self._js(), CONTENTS, name)
 
     async def parts(self, name: str, digest: bytes) -> AsyncIterator[AdapterPart]:
-        """Messages that send the files to an engine. Raises `NotFound` for content that is not
-        there, or is not what its name says."""
+        """Messages that send the files to an engine. Raises `NotFound` for content that is missing
+        or has another hash."""
         with tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES) as copy:
             content: Any = copy
             into: Any = (hashed := HashedFile(content))

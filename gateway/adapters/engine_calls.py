@@ -31,7 +31,7 @@ async def check_folder(
 async def send_content(
     engine: Member, parts: AsyncIterator[pb.AdapterPart]
 ) -> pb.CheckAdapterReply:
-    """Has an engine read an adapter that is sent to it. Raises what it is refused with."""
+    """Sends an adapter to an engine, which reads it. Raises the engine's error."""
     return await _ask(engine, lambda stub: stub.SendAdapter(parts, timeout=CHECK_SECONDS))
 
 
@@ -56,7 +56,7 @@ async def described(engine: Member) -> Member:
 async def of_each(
     engines: Sequence[Member], ask: Callable[[Member], Awaitable[ReplyT]]
 ) -> list[ReplyT | errors.HeadwaterError]:
-    """Replies of engines that are asked at once, or what they failed with."""
+    """Calls all engines at once; returns the reply or the error of each."""
 
     async def reply_of(engine: Member) -> ReplyT | errors.HeadwaterError:
         try:

@@ -43,8 +43,8 @@ class AdapterLoading:
         return record
 
     async def unload(self, owner: str, name: str) -> AdapterRecord | None:
-        """Takes a name from its adapter: new requests do not find it, running ones keep it to their
-        end. Returns its record; None for one that engines were started with. Raises `NotFound`,
+        """Removes a name: new requests do not find its adapter, running ones keep it. Returns its
+        record; None for an adapter that engines were started with. Raises `NotFound`,
         `Unavailable`."""
         engines = self._started_with(name) if owner == OPERATOR else []
         try:
@@ -61,8 +61,7 @@ class AdapterLoading:
         return record
 
     def _check_name(self, draft: AdapterRecord, base: str) -> None:
-        """Raises `BadRequest` for a name that clients cannot send, and for one that stands for
-        something else already."""
+        """Raises `BadRequest` for a name that clients cannot send, and for one that is taken."""
         if not is_model_name(draft.name):
             raise errors.BadRequest.of("name", draft.name, NAME_ALLOWED)
         if self._processors.serves(draft.name):

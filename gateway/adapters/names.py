@@ -45,7 +45,7 @@ class AdapterNames:
         self.catalogue = catalogue
 
     def target(self, tenant: Tenant, name: str) -> Target:
-        """Target of a name that is no model's; one that is no adapter's stands for itself."""
+        """Target of a name that is not a model's; an unknown name is its own target."""
         record = self.catalogue.find(tenant, name)
         if record is not None:
             return Target(record.base, record.digest, record.is_public)

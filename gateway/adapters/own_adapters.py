@@ -132,8 +132,7 @@ class OwnAdapters:
             yield files
 
     async def _drop_content(self, content: str) -> None:
-        """Drops content that no name stands for. One that cannot be dropped now takes room, and no
-        more."""
+        """Deletes content without a name. If that fails now it only takes room."""
         if any(each.content == content for each in self._catalogue.records):
             return
         with contextlib.suppress(errors.Unavailable):

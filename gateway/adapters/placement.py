@@ -26,10 +26,11 @@ from .records import AdapterRecord
 
 LOOK_SECONDS = 2.0
 DROP_SECONDS = 3.0
-"""Time for which an engine keeps content that lost its name: requests may be on their way."""
+"""Seconds for which an engine keeps content after its name was removed: requests may be on their
+way."""
 UNKNOWN_SECONDS = 60.0
-"""Time for which it keeps content that never had a name here: another gateway may be about to give
-it one."""
+"""Seconds for which it keeps content that has no name at this gateway: another gateway may be about
+to add one."""
 RETRY_SECONDS = 60.0
 """Time until an engine that refused an adapter is given it again unasked."""
 Incarnation = tuple[str, int]
@@ -92,8 +93,8 @@ class AdapterPlacement:
         )
 
     def is_displaced(self, model: str, digest: bytes, failed: Collection[Incarnation]) -> bool:
-        """Whether there are engines of the model, other than those that failed, and none has the
-        adapter any more: others took its memory."""
+        """Whether the model has engines, other than failed ones, none of which has the adapter any
+        more: it was evicted."""
         engines = self._left(model, failed)
         return bool(digest and engines) and not any(has(each, digest) for each in engines)
 
@@ -137,8 +138,7 @@ class AdapterPlacement:
     async def _read(
         self, engine: Member, record: AdapterRecord, within: str = ""
     ) -> CheckAdapterReply:
-        """Has an engine read an adapter, and notes that it has it. Raises what it is refused
-        with."""
+        """Makes an engine read an adapter, and notes that it has it. Raises the engine's error."""
         digest = record.digest
         if record.folder:
             reply = await engine_calls.check_folder(
@@ -194,7 +194,7 @@ class AdapterPlacement:
             await self._sweep(engines)
 
     async def _fill(self, engine: Member) -> None:
-        """Has an engine read what it lacks of the adapters of its model, one after another."""
+        """Makes an engine read the missing adapters of its model, one after another."""
         now = time.monotonic()
         assert engine.model is not None
         for record in self._catalogue.records:

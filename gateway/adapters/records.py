@@ -1,5 +1,4 @@
-"""The stored record of an adapter: a name, the content that it stands for, and the tenants that may
-use it."""
+"""Stored record of an adapter: a name, its content, and the tenants that may use it."""
 
 from __future__ import annotations
 

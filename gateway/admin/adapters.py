@@ -34,7 +34,7 @@ class NewAdapter(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     folder: Folder
     """A folder in PEFT's layout, on the hosts of the engines."""
     base: str = ""
-    """The served model that it belongs to; empty: the only one."""
+    """The served model that the adapter is for; empty: the only one."""
     tenants: Annotated[list[str], msgspec.Meta(max_length=MAX_TENANTS)] | None = None
     """Names of the tenants that may use it; None: all."""
 

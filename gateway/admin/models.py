@@ -1,5 +1,5 @@
-"""The REST handlers of /admin/models: what supervisors serve, loading and unloading. They do it;
-this asks them."""
+"""REST handlers of /admin/models, which forward requests to the supervisors that load and unload
+models."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class NewModel(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_de
 
 
 class NewBounds(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """PATCH /admin/models/{name}: what is given replaces what was."""
+    """PATCH /admin/models/{name}: given fields replace the old values."""
 
     min_replicas: Number | None = None
     max_replicas: Number | None = None
@@ -69,8 +69,8 @@ class NewWeights(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ModelAdmin:
-    """Models of a cluster, loaded and unloaded by its supervisor. Where there is no supervisor
-    every call is refused with a sentence that says so."""
+    """Models of a cluster, which its supervisor loads and unloads. Without a supervisor every call
+    is refused with a sentence that says so."""
 
     def __init__(self, bus: Bus, catalogues: Catalogues, administration: Administration) -> None:
         self._bus = bus
@@ -198,7 +198,7 @@ class ModelAdmin:
         if (refusal := answer.get("error")) is not None:
             if refusal["code"] == "model_not_found" and request["do"] != "load":
                 raise errors.NotFound("model", request["model"])
-            # Supervisors of the release before do not say which field it is.
+            # Supervisors of the previous release do not name the field.
             param = refusal.get("param", "model")
             raise errors.BadRequest(param, refusal["message"], code=refusal["code"])
         cards: list[Any] = answer["models"]

@@ -55,8 +55,8 @@ class ReplicaAdmin:
         )
 
     async def drain(self, exchange: Exchange) -> None:
-        """Answered when it is empty and about to leave; a supervisor starts another in its
-        place."""
+        """Drains a replica; answered when it is empty and about to leave. A supervisor then starts
+        another one."""
         caller = self._administration.caller(exchange)
         asked = decode(await exchange.body(MAX_BODY_BYTES) or b"{}", Draining)
         member = self._named(exchange)

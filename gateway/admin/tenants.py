@@ -306,8 +306,9 @@ class TenantAdmin:
     async def recorded(
         self, admin: str, action: str, tenant: str, change: dict[str, Any], *, must_be: bool = True
     ) -> AsyncIterator[None]:
-        """Written before it is done, so that nothing is done unseen; what then fails has a second
-        record. Where it need not be (`must_be`), what cannot be written is in the log alone."""
+        """Context that writes an audit record before the change is made; a failed change has a
+        second record. A change that must be made even if the record cannot be written (`must_be`)
+        is then only in the log."""
 
         async def write(action: str, change: dict[str, Any]) -> None:
             record = AuditRecord(

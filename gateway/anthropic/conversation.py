@@ -47,7 +47,7 @@ class Turns:
 
     @property
     def ends_in_answer(self) -> bool:
-        """Whether the last message is the beginning of the answer, which goes on with it."""
+        """Whether the last message is the beginning of the answer."""
         last = self._messages[-1]
         return last.role == "assistant" and bool(last.parts) and not last.tool_calls
 
@@ -99,7 +99,7 @@ class Turns:
                 case "thinking":
                     thoughts.append(given(f"{place}.thinking", block.thinking, "a string"))
                 case "redacted_thinking":
-                    # Only the server that wrote it can read it.
+                    # Only the server that encrypted it can read it.
                     continue
                 case "tool_use":
                     call = f"messages[{len(self._messages) - 1}].tool_calls"

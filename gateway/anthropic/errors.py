@@ -45,7 +45,7 @@ def envelope(error: errors.HeadwaterError, request_id: str) -> dict[str, Any]:
 
 
 def error_event(error: errors.HeadwaterError, request_id: str) -> bytes:
-    """The event that ends a stream which had already begun."""
+    """The event that ends a stream that has already begun."""
     return typed_event(envelope(error, request_id))
 
 

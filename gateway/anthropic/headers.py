@@ -15,8 +15,8 @@ MAX_BETA_CHARS = 4096
 
 
 def check_headers(headers: Mapping[str, str]) -> None:
-    """Raises `BadRequest` for another version of the API. Names of features that are not finished
-    are named in the log, since what they change is refused or noted by its field."""
+    """Raises `BadRequest` for an unknown version of the API. Names of beta features are logged; the
+    fields of such features are checked where they are decoded."""
     version = headers.get("anthropic-version", VERSIONS[0])
     allowed = " or ".join(VERSIONS)
     BadRequest.unless(version in VERSIONS, "anthropic-version", version, allowed)

@@ -18,7 +18,7 @@ from .content_blocks import ContentBlocks, Event
 
 @dataclass(slots=True, kw_only=True)
 class MessageAnswer:
-    """One message: its generation, and the content so far."""
+    """One message: its generation, and its content so far."""
 
     request_id: str
     model: str
@@ -26,7 +26,7 @@ class MessageAnswer:
     content: ContentBlocks = field(default_factory=ContentBlocks)
 
     def begun(self) -> dict[str, Any]:
-        """The message without content. Its usage is what is known by now."""
+        """The message without content, with the usage known so far."""
         return self._message([], {"stop_reason": None, "stop_sequence": None})
 
     def whole(self, piece: Piece) -> dict[str, Any]:
@@ -112,5 +112,5 @@ def _stop_reason(choice: Choice, *, has_calls: bool) -> str:
             return "tool_use"
     if isinstance(choice.stop_reason, str):
         return "stop_sequence"
-    # A call that the client chose by its name ends an answer as its last token does.
+    # A call of the function that the client chose ends an answer like its last token.
     return "tool_use" if has_calls else "end_turn"

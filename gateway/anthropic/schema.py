@@ -26,7 +26,7 @@ class TextBlock(Body, kw_only=True):
     type: str
     text: str | None = None
     source: Any = None
-    """Accepted so that a block of another type is refused by its type."""
+    """Accepted so that a block of an unsupported type is refused by its type."""
     citations: Any = None
     cache_control: Any = None
     """A hint to keep the prompt's cached blocks; see `cache_hints`. It has no effect on answers."""
@@ -72,7 +72,7 @@ class Message(Body, kw_only=True):
 
 
 class Tool(Body, kw_only=True):
-    """A tool that the client runs, or one that Anthropic hosts or defines, by its type."""
+    """A tool of the client, or one that Anthropic hosts or defines, by its type."""
 
     name: Annotated[str, Meta(description=TOOL_NAME)] | None = None
     type: str | None = None

@@ -106,7 +106,8 @@ class BackgroundResponses:
         await self._stream(exchange, caller, response_id, after=int(after))
 
     async def cancel(self, exchange: Exchange, caller: Caller) -> None:
-        """Marks the response as cancelled; the gateway that computes it reads that, and ends it."""
+        """Marks the response as cancelled; the gateway that computes it reads the mark and
+        stops."""
         tenant = caller.tenant.key
         response_id = exchange.path_params["id"]
         with or_unavailable():
@@ -128,7 +129,7 @@ class BackgroundResponses:
         await exchange.reply_json(record.response)
 
     async def delete(self, exchange: Exchange, caller: Caller) -> None:
-        """Deletes a response that runs, or that is kept."""
+        """Deletes a running or a kept response."""
         tenant = caller.tenant.key
         response_id = exchange.path_params["id"]
         record = await self._here(tenant, response_id)
@@ -143,7 +144,7 @@ class BackgroundResponses:
         with contextlib.suppress(*FAILURES, Unavailable):
             if record is not None and record.is_streamed and not record.is_over:
                 gone = record.response | {"status": "cancelled"}
-                # Readers of the stream are told where there is room to say so.
+                # Readers of the stream are told if there is room for the event.
                 last = {"type": "response.cancelled", "response": gone}
                 await self._append_event(tenant, response_id, last, in_place_of_all=True)
             else:
@@ -151,7 +152,7 @@ class BackgroundResponses:
         await exchange.reply_json({"id": response_id, "object": "response", "deleted": True})
 
     async def _found(self, caller: Caller, response_id: str) -> dict[str, Any]:
-        """The response as it runs here, or as it is kept. Raises `NotFound`, `Unavailable`."""
+        """The running or kept response. Raises `NotFound`, `Unavailable`."""
         record = await self._here(caller.tenant.key, response_id)
         return (
             record.response
@@ -198,8 +199,8 @@ class BackgroundResponses:
         async def write() -> None:
             async for event in follow(self._durable, caller.tenant.key, response_id, after, check):
                 out.write(_rendered(event))
-                # Events of a response are megabytes, which would wait here for each of its readers
-                # that takes nothing.
+                # A response may have megabytes of events, which would wait in memory for each
+                # reader that is slow.
                 await out.taken()
 
         def keep_alive() -> None:

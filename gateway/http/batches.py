@@ -40,7 +40,8 @@ MAX_FILES = 1000
 MAX_FILENAME = 255
 """Files of a tenant; characters of a file's name."""
 MAX_IN_TRANSIT = 16
-"""Files of a tenant that one gateway receives or sends at once: each lies on its disk meanwhile."""
+"""Most files of a tenant that one gateway receives or sends at once: each is on its disk
+meanwhile."""
 MAX_WINDOW_HOURS = 7 * 24
 MAX_OPEN_BATCHES = 100
 """Batches of a tenant that are not over."""
@@ -220,7 +221,7 @@ class BatchSurface:
         await exchange.reply_json(kept.batch)
 
     async def cancel_batch(self, exchange: Exchange) -> None:
-        """The gateway that runs the batch ends it with the results that exist."""
+        """Cancels a batch: the gateway that runs it ends it with the existing results."""
         tenant = self._callers.identify(exchange).tenant
         with or_unavailable():
             kept = await self._ledger.change(tenant.key, exchange.path_params["id"], _cancel)

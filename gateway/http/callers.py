@@ -1,5 +1,4 @@
-"""The caller of an HTTP request: who it is, whether it may have work done now, and its place in its
-tenant's minute."""
+"""The caller of an HTTP request: its identity, its rights, and its place in its tenant's minute."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ class Callers:
         self._cluster = cluster
 
     def identify(self, exchange: Exchange) -> Caller:
-        """The caller, whatever it asks for. Raises `Unauthenticated` and others of a head."""
+        """Identifies the caller. Raises `Unauthenticated` and other errors of the headers."""
         if exchange.tenants is not None:
             # The request of a tenant that is gone is not computed.
             self._cluster.tenants.check(exchange.tenants.tenant)

@@ -27,8 +27,8 @@ async def run_one(
     names_of: NamesOf,
     silence: float,
 ) -> None:
-    """Runs a generation until it has ended, its deadline has passed or its client has left. A stream
-    says that it is alive after `silence` seconds without a piece."""
+    """Runs a generation until it has ended, its deadline has passed or its client has left. A
+    stream sends a keep-alive after `silence` seconds without output."""
     tick = sink.keep_alive if isinstance(sink, EventSink) else None
     async with generation.request.caller.within_deadline():
         work = _run(cluster, generation, sink, names_of)

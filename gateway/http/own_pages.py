@@ -1,5 +1,4 @@
-"""The REST handlers of the gateway's own pages: its state, its metrics, its document, its chat
-page."""
+"""REST handlers of the gateway's own pages: state, metrics, API description, console."""
 
 from __future__ import annotations
 
@@ -119,8 +118,8 @@ class OwnPages:
     async def _reply_file(self, exchange: Exchange, name: str) -> None:
         """Raises `NotFound`."""
         path = CONSOLE / name
-        # Compared with what is there: a file system raises errors of its own for names that it
-        # cannot have.
+        # Compared with the listing: file systems raise various errors for names that they cannot
+        # have.
         if path.suffix not in MEDIA_TYPES or path not in CONSOLE.iterdir():
             raise errors.NotFound("page", exchange.path)
         exchange.reply_headers += CONSOLE_HEADERS

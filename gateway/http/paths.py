@@ -9,8 +9,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class Paths:
-    """Looks up the paths that have no parameters, where a router would try its patterns one after
-    another. A slash at the end of a path says nothing."""
+    """Handlers of paths without parameters, which a router would find by trying patterns. A
+    trailing slash is ignored."""
 
     def __init__(self, apps: Mapping[str, ASGIApp], *, otherwise: ASGIApp, root: str = "") -> None:
         """`apps` by path, with parameters in braces; `otherwise` answers all other paths. `root` is

@@ -56,8 +56,7 @@ class Responses:
                 kind=StreamKind.RESPONSE, body=body, client_request_id=caller.client_request_id
             )
             if known is not None:
-                # Whoever computes it in the background reads a stream, which another gateway can go
-                # on with.
+                # A background run reads a stream, which another gateway can continue.
                 context = msgspec.structs.replace(context, created=known.created)
             await self._answer(
                 exchange, caller, asked, context, NumberedStream(exchange.open_stream)
@@ -200,8 +199,8 @@ class Responses:
         *,
         is_known: bool,
     ) -> dict[str, Any]:
-        """The response, which says itself whether it can be found again. One that was `is_known`
-        before is kept, or was deleted."""
+        """The response, with a field that says whether it is kept. One that `is_known` was stored
+        before, and is kept or was deleted."""
         if is_known:
             return answer.ended()
         given = [as_item(item, f"{caller.request_id}i{i}") for i, item in enumerate(new_items)]

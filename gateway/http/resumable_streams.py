@@ -45,7 +45,7 @@ class ResumableStreams:
         renderer: Renderer,
         body: bytes,
     ) -> None:
-        """A stream that begins here."""
+        """Starts a resumable stream."""
         context = StreamContext(
             kind=kind,
             body=body,

@@ -21,7 +21,7 @@ PATIENCE = 3
 is one."""
 FIRST_REST_SECONDS = 0.5
 MAX_REST_SECONDS = 15.0
-"""Pause of such work, in which other work has its place; it doubles each time."""
+"""Longest pause of such work while other work runs; pauses double up to it."""
 
 
 class Busy(Exception):

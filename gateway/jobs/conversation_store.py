@@ -148,7 +148,7 @@ class ConversationStore:
     async def _claim(
         self, tenant: str, key: str, values: Sequence[bytes], *, instead_of: int = 0
     ) -> None:
-        """Claims room for values, one of which may replace another. Raises
+        """Reserves room for values; one may replace an older value. Raises
         `StorageLimitExceeded`."""
         num_bytes = sum(map(len, values)) - instead_of
         limit = self._limits.response_bytes(tenant)

@@ -36,8 +36,7 @@ MAX_UNDONE = 100_000
 """Number of pieces of work that are held or rest: more than the number of batches of which all must
 wait."""
 HOLD_SECONDS = 6.0
-"""Seconds of silence of its holder after which a batch or a range of lines goes to another
-process."""
+"""Seconds of silence after which a batch or a range of lines is given to another process."""
 FILES = "headwater_files"
 CONTENTS = "headwater_file_contents"
 BATCHES = "headwater_batches"

@@ -20,8 +20,8 @@ from ..buckets import FAILURES, publish_behind
 from .durable import Durable
 
 QUIET_SECONDS = 4.0
-"""Seconds without a message after which a reader subscribes anew: a server that restarts forgets
-its readers."""
+"""Seconds without a message after which a reader subscribes again: a restarted server forgets its
+readers."""
 
 
 class EventLog:
@@ -36,8 +36,8 @@ class EventLog:
     async def append(
         self, payload: bytes, *, after: int, headers: Mapping[str, str] | None = None
     ) -> int:
-        """Writes behind the message of that sequence (0: where there is none); returns its own.
-        Raises `Overtaken`."""
+        """Appends after the message with sequence `after` (0: the log is empty); returns the new
+        sequence. Raises `Overtaken`."""
         rooms = await self._durable.rooms()
         return await publish_behind(rooms.js, self._subject, payload, after=after, headers=headers)
 

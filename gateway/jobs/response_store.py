@@ -21,7 +21,7 @@ from .stored_bytes import StoredBytes, patiently
 
 STORED = "responses"
 MAX_BYTES = 4 * 1024 * 1024
-"""Largest number of bytes of one response with the conversation that led to it."""
+"""Most bytes of one response with the conversation before it."""
 DROP_SECONDS = 60.0
 """Seconds to drop all data of a tenant."""
 Item = dict[str, Any]
@@ -30,7 +30,7 @@ _rare_log = RareLog()
 
 
 class KeptResponse(msgspec.Struct, kw_only=True):
-    """A response, and the data that the next one needs of it."""
+    """A response, and the data that the next turn needs."""
 
     response: dict[str, Any]
     input: list[Item]

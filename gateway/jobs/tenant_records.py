@@ -20,7 +20,7 @@ RecordT = TypeVar("RecordT")
 
 
 class TenantRecords(Generic[RecordT]):
-    """Records of one kind. Methods raise what NATS raises, and `Unavailable` without it; those
+    """Records of one kind. Methods raise NATS's errors, and `Unavailable` without NATS; methods
     about one record raise `NotFound`, also for another tenant's."""
 
     def __init__(

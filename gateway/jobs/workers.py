@@ -22,8 +22,8 @@ PAUSE_SECONDS = 1.0
 MAX_PAUSE_SECONDS = 30.0
 """Longest pause after an unforeseen error; it doubles from error to error."""
 MAX_ERRORS = 5
-"""Number of unforeseen errors in doing one piece of work after which it is given up. Deaths of
-processes do not count, nor does work that is given back."""
+"""Most unexpected errors of one piece of work before it is given up. Deaths of processes do not
+count, nor does work that is handed back."""
 WorkT = TypeVar("WorkT", bound=WorkLease)
 
 
@@ -52,7 +52,7 @@ class Workers(Generic[WorkT]):
     async def running(self) -> AsyncIterator[None]:
         """Takes work inside the `with` block; leaving it cancels unfinished work."""
         try:
-            # The worker ends first, since it may take one more piece of work while it ends.
+            # The worker is stopped first, since it may take one more piece of work while it ends.
             async with owned_task(self._run()):
                 yield
         finally:

@@ -1,4 +1,4 @@
-"""Rows of the adapters of a cluster: those of every tenant, or those that one tenant may use."""
+"""Rows of a cluster's adapters: of all tenants, or those that one tenant may use."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ FigureSurvey = GatewaySurvey[str | None, GatewayFigures]
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """A watcher, and the tenant that it sees; None: it sees all of them, and the processes."""
+    """A watcher and the tenant whose rows it sees; None: it sees all tenants, and the processes."""
 
     caller: str
     tenant: Tenant | None
@@ -82,8 +82,7 @@ class ClusterView:
     async def open(
         cls, cluster: Cluster, bus: Bus, gateways: Members, models: ModelAdmin, *, has_keys: bool
     ) -> AsyncIterator[ClusterView]:
-        """A view that asks the other gateways, and answers what they ask, inside the `with`
-        block."""
+        """A view that queries the other gateways, and answers their queries, within the context."""
         name = cluster.timelines.gateway_id
         figures: FigureSurvey = GatewaySurvey(
             bus,
@@ -180,8 +179,8 @@ class ClusterView:
     def _model_rows(
         self, cards: Iterable[dict[str, Any]], demand: Mapping[str, Counts]
     ) -> list[dict[str, Any]]:
-        """Models that are served, or that a supervisor loads. `cards` are what supervisors say of
-        theirs, `demand` the requests by model and those of them without a replica."""
+        """Rows of models that are served, or that a supervisor loads. `cards`: supervisors'
+        descriptions of models; `demand`: requests by model, and those without a replica."""
         cluster = self._cluster
         known = {card["id"]: card for card in cards}
         served = cluster.processors.models()
@@ -207,8 +206,8 @@ class ClusterView:
         return rows
 
     def _own_model_rows(self, demand: Mapping[str, Counts]) -> list[dict[str, Any]]:
-        """Rows of the models as a tenant may see them: `demand` counts its own requests alone, and
-        of replicas it learns only whether there is one."""
+        """Rows of the models for a tenant: `demand` counts only its own requests, and of replicas
+        it sees only whether there is one."""
         rows = self._model_rows([], demand)
         for row in rows:
             is_served = row["replicas"] > 0

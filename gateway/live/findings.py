@@ -1,5 +1,4 @@
-"""Findings: sentences that say what is missing or degraded, and what to do about it. Reads rows
-made elsewhere."""
+"""Findings: sentences about missing or degraded parts, with advice. Reads rows made elsewhere."""
 
 from __future__ import annotations
 

@@ -88,8 +88,7 @@ def read_figures(cluster: Cluster, tenant: str | None) -> GatewayFigures:
 def cluster_totals(
     cluster: Cluster, prompts: Iterable[Generation] | None = None
 ) -> dict[str, float]:
-    """Counts of this gateway since its start. Answers that run count with the tokens that they have
-    so far."""
+    """Counts of this gateway since its start. Running answers count with their tokens so far."""
     metrics = cluster.metrics
     prompts = cluster.running_prompts() if prompts is None else prompts
     return {

@@ -29,7 +29,7 @@ class PackedPrompt(msgspec.Struct, array_like=True):
     num_shared: int
     """Blocks that it begins with; 0: no earlier prompt shares any."""
     hashes: bytes
-    """Hashes of the blocks after those, one after another."""
+    """Hashes of the blocks after those, concatenated."""
 
 
 class GatewayPrefixes(msgspec.Struct):

@@ -36,7 +36,7 @@ A = TypeVar("A")
 
 class _Question(msgspec.Struct):
     gateway_id: str
-    """Gateway that asks."""
+    """Id of the gateway that asks."""
     topic: str | None
     details: msgspec.Raw
 

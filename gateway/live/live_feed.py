@@ -61,8 +61,8 @@ class LiveFeed:
             self._watchers = +self._watchers
 
     def _check_room(self, key: str | None) -> None:
-        """Raises `LimitExceeded`. Watchers of tenants take no places of administrators, and those
-        of one tenant do not take all places of tenants."""
+        """Raises `LimitExceeded`. Watchers of tenants do not use places of administrators, and one
+        tenant does not use all places of tenants."""
         num_administrators = self._watchers[None]
         counts = [(num_administrators, MAX_WATCHERS)]
         if key is not None:

@@ -36,7 +36,7 @@ class Standing(msgspec.Struct):
     is_synced: bool
     """The index has all that the replica has reported."""
     is_failing: bool
-    """Requests that this gateway sent there have failed: it gets one at a time until one
+    """Whether this gateway's last requests failed there: it is sent one at a time until one
     succeeds."""
 
 

@@ -80,7 +80,7 @@ def _running(generation: Generation, gateway_id: str) -> dict[str, Any]:
 
 
 def _state(timeline: Timeline) -> str:
-    """The stretch of its way that a prompt is on."""
+    """Phase in which a prompt is."""
     if timeline.prepared_at is None:
         return "preparing"
     if timeline.queued_at is None:
@@ -91,7 +91,7 @@ def _state(timeline: Timeline) -> str:
 
 
 def _ended(explanation: Explanation) -> dict[str, Any]:
-    """A row of a request, by its first prompt that has ended; tokens are those of all its
+    """Row of a request, from its first prompt that has ended; tokens are those of all its
     prompts."""
     prompts = [_prompts.decode(raw) for raw in explanation.prompts]
     first = prompts[0]

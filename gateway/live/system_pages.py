@@ -110,8 +110,8 @@ class SystemPages:
         await exchange.reply_json({"seconds": SAMPLE_SECONDS, "data": rows})
 
     async def stores(self, exchange: Exchange) -> None:
-        """Fill of NATS and its streams, of Redis, and of the disks of supervisors; without one, a
-        note that says where disks are seen."""
+        """Fill of NATS and its streams, of Redis, and of the supervisors' disks; without a
+        supervisor, a note that says where disks are shown."""
         self._administration.caller(exchange)
         exchange.end_head()
         rows = [*await nats_rows(self._bus), *await redis_rows(self._store)]

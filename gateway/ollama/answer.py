@@ -109,7 +109,7 @@ class OllamaLines(EventSink):
 
 
 def loaded(asked: Answering) -> dict[str, Any]:
-    """The answer to a request that asks that the model be there."""
+    """The answer to a request that only loads the model."""
     content: dict[str, Any] = {"response": ""}
     if isinstance(asked, ChatRequest):
         content = {"message": {"role": "assistant", "content": ""}}

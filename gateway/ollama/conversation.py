@@ -28,7 +28,7 @@ def conversation_to_pb(
         check_role(message.role, f"messages[{i}]", ROLES)
         conversation.messages.append(_message_to_pb(message, ids))
     final = conversation.messages[-1]
-    # The last message is the beginning of the answer, which goes on with it.
+    # The last message is the beginning of the answer.
     if final.role == "assistant" and final.content and not final.tool_calls:
         conversation.continue_final_message = True
     return conversation
@@ -36,7 +36,7 @@ def conversation_to_pb(
 
 class _CallIds:
     """Ids of calls, for templates that write them: Ollama's clients may leave them out. A result
-    belongs to the oldest call, of its tool's name where it has one, that has no result."""
+    belongs to the oldest call without a result, of the tool that it names."""
 
     def __init__(self) -> None:
         self._num_calls = 0

@@ -20,6 +20,6 @@ def decode(body: bytes, kind: type[RequestT]) -> RequestT:
 
 
 def _is_without_effect(field: wire.UnknownField) -> bool:
-    """Whether the field is known, with a value that asks for nothing. Raises `UnsupportedField` for
+    """Whether the field is known and has a value without effect. Raises `UnsupportedField` for
     another value."""
     return check_served(field.name, field.path, field.value)

@@ -14,5 +14,5 @@ def envelope(error: HeadwaterError) -> dict[str, Any]:
 
 
 def error_line(error: HeadwaterError) -> bytes:
-    """The line that ends a stream which had already begun."""
+    """The line that ends a stream that has already begun."""
     return line(envelope(error))

@@ -27,5 +27,5 @@ def written_time(seconds: float) -> str:
 
 
 def nanoseconds(seconds: float | None) -> int:
-    """A duration. Clients divide by it, so one that is not known is the shortest."""
+    """A duration, at least one nanosecond, since clients divide by it."""
     return max(1, round((seconds or 0.0) * 1e9))

@@ -55,8 +55,8 @@ def running(cluster: Cluster) -> dict[str, Any]:
 def shown(
     model: ServedModel, since: int, known: ProcessorTokenizerInfoReply, *, with_template: bool
 ) -> dict[str, Any]:
-    """One model, with what the text stages know of it. Its template is the operator's to show.
-    `since` is the time since which it is served, in seconds since 1970."""
+    """Description of one model. Its template is included if the operator allows it. `since`: time
+    from which it is served, in seconds since 1970."""
     family = known.architecture
     details = _details(model) | {"family": family, "families": [family]}
     template = msgspec.json.decode(known.info_json).get("chat_template", "")

@@ -64,13 +64,12 @@ PATHS_NOT_SERVED = {
     "/api/delete": NO_CHANGES,
     "/api/blobs/{digest}": NO_CHANGES,
 }
-"""Paths of Ollama's API that change its store of models, each with what there is instead."""
+"""Paths of Ollama's API that change its model store, each with an alternative."""
 
 
 def check_served(name: str, path: str, value: Any) -> bool:
-    """Whether the field is one of these, with a value that asks for nothing. Raises
-    `UnsupportedField` for another value of the field at `path`, of which `name` leaves out the
-    numbers."""
+    """Whether the field is one of these and has a value without effect. Raises `UnsupportedField`
+    for another value of the field at `path`, which is `name` with indices."""
     if name not in NOT_SERVED:
         return False
     if value and value != HARMLESS.get(name):

@@ -16,7 +16,7 @@ JSON = "json"
 
 
 def is_load(asked: ChatRequest | GenerateRequest) -> bool:
-    """Whether the request has nothing to answer: it asks that the model be there."""
+    """Whether the request has no prompt, and so only loads the model."""
     if isinstance(asked, ChatRequest):
         return not asked.messages
     return not (asked.prompt or asked.suffix)

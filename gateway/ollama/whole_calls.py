@@ -10,7 +10,7 @@ from ..wire.call_arguments import arguments_as_object
 
 
 class WholeCalls:
-    """Calls of the one choice. The beginning of a call shows that the one before is complete."""
+    """Collects the calls of the one choice. A call is complete when the next one begins."""
 
     def __init__(self) -> None:
         self._open: CallPiece | None = None

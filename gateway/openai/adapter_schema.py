@@ -18,4 +18,4 @@ class NewOwnAdapter(Body, kw_only=True):
     file_ids: Annotated[list[str], Meta(min_length=1, max_length=2, description="one or two ids")]
     """Files of the tenant: an archive, or `adapter_config.json` and `adapter_model.safetensors`."""
     base: str = ""
-    """The served model that it belongs to; empty: the only one."""
+    """The served model that the adapter is for; empty: the only one."""

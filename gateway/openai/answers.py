@@ -81,7 +81,8 @@ class Renderer(Protocol):
 
 
 class Answer(msgspec.Struct, kw_only=True):
-    """One request's answer: its prompts, its renderer, and the extras that the client asked for."""
+    """Answer to one request: its prompts, its renderer, and the extras that the client asked
+    for."""
 
     id: str
     asked: Answering
@@ -272,8 +273,8 @@ class EventStream:
         return event
 
     def _write_held(self, choice: Choice | None = None) -> bool:
-        """Writes the held piece of a choice, or of the one that waits longest, as one event; False
-        where nothing is held."""
+        """Writes the held piece of a choice, or of the one that waits longest, as one event.
+        Returns False where nothing is held."""
         piece = self._held.pop(choice)
         if piece is None:
             return False

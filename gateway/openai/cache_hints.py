@@ -25,7 +25,7 @@ def hints_of(asked: Hinted) -> CacheHints:
 
 
 def _session_of(asked: Hinted) -> str:
-    """A conversation that is stored here is a session of its own."""
+    """Session of a request; a stored conversation is a session of its own."""
     if asked.session_id:
         return asked.session_id
     if isinstance(asked, ResponsesRequest):

@@ -31,7 +31,7 @@ def _is_without_effect(field: wire.UnknownField) -> bool:
 
 
 def _is_of_other(name: str, value: Any, kind: type[msgspec.Struct]) -> bool:
-    """Whether it is a field of another endpoint. Raises `UnsupportedField` where its value would
+    """Whether it is a field of another endpoint. Raises `UnsupportedField` for a value that would
     have an effect there."""
     of_others = _ANSWERING.get(kind, {})
     if name in of_others:
@@ -42,7 +42,7 @@ def _is_of_other(name: str, value: Any, kind: type[msgspec.Struct]) -> bool:
 def _fields_of_others(
     kind: type[msgspec.Struct], *others: tuple[type[msgspec.Struct], str]
 ) -> dict[str, str]:
-    """Fields that another endpoint has, each with the sentence for a client that uses it here."""
+    """Fields of other endpoints, each with a sentence for a client that uses it here."""
     own = {*kind.__struct_fields__, *WITHOUT_EFFECT}
     return {
         name: sentence

@@ -29,5 +29,5 @@ def envelope(error: errors.HeadwaterError) -> dict[str, Any]:
 
 
 def error_event(error: errors.HeadwaterError) -> bytes:
-    """The event that ends a stream which had already begun."""
+    """The event that ends a stream that has already begun."""
     return b"event: error\ndata: " + msgspec.json.encode(envelope(error)) + b"\n\n"

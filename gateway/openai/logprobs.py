@@ -20,8 +20,8 @@ def chat_logprobs(tokens: Iterable[TokenLogprob], *, as_ids: bool) -> dict[str, 
 
 
 class TextCounter:
-    """Counter of the characters of a text, by the tokens that make it. A token that goes on with a
-    character begins where that character does; one that is hidden takes no room."""
+    """Counts the characters of a text by token. A token that continues a character begins where
+    that character does; a hidden token has no characters."""
 
     def __init__(self) -> None:
         self._num_chars = 0
@@ -59,8 +59,8 @@ def completion_logprobs(
 
 
 def _by_name(token: TokenLogprob, as_ids: bool) -> dict[str, float]:
-    """Log probabilities of a token and of the likeliest ones. Tokens of one text have names of
-    their own; the token that was chosen has the name under which it is listed."""
+    """Log probabilities of a token and of the likeliest alternatives, by name. Tokens with the same
+    text have different names; the chosen token has the name under which it is listed."""
     ids: dict[str, int] = {}
     for entry in (token.chosen, *token.top):
         name = next(
@@ -76,8 +76,8 @@ def _by_name(token: TokenLogprob, as_ids: bool) -> dict[str, float]:
 
 
 def _names(entry: TopLogprob, as_ids: bool) -> Iterator[str]:
-    """Names that a token may have, the best first. One that is no whole characters has its bytes,
-    as OpenAI has it."""
+    """Names that a token may have, best first. A token of incomplete characters is named by its
+    bytes, as in OpenAI's API."""
     if not as_ids:
         if entry.token.encode() == entry.token_bytes:
             yield entry.token

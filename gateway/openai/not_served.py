@@ -73,7 +73,7 @@ MATTERS_ELSEWHERE = {
     "verbosity": "medium",
     "truncation": "disabled",
 }
-"""Fields that one endpoint has and another has not, with the values that have no effect."""
+"""Fields of some endpoints only, with their values that have no effect."""
 
 WITHOUT_EFFECT = ("max_tool_calls",)
 """Fields of one endpoint that have no effect there either."""
@@ -82,13 +82,13 @@ WITHOUT_EFFECT = ("max_tool_calls",)
 PATHS_NOT_SERVED = {
     "/v1/responses/compact": "`truncation` of /v1/responses leaves out the oldest turns"
 }
-"""Paths of OpenAI's that another endpoint would take for the id of what it keeps, each with what
-there is instead."""
+"""Paths of OpenAI's that another route would take for the id of an object, each with an
+alternative."""
 
 
 def check_served(name: str, path: str, value: Any) -> bool:
-    """Whether the field is one of these, with a value that has no effect. Raises `UnsupportedField`
-    for another value of the field at `path`, of which `name` leaves out the numbers."""
+    """Whether the field is one of these and has a value without effect. Raises `UnsupportedField`
+    for another value of the field at `path`, which is `name` with indices."""
     if name not in NOT_SERVED:
         return False
     # Whether a flag was asked to be off matters only where it is on by default.

@@ -29,8 +29,8 @@ def page_of(query: Mapping[str, str], youngest_first: Sequence[dict[str, Any]]) 
         ids = [item["id"] for item in ordered]
         if after not in ids:
             raise BadRequest.of("after", after, "an id of the list")
-        # Clients choose the ids of what they say, so that one may be there twice: behind the last
-        # there is an end.
+        # Clients choose ids of items, so an id may occur twice: continuing after the last
+        # occurrence guarantees an end.
         ordered = ordered[len(ids) - ids[::-1].index(after) :]
     page = ordered[: int(limit)]
     return {

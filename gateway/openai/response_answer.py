@@ -121,7 +121,7 @@ class ResponseAnswer:
         return self.response("incomplete" if is_cut else "completed", generation, **more)
 
     def failed(self, error: errors.HeadwaterError) -> dict[str, Any]:
-        """The object of an answer that ends with an error, with what there was of it: kept where it
+        """The object of an answer that ends with an error, with its output so far; it is kept if it
         was computed in the background."""
         more: dict[str, Any] = {
             "error": {"code": error.code, "message": error.message},

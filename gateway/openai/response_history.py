@@ -48,8 +48,8 @@ PASSED_OVER = (
     "tool_search_output",
     "web_search_call",
 )
-"""Items of tools that OpenAI runs. The model of another server wrote them; messages have no place
-for them."""
+"""Items of tools that OpenAI runs, written by another server's model; messages cannot represent
+them."""
 
 
 def check_items(items: Sequence[InputItem], name: str) -> None:

@@ -21,8 +21,8 @@ from .to_pb import sampling_to_pb
 LOGPROBS = "message.output_text.logprobs"
 STRUCTURED_KINDS = ("json_schema", "json_object", "regex", "choice", "grammar", "structural_tag")
 INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
-"""Values of `include` that clients may ask for; reasoning is never encrypted here, so that asking
-for it changes nothing."""
+"""Supported values of `include`; reasoning is never encrypted here, so asking for encrypted
+reasoning has no effect."""
 
 
 def check(asked: ResponsesRequest) -> None:

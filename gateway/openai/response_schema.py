@@ -32,7 +32,7 @@ HostedType = Literal[
     "web_search_preview",
     "web_search_preview_2025_03_11",
 ]
-"""Types of tools that OpenAI itself runs, or whose calls it defines. None of them is served."""
+"""Types of tools that OpenAI runs or defines. None of them is served."""
 ToolType = Literal["function", "custom", "namespace"] | HostedType
 
 

@@ -39,7 +39,7 @@ class OfferedTool:
     tool: GroupedTool | ResponseTool
     description: str
     at: str
-    """The client's place of it."""
+    """Path of the tool in the client's request."""
 
 
 class ResponseTools:

@@ -140,7 +140,7 @@ def _of_response_format(form: ResponseFormat | None) -> Iterator[Asked]:
 
 
 def structured_outputs_to_pb(given: StructuredOutputs | None) -> Iterator[Asked]:
-    """Raises `BadRequest` for one that asks for nothing."""
+    """Raises `BadRequest` for an object that asks for nothing."""
     if given is None:
         return
     if given == StructuredOutputs():
@@ -173,7 +173,7 @@ def _json(value: Any) -> str:
 
 
 def whitespace_of(given: StructuredOutputs | None) -> str | None:
-    """Whitespace that may stand between the tokens of JSON, where the client says so."""
+    """Whitespace that may separate the tokens of JSON, if the client says so."""
     if given is None:
         return None
     return "" if given.disable_any_whitespace else given.whitespace_pattern

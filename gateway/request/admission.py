@@ -20,16 +20,16 @@ from headwater.services.runtime.queue_policy import DEFAULT, Policies, refusals
 from .model_queue import NO_TERMS, Entry, ModelQueue, Terms, Waiting
 
 FREE_PROMPTS = 4
-"""Number of prompts of each of several tenants that may wait at replicas whatever the room there: a
-replica lets the tenant that is behind go first, and it can only do so for prompts that it has."""
+"""Prompts of each of several tenants that may wait at replicas even without room there: a replica
+serves the tenant that is behind first, and can do so only for prompts that it has."""
 
 KEPT = 16
-"""The tenant that has most turns leaves one of KEPT turns to others, who then need not wait for its
-answers to end."""
+"""One of `KEPT` turns is reserved from the tenant with the most turns, so that other tenants need
+not wait for its answers to end."""
 
 HasRoom = Callable[[str, int, int], bool]
-"""Whether a model's replicas let one more prompt wait there. Arguments: the uncached tokens that
-are on their way there, and the number of prompts that were sent and have not started."""
+"""Whether a model's replicas have room for one more waiting prompt. Arguments: uncached tokens that
+are on their way there, and prompts that were sent and have not started."""
 
 
 def anywhere(model_key: str, num_tokens: int, num_prompts: int) -> bool:
@@ -56,7 +56,7 @@ class Replicas(Protocol):
 
 
 class NoReplicas:
-    """Replicas of which nothing is known."""
+    """State without any known replica."""
 
     def policies(self, model_key: str) -> Policies:
         return Policies.of(DEFAULT)
@@ -74,7 +74,7 @@ SAMPLE_TOKENS = 1024
 
 class Turn:
     """The right of one choice, or of several that run together, to run. A context manager that
-    gives it back."""
+    returns the turn."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class Admission:
         )
 
     def try_take(self, model_key: str, tenant: str) -> Turn | None:
-        """Returns a turn for one more choice of a prompt that has one already; None where it would
+        """Takes a turn for one more choice of a prompt that has one already; None where it would
         have to wait."""
         model_queue = self._queue_of(model_key)
         if not self._may_pass(model_key, model_queue, tenant, 1, 0):
@@ -407,7 +407,7 @@ class Admission:
         return is_next_to_nothing and self._has_turns(tenant, num_choices)
 
     def _next(self) -> tuple[ModelQueue, Entry] | None:
-        """Queue and entry that go before all others that have room."""
+        """Queue and entry that go next among those with room."""
         found = [
             (model_queue, entry)
             for key, model_queue in self._queues.items()
@@ -416,8 +416,8 @@ class Admission:
         return min(found, key=lambda each: each[0].turn(each[1]), default=None)
 
     def _first(self, model_key: str, model_queue: ModelQueue) -> Entry | None:
-        """Entry that may have the next turn. Others pass the tenant that leaves the last turns to
-        them."""
+        """Entry that may have the next turn. Others pass the tenant from which the last turns are
+        reserved."""
         first = model_queue.first()
         if first is None or not self._has_room_for(
             model_key, model_queue, first[1].terms.num_blocks

@@ -1,4 +1,4 @@
-"""One answer of a prompt: its tokens so far, its credit, its end. It holds what another attempt
+"""One answer of a prompt: its tokens so far, its credit, its end, and what a further attempt
 needs."""
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Choice:
         self.credit_left = 0
         """Number of tokens that may still come."""
         self.is_held_back = False
-        """Whether credit is held back, because it is not known what the client has taken."""
+        """Whether credit is withheld, because it is unknown how much the client has read."""
         self.ended_at = 0
         """Time of the end, seconds since 1970; set for a request that can be resumed."""
 
@@ -147,7 +147,8 @@ class Choice:
         self.has_unsent_ids = True
 
     def known_ids(self, num_tokens: int) -> list[int]:
-        """Known tokens that the text covers: a stop string may have ended it before the others."""
+        """Known tokens that the delivered text covers: a stop string may have ended the text before
+        the last tokens."""
         self.has_unsent_ids = False
         del self.output_ids[num_tokens:]
         return list(self.output_ids)

@@ -1,5 +1,4 @@
-"""Passes what an output session sends for one choice to the choice, its sink and the attempt that
-it belongs to."""
+"""Passes messages of an output session for one choice to the choice, its sink and its attempt."""
 
 from __future__ import annotations
 

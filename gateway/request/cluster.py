@@ -47,7 +47,7 @@ from .span_attributes import request_attributes
 from .timelines import Explanation, Timelines, rendered
 
 MIN_BEGINNING = 6
-"""Fewest characters of an id that stand for all of it."""
+"""Fewest characters of a prefix that identify a request."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -120,8 +120,7 @@ class Cluster:
             ) from None
 
     def target(self, tenant: Tenant, name: str) -> Target:
-        """Model and adapter that a tenant's name stands for; a name that is served by none stands
-        for itself."""
+        """Model and adapter of a name that a tenant uses; an unknown name is its own target."""
         return Target(name) if self.processors.serves(name) else self.adapters.target(tenant, name)
 
     def models_of(self, tenant: Tenant) -> dict[str, tuple[ServedModel, int]]:
@@ -152,8 +151,9 @@ class Cluster:
         ]
 
     def _comes_by_itself(self) -> bool:
-        """Whether requests may wait for an engine: there was one, a supervisor starts or wakes them,
-        or the settings say that the first request does. Not while the first one loads."""
+        """Whether requests may wait for an engine: there was one, a supervisor starts or wakes
+        engines, or the settings say that the first request does. False while the first one
+        loads."""
         if not self.cold_starts.patience or self.needs_engine == "always":
             return False
         return (
@@ -303,8 +303,8 @@ class Cluster:
         return known
 
     def _ids(self, beginning: str, tenant: str) -> list[str]:
-        """Ids of a tenant's requests on this gateway that begin so. A short beginning is no id, and
-        one that is an id means that request alone."""
+        """Ids of a tenant's requests on this gateway with this prefix. Short prefixes match
+        nothing, and a complete id matches that request alone."""
         if beginning in self._running or len(beginning) < MIN_BEGINNING:
             return [beginning]
         running = {
@@ -381,8 +381,8 @@ def _model_of(member: Member) -> str:
 
 
 def _cancel(prompts: Iterable[Generation], error: errors.HeadwaterError) -> None:
-    """Ends a run of a request by the first of its prompts that have not ended: the error of one
-    ends the others."""
+    """Ends a request's run through its first running prompt: the error of one prompt ends the
+    others."""
     for generation in prompts:
         generation.cancelled_by = error
     for generation in itertools.islice(prompts, 1):

@@ -134,7 +134,7 @@ class ColdStartQueue:
                     await self._changed.wait()
 
     def look_again(self) -> None:
-        """Wakes the requests that wait: the state that they wait for has changed."""
+        """Wakes the waiting requests, since the state that they wait for has changed."""
         changed = self._changed
         self._changed = asyncio.Event()
         changed.set()
@@ -147,8 +147,8 @@ class ColdStartQueue:
 
     @contextlib.asynccontextmanager
     async def _waits(self, model: str, tenant: Tenant, seconds: float) -> AsyncIterator[None]:
-        """Scope of a wait, in which it counts as one and ends after so many seconds. Raises
-        `Unavailable` then."""
+        """Context of a wait, which is counted and ends after `seconds`. Raises `Unavailable`
+        then."""
         number = self._waiting.add(model, tenant.key, tenant.weight)
         self._news.set()
         try:
@@ -184,8 +184,7 @@ class ColdStartQueue:
         return self._is_served(model) or not self._catalogues.entries(model)
 
     def _is_over(self, what: str, model: str) -> bool:
-        """Whether requests that wait need not wait longer: what they wait for is there, or will not
-        come."""
+        """Whether requests need not wait longer: what they wait for is there, or will not come."""
         return (
             self._is_there(what, model) or self._end is not None or self._problem(model) is not None
         )

@@ -33,7 +33,7 @@ from .stream_failure import OUTPUT_PROCESSOR_UNAVAILABLE, Cause, StreamLost
 from .timeline import Attempt, EngineStart
 
 MOST_READS = 10
-"""Times that a request's adapter is read before others displace it for good."""
+"""Most times that a request's evicted adapter is read again."""
 WAIT_SECONDS = 30.0
 """Seconds that an answer which has begun waits for a replica or an output processor, where none is
 left."""
@@ -108,9 +108,9 @@ class Dispatcher:
     # Events of streams; see `StreamEvents`.
 
     def started(self, start: engine_pb2.Start) -> None:
-        """Notes that the prompt is being computed. The choices share one prompt: the report of the
-        one that computes it counts, which found least of it cached, and of several attempts the
-        first one."""
+        """Notes that the prompt is being computed. Choices share one prompt: the report of the
+        choice that computes it counts, which found the fewest cached tokens, and of several
+        attempts the first one."""
         is_news = self._is_news(start)
         generation = self._generation
         if is_news and self._started_attempt is None:

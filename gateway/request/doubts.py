@@ -25,11 +25,10 @@ from ..router.replica import Incarnation as EngineLife
 BEAT_SECONDS = 1.0
 EXPIRY_SECONDS = 3.0
 DEAD_SECONDS = 5.0
-"""Seconds for which a gateway tells of an engine that died: others may notice its death later."""
+"""Seconds for which a gateway reports an engine's death: others may notice it later."""
 STAGGER_SECONDS = 0.1
-"""Most seconds by which a gateway puts off the trial of a doubted request; each gateway draws its
-own delay. So one gateway begins after a death that all of them saw, and the others see its result.
-"""
+"""Most seconds by which a gateway delays the trial of a doubted request. Each gateway draws its own
+delay, so that after a death one gateway begins and the others see its result."""
 LOOK_SECONDS = 0.5
 """Seconds after which a gateway that fell silent may be forgotten."""
 PATIENCE_SECONDS = 10.0
@@ -44,8 +43,8 @@ class _Peer:
 
 
 class Doubts:
-    """Use within `running`. `epoch` names one life of this gateway; `has_others`: whether there are
-    others."""
+    """Use within `running`. `epoch`: identifies this run of the gateway; `has_others`: whether
+    there are other gateways."""
 
     def __init__(
         self,
@@ -130,7 +129,7 @@ class Doubts:
             )
 
     def _message(self) -> DoubtsMessage:
-        """The engines of this gateway, as it tells the others."""
+        """This gateway's message to the others about its engines."""
         now = self._clock()
         self._dead = {each: at for each, at in self._dead.items() if now - at <= DEAD_SECONDS}
         engines = [

@@ -1,5 +1,4 @@
-"""A prompt that has ended, as the gateway remembers it: what explains it, rendered when a client
-asks."""
+"""Figures of an ended prompt, from which `explain` is rendered when a client asks."""
 
 from __future__ import annotations
 
@@ -19,8 +18,8 @@ each choice with the figures of its engine."""
 
 
 class EndedPrompt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Figures of a prompt, without its tokens and its answer. Most are forgotten before a client
-    asks for them."""
+    """Figures of a prompt, without its tokens and its answer. Most are dropped before a client asks
+    for them."""
 
     timeline: Timeline
     num_prompt_tokens: int

@@ -30,8 +30,8 @@ class FaultHistory:
         self.failed: set[Incarnation] = set()
         """Engines that failed the generation."""
         self.lender: Incarnation | None = None
-        """The engine that gave the generation away in the last attempt that started; it still holds
-        its blocks."""
+        """The engine that handed the generation over in the last attempt that started; it still
+        holds its blocks."""
         self.is_doubted = False
         """Whether an engine died while it ran the generation, and the generation has not got any
         further since."""
@@ -77,7 +77,7 @@ class FaultHistory:
             self._doubted_on = None
 
     def consider(self, loss: StreamLost) -> None:
-        """Raises the error that ends the generation, if the attempt that was lost was its last."""
+        """Raises the error that ends the generation, if no further attempt follows the lost one."""
         generation = self._generation
         cause = loss.cause
         attempt = generation.timeline.attempts[-1]

@@ -70,7 +70,7 @@ class Generation:
     """Task that runs it."""
     cancelled_by: errors.HeadwaterError | None = None
     wait_seconds: Callable[[], float] = not_asleep
-    """Estimated seconds until its model is awake; 0: it does not wait for that."""
+    """Estimated seconds until its model is awake; 0: the model is awake."""
 
     def __post_init__(self) -> None:
         self.target = Target(self.request.model)
@@ -87,8 +87,7 @@ class Generation:
 
     @property
     def is_computed(self) -> bool:
-        """Whether a replica has to be found that computes it. False for a resumed one, which runs
-        already."""
+        """Whether it needs a replica. False for a resumed one, which runs already."""
         sampling = self.prepared.sampling
         return self.found is None and (
             self.is_answered or bool(sampling.HasField("prompt_logprobs") or self.request.pooling)

@@ -34,9 +34,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def score_echo(sampling: common_pb2.Sampling, *, stream: bool) -> bool:
-    """Asks for the log probabilities of a prompt that is echoed beside those of its answer. Returns
-    whether the contract's rules for streams hold: that against `prompt_logprobs` is about a field
-    that has no place in chunks, and these have one."""
+    """Requests log probabilities for an echoed prompt, if its answer has them. Returns whether the
+    rules for streams apply: the rule against `prompt_logprobs` is about a field that chunks cannot
+    have, and here they do."""
     if not (sampling.echo and sampling.logprobs) or sampling.HasField("prompt_logprobs"):
         return stream
     sampling.prompt_logprobs = sampling.top_logprobs

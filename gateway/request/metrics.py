@@ -189,7 +189,7 @@ class Metrics:
         )
 
     def page(self, *, with_tenants: bool) -> bytes:
-        """Page that Prometheus reads; without tenants for callers that may not know of others."""
+        """Page for Prometheus; without tenants for callers that may not see others."""
         return generate_latest(self.registry if with_tenants else WithoutTenants(self.registry))
 
     def of(self, model: str) -> ModelMetrics:

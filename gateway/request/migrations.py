@@ -1,6 +1,5 @@
-"""Bounds how often requests migrate on suspicion and lets suspects run one at a time, so that one
-fault does not become many.
-"""
+"""Bounds how often requests migrate on suspicion and runs suspects one at a time, so that one fault
+does not become many."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ SHARE = 0.1
 BURST = 10.0
 """Number of such migrations that may come at once."""
 MAX_ENGINES = 1024
-"""Number of engines that are remembered, dead ones among them."""
+"""Most engines that are remembered, dead ones included."""
 
 
 class Migrations:

@@ -37,7 +37,7 @@ async def prepare_all(cluster: Cluster, generations: Sequence[Generation]) -> No
 
 async def _count(cluster: Cluster, generation: Generation) -> None:
     """Takes the request's place in its tenant's minute. A resumed stream that no gateway has
-    charged yet has its place."""
+    charged yet has its place already."""
     request = generation.request
     caller = request.caller
     if generation.found is None or generation.found.prompt_tokens:
@@ -60,7 +60,7 @@ async def _prepare(cluster: Cluster, generation: Generation) -> None:
         shared=tenant.shared_cache,
     )
     front_namespace = b""
-    # A salt asks for blocks that nobody else hits.
+    # A request with a salt shares no blocks.
     digest = cluster.shared_prompts.of(tenant.id, target.model, request.prompt)
     if digest and not request.cache_salt:
         front_namespace = cluster.namespaces.of_front(

@@ -44,7 +44,7 @@ class Place(NamedTuple):
 
     @property
     def queue(self) -> str:
-        """Name of those among which its turn is decided by virtual time."""
+        """Name of the queue in which its turn is decided by virtual time."""
         return f"{self.model_key}:{self.tier}"
 
 
@@ -70,8 +70,8 @@ class _Held(Generic[ChoiceT]):
 
 
 class PromptTurns(Generic[ChoiceT]):
-    """The turns of one prompt's choices. `guess` predicts what choices will be given, `cost` is
-    what they were given."""
+    """The turns of one prompt's choices. `guess` predicts the tokens of choices, `cost` is what
+    they were given."""
 
     def __init__(
         self,
@@ -119,8 +119,8 @@ class PromptTurns(Generic[ChoiceT]):
         return self._early_share.virtual_time
 
     async def next(self) -> list[ChoiceT]:
-        """Waits for the turn of the next choice. Choices behind it that need not wait at all are
-        returned with it."""
+        """Waits for the turn of the next choice. Later choices that need not wait are returned with
+        it."""
         given = await self._begin(1, 1)
         while self._waiting and (turn := self._along()) is not None:
             given.append(self._waiting[0])
@@ -144,7 +144,7 @@ class PromptTurns(Generic[ChoiceT]):
             held.turn.started()
 
     def ended(self, choice: ChoiceT) -> None:
-        """Notes that the choice has ended; its turn goes to another one."""
+        """Notes that the choice has ended; its turn is free for another one."""
         held = self._held.pop(choice, None)
         if held is not None:
             held.num_running -= 1

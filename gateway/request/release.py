@@ -1,4 +1,4 @@
-"""Releases a generation's streams before its answer's end: cancels them, or leaves them to the
+"""Releases a generation's streams before its answer's end: cancels them, or keeps them for the
 client that resumes it."""
 
 from __future__ import annotations

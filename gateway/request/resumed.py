@@ -65,7 +65,7 @@ async def find(cluster: Cluster, tenant: str, request_id: str) -> Found:
 
 
 async def forget(cluster: Cluster, tenant: str, request_id: str) -> None:
-    """Drops the stream: what runs of it ends as soon as its reader leaves. Raises as `find`
+    """Drops the stream: its running choices end as soon as its reader leaves. Raises as `find`
     does."""
     await _ask_outputs(cluster, request_id, lambda session: session.forget(request_id, tenant))
 

@@ -28,7 +28,7 @@ class CallPiece(msgspec.Struct):
 
 
 class Piece(msgspec.Struct):
-    """Part of one choice."""
+    """Piece of one choice's output."""
 
     choice: Choice
     texts: list[str] = msgspec.field(default_factory=list)

@@ -1,4 +1,5 @@
-"""Causes for which a stream ends before its answer, and what follows for the request."""
+"""Causes that end a stream before its answer is complete, and their consequences for the
+request."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ class StreamLost(errors.Unavailable):
     """A stream ended and the answer has not; another replica may go on with it."""
 
     def __init__(self, message: str, cause: Cause, *, has_left: bool = False) -> None:
-        """`has_left`: the stage had said before that it leaves."""
+        """`has_left`: whether the stage had announced that it leaves."""
         super().__init__(
             message, code=ENGINE_UNAVAILABLE if cause.is_of_engine else OUTPUT_PROCESSOR_UNAVAILABLE
         )
@@ -97,7 +98,7 @@ def error_of(finish: OutputFinish) -> errors.HeadwaterError:
 
 
 def _final_error(finish: OutputFinish, message: str) -> errors.HeadwaterError | None:
-    """The error of a request that goes on nowhere, by the cause of its end; None for others."""
+    """The error of a request that cannot continue, by the cause of its end; None: it can."""
     match finish.cause:
         case common_pb2.LOSS_CAUSE_TAKEN_OVER:
             return TakenOver(message)

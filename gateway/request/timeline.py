@@ -196,8 +196,8 @@ def weights_of(works: Iterable[engine_pb2.Work | None]) -> list[dict[str, str]]:
 
 
 def _kv_bytes_of(works: Iterable[engine_pb2.Work]) -> dict[str, int]:
-    """Bytes of pages that choices held at their ends, by kind of layer. Pages that they share count
-    for each."""
+    """Bytes of pages that choices held at their ends, by kind of layer. Shared pages count for each
+    choice."""
     found = Counter[str]()
     for work in works:
         found.update(work.kv_bytes)

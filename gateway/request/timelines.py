@@ -30,7 +30,7 @@ MAX_BYTES = 16 * 1024 * 1024
 _OVERHEAD_BYTES = 600
 """Estimated bytes of memory of a request besides its prompts."""
 MAX_PROMPTS = 64
-"""Largest number of prompts of one request that are kept."""
+"""Most prompts of one request that are kept."""
 MAX_ANSWER_BYTES = 512 * 1024
 """Largest answer in bytes, below the largest message of the bus."""
 ASK_SECONDS = 0.5
@@ -89,8 +89,8 @@ class Timelines:
         self.gateway_id = gateway_id
         self.num_bytes = 0
         self.find_here: Callable[[str, str], Explanation | None] = self.find
-        """Finds what other gateways ask for, by request id and tenant key: also what still runs,
-        where it is known."""
+        """Finds what other gateways ask for, by request id and tenant key, running requests
+        included where they are known."""
         self._bus = bus
         self._max_bytes = max_bytes
         self._kept: OrderedDict[str, _Kept] = OrderedDict()

@@ -1,5 +1,5 @@
-"""Leaves a replica alone after it failed, longer each time, and lets one request try it before the
-rest."""
+"""Circuit breaker of a replica: pauses after failures, longer each time, then lets one request try
+it before the rest."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ import msgspec
 PRESSURE_SECONDS = 0.15
 MAX_FILLED = 0.98
 ADAPTER_SECONDS = 0.005
-"""Cost of an adapter that is not on a device: its copy from host memory (88 MB of rank 16 for 8B
-take 2 ms), and that of the one whose place it takes when that is wanted again."""
+"""Seconds to bring an adapter to a device: its copy from host memory (88 MB of rank 16 for 8B take
+2 ms), and that of the adapter it evicts, when that is wanted again."""
 GUARD_FILLED = 0.95
 """Share of KV blocks in use above which a replica takes no more, while another one can."""
 
@@ -28,24 +28,24 @@ class Parts(msgspec.Struct, frozen=True, gc=False):
     matched_tokens: int
     """Tokens of the prompt that the replica is believed to have."""
     num_requests: int
-    """Requests that gateways have there."""
+    """Requests of all gateways at the replica."""
     filled: float
     """Share of KV blocks that would be in use."""
     hand_over: float = 0.0
     """Time from the first token until another replica has the prompt's last blocks and has computed
     a step, where this one computes prompts for others."""
     adapter: float = 0.0
-    """Time until the request's adapter is on the device, which may take the place of another one;
-    0: it has none, or it is there."""
+    """Seconds until the request's adapter is on the device, where it may evict another one; 0: it
+    has none, or it is there."""
     stall: float = 0.0
-    """Time that this prefill costs the requests that decode meanwhile, where others compute prompts
-    for this one."""
+    """Seconds by which this prefill delays the requests that decode meanwhile, where others compute
+    prompts for this one."""
     evict: float = 0.0
-    """Time in which others compute again what this request's tokens evict."""
+    """Seconds to compute again what this request's tokens evict."""
 
 
 TIMES = ("drain", "own", "pressure", "slow", "hand_over", "adapter", "stall", "evict")
-"""Parts that are seconds, as receipts name them."""
+"""Parts in seconds, as receipts name them."""
 
 
 def pressure(filled: float) -> float:

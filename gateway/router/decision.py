@@ -27,13 +27,13 @@ class Candidate(msgspec.Struct, eq=False, gc=False):
     """Seconds, under the policy that decided."""
     trust: float
     is_synced: bool
-    """The index had everything that the replica said so far."""
+    """Whether the index has applied all events of the replica so far."""
     load_age: float
     """Seconds since its last load message; −1: none came yet."""
     guard: str
     """Why it was skipped; empty: it was not."""
     cached: int
-    """Sixteenths of its cache that hold something."""
+    """Sixteenths of its cache that are in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Decision(msgspec.Struct, kw_only=True, gc=False):
 
     @property
     def hands_over(self) -> bool:
-        """Whether another attempt goes on elsewhere, behind the first token."""
+        """Whether another replica decodes after the first token."""
         return self.successor is not None
 
     @property

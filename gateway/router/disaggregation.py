@@ -21,7 +21,7 @@ from .rates import Rates
 from .replica import Replica
 
 MISPLACED = "prefill"
-"""Guard of a replica that computes prompts, for an answer whose prompt another one has computed and
+"""Guard against a prefill replica, for an answer whose prompt another one has computed and
 lends."""
 STALL_WEIGHT = 0.1
 """Seconds of waiting for a first token that weigh as much as one second by which a running answer
@@ -44,7 +44,7 @@ class Disaggregation:
         self._is_split = bool(self._others) and any(each.role == PREFILL for each in serving)
 
     def with_costs(self, replica: Replica, parts: Parts, num_tokens: int, rates: Rates) -> Parts:
-        """The parts of a candidate's cost with what its role adds."""
+        """The parts of a candidate's cost, with those that its role adds."""
         if not self._is_split or self._is_lent:
             return parts
         if replica.role == PREFILL:

@@ -37,8 +37,8 @@ def find_holder(
     chosen: Candidate,
     seen: list[Candidate],
 ) -> Holder | None:
-    """The replica that has most of the prompt, where that is more than the chosen one has: its
-    blocks may come sooner from there than they are computed. One that has failed lends nothing."""
+    """The replica with the longest cached prefix, if it is longer than the chosen one's: its blocks
+    may be pulled sooner than computed. A replica that has failed lends nothing."""
     if owner is not None and owner.member.replica_id != chosen.replica_id:
         holder = owner
         num_tokens = decision.num_prompt_tokens

@@ -13,8 +13,8 @@ from collections import deque
 from .replica import Incarnation
 
 LEAST_SECONDS = 60.0
-"""Length of a window: least ages are those of this window and the one before. A clock that is set
-back is known by its new offset after two."""
+"""Length of a window: minimum ages are those of this window and the one before. A clock that is set
+back is known by its new offset after two windows."""
 MAX_SECONDS = 10.0
 """Longest time for which a late event is expected: a prompt that is wrongly taken for cached costs
 trust."""

@@ -37,8 +37,7 @@ class Load:
         self.reported = ReplicaLoad()
         self.reported_at: float | None = None
         self.num_requests = 0
-        """Requests of all gateways that are on their way there or run there, as far as gateways
-        reported them."""
+        """Requests of all gateways that are on their way there or run there, as reported."""
         self._unstarted: dict[InFlight, None] = {}
         self._own_tokens = 0
         self._own_blocks = 0
@@ -52,7 +51,7 @@ class Load:
     def add(
         self, num_tokens: int, num_blocks: int, now: float, *, is_own: bool = False
     ) -> InFlight:
-        """Counts a request that leaves for the replica, from this gateway or from another one."""
+        """Counts a request that is sent to the replica, from this gateway or from another one."""
         if not self._unstarted:
             self._head_since = now
         request = InFlight(num_tokens, num_blocks, now, is_own)
@@ -79,7 +78,7 @@ class Load:
         self.num_requests -= 1
 
     def send_adapter(self, digest: bytes, now: float) -> None:
-        """Notes the adapter of a request that leaves for the replica from here."""
+        """Notes the adapter of a request that this gateway sends to the replica."""
         if digest:
             self._sent_adapters[digest] = now
 
@@ -110,8 +109,8 @@ class Load:
                 self.started(request, now)
 
     def drain_tokens(self, now: float, tps: float) -> float:
-        """Prompt tokens that wait or run there: what was sent, less what must be computed by now at
-        `tps`."""
+        """Prompt tokens that wait or run there: those sent, less those that must be computed by now
+        at `tps`."""
         age = now - self.reported_at if self.reported_at is not None else 0.0
         return self._own_pending(now, tps) + max(0.0, self._others_tokens - tps * age)
 
@@ -135,8 +134,8 @@ class Load:
         )
 
     def _own_pending(self, now: float, tps: float = 0.0) -> float:
-        """NOTE: the first request in line is not done before its replica says so, so progress ends
-        short of it."""
+        """NOTE: the first request in line is not done before its replica reports it, so progress
+        ends just before it."""
         if not self._unstarted:
             return 0.0
         head = next(iter(self._unstarted))

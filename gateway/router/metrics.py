@@ -41,7 +41,7 @@ class RouterMetrics:
 
 
 def trust_gauge(trust: Callable[[], Mapping[str, float]]) -> LabelledGauges:
-    """Trust in the replicas that are there. One that has left is not exported any longer."""
+    """Trust in the present replicas; a replica that has left is no longer exported."""
     gauges = {"headwater_router_trust": "How far a replica's column is believed, 0 to 1"}
     return LabelledGauges(
         "replica", gauges, lambda: ((name, [value]) for name, value in trust().items())

@@ -103,8 +103,8 @@ class Peers:
         return sum(len(peer.requests) for peer in self._peers.values())
 
     def added(self, member: Member, request: InFlight) -> int:
-        """Publishes that a request leaves from here; returns its number, by which its start and end
-        are published."""
+        """Publishes that this gateway sends a request; returns its number, by which its start and
+        end are published."""
         number = next(self._numbers)
         entry = InFlightEntry(
             number=number,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 NUM_RECENT = 512
 MAX_BLOCKS = 256
-"""Hashes kept of each prompt, from its beginning."""
+"""Leading hashes that are kept of each prompt."""
 
 
 @dataclass(frozen=True, slots=True)

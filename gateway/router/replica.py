@@ -100,12 +100,13 @@ class Replica:
         return seconds + num_cached * self._seconds_per_hit_token(rates)
 
     def seconds_per_pulled_token(self, rates: Rates) -> float:
-        """An engine that cannot pull computes, as does one that is sooner so."""
+        """Seconds to pull a token; those to compute one for an engine that cannot pull or computes
+        faster."""
         return min(self.load.reported.seconds_per_pulled_token or math.inf, 1 / rates.prefill_tps)
 
     def _seconds_per_hit_token(self, rates: Rates) -> float:
-        """Seconds to bring a token from a tier behind the device; those of computing it, where that
-        is sooner."""
+        """Seconds to bring a token from another tier to the device; those to compute it, where that
+        is faster."""
         return min(self.load.reported.seconds_per_hit_token, 1 / rates.prefill_tps)
 
     def standing(self, column: Column | None) -> tuple[bool, int]:

@@ -42,7 +42,7 @@ from .replica import EXPECTED_OUTPUT, Incarnation, Replica
 
 HASH_LEN = 16
 EXPECT_SECONDS = 2.0
-"""Least time for which the prompt of a request on its way counts as cached at its replica."""
+"""Least seconds for which the prompt of a dispatched request counts as cached at its replica."""
 _MAX_PREFIXES = 20_000
 """Number of prefixes whose last replicas are remembered."""
 NO_ADAPTER = "no adapter"
@@ -176,8 +176,8 @@ class Router:
 
     @property
     def event_lag(self) -> float:
-        """Seconds by which what an engine caches becomes known here later than at best, p99; 0:
-        nothing was heard."""
+        """Delay between an engine's caching of a block and its arrival here, beyond the least one,
+        p99; 0: no events."""
         return self._lag.p99
 
     def num_in_flight(self, model_key: str) -> int:
@@ -451,8 +451,9 @@ class Router:
         return seen
 
     def _pick(self, able: list[Candidate], hashes: tuple[bytes, ...]) -> tuple[Candidate, str]:
-        """The best, and among those as good the one with fewest requests, then the one least lately
-        used; for a prompt that is cached nowhere, first the one whose cache has most room."""
+        """The best candidate; of those about as good, the one with the fewest requests, then the
+        one least recently used for the prefix; for a prompt that is cached nowhere, first the one
+        whose cache has the most room."""
         if len(able) == 1:
             return able[0], "only"
         prefix = rendezvous.prefix_of(hashes)

@@ -20,9 +20,9 @@ MAX_HEAD_BYTES = 128 * 1024
 
 
 def parts_of(request: Open) -> Iterator[Open | AddPart]:
-    """The request with the first part of its prompt, then the other parts, each fit for a frame. A
-    short grammar goes along, a long one in parts of its own. Raises `BadRequest` for one whose
-    parameters alone are too much."""
+    """Splits a request into the request with the first part of its prompt, and the other parts,
+    each fit for a frame. A short grammar is in the request, a long one in parts of its own. Raises
+    `BadRequest` where the parameters alone are too large."""
     add = request.add
     grammar = request.add.grammar
     add.num_prompt_tokens, add.num_output_tokens = len(add.prompt_ids), len(add.output_ids)

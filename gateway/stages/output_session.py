@@ -44,7 +44,8 @@ CONTEXT_BYTES = 128 * 1024
 """Bytes in one frame of what a resumable request's next gateway needs."""
 FIND_SECONDS = 3.0
 SILENCE_SECONDS = 5.0
-"""Silence of a stream after which the gateway asks for it, whatever the session says of others."""
+"""Seconds of silence of a stream after which the gateway probes it, even if other streams of the
+session send."""
 Scores = Sequence[common_pb2.TokenLogprob]
 
 
@@ -93,8 +94,8 @@ class OutputSession:
         self.leaving = False
         """The output processor ends the session with its last stream; no new streams come."""
         self._refuses = False
-        """The output processor has said in a frame that it leaves, which may come before the
-        membership says so."""
+        """Whether the output processor has announced in a frame that it leaves, which may precede
+        the membership's report."""
         self._streams: dict[int, Receiver] = {}
         self._ids = itertools.count(1)
         self._controls = Controls()
@@ -193,7 +194,8 @@ class OutputSession:
         return ids
 
     def detach(self, stream_ids: Sequence[int], prompt_tokens: int, output_tokens: int) -> None:
-        """Leaves a resumable request to its next reader; so many of its tokens are charged."""
+        """Keeps a resumable request for its next reader; these numbers of its tokens are
+        charged."""
         known = [
             stream_id for stream_id in stream_ids if self._streams.pop(stream_id, None) is not None
         ]
@@ -206,7 +208,7 @@ class OutputSession:
             self._end.wake()
 
     def cancel(self, stream_id: int, reason: str) -> None:
-        """Ends a stream; nothing more is heard of it. A stream that has ended is left alone."""
+        """Ends a stream, which sends nothing afterwards. A stream that has ended is ignored."""
         if self._streams.pop(stream_id, None) is not None:
             self._controls.cancel(engine_pb2.Cancel(stream_id=stream_id, reason=reason))
             self._end.wake()
@@ -290,8 +292,8 @@ class OutputSession:
                 stream.finished(finish)
 
     async def _probe(self) -> None:
-        """Asks for streams that have said nothing for long: they may wait, or not be there any
-        more. Runs for ever."""
+        """Probes streams that have been silent for long: they may wait, or be unknown there. Runs
+        until cancelled."""
         while True:
             await asyncio.sleep(SILENCE_SECONDS)
             self._is_recorded_due = True
@@ -307,16 +309,16 @@ class OutputSession:
             self._end.wake()
 
     def _probe_any(self) -> bool:
-        """Asks for a stream, so that the output processor has to answer; False when there is
-        none."""
+        """Probes any one stream, so that the output processor has to answer. Returns False when
+        there is none."""
         if self._streams and not self._adds:
             self._controls.probe(next(iter(self._streams)))
             self._end.wake()
         return bool(self._streams)
 
     def _next_frame(self) -> GatewayFrame | None:
-        """The next frame: every cancel, every credit, behind them a part of one prompt or several
-        short prompts."""
+        """The next frame: all cancels and credits, then a part of one prompt or several short
+        prompts."""
         is_due = self._is_recorded_due and self._recorded
         if not (is_due or self._controls or self._adds or self._let_go):
             return None
@@ -329,7 +331,7 @@ class OutputSession:
         while self._adds:
             if len(self._adds) > 1 or num_bytes:
                 num_bytes += self._adds[0].ByteSize()
-                # A long prompt's parts go one by one, so that others come between them.
+                # The parts of a long prompt are sent one by one, so that others come between them.
                 is_alone = num_bytes > MAX_JOINED_BYTES or isinstance(self._adds[0], AddPart)
                 if is_alone and (frame.opens or frame.parts or frame.keeps):
                     break

@@ -55,8 +55,8 @@ class OutputSessions:
                 task.cancel()
 
     def _left_at(self, address: str) -> OutputSession | None:
-        """Session with an output processor that left while streams ran there, as one that is out of
-        reach for a moment."""
+        """Session with an output processor that left while streams ran there; it counts as briefly
+        out of reach."""
         going_on = (
             each for each, task in self._tasks.items() if not (task.done() or task.cancelling())
         )
@@ -113,7 +113,7 @@ class OutputSessions:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all known output processors can be reached, so that a stream that none of them
+        """Whether all known output processors can be reached, so that a stream which none of them
         has does not exist."""
         return bool(self._sessions) and all(
             session.connected.is_set() for session in self._sessions.values()

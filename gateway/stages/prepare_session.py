@@ -28,8 +28,8 @@ from headwater.services.runtime.session.calling import CallingEnd, Cause, Ending
 from headwater.services.runtime.session.joined import num_joined
 
 MAX_CALL_BYTES = 64 * 1024
-"""Requests larger than this have a call of their own, whose overhead is small beside them, so that
-other requests need not wait for them."""
+"""Requests larger than this have a call of their own, whose overhead is small in comparison, so
+that other requests need not wait for them."""
 MAX_FRAME_BYTES = 192 * 1024
 Waiting = asyncio.Future[PreparedCall]
 SessionCall = grpc.aio.StreamStreamCall[PrepareFrame, PreparedFrame]
@@ -40,7 +40,7 @@ class NoSessions(Exception):
 
 
 class PrepareSession:
-    """Kept up by `run`; others may `prepare` while it `is_open`."""
+    """Session that `run` maintains; `prepare` may be called while it `is_open`."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class PrepareSession:
         return done.reply
 
     async def answered(self, seconds: float) -> None:
-        """Waits for the answers that are under way, at most so long."""
+        """Waits for pending answers, at most `seconds`."""
         if self._waiting:
             await asyncio.wait(self._waiting.values(), timeout=seconds)
 

@@ -1,4 +1,4 @@
-"""Metrics of the gateway's process, and of the processes behind it that start again."""
+"""Metrics of the gateway's process, and of stage processes that restart."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..settings import GatewaySettings
 
 COUNTED = (Kind.PROCESSOR, Kind.OUTPUT_PROCESSOR, Kind.ENGINE)
 MAX_KNOWN = 256
-"""Processes that are remembered, the latest ones, to know them again."""
+"""Most processes that are remembered to recognize restarts, latest ones first."""
 
 
 class StageRestarts(Collector):

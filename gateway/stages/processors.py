@@ -1,5 +1,5 @@
-"""The processors within reach, and the models that they serve. Any of them serves a call: they keep
-nothing between calls."""
+"""Reachable processors, and the models that they serve. Any of them serves a call: they have no
+state between calls."""
 
 from __future__ import annotations
 

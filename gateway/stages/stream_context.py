@@ -1,5 +1,4 @@
-"""The context that a gateway leaves with a resumable request, so that any gateway can go on with
-it."""
+"""Context that a gateway stores with a resumable request, so that any gateway can continue it."""
 
 from __future__ import annotations
 
@@ -78,8 +77,8 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamNotKept(errors.NotFound):
-    """Raised where no stream of that id is kept: it does not exist, belongs to another tenant, or
-    its time is over."""
+    """Raised where no stream with that id is kept: it does not exist, belongs to another tenant, or
+    has expired."""
 
     def __init__(self, request_id: str) -> None:
         super().__init__("stream", request_id)

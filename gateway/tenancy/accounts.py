@@ -37,7 +37,7 @@ REBUILD_SECONDS = 5.0
 """Seconds to count a scope's records again. A request waits for the count once."""
 UNCOUNTED = "what was spent is not known"
 NOT_OF_THE_REQUEST = (errors.LimitExceeded, errors.Unavailable, errors.Unauthenticated)
-"""Errors that say nothing against a request: it is not counted."""
+"""Errors that are not the request's fault: they are not counted."""
 ScopesOf = Callable[[Tenant, str], list[Scope]]
 
 
@@ -149,9 +149,8 @@ class Accounts:
             await asyncio.shield(asyncio.create_task(self._settle(grant, record)))
 
     async def count(self, tenant: Tenant, standing: Standing, model: str = "") -> None:
-        """Takes a request's place among those of its tenant's minute, once, before anything is
-        prepared for it. The place is not given back, whatever becomes of the request. Raises as
-        `paid` does."""
+        """Takes a request's place in its tenant's minute, once, before anything is prepared for it.
+        The place is not returned, whatever becomes of the request. Raises as `paid` does."""
         if standing.is_counted:
             return
         standing.is_counted = True
@@ -240,8 +239,8 @@ class Accounts:
         return grant
 
     async def _take_over(self, caller: Caller, model: str, request: ResumedRequest) -> Grant:
-        """Continues the reservation of a gateway that charged nothing, because it died. Otherwise
-        reserves the tokens that may still come anew."""
+        """Continues the reservation of a gateway that died and charged nothing. Otherwise reserves
+        the tokens that may still follow anew."""
         scopes = self._scopes_of(caller.tenant, model)
         is_charged = bool(request.charged_prompt_tokens)
         grant = Grant(
@@ -398,7 +397,7 @@ class Accounts:
         return True
 
     async def _renew(self) -> None:
-        """Renews the reservations. It also puts them back into a Redis that has lost them."""
+        """Renews the reservations, also in a Redis that has lost them."""
         faults = FaultLog("reservation not renewed", STORE_FAILURES)
         while True:
             await asyncio.sleep(LEASE_MS / 4e3)

@@ -80,7 +80,8 @@ class AnswerLengths:
             self._lengths.popitem(last=False)
 
     def predict(self, tenant: str, endpoint: str, max_tokens: int, hint: int = 0) -> int:
-        """Tokens that an answer will probably have; `hint`: what its client expects, 0: nothing."""
+        """Predicted number of tokens of an answer; `hint`: the number that its client expects, 0:
+        none."""
         if hint:
             return min(hint, max_tokens)
         own = self._lengths.get((tenant, endpoint))

@@ -108,6 +108,6 @@ def _tenant_secret(master_key: bytes, tenant_id: str) -> bytes:
 
 
 def _framed(*texts: str) -> bytes:
-    """Words one after another, each behind its length, so that no two rows of words have the same
+    """Texts with their lengths, concatenated, so that different lists of texts have different
     bytes."""
     return b"".join(len(data).to_bytes(4, "little") + data for data in map(str.encode, texts))

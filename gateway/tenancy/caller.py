@@ -38,7 +38,7 @@ def new_request_id() -> str:
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """The tenant that asks, and the terms of its request."""
+    """The tenant that calls, and the terms of its request."""
 
     tenant: Tenant
     request_id: str = msgspec.field(default_factory=new_request_id)
@@ -46,7 +46,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     client_request_id: str = ""
     """The client's id, which is only echoed."""
     priority: int = 0
-    """Offset that is added to the tenant's tier, so that it can only lower the request."""
+    """Offset that is added to the tenant's tier, so that it can only lower the priority."""
     deadline: float | None = None
     """Time on the monotonic clock."""
     expected_tokens: int = 0
@@ -194,8 +194,8 @@ def printable(text: str) -> str:
 
 
 def _whole_entries(tracestate: str) -> str:
-    """The tracestate header as it came. Of one that is longer than W3C asks to pass on, the entries
-    that changed last."""
+    """The tracestate header as received. If it is longer than W3C asks to pass on, its most
+    recently changed entries."""
     if not tracestate:
         return ""
     if not tracestate.isascii() or not tracestate.isprintable():

@@ -50,7 +50,7 @@ another."""
 
 
 def new_key(*, expires_at: float | None = None) -> tuple[Key, str]:
-    """A key as it is kept, and its secret, which is shown to its owner only once."""
+    """A new key as it is stored, and its secret, which is shown only once."""
     key_id = secrets.token_hex(6)
     secret = secrets.token_urlsafe(32)
     text = f"{PREFIX}-{key_id}-{secret}"

@@ -1,5 +1,4 @@
-"""Tells engines which tenants are not there any longer, so that they delete what they keep of them
-on their disks."""
+"""Reports removed tenants to engines, which delete their blocks on disk."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class LastWritten:
         self._in_redis: dict[str, int] = {}
 
     def of(self, key: str) -> int:
-        """Time of a record; 0 for one that is not known."""
+        """Time of a record; 0 for an unknown one."""
         return self._times.get(key, 0)
 
     def note(self, times: Mapping[str, int]) -> None:
@@ -56,8 +56,8 @@ class LastWritten:
         await self._fetch()
 
     async def keep(self) -> None:
-        """Writes the known times to the places that lack them. A place out of reach gets them the
-        next time."""
+        """Writes the known times to the places that lack them. A place that is out of reach gets
+        them the next time."""
         if self._path is not None and any(self._newer_than(self._on_disk)):
             await asyncio.to_thread(self._save, self._path)
         # This is a copy, since other times are noted while Redis is asked.

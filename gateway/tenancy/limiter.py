@@ -58,8 +58,8 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Choices of one request: the number that would run at once, and the number without which it
-    cannot begin."""
+    """Choices of one request: the number that would run at once, and the least number with which it
+    can begin."""
 
     most: int
     least: int
@@ -143,8 +143,8 @@ class Limiter:
         await self._change("settle", tenant, id, scopes, used=used, seq=seq)
 
     async def lapse(self, tenant: str, id: str, *, used: int, seq: int) -> None:
-        """Ends a reservation that has used `used` tokens as if it had not been renewed. Ignores one
-        that is not there."""
+        """Ends a reservation of which `used` tokens were used, as if it had expired. Ignores an
+        unknown one."""
         await self._change("lapse", tenant, id, [], used=used, seq=seq)
 
     async def begin_rebuild(self, tenant: str, scope: Scope) -> int:

@@ -8,7 +8,7 @@ import urllib.parse
 from collections import Counter
 
 KEPT = 16
-"""The client that has most places leaves one of KEPT places to others."""
+"""One of `KEPT` places is reserved from the client with the most places."""
 IPV6_NETWORK_BITS = 64
 
 
@@ -36,8 +36,8 @@ def peer_of_call(peer: str) -> str:
 
 
 class SharedPlaces:
-    """A number of places that clients take. The client that has most of them leaves the last ones
-    to others. Behind a proxy all clients have its address, and together leave as many unused."""
+    """Places that clients share. The last ones are reserved from the client that has the most.
+    Behind a proxy all clients have its address, and together leave as many unused."""
 
     def __init__(self, num_places: int) -> None:
         self.num_places = num_places

@@ -43,7 +43,7 @@ NO_LIMITS = Limits()
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One key. Its owner has `hw-<id>-<secret>`; only a digest of that is here."""
+    """One key. Its owner has `hw-<id>-<secret>`; the record has only a digest."""
 
     id: str
     digest: bytes
@@ -61,13 +61,13 @@ class TenantRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     id: str
     uid: str = ""
-    """Id that is drawn once, so that a later tenant of the same name is another one. Empty in
-    records from before there were ids: the data of those tenants is kept under their names."""
+    """Id that is drawn once, so that a later tenant with the same name is another one. Empty in
+    records from before there were ids: the data of those tenants are stored under their names."""
     created_at: float = msgspec.field(default_factory=time.time)
     weight: float = 1.0
     tier: int = 0
     ttft_goal_ms: int = 0
-    """Goal for the time to its first tokens, for policies that keep to it; 0: there is none."""
+    """Goal for the time to the first token, for policies with goals; 0: none."""
     tpot_goal_ms: int = 0
     """Goal for the time of each later token."""
     shared_cache: bool = False
@@ -106,7 +106,7 @@ class TenantRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return self.uid or (f"book{MARK}{self.id}" if self.id in RESERVED else self.id)
 
     def scopes(self, key_id: str, model: str) -> list[Scope]:
-        """The scopes whose limits hold for a request with that key for that model."""
+        """The scopes whose limits apply to a request with that key for that model."""
         limits = {"tenant": self.limits, f"model {model}": self.models.get(model, NO_LIMITS)}
         limits |= {f"key {key.id}": key.limits for key in self.keys if key.id == key_id}
         return [Scope(name, each) for name, each in limits.items() if not each.is_empty]
@@ -124,8 +124,8 @@ class Removed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     removed tenant, or an older one."""
     at: float = msgspec.field(default_factory=time.time)
     is_cleared: bool = False
-    """Whether none of its data is left. Kept where the key is a name, so that no tenant of the key
-    file gets that key."""
+    """Whether all of its data are deleted. Kept where the key is a name, so that no tenant of the
+    key file gets that key."""
 
     @property
     def is_name(self) -> bool:

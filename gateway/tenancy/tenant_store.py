@@ -79,7 +79,7 @@ class TenantStore:
         return (await self._find(tenant_id))[0]
 
     async def add(self, record: TenantRecord) -> None:
-        """Adds a tenant. Raises `BadRequest` when there is one of that name."""
+        """Adds a tenant. Raises `BadRequest` if the name is taken."""
         # The record of an earlier tenant of that name has the time of its removal.
         await self._last_written.read()
         await self.removed()

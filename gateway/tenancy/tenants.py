@@ -44,7 +44,7 @@ class Tenant:
     key_id: str = ""
     """Id of the key that the request came with, where keys have names."""
     shared_cache: bool = False
-    """Whether it hits the cached prefixes of all tenants that share theirs, and they its."""
+    """Whether it shares cached prefixes with all other tenants with this setting."""
 
     key: str = field(init=False, repr=False, compare=False)
     """Key under which the tenant's data is kept and counted. A later tenant of the same name has
@@ -112,8 +112,7 @@ class KeyedTenants:
         return Tenant(id=name) if any(each.id == name for each in self.tenants.values()) else None
 
     def has(self, tenant: Tenant) -> bool:
-        """Whether the tenant is in the file, and so is the key that it came with, if that is
-        known."""
+        """Whether the file has the tenant, and the key that it used, if that is known."""
         return any(
             each.id == tenant.id and tenant.key_id in ("", each.key_id)
             for each in self.tenants.values()

@@ -36,7 +36,8 @@ class TokenUse(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumedRequest:
-    """A request that goes on here and began at another gateway, or over an earlier connection."""
+    """A request that began at another gateway, or over an earlier connection, and continues
+    here."""
 
     request_id: str
     prompt_tokens: int

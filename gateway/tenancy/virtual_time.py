@@ -137,8 +137,8 @@ class VirtualTime:
     def request(
         self, tenant: Tenant, num_prompt_tokens: int, max_tokens: int, *, queue: str = ""
     ) -> Share:
-        """The share of a new prompt, charged at once for its predicted cost: many prompts at once
-        stand in line. `queue` names those among which it waits, of one model and tier."""
+        """The share of a new prompt, charged at once for its predicted cost, so that many prompts
+        of one tenant queue behind each other. `queue`: name of the queue, of one model and tier."""
         self._lift(tenant.key, queue)
         begin = self._times[tenant.key]
         output = min(max_tokens, self._answer_lens.get(tenant.key, FIRST_GUESS))
@@ -165,9 +165,9 @@ class VirtualTime:
         self._used.add(queue)
 
     def _lift(self, name: str, queue: str) -> None:
-        """Raises the time of a tenant that was away, which has saved up nothing: it begins where
-        the served tenants of the queue are. Those of other queues may be far ahead, as of a model
-        that has room for all."""
+        """Raises the virtual time of a tenant that was away to that of the served tenants of the
+        queue, so that it has saved up nothing. Other queues may be far ahead, such as that of a
+        model with room for all."""
         self._used.add(queue)
         is_back = not self._here[name] and name not in self._elsewhere
         if is_back and self._times[name] < self._reached[queue]:
@@ -185,7 +185,7 @@ class VirtualTime:
                 faults.add(fault)
 
     async def share(self) -> None:
-        """Writes to Redis what was given here and reads what was given elsewhere. Raises
+        """Writes to Redis what was given here, and reads what was given elsewhere. Raises
         `STORE_FAILURES`."""
         active = {name for name, count in self._here.items() if count}
         sent = {name: self._unsent[name] for name in active | self._unsent.keys()}

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 NO_OBJECT = "arguments"
-"""Name under which text of a call that is no JSON object stands in its object."""
+"""Name under which the text of a call that is not a JSON object is put into one."""
 
 
 def arguments_as_object(arguments: str) -> dict[str, Any]:

@@ -145,7 +145,7 @@ def _explained(
     fault: str, kind: type[msgspec.Struct], read: Callable[[], Any] | None, at: str = ""
 ) -> BadRequest:
     """Error for a value that the decoder refused. `read` returns the decoder's input as plain data,
-    of which `at` is the place; None: it is too long for that."""
+    which is at path `at`; None: it is too long for that."""
     where = _WHERE.search(fault)
     path = where.group(1) if where is not None else ""
     if (missing := _MISSING.search(fault)) is not None:
@@ -184,7 +184,7 @@ def _no_json(fault: Exception) -> BadRequest:
 
 
 def _half_character(body: bytes) -> BadRequest | None:
-    """Error for half an escaped pair that stands alone: JSON allows it, Unicode does not, and the
+    """Error for a lone half of an escaped surrogate pair: JSON allows it, Unicode does not, and the
     decoder calls it truncated. None: there is none."""
     found = _find(body, lambda value: isinstance(value, str) and _SURROGATE.search(value))
     return found and BadRequest.of(*found, r"text whose \ud800…\udfff come in pairs")

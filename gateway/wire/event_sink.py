@@ -76,7 +76,7 @@ class EventSink:
         raise NotImplementedError
 
     def _held_events(self) -> bytes:
-        """Takes all that is held."""
+        """Takes all held events."""
         events = b""
         while (piece := self._held.pop()) is not None:
             events += self._events_of(piece)

@@ -26,7 +26,7 @@ class MethodNotAllowed(errors.HeadwaterError):
 
 
 class PathNotServed(errors.NotFound):
-    """A path of another server that is not served, with what there is instead."""
+    """A path of another server that is not served, with an alternative."""
 
     def __init__(self, path: str, instead: str) -> None:
         super().__init__("path", path)

@@ -1,5 +1,5 @@
-"""Background responses, and the queue of those that wait for a gateway. Knows nothing about
-computing them."""
+"""Records of background responses, and the queue of those that no gateway has taken yet. Knows
+nothing about computing them."""
 
 from __future__ import annotations
 

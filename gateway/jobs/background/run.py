@@ -54,7 +54,7 @@ class Stopped(Exception):
 
 
 class Run:
-    """One run's work on one response."""
+    """The work of one run on one response."""
 
     def __init__(
         self,
@@ -175,8 +175,8 @@ class Run:
         record.response["status"] = "queued"
 
     def _check_mine(self, record: Record) -> None:
-        """Raises `Stopped` for a response that was cancelled, `Overtaken` for one that another run
-        has."""
+        """Raises `Stopped` for a cancelled response, `Overtaken` for one that another run has
+        taken."""
         if record.is_over:
             raise Stopped
         if record.owner != self._name:

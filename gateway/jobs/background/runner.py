@@ -32,8 +32,7 @@ from .run import Run, Stopped
 MAX_RESPONSES = 64
 """Number of responses that one gateway computes at once."""
 MAX_RESPONSES_OF_TENANT = 48
-"""Number of these that are one tenant's: others find seats, however many responses it has in the
-queue."""
+"""Most of these that belong to one tenant, so that others find seats."""
 
 
 class BackgroundRunner:

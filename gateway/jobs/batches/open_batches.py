@@ -20,7 +20,7 @@ from .records import Kept
 LOOK_SECONDS = 0.5
 """Seconds between two checks whether a batch goes on."""
 IDLE_SECONDS = 30.0
-"""Seconds that a file stays open for the next range of its batch."""
+"""Seconds for which a file stays open for the next range of its batch."""
 
 
 class OpenBatch:

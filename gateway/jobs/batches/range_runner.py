@@ -113,7 +113,7 @@ class RangeRunner:
         return True
 
     async def _count_error(self, held: HeldRange) -> bool:
-        """Errors of lines are counted above. Others compute nothing again, and the range ends with
+        """Counts an error. Errors of single lines are counted elsewhere; others end the range with
         its batch."""
         return False
 

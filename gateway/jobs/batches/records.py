@@ -92,7 +92,7 @@ class Kept(msgspec.Struct, kw_only=True):
 
     batch: Batch
     tenant: str
-    """Key of the tenant, under which the batch and its files lie."""
+    """Key of the tenant, under which the batch and its files are stored."""
     name: str = ""
     """Name of the tenant; empty: its key is its name."""
     weight: float

@@ -26,8 +26,8 @@ MAX_VALUE_BYTES = 512 * 1024
 """Largest number of bytes of a result in the bucket itself: below the server's largest message."""
 _ELSEWHERE = b"@"
 _LARGE = "large"
-"""Prefix of a value that refers to another place, before the name there; and prefix of the keys of
-such objects."""
+"""Prefix of a value that refers to a stored object, before the object's name; also the prefix of
+keys of such objects."""
 READ_SECONDS = 60.0
 _STREAM = f"KV_{RESULTS}"
 _SUBJECT = f"$KV.{RESULTS}"
@@ -77,8 +77,8 @@ class Results:
             await rooms.results.drop(f"{keys}.>")
 
     async def _put_elsewhere(self, rooms: Rooms, batch_id: str, number: int, value: bytes) -> bytes:
-        """Stores a result among the contents of files; returns the value that refers to it. Each
-        process that computes the line writes to a place of its own."""
+        """Stores a large result as an object; returns the value that refers to it. Each process
+        that computes the line writes an object of its own."""
         name = new_id(f"{batch_id}-{number}-")
         await rooms.results.put(f"{_LARGE}.{batch_id}.{name}", name.encode())
         await rooms.contents.put(name, value)

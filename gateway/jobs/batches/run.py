@@ -33,7 +33,7 @@ PROGRESS_SECONDS = 0.5
 """Seconds between two checks whether the batch is to be cancelled, and between two updates of its
 progress."""
 REPEAT_SECONDS = 10.0
-"""Seconds between two times at which ranges in work are put into the queue, which ignores those
+"""Seconds between two times at which unfinished ranges are queued again; the queue ignores those
 that it has."""
 
 
@@ -72,8 +72,8 @@ class Run:
         return kept.batch
 
     async def count_error(self) -> bool:
-        """Counts a run that ended by an unforeseen error; the last one ends the batch. Returns
-        whether it is given up."""
+        """Counts a run that ended by an unexpected error; the last allowed one ends the batch.
+        Returns whether it has ended."""
 
         def count(kept: Kept) -> None:
             kept.num_errors += 1
@@ -210,7 +210,7 @@ class Run:
         try:
             return await self._change(end)
         except NotMine:
-            # Only then is it certain that no client has seen them.
+            # Only now is it certain that no client has read them.
             await self._discard(kept, outcome)
             raise
 

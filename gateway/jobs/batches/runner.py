@@ -22,12 +22,12 @@ from .run import NotMine, Run
 
 MAX_BATCHES = 6
 MAX_BATCHES_OF_TENANT = 4
-"""Number of batches that one gateway runs at once, and of these that are one tenant's: others find
-seats, however many batches it has in the queue."""
+"""Most batches that one gateway runs at once, and most of these that belong to one tenant, so that
+others find seats."""
 TURN_SECONDS = 5.0
 """Seconds that a batch waits whose tenant has no seat."""
 MAX_UNKNOWN = 8
-"""Number of deliveries of a job whose batch is not there, before it is given up."""
+"""Most deliveries of a job whose batch is unknown before it is dropped."""
 
 
 class Runner:
