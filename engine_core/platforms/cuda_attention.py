@@ -108,7 +108,9 @@ HOPPER = AttentionKernels(
     direct_decode=hopper_decode_attention,
     few_decode=hopper_decode_splits,
 )
-HOPPER_WINDOW = AttentionKernels(direct_decode=hopper_decode_attention)
+HOPPER_WINDOW = AttentionKernels(
+    prefill=hopper_prefill_attention, direct_decode=hopper_decode_attention
+)
 HOPPER_FP8 = AttentionKernels(prefill=hopper_prefill_attention)
 HOPPER_WIDE_WINDOW = AttentionKernels(few_decode=hopper_decode_splits, decode=hopper_decode_splits)
 HOPPER_WIDE = replace(HOPPER_WIDE_WINDOW, prefill=hopper_wide_prefill)

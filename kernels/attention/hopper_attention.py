@@ -16,7 +16,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 
+from . import online_softmax
 from .online_softmax import BASE_2, GRAIN
+
+oldest_key = gluon.jit(online_softmax.oldest_key.fn)
 
 ROWS = 64
 """Query rows of a team."""
@@ -42,13 +45,16 @@ def begin(
     rings,
     turn,
     has_next,
+    first,
     values: gl.constexpr,
     MASKED: gl.constexpr,
     HALF: gl.constexpr,
     STAGES: gl.constexpr,
+    WINDOW: gl.constexpr = 0,
 ):
-    """Maximum, sums and weights of the first tile of a state, whose keys start at position 0 if it
-    is masked. `query`: rows, scale of the scores, and positions of the rows."""
+    """Maximum, sums and weights of the first tile of a state, with keys from `first` on. `query`:
+    rows, scale of the scores, and positions of the rows. WINDOW as in `online_softmax.oldest_key`
+    if it is masked; 0: rows see all keys up to their own."""
     b_q, qk_scale, b_position = query
     k_ring, _, k_ready, _, k_free, _ = rings
     slot = turn % STAGES
@@ -59,7 +65,7 @@ def begin(
     b_left, b_right = hopper.warpgroup_mma_wait(0, deps=[b_left, b_right])
     hopper.mbarrier.arrive(k_free.index(slot), count=1)
     if MASKED:
-        b_left, b_right = hide(b_left, b_right, 0, b_position, HALF)
+        b_left, b_right = _hide_unseen(b_left, b_right, first, b_position, HALF, WINDOW)
     b_m = reference(b_left, b_right, qk_scale)
     b_left = weigh(b_left, qk_scale, finite(b_m))
     b_right = weigh(b_right, qk_scale, finite(b_m))
@@ -74,12 +80,12 @@ def begin(
 @gluon.jit
 def advance(
     query, rings, turn, has_next, starts_split, first, state,
-    MASKED: gl.constexpr, HALF: gl.constexpr, STAGES: gl.constexpr,
+    MASKED: gl.constexpr, HALF: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr = 0,
 ):  # fmt: skip
     """Scores of a tile, with keys from `first` on, and beside their exponentials the values of the
-    tile before, whose weights come in. `query` as in `begin`; `state`: maximum, sums, both halves'
-    weights, and the values. Returns the new state, and the factor that its values are yet to be
-    scaled by: zero where a split starts."""
+    tile before, whose weights come in. `query` and WINDOW as in `begin`; `state`: maximum, sums,
+    both halves' weights, and the values. Returns the new state, and the factor that its values are
+    yet to be scaled by: zero where a split starts."""
     b_q, qk_scale, b_position = query
     b_m, b_l, b_left, b_right, b_acc = state
     k_ring, v_ring, k_ready, v_ready, k_free, v_free = rings
@@ -95,7 +101,7 @@ def advance(
     hopper.mbarrier.arrive(k_free.index(slot), count=1)
 
     if MASKED:
-        b_s_left, b_s_right = hide(b_s_left, b_s_right, first, b_position, HALF)
+        b_s_left, b_s_right = _hide_unseen(b_s_left, b_s_right, first, b_position, HALF, WINDOW)
     b_m_old = gl.where(starts_split, float("-inf"), b_m)
     b_m_new = gl.maximum(b_m_old, reference(b_s_left, b_s_right, qk_scale))
     b_shift = finite(b_m_new) if MASKED else b_m_new
@@ -227,6 +233,24 @@ def hide(b_left, b_right, first, b_position, HALF: gl.constexpr):
     o_n = (first + gl.arange(0, HALF, layout=gl.SliceLayout(0, b_left.type.layout)))[None, :]
     b_left = gl.where(o_n <= b_position[:, None], b_left, float("-inf"))
     return b_left, gl.where(o_n + HALF <= b_position[:, None], b_right, float("-inf"))
+
+
+@gluon.jit
+def hide_old(b_left, b_right, first, b_oldest, HALF: gl.constexpr):
+    """Sets scores of the keys from `first` on that lie before the oldest one of all rows, or of
+    each row, [ROWS, 1], to minus infinity."""
+    o_n = (first + gl.arange(0, HALF, layout=gl.SliceLayout(0, b_left.type.layout)))[None, :]
+    b_left = gl.where(o_n >= b_oldest, b_left, float("-inf"))
+    return b_left, gl.where(o_n + HALF >= b_oldest, b_right, float("-inf"))
+
+
+@gluon.jit
+def _hide_unseen(b_left, b_right, first, b_position, HALF: gl.constexpr, WINDOW: gl.constexpr):
+    b_left, b_right = hide(b_left, b_right, first, b_position, HALF)
+    if WINDOW:
+        b_oldest = oldest_key(b_position, WINDOW)[:, None]
+        b_left, b_right = hide_old(b_left, b_right, first, b_oldest, HALF)
+    return b_left, b_right
 
 
 @gluon.jit

@@ -14,14 +14,21 @@ from triton.experimental.gluon.language.nvidia import hopper
 
 from ..launch import dependent_launch
 from ..launch.hopper_copies import release_dependents, wait_for_inputs
-from . import online_softmax
 from .decode_plan import DecodePlan
-from .hopper_attention import finite, fold, hide, reference, spread, weigh, with_sinks
+from .hopper_attention import (
+    finite,
+    fold,
+    hide,
+    hide_old,
+    oldest_key,
+    reference,
+    spread,
+    weigh,
+    with_sinks,
+)
 from .hopper_rings import as_ring_source, finish_reads
 from .online_softmax import HALF, base_2_scale
 from .paged_cache import head_constants
-
-oldest_key = gluon.jit(online_softmax.oldest_key.fn)
 
 NUM_STAGES = 3
 MAX_PROGRAMS = 128
@@ -277,14 +284,6 @@ def _attend(
     b_acc = weighted(b_left.to(k_ring.dtype), v_ring.index(2 * slot), b_acc)
     b_acc = weighted(b_right.to(k_ring.dtype), v_ring.index(2 * slot + 1), b_acc)
     return b_m_new, b_l, b_acc
-
-
-@gluon.jit
-def hide_old(b_left, b_right, first, oldest, HALF: gl.constexpr):
-    """Sets scores of keys before the oldest position to minus infinity."""
-    o_n = (first + gl.arange(0, HALF, layout=gl.SliceLayout(0, b_left.type.layout)))[None, :]
-    b_left = gl.where(o_n >= oldest, b_left, float("-inf"))
-    return b_left, gl.where(o_n + HALF >= oldest, b_right, float("-inf"))
 
 
 @gluon.jit

@@ -18,16 +18,18 @@ from ..launch import dependent_launch
 from ..launch.device import num_multiprocessors
 from ..launch.hopper_copies import make_barriers, release_dependents, wait_for_inputs
 from .decode_plan import DecodePlan
-from .hopper_attention import finite, fold, hide, reference, spread, weigh, with_sinks
-from .hopper_decode_attention import (
+from .hopper_attention import (
+    finite,
+    fold,
+    hide,
     hide_old,
-    merge_states,
     oldest_key,
-    row_sums,
-    scores,
-    store_partial,
-    weighted,
+    reference,
+    spread,
+    weigh,
+    with_sinks,
 )
+from .hopper_decode_attention import merge_states, row_sums, scores, store_partial, weighted
 from .hopper_rings import as_ring_source, finish_reads
 from .online_softmax import TILE, base_2_scale
 from .paged_cache import head_constants

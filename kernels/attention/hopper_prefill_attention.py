@@ -14,6 +14,7 @@ from .hopper_attention import (
     conclude,
     finite,
     leave_out,
+    oldest_key,
     pinned,
     row_sums,
     scaled,
@@ -42,9 +43,11 @@ def hopper_prefill_attention(
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
     scale: float | None = None,
+    window: int = 0,
     sinks: torch.Tensor | None = None,
 ) -> None:
-    """Arguments as in `prefill_attention`."""
+    """Arguments as in `prefill_attention`; no window with an fp8 cache."""
+    assert not (window and is_paired(k_cache))
     assert q.is_contiguous()
     assert out.is_contiguous()
     num_kv_heads = k_cache.shape[1]
@@ -71,6 +74,7 @@ def hopper_prefill_attention(
         ROWS=ROWS,
         STAGES=NUM_STAGES,
         REGISTERS=REGISTERS,
+        WINDOW=window,
         FP8=is_paired(k_cache),
         HEADS_FIRST=heads_first,
         num_warps=4,
@@ -103,6 +107,7 @@ def _prefill_tiles(
     ROWS: gl.constexpr,
     STAGES: gl.constexpr,
     REGISTERS: gl.constexpr,
+    WINDOW: gl.constexpr,
     FP8: gl.constexpr,
     HEADS_FIRST: gl.constexpr,
 ):
@@ -116,12 +121,17 @@ def _prefill_tiles(
     if i_seq < 0:
         return
     TOKENS: gl.constexpr = ROWS // GROUP
+    TILE: gl.constexpr = 2 * HALF
     query_start = gl.load(p_query_start + i_seq)
     count = gl.load(p_query_start + i_seq + 1) - query_start
     context = gl.load(p_seq_len + i_seq) - count
     first_token = gl.load(p_tile + i_tile * 2 + 1)
     p_row = p_table + gl.load(p_table_row + i_seq).to(gl.int64) * stride_table
     end = context + gl.minimum(first_token + 2 * TOKENS, count)
+    # Both teams walk the tiles of which some row sees a key.
+    first_tile = 0
+    if WINDOW:
+        first_tile = oldest_key(context + first_token, WINDOW) // TILE
 
     rings = make_rings(gl.float16 if FP8 else k.dtype, HALF, HEAD_DIM, STAGES)
     merged = gl.allocate_shared_memory(
@@ -132,9 +142,9 @@ def _prefill_tiles(
         qk_scale = qk_scale * gl.load(p_k_scale + i_kv)
         v_scale = gl.load(p_v_scale + i_kv)
     where = (p_q, p_out, query_start, count, context, i_kv, qk_scale, v_scale, p_sinks)
-    shape: gl.constexpr = (NUM_KV_HEADS, GROUP, HEAD_DIM, SPLIT, HALF, ROWS, STAGES)
-    first_rows = (merged.index(0), rings, where, first_token, end, shape)
-    last_rows = (merged.index(1), rings, where, first_token + TOKENS, end, shape)
+    shape: gl.constexpr = (NUM_KV_HEADS, GROUP, HEAD_DIM, SPLIT, HALF, ROWS, STAGES, WINDOW)
+    first_rows = (merged.index(0), rings, where, first_token, first_tile, end, shape)
+    last_rows = (merged.index(1), rings, where, first_token + TOKENS, first_tile, end, shape)
     ring_shape: gl.constexpr = (BLOCK_ROWS, PAGE, HALF, STAGES)
     if FP8:
         widened = (k, v, p_row, end, i_kv, rings, make_pair_buffers(k), ring_shape)
@@ -144,7 +154,7 @@ def _prefill_tiles(
             [REGISTERS, 24],
         )
     else:
-        copied = (k, v, p_row, 0, end, 0, i_kv, rings, ring_shape)
+        copied = (k, v, p_row, first_tile * TILE, end, 0, i_kv, rings, ring_shape)
         gl.warp_specialize(
             [(_attend, first_rows), (_attend, last_rows), (copy_tiles, copied)],
             [4, 1],
@@ -153,9 +163,9 @@ def _prefill_tiles(
 
 
 @gluon.jit
-def _attend(merged, rings, where, first, end, shape: gl.constexpr):
-    """Computes 64 query rows, from token `first` on, over all their keys; finished splits wait in
-    shared memory for the next."""
+def _attend(merged, rings, where, first, first_tile, end, shape: gl.constexpr):
+    """Computes 64 query rows, from token `first` on, over their keys in the tiles from `first_tile`
+    on; finished splits wait in shared memory for the next."""
     p_q, p_out, _, count, context, i_kv, qk_scale, v_scale, p_sinks = where
     GROUP: gl.constexpr = shape[1]
     HEAD_DIM: gl.constexpr = shape[2]
@@ -163,6 +173,7 @@ def _attend(merged, rings, where, first, end, shape: gl.constexpr):
     HALF: gl.constexpr = shape[4]
     ROWS: gl.constexpr = shape[5]
     STAGES: gl.constexpr = shape[6]
+    WINDOW: gl.constexpr = shape[7]
     TILE: gl.constexpr = 2 * HALF
     TOKENS: gl.constexpr = ROWS // GROUP
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
@@ -172,7 +183,7 @@ def _attend(merged, rings, where, first, end, shape: gl.constexpr):
         [1, 8], [32 * 8 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0]
     )
     if first >= count:
-        leave_out(rings, 0, (end + TILE - 1) // TILE, STAGES)
+        leave_out(rings, 0, (end + TILE - 1) // TILE - first_tile, STAGES)
     else:
         o_r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, wide))
         o_q, is_row = places(o_r, first, where, shape, wide)
@@ -184,22 +195,40 @@ def _attend(merged, rings, where, first, end, shape: gl.constexpr):
         num_clear = (context + first + 1) // TILE
         b_position = context + first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, scores)) // GROUP
         query = (b_q, qk_scale, b_position)
+        tiles = (first_tile, num_tiles)
 
         b_m, b_l, b_left, b_right = begin(
-            query, rings, 0, num_tiles > 1, values, True, HALF, STAGES
+            query,
+            rings,
+            0,
+            first_tile + 1 < num_tiles,
+            first_tile * TILE,
+            values,
+            True,
+            HALF,
+            STAGES,
+            WINDOW,
         )
         state = (b_m, b_l, b_left, b_right, gl.full([ROWS, HEAD_DIM], 0.0, gl.float32, values))
         total = (
             gl.full([ROWS], float("-inf"), gl.float32, v_row),
             gl.full([ROWS], 0.0, gl.float32, v_row),
         )
-        for i in range(1, num_clear):
-            state, total = _step(query, rings, i, num_tiles, state, merged, total, False, shape)
-        for i in range(gl.maximum(num_clear, 1), num_tiles):
-            state, total = _step(query, rings, i, num_tiles, state, merged, total, True, shape)
+        # All rows see all keys of the tiles from `whole` to `num_clear`.
+        whole = first_tile + 1
+        if WINDOW:
+            oldest = (oldest_key(last, WINDOW) + TILE - 1) // TILE
+            whole = gl.minimum(gl.maximum(whole, oldest), num_tiles)
+            for i in range(first_tile + 1, whole):
+                state, total = _step(query, rings, i, tiles, state, merged, total, True, shape)
+        for i in range(whole, num_clear):
+            state, total = _step(query, rings, i, tiles, state, merged, total, False, shape)
+        for i in range(gl.maximum(num_clear, whole), num_tiles):
+            state, total = _step(query, rings, i, tiles, state, merged, total, True, shape)
         b_m, b_l, b_left, b_right, b_acc = state
-        b_acc = conclude(rings, num_tiles - 1, b_left, b_right, b_acc, STAGES)
-        b_m, b_l_all, b_acc = _merge(merged, total, b_m, b_l, b_acc, num_tiles > SPLIT // TILE)
+        b_acc = conclude(rings, num_tiles - 1 - first_tile, b_left, b_right, b_acc, STAGES)
+        is_begun = (num_tiles - 1) * TILE // SPLIT > first_tile * TILE // SPLIT
+        b_m, b_l_all, b_acc = _merge(merged, total, b_m, b_l, b_acc, is_begun)
         o_head = gl.arange(0, ROWS, layout=v_row) % GROUP
         b_l_all = with_sinks(b_m, b_l_all, p_sinks, i_kv * GROUP + o_head, o_head >= 0)
         b_out = b_acc * (v_scale / b_l_all)[:, None]
@@ -227,11 +256,10 @@ def places(o_r, first, where, shape: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
-def _step(
-    query, rings, i, num_tiles, state, merged, total, MASKED: gl.constexpr, shape: gl.constexpr
-):
-    """Computes tile i; a split that ended before it is merged. `total`: maximum and sums of the
-    splits before."""
+def _step(query, rings, i, tiles, state, merged, total, MASKED: gl.constexpr, shape: gl.constexpr):
+    """Computes tile i of `tiles`, the first and the one behind the last; a split that ended before
+    it is merged. `total`: maximum and sums of the splits before."""
+    first_tile, num_tiles = tiles
     HALF: gl.constexpr = shape[4]
     STAGES: gl.constexpr = shape[6]
     TILES: gl.constexpr = shape[3] // (2 * HALF)
@@ -239,12 +267,23 @@ def _step(
     has_next = i + 1 < num_tiles
     first = i * 2 * HALF
     new, b_alpha = advance(
-        query, rings, i, has_next, starts_split, first, state, MASKED, HALF, STAGES
+        query,
+        rings,
+        i - first_tile,
+        has_next,
+        starts_split,
+        first,
+        state,
+        MASKED,
+        HALF,
+        STAGES,
+        shape[7],
     )
     b_m_new, b_l_new, b_left, b_right, b_acc = new
     b_m_all, b_l_all = total
     if starts_split:
-        b_m_all, b_l_all, b_total = _merge(merged, total, state[0], state[1], b_acc, i > TILES)
+        is_begun = i // TILES > first_tile // TILES + 1
+        b_m_all, b_l_all, b_total = _merge(merged, total, state[0], state[1], b_acc, is_begun)
         merged.store(b_total)
     return (b_m_new, b_l_new, b_left, b_right, scaled(b_acc, b_alpha)), (b_m_all, b_l_all)
 

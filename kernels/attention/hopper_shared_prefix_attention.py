@@ -190,7 +190,9 @@ def _attend(rings, items, where, first_member, shape: gl.constexpr):
             b_q = gl.load(p_q + o_q[:, None] + o_d[None, :], mask=(b_row >= 0)[:, None], other=0.0)
             b_q = gl.convert_layout(b_q, gl.DotOperandLayout(0, scores, 2))
             query = (b_q, qk_scale, gl.full([ROWS], 0, gl.int32, s_row))
-            b_m, b_l, b_left, b_right = begin(query, rings, turn, True, values, False, HALF, STAGES)
+            b_m, b_l, b_left, b_right = begin(
+                query, rings, turn, True, 0, values, False, HALF, STAGES
+            )
             state = (b_m, b_l, b_left, b_right, gl.full([ROWS, HEAD_DIM], 0.0, gl.float32, values))
             for i in range(turn + 1, turn + TILES):
                 state, b_alpha = advance(

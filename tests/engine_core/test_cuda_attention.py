@@ -98,6 +98,7 @@ def test_the_rows_of_the_table_name_these_kernels() -> None:
 
     assert names(ANY_GPU) == ("prefill_attention", "shared_prefix_attention")
     assert names(HOPPER) == ("hopper_prefill_attention", "hopper_shared_prefix_attention")
+    assert names(HOPPER_WINDOW) == ("hopper_prefill_attention", "shared_prefix_attention")
     assert names(HOPPER_WIDE_WINDOW) == names(ANY_GPU)
     assert names(HOPPER_WIDE) == ("hopper_wide_prefill", "shared_prefix_attention")
     assert names(HOPPER_FP8) == ("hopper_prefill_attention", "shared_prefix_attention")
