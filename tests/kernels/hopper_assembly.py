@@ -237,7 +237,7 @@ def few_rounded_rows(tiles: RowsTiles, *, in_blocks: bool, of_experts: bool = Fa
     lists = ("p_tiles", "p_num_tiles")
     types |= dict.fromkeys(lists, "*i32") if of_experts else {}
     values |= {} if of_experts else dict.fromkeys(lists)
-    registers = hopper_w8a8_rows.REGISTERS_IN_BLOCKS if in_blocks else hopper_w8a8_rows.REGISTERS
+    registers = hopper_w8a8_rows.registers_of(tiles, in_blocks=in_blocks, of_experts=of_experts)
     return compiled(hopper_w8a8_rows._w8a8_rows, types, values, GluonASTSource, maxnreg=registers)
 
 
