@@ -44,11 +44,12 @@ class Mtp:
         self._embedding_norm = parts.norm(EMBEDDING_NORM)
         self._hidden_norm = parts.norm(HIDDEN_NORM)
         self._fc = platform.linear(weights.linears[FC])
+        post_norm = parts.norm_of_mlp(LAYER + "post_norm", 0)
         self._layer = Layer(
             input_norm=parts.norm(LAYER + "input_norm"),
             attention=parts.mixer(0),
-            post_norm=parts.norm_of_mlp(LAYER + "post_norm", 0),
-            mlp=parts.mlp(0),
+            post_norm=post_norm,
+            mlp=parts.mlp(0, post_norm),
         )
         self._final_norm = parts.norm(FINAL_NORM)
 

@@ -10,10 +10,16 @@ import torch
 from .linear.dense import DenseLinear
 from .linear.linear import Linear, Product
 from .mlp import Mlp, PlainMlp
-from .norm import LayerNorm, RMSNorm
-from .platform import ExpertPlatform, JoiningPlatform, Platform, SharingPlatform
+from .norm import LayerNorm, Norm, RMSNorm
+from .platform import (
+    ExpertPlatform,
+    JoiningPlatform,
+    NormingPlatform,
+    Platform,
+    SharingPlatform,
+)
 from .process_group import Group
-from .routing import ExpertProduct, ExpertStack, Router, Routes, SharedLinears
+from .routing import ExpertProduct, ExpertStack, NormedRoutes, Router, Routes, SharedLinears
 
 PlainNorm = RMSNorm | LayerNorm
 """Norms whose result is not rounded to fewer bits."""
@@ -72,11 +78,14 @@ class Experts:
         *,
         scales_inputs: bool = False,
         expert_scales: torch.Tensor | None = None,
+        norm: Norm | None = None,
+        router_weight: torch.Tensor | None = None,
     ) -> None:
         """`logits`: the router's product, x [T, H] → [T, E]. gate_up of 2 I outputs, gates first, or
         of I without gates, and down of H; activation as in `ExpertPlatform.experts`.
         `scales_inputs`: see `ExpertsConfig`. expert_scales [E]: factors of the experts' weights;
-        not where ranks have whole experts."""
+        not where ranks have whole experts. `norm`: of `behind`; router_weight [E, H], where it is
+        a plain matrix."""
         self._platform = platform
         self._router = router
         self._logits = logits
@@ -88,6 +97,10 @@ class Experts:
         self._shared = shared
         self._scales_inputs = scales_inputs
         self._expert_scales = None if expert_scales is None else expert_scales.float()
+        self._norm = norm
+        self._normed: NormedRoutes | None = None
+        if isinstance(norm, RMSNorm) and router_weight is not None:
+            self._normed = _normed_routes(platform, norm, router_weight, router)
         self._sum: ExpertProduct = self._sum_apart
         if shared is not None and group.size == 1 and not scales_inputs and not self._is_tree:
             self._sum = shared.joined_with(gate_up, down, activation, self._sum_apart)
@@ -95,7 +108,17 @@ class Experts:
     def __call__(self, x: torch.Tensor, routed_by: torch.Tensor | None = None) -> torch.Tensor:
         """x [T, H] → [T, H]. The router reads `routed_by` [T, H]; None: x."""
         logits = self._logits(x if routed_by is None else routed_by)
-        routes = self._platform.route(logits, self._router)
+        return self._routed(x, self._platform.route(logits, self._router))
+
+    def behind(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """The experts of the norm of residual += x, [T, H] → [T, H]."""
+        normed = None if self._normed is None else self._normed(x, residual)
+        if normed is not None:
+            return self._routed(*normed)
+        assert self._norm is not None
+        return self(cast(torch.Tensor, self._norm.add(x, residual)))
+
+    def _routed(self, x: torch.Tensor, routes: Routes) -> torch.Tensor:
         if self._expert_scales is not None:
             scales = self._expert_scales[routes.experts.long()]
             routes = Routes(routes.experts, routes.weights * scales)
@@ -113,6 +136,15 @@ class Experts:
         # A token has one expert.
         scaled = x * routes.weights.to(x.dtype)
         return scaled, Routes(routes.experts, torch.ones_like(routes.weights))
+
+
+def _normed_routes(
+    platform: Platform, norm: RMSNorm, weight: torch.Tensor, router: Router
+) -> NormedRoutes | None:
+    """Norm and routes in one launch; None: the platform has none such."""
+    if not isinstance(platform, NormingPlatform):
+        return None
+    return platform.normed_routes(norm.weight, norm.eps, weight, router)
 
 
 class ExpertsBesideMlp:

@@ -27,16 +27,16 @@ class RMSNorm:
     def __init__(self, platform: Platform, weight: torch.Tensor, eps: float) -> None:
         """weight [H]"""
         self.weight = weight
-        self._eps = eps
+        self.eps = eps
         self._platform = platform
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, H] → [T, H]"""
-        return self._platform.rms_norm(x, self.weight, self._eps)
+        return self._platform.rms_norm(x, self.weight, self.eps)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """residual += x in place; the norm of the sum, [T, H]."""
-        return self._platform.add_rms_norm(x, residual, self.weight, self._eps)
+        return self._platform.add_rms_norm(x, residual, self.weight, self.eps)
 
 
 class GroupNorm:

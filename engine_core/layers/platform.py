@@ -19,7 +19,7 @@ from headwater.kernels.states.state_memory import StateMemory
 from ..sampling.operations import SamplingOperations
 from .batch import ForwardBatch
 from .linear.linear import Linear, Product, Tokens
-from .routing import ExpertProduct, ExpertStack, Router, Routes, SharedLinears
+from .routing import ExpertProduct, ExpertStack, NormedRoutes, Router, Routes, SharedLinears
 
 
 class Platform(Protocol):
@@ -214,6 +214,17 @@ class SharingPlatform(Protocol):
         self, out: torch.Tensor, shared: torch.Tensor, x: torch.Tensor, gate: torch.Tensor
     ) -> torch.Tensor:
         """out + sigmoid(x · gate) shared, [T, H] each, for gate [1, H]."""
+
+
+@runtime_checkable
+class NormingPlatform(Protocol):
+    """A platform that norms few tokens and chooses their experts in one launch."""
+
+    def normed_routes(
+        self, norm: torch.Tensor, eps: float, weight: torch.Tensor, router: Router
+    ) -> NormedRoutes | None:
+        """norm [H] and weight [E, H] of the router; the bits are those of `add_rms_norm`, the
+        router's product and `route`. None: no tokens are normed so."""
 
 
 @runtime_checkable

@@ -130,3 +130,6 @@ ExpertProduct = Callable[[torch.Tensor, Routes], torch.Tensor]
 """x [T, H] and its routes → [T, H]: the sum of each token's experts, each times its weight, added
 in float32 in routing order and rounded to x's dtype once. Pairs of `ELSEWHERE` count for nothing.
 With leaves, their sums are added as `kernels.gemm.tree_sum` does, and the result is float32."""
+NormedRoutes = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, Routes] | None]
+"""x [T, H] and residual [T, H] → the norm of residual += x, in place, and its routes; None: another
+launch norms so many tokens, and nothing was added."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..layers.experts import Experts
 from ..layers.norm import Norm
 from ..weights.model_config import ModelConfig
 from ..weights.names import CheckpointNames
@@ -29,6 +30,8 @@ class Layer(layered.Layer):
     post_norm: Norm
 
     def behind_attention(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        if isinstance(self.mlp, Experts):
+            return self.mlp.behind(x, residual)
         return self.mlp(self.post_norm.add(x, residual))
 
 
@@ -64,11 +67,12 @@ class Decoder(LayeredModel):
 
     def _layer(self, parts: Parts, i: int) -> layered.Layer:
         prefix = f"layers.{i}."
+        post_norm = parts.norm_of_mlp(prefix + "post_norm", i)
         common: dict[str, Any] = {
             "input_norm": parts.norm_of_mixer(prefix + "input_norm", i),
             "attention": parts.mixer(i),
-            "post_norm": parts.norm_of_mlp(prefix + "post_norm", i),
-            "mlp": parts.mlp(i),
+            "post_norm": post_norm,
+            "mlp": parts.mlp(i, post_norm),
         }
         scale = self.config.residual_scale
         return Layer(**common) if scale == 1 else ScaledLayer(**common, scale=scale)

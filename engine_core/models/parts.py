@@ -155,10 +155,11 @@ class Parts:
         up = "gate_up" if self._config.is_gated else "up"
         return self.input_norm(name, f"layers.{i}.{up}")
 
-    def mlp(self, i: int) -> Mlp | PlainMlp | Experts:
+    def mlp(self, i: int, norm: Norm | None = None) -> Mlp | PlainMlp | Experts:
+        """`norm`: whose result it reads, for `Experts.behind`."""
         config = self._config.at(i)
         if config.has_experts(i) and not self._has_experts_beside:
-            return self._expert_parts(i).experts()
+            return self._expert_parts(i).experts(norm)
         prefix = f"layers.{i}."
         down = self.linear(prefix + "down")
         if config.is_gated:

@@ -14,6 +14,7 @@ from headwater.kernels.experts import rounded_product as rounded
 from headwater.kernels.experts.clamped_gate import ExpertBiases
 from headwater.kernels.experts.expert_sum import ExpertPart
 from headwater.kernels.experts.gated_sum import gated_sum
+from headwater.kernels.experts.normed_routes import NormedRouter, normed_routes
 from headwater.kernels.experts.route import Choice, route
 from headwater.kernels.gemm.packed_words import PackedWords
 from headwater.kernels.gemm.w8a8 import W8A8Weight
@@ -25,7 +26,15 @@ from ..layers.linear.linear import Linear
 from ..layers.linear.mxfp4 import Mxfp4Linear
 from ..layers.linear.ordered import OrderedLinear
 from ..layers.linear.rounded import RoundedLinear
-from ..layers.routing import ExpertProduct, ExpertStack, Router, Routes, Scoring, SharedLinears
+from ..layers.routing import (
+    ExpertProduct,
+    ExpertStack,
+    NormedRoutes,
+    Router,
+    Routes,
+    Scoring,
+    SharedLinears,
+)
 from ..weights.model_config import CLAMPED_SWIGLU
 
 SILU = "silu"
@@ -191,19 +200,26 @@ class CudaExperts:
 
     def route(self, logits: torch.Tensor, router: Router) -> Routes:
         """See `Platform.route`."""
-        choice = Choice(
-            num_chosen=router.num_chosen,
-            is_sigmoid=router.scoring is Scoring.SIGMOID,
-            is_normalized=router.is_normalized,
-            scale=router.scale,
-            num_groups=router.num_groups,
-            num_chosen_groups=router.num_chosen_groups,
-            num_group_scores=router.num_group_scores,
-            own=router.own,
-        )
+        choice = _choice_of(router)
         is_early = self._is_early(logits)
         added = router.correction, router.bias, router.counts
         return Routes(*route(logits, choice, *added, dependent=is_early))
+
+    def normed_routes(
+        self, norm: torch.Tensor, eps: float, weight: torch.Tensor, router: Router
+    ) -> NormedRoutes | None:
+        """See `NormingPlatform`."""
+        normed = NormedRouter(
+            norm=norm,
+            eps=eps,
+            weight=weight,
+            choice=_choice_of(router),
+            correction=router.correction,
+            bias=router.bias,
+            counts=router.counts,
+            num_done=torch.zeros(1, dtype=torch.int32, device=weight.device),
+        )
+        return partial(_normed_routes, normed) if normed.is_served else None
 
     def gated_sum(
         self, out: torch.Tensor, shared: torch.Tensor, x: torch.Tensor, gate: torch.Tensor
@@ -255,12 +271,17 @@ class CudaExperts:
 
 
 class CudaMixtures:
-    """See `ExpertPlatform` and `SharingPlatform`."""
+    """See `ExpertPlatform`, `NormingPlatform` and `SharingPlatform`."""
 
     mixtures: CudaExperts
 
     def route(self, logits: torch.Tensor, router: Router) -> Routes:
         return self.mixtures.route(logits, router)
+
+    def normed_routes(
+        self, norm: torch.Tensor, eps: float, weight: torch.Tensor, router: Router
+    ) -> NormedRoutes | None:
+        return self.mixtures.normed_routes(norm, eps, weight, router)
 
     def experts(self, gate_up: ExpertStack, down: ExpertStack, activation: str) -> ExpertProduct:
         return self.mixtures.product(gate_up, down, activation)
@@ -279,6 +300,29 @@ class CudaMixtures:
         apart: ExpertProduct,
     ) -> ExpertProduct:
         return self.mixtures.joint(gate_up, down, shared, activation, apart)
+
+
+def _normed_routes(
+    router: NormedRouter, x: torch.Tensor, residual: torch.Tensor
+) -> tuple[torch.Tensor, Routes] | None:
+    """See `NormedRoutes`."""
+    if x.shape[0] != 1:
+        return None
+    normed, *routes = normed_routes(x, residual, router, dependent=True)
+    return normed, Routes(*routes)
+
+
+def _choice_of(router: Router) -> Choice:
+    return Choice(
+        num_chosen=router.num_chosen,
+        is_sigmoid=router.scoring is Scoring.SIGMOID,
+        is_normalized=router.is_normalized,
+        scale=router.scale,
+        num_groups=router.num_groups,
+        num_chosen_groups=router.num_chosen_groups,
+        num_group_scores=router.num_group_scores,
+        own=router.own,
+    )
 
 
 def _layer_of(gate_up: ExpertStack, down: ExpertStack, activation: str) -> _Layer:

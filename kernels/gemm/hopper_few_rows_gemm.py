@@ -167,18 +167,8 @@ def _few_rows_gemm(
                 x, where, ready.index(i // AT_ONCE), x_tiles.index(i)
             )
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PARTS * BLOCK_N, 16])
-    whole: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_M, BLOCK_K], gl.bfloat16)
     b_acc = gl.full([BLOCK_M, PARTS * BLOCK_N], 0.0, gl.float32, mma)
-    for i in range(NUM_TILES // AT_ONCE):
-        hopper.mbarrier.wait(ready.index(i), 0)
-        for j in gl.static_range(AT_ONCE):
-            i_tile = i * AT_ONCE + j
-            b_x = x_tiles.index(i_tile)._reinterpret(gl.bfloat16, [BLOCK_M, BLOCK_K], whole)
-            b_acc = hopper.warpgroup_mma(
-                b_x, w_tiles.index(i_tile).permute((1, 0)), b_acc, is_async=True
-            )
-        b_acc = hopper.warpgroup_mma_wait(1, deps=[b_acc])
-    b_acc = hopper.warpgroup_mma_wait(0, deps=[b_acc])
+    b_acc = multiply_tiles(x_tiles, w_tiles, ready, b_acc, AT_ONCE)
     dtype: gl.constexpr = p_out.dtype.element_ty
     out: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     b_out = b_acc.to(dtype)
@@ -194,6 +184,23 @@ def _few_rows_gemm(
         b_out,
         mask=(o_row < m)[:, None],
     )
+
+
+@gluon.jit
+def multiply_tiles(x_tiles, w_tiles, ready, b_acc, AT_ONCE: gl.constexpr):
+    """Adds products of rows and weights to b_acc [64, N], as a barrier for each AT_ONCE tiles says
+    that these are there."""
+    whole: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_M, BLOCK_K], gl.bfloat16)
+    for i in range(w_tiles.shape[0] // AT_ONCE):
+        hopper.mbarrier.wait(ready.index(i), 0)
+        for j in gl.static_range(AT_ONCE):
+            i_tile = i * AT_ONCE + j
+            b_x = x_tiles.index(i_tile)._reinterpret(gl.bfloat16, [BLOCK_M, BLOCK_K], whole)
+            b_acc = hopper.warpgroup_mma(
+                b_x, w_tiles.index(i_tile).permute((1, 0)), b_acc, is_async=True
+            )
+        b_acc = hopper.warpgroup_mma_wait(1, deps=[b_acc])
+    return hopper.warpgroup_mma_wait(0, deps=[b_acc])
 
 
 @gluon.jit

@@ -103,8 +103,7 @@ def _launch(
     values, scales = out if isinstance(out, RoundedTokens) else (out, None)
     assert x.stride(1) == residual.stride(1) == values.stride(1) == 1
     block = triton.next_power_of_2(hidden)
-    # One program a row and a number of warps that depends on the width only: a row's bits are its
-    # own.
+    # One program a row: a row's bits are its own.
     _rms_norm[(num_tokens,)](
         x,
         residual,
@@ -123,9 +122,15 @@ def _launch(
         EARLY=hidden <= EARLY_HIDDEN or (early and num_tokens <= EARLY_TOKENS),
         MOST=0.0 if scales is None else MOST[values.dtype],
         SHARED=0 if scales is None or scales.ndim == 1 else hidden // len(scales),
-        num_warps=min(max(block // 512, 1), 16),
+        num_warps=norm_warps(hidden),
         **launch_options(dependent),
     )
+
+
+def norm_warps(hidden: int) -> int:
+    """Warps of a program, by the width alone: a row's bits depend on it."""
+    num_warps: int = triton.next_power_of_2(hidden) // 512
+    return min(max(num_warps, 1), 16)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])

@@ -20,6 +20,7 @@ from headwater.engine_core.layers.linear.int8 import Int8Linear
 from headwater.engine_core.layers.linear.kinds import Weights
 from headwater.engine_core.layers.linear.ordered import order_linears
 from headwater.engine_core.layers.mlp import Mlp
+from headwater.engine_core.layers.norm import RMSNorm
 from headwater.engine_core.layers.process_group import Alone
 from headwater.engine_core.layers.routing import ExpertStack, Router
 from headwater.engine_core.weights.rounding import ROUNDINGS
@@ -129,3 +130,34 @@ def test_a_shared_expert_is_added_to_few_tokens_as_to_many(has_gate: bool) -> No
     together = experts(x)
     for count in (1, 2, 3, 4, 5):
         assert torch.equal(experts(x[:count]), together[:count]), count
+
+
+@pytest.mark.gpu
+def test_a_token_is_normed_and_routed_as_many_are() -> None:
+    platform = Subject(cuda, "bfloat16").platform(hidden=2048)
+    device = platform.device
+    num_experts, inner, hidden = 32, 256, 2048
+
+    def dense(n: int, k: int) -> DenseLinear:
+        return DenseLinear((torch.randn(n, k, device=device) * k**-0.5).bfloat16())
+
+    router = dense(num_experts, hidden)
+    experts = Experts(
+        platform,
+        Router(num_chosen=4, is_normalized=True),
+        platform.linear(router),
+        ExpertStack(dense(num_experts * 2 * inner, hidden), num_experts),
+        ExpertStack(dense(num_experts * hidden, inner), num_experts),
+        "silu",
+        Alone(),
+        norm=RMSNorm(platform, torch.rand(hidden, device=device).bfloat16(), 1e-6),
+        router_weight=router.weight,
+    )
+    x, residual = (torch.randn(40, hidden, device=device).bfloat16() for _ in range(2))
+    sums = residual.clone()
+    together = experts.behind(x, sums)
+    for i in range(40):
+        token = slice(i, i + 1)
+        alone = residual[token].clone()
+        assert torch.equal(experts.behind(x[token], alone), together[token])
+        assert torch.equal(alone, sums[token])

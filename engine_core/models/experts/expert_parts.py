@@ -13,7 +13,7 @@ from ...layers.linear.dense import DenseLinear
 from ...layers.linear.kinds import Weights
 from ...layers.linear.linear import Linear, Product
 from ...layers.mlp import Mlp, PlainMlp
-from ...layers.norm import RMSNorm
+from ...layers.norm import Norm, RMSNorm
 from ...layers.platform import ExpertPlatform, Platform
 from ...layers.routing import ExpertStack, Router, Scoring
 from ...weights.experts_config import ExpertsConfig
@@ -47,7 +47,8 @@ class ExpertParts:
         self._prefix = prefix
         self._counts = counts
 
-    def experts(self) -> Experts:
+    def experts(self, norm: Norm | None = None) -> Experts:
+        """`norm`: what the experts read is its result, see `Experts.behind`."""
         sizes = self._config.experts
         assert sizes is not None
         shared = None
@@ -63,6 +64,8 @@ class ExpertParts:
             shared,
             scales_inputs=sizes.scales_inputs,
             expert_scales=self._weights.tensors.get(self._prefix + mixture.EXPERT_SCALES),
+            norm=norm,
+            router_weight=self._router_weight(),
         )
 
     def beside_mlp(self) -> ExpertsBesideMlp:
@@ -119,6 +122,11 @@ class ExpertParts:
             own=sizes.own,
             counts=self._counts,
         )
+
+    def _router_weight(self) -> torch.Tensor | None:
+        """[E, H]; None: it is no plain matrix of the model's dtype."""
+        linear = self._weights.linears.get(self._prefix + mixture.ROUTER)
+        return linear.weight if isinstance(linear, DenseLinear) else None
 
     def _logits(self) -> Product:
         """The product with a router's weight; a wide router reads tokens in its own type."""
