@@ -217,7 +217,7 @@ def launch_all_tiles(
     pairs = [FEWEST_PAIRS, *PAIRS, SMALL_BLOCK, MOST_AT_ONCE, GROUPED_ROWS * num_experts - 1]
     pairs += [size * num_experts // 2 for size in ROW_TILES]
     bounds = {early_tokens, *(each // num_chosen for each in pairs)}
-    for num_tokens in sorted({1} | {each + 1 for each in bounds}):
+    for num_tokens in sorted({1, 2} | {each + 1 for each in bounds}):
         expert_product(
             *_zeros(gate_up, num_tokens, num_chosen),
             gate_up,

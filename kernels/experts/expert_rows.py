@@ -160,6 +160,7 @@ def _launch(
         x.stride(0),
         PAIRS=0 if work is not None else next(size for size in PAIRS if num_pairs <= size),
         BY_PAIR=work is None and num_pairs <= num_experts,
+        ALONE=work is None and len(experts) == 1,
         SHARED_BY=max(num_pairs // len(x), 1),
         EVEN_K=k % tiles.block_k == 0,
         CHOSEN=experts.shape[1],
@@ -192,11 +193,23 @@ def constants(
 
 
 @triton.jit
-def _find_rows(p_experts, num_pairs, i_slot, num_slots, PAIRS: tl.constexpr, BY_PAIR: tl.constexpr):
+def _find_rows(
+    p_experts,
+    num_pairs,
+    i_slot,
+    num_slots,
+    PAIRS: tl.constexpr,
+    BY_PAIR: tl.constexpr,
+    ALONE: tl.constexpr,
+):
     """The expert of a slot, the rank of each pair [PAIRS] among its pairs, and their number. With
     BY_PAIR a slot is a pair and has the rows of its expert if none before it has; otherwise it is
-    an expert. Pairs of expert −1 are no slot's, and slots behind the last one have none."""
+    an expert. Pairs of expert −1 are no slot's, and slots behind the last one have none. ALONE: the
+    pairs are one token's, whose experts differ."""
     o_pair = tl.arange(0, PAIRS)
+    if ALONE:
+        expert = tl.load(p_experts + i_slot, mask=i_slot < num_slots, other=-1)
+        return expert, tl.where(o_pair == i_slot, 0, -1), (expert >= 0).to(tl.int32)
     b_expert = tl.load(p_experts + o_pair, mask=o_pair < num_pairs, other=-1)
     expert = i_slot
     if BY_PAIR:
@@ -208,6 +221,20 @@ def _find_rows(p_experts, num_pairs, i_slot, num_slots, PAIRS: tl.constexpr, BY_
         first = tl.min(tl.where(is_mine, o_pair, PAIRS), 0)
         count = tl.where((first == i_slot) & (expert >= 0), count, 0)
     return expert, b_rank, count
+
+
+@triton.jit
+def _pairs_of(p_pairs, b_rank, o_row, is_row, i_slot, PAIRS: tl.constexpr, ALONE: tl.constexpr):
+    """The pairs whose rows a slot has, of the work list or as `_find_rows` ranks them."""
+    if ALONE:
+        b_pair = o_row * 0 + i_slot
+    elif PAIRS:
+        o_pair = tl.arange(0, PAIRS)
+        is_pair = b_rank[None, :] == o_row[:, None]
+        b_pair = tl.sum(tl.where(is_pair, o_pair[None, :], 0), 1)
+    else:
+        b_pair = tl.load(p_pairs + o_row, mask=is_row, other=0)
+    return b_pair
 
 
 @triton.jit
@@ -351,6 +378,7 @@ def _expert_rows(
     stride_x,
     PAIRS: tl.constexpr,
     BY_PAIR: tl.constexpr,
+    ALONE: tl.constexpr,
     SHARED_BY: tl.constexpr,
     CHOSEN: tl.constexpr,
     TOKENS: tl.constexpr,
@@ -379,7 +407,7 @@ def _expert_rows(
     if LINES:
         # The preceding kernel started after the kernel that chose the experts, so the choice is
         # complete.
-        asked, _, count = _find_rows(p_experts, num_pairs, i_slot, num_slots, PAIRS, BY_PAIR)
+        asked, _, count = _find_rows(p_experts, num_pairs, i_slot, num_slots, PAIRS, BY_PAIR, ALONE)
         if count > 0:
             _ask_for_weights(p_weight, asked * n + o_n, k, BLOCK_N, LINES, LINES_BLOCK, DEPENDENT)
     if SHARED_LINES:
@@ -391,21 +419,19 @@ def _expert_rows(
     if NUM_CLEARED:
         clear_counts(p_num_done, NUM_CLEARED)
     if PAIRS:
-        expert, b_rank, count = _find_rows(p_experts, num_pairs, i_slot, num_slots, PAIRS, BY_PAIR)
+        expert, b_rank, count = _find_rows(
+            p_experts, num_pairs, i_slot, num_slots, PAIRS, BY_PAIR, ALONE
+        )
     else:
         is_tile = i_slot < tl.load(p_num_tiles)
         expert = tl.load(p_tiles + i_slot, mask=is_tile, other=0)
+        b_rank = 0
         p_pairs += tl.load(p_tiles + num_slots + i_slot, mask=is_tile, other=0)
         count = tl.load(p_tiles + 2 * num_slots + i_slot, mask=is_tile, other=0)
     # A tile of a work list has no more than BLOCK_M rows, and one that is nobody's has none.
     for first_m in range(0, count, BLOCK_M):
         is_row = first_m + o_m < count
-        if PAIRS:
-            o_pair = tl.arange(0, PAIRS)
-            is_pair = b_rank[None, :] == (first_m + o_m)[:, None]
-            b_pair = tl.sum(tl.where(is_pair, o_pair[None, :], 0), 1)
-        else:
-            b_pair = tl.load(p_pairs + first_m + o_m, mask=is_row, other=0)
+        b_pair = _pairs_of(p_pairs, b_rank, first_m + o_m, is_row, i_slot, PAIRS, ALONE)
         p_rows = p_x + (b_pair // SHARED_BY).to(tl.int64)[:, None] * stride_x
         _make_tile(p_rows, is_row, weight, expert, p_out, b_pair, o_n, n, k, tile)
     if HAS_SHARED:

@@ -453,7 +453,7 @@ def of_few_experts(tiles: RowTiles, *, gates: bool) -> dict[str, Any]:
     types |= dict.fromkeys(("p_x", "p_weight", "p_out"), "*bf16")
     types |= {"weight": f"tensordesc<bf16[{tiles.block_n}, {tiles.block_k}]>"}
     values = expert_rows.constants(tiles, gates=gates, is_gelu=False, dependent=True)
-    values |= {"PAIRS": 0, "BY_PAIR": False, "SHARED_BY": 1, "EVEN_K": True}
+    values |= {"PAIRS": 0, "BY_PAIR": False, "ALONE": False, "SHARED_BY": 1, "EVEN_K": True}
     values |= {"LINES": 0, "LINES_BLOCK": 1}
     multiples = ("n", "k", "stride_x")
     done = built(kernel, types, values, ASTSource, multiples, num_warps=tiles.num_warps)
