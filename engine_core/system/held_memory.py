@@ -57,19 +57,15 @@ def held_bytes(requests: int) -> int:
     """Bytes that a holder has, by the descriptor of its requests; -1: there is no holder."""
     if requests < 0:
         return 0
-    with socket.socket(fileno=os.dup(requests)) as own:
-        return MemoryHolder(own).num_bytes
+    return MemoryHolder(requests).num_bytes
 
 
 class MemoryHolder:
     """The engine's end. A holder that is gone holds nothing."""
 
-    def __init__(self, requests: socket.socket) -> None:
+    def __init__(self, requests: int) -> None:
+        """`requests`: descriptor of the holder's socket, which stays open."""
         self._requests = requests
-
-    @classmethod
-    def of_descriptor(cls, number: int) -> Self:
-        return cls(socket.socket(fileno=number))
 
     def take(self, key: str) -> HeldMemory | None:
         """Takes over the memory that is held under a key, once the process that had it is dead.
@@ -103,7 +99,8 @@ class MemoryHolder:
                     own = os.pidfd_open(os.getpid())
                     stack.callback(os.close, own)
                     message = [json.dumps(request).encode()]
-                    socket.send_fds(self._requests, message, [theirs.fileno(), own, *files])
+                    with socket.socket(fileno=os.dup(self._requests)) as requests:
+                        socket.send_fds(requests, message, [theirs.fileno(), own, *files])
                 ours.settimeout(REPLY_SECONDS)
                 reply, found, _, _ = socket.recv_fds(ours, MAX_BYTES, MAX_FILES)
             except OSError:

@@ -26,7 +26,7 @@ files = [os.memfd_create(name) for name in ("memory", "layout")]
 os.write(files[0], b"weights")
 os.write(files[1], b"layout")
 held = HeldMemory(memory=files[0], layout=files[1], num_bytes=7, checksum=-3)
-print(MemoryHolder.of_descriptor(int(sys.argv[1])).keep("key", held), flush=True)
+print(MemoryHolder(int(sys.argv[1])).keep("key", held), flush=True)
 sys.stdin.read()
 """
 
@@ -63,7 +63,7 @@ class Holder:
                 [sys.executable, "-m", memory_holder.__name__, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
             )
-        self.client = MemoryHolder(self.requests)
+        self.client = MemoryHolder(self.requests.fileno())
 
     @property
     def num_held(self) -> int:
@@ -123,7 +123,7 @@ def test_memory_goes_to_nobody_while_the_process_lives_that_may_write_to_it(
     serving = threading.Thread(target=memory_holder.HolderServer(theirs).serve)
     serving.start()
     engine = Engine(requests)
-    client = MemoryHolder(requests)
+    client = MemoryHolder(requests.fileno())
     assert client.take("key") is None
     engine.kill()
     held = client.take("key")

@@ -21,14 +21,23 @@ from headwater.engine_core.executors.device import cuda_memory, placed_weights
 from headwater.engine_core.executors.device.cuda_memory import CudaMemory
 from headwater.engine_core.executors.device.moved_tensors import tensors_of
 from headwater.engine_core.executors.device.placed_weights import EngineWeights, HeldWeights
-from headwater.engine_core.executors.device.weights_place import key_of
+from headwater.engine_core.executors.device.weights_place import WeightsPlace, key_of
 from headwater.engine_core.layers.linear.kinds import Weights
 from headwater.engine_core.options import BuildRequest, ExecutorOptions, say_nothing
 from headwater.engine_core.platforms.stored_weights import StoredForms
-from headwater.engine_core.system.held_memory import HeldMemory
+from headwater.engine_core.system.held_memory import HeldMemory, held_bytes
 from tests.engine_core.test_compiled_ahead import MODEL
+from tests.engine_core.test_held_memory import Holder
 
 CPU = torch.device("cpu")
+REQUEST = BuildRequest(
+    options=ExecutorOptions(model_folder=None),
+    model=MODEL,
+    dtype="bfloat16",
+    kv_format="bfloat16",
+    activations="bfloat16",
+    rounds_tokens=False,
+)
 
 
 class FileMemory:
@@ -215,6 +224,21 @@ def test_weights_of_drafters_are_held_with_those_of_the_served_model(tmp_path: P
     assert second.num_bytes >= sum(each.nbytes for each in before)
 
 
+def test_the_holders_descriptor_stays_open_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = SimpleNamespace(uuid="gpu")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    holder = Holder()
+    requests = holder.requests.fileno()
+    options = ExecutorOptions(model_folder=tmp_path, weights_holder=requests)
+    # An engine that takes no turns needs its place no more when the weights are there.
+    WeightsPlace(replace(REQUEST, options=options), say_nothing)
+    os.fstat(requests)
+    assert held_bytes(requests) == 0
+    holder.close()
+
+
 def test_weights_are_found_again_until_a_file_of_them_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,8 +251,7 @@ def test_weights_are_found_again_until_a_file_of_them_changes(
         file.write_bytes(b"1")
     served, draft, heads = folders
     options = ExecutorOptions(model_folder=served, draft_model=draft, draft_heads=heads)
-    types = dict.fromkeys(("dtype", "kv_format", "activations"), "bfloat16")
-    request = BuildRequest(options=options, model=MODEL, **types, rounds_tokens=False)
+    request = replace(REQUEST, options=options)
     keys = [key_of(request)]
     assert key_of(request) == keys[0]
     for file in files:

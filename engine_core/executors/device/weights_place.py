@@ -21,8 +21,7 @@ class WeightsPlace:
         self._takes_turns = options.takes_turns
         self._held: HeldWeights | None = None
         if options.weights_holder >= 0 and options.layout.num_ranks == 1:
-            holder = MemoryHolder.of_descriptor(options.weights_holder)
-            self._held = HeldWeights(holder, key_of(request))
+            self._held = HeldWeights(MemoryHolder(options.weights_holder), key_of(request))
         self.releasable: CudaMemory | None = None
         """Memory of the placed weights, which sleep releases; None: sleep keeps them."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from headwater.services.engine.core import launch
 from headwater.services.engine.core.environment import core_environment
 from headwater.services.engine.core.variables import CORE_FORKS_FD, WEIGHTS_HOLDER_FD
 from headwater.services.runtime.forked import ForkClient, fork_server
+from tests.engine_core.test_held_memory import Holder
 from tests.gateway.processes import launched
 from tests.polling import holds_within
 from tests.services.engine import standby
@@ -75,7 +75,9 @@ async def is_answered(engine: EngineProcess) -> bool:
 
 async def test_a_forked_core_serves_and_ends_with_its_server(forks: ForkClient) -> None:
     with contextlib.ExitStack() as stack:
-        requests, _ = map(stack.enter_context, socket.socketpair())
+        holder = Holder()
+        stack.callback(holder.close)
+        requests = holder.requests
         of_holder = {WEIGHTS_HOLDER_FD: requests.fileno()}
         engine = stack.enter_context(engine_beside(forks, **of_holder))
         core = engine.core_pid
@@ -95,8 +97,8 @@ async def test_a_core_runs_in_the_process_that_stands_by(
     # Of an engine without weights that are held, none stands by.
     monkeypatch.setenv(CORE_FORKS_FD, str(forks.socket.fileno()))
     launch.stand_by(core_environment(THREADS), "id")
-    requests, theirs = socket.socketpair()
-    with requests, theirs:
+    with contextlib.closing(Holder()) as holder:
+        requests = holder.requests
         monkeypatch.setenv(WEIGHTS_HOLDER_FD, str(requests.fileno()))
         launch.stand_by(core_environment(THREADS), "id")
         assert holds_within((tmp_path / "pid").is_file, 60)
