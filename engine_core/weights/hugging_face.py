@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 
 from ..config import ConfigError, require
-from .encoders.sentence_files import KEY, SPARSE, dense_folders, read_sentence_files
+from .encoders.sentence_files import KEY, LAYERS_OF_TOKENS, dense_folders, read_sentence_files
 from .json_object import read_object
 from .safetensors_file import opened
 from .torch_file import opened_by_torch
@@ -56,9 +56,10 @@ class HuggingFaceFolder:
                 self._files.append(f"{layer}/{name}")
                 self._prefixes[f"{layer}/{name}"] = f"dense.{i}."
 
-        if (self._sentence or {}).get("sparse"):
-            self._files.append(SPARSE)
-            self._prefixes[SPARSE] = "sparse."
+        for kind, name in LAYERS_OF_TOKENS.items():
+            if (self._sentence or {}).get(kind):
+                self._files.append(name)
+                self._prefixes[name] = f"{kind}."
 
     def hf_config(self) -> dict[str, Any]:
         """Content of `config.json`, and of files of sentence-transformers beside it."""

@@ -30,6 +30,7 @@ SERVING_FILES = (
     "config_sentence_transformers.json",
     "[0-9]_*/config.json",
     "sparse_linear.pt",
+    "colbert_linear.pt",
 )
 INDEX = "model.safetensors.index.json"
 TORCH_FILES = ("pytorch_model*.bin", "pytorch_model.bin.index.json")

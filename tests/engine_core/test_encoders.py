@@ -74,6 +74,23 @@ def test_each_token_has_its_vector_where_they_are_asked_for(tmp_path: Path) -> N
         np.testing.assert_allclose(vectors.reshape(states.shape), states, atol=1e-4)
 
 
+def test_a_layer_of_its_own_makes_the_vectors_of_tokens(tmp_path: Path) -> None:
+    model = random_encoder("xlm-roberta", tmp_path / "hf")
+    write_modules(tmp_path / "hf", "cls_token")
+    layer = torch.nn.Linear(64, 64)
+    torch.save(layer.state_dict(), tmp_path / "hf" / "colbert_linear.pt")
+    engine = SmallEngine(convert(tmp_path / "hf", tmp_path / "ours"))
+    vectors = embed(engine, TEXTS, "token")
+    pooled = embed(engine, TEXTS, "cls")
+    engine.close()
+    for text, found, vector in zip(TEXTS, vectors, pooled, strict=True):
+        states = states_of(model, text)
+        with torch.no_grad():
+            expected = layer(states).numpy()
+        np.testing.assert_allclose(found.reshape(len(text), -1), expected, atol=1e-5)
+        np.testing.assert_allclose(vector, states[0].numpy(), atol=1e-5)
+
+
 def test_packed_weights_of_eight_bits_keep_vectors_near_and_bits_alone(tmp_path: Path) -> None:
     model = random_encoder("bert", tmp_path / "hf")
     engine = SmallEngine(convert(tmp_path / "hf", tmp_path / "ours", quantization="int8"))

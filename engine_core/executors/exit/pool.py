@@ -85,4 +85,4 @@ class Pool:
         states = hidden[first : first + count]
         if self._poolings[row] == SPARSE:
             return download(self._encoder.dense.token_weights(states))
-        return download(self._encoder.dense(states))
+        return download(self._encoder.dense.token_vectors(states))

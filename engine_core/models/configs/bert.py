@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...config import require
-from ...weights.encoders.config import DenseConfig, EncoderConfig, dense_of, has_sparse
+from ...weights.encoders.config import DenseConfig, EncoderConfig, dense_of, layers_of_tokens
 from ...weights.encoders.sentence_files import KEY
 from ...weights.model_config import ModelConfig, activation_of, size_of
 from ...weights.rope.config import positive_of
@@ -80,7 +80,7 @@ def _read(config: Config, *, offset: int = 0, **traits: Any) -> ModelConfig:
         mlp_bias=True,
         num_learned_positions=num_positions,
         position_offset=offset,
-        encoder=EncoderConfig(dense=dense_of(sentence), has_sparse=has_sparse(sentence), **traits),
+        encoder=EncoderConfig(dense=dense_of(sentence), **layers_of_tokens(sentence), **traits),
     )
 
 

@@ -40,7 +40,7 @@ DENSE = {
     published: ours
     for i in range(MOST_DENSE)
     for published, ours in linear_names(f"model.dense.{i}.linear", f"dense.{i}").items()
-} | linear_names("model.sparse", "sparse")
+} | {**linear_names("model.sparse", "sparse"), **linear_names("model.colbert", "colbert")}
 LAYER = {
     **linear_names("attention.output.dense", "o"),
     **norm_names("attention.output.LayerNorm", "attention_norm"),

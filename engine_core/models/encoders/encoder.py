@@ -113,6 +113,10 @@ class DenseLayers:
             _normed_layer(config, weights, platform, dense, i)
             for i, dense in enumerate(encoder_of(config).dense)
         ]
+        self._colbert = None
+        if encoder_of(config).has_colbert:
+            colbert = BiasedLinear(weights.linears["colbert"], weights.tensors["colbert_bias"])
+            self._colbert = platform.biased_linear(colbert)
         self._sparse = weights.tensors.get("sparse")
         self._sparse_bias = weights.tensors.get("sparse_bias")
 
@@ -122,6 +126,10 @@ class DenseLayers:
         for layer in self._layers:
             x = layer(x.to(self._dtype))
         return x.float()
+
+    def token_vectors(self, states: torch.Tensor) -> torch.Tensor:
+        """States [T, H] of a text's tokens → float32 [T, N]"""
+        return self(states) if self._colbert is None else self._colbert(states).float()
 
     def token_weights(self, states: torch.Tensor) -> torch.Tensor:
         """States [T, H] of a text's tokens → weights float32 [T] of them, none below 0. Source: Chen
@@ -143,6 +151,9 @@ def dense_layout(config: ModelConfig) -> dict[str, WeightSpec]:
             layout |= norms_of(config, (f"dense.{i}_norm",))
     if encoder_of(config).has_sparse:
         layout |= {"sparse": table(1, config.hidden_size), "sparse_bias": bias(1)}
+    if encoder_of(config).has_colbert:
+        hidden = config.hidden_size
+        layout |= {"colbert": linear(hidden, hidden), "colbert_bias": bias(hidden)}
     return layout
 
 

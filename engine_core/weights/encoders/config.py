@@ -33,6 +33,8 @@ class EncoderConfig:
     """Layers behind the pooled vector, in their order."""
     has_sparse: bool = False
     """Whether a layer makes a weight of each token."""
+    has_colbert: bool = False
+    """Whether a layer of its own makes the vectors of tokens."""
     label_pooling: str = "cls"
     """Pooling that a head of labels reads."""
 
@@ -50,9 +52,9 @@ def dense_of(sentence: Mapping[str, Any] | None) -> tuple[DenseConfig, ...]:
     )
 
 
-def has_sparse(sentence: Mapping[str, Any] | None) -> bool:
-    """Whether the files have a layer that makes a weight of each token."""
-    return bool((sentence or {}).get("sparse"))
+def layers_of_tokens(sentence: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Fields of `EncoderConfig` that say which layers for tokens the files have."""
+    return {f"has_{kind}": bool((sentence or {}).get(kind)) for kind in ("sparse", "colbert")}
 
 
 def longest_text(config: Mapping[str, Any], sentence: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -18,6 +18,10 @@ KEY = "headwater_sentence"
 MODULES = "modules.json"
 SPARSE = "sparse_linear.pt"
 """File of bge-m3 with the layer that makes a weight of each token."""
+COLBERT = "colbert_linear.pt"
+"""File of bge-m3 with the layer that makes a vector of each token."""
+LAYERS_OF_TOKENS = {"sparse": SPARSE, "colbert": COLBERT}
+"""Files of layers for tokens, by what their tensors' names begin with."""
 LATE = "late_interaction"
 TOKEN = "token"
 SENTENCE_CONFIG = "config_sentence_transformers.json"
@@ -60,8 +64,9 @@ def read_sentence_files(folder: Path) -> dict[str, Any] | None:
                 allowed = "Pooling, Dense, Normalize, LogitScore"
                 raise ConfigError(f"module of {MODULES}", kind, allowed)
     found |= _prompts(folder) | _length(folder)
-    if (folder / SPARSE).is_file():
-        found["sparse"] = True
+    for kind, name in LAYERS_OF_TOKENS.items():
+        if (folder / name).is_file():
+            found[kind] = True
     if all(kind != "Pooling" for kind, _ in kinds) and found["dense"]:
         found |= _late_interaction(folder)
     return found
