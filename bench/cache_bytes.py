@@ -53,9 +53,15 @@ class CacheBytes:
 
 
 def request_for(
-    shape: dict[str, Any], max_model_len: int, *, is_cpu: bool, block_size: int = 16
+    shape: dict[str, Any],
+    max_model_len: int,
+    *,
+    is_cpu: bool,
+    block_size: int = 16,
+    num_ranks: int = 1,
 ) -> BuildRequest:
-    """Request for an engine of a GPU, or of a CPU, in bfloat16."""
+    """Request for an engine of a GPU, or of a CPU, in bfloat16, of so many tensor-parallel
+    ranks."""
     model = config_of(shape).up_to(max_model_len)
     options = ExecutorOptions(
         model_folder=Path("unread"),
@@ -63,6 +69,7 @@ def request_for(
         max_model_len=max_model_len,
         max_num_seqs=8,
         max_num_batched_tokens=CHUNK,
+        tensor_parallel_size=num_ranks,
     )
     return BuildRequest(
         options=options,
@@ -129,13 +136,14 @@ def wasted_share(config: EngineConfig) -> float:
 
 
 def measured(
-    name: str, shape: dict[str, Any], num_tokens: int, *, is_cpu: bool, block_size: int
+    name: str, shape: dict[str, Any], num_tokens: int, *, is_cpu: bool, **sizes: int
 ) -> CacheBytes:
-    long = request_for(shape, num_tokens, is_cpu=is_cpu, block_size=block_size)
-    short = request_for(shape, MIXED_LEN, is_cpu=is_cpu, block_size=block_size)
+    """`sizes`: see `request_for`."""
+    long = request_for(shape, num_tokens, is_cpu=is_cpu, **sizes)
+    short = request_for(shape, MIXED_LEN, is_cpu=is_cpu, **sizes)
     most = sequence_bytes(limits_of(long))
     model = replace(long.model, sliding_window=0, states=None)
-    whole = num_tokens // block_size * block_bytes_of(replace(long, model=model))
+    whole = num_tokens // long.options.block_size * block_bytes_of(replace(long, model=model))
     return CacheBytes(
         model=name,
         sequence_bytes=most,
@@ -153,6 +161,9 @@ def main(
     device: Annotated[
         str, typer.Option(help="cuda or cpu, whose states have other sizes")
     ] = "cuda",
+    ranks: Annotated[
+        int, typer.Option(help="tensor-parallel ranks, which divide the key heads of the models")
+    ] = 1,
 ) -> None:
     """Measure cache memory of published shapes; the last line is JSON."""
     check_choice("--device", device, ("cuda", "cpu"))
@@ -160,7 +171,14 @@ def main(
     for name in models or ():
         check_choice("--models", name, shapes)
     rows = [
-        measured(name, shapes[name], num_tokens, is_cpu=device == "cpu", block_size=block_size)
+        measured(
+            name,
+            shapes[name],
+            num_tokens,
+            is_cpu=device == "cpu",
+            block_size=block_size,
+            num_ranks=ranks,
+        )
         for name in models or shapes
     ]
     lines = [

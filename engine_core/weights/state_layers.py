@@ -320,9 +320,11 @@ class MambaConfig:
         )
 
     def unit(self, block_size: int, element_size: int) -> MambaUnit:
-        """The layout of a unit for elements of so many bytes."""
+        """The layout of a unit for elements of so many bytes. Units of ranks have fewer heads: a
+        page has room for a tail, and that of a rank holds the keys and values of fewer heads."""
+        most = max(1, HEADS_OF_UNIT // self.num_ranks)
         return MambaUnit(
-            num_heads=gcd(self.num_heads // self.num_groups, HEADS_OF_UNIT),
+            num_heads=gcd(self.num_heads // self.num_groups, most),
             head_dim=self.head_dim,
             state_dim=self.state_dim,
             width=self.width,

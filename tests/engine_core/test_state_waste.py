@@ -12,8 +12,8 @@ from tests.long_values import long_but
 MOST_WASTE = 0.04
 
 
-def config_for(name: str, *, is_cpu: bool) -> EngineConfig:
-    return limits_of(request_for(STATES[name], MIXED_LEN, is_cpu=is_cpu))
+def config_for(name: str, *, is_cpu: bool, num_ranks: int = 1) -> EngineConfig:
+    return limits_of(request_for(STATES[name], MIXED_LEN, is_cpu=is_cpu, num_ranks=num_ranks))
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,21 @@ def test_little_of_the_pool_is_wasted_under_mixed_load_on_a_gpu(name: str) -> No
 )
 def test_little_of_the_pool_is_wasted_under_mixed_load_on_a_cpu(name: str) -> None:
     assert wasted_share(config_for(name, is_cpu=True)) <= MOST_WASTE
+
+
+@pytest.mark.parametrize(
+    ("name", "num_ranks"),
+    [
+        ("Nemotron-3-Nano-30B-A3B", 2),
+        pytest.param("Granite-4.0-H-350M", 2, marks=pytest.mark.long),
+        pytest.param("Granite-4.0-H-Micro", 4, marks=pytest.mark.long),
+        pytest.param("Nemotron-H-8B", 8, marks=pytest.mark.long),
+    ],
+)
+def test_little_of_the_pool_is_wasted_where_ranks_have_few_key_heads(
+    name: str, num_ranks: int
+) -> None:
+    assert wasted_share(config_for(name, is_cpu=True, num_ranks=num_ranks)) <= MOST_WASTE
 
 
 def test_the_log_says_what_pages_and_sets_pad() -> None:
