@@ -43,9 +43,9 @@ def ranks(folder: Path, **options: Any) -> SmallEngine:
     return engine(folder, **{"tensor_parallel_size": 2} | options)
 
 
-@pytest.mark.parametrize("family", ["qwen3-next", "qwen3.5-moe", "nemotron-h", "falcon-h1", "lfm2"])
+@pytest.mark.parametrize("family", ["qwen3.5-moe", "nemotron-h", "lfm2"])
 def test_answers_follow_the_likeliest_tokens_of_transformers(family: str, tmp_path: Path) -> None:
-    model = random_checkpoint(family, tmp_path / "hf", **FAMILIES.get(family, {})).cuda()
+    model = random_checkpoint(family, tmp_path / "hf", **FAMILIES[family]).cuda()
     asked = prompts(8)
     with closing(ranks(convert(tmp_path / "hf", tmp_path / "ours"))) as two:
         answers = two.tokens(asked, greedy(12))
@@ -95,7 +95,7 @@ def test_drafts_beside_whole_experts_change_no_bit(tmp_path: Path) -> None:
     assert exact(drafted) == exact(plain)
 
 
-@pytest.mark.parametrize("family", ["qwen3.5-moe", "nemotron-h", "lfm2"])
+@pytest.mark.parametrize("family", ["qwen3.5-moe", "lfm2"])
 def test_two_stages_answer_with_the_bits_of_one_process(family: str, tmp_path: Path) -> None:
     random_checkpoint(family, tmp_path / "hf", **FAMILIES[family] | LAYERS[family])
     folder = convert(tmp_path / "hf", tmp_path / "ours", "bfloat16")
