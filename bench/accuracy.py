@@ -133,7 +133,8 @@ class WholeModel:
 
 
 class ExactModel(WholeModel):
-    """A model that others are compared with, one after another: it computes each window once."""
+    """Model that several others are compared with; its results for each window are computed
+    once."""
 
     def __init__(self, options: ExecutorOptions, window: int) -> None:
         super().__init__(options, window)
@@ -187,10 +188,10 @@ def measure(
     activation_dtype: str = "auto",
     quiet: bool = True,
 ) -> Accuracy:
-    """Compares a folder as a device serves it with another one, expanded; by default with itself.
-    `activation_dtype` is the served model's. Raises `ConfigError` where that would compare equal
-    models: the CPU has no packed integers of it, a GPU rounds no tokens, or activations are to stay
-    as they are."""
+    """Compares a model folder, as a device serves it, with an expanded one, by default with itself.
+    `activation_dtype`: of the served model. Raises `ConfigError` where both would be the same: a
+    CPU without packed integers, a GPU that rounds no activations, or activations that stay as they
+    are."""
     longest = max(map(len, windows))
     exact_name, exact = against or (SAME_FILE, folder)
     options = ExecutorOptions(

@@ -31,7 +31,7 @@ Open = Callable[[str, int], tuple[Engine, Executor, EngineConfig, Clock]]
 
 
 def simulated(run: Run, device_tokens: int) -> Open:
-    """Engines that compute nothing, each with a clock of its own."""
+    """Simulated engines, each with a clock of its own."""
     num_blocks = device_tokens // BLOCK_SIZE
 
     def open_engine(

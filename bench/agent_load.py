@@ -21,12 +21,12 @@ from .agent_sessions import SHORT, AgentLoad
 FIRST_TOKEN_ID = 256
 VOCAB_SIZE = 40_000
 SPARE_TOKENS = 16
-"""Tokens of room that a prompt with its answer leaves of the longest context."""
+"""Tokens of the context that a prompt and its answer leave free."""
 IDLE_SECONDS = 1e-4
 """Time that passes on a virtual clock when an engine with work has none for its device."""
 TEMPERATURE = 0.6
 MOST_BEGUN = 0.75
-"""Largest part of its turns that a session has behind it when a run begins."""
+"""Largest share of its turns that a session has completed when a run begins."""
 
 
 class VirtualClock:
@@ -70,15 +70,16 @@ class Run:
 
 
 class Session:
-    """One session of an agent: each prompt goes on from the answer to the one before it."""
+    """One session of an agent: each prompt continues the answer to the one before."""
 
     def __init__(
         self, run: Run, number: int, system: list[int], max_tokens: int, *, is_begun: bool = False
     ) -> None:
-        """`is_begun`: it has a part of its turns behind it."""
+        """`is_begun`: a random share of its turns is completed already."""
         self.name = f"s{number}"
         self._run = run
-        # Each session has its own draws, so that the order in which turns end changes no prompt.
+        # Each session has its own random numbers, so that prompts do not depend on the order in
+        # which turns end.
         self._rng = np.random.default_rng((run.seed, number))
         self._max_tokens = max_tokens
         load = run.load
@@ -152,7 +153,7 @@ class Sessions:
         self._numbers = count()
         self._keys = count()
         self._due: list[tuple[float, int, Session]] = []
-        """Sessions whose next turn waits for its time."""
+        """Sessions with the time of their next turn."""
         self._asked: dict[int, AnsweredTurn] = {}
         self._began = clock.now()
         for _ in range(run.num_sessions):

@@ -79,15 +79,15 @@ class AgentLoad:
     """Chance of a turn to start a group of sub-agents."""
     group_size: Spread = Spread(7, 0.0)
     group_prefix: int = 8000
-    """Tokens that the sub-agents of one group share, beside those of `sub_system`."""
+    """Tokens that the sub-agents of one group share, in addition to those of `sub_system`."""
     sub_system: int = 4000
     """Tokens that all sub-agents begin with."""
     sub_turns: Spread = Spread(4, 0.5)
     sub_added: int = 1500
-    """Tokens of a sub-agent's task, and those that come to each further turn of it."""
+    """Tokens of a sub-agent's task, and tokens that each further turn adds."""
     drops_thinking: float = 0.0
     """Share of the tokens of a turn that the template drops when the next message of a person
-    comes: what lies behind them in a prompt changes its place."""
+    comes: later tokens of the prompt change their positions."""
     tenants: tuple[str, ...] = ("",)
 
     @property
@@ -151,7 +151,7 @@ class _Prompt:
     num_tokens: int = 0
 
     def grow(self, num_tokens: int) -> None:
-        """A block that is not full changes with what comes behind it."""
+        """Appends tokens. A block that is not full changes with the tokens after it."""
         first = self.num_tokens // BLOCK
         self.num_tokens += num_tokens
         num_blocks = -(-self.num_tokens // BLOCK)
@@ -161,7 +161,7 @@ class _Prompt:
         return _Prompt(self.numbers, list(self.hash_ids), self.num_tokens)
 
     def cut(self, num_tokens: int) -> None:
-        """Forgets what lies behind so many tokens."""
+        """Drops all tokens after the first `num_tokens`."""
         self.num_tokens = num_tokens
         del self.hash_ids[-(-num_tokens // BLOCK) :]
 

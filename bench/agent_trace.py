@@ -29,7 +29,7 @@ class Conversations:
     """Input behind an answer: a tool's result, or a person's next message."""
     turns: range
     is_in_turn: bool
-    """Whether the one that has waited longest goes on first; else any of those that wait."""
+    """Whether the conversation that has waited longest continues first; else a random one."""
 
     @property
     def longest(self) -> int:
@@ -69,7 +69,8 @@ class Trace:
         self._shape = shape
         self._vocab_size = vocab_size
         count = shape.num_conversations
-        # Each has its own, so that the order in which turns end changes no prompt.
+        # Each has its own random numbers, so that prompts do not depend on the order in which turns
+        # end.
         self._rngs = [np.random.default_rng((seed, number)) for number in range(count)]
         self._order = np.random.default_rng(seed)
         system = self._order.integers(0, vocab_size, shape.system).tolist()
@@ -95,7 +96,7 @@ class Trace:
             )
 
     def answered(self, conversation: int, answer: list[int]) -> None:
-        """Ends a turn. The conversation waits for its next one, if it has one."""
+        """Ends a turn. The conversation waits for its next one, if there is one."""
         self._num_running -= 1
         self._prompts[conversation] = [
             *self._prompts[conversation],

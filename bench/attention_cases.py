@@ -125,8 +125,7 @@ def _our_decode(batch: Batch) -> Planned:
         plan_decode(plan, lens, rows, batch.table, PAGE, share=False)
 
     def attend(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        # The engine launches decode so: each kernel while the one before it ends, as FlashInfer's
-        # are.
+        # As in an engine, and as FlashInfer's: each kernel starts while the one before it ends.
         kernels = attention_kernels(batch.q, k)
         kernels.attend_decodes(batch.q, k, v, lens, rows, batch.table, plan, out, dependent=True)
         return out

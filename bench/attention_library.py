@@ -77,7 +77,7 @@ class Layer:
 
 
 def sustained(call: Callable[[], object], seconds: float) -> float:
-    """Milliseconds of one call while nothing else happens for so long."""
+    """Milliseconds of one call, repeated for `seconds`."""
     call()
     torch.cuda.synchronize()
     began = time.perf_counter()

@@ -54,7 +54,7 @@ class Cache(Protocol):
     """A cache of blocks under an order of eviction."""
 
     def serve(self, hash_ids: Sequence[int], now: float, turn: Turn) -> int:
-        """Serves a prompt of these full blocks; returns how many of them it finds."""
+        """Serves a prompt with these full blocks; returns how many of them are hits."""
 
 
 class PoolCache:
@@ -83,8 +83,8 @@ class PoolCache:
 
 
 class BeladyCache:
-    """Evicts the block whose next use lies farthest ahead. A prompt that uses a block uses all
-    before it, so that of a chain the last block goes first."""
+    """Evicts the block whose next use is farthest ahead. A prompt that uses a block uses all before
+    it, so the last block of a chain is evicted first."""
 
     def __init__(self, num_blocks: int, trace: Sequence[Sequence[int]]) -> None:
         self._num_blocks = num_blocks
@@ -160,7 +160,7 @@ def replay(
     for record in records:
         now = record.timestamp / 1000
         num_hits = cache.serve(full_blocks(record), now, turn_of(record))
-        # The last token is computed in any case.
+        # The last token is always computed.
         num_cached = min(num_hits * BLOCK, record.input_length - 1)
         found.num_tokens += record.input_length
         found.num_hit_tokens += num_cached
@@ -175,7 +175,7 @@ def full_blocks(record: TraceRecord) -> list[int]:
 
 
 def turn_of(record: TraceRecord) -> Turn:
-    """A turn as an engine knows it: its tenant, and what its answer waits for."""
+    """The turn as an engine knows it: its tenant, and what its answer waits for."""
     if isinstance(record, AgentRecord):
         return Turn(tenant=record.tenant, kind=record.kind)
     return UNKNOWN

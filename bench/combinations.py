@@ -35,11 +35,10 @@ PLATFORMS = {
     "demo": (("-k", DEMO_TESTS), "the demo model on a CPU"),
     "gpu": (("-m", "gpu"), "random weights on an NVIDIA GPU"),
 }
-"""Platforms, each with pytest's flags, which select all of its cells, and the meaning of those."""
+"""Platforms, each with the flags by which pytest selects its cells, and a description."""
 NUM_WORKERS = {"cpu": 2, "gpu": 4}
-"""Number of processes that run a platform's cells beside each other; one for platforms that are not
-here. Cells of an engine alone and those of a cluster share nothing; on a GPU the rows of an engine
-are shared out."""
+"""Number of processes that run a platform's cells side by side; 1 for other platforms. Cells of an
+engine share nothing with those of a cluster; on a GPU the cells of engines are divided too."""
 FAILED = "failed"
 REFUSED = "refused"
 NOT_SEEN = "not run"
@@ -70,7 +69,7 @@ COLUMNS: tuple[tuple[str, States], ...] = (
     ("failed on a CPU with", {"cpu": (FAILED,)}),
     ("failed on a GPU with", {"gpu": (FAILED,)}),
 )
-"""Columns of the page, and what was seen on platforms of the pairs that they name."""
+"""Columns of the page, and the results by platform of the pairs that each names."""
 
 
 def main(

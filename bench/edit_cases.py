@@ -49,5 +49,5 @@ def edit_call(logits: torch.Tensor, num_outputs: int) -> Callable[[], None]:
 
 
 def _edit(packed: torch.Tensor, *given: torch.Tensor) -> None:
-    """Launches the edits. `packed` is kept for the addresses, which point to it."""
+    """Launches the edits. `packed` keeps the memory alive that the addresses point to."""
     edit_logits(*given)

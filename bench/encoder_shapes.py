@@ -101,7 +101,7 @@ class Rate:
     texts: int
     tokens: int
     launched_milliseconds: float
-    """Time of a step before its graph is captured, where it has one."""
+    """Milliseconds of a step before its graph is captured."""
     milliseconds: float
     texts_per_second: float
     tflops: float
@@ -179,8 +179,8 @@ def _plan(shape: Shape, step: int) -> StepPlan:
 
 
 def _seconds(executor: Executor, shape: Shape, rounds: int) -> list[float]:
-    """Times between the ends of steps, each launched before the one before it is read; the first two
-    count for nothing."""
+    """Seconds between the ends of steps, each launched before the one before it is read; the first
+    two are left out."""
     plans = [_plan(shape, step) for step in range(rounds + 3)]
     ends = []
     executor.submit(plans[0])

@@ -69,7 +69,7 @@ class Trial:
         self._vocab_size = vocab_size
         self._stress = stress
         config = stress.engine_config(config)
-        # Two engines over one executor, one after another: alone nothing is found in a cache.
+        # Two engines use one executor, one after another; the first one has no prefix cache.
         self._alone = Engine(replace(config, enable_prefix_caching=False), executor)
         self._together = Engine(config, executor)
         self._reader = KvReader(executor)
@@ -149,7 +149,7 @@ class Trial:
         return replace(plain, repetition_penalty=1.2, presence_penalty=0.5, logit_bias={5: 1.5})
 
     def _resumed(self, request: NewRequest, answer: Answer) -> NewRequest:
-        """The rest of an answer, as an engine gets it after the death of another one."""
+        """Request for the rest of an answer, as an engine gets it after another one has died."""
         known = answer.token_ids[: self._rng.randrange(len(answer.token_ids))]
         return replace(
             request, output_ids=known, sampling=replace(request.sampling, num_prompt_logprobs=None)
@@ -186,7 +186,7 @@ class Trial:
             at += num_tokens
         for part in output.prompt_logprobs:
             answers[part.key].prompt_logprobs += part.entries
-        # Before another step is planned, to which it may give the blocks.
+        # Before the next step is planned, which may reuse the blocks.
         for finished in output.finishes:
             prompt = asked[finished.key].prompt_ids
             answer = answers[finished.key]

@@ -17,7 +17,7 @@ from headwater.kernels.gemm.w8a8 import W8A8Weight
 from .gpu_timing import BYTES_PER_US, FLOPS_PER_US, Figure, randn, timed
 
 DEPENDENT_TOKENS = 512
-"""Up to this many tokens kernels start while those before them end, as in an engine."""
+"""Most tokens for which a kernel starts while the one before it ends, as in an engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,8 @@ def _product(shape: Shape) -> Product:
 
 
 class _Layer:
-    """A call that chooses and multiplies for tokens of its own, so that few tokens of two calls
-    share few experts."""
+    """A call that routes and multiplies tokens of its own, so that two calls with few tokens share
+    few experts."""
 
     def __init__(self, shape: Shape, num_tokens: int, product: Product) -> None:
         self._x = randn(num_tokens, shape.hidden)

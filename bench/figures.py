@@ -1,5 +1,4 @@
-"""How a benchmark of one piece times it, and shows what it measured: as a table, or as JSON with
-`--json`."""
+"""Times a benchmark of one piece, and prints its figures as a table, or with `--json` as JSON."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from headwater.kernels.launch.device import upload
 BEHIND = 64
 """Number of output indices behind the longest answer that a step may compute in vain."""
 FREE = -1
-"""Stands in the place of a token that is sampled."""
+"""Placeholder of a sampled token."""
 
 
 class ForcedAnswers:
@@ -52,7 +52,7 @@ class ForcedAnswers:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Scope in which executors are built that force these answers for as long as they live."""
+        """Context in which executors are built that force these answers."""
         with (
             mock.patch.object(eager, "Sampler", partial(ForcedSampler, self)),
             mock.patch.object(cuda_parts, "DeviceSampler", partial(ForcedDeviceSampler, self)),

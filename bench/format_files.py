@@ -22,17 +22,17 @@ class FormatFile:
     source: str
     """A checkpoint's folder, or a GGUF file."""
     quantization: str = "auto"
-    """Kind that its weights are rounded to when it is converted."""
+    """Kind of weights to which the model is rounded when it is converted."""
     by_transformers: float | None = None
-    """Perplexity that transformers finds of the file, with activations rounded where the file says
-    so; None: it does not load it."""
+    """Perplexity of the file in transformers, with activations rounded where the file says so;
+    None: transformers does not load it."""
     by_reading: float | None = None
     """Perplexity of a plain reading of the file's weights; None: there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatFiles:
-    """Models to compare, and the one that they are compared with."""
+    """Models to compare, and their reference."""
 
     against: str
     num_tokens: int

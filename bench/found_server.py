@@ -1,5 +1,4 @@
-"""The server that a benchmark drives: the one that is named, else this machine's, and the first
-model there."""
+"""The server that a benchmark uses: a named one, else this machine's, and its first model."""
 
 from __future__ import annotations
 

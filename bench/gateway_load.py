@@ -124,7 +124,7 @@ def streams(
         "HEADWATER_MAX_NUM_SEQS": str(num_streams),
         "HEADWATER_MAX_NUM_BATCHED_TOKENS": str(max(2048, num_streams)),
         "HEADWATER_NUM_BLOCKS": str(max(1024, num_streams * 64)),
-        # A gateway keeps its last turns from the tenant that has most of them.
+        # A gateway reserves its last turns from the tenant with the most turns.
         "HEADWATER_MAX_RUNNING": str(max(4096, 2 * num_streams)),
     }
     with own_cluster(["--executor=simulated", "--replicas=1", "--log-level=warning"]) as (

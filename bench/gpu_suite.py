@@ -59,7 +59,7 @@ MOST_RESTARTS = 1000
 """Number of workers that may end before xdist gives up; time is what limits the tests."""
 TESTS_AT_ONCE = max(1, (os.cpu_count() or 2) - 1)
 """Compilers take most of the time of tests, a core each."""
-# Seconds that a part may take; the sum exceeds the total, since few parts need all of theirs.
+# Seconds that a part may take; the sum exceeds the total limit, since few parts need all of theirs.
 TESTS_LIMIT = 240.0
 MODEL_LIMIT = 200.0
 LINE_LIMIT = 120.0
@@ -131,7 +131,7 @@ class Suite:
             for name, workload in WORKLOADS.items()
             if workload.model == model and name in figures
         ]
-        # The longest is last, so that at most one is cut off.
+        # Longest last, so that at most one is cut off.
         ids.sort(key=lambda name: figures[name])
         self._named("workloads", "workload", ids, self._offline(), MODEL_LIMIT)
 
@@ -229,7 +229,7 @@ class Suite:
             self._missing["structured"] = outcome.why
 
     def combine(self) -> None:
-        """Runs capabilities beside one another: the cells of the GPU."""
+        """Runs the cells of capabilities on the GPU."""
         command = [sys.executable, "-m", "headwater.bench.combinations", "--platform=gpu"]
         limit = self._left(COMBINATIONS_LIMIT)
         outcome = run_part(
@@ -300,7 +300,7 @@ class Suite:
     def _named(
         self, group: str, key: str, ids: Sequence[str], command: list[str], limit: float
     ) -> None:
-        """Runs a program that prints a row for each of `ids`, which it takes as its option
+        """Runs a program that prints a row for each of `ids`, which are passed by its option
         `key`."""
         results = self.report.setdefault(group, {})
 
@@ -358,7 +358,7 @@ def main(
 ) -> None:
     """Test and measure this commit on a GPU."""
     parts = _parts(part or [], tensor_parallel_size)
-    # One cache for all parts: a part uses the kernels that earlier ones compiled.
+    # All parts share one cache of compiled kernels.
     os.environ.update(with_kernel_cache(os.environ))
     suite = Suite(
         runs=runs, limit=limit, output=output, dry_run=dry_run, num_ranks=tensor_parallel_size
@@ -446,8 +446,7 @@ def _table(peer: Peer, workloads: dict[str, Row], line: dict[str, Row]) -> Table
 
 
 def _lacking() -> str:
-    """Problem that keeps every cluster from starting here, and its remedy; empty where there is
-    none."""
+    """Reason why no cluster can start here, and its remedy; empty where there is none."""
     if not list(importlib.metadata.distributions(name="headwater")):
         return "the package headwater has no metadata here: install it (pip install --no-deps -e .)"
     if (

@@ -24,7 +24,7 @@ class Figure:
 
 
 def captured(calls: Sequence[Callable[[], object]]) -> torch.cuda.CUDAGraph:
-    """Graph of the calls of the list, one after another."""
+    """CUDA graph of the calls in sequence."""
     for call in calls[:2]:
         call()
     torch.cuda.synchronize()
@@ -36,8 +36,7 @@ def captured(calls: Sequence[Callable[[], object]]) -> torch.cuda.CUDAGraph:
 
 
 def timed(calls: Sequence[Callable[[], object]], replays: int = 15) -> float:
-    """Median microseconds of one call; the calls of the list run one after another inside a
-    graph."""
+    """Median microseconds of one call; the calls run in sequence inside a graph."""
     return timed_in_turn(calls, replays=replays)[0]
 
 

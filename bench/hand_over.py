@@ -232,8 +232,8 @@ def measured_mixes(
 
 
 def counters(cluster: ClusterRecord) -> dict[str, float]:
-    """Tokens that engines pulled so far, those of them that they prefetched, and those that they
-    copied directly."""
+    """Tokens that engines have pulled, and the parts of them that were prefetched and copied
+    directly."""
     found = dict.fromkeys(("pulled", "prefetched", "pulled_directly"), 0.0)
     for text in engine_metrics(cluster):
         for name in found:

@@ -40,7 +40,7 @@ class Results:
     """Tests that ended their process or left it unusable."""
     started: set[str] = field(default_factory=set)
     victims: dict[str, str] = field(default_factory=dict)
-    """Tests that failed in a process behind a culprit, with that culprit."""
+    """Tests that failed in a process after a culprit, with that culprit."""
 
     @classmethod
     def read(cls, path: Path) -> Results:

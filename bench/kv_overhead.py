@@ -59,8 +59,8 @@ class Overhead:
     without_tier: float
     with_tier: float
     overhead_percent: float
-    """Part of the time without the tier, or of a step of the length that was given, that the tier
-    adds."""
+    """Time that the tier adds, as a share of the time without it, or of a step of the given
+    length."""
 
 
 def main(
@@ -155,7 +155,7 @@ def _without_collections() -> Iterator[None]:
 
 def _engine(tiers: Sequence[str], num_requests: int) -> Engine:
     """Engine whose cache has room for twice the requests. Its host memory is soon full, so that
-    each block that is saved replaces another one."""
+    each saved block evicts another one."""
     max_model_len = PROMPT_LEN + ANSWER_LEN + BLOCK_SIZE
     num_blocks = 2 * num_requests * (max_model_len // BLOCK_SIZE + 1)
     config = EngineConfig(
@@ -172,13 +172,13 @@ def _engine(tiers: Sequence[str], num_requests: int) -> Engine:
     link = None
     if PULLS in tiers:
         records = np.zeros((NUM_PEER_BLOCKS, HEADER_LEN + block_bytes_of(executor)), np.uint8)
-        # Nobody asks for blocks.
+        # No engine asks for blocks.
         link = PeerLink(key=b"", seal=BlockSeal(), records=records, send=lambda message: None)
     return Engine(config, executor, peer_link=link)
 
 
 def step_overhead(folder: Path, model: str, num_requests: int, runs: int) -> Overhead:
-    """Seconds in which a GPU answers so many requests that come at once."""
+    """Seconds in which a GPU answers `num_requests` requests that arrive together."""
     (folder / "config.json").write_text(json.dumps(MODELS[model]))
     num_tokens = num_requests * (PROMPT_LEN + ANSWER_LEN + BLOCK_SIZE)
     # Both engines share the GPU, so that each has a cache for all requests and no more: new prompts

@@ -67,8 +67,7 @@ def main(
 
 
 def twice(bench: Bench, num_prompts: int, prompt_len: int, output_len: int) -> dict[str, Any]:
-    """Seconds of both rounds. Other prompts went the same way before, so that nothing is the first
-    of its kind."""
+    """Seconds of both rounds, after other prompts have warmed everything up."""
     workload = uniform("", num_prompts, prompt_len, output_len)
     for _ in range(2):
         requests = list(bench.requests(workload))

@@ -42,8 +42,7 @@ OWNER = Owner(bytes(16))
 LOAD_BLOCKS = 32
 """Blocks of one load: a prompt of 2,048 tokens."""
 PLAIN_READERS = (1, NUM_READERS, 8)
-"""Numbers of threads that read files as they are: the disk's bandwidth is what the best of them
-reach."""
+"""Numbers of threads that read plain files: the best of them measures the disk's bandwidth."""
 POLL_SECONDS = 0.0005
 """About as often as an engine with a GPU looks."""
 LOOK_SECONDS = 5e-5
@@ -115,7 +114,7 @@ def swapper_of(blocks: KvBlocks, num_slots: int) -> Swapper:
 
 
 def host_rates(swapper: Swapper, num_blocks: int, runs: int) -> Iterator[dict[str, Any]]:
-    """A row for each way, and one for both at once, whose rate is that of either way."""
+    """A row for each direction, and one for both at once with the rate of either."""
     # Locked, as the swapper's own slots are.
     memory = torch.from_numpy(swapper.slots)
     device_memory = torch.empty((2, *memory.shape), dtype=torch.uint8, device="cuda")
@@ -180,7 +179,7 @@ def alternated(
 def disk_rates(
     swapper: Swapper, folder: Path, num_blocks: int, block_size: int, runs: int
 ) -> list[dict[str, Any]]:
-    """The rate at which blocks are written, and that at which they are loaded."""
+    """Rates at which blocks are written and loaded."""
     block_bytes = swapper.slots.shape[1]
     files = BlockFiles.open(folder, KEY, 2 * num_blocks * block_bytes, BlockSeal())
     tier = DiskBlocks(swapper, files, block_size=block_size)
@@ -248,7 +247,7 @@ def _read_plainly(paths: Sequence[Path], block_bytes: int, num_readers: int) -> 
 
 
 def _forget(paths: Sequence[Path]) -> None:
-    """Has the system forget what it has cached of these files, which are on the disk."""
+    """Drops the files, which are on the disk, from the system's page cache."""
     for path in paths:
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

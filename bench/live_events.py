@@ -35,8 +35,7 @@ CONNECT_SECONDS = 30.0
 
 
 class EmptySnapshot:
-    """Snapshot of an engine for its follower: a cache with nothing in it, so that events begin with
-    the first."""
+    """Snapshot of an empty cache, so that a follower starts with the first event."""
 
     def __init__(self, replica_id: str) -> None:
         self._replica_id = replica_id
@@ -51,7 +50,7 @@ class EmptySnapshot:
     async def KvEvents(
         self, request: KvEventsRequest, timeout: float
     ) -> AsyncIterator[KvEventBatch]:
-        """Yields nothing: it is called before anything was published, so nothing is missing."""
+        """Yields nothing: it is called before any event was published, so none is missing."""
         nothing: tuple[KvEventBatch, ...] = ()
         for batch in nothing:
             yield batch

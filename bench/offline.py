@@ -53,10 +53,10 @@ class Measurement:
     output_tokens_per_second: float
     steps: int
     start_seconds: float
-    """Seconds from nothing to an engine that is ready, shared by workloads of one model."""
+    """Seconds to build an engine, shared by the workloads of one model."""
     runs: list[float]
     preemptions: float
-    """A run, on average, as below."""
+    """Statistics of a mean run, as described below."""
     resumed_tokens: dict[str, float]
     """Tokens of preempted requests that the device still had, that a tier brought back, and that
     were computed again."""

@@ -1,4 +1,4 @@
-"""One part of a benchmark as a program of its own: bounded in time, and its printed rows count
+"""One part of a benchmark in a child process: its time is bounded, and its printed rows count
 however it ends."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FAILED = "failed"
 TOO_LATE = "out of time"
 LAST_LINES = 3
 LAST_CHARACTERS = 300
-"""Number of last lines, and of characters in them, that are kept of a program that failed."""
+"""Number of last lines, and of characters in them, that are kept of a failed program's errors."""
 
 
 @dataclass(slots=True)
@@ -30,10 +30,10 @@ class Outcome:
     """Result of a program."""
 
     rows: list[Row] = field(default_factory=list)
-    """Lines of its output that are JSON objects."""
+    """JSON objects that it printed, one a line."""
     seconds: float = 0.0
     why: str = ""
-    """Reason for which it failed; empty if it ended well."""
+    """Reason of its failure; empty if it succeeded."""
 
 
 def run_part(
@@ -80,7 +80,7 @@ def run_part(
             else:
                 sys.stderr.write(line)
         code = child.wait()
-        # A child that it left behind may still hold its stderr.
+        # A grandchild may still hold its stderr.
         _kill(child)
         listener.join()
     finally:
@@ -102,9 +102,9 @@ def run_named(
     limit: float,
     on_row: Callable[[str, Row], None],
 ) -> dict[str, str]:
-    """Runs a program that prints a row for each id, in order, under `key`. Where it fails at one,
-    another goes on behind that one; two that fail before their first row are enough. Returns the
-    ids that have no row, and why."""
+    """Runs a program that prints a row for each id, in order, under `key`. If it fails at an id, it
+    is run again for those after it; two failures before the first row end this. Returns the ids
+    without a row, and why."""
     missing = dict[str, str]()
     left = list(ids)
     end = time.monotonic() + limit

@@ -85,9 +85,9 @@ def main(
 def started_ranks(
     work: Callable[..., None], ranks: int, *given: Any, is_host: bool = False
 ) -> Iterator[list[Connection]]:
-    """Pipes to processes, a GPU each, that run `work(rank, ranks, pipe, *given)`; they exchange
-    handles of their memory first, unless it is the host's. Raises `typer.BadParameter` for GPUs
-    that are not there, or do not reach one another."""
+    """Pipes to processes, one a GPU, that run `work(rank, ranks, pipe, *given)`; they first
+    exchange handles of their memory, unless it is host memory. Raises `typer.BadParameter` for GPUs
+    that are absent, or cannot access one another."""
     if not 2 <= ranks <= torch.cuda.device_count():
         raise typer.BadParameter(
             f"ranks is {ranks}; allowed: 2…{torch.cuda.device_count()}, a GPU each"

@@ -32,7 +32,7 @@ NAMESPACE = bytes(16)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """Milliseconds; the whole and its parts."""
+    """Milliseconds of the whole and of its parts."""
 
     messages: int
     tokens: int

@@ -19,7 +19,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def children_of(pid: int) -> list[int]:
-    """Ids of the processes that any of its threads started; none on systems that do not report
+    """Ids of the child processes of all of its threads; empty on systems that do not report
     them."""
     return [
         int(child)
@@ -29,8 +29,8 @@ def children_of(pid: int) -> list[int]:
 
 
 def cpu_seconds_of_all(pid: int) -> float:
-    """User and system seconds of a process and of all that it started, those that have ended among
-    them."""
+    """User and system seconds of a process and all of its descendants, also of those that have
+    ended."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         own = sum(map(int, stat_of(pid)[11:15])) / os.sysconf("SC_CLK_TCK")
         return own + sum(map(cpu_seconds_of_all, children_of(pid)))

@@ -64,7 +64,6 @@ class ProcessHealth:
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        # Its reports have been sent. A test that is not over when its worker ends is the one that
-        # xdist blames.
+        # Its reports have been sent. xdist blames the test that is running when its worker ends.
         if self._is_worker and nodeid == self._culprit:
             os._exit(EXIT_CODE)

@@ -38,8 +38,8 @@ def is_locked(address: int) -> bool:
 
 
 def described(address: int) -> str:
-    """Describes an address as CUDA sees it: its kind of memory (1: host, 2: device) and the range
-    that it lies in; an error's code where CUDA does not know it."""
+    """Describes an address as CUDA sees it: its kind of memory (1: host, 2: device) and its range,
+    or an error code where CUDA does not know it."""
     query = ctypes.CDLL("libcuda.so.1").cuPointerGetAttribute
     found = []
     for name, number in _ATTRIBUTES.items():
@@ -150,7 +150,7 @@ class LockTable:
                 found.append(f"{num_bytes} bytes at {address:#x} are locked and not mapped")
         for address, num_bytes in list(self._ended.items()):
             pages = range(address, address + num_bytes, mmap.PAGESIZE)
-            # Others may have locked memory that was mapped there since.
+            # Another object may have locked memory that was mapped at these addresses later.
             if any(self._is_locked(page) and not self._holds(page) for page in pages[:1]):
                 found.append(f"{num_bytes} bytes at {address:#x} are locked after their unlock")
             del self._ended[address]

@@ -20,7 +20,7 @@ from .pytest_health import POISONED
 MOST_CHARACTERS = 300
 """Largest number of characters that are kept of an error's first line."""
 MOST_PLACES = 4
-"""Largest number of places that are kept of an error's traceback."""
+"""Most frames of a traceback that are kept."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -77,7 +77,7 @@ class ResultsFile:
         self._file.close()
 
     def _collected(self, ids: Sequence[str]) -> None:
-        # Workers collect the same, one that replaces another too.
+        # All workers collect the same tests, also one that replaces another.
         if not self._has_collected:
             self._has_collected = True
             self._write(collected=list(ids))
@@ -87,8 +87,8 @@ class ResultsFile:
 
 
 def first_line(report: pytest.CollectReport | pytest.TestReport) -> str:
-    """The first line of the error's own message, where there is one, and the innermost places of
-    its raising."""
+    """First line of the error's message, if there is one, and the innermost frames of its
+    traceback."""
     crash = getattr(report.longrepr, "reprcrash", None)
     text = (crash.message if crash is not None else report.longreprtext).strip()
     if crash is None and "\nE " in text:

@@ -22,7 +22,7 @@ MAX_ANSWER = 4096
 ONE = "tenant"
 NUM_TENANTS = 4
 GREEDY_PART = 10
-"""Requests of one tenant of the load `tenants`, for each one of another tenant."""
+"""In the load `tenants`, requests of one tenant for each request of another."""
 
 Ids = npt.NDArray[np.int64]
 
@@ -69,7 +69,7 @@ def documents(num_requests: int, rng: np.random.Generator) -> list[Arrival]:
 
 
 def answers(num_requests: int, rng: np.random.Generator) -> list[Arrival]:
-    """Chats of one tenant, and one request in ten whose answer is long."""
+    """Chats of one tenant, one in ten of which has a long answer."""
     is_long = rng.random(num_requests) < 0.1
     short = _lognormal(rng, 150, 0.8, num_requests)
     outputs = np.where(is_long, rng.integers(2_048, MAX_ANSWER, num_requests), short)
@@ -77,7 +77,7 @@ def answers(num_requests: int, rng: np.random.Generator) -> list[Arrival]:
 
 
 def tenants(num_requests: int, rng: np.random.Generator) -> list[Arrival]:
-    """Chats of several tenants, of which one sends ten times as many as each other one."""
+    """Chats of several tenants, one of which sends ten times as many as any other."""
     weights = np.array([GREEDY_PART] + [1] * (NUM_TENANTS - 1), float)
     names = rng.choice(NUM_TENANTS, num_requests, p=weights / weights.sum())
     prompts = _lognormal(rng, 300, 0.8, num_requests)
@@ -142,7 +142,7 @@ def _cut(prompt: Callable[[], list[int]], most: int) -> list[int]:
 
 
 def _ids(seed: int, count: int) -> list[int]:
-    """Token ids that differ from those of any other seed after one or two."""
+    """Token ids that differ from those of other seeds after one or two."""
     steps = np.arange(count, dtype=np.int64) * (2 * seed + 1) + seed * 7919
     ids: list[int] = (FIRST_ID + (steps ^ (steps >> 15)) % NUM_IDS).tolist()
     return ids

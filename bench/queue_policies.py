@@ -33,8 +33,8 @@ EARLY = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Figures of one policy. Times are milliseconds; a figure that ends in _x is a multiple of that
-    of order of arrival."""
+    """Figures of one policy. Times are milliseconds; figures that end in _x are multiples of those
+    of fcfs."""
 
     load: str
     part: float
@@ -53,7 +53,7 @@ class Row:
     refused: int
     preempted: int
     jain: float
-    """Jain's index of what tenants were given, of what was fair."""
+    """Jain's index of the tenants' tokens, relative to their fair parts."""
 
 
 def measure(
@@ -124,9 +124,9 @@ def figures_of(run: QueueRun) -> tuple[float, float, float, float]:
 
 
 def jain_of(outcomes: Sequence[Outcome]) -> float:
-    """Jain's index over tenants of the tokens given while requests came, each divided by its fair
-    part: what it asked for, at most its equal share of all that was given. The last fifth of the
-    requests is left out: much of it would still run."""
+    """Jain's index over tenants of the tokens given while requests arrive, each divided by its fair
+    part: what it asked for, at most an equal share of all tokens given. The last fifth of the
+    requests is left out, since much of it would still be running."""
     last_arrival = max(each.arrival.at for each in outcomes)
     outcomes = [each for each in outcomes if each.arrival.at <= EARLY * last_arrival]
     asked = Counter[str]()

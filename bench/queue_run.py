@@ -85,7 +85,7 @@ class Outcome:
 
     @property
     def is_good(self) -> bool:
-        """Whether it met both goals."""
+        """Whether it met both of its goals."""
         return self.ttft is not None and self.ttft <= TTFT_GOAL and self.tpot <= TPOT_GOAL
 
 

@@ -49,7 +49,7 @@ class RoutedCandidate(msgspec.Struct, frozen=True):
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """Part of a gateway's log of a decision that is needed here."""
+    """The fields of a logged decision that are read here."""
 
     replica_id: str
     candidates: Annotated[list[RoutedCandidate], msgspec.Meta(min_length=1)]

@@ -48,8 +48,8 @@ def render(topics: dict[str, list[Row]], results: Path = RESULTS) -> dict[str, s
 
 
 def shares_of(rows: list[Row]) -> Shares:
-    """Ratios that a topic's plot shows: each series that is a claim, beside its target and each of
-    its peers."""
+    """Ratios in a topic's plot: each series that is a claim, relative to its target and each of its
+    peers."""
     found: Shares = {}
     for section in claims_of(rows).values():
         for name, series in zip(names_of([each[-1] for each in section]), section, strict=True):
@@ -71,8 +71,8 @@ def shares_of(rows: list[Row]) -> Shares:
 
 
 def digest_of(shares: Shares) -> str:
-    """Digest of a plot's data; its file carries it, so that a plot is drawn again only when its
-    data changed."""
+    """Digest of a plot's data. The plot's file contains it, so that a plot is redrawn only when its
+    data have changed."""
     return f"rows {hashlib.sha256(json.dumps(shares).encode()).hexdigest()[:16]}"
 
 

@@ -13,7 +13,8 @@ RUNNERS = ("headwater ", "python -m ", "pytest ")
 RETIRED = ("--gemv", "--decode-steps")
 """Flags that commands of earlier commits have."""
 EARLIER_FORMS = ("before", "in two launches", "without the fence", "without touching", "512 seats")
-"""Peers that are Headwater as it was: they say what a change gained, and no more to a reader."""
+"""Peers that are earlier forms of Headwater: they tell what a change gained, which readers of the
+page need not know."""
 OWN_FORMS = (
     *("bf16", "int4, groups of 32", "int4, groups of 128", "computed again", "memory's limit"),
     *("replay", "round robin", "best of nine", "SGLang, older policy"),
@@ -53,7 +54,7 @@ def topic_page(topic: str, head: str, rows: Sequence[Row]) -> str:
 
 
 def is_repeatable(row: Row) -> bool:
-    """Whether its command is one that a reader can type."""
+    """Whether its command can be typed by a reader."""
     is_program = row.command.startswith(RUNNERS) and "script" not in row.command
     return is_program and not any(flag in row.command for flag in RETIRED)
 

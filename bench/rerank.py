@@ -57,8 +57,8 @@ class Measurement:
 
 
 def make_cross_encoder(folder: Path) -> Path:
-    """A MiniLM with a random head, as transformers writes one: its scores mean nothing, its speed
-    is that of a trained one."""
+    """A MiniLM with a random head, as transformers saves it: its speed is that of a trained one,
+    its scores have no meaning."""
     found = find_source(MODEL, revision=None, cache_dir=default_cache_dir(), progress=silent)
     source = found.obtain(silent)
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
@@ -86,7 +86,7 @@ class Ranker:
         settings = ConvertSettings(
             source=source, folder=folder, name="ranker", revision="1", dtype=dtype
         )
-        # Progress goes to standard output, which is for figures here.
+        # Standard output is for figures, so progress is printed to standard error.
         with contextlib.redirect_stdout(sys.stderr):
             convert(settings)
         self._model = load_text_model(folder, "ranker", ServingChoices())

@@ -19,7 +19,7 @@ Readings = Annotated[list[float], msgspec.Meta(min_length=1)]
 
 
 class RowError(Exception):
-    """A row that is not one, or that cannot be added; says where and why."""
+    """A row that is invalid, or that cannot be added; says where and why."""
 
 
 class Row(

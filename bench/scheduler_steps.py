@@ -35,8 +35,8 @@ from .timed_executor import TimedExecutor
 
 VOCAB_SIZE = 32_000
 FEW_TOKENS = 4
-"""Size of a vocabulary whose texts repeat themselves: each draft finds a match, and one in four
-tokens of it stands."""
+"""Size of a vocabulary whose texts repeat: each draft finds a match, and one in four of its tokens
+is accepted."""
 MAX_DRAFTS = 15
 ATTENTION_PIVOT = 23_500
 """Position at which attention of an 8B model takes as long as its weights."""
@@ -52,8 +52,8 @@ MAX_STEPS_PER_ROUND = SHORTEST_STEADY // (ROUNDS + 2)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Requests that follow one another, so that as many run at any time; their ends are spread over
-    the steps."""
+    """Requests that replace one another, so that the same number runs at any time; their ends are
+    spread over the steps."""
 
     name: str
     prompt_len: int

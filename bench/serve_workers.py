@@ -101,8 +101,7 @@ def _watch(done: Any, total: int, processes: list[Any], *, quiet: bool) -> None:
 
 
 def _work(share: Share, pipe: Connection, done: Any, next_dialogue: Any, ready: Any) -> None:
-    # A process takes seconds to start, some longer than others: those that are there would meet an
-    # idle server.
+    # Processes take different times to start: without this the first would measure an idle server.
     ready.wait(START_SECONDS)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         pipe.send(runner.run(_send_all(share, done, next_dialogue)))

@@ -29,7 +29,7 @@ ANSWER_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latencies:
-    """Latencies of texts, of which so many are asked for at once."""
+    """Latencies of texts at a number of concurrent requests."""
 
     where: str
     at_once: int

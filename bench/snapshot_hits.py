@@ -107,8 +107,8 @@ def run(shape: Conversations, state_pages: int, num_blocks: int) -> Found:
 
 
 def best_split(shape: Conversations, found: Found, state_pages: int, num_blocks: int) -> int:
-    """Hit tokens of the same prompts with the pages that requests do not hold, if these were kept
-    for the conversations that were used last: for each, its keys and values and one snapshot."""
+    """Hit tokens of the same prompts if the pages that requests do not hold kept, for the
+    conversations used last, their keys and values and one snapshot each."""
     room = num_blocks - found.num_held
     cached = OrderedDict[int, int]()
     """Tokens by conversation, in order of use."""

@@ -69,8 +69,7 @@ class SpeculatedRun:
 
     @property
     def tokens_per_step(self) -> float:
-        """Number of tokens that a step brought a request that it computed; steps that compute a
-        prompt count."""
+        """Mean tokens of a request in one of its steps; steps that compute its prompt count."""
         return self.num_tokens / self.num_request_steps
 
     @property
@@ -89,9 +88,8 @@ def run_exchanges(
     stop_token_ids: tuple[int, ...] = (),
     edits: Mapping[str, Any] = NO_EDITS,
 ) -> SpeculatedRun:
-    """Answers the exchanges in order, `rows` of them at once: each one that ends is followed by the
-    next. All are of one namespace. An answer is as long as the recorded one, unless a stop id ends
-    it."""
+    """Answers the exchanges in order, `rows` of them at once, all in one namespace. An answer is as
+    long as the recorded one, unless a stop id ends it."""
     timed = TimedExecutor(executor)
     engine = Engine(config, timed.as_executor, speculator=speculator)
     run = SpeculatedRun(token_ids=[[] for _ in exchanges])

@@ -182,8 +182,8 @@ def _cases(
     *,
     dry_run: bool,
 ) -> Iterator[Case]:
-    """Cases to measure. Where no rows are given, they are the workload's. `part`: number of
-    exchanges that are left out, and number of those that follow, or 0 for all."""
+    """Cases to measure. Without `rows`, the workload's numbers of rows are used. `part`: number of
+    exchanges that are skipped, and number of those that follow, or 0 for all."""
     for name in names:
         check_choice("--workload", name, ROWS)
         for num_rows in (1, 2) if dry_run else rows or ROWS[name]:

@@ -25,8 +25,8 @@ WARM_UP_LEN = 24
 
 
 class Bench:
-    """One executor, and engines over it. An executor with a draft model or heads has one without
-    beside it: they compute prompts also where nothing is drafted."""
+    """One executor, and engines that use it. An executor with a draft model or heads has a second
+    one without: a drafter computes prompts also in a run without drafts."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Stages that answer a gateway with tokens which nothing computes, as fast as it takes them."""
+"""Stages that answer a gateway with made-up tokens, as fast as the gateway reads them."""
 
 from __future__ import annotations
 

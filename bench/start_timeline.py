@@ -127,8 +127,8 @@ def _core_spans(
 
 
 def core_phases(log: Path, *, since: float) -> dict[str, float]:
-    """Times at which the core of an engine that was started since then began each of its phases,
-    and at which its server was ready, on the clock of time.time()."""
+    """Times, on the clock of time.time(), at which the core of an engine that was started after
+    `since` began each of its phases, and at which its server was ready."""
     begins: dict[str, float] = {}
     for line in _lines(log):
         if line["event"] == "loading" and line["at"] >= since:

@@ -30,7 +30,7 @@ class GuardWritten(Exception):
 
 
 class Stress:
-    """Stress of one executor. Changes nothing unless it is on and entered."""
+    """Stress of one executor. Without effect unless it is on and entered."""
 
     def __init__(self, executor: Executor, *, is_on: bool, seed: int) -> None:
         self._rng = random.Random(seed)

@@ -49,7 +49,7 @@ PERSON = {
     "required": ["name", "age", "email", "tags", "notes"],
     "additionalProperties": False,
 }
-# Longer than any answer here, so that all have the same length.
+# Longer than any answer here, so that all answers have the same length.
 SCHEMA = {"type": "array", "items": PERSON, "minItems": 1000}
 
 SETTINGS = (
@@ -76,7 +76,7 @@ class Measurement:
     mask_p50_us: float
     mask_p99_us: float
     schema_tokens_per_step: float
-    """Number of tokens that a step brings an answer: one, and the drafts that stand."""
+    """Mean tokens of an answer in one step: one, and the accepted drafts."""
 
 
 class Client:

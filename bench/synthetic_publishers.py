@@ -29,7 +29,7 @@ MODEL = ServedModel(
 
 
 class SyntheticPublisher:
-    """One replica whose cache holds `capacity` blocks."""
+    """One replica with a cache of `capacity` blocks."""
 
     def __init__(self, number: int, capacity: int) -> None:
         self.replica_id = f"replica-{number}"

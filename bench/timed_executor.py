@@ -1,4 +1,4 @@
-"""An executor that adds up the time that its caller spends in it; the rest of a step is the
+"""An executor that measures the time that its caller spends in it; the rest of a step is the
 engine's own."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class TimedExecutor:
     def __init__(self, executor: Executor, timer: Callable[[], float] = time.perf_counter) -> None:
         """`timer`: seconds."""
         self.launch_seconds = 0.0
-        """Seconds in which steps are submitted; a CPU computes them there."""
+        """Seconds spent in `submit`; a CPU computes steps there."""
         self.wait_seconds = 0.0
         """Seconds of waiting for results and reading them."""
         self.num_steps = 0

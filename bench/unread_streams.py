@@ -57,8 +57,7 @@ async def first_tokens(cluster: ClusterRecord, count: int) -> list[float]:
 
 
 def open_stream(cluster: ClusterRecord, max_tokens: int, buffer: int | None) -> socket.socket:
-    """An open stream of which nothing is read yet; `buffer` bounds the bytes that the system takes
-    of it."""
+    """Opens a stream without reading it; `buffer`: size of the socket's receive buffer."""
     url = urlsplit(cluster.rest)
     asked = {
         "model": cluster.model,
@@ -92,8 +91,8 @@ def unread_streams(cluster: ClusterRecord, count: int, max_tokens: int) -> Itera
 
 @contextlib.contextmanager
 def read_streams(cluster: ClusterRecord, count: int, max_tokens: int) -> Iterator[None]:
-    """Opens streams that a process of their own reads as fast as they come, inside the `with`
-    block; they run when it begins."""
+    """Context with `count` streams that another process reads as fast as they come; they run when
+    it begins."""
     before = num_tokens(cluster)
     reader = multiprocessing.get_context("spawn").Process(
         target=_read_all, args=(cluster, count, max_tokens)

@@ -37,8 +37,8 @@ def first_seen(position: int, window: int) -> int:
 
 
 def tile_flops(count: int, start: int, window: int, tile: int, head_dim: int) -> int:
-    """Operations of the products of all tiles of which a part is visible, of a chunk of `count`
-    tokens behind `start` others; tiles have `tile` tokens and `KEY_TILE` keys."""
+    """Operations of the products of all partly visible tiles, of a chunk of `count` tokens after
+    `start` others; tiles have `tile` tokens and `KEY_TILE` keys."""
     num_scores = 0
     for first in range(start, start + count, tile):
         end = min(first + tile, start + count)

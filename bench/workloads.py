@@ -149,7 +149,7 @@ PACKINGS: dict[str, dict[str, Any]] = {
 llm-compressor's in bfloat16; integers and e4m3 with a scale for each output, and for each token;
 e4m3 in blocks, and a scale for 128 inputs of a token."""
 TINY = _qwen3(64, 128, 2, 4, is_tied=True, num_key_value_heads=2, head_dim=16, vocab_size=49_152)
-"""Model that replaces another one where a benchmark is only tried out."""
+"""Model that replaces larger ones in a trial run of a benchmark."""
 TINY_EXPERTS = TINY | _EXPERTS | {"num_experts": 16, "moe_intermediate_size": 32}
 
 

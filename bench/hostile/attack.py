@@ -1,4 +1,5 @@
-"""How a hostile client attacks: the tenant and the addresses that it has, and what it counts."""
+"""Configuration of a hostile client: its tenant, the addresses that it attacks, and its
+counters."""
 
 from __future__ import annotations
 

@@ -52,7 +52,6 @@ def attack(name: str, target: Target, seconds: float) -> Counter[str]:
 
 @cache
 def _runner() -> asyncio.Runner:
-    """The event loop of all attacks. NOTE: gRPC (1.85) goes on to report ends of calls to the loop
-    that began them; each one to a loop that is closed is a traceback, which cost attacks their
-    time."""
+    """Event loop of all attacks. NOTE: gRPC (1.85) reports ends of calls to the loop that started
+    them even later; each report to a closed loop is a traceback, which took time from attacks."""
     return asyncio.Runner()

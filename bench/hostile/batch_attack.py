@@ -1,4 +1,4 @@
-"""Batches whose lines are hostile: they run in the tenant's name when nobody waits for them."""
+"""Batches with hostile lines, which run for the tenant while no client waits for them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The list of hostile bodies, and harmless ones to compare them with: a name, what sends it, and a
-sentence for docs/costly_requests.md."""
+"""The list of hostile bodies, and harmless ones for comparison: a name, the function that sends it,
+and a sentence for docs/costly_requests.md."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ Schema = dict[str, Any]
 
 
 def _overlapping_patterns(count: int, idx: int) -> Schema:
-    """Patterns of names that overlap, of which a compiler makes one automaton: its size, and the
-    time for it, explode with their number."""
+    """Overlapping patterns of names, which a compiler joins in one automaton whose size grows
+    exponentially with their number."""
     patterns: Schema = {f"^[a-z]{{{i},{i + 1}}}x{i}.*y{idx}$": {} for i in range(count)}
     return {"patternProperties": patterns}
 
@@ -28,7 +28,7 @@ def slow_schema(idx: int) -> Schema:
 
 
 def endless_schema(idx: int) -> Schema:
-    """A schema of which every value contains another one, without an end."""
+    """A schema whose values are infinitely nested."""
     name = f"child{idx}"
     return {
         "type": "object",
@@ -43,7 +43,7 @@ def large_enum(idx: int, count: int = 10_000) -> Schema:
 
 
 def many_alternatives(idx: int, count: int = 2000) -> Schema:
-    """Objects of which each has a name of its own."""
+    """Alternatives that are objects with different names."""
     return {
         "anyOf": [
             {"type": "object", "properties": {f"k{idx}-{i}": {"const": i}}} for i in range(count)

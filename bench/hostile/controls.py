@@ -15,7 +15,7 @@ BUSY_SECONDS = 0.005
 
 @dataclass(frozen=True, slots=True)
 class OwnWork:
-    """A client that computes as much as it may, and sends nothing."""
+    """A client that uses as much CPU as it can, and sends nothing."""
 
     def prepare(self, model: str) -> None:
         pass

@@ -182,8 +182,8 @@ async def _on_connections(
 
 
 async def _hold(target: Target, sent: bytes, calls: int, seen: Counter[str]) -> None:
-    """Sends all of it on one connection and reads frames until the server closes it. Counts calls
-    by how they ended."""
+    """Sends all bytes on one connection and reads frames until the server closes it. Counts calls
+    by their results."""
     outcomes: dict[int, str] = {}
     rest = NO_ANSWER
     writer = None

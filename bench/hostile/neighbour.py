@@ -12,11 +12,11 @@ from typing import Any
 from ..sse_client import Outcome, SseConnection
 
 LIMIT_SECONDS = 15.0
-"""Seconds after which the neighbour gives up an answer; it counts as one that took as long."""
+"""Seconds after which the neighbour gives up an answer, which counts as one that took this long."""
 STREAMS = 6.0
 """Streams that the neighbour asks for in a second."""
 STRUCTURED = 2.0
-"""Structured answers that it asks for in a second."""
+"""Structured answers that it requests in a second."""
 CHAT = "/v1/chat/completions"
 
 
@@ -33,8 +33,8 @@ class Latencies:
 
 
 class Neighbour:
-    """Asks at a fixed pace, so that a pause of the server delays each request that falls into
-    it."""
+    """Client that sends requests at a fixed rate, so that a pause of the server delays each request
+    in it."""
 
     def __init__(self, rest: str, model: str, key: str) -> None:
         self._rest = rest
@@ -51,7 +51,7 @@ class Neighbour:
         return seen
 
     async def ask_once(self) -> Latencies:
-        """One stream and one structured answer."""
+        """Requests one stream and one structured answer."""
         seen = Latencies()
         await asyncio.gather(self._stream(seen), self._structured(seen))
         return seen
@@ -62,8 +62,8 @@ class Neighbour:
         seen.ttft.append(LIMIT_SECONDS if outcome is None else outcome.ttft)
 
     async def _structured(self, seen: Latencies) -> None:
-        """Asks for a small object under a schema that no request had before: nothing is remembered
-        of it."""
+        """Requests a small object under a schema that is different each time, so that no compiled
+        grammar is reused."""
         name = f"city{next(self._numbers)}"
         schema = {
             "type": "object",

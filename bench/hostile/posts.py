@@ -142,7 +142,7 @@ def _post(path: str, body: dict[str, Any]) -> Post:
 
 
 def _text(length: int, idx: int) -> str:
-    """Words of random letters behind a number, so that no two requests share a prefix."""
+    """A number and words of random letters, so that no two requests share a prefix."""
     return f"{idx} {_letters()[:length]}"
 
 

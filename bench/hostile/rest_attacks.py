@@ -70,7 +70,7 @@ class Posts:
 
 @dataclass(frozen=True, slots=True)
 class OpenHeads:
-    """Connections whose request never ends: half of a head is sent, and nothing after it."""
+    """Connections with half a request head, which never complete."""
 
     connections: int
 

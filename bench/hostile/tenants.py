@@ -24,7 +24,7 @@ class Tenants:
         return key
 
     async def remove(self, name: str) -> None:
-        """Removes a tenant, with all that it has under way."""
+        """Removes a tenant with all of its running requests."""
         (await self._client.delete(f"/admin/tenants/{name}")).raise_for_status()
 
     async def __aenter__(self) -> Tenants:

@@ -46,7 +46,7 @@ class Beside:
 @dataclass(slots=True)
 class Measured:
     alone: list[Latencies] = field(default_factory=list)
-    """Stretches in which nothing attacked."""
+    """Latencies in intervals without an attack."""
     beside: dict[str, list[Beside]] = field(default_factory=dict)
     """Stretches beside each body, by its name."""
 

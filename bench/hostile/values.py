@@ -41,8 +41,8 @@ def escapes(count: int = 600_000) -> bytes:
 
 @cache
 def digits(length: int = 3 * MIB) -> bytes:
-    """One whole number: reading it takes time that grows with the square of its digits, unless its
-    length is refused first."""
+    """One integer, which takes time quadratic in its digits to parse, unless its length is refused
+    first."""
     return b"9" * length
 
 

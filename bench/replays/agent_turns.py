@@ -25,7 +25,7 @@ QUOTED_LINES = range(4, 11)
 CHANGED_LINES = range(1, 3)
 """Number of these lines that change."""
 SENTENCE_WORDS = range(8, 17)
-"""Number of words in the sentence before a call; drawn at random, so that nothing predicts them."""
+"""Number of random, unpredictable words in the sentence before a call."""
 Encode = Callable[[str], list[int]]
 
 NOUNS, VERBS, GLUE = (

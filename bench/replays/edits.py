@@ -26,7 +26,7 @@ Encode = Callable[[str], list[int]]
 
 
 def edits(repository: Path, encode: Encode) -> list[Exchange]:
-    """The edits in the order in which they were drawn; one a commit."""
+    """The edits in a fixed random order; one a commit."""
     commits = _git(repository, "rev-list", "--no-merges", "--reverse", LAST_COMMIT).split()
     rng = random.Random(SEED)
     rng.shuffle(commits)

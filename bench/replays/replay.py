@@ -45,7 +45,7 @@ def write(name: str, exchanges: Iterable[Exchange]) -> Path:
 def random_exchanges(
     num_exchanges: int, *, prompt_len: int = 128, answer_len: int = 128
 ) -> list[Exchange]:
-    """Exchanges of random tokens, which nothing predicts."""
+    """Exchanges of random, unpredictable tokens."""
     rng = np.random.default_rng(17)
     first = RANDOM_VOCABULARY[0]
     last = RANDOM_VOCABULARY[-1]
