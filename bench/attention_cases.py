@@ -17,8 +17,8 @@ from headwater.engine_core.platforms.cuda_attention import attention_kernels
 from headwater.kernels.attention.decode_plan import plan_decode
 from headwater.kernels.attention.prefill_attention import prefill_tiles
 
+from .attention_lengths import Sequences, prefill_flops
 from .byte_layers import room_for_plan
-from .gpu_kernels import Sequences, prefill_flops
 from .gpu_timing import BYTES_PER_US, FLOPS_PER_US, captured, randn
 
 HEADS = 32

@@ -23,9 +23,9 @@ import typer
 from headwater.kernels.gemm.gemm import configure_blas, linear, linear_silu_mul
 
 from .attention_cases import HEAD_DIM, KV_HEADS, Batch, Planned, ours
+from .attention_lengths import CONTEXTS
 from .attention_others import has_flashinfer, others
 from .figures import print_table
-from .gpu_kernels import CONTEXTS
 from .gpu_timing import captured, randn
 from .program import run_program
 

@@ -23,10 +23,10 @@ from headwater.kernels.sampling.filtered_sample import Filters, filtered_sample
 from headwater.kernels.sampling.logprobs import logprobs_of
 from headwater.kernels.sampling.sample import Candidates, best_of_stretches, sample
 
-from .gpu_kernels import draws_of
 from .gpu_timing import randn, timed
 from .peer_sums import started_ranks
 from .program import run_program
+from .sampling_cases import draws_of
 
 VOCAB_SIZE = 151_936
 ROWS = (1, 64, 256)

@@ -54,6 +54,7 @@ from .conversations import Conversations
 from .http_exchange import JSON, Exchange, Handler, HeadOnly, Route
 from .messages import Messages
 from .ollama import OllamaSurface
+from .ollama_models import OllamaModels
 from .own_pages import OwnPages
 from .paths import Paths
 from .responses import Responses
@@ -106,6 +107,7 @@ def make_app(
     routes = (
         *surface.routes(),
         *OllamaSurface(cluster, callers, settings).routes(),
+        *OllamaModels(cluster, callers, settings).routes(),
         *ScoreSurface(cluster, callers, settings).routes(),
         *BatchSurface(storage, callers, settings.max_file_bytes).routes(),
         *AdapterSurface(adapters, storage, callers).routes(),

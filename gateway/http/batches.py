@@ -8,17 +8,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
-from python_multipart.multipart import parse_options_header
-from starlette.datastructures import Headers, UploadFile
-from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.datastructures import UploadFile
 
 from headwater.services.runtime.batch_endpoints import BATCH_ENDPOINTS
-from headwater.services.runtime.errors import (
-    BadRequest,
-    LimitExceeded,
-    NotFound,
-    UnsupportedMediaType,
-)
+from headwater.services.runtime.errors import BadRequest, LimitExceeded, NotFound
 
 from ..buckets import or_unavailable
 from ..jobs.batches.files import Files
@@ -33,6 +26,7 @@ from ..tenancy.tenants import Tenant
 from ..wire.required import given
 from .callers import Callers
 from .http_exchange import Exchange, Route, file_headers
+from .upload_form import check_form, read_form
 
 BATCH = "batch"
 PURPOSES = (BATCH, "adapter")
@@ -48,7 +42,6 @@ MAX_OPEN_BATCHES = 100
 MAX_METADATA = 16
 MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
-FORM_OVERHEAD_BYTES = 64 * 1024
 MAX_BATCH_BODY_BYTES = 64 * 1024
 
 
@@ -82,7 +75,7 @@ class BatchSurface:
 
     async def add_file(self, exchange: Exchange) -> None:
         tenant = (await self._callers.counted(exchange)).tenant
-        _check_form(exchange.headers.get("content-type", ""))
+        check_form(exchange.headers.get("content-type", ""))
         with self._in_transit(tenant):
             added = await self._received(exchange)
         await exchange.reply_json(added)
@@ -105,14 +98,7 @@ class BatchSurface:
     async def _received(self, exchange: Exchange) -> File:
         """The file of a form, stored. Raises `BadRequest`, and what reading and storing it
         raise."""
-        limit = self._max_file_bytes + FORM_OVERHEAD_BYTES
-        parser = MultiPartParser(
-            Headers(exchange.headers), exchange.chunks(limit), max_files=1, max_fields=8
-        )
-        try:
-            form = await parser.parse()
-        except MultiPartException as fault:
-            raise BadRequest("file", f"the form cannot be read: {fault.message}") from None
+        form = await read_form(exchange, self._max_file_bytes)
         try:
             for field, value in form.multi_items():
                 check_served(field.partition("[")[0], field, value)
@@ -226,20 +212,6 @@ class BatchSurface:
         with or_unavailable():
             kept = await self._ledger.change(tenant.key, exchange.path_params["id"], _cancel)
         await exchange.reply_json(kept.batch)
-
-
-def _check_form(media_type: str) -> None:
-    """Raises `UnsupportedMediaType` for another type, and for another charset than UTF-8.
-
-    NOTE: the parser decodes fields by the charset that a client names. Some of Python's decoders
-    take quadratic time: a field of Punycode held up the gateway for minutes.
-    """
-    kind, options = parse_options_header(media_type)
-    if kind != b"multipart/form-data" or options.get(b"charset", b"utf-8").lower() not in (
-        b"utf-8",
-        b"utf8",
-    ):
-        raise UnsupportedMediaType(media_type[:100], "multipart/form-data")
 
 
 def _cancel(kept: Kept) -> None:

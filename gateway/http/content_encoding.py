@@ -6,7 +6,8 @@ import gzip
 import io
 import secrets
 import zlib
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 
 from headwater.services.runtime import errors
 
@@ -111,6 +112,25 @@ def _weight(parameters: str) -> float:
         return float(value) if name.strip() == "q" else 1.0
     except ValueError:
         return 0.0
+
+
+async def compressed(
+    body: bytes,
+    accept_encoding: str,
+    native: Callable[[int, Callable[[], bytes]], Awaitable[bytes]],
+) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+    """An answer, compressed if that makes it smaller and the client accepts it, and the headers that
+    say so. `native`: runs work on that many bytes in a thread."""
+    if len(body) <= MIN_BYTES:
+        return body, []
+    vary = (b"vary", b"accept-encoding")
+    if not takes_gzip(accept_encoding):
+        return body, [vary]
+    compress = partial(gzipped, body)
+    smaller = compress() if len(body) < THREAD_BYTES else await native(len(body), compress)
+    if len(smaller) >= len(body):
+        return body, [vary]
+    return smaller, [vary, (b"content-encoding", b"gzip")]
 
 
 def gzipped(body: bytes) -> bytes:

@@ -7,9 +7,8 @@ import asyncio
 import codecs
 import contextlib
 import functools
-import time
 import urllib.parse
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from http import HTTPStatus
 from typing import IO, Any, TypeVar
 
@@ -19,26 +18,17 @@ from headwater.services.runtime import errors
 
 from ..jobs.in_process import KNOWN_REQUEST, KNOWN_TENANT, KnownRequest
 from ..long_work import LongWork
-from ..settings import BODY_BYTES_PER_SECOND
 from ..tenancy.caller import new_request_id, printable
 from ..tenancy.grant import Standing
 from ..tenancy.peers import peer_of
 from ..tenancy.tenants import KnownTenant
-from ..wire.body_stream import BodyStream, Headers, rest_of
+from ..wire.body_stream import BodyStream, Headers, Message, Receive
 from ..wire.http_errors import headers_of
-from .content_encoding import (
-    MIN_BYTES,
-    PIECE_BYTES,
-    THREAD_BYTES,
-    BodyDecoder,
-    gzipped,
-    takes_gzip,
-)
+from .content_encoding import PIECE_BYTES, BodyDecoder, compressed
+from .incoming_body import IncomingBody
 from .surface_format import format_of, takes_forms
 
 ResultT = TypeVar("ResultT")
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
 JSON = b"application/json"
 JSON_TYPE = "application/json"
 IDENTITY = ("", "identity")
@@ -143,7 +133,7 @@ class Exchange:
                 self.reply_headers.append((b"connection", b"close"))
             raise errors.BodyTooLarge(limit)
         if self._encoding in IDENTITY:
-            incoming = _Incoming(self, limit)
+            incoming = IncomingBody(self, limit)
             pieces = [await incoming.piece()]
             while not incoming.is_whole:
                 pieces.append(await incoming.piece())
@@ -178,7 +168,7 @@ class Exchange:
         or that they become, `UnsupportedEncoding`, `ClientGone` when no more of it comes,
         `SlowBody` when it does not come in time."""
         encoding = self._encoding
-        incoming = _Incoming(self, limit)
+        incoming = IncomingBody(self, limit)
         if encoding in IDENTITY:
             while not incoming.is_whole:
                 yield await incoming.piece()
@@ -254,20 +244,9 @@ class Exchange:
     async def _encoded(self, body: bytes) -> tuple[bytes, list[tuple[bytes, bytes]]]:
         """The body, compressed if the client accepts that, and the headers that say so. Answers
         under /admin contain keys and are never compressed: see docs/costly_requests.md."""
-        if len(body) <= MIN_BYTES or self.path.startswith("/admin"):
+        if self.path.startswith("/admin"):
             return body, []
-        vary = (b"vary", b"accept-encoding")
-        if not takes_gzip(self.headers.get("accept-encoding", "")):
-            return body, [vary]
-        compress = functools.partial(gzipped, body)
-        smaller = (
-            compress() if len(body) < THREAD_BYTES else await self._native(len(body), compress)
-        )
-        return (
-            (smaller, [vary, (b"content-encoding", b"gzip")])
-            if len(smaller) < len(body)
-            else (body, [vary])
-        )
+        return await compressed(body, self.headers.get("accept-encoding", ""), self._native)
 
     async def reply_head(self, headers: Headers) -> None:
         """Replies with these headers, which say what a GET would answer, and no content."""
@@ -394,55 +373,6 @@ class Exchange:
 
 def file_headers(num_bytes: int) -> Headers:
     return [(b"content-type", b"application/octet-stream"), (b"content-length", b"%d" % num_bytes)]
-
-
-class _Incoming:
-    """A request's body as it comes over the wire, encoded or not, a piece at a time."""
-
-    def __init__(self, exchange: Exchange, limit: int) -> None:
-        self.is_whole = False
-        self._exchange = exchange
-        self._limit = limit
-        self._size = 0
-        self._waited = 0.0
-        """Seconds of waiting. The time that the reader takes for a piece does not count."""
-
-    async def piece(self) -> bytes:
-        """The next piece. Raises as `Exchange.chunks` does."""
-        exchange = self._exchange
-        patience = exchange.slow_body_limit
-        asked_at = time.monotonic()
-        seconds = patience + self._size / BODY_BYTES_PER_SECOND
-        left = seconds - self._waited
-        # A silence is bounded by itself: behind a large file that came fast, hours may be left.
-        is_silent = left > patience
-        try:
-            message = await self._next_message(patience if is_silent else left)
-        except TimeoutError:
-            exchange.reply_headers.append((b"connection", b"close"))
-            raise errors.SlowBody(
-                self._size, patience if is_silent else seconds, is_silent
-            ) from None
-        self._waited += time.monotonic() - asked_at
-        if message["type"] == "http.disconnect":
-            exchange.client_left = True
-            raise errors.ClientGone("the client left before its request was whole")
-        chunk: bytes = message.get("body", b"")
-        self._size = exchange.within(self._limit, self._size + len(chunk))
-        self.is_whole = not message.get("more_body", False)
-        return chunk
-
-    async def _next_message(self, seconds: float) -> Message:
-        """The server's next message. Raises `TimeoutError`. A message that is here already, as the
-        body of a short request, costs no timer."""
-        receiving: Any = self._exchange.receive()
-        try:
-            waits_for = receiving.send(None)
-        except StopIteration as done:
-            message: Message = done.value
-            return message
-        async with asyncio.timeout(seconds):
-            return await rest_of(receiving, waits_for)
 
 
 class Departure:

@@ -1,4 +1,4 @@
-"""Ollama's API over HTTP: answers, vectors, and what is served."""
+"""Ollama's API over HTTP: answers and vectors."""
 
 from __future__ import annotations
 
@@ -9,16 +9,10 @@ from typing import Any
 from headwater.services.runtime import errors
 
 from ..long_work import without_collector
-from ..ollama import model_cards
+from ..ollama import embeddings
 from ..ollama.answer import OllamaAnswer, OllamaLines, loaded
 from ..ollama.cache_hints import hints_of
 from ..ollama.decode import RequestT, decode
-from ..ollama.embeddings import (
-    embed_reply,
-    embed_to_embedding,
-    embeddings_to_embedding,
-    texts_of,
-)
 from ..ollama.keep_alive import check_stays, note_ignored
 from ..ollama.model_cards import served_name
 from ..ollama.schema import (
@@ -27,7 +21,6 @@ from ..ollama.schema import (
     EmbeddingsRequest,
     EmbedRequest,
     GenerateRequest,
-    ShowRequest,
 )
 from ..ollama.to_pb import is_load, names_of, to_prompt, to_sampling
 from ..request.cluster import Cluster
@@ -36,7 +29,6 @@ from ..request.generation_request import GenerationRequest
 from ..request.sinks import Gathered
 from ..settings import GatewaySettings
 from ..tenancy.caller import Caller
-from ..wire.required import given
 from .callers import Callers
 from .http_exchange import Exchange, Route
 from .one_answer import run_one
@@ -49,9 +41,7 @@ class OllamaSurface:
         self._cluster = cluster
         self._callers = callers
         self._max_body_bytes = settings.max_body_bytes
-        self._max_text_bytes = settings.max_text_bytes
         self._silence = settings.sse_keep_alive
-        self._shows_templates = settings.tokenizer_info
 
     def routes(self) -> list[Route]:
         return [
@@ -59,10 +49,6 @@ class OllamaSurface:
             ("POST", "/api/generate", self.generate),
             ("POST", "/api/embed", self.embed),
             ("POST", "/api/embeddings", self.embeddings),
-            ("GET", "/api/tags", self.tags),
-            ("GET", "/api/ps", self.running),
-            ("POST", "/api/show", self.show),
-            ("GET", "/api/version", self.version),
         ]
 
     async def chat(self, exchange: Exchange) -> None:
@@ -75,13 +61,13 @@ class OllamaSurface:
         began = time.perf_counter()
         caller, asked = await self._embedding_of(exchange, EmbedRequest)
         name = served_name(self._cluster, asked.model)
-        texts = texts_of(asked)
+        texts = embeddings.texts_of(asked)
         if not texts:
             await self._load(exchange, caller, asked)
             await exchange.reply_json({"model": asked.model, "embeddings": []})
             return
         note_ignored(asked.keep_alive)
-        vectors = embed_to_embedding(asked, texts, name)
+        vectors = embeddings.embed_to_embedding(asked, texts, name)
         await self._until_done(exchange, caller, vectors.run(self._cluster, caller))
         seconds = time.perf_counter() - began
         await exchange.reply_built(vectors.num_bytes, lambda: embed_reply(asked, vectors, seconds))
@@ -93,38 +79,13 @@ class OllamaSurface:
             await exchange.reply_json({"embedding": []})
             return
         note_ignored(asked.keep_alive)
-        vectors = embeddings_to_embedding(asked, served_name(self._cluster, asked.model))
+        vectors = embeddings.embeddings_to_embedding(asked, served_name(self._cluster, asked.model))
         try:
             await self._until_done(exchange, caller, vectors.run(self._cluster, caller))
         except errors.BadRequest as error:
             raise error.in_words_of({"input": "prompt"}) from None
         [vector] = vectors.vectors
         await exchange.reply_json({"embedding": vector})
-
-    async def tags(self, exchange: Exchange) -> None:
-        tenant = self._callers.identify(exchange).tenant
-        await exchange.reply_json(model_cards.tags(self._cluster.models_of(tenant).values()))
-
-    async def running(self, exchange: Exchange) -> None:
-        self._callers.identify(exchange)
-        await exchange.reply_json(model_cards.running(self._cluster))
-
-    async def show(self, exchange: Exchange) -> None:
-        caller = self._callers.admit(exchange)
-        body = await exchange.body(self._max_text_bytes)
-        asked = await self._decoded(caller, body, ShowRequest)
-        asked_name = given("model", asked.model or asked.name, "a served model's name")
-        name = served_name(self._cluster, asked_name)
-        await self._callers.count(caller, name)
-        # Raises for an unknown model, before a processor is asked.
-        self._cluster.processors.model(name)
-        model, since = self._cluster.processors.models()[name]
-        known = await self._cluster.processors.tokenizer_info(name)
-        shown = model_cards.shown(model, since, known, with_template=self._shows_templates)
-        await exchange.reply_json(shown)
-
-    async def version(self, exchange: Exchange) -> None:
-        await exchange.reply_json({"version": model_cards.API_VERSION})
 
     async def _answer(
         self, exchange: Exchange, kind: type[ChatRequest] | type[GenerateRequest]

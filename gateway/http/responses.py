@@ -8,14 +8,13 @@ from typing import Any
 import msgspec
 
 from headwater.services.runtime import errors
-from headwater.services.runtime.rare_log import RareLog
 
-from ..jobs.response_store import Item, KeptResponse, ResponseStore
+from ..jobs.response_store import ResponseStore
 from ..openai.cache_hints import hints_of
 from ..openai.numbered import NumberedSink, NumberedStream
 from ..openai.paging import page_of
 from ..openai.response_answer import ResponseAnswer, ResponseEvents, last_status
-from ..openai.response_history import as_item, stored_items, without_oldest
+from ..openai.response_history import stored_items, without_oldest
 from ..openai.response_input import check, items_of, names_of, to_prompt, to_sampling
 from ..openai.response_schema import InputItem, ResponsesRequest
 from ..request.choice import Sink
@@ -29,8 +28,7 @@ from ..request.sinks import Gathered
 from ..stages.stream_context import Found, StreamContext, StreamKind, StreamNotKept
 from ..tenancy.caller import Caller
 from .http_exchange import Exchange
-
-_rare_log = RareLog()
+from .response_turns import ResponseTurns
 
 
 class Responses:
@@ -40,7 +38,7 @@ class Responses:
         self._cluster = cluster
         self._store = store
         self._keep_alive = keep_alive
-        self._conversations = store.conversations
+        self._turns = ResponseTurns(store)
 
     async def create(
         self, exchange: Exchange, caller: Caller, asked: ResponsesRequest, body: bytes
@@ -68,7 +66,7 @@ class Responses:
         """A response that is computed in the background, as it is reported until then. Raises the
         errors that computing it at once would raise."""
         check(asked)
-        before = await self._before(caller, asked)
+        before = await self._turns.before(caller, asked)
         items = [*stored_items(before), *items_of(asked)]
         generation = Generation(_request_of(caller, asked, items, len(before)))
         await _prepare(self._cluster, generation, asked, items, len(before))
@@ -110,7 +108,7 @@ class Responses:
         if events is not None:
             exchange.error_event = events.failure
         gathered = Gathered()
-        before = await self._before(caller, asked)
+        before = await self._turns.before(caller, asked)
         new_items = items_of(asked)
         items = [*stored_items(before), *new_items]
         request = msgspec.structs.replace(
@@ -128,7 +126,7 @@ class Responses:
             answer.items.add(gathered.of(choice))
             answer.items.end(last_status(choice))
         is_known = found is not None and found.has_ended and exchange.known is None
-        response = await self._kept(caller, answer, before, new_items, is_known=is_known)
+        response = await self._turns.kept(caller, answer, before, new_items, is_known=is_known)
         if events is None:
             await exchange.reply_json(response)
         else:
@@ -150,7 +148,7 @@ class Responses:
     ) -> None:
         """How many tokens a turn's prompt would have; nothing is answered or kept."""
         check(asked)
-        before = await self._before(caller, asked)
+        before = await self._turns.before(caller, asked)
         prompt = to_prompt(asked, [*stored_items(before), *items_of(asked)], first=len(before))
         try:
             length = await prompt_length(self._cluster, caller, asked.model, prompt)
@@ -169,63 +167,6 @@ class Responses:
     async def list_input(self, exchange: Exchange, caller: Caller) -> None:
         kept = await self._store.find(caller.tenant.key, exchange.path_params["id"])
         await exchange.reply_json(page_of(exchange.query, kept.input[::-1]))
-
-    async def _before(self, caller: Caller, asked: ResponsesRequest) -> list[Item]:
-        """The items of the turns before."""
-        if asked.conversation_id is not None:
-            return (await self._conversations.find(caller.tenant.key, asked.conversation_id)).items
-        if asked.previous_response_id is None:
-            return []
-        try:
-            return (
-                await self._store.find(caller.tenant.key, asked.previous_response_id)
-            ).conversation
-        except errors.NotFound:
-            # The response may exist in the background without an answer yet.
-            text = (
-                f"previous_response_id is {asked.previous_response_id!r}; allowed: one that "
-                "was answered and is kept"
-            )
-            raise errors.BadRequest(
-                "previous_response_id", text, code="previous_response_not_found"
-            ) from None
-
-    async def _kept(
-        self,
-        caller: Caller,
-        answer: ResponseAnswer,
-        before: list[Item],
-        new_items: list[InputItem],
-        *,
-        is_known: bool,
-    ) -> dict[str, Any]:
-        """The response, with a field that says whether it is kept. One that `is_known` was stored
-        before, and is kept or was deleted."""
-        if is_known:
-            return answer.ended()
-        given = [as_item(item, f"{caller.request_id}i{i}") for i, item in enumerate(new_items)]
-        await self._add_turn(caller, answer, [*given, *answer.items.items])
-        response = answer.ended()
-        if answer.is_stored:
-            conversation = [*before, *given, *answer.items.items]
-            kept = KeptResponse(response=response, input=given, conversation=conversation)
-            response["store"] = await self._store.keep(caller.tenant.key, kept)
-        return response
-
-    async def _add_turn(self, caller: Caller, answer: ResponseAnswer, items: list[Item]) -> None:
-        """Adds a turn to the conversation. An answer that could not be added says so."""
-        if answer.conversation_id is None:
-            return
-        try:
-            await self._conversations.add(caller.tenant.key, answer.conversation_id, items)
-        except errors.HeadwaterError as error:
-            _rare_log.add(
-                "turn not kept",
-                error.code,
-                conversation=answer.conversation_id,
-                error=error.message,
-            )
-            answer.conversation_id = None
 
 
 def _request_of(

@@ -26,14 +26,7 @@ from ..request.cluster import Cluster
 from ..tenancy.tenants import Tenant
 from .adapter_rows import adapter_rows
 from .cluster_prefixes import ClusterPrefixes, PrefixSurvey
-from .findings import (
-    Finding,
-    model_findings,
-    process_findings,
-    queue_findings,
-    replica_findings,
-    service_findings,
-)
+from .findings import cluster_findings
 from .gateway_figures import Counts, GatewayFigures, read_figures
 from .gateway_prefixes import Block, GatewayPrefixes, read_prefixes
 from .gateway_survey import GatewaySurvey
@@ -129,7 +122,16 @@ class ClusterView:
             models = self._model_rows(await self._cards(), merged.models)
         else:
             models = self._own_model_rows(merged.models)
-        num_waiting = int(merged.totals["num_waiting"])
+        own = cluster.timelines.gateway_id
+        findings = cluster_findings(
+            missing=cluster.missing(),
+            awaited=cluster.awaited(),
+            models=models,
+            outages=cluster.outages() if tenant is None else (),
+            processes=[*(each for each in stages if each["id"] != own), *rows],
+            replicas=rows,
+            num_waiting=int(merged.totals["num_waiting"]) if tenant is None else 0,
+        )
         seen: dict[str, Any] = {
             "at": round(time.time(), 3),
             "gateway": cluster.timelines.gateway_id,
@@ -151,10 +153,7 @@ class ClusterView:
             "totals": merged.totals,
             "requests": merged.running,
             "recent": merged.recent,
-            "findings": [
-                dataclasses.asdict(each)
-                for each in self._findings(scope, rows, stages, models, num_waiting)
-            ],
+            "findings": [dataclasses.asdict(each) for each in findings],
         }
         if scope.tenant is None:
             seen |= {"replicas": rows, "stages": stages, "prefixes": await self._prefixes.trees()}
@@ -214,21 +213,3 @@ class ClusterView:
             row |= {"num_without_replica": 0 if is_served else row["num_requests"]}
             row |= {"replicas": None if is_served else 0}
         return rows
-
-    def _findings(
-        self,
-        scope: Scope,
-        replicas: list[dict[str, Any]],
-        stages: list[dict[str, Any]],
-        models: list[dict[str, Any]],
-        num_waiting: int,
-    ) -> Iterable[Finding]:
-        cluster = self._cluster
-        outages = cluster.outages() if scope.tenant is None else ()
-        yield from service_findings(cluster.missing(), cluster.awaited(), outages)
-        yield from model_findings(models)
-        if scope.tenant is None:
-            others = (each for each in stages if each["id"] != cluster.timelines.gateway_id)
-            yield from process_findings([*others, *replicas])
-            yield from replica_findings(replicas)
-            yield from queue_findings(num_waiting)

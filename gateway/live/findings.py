@@ -39,6 +39,24 @@ class Finding:
     advice: str
 
 
+def cluster_findings(
+    *,
+    missing: Sequence[str],
+    awaited: Sequence[str],
+    models: Iterable[Mapping[str, Any]],
+    outages: Sequence[str],
+    processes: Iterable[Mapping[str, Any]],
+    replicas: Sequence[Mapping[str, Any]],
+    num_waiting: int,
+) -> Iterator[Finding]:
+    """All findings of a cluster. Of a tenant's watcher the last four arguments are empty."""
+    yield from service_findings(missing, awaited, outages)
+    yield from model_findings(models)
+    yield from process_findings(processes)
+    yield from replica_findings(replicas)
+    yield from queue_findings(num_waiting)
+
+
 def service_findings(
     missing: Sequence[str], awaited: Sequence[str], outages: Sequence[str]
 ) -> Iterator[Finding]:

@@ -21,7 +21,7 @@ from .response_schema import (
     ToolFields,
 )
 from .schema import TextGrammar
-from .to_pb import function_to_pb, offered_as, text_to_pb, tool_choice_word
+from .tools_to_pb import function_to_pb, offered_as, text_to_pb, tool_choice_word
 
 _SERVED = ("function", "custom", "namespace")
 _MAX_NAME = 64

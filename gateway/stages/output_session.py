@@ -12,20 +12,8 @@ from typing import Protocol
 
 import grpc
 
-from headwater.proto import common_pb2, engine_pb2, output_processor_pb2, output_processor_pb2_grpc
-from headwater.proto.engine_pb2 import AddPart
-from headwater.proto.output_processor_pb2 import (
-    Attach,
-    Attached,
-    FindStreamRequest,
-    FoundStream,
-    GatewayFrame,
-    Keep,
-    LetGo,
-    Open,
-    OutputFrame,
-    RowParts,
-)
+from headwater.proto import common_pb2, engine_pb2, output_processor_pb2_grpc
+from headwater.proto import output_processor_pb2 as pb
 from headwater.services.runtime import errors
 from headwater.services.runtime.channel import open_channel
 from headwater.services.runtime.gateway_identity import NOBODY, Gateway
@@ -64,12 +52,12 @@ class Receiver(Protocol):
         offset: int,
         now: float,
         logprobs: Scores,
-        parts: RowParts | None,
+        parts: pb.RowParts | None,
     ) -> None: ...
     def started(self, start: engine_pb2.Start) -> None: ...
-    def prompt_scored(self, part: output_processor_pb2.OutputPromptLogprobs) -> None: ...
+    def prompt_scored(self, part: pb.OutputPromptLogprobs) -> None: ...
     def embedded(self, embedding: common_pb2.Embedding) -> None: ...
-    def finished(self, finish: output_processor_pb2.OutputFinish) -> None: ...
+    def finished(self, finish: pb.OutputFinish) -> None: ...
     def lost(self, error: errors.HeadwaterError) -> None: ...
 
 
@@ -99,13 +87,13 @@ class OutputSession:
         self._streams: dict[int, Receiver] = {}
         self._ids = itertools.count(1)
         self._controls = Controls()
-        self._adds: deque[Keep | Open | AddPart | Attach] = deque()
-        self._let_go: list[LetGo] = []
+        self._adds: deque[pb.Keep | pb.Open | engine_pb2.AddPart | pb.Attach] = deque()
+        self._let_go: list[pb.LetGo] = []
         self._recorded: list[str] = []
         """Ids of stored usage records. They go along with the next frame, and alone when that takes
         long."""
         self._is_recorded_due = False
-        self._attaching: dict[int, Callable[[Attached], None]] = {}
+        self._attaching: dict[int, Callable[[pb.Attached], None]] = {}
         """Callbacks by first stream id, called when a request goes on here."""
         self._stub: output_processor_pb2_grpc.OutputProcessorAsyncStub | None = None
         self._end = CallingEnd(self._next_frame, self._deliver, Silence(self._probe_any))
@@ -118,7 +106,9 @@ class OutputSession:
     def takes_streams(self) -> bool:
         return self.connected.is_set() and not self._refuses
 
-    def open(self, request: Open, receivers: Sequence[Receiver], context: bytes = b"") -> list[int]:
+    def open(
+        self, request: pb.Open, receivers: Sequence[Receiver], context: bytes = b""
+    ) -> list[int]:
         """Sends a request whose choices report to `receivers`; returns their stream ids.
 
         With the context that its next gateway needs, it can be resumed. Raises `Unavailable` while
@@ -133,7 +123,7 @@ class OutputSession:
         request.resumable = bool(context)
         for start in range(0, len(context), CONTEXT_BYTES):
             self._adds.append(
-                Keep(stream_id=ids[0], context=context[start : start + CONTEXT_BYTES])
+                pb.Keep(stream_id=ids[0], context=context[start : start + CONTEXT_BYTES])
             )
         self._adds.extend(parts_of(request))
         self._streams.update(zip(ids, receivers, strict=True))
@@ -146,7 +136,7 @@ class OutputSession:
             raise errors.Unavailable(
                 "the output processor is out of reach", code="output_processor_unavailable"
             )
-        asked = FindStreamRequest(request_id=request_id, tenant=tenant)
+        asked = pb.FindStreamRequest(request_id=request_id, tenant=tenant)
         try:
             parts = [part async for part in self._stub.FindStream(asked, timeout=FIND_SECONDS)]
         except grpc.aio.AioRpcError as failure:
@@ -161,7 +151,7 @@ class OutputSession:
             )
         try:
             await self._stub.ForgetStream(
-                FindStreamRequest(request_id=request_id, tenant=tenant), timeout=FIND_SECONDS
+                pb.FindStreamRequest(request_id=request_id, tenant=tenant), timeout=FIND_SECONDS
             )
         except grpc.aio.AioRpcError as failure:
             raise from_rpc_error(failure) from None
@@ -171,7 +161,7 @@ class OutputSession:
         request_id: str,
         tenant: str,
         receivers: Sequence[Receiver],
-        on_attached: Callable[[Attached], None],
+        on_attached: Callable[[pb.Attached], None],
         record_id: str = "",
     ) -> list[int]:
         """Takes a request over, whose choices report to `receivers` from their first token on;
@@ -186,7 +176,7 @@ class OutputSession:
             )
         ids = [next(self._ids) for _ in receivers]
         self._adds.append(
-            Attach(request_id=request_id, tenant=tenant, stream_ids=ids, record_id=record_id)
+            pb.Attach(request_id=request_id, tenant=tenant, stream_ids=ids, record_id=record_id)
         )
         self._attaching[ids[0]] = on_attached
         self._streams.update(zip(ids, receivers, strict=True))
@@ -203,7 +193,7 @@ class OutputSession:
             self._controls.forget(stream_id)
         if known:
             self._let_go.append(
-                LetGo(stream_ids=known, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+                pb.LetGo(stream_ids=known, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
             )
             self._end.wake()
 
@@ -250,7 +240,7 @@ class OutputSession:
         self.connected.set()
         self._on_connected()
 
-    def _deliver(self, frame: OutputFrame) -> None:
+    def _deliver(self, frame: pb.OutputFrame) -> None:
         """Sorts one frame to its streams. Rows of streams that were cancelled meanwhile are
         dropped."""
         now = time.perf_counter()
@@ -316,13 +306,15 @@ class OutputSession:
             self._end.wake()
         return bool(self._streams)
 
-    def _next_frame(self) -> GatewayFrame | None:
+    def _next_frame(self) -> pb.GatewayFrame | None:
         """The next frame: all cancels and credits, then a part of one prompt or several short
         prompts."""
         is_due = self._is_recorded_due and self._recorded
         if not (is_due or self._controls or self._adds or self._let_go):
             return None
-        frame = GatewayFrame(let_go=self._let_go[:MAX_ITEMS], recorded=self._recorded[:MAX_ITEMS])
+        frame = pb.GatewayFrame(
+            let_go=self._let_go[:MAX_ITEMS], recorded=self._recorded[:MAX_ITEMS]
+        )
         del self._let_go[:MAX_ITEMS]
         del self._recorded[:MAX_ITEMS]
         self._is_recorded_due = bool(is_due and self._recorded)
@@ -332,22 +324,26 @@ class OutputSession:
             if len(self._adds) > 1 or num_bytes:
                 num_bytes += self._adds[0].ByteSize()
                 # The parts of a long prompt are sent one by one, so that others come between them.
-                is_alone = num_bytes > MAX_JOINED_BYTES or isinstance(self._adds[0], AddPart)
+                is_alone = num_bytes > MAX_JOINED_BYTES or isinstance(
+                    self._adds[0], engine_pb2.AddPart
+                )
                 if is_alone and (frame.opens or frame.parts or frame.keeps):
                     break
             self._put(self._adds.popleft(), frame)
         return frame if frame.ByteSize() else None
 
-    def _put(self, item: Keep | Open | AddPart | Attach, frame: GatewayFrame) -> None:
+    def _put(
+        self, item: pb.Keep | pb.Open | engine_pb2.AddPart | pb.Attach, frame: pb.GatewayFrame
+    ) -> None:
         """Puts an item in the frame, unless it was cancelled while it waited: it must not overtake
         its cancel."""
-        if isinstance(item, Open):
+        if isinstance(item, pb.Open):
             if not self._streams.keys().isdisjoint(item.add.stream_ids):
                 frame.opens.append(item)
-        elif isinstance(item, Attach):
+        elif isinstance(item, pb.Attach):
             if not self._streams.keys().isdisjoint(item.stream_ids):
                 frame.attaches.append(item)
-        elif isinstance(item, Keep):
+        elif isinstance(item, pb.Keep):
             if item.stream_id in self._streams:
                 frame.keeps.append(item)
         elif item.stream_id in self._streams:
@@ -368,7 +364,7 @@ class OutputSession:
             )
 
 
-def _found(address: str, request_id: str, parts: Sequence[FoundStream]) -> Found:
+def _found(address: str, request_id: str, parts: Sequence[pb.FoundStream]) -> Found:
     first = parts[0]
     return Found(
         address=address,

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
-from types import TracebackType
+from collections.abc import AsyncIterator, Callable
 
 import structlog
 
@@ -23,18 +20,17 @@ from headwater.services.runtime.store import STORE_FAILURES, StoreUnavailable
 from headwater.services.runtime.tasks import owned_task, start_in
 from headwater.services.runtime.usage_log import UsageLog, UsageRecord
 
-from ..buckets import FAILURES
 from .caller import Caller
+from .charged import Charged
 from .exhausted_limits import ExhaustedLimits
 from .grant import LEASE_TOKENS, Grant, Standing, refused
-from .limiter import LEASE_MS, NO_CHOICE, Choices, Limiter, Refusal, Verdict, period_of
+from .limiter import LEASE_MS, NO_CHOICE, Choices, Limiter, Refusal, Verdict
 from .local_limits import LocalLimits
 from .records import Scope
+from .spent_budgets import SpentBudgets
 from .tenants import Tenant
 from .token_counts import ResumedRequest, TokenNeed, TokenUse
 
-REBUILD_SECONDS = 5.0
-"""Seconds to count a scope's records again. A request waits for the count once."""
 UNCOUNTED = "what was spent is not known"
 NOT_OF_THE_REQUEST = (errors.LimitExceeded, errors.Unavailable, errors.Unauthenticated)
 """Errors that are not the request's fault: they are not counted."""
@@ -44,36 +40,6 @@ ScopesOf = Callable[[Tenant, str], list[Scope]]
 def unlimited(tenant: Tenant, model: str) -> list[Scope]:
     """Limits where no tenants are kept: none."""
     return []
-
-
-class _Charged:
-    """Scope of a grant, whose use is recorded at the end. NOTE: a class, since the context manager
-    of a generator costs three times as much."""
-
-    __slots__ = ("_began", "_end", "_grant", "_granted", "_use")
-
-    def __init__(
-        self,
-        granted: Awaitable[Grant],
-        end: Callable[[Grant, TokenUse, float, BaseException | None], Awaitable[None]],
-        use: Callable[[], TokenUse],
-    ) -> None:
-        self._granted = granted
-        self._end = end
-        self._use = use
-
-    async def __aenter__(self) -> Grant:
-        self._grant = await self._granted
-        self._began = time.time()
-        return self._grant
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        raised: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._end(self._grant, self._use(), self._began, raised)
 
 
 class Accounts:
@@ -98,7 +64,7 @@ class Accounts:
         self._grants: set[Grant] = set()
         self._leaving: set[asyncio.Task[None]] = set()
         self.exhausted = ExhaustedLimits()
-        self._rebuilding: dict[tuple[str, str], asyncio.Task[bool]] = {}
+        self._spent = SpentBudgets(limiter, usage)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Accounts]:
@@ -107,12 +73,12 @@ class Accounts:
 
     def paid(
         self, caller: Caller, model: str, need: TokenNeed, use: Callable[[], TokenUse]
-    ) -> AbstractAsyncContextManager[Grant]:
+    ) -> contextlib.AbstractAsyncContextManager[Grant]:
         """Scope of the run of a counted request; `use` is called at its end. Raises
         `LimitExceeded` where limits leave less than the request needs, `Unavailable` where limits
         cannot be checked."""
         granted = self._reserve(caller, model, need)
-        return _Charged(granted, lambda *ended: self._end(caller, model, *ended), use)
+        return Charged(granted, lambda *ended: self._end(caller, model, *ended), use)
 
     @contextlib.asynccontextmanager
     async def resumed(
@@ -123,7 +89,7 @@ class Accounts:
             yield Grant(tenant=caller.tenant, request_id=caller.request_id, scopes=[])
             return
         granted = self._take_over(caller, model, request)
-        async with _Charged(granted, lambda *ended: self._end(caller, model, *ended), use) as grant:
+        async with Charged(granted, lambda *ended: self._end(caller, model, *ended), use) as grant:
             yield grant
 
     async def _end(
@@ -196,7 +162,7 @@ class Accounts:
         try:
             verdict = await self._hold(grant, used=grant.used, more=tokens)
             if verdict.refusal is not None and verdict.refusal.limit == "unknown":
-                if not await self._rebuild(tenant, scopes, verdict.refusal.scope):
+                if not await self._spent.rebuild(tenant, scopes, verdict.refusal.scope):
                     raise StoreUnavailable(UNCOUNTED)
                 return Verdict(0, Refusal(verdict.refusal.scope, "budget", 0.1))
             self._with_redis()
@@ -344,7 +310,7 @@ class Accounts:
                 if refusal is None or refusal.limit != "unknown":
                     self._with_redis()
                     return verdict
-                if not await self._rebuild(tenant, scopes, refusal.scope):
+                if not await self._spent.rebuild(tenant, scopes, refusal.scope):
                     break
             reason: object = UNCOUNTED
         except StoreUnavailable as failure:
@@ -368,33 +334,6 @@ class Accounts:
             )
         except StoreUnavailable as failure:
             self._without_redis(failure)
-
-    async def _rebuild(self, tenant: str, scopes: Sequence[Scope], name: str) -> bool:
-        """Counts what a scope has spent, once for all requests that wait. Returns False where that
-        cannot be found out."""
-        scope = next(scope for scope in scopes if scope.name == name)
-        key = (tenant, name)
-        if key not in self._rebuilding:
-            task = self._rebuilding[key] = asyncio.create_task(self._count(tenant, scope))
-            task.add_done_callback(lambda _: self._rebuilding.pop(key, None))
-        return await asyncio.shield(self._rebuilding[key])
-
-    async def _count(self, tenant: str, scope: Scope) -> bool:
-        began = await self._limiter.begin_rebuild(tenant, scope)
-        since, _ = period_of(scope.limits.budget_period, datetime.datetime.now(datetime.UTC))
-        used = last = 0
-        try:
-            async with asyncio.timeout(REBUILD_SECONDS):
-                async for seq, record in self._usage.read(tenant, since):
-                    last = seq
-                    used += record.num_tokens if _is_within(scope, record) else 0
-        except FAILURES as failure:
-            structlog.get_logger().warning(
-                "usage cannot be counted", tenant=tenant, error=repr(failure)
-            )
-            return False
-        await self._limiter.end_rebuild(tenant, scope, began=began, used=used, seq=last)
-        return True
 
     async def _renew(self) -> None:
         """Renews the reservations, also in a Redis that has lost them."""
@@ -459,8 +398,3 @@ class Accounts:
             outcome=outcome,
             gateway=self.gateway_id,
         )
-
-
-def _is_within(scope: Scope, record: UsageRecord) -> bool:
-    kind, _, name = scope.name.partition(" ")
-    return {"tenant": True, "key": record.key_id == name, "model": record.model == name}[kind]

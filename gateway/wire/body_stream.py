@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from headwater.services.runtime import errors
 
 Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 ResultT = TypeVar("ResultT")

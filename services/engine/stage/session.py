@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import operator
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Any
 
 import structlog
 
@@ -21,53 +21,13 @@ from headwater.proto import engine_pb2 as pb
 
 from ...runtime.errors import BadRequest, HeadwaterError, Unavailable
 from ...runtime.session.answering import AnsweringEnd
-from ...runtime.session.attempt_fence import AttemptFence, Prompt
-from ...runtime.tracing import Tracing
-from ..core.figures import CoreFigures
-from ..core.messages import Cancel, Command, Credit, Probe, Stall
-from .frames import MAX_ERROR_CHARS, Rows, embedding_frame, prompt_logprob_frames, step_frames
+from ...runtime.session.attempt_fence import Prompt
+from ..core.messages import Cancel, Credit, Probe, Stall
+from . import early_ends, frames
 from .outbox import Outbox
-from .requests import Limits, PendingAdd, requests_of
-from .stream import (
-    CANCELLED,
-    CAUSES,
-    DRAINING,
-    LIVE,
-    MISSING,
-    PREFILLED,
-    SLOW_READER,
-    SLOW_READER_SECONDS,
-    STALLED_SECONDS,
-    SUPERSEDED,
-    UNWANTED,
-    Stream,
-)
-
-
-class Host(Protocol):
-    """The server, as a session uses it."""
-
-    limits: Limits
-    tracing: Tracing
-    keys: Iterator[int]
-    """Names of choices between server and core, never the same twice."""
-    fence: AttemptFence
-
-    @property
-    def core_figures(self) -> CoreFigures:
-        """Newest figures of the core."""
-
-    def check_open(self) -> None:
-        """Raises `Unavailable` where no new request is taken now."""
-
-    def enter(self, request: NewRequest, grammar: bytes) -> None:
-        """Sends a request to the core, once its grammar, if it has one, is compiled."""
-
-    def send(self, command: Command) -> None:
-        """Sends a command to the core, in order."""
-
-    def session_changed(self) -> None:
-        """A session's last stream ended."""
+from .requests import PendingAdd, requests_of
+from .session_host import Host
+from .stream import SLOW_READER_SECONDS, STALLED_SECONDS, Stream
 
 
 class EngineSession:
@@ -91,8 +51,8 @@ class EngineSession:
     async def run(self, incoming: AsyncIterator[pb.ClientFrame]) -> AsyncIterator[pb.EngineFrame]:
         """Yields frames for the client, until it or the engine leaves; then cancels its streams."""
         try:
-            async with contextlib.aclosing(self._end.run(incoming)) as frames:
-                async for frame in frames:
+            async with contextlib.aclosing(self._end.run(incoming)) as outgoing:
+                async for frame in outgoing:
                     yield frame
         finally:
             self.abandon()
@@ -124,7 +84,7 @@ class EngineSession:
 
     def deliver(self, output: StepOutput) -> None:
         """Queues what the step says about this session's streams, in one frame if it fits."""
-        rows = Rows.of(output, self._stream_ids)
+        rows = frames.Rows.of(output, self._stream_ids)
         self._next_index.update(
             zip(rows.stream_ids, map(operator.add, rows.first_index, rows.num_tokens), strict=True)
         )
@@ -133,7 +93,7 @@ class EngineSession:
                 self._queue_chunks(output.step, part)
         for key, values in output.embeddings.items():
             if (stream_id := self._stream_ids.get(key)) is not None:
-                self._outbox.put([embedding_frame(output.step, stream_id, values)])
+                self._outbox.put([frames.embedding_frame(output.step, stream_id, values)])
         ids = self._stream_ids
         figures = self._host.core_figures
         starts = [
@@ -147,12 +107,12 @@ class EngineSession:
             if end.key in ids
         ]
         at_once = [finish for finish in finishes if not self._outbox.holds(finish)]
-        self._outbox.put(step_frames(output.step, rows, starts, at_once))
+        self._outbox.put(frames.step_frames(output.step, rows, starts, at_once))
         if finishes:
             self._streams_ended()
         for stream_id in self._handing_over.intersection(rows.stream_ids):
             self._handing_over.remove(stream_id)
-            self.cancel(stream_id, PREFILLED)
+            self.cancel(stream_id, early_ends.PREFILLED)
 
     def cancel(self, stream_id: int, reason: str) -> bool:
         """Ends a stream within a step. Returns False if no stream has the id."""
@@ -165,8 +125,8 @@ class EngineSession:
         if (stream := self._streams.get(stream_id)) is None:
             return False
         if not stream.cancel_reason:
-            stream.cancel_reason = reason or CANCELLED
-            keeps_answer = stream.cancel_reason not in UNWANTED
+            stream.cancel_reason = reason or early_ends.CANCELLED
+            keeps_answer = stream.cancel_reason not in early_ends.UNWANTED
             self._host.send(Cancel([stream.key], keeps_answer))
         return True
 
@@ -177,7 +137,7 @@ class EngineSession:
         for stream_id, stream in self._streams.items():
             seconds = stream.starved_seconds(self._next_index[stream_id], now)
             if seconds >= SLOW_READER_SECONDS:
-                self.cancel(stream_id, SLOW_READER)
+                self.cancel(stream_id, early_ends.SLOW_READER)
             elif seconds >= STALLED_SECONDS and not stream.is_stalled:
                 stream.is_stalled = True
                 stalled.append(stream.key)
@@ -197,9 +157,9 @@ class EngineSession:
             if stream.num_left(index[each]) > most_tokens
         ]
         for first_stream in (pending := list(self._pending)):
-            self._drop_pending(first_stream, DRAINING)
+            self._drop_pending(first_stream, early_ends.DRAINING)
         for stream_id in long:
-            self.cancel(stream_id, DRAINING)
+            self.cancel(stream_id, early_ends.DRAINING)
         return len(pending) + len(long)
 
     def end(self, fault: Unavailable | None = None) -> None:
@@ -243,7 +203,7 @@ class EngineSession:
         if is_stale:
             reason = common_pb2.FINISH_REASON_CANCELLED
             cause = common_pb2.LOSS_CAUSE_SUPERSEDED
-            self._end_streams(add.stream_ids, reason, SUPERSEDED, cause=cause)
+            self._end_streams(add.stream_ids, reason, early_ends.SUPERSEDED, cause=cause)
         return is_stale
 
     def _extend(self, part: pb.AddPart) -> None:
@@ -300,7 +260,7 @@ class EngineSession:
 
     def _drop_pending(self, first_stream: int, reason: str) -> None:
         stream_ids = self._pending.pop(first_stream).add.stream_ids
-        cause = CAUSES.get(reason, LIVE)
+        cause = early_ends.CAUSES.get(reason, early_ends.LIVE)
         self._end_streams(stream_ids, common_pb2.FINISH_REASON_CANCELLED, reason, cause=cause)
 
     def _enter(self, stream_id: int, request: NewRequest, add: pb.Add, grammar: bytes) -> None:
@@ -339,7 +299,7 @@ class EngineSession:
         self._stream_ids[request.key] = stream_id
         self._next_index[stream_id] = first_index
         self._host.fence.enter(
-            prompt, add.attempt, request.key, lambda: self.cancel(stream_id, SUPERSEDED)
+            prompt, add.attempt, request.key, lambda: self.cancel(stream_id, early_ends.SUPERSEDED)
         )
         self._host.enter(request, grammar)
 
@@ -378,20 +338,22 @@ class EngineSession:
             "streams that were asked for are not here", stream_ids=list(stream_ids)
         )
         error = common_pb2.FINISH_REASON_ERROR
-        self._end_streams(stream_ids, error, MISSING, cause=common_pb2.LOSS_CAUSE_MISSING)
+        self._end_streams(
+            stream_ids, error, early_ends.MISSING, cause=common_pb2.LOSS_CAUSE_MISSING
+        )
 
     def _queue_chunks(self, step: int, part: PromptLogprobsPart) -> None:
         stream_id = self._stream_ids[part.key]
         first = part.first_position
         token_ids = self._streams[stream_id].prompt_ids[first : first + len(part.entries)]
-        for frame in prompt_logprob_frames(
+        for frame in frames.prompt_logprob_frames(
             step, stream_id, first, token_ids, part.entries, part.last
         ):
             self._outbox.put_chunk(frame)
 
     def _refuse(self, add: pb.Add, error: HeadwaterError) -> None:
         self._pending.pop(add.stream_ids[0], None)
-        cause = common_pb2.LOSS_CAUSE_REFUSED if isinstance(error, Unavailable) else LIVE
+        cause = common_pb2.LOSS_CAUSE_REFUSED if isinstance(error, Unavailable) else early_ends.LIVE
         self._end_streams(
             add.stream_ids, common_pb2.FINISH_REASON_ERROR, error.message, cause=cause
         )
@@ -402,19 +364,19 @@ class EngineSession:
         reason: common_pb2.FinishReason.ValueType,
         error: str,
         *,
-        cause: common_pb2.LossCause.ValueType = LIVE,
+        cause: common_pb2.LossCause.ValueType = early_ends.LIVE,
     ) -> None:
         """Says the end of streams that the core does not know, or no more."""
         attributes: dict[str, Any] = {
             "reason": reason,
-            "error": error[:MAX_ERROR_CHARS],
+            "error": error[: frames.MAX_ERROR_CHARS],
             "cause": cause,
         }
         finishes = [
-            pb.Finish(stream_id=stream_id, retriable=cause != LIVE, **attributes)
+            pb.Finish(stream_id=stream_id, retriable=cause != early_ends.LIVE, **attributes)
             for stream_id in stream_ids
         ]
-        self._outbox.put(step_frames(0, Rows(), [], finishes))
+        self._outbox.put(frames.step_frames(0, frames.Rows(), [], finishes))
         self._streams_ended()
 
     def _streams_ended(self) -> None:

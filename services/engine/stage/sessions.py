@@ -11,7 +11,8 @@ import structlog
 from headwater.engine_core.step_output import StepOutput
 
 from ...runtime.errors import Unavailable
-from .session import EngineSession, Host
+from .session import EngineSession
+from .session_host import Host
 
 
 class EngineSessions:

@@ -19,6 +19,7 @@ from headwater.proto import engine_pb2 as pb
 from ...runtime.session.attempt_fence import Prompt
 from ...runtime.tracing import Span
 from ..core.figures import CoreFigures
+from . import early_ends
 from .frames import MAX_ERROR_CHARS
 
 SLOW_READER_SECONDS = 30.0
@@ -29,33 +30,6 @@ STALLED_SECONDS = 1.0
 """Seconds without credit after which a stream gives its seat and blocks to waiting requests. Longer
 than credit takes on a busy machine, since a preempted request may have to compute its tokens
 again."""
-
-DRAINING = "draining"
-PREFILLED = "prefilled"
-SUPERSEDED = "superseded"
-SLOW_READER = "slow_reader"
-CAUSES = {
-    PREFILLED: common_pb2.LOSS_CAUSE_HANDED_OVER,
-    DRAINING: common_pb2.LOSS_CAUSE_HANDED_OVER,
-    SUPERSEDED: common_pb2.LOSS_CAUSE_SUPERSEDED,
-}
-"""Keyed by the reason of a cancel: streams that the engine itself ends, though their answers have
-not ended."""
-CANCELLED = "cancelled"
-"""Reason of a cancel that names none."""
-UNWANTED = frozenset({CANCELLED, "client_gone", SLOW_READER})
-"""Reasons of cancels after which no prompt continues the answer, since the client has left. With
-any other reason the client has the answer, or another attempt continues it."""
-LIVE = common_pb2.LOSS_CAUSE_UNSPECIFIED
-FINAL = (
-    LIVE,
-    common_pb2.LOSS_CAUSE_GRAMMAR,
-    common_pb2.LOSS_CAUSE_BUSY,
-    common_pb2.LOSS_CAUSE_LATE,
-    common_pb2.LOSS_CAUSE_REPLACED,
-)
-"""The request does not go on at another engine."""
-MISSING = "the engine does not have the stream"
 
 REASONS = {
     FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
@@ -128,12 +102,12 @@ class Stream:
         """The end, with what the engine did for the stream."""
         self._end_span(finished)
         error = finished.error
-        cause = LIVE
+        cause = early_ends.LIVE
         if finished.reason is FinishReason.CANCELLED:
             error = error or self.cancel_reason
-            cause = CAUSES.get(self.cancel_reason, LIVE)
+            cause = early_ends.CAUSES.get(self.cancel_reason, early_ends.LIVE)
         elif finished.reason is FinishReason.MISSING:
-            error = MISSING
+            error = early_ends.MISSING
             cause = common_pb2.LOSS_CAUSE_MISSING
         elif finished.reason is FinishReason.UNFOLLOWABLE:
             cause = common_pb2.LOSS_CAUSE_GRAMMAR
@@ -149,7 +123,7 @@ class Stream:
             stop_token_id=finished.stop_token_id,
             num_output_tokens=finished.num_output_tokens,
             error=error[:MAX_ERROR_CHARS],
-            retriable=cause not in FINAL,
+            retriable=cause not in early_ends.FINAL,
             cause=cause,
             retry_seconds=finished.retry_seconds,
             work=self._work(finished.work, finished.num_output_tokens, figures)
