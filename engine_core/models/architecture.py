@@ -32,7 +32,7 @@ class Architecture:
     limits: tuple[str, ...] = ()
     """Limits of its models, for people."""
     is_text_part: bool = False
-    """Whether it is the text part of a model that reads images too."""
+    """Whether it is the text part of a model that also reads images."""
     gguf: Mapping[str, GgufFamily] = field(default_factory=dict)
     """Families of GGUF files by `general.architecture`, for a model of another distribution; ours
     are in `FAMILIES`."""

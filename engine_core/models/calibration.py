@@ -31,7 +31,8 @@ NUM_SEQUENCES = 32
 LENGTH = 256
 """Sequences of so many tokens that are read, at most."""
 GROUP_SIZES = {"int4": (32,), "int8": (128, 64, 32)}
-"""Inputs that share a scale: the first that divides those of all layers."""
+"""Candidate numbers of inputs that share a scale: the first that divides the inputs of all layers
+is used."""
 REPORT_NAME = "calibration.json"
 TEXT_FILES = (
     *(

@@ -35,7 +35,7 @@ class Converted:
     """Outcome of a checkpoint's conversion."""
 
     quantization: str
-    """The method that its weights are packed by, the kind that they were rounded to, or `none`."""
+    """Method by which its weights are packed, kind to which they were rounded, or `none`."""
     rounding: Rounding | None = None
     """How weights were rounded; None: they were not, or a calibration had rounded them."""
     cost: str = ""
@@ -129,7 +129,7 @@ def _is_headless(checkpoint: HuggingFaceFolder, hf_config: Mapping[str, Any]) ->
 
 
 def _spare_layers(config: ModelConfig, hf_config: Mapping[str, Any]) -> range:
-    """Layers behind the last one that the config announces as heads which draft."""
+    """Layers after the last one that the config declares as draft layers."""
     number = hf_config.get("num_nextn_predict_layers") or 0
     is_number = type(number) is int and 0 <= number <= config.num_layers
     require(is_number, "num_nextn_predict_layers", number, f"0…{config.num_layers}")
@@ -167,7 +167,7 @@ def _collected(
 
 
 def _method(checkpoint: HuggingFaceFolder | GgufFile, config: ModelConfig) -> str:
-    """The one by which a checkpoint is packed."""
+    """Method by which a checkpoint is packed."""
     if isinstance(checkpoint, GgufFile):
         return GGUF if checkpoint.is_packed else NONE
     return NONE if config.quantization is None else config.quantization.method

@@ -97,7 +97,7 @@ class LayeredModel(ABC):
     """Names of norms [H] of a layer."""
     reads_page_groups = True
     stage_step: ClassVar[int] = 1
-    """Layers that stay together in one pipeline stage."""
+    """Number of layers that stay together in one pipeline stage."""
     final_norm: LastNorm
     score_head: torch.Tensor | None
     """float32 [N, H] of a model that classifies: from the state of a text's last token to the
@@ -189,9 +189,9 @@ class LayeredModel(ABC):
         return self.lm_head(hidden)
 
     def _some_layers(self, num_layers: int) -> Iterable[int]:
-        """Layers of a pass of fewer than there are, which launch what all launch, in their order:
-        the first ones, one with a window, one without and one with a state, one of each that has
-        keys and values of its own or those of another, and the last."""
+        """Layers of a shortened pass that launches every kernel of a whole pass, in order: the
+        first ones, one of each kind (window, full attention, state; own keys and values or shared
+        ones), and the last."""
         config = self.config
         last = len(self.layers) - 1
         kinds = [

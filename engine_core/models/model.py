@@ -22,9 +22,8 @@ from . import registry
 
 @dataclass(frozen=True, slots=True)
 class LastTokens:
-    """The tokens of a batch whose hidden states are wanted. What the last layer makes of the others
-    but keys and values is no part of anything, so it is left out: a layer's share of every
-    prompt."""
+    """The tokens of a batch whose hidden states are needed. For all others the last layer computes
+    keys and values only."""
 
     tokens: torch.Tensor
     """Integers [E] into the batch."""
@@ -34,8 +33,8 @@ class LastTokens:
 
 @dataclass(slots=True)
 class LayerInputs:
-    """Hidden states that a forward pass hands out beside its result, of every token of its
-    batch."""
+    """Hidden states, of every token of the batch, that a forward pass returns in addition to its
+    result."""
 
     layers: tuple[int, ...]
     """Layers whose inputs are wanted, 0 … layers of the model − 1."""
@@ -62,7 +61,7 @@ class Model(Protocol):
 
     names: ClassVar[CheckpointNames]
     reads_page_groups: ClassVar[bool]
-    """Whether its pass reads a batch by page groups. Without it all layers share one."""
+    """Whether its pass reads a batch by page groups; otherwise all layers share one group."""
     config: ModelConfig
     embedding: Embedding
     dtype: torch.dtype
@@ -80,8 +79,8 @@ class Model(Protocol):
 
     @staticmethod
     def adds_products(config: ModelConfig) -> bool:
-        """Whether `RMSNorm.add` takes every product whose inputs ranks divide (`Split.INPUTS`), and
-        nothing else: then a platform may sum the ranks' parts as it adds them."""
+        """Whether `RMSNorm.add` receives every product whose inputs ranks divide (`Split.INPUTS`),
+        and nothing else: then a platform may sum the ranks' parts as it adds them."""
 
     def forward(
         self,

@@ -34,7 +34,7 @@ LAYER = "layers.0."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MtpNames:
-    """Names of one layer and of what stands around it."""
+    """Names of a draft layer's tensors and of those around it."""
 
     prefix: str
     """Beginning of all names; `{}` stands for the number of the model's layers."""

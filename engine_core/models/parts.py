@@ -32,8 +32,8 @@ from .states.state_parts import state_mixer
 
 
 class Parts:
-    """Makes parts by the names of the layout. What a config switches on is made of the weights that
-    are there."""
+    """Builds parts of layers from weights by their names in the layout. Optional parts are built if
+    their weights exist."""
 
     def __init__(
         self, config: ModelConfig, weights: Weights, platform: Platform, max_model_len: int
@@ -76,7 +76,7 @@ class Parts:
         return self.norm(name)
 
     def check_unrounded(self, name: str) -> None:
-        """Raises `ConfigError` for a linear layer that reads activations of 8 bits, where nothing
+        """Raises `ConfigError` for a linear layer that reads 8-bit activations, where nothing
         rounds them."""
         check_unrounded(self._weights.linears[name], self._config)
 
@@ -105,7 +105,7 @@ class Parts:
         return GatedAttention(self._platform, plain, config.num_heads, config.head_dim)
 
     def mixer(self, i: int) -> Mixer:
-        """Attention of layer i, or the mixer that keeps a state in its place."""
+        """Attention of layer i, or the state mixer that replaces it."""
         if self._config.latent is not None:
             own = self._weights, self._platform, i, self._latent_rotation
             return latent_mixer(self._config, *own)

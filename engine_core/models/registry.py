@@ -177,8 +177,8 @@ def config_of(hf_config: Mapping[str, Any]) -> ModelConfig:
 
 
 def is_foreign(hf_config: Mapping[str, Any]) -> bool:
-    """Whether the modelling code of a config's model is that of transformers: its `MODEL_CODE` says
-    so, or there is no other. Raises `ConfigError`."""
+    """Whether a model is computed by transformers' modelling code: its config's `MODEL_CODE` says
+    so, or there is no other code. Raises `ConfigError`."""
     code = hf_config.get(MODEL_CODE, AUTO)
     require(code in MODEL_CODES, MODEL_CODE, code, " or ".join(MODEL_CODES))
     if code != AUTO:
@@ -235,7 +235,7 @@ def _check_switches(hf_config: Mapping[str, Any]) -> None:
 
 
 def _text_of(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config of a model's text part; old ones have its fields among the others."""
+    """The config of a model's text part; older configs have its fields at the top level."""
     text = hf_config.get("text_config")
     if text is None:
         return hf_config

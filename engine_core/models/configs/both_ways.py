@@ -12,7 +12,7 @@ from ...weights.model_config import ModelConfig
 from .fields import MAX_WINDOW, Config
 
 FIELDS = {"is_causal": False, "use_bidirectional_attention": True}
-"""Fields that say so, with their values."""
+"""Fields of a config, with the values that mean bidirectional attention."""
 
 
 def sees_both_ways(config: Config) -> bool:

@@ -126,8 +126,8 @@ def _num_inputs(config: Config) -> int:
 
 
 def _global_shapes(config: Config) -> dict[str, Any]:
-    """Shapes of layers that see all keys, where they differ: fields of the config, or in newer
-    files those of each such layer, which are alike."""
+    """Shapes of layers with full attention, where they differ: fields of the config or, in newer
+    files, fields of each such layer, which agree."""
     by_layer = mapping_of(config, "per_layer_config")
     if not by_layer:
         named = {"head_dim": config.get("global_head_dim")}

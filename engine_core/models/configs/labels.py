@@ -1,5 +1,5 @@
-"""Heads of labels behind the state of a text's last token: of decoders that classify, and of those
-that judge by the logits of two tokens."""
+"""Heads with labels over the hidden state of a text's last token, of decoders that classify, and of
+those that score by the logits of two tokens."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Configs of decoders that do not generate: those whose tokens see each other both ways, and those
-that judge by the logits of two tokens."""
+"""Configs of decoders that do not generate: those with bidirectional attention, and those that
+score by the logits of two tokens."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ def read_task(
     read: Callable[[Config], ModelConfig], config: Config, *, has_both_ways: bool
 ) -> ModelConfig:
     """The config, with the task that its fields and sentence-transformers' files name.
-    `has_both_ways`: there is a model of these layers whose tokens see each other. Raises
-    `ConfigError`."""
+    `has_both_ways`: whether a bidirectional model of these layers exists. Raises `ConfigError`."""
     if has_both_ways and sees_both_ways(config):
         return read_both_ways(read, config)
     return with_judgement(read(config), config.get(KEY, {}))

@@ -22,8 +22,8 @@ from . import mixture
 
 
 def check_unrounded(linear: Linear, config: ModelConfig) -> None:
-    """Raises `ConfigError` for a linear layer that reads activations of 8 bits, where nothing
-    rounds them."""
+    """Raises `ConfigError` for a linear layer that reads 8-bit activations, where nothing rounds
+    them."""
     if linear.rounds_to is not None:
         allowed = f"model with {config.architecture}, of which no norm or activation is rounded"
         raise ConfigError("activation_dtype", "auto", allowed)

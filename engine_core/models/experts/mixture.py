@@ -90,7 +90,7 @@ def outputs_first(weight: torch.Tensor, config: ModelConfig) -> torch.Tensor:
 
 
 def mixture_of(config: ExpertsConfig, hidden_size: int) -> dict[str, WeightSpec]:
-    """Weights of one layer's experts, and of what routes to them."""
+    """Weights of one layer's experts and of their router."""
     inner = config.intermediate_size
     weights = {
         ROUTER: _router(config, hidden_size),

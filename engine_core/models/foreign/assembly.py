@@ -89,7 +89,7 @@ class OwnParts:
 
 
 def _replace(module: nn.Module, name: str, part: nn.Module) -> None:
-    """Puts a part in the place of every part that is the same object."""
+    """Replaces every occurrence of a submodule object by `part`."""
     old = module.get_submodule(name)
     for owner in list(module.modules()):
         for own, each in owner._modules.items():

@@ -53,8 +53,8 @@ class PagedAttention:
 
 @dataclass(slots=True)
 class OwnValue:
-    """See `Attends`: each token sees itself alone, so that what a module makes of it depends on no
-    other token."""
+    """See `Attends`: each token attends to itself only, so that its result depends on no other
+    token."""
 
     mode: RowWise
 

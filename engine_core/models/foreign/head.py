@@ -26,7 +26,7 @@ class GivenStates(nn.Module):
 
 
 class ModuleHead(Linear):
-    """The module's own way from hidden states to logits: its head, and what it scales or caps."""
+    """The module's own path from hidden states to logits: its head, with scaling or caps."""
 
     kind = "head of a module"
 

@@ -1,5 +1,5 @@
-"""Attention of a transformers module: what its layers call in place of the library's, and the masks
-that they hand to it."""
+"""Attention of a transformers module: the functions that its layers call instead of the library's,
+and the masks that they pass."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ...config import ConfigError, require
 ATTENTION = "headwater"
 """Name of the attention in the library's registry."""
 PROBED = "headwater-probe"
-"""Name of an attention that records masks, by which a model is probed before it is served."""
+"""Name of an attention that records masks, with which a model is examined before it is served."""
 PASS = "headwater_pass"
-"""Attribute of every part of a module: its `ForwardPass`."""
+"""Attribute of every submodule: its `ForwardPass`."""
 IDLE = frozenset(
     {"position_ids", "position_embeddings", "cache_position", "use_cache", "layer_idx"}
     | {"output_attentions", "output_hidden_states", "return_dict", "logits_to_keep"}
 )
-"""Keywords that change nothing of attention."""
+"""Keywords without effect on attention."""
 MASKS = "causal masks, and causal windows of the last keys"
 MOST_PROBED = 1 << 20
 """Keys of the longest row of a mask that is looked at."""
@@ -43,7 +43,7 @@ class Mask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCall:
-    """Queries, keys and values [1, heads, T, D] of a layer, and what it asks of attention."""
+    """Queries, keys and values [1, heads, T, D] of a layer, and its options of attention."""
 
     layer: int
     q: torch.Tensor

@@ -20,12 +20,12 @@ EXTRA = "headwater[transformers]"
 BASE = "Model"
 """Ending of the names of models without a head."""
 LEAST = (5, 0)
-"""First release whose interfaces are those that are used here."""
+"""First release with the interfaces that are used here."""
 
 
 def transformers_of(asked_by: str, value: object) -> ModuleType:
-    """The library. Raises `ConfigError` of the field that asks for it, where it is not installed or
-    is too old."""
+    """Imports the library. Raises `ConfigError` about the field that needs it, where it is not
+    installed or too old."""
     found = transformers_version()
     is_new = found and tuple(map(int, found.split(".")[:2])) >= LEAST
     wanted = f"transformers {LEAST[0]} or later"
@@ -53,8 +53,8 @@ def knows(hf_config: Mapping[str, Any], architecture: str) -> bool:
 
 
 def config_object(hf_config: Mapping[str, Any]) -> Any:
-    """The library's own config of a model. Raises `ConfigError` for one that it does not take, for
-    encoder-decoders, and for rotary positions that depend on a batch's length."""
+    """The library's own config object. Raises `ConfigError` for a config that the library refuses,
+    for encoder-decoders, and for rotary positions that depend on a batch's length."""
     kind = str(hf_config.get("model_type"))
     transformers = transformers_of("model_type", kind)
     own = {

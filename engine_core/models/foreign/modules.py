@@ -84,7 +84,7 @@ class OwnActivation(nn.Module):
 
 
 class StandIn(nn.Module):
-    """Stands for a part of a module, whose other attributes are its own."""
+    """Replaces a submodule, and forwards all other attributes to it."""
 
     def __init__(self, part: nn.Module, mode: RowWise) -> None:
         super().__init__()
@@ -98,7 +98,8 @@ class StandIn(nn.Module):
 
 
 class Unjudged(StandIn):
-    """Computes what its part does, by functions that nothing judges: it makes a table once."""
+    """Computes what its submodule does with functions that are not examined: it makes a table
+    once."""
 
     def forward(self, *given: Any, **keywords: Any) -> Any:
         with self._mode.aside():

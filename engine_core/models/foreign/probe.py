@@ -63,7 +63,7 @@ class Probe:
 
 
 class Sized(nn.Module):
-    """Stands for a linear layer: outputs of its size."""
+    """Replaces a linear layer by outputs of its size."""
 
     def __init__(self, mode: RowWise, num_outputs: int) -> None:
         super().__init__()
@@ -211,8 +211,8 @@ def _plain(name: str, tensor: torch.Tensor) -> WeightSpec:
 
 
 def _checked(calls: list[AttentionCall], num_layers: int) -> AttentionCall:
-    """The first of the calls, of which there is one for each layer, all of one shape. Raises
-    `ConfigError`."""
+    """The first of the calls. Raises `ConfigError` unless there is one call a layer, all of one
+    shape."""
     layers = [call.layer for call in calls]
     wanted = list(range(num_layers))
     allowed = f"{num_layers} layers, each with attention: others keep state of another kind"

@@ -57,7 +57,7 @@ SHAPES = frozenset(
     }
     | {"full", "empty", "__format__", "__repr__", "is_autocast_enabled", "broadcast_to"}
 )
-"""Functions that compute nothing."""
+"""Functions that only change shapes."""
 PAIRWISE = frozenset({"min", "max"})
 """Functions that are elementwise of two tensors."""
 ALLOWED = TRANSCENDENTAL | SUMS | ELEMENTWISE | SHAPES | PAIRWISE

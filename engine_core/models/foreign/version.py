@@ -1,4 +1,4 @@
-"""The version of transformers that is installed. Imports nothing of it, nor torch."""
+"""Version of the installed transformers, without importing it or torch."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Latent attention of a model's layers: its weights, names of these in checkpoints, and the layer
-that is made of them."""
+"""Latent attention of a model's layers: its weights, their names in checkpoints, and the layer."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def delta_of(config: ModelConfig) -> dict[str, WeightSpec]:
     wide = joined_linear((delta.num_channels, delta.values_size), hidden)
     narrow = joined_linear((num_values, num_values), hidden)
     by_kind = (*channels, delta.values_size), (num_values, num_values)
-    # One key head lies behind the other, so that a share of all rows is whole heads.
+    # Key heads are contiguous, so that a share of all rows is whole heads.
     by_head = (wide.shape[0],), (narrow.shape[0],)
     of_wide, of_narrow = by_head if delta.is_by_head else by_kind
     return {

@@ -34,7 +34,7 @@ GATE_NAMES = {
     "feed_forward.up_proj.weight": ("gate_up", 1),
 }
 OF_MAMBA = ("input_layernorm.", "mamba.")
-"""Beginnings of names that are those of the first of two layers."""
+"""Prefixes of names that belong to the first of the two layers."""
 
 
 def located(number: int, rest: str, layout: Layout) -> tuple[int, str]:

@@ -1,5 +1,4 @@
-"""Layers of Mamba-2 of a model: their weights, names of these in checkpoints, and the layer that is
-made of them."""
+"""Mamba-2 layers of a model: their weights, their names in checkpoints, and the layer."""
 
 from __future__ import annotations
 

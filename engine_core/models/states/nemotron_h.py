@@ -50,8 +50,8 @@ class MixerLayer(layered.Layer):
 
 
 def located(number: int, rest: str, layout: Layout) -> tuple[int, str]:
-    """The layer that has a published layer, which is its mixer or what follows that, and a name in
-    which the norm of the latter is another one. See `CheckpointNames.located`."""
+    """Our layer for a published layer, which is its mixer or the part after it, and the name with
+    the latter's norm renamed. See `CheckpointNames.located`."""
     first = 0
     layer = 0
     while f"layers.{layer}.input_norm" in layout:

@@ -66,7 +66,7 @@ _MINIMAX: dict[str, Any] = {
     "qk_norm_type": "per_layer",
     "shared_intermediate_size": 0,
 }
-"""Fields of which one value is served, which is that of all published checkpoints."""
+"""Fields with a single supported value, which all published checkpoints have."""
 
 
 def read_hy3(config: Config) -> ModelConfig:

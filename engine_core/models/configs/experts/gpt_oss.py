@@ -19,7 +19,7 @@ ROPE = {
 }
 """Scaling of rotary positions where a config does not say."""
 SERVED = {"hidden_act": "silu", "swiglu_alpha": 1.702, "swiglu_limit": 7.0}
-"""Fields of which one value is served, which is that of all published checkpoints."""
+"""Fields with a single supported value, which all published checkpoints have."""
 
 
 def read_gpt_oss(config: Config) -> ModelConfig:
@@ -41,7 +41,8 @@ def read_gpt_oss(config: Config) -> ModelConfig:
 
 
 def _experts(config: Config) -> ExpertsConfig:
-    """The softmax of the chosen experts is that of all of them, divided by its sum."""
+    """Experts of gpt-oss: a softmax over the chosen experts equals the softmax over all, normalized
+    over the chosen."""
     return ExpertsConfig(
         num_experts=count_of(config, "num_local_experts"),
         num_chosen=count_of(config, "num_experts_per_tok"),

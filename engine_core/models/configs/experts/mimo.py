@@ -48,7 +48,7 @@ SERVED = {
     "add_full_attention_sink_bias": False,
     "add_swa_attention_sink_bias": True,
 }
-"""Fields of which one value is served, which is that of all published checkpoints."""
+"""Fields with a single supported value, which all published checkpoints have."""
 
 
 def read_mimo_v2_flash(config: Config) -> ModelConfig:

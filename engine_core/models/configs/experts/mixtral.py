@@ -28,7 +28,8 @@ def read_olmoe(config: Config) -> ModelConfig:
 
 
 def read_granite_moe(config: Config) -> ModelConfig:
-    """The softmax of the chosen experts is that of all of them, divided by its sum."""
+    """Config of Granite 3 with experts: a softmax over the chosen experts equals the softmax over
+    all, normalized over the chosen."""
     read = read_granite(config)
     return with_experts(read, _experts(config, "num_local_experts", is_normalized=True))
 

@@ -98,7 +98,7 @@ def _groups(config: Config) -> dict[str, int]:
 
 
 def _behind(config: Config, default: int) -> Callable[[int], bool]:
-    """Layers behind the first, dense ones, all or each so many-th."""
+    """Whether a layer has experts: those after the first, dense ones, all or every n-th."""
     first = count_of(config, "first_k_dense_replace", default, least=0)
     step = count_of(config, "moe_layer_freq", 1)
     return lambda i: i >= first and i % step == 0

@@ -20,7 +20,7 @@ SERVED = {
     "mamba_proj_bias": False,
     "mamba_conv_bias": True,
 }
-"""Fields that have one served value, each with that value and default."""
+"""Fields with a single supported value, which is also their default."""
 NORM_EPS = 1e-5
 
 

@@ -53,8 +53,8 @@ def _read(config: Config) -> ModelConfig:
 
 
 def _inner_size(config: Config) -> int:
-    """Intermediate size of the MLPs: two thirds of what the config says, times a factor, rounded
-    up to a multiple, unless it says that it stands. Raises `ConfigError`."""
+    """Intermediate size of the MLPs: two thirds of the config's value times a factor, rounded up to
+    a multiple, unless the config disables this. Raises `ConfigError`."""
     name = "block_ff_dim" if "block_ff_dim" in config else "intermediate_size"
     size = count_of(config, name)
     if not config.get("block_auto_adjust_ff_dim", True):
