@@ -37,13 +37,13 @@ class Branch:
         self._stream = torch.cuda.Stream()
 
     def fork(self) -> None:
-        """The branch begins behind what is launched so far."""
+        """Starts the branch after everything launched so far."""
         if torch.cuda.is_current_stream_capturing():
             self._stream.wait_stream(torch.cuda.current_stream())
 
     @contextmanager
     def beside(self) -> Iterator[None]:
-        """Launches in the scope are the branch's. Those after it wait for them."""
+        """Context whose launches go to the branch; launches after it wait for them."""
         if not torch.cuda.is_current_stream_capturing():
             yield
             return
@@ -53,9 +53,9 @@ class Branch:
 
 
 class CudaAddition:
-    """Addition of one layer. Of few rows, x Aᵀ is computed beside the layer's product, on the
-    multiprocessors that this leaves free. It is launched after the product: the other way round, it
-    would take room that the product needs, which would begin behind it."""
+    """Addition of one layer's adapters. With few rows, x Aᵀ is computed beside the layer's product,
+    on multiprocessors that the product leaves free. It is launched after the product: launched
+    first, it would take room that the product needs."""
 
     def __init__(self, slab: Slab, layer: SlabLayer, branch: Branch) -> None:
         self._slab = slab

@@ -97,7 +97,7 @@ def shrink(
 
 
 def num_programs(device: torch.device, num_items: int, of_multiprocessor: int) -> int:
-    """Number of programs that share the items, of which there are at most so many."""
+    """Number of programs for at most `num_items` items."""
     if device.type != "cuda":
         return min(num_items, _INTERPRETED_PROGRAMS)
     return min(num_items, of_multiprocessor * num_multiprocessors(device))

@@ -78,7 +78,7 @@ class Slab:
 
 
 def of_layer(numbers: torch.Tensor, num_ranks: int, layer: SlabLayer) -> torch.Tensor:
-    """The numbers that so many ranks have for one layer, [ranks, numbers of a rank]. They lie
-    together: were a rank's numbers for all layers to lie together, each rank of a product would be
-    in another page of memory."""
+    """The values of `num_ranks` ranks for one layer, [ranks, values of a rank]. They are
+    contiguous: if a rank's values for all layers were, each rank of a product would be in another
+    page of memory."""
     return numbers[num_ranks * layer.first : num_ranks * layer.end].view(num_ranks, layer.size)

@@ -152,11 +152,10 @@ def attention_of_rows(
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention of the last len(q) positions of one sequence of seq_len keys, each seeing the last
-    `window` keys up to its own, or all of them, or with a negative one those of its chunk of
-    −window positions; [C, Hq, D]. `softcap` is that of scores, which
-    become softcap * tanh(score / softcap); 0: none. Sinks [Hq] are scores of keys whose values are
-    zeros."""
+    """Attention of the last len(q) positions of one sequence with seq_len keys, [C, Hq, D]. Each
+    position attends to the last `window` keys up to its own, to all with 0, or with a negative one
+    to those of its chunk of −window positions. `softcap`: scores become softcap * tanh(score /
+    softcap); 0: unchanged. Sinks [Hq] are scores of keys whose values are zeros."""
     dtype = torch.promote_types(q.dtype, torch.float32)
     blocks = block_table[: triton.cdiv(seq_len, k_cache.shape[2])].long()
     k, v = (c[blocks].transpose(1, 2).flatten(0, 1)[:seq_len].to(dtype) for c in (k_cache, v_cache))

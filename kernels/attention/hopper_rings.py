@@ -1,6 +1,6 @@
-"""Rings of tiles in shared memory, which one warp fills for the teams of an attention kernel for
-Hopper; of an fp8 cache four warps fill them, which convert it to float16. Knows nothing about what
-is computed."""
+"""Rings of tiles in shared memory, filled by one warp for the warp groups of an attention kernel
+for Hopper. With an fp8 cache four warps fill them and convert to float16. Knows nothing about the
+computation."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def copy_tiles(k, v, p_row, first, end, turn, i_kv, rings, shape: gl.constexpr):
 
 @gluon.jit
 def make_pair_buffers(k):
-    """Buffers for two halves of tiles of an fp8 cache in its own layout, and barriers that say
-    which have arrived."""
+    """Buffers for two halves of tiles of an fp8 cache in its own layout, and barriers that signal
+    their arrival."""
     buffers = gl.allocate_shared_memory(k.dtype, [2, k.block_shape[0], k.block_shape[1]], k.layout)
     arrived = gl.allocate_shared_memory(gl.int64, [2, 1], hopper.mbarrier.MBarrierLayout())
     for i in gl.static_range(2):

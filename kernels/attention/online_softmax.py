@@ -48,8 +48,8 @@ def stages_of(most: int, head_bytes: int) -> int:
 
 
 def narrowing(head_bytes: int) -> int:
-    """Number by which tiles of keys and of query rows are smaller than those of most heads, so that
-    they fit into shared memory: a power of two."""
+    """Power of two by which tiles of keys and of query rows are smaller than usual, so that they
+    fit into shared memory with large heads."""
     return max(head_bytes // WIDE_BYTES, 1)
 
 
@@ -179,8 +179,9 @@ def row_sums(b_l):
 
 @triton.jit
 def with_sinks(b_m, b_l, p_sinks, o_head, is_head):
-    """Sums [ROWS] of whole rows with the weights of their heads' sinks, float32 [Hq] at p_sinks;
-    None: as they are. They are added once, behind the last merge, so that no split counts them."""
+    """Sums [ROWS] of complete rows plus the weights of their heads' sinks, float32 [Hq] at p_sinks;
+    None: unchanged. Sinks are added once, after the last merge, so that no split counts them
+    twice."""
     if p_sinks is not None:
         b_sink = tl.load(p_sinks + o_head, mask=is_head, other=float("-inf"))
         b_log2_e = tl.full(b_sink.shape, BASE_2, tl.float32)

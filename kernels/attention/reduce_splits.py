@@ -18,8 +18,8 @@ from .decode_plan import FEW_ROWS
 from .online_softmax import SPLIT, finish, first_keys, merge_states, with_sinks
 
 MAX_DIMS = 256
-"""Numbers of the largest head that one program merges: its registers hold several splits of so
-many. Of larger heads a program merges PART_DIMS."""
+"""Most values of a head that one program merges: its registers hold several splits of this size. A
+program merges PART_DIMS values of larger heads."""
 PART_DIMS = 128
 
 

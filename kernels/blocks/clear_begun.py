@@ -1,6 +1,6 @@
-"""Clears the last KV block of each request of a step that begins it. Pages that held fp32 states
-are no numbers in another dtype, and attention multiplies by zero what lies behind a sequence's end:
-zero times no number is no number."""
+"""Clears the last KV block of each request that a step begins. Pages that held fp32 states may
+contain NaN in another dtype, and attention multiplies what follows a sequence's end by zero, which
+leaves NaN."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 PIECES = 16
-"""Programs that clear one block."""
+"""Number of programs that clear one block."""
 BLOCK = 1024
 """Words that a program clears at once."""
 

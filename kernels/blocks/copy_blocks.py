@@ -1,5 +1,5 @@
-"""Copies whole KV blocks on a GPU: within its memory, or out of the memory of another process, on
-this GPU or on one that it reaches. Knows nothing about what opens that memory."""
+"""Copies whole KV blocks on a GPU, within its memory or from the memory of another process on this
+GPU or a reachable one. Does not open that memory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import triton.language as tl
 
 BLOCK = 4096
 PULL_PROGRAMS = 96
-"""Programs of a launch that pulls. They take their tiles by turns, so that a copy of gigabytes
-leaves multiprocessors to the steps beside it; as many as fill the links between GPUs."""
+"""Programs of a launch that pulls: as many as saturate the links between GPUs. They take tiles in
+turn, so that a copy of gigabytes leaves multiprocessors to the steps beside it."""
 
 
 def copy_blocks(
@@ -76,7 +76,6 @@ def _copy(
         i_source = tl.load(p_source_block + i_pair).to(tl.int64)
         i_target = tl.load(p_target_block + i_pair).to(tl.int64)
         inside = o_w < num_words
-        # A multiple of the words of a block, of which it is known that they are loaded four at a
-        # time.
+        # The number of words of a block is a multiple of four, so they are loaded four at a time.
         b_words = tl.load(p_source + i_source * num_words + o_w, mask=inside)
         tl.store(p_target + i_target * num_words + o_w, b_words, mask=inside)

@@ -29,7 +29,7 @@ from .compiler.simd import add, fma, load, mul, splat, store, sum_of
 from .compiler.simd_types import BF16_ELEMENT, F32, F32_ELEMENT, NUM_LANES
 
 _TOGETHER = 4
-"""Ranks, or vectors of outputs, that are summed beside one another for a row."""
+"""Number of ranks, or of vectors of outputs, that are summed at the same time for a row."""
 
 
 _AHEAD = 2

@@ -185,8 +185,8 @@ def _tile(arguments: int, i: int, p_scratch: int, element: Any) -> None:
         begin_row(_state_of(p_scratch, j))
     num_keys = start + last // group + 1
     window = argument(arguments, 13)
-    # The first key that any row of the tile sees. Chunks lie where they lie without a window: what
-    # is skipped of them weighs zero, so a row's bits do not depend on the rows beside it.
+    # First key that any row of the tile attends to. Chunks are aligned as without a window: skipped
+    # keys have weight zero, so a row's bits do not depend on other rows.
     oldest = max(_num_hidden(start + first // group + 1, window), 0)
     for key in range(oldest // CHUNK * CHUNK, num_keys, CHUNK):
         begin = max(oldest - key, 0) // NUM_LANES * NUM_LANES
@@ -429,8 +429,8 @@ def _state_of(p_scratch: int, j: int) -> int:
 
 @njit
 def _whole_total(arguments: int, p_scratch: int, j: int, query_head: int) -> Any:
-    """The sum of a row's weights, with that of its head's sink. It is added last, so that it does
-    not depend on how the keys were computed."""
+    """Sum of a row's weights with that of its head's sink, which is added last, so that it does not
+    depend on the order of keys."""
     p_sinks = argument(arguments, 16)
     p_state = _state_of(p_scratch, j)
     total = total_of(p_state)

@@ -12,7 +12,7 @@ from .tile_product import Part, TileProduct
 
 
 def block_product(parts: Sequence[BlockWeight]) -> TileProduct:
-    """The product with parts [N_i, K], whose outputs follow one another."""
+    """Product with parts [N_i, K], whose outputs are concatenated."""
     tiles = [Part(part.format, part.tiles, part.tiles.shape[1], part.num_rows) for part in parts]
     return TileProduct(tiles, parts[0].shape[1])
 

@@ -84,8 +84,8 @@ def _put_block(p_block: int, first: Any, second: Any, scale: Any, flag: int) -> 
 
 @njit
 def quantize_blocks(p_x: int, p_out: int, num_rows: int, num_blocks: int, element: Any) -> None:
-    """Rounds rows of blocks that follow one another, of elements of one type; rests stand after a
-    row's blocks."""
+    """Rounds rows of contiguous blocks with elements of one type; second parts (the rounded
+    remainders) follow a row's blocks."""
     size = BLOCK * size_of(element)
     rest_bytes = num_blocks * ROW_BYTES
     for row in range(num_rows):
@@ -113,8 +113,7 @@ def quantize_blocks(p_x: int, p_out: int, num_rows: int, num_blocks: int, elemen
 
 @njit
 def quantize_rows(p_x: int, p_out: int, num_rows: int, num_blocks: int, element: Any) -> None:
-    """Rounds rows of blocks that follow one another; the blocks of a row have one scale, and no
-    rests."""
+    """Rounds rows of contiguous blocks; the blocks of a row share one scale, without remainders."""
     size = BLOCK * size_of(element)
     for row in range(num_rows):
         p_row = p_x + row * num_blocks * size

@@ -64,9 +64,9 @@ def _add_rests(
     row_bytes: Any,
     rests: Any,
 ) -> None:
-    """Adds the products of a unit with the rests of rows, behind those with all of its blocks:
-    words that were kept for rests, which are few, would leave no registers to the others. One code
-    serves all rows, so their sums are in memory meanwhile."""
+    """Adds the products of a unit with the remainders of rows, after those with all of its blocks:
+    keeping words for the few remainders would leave no registers to the others. One code serves all
+    rows, so their sums are in memory meanwhile."""
     b = code.builder
     num_rows = len(totals)
     offsets = [ir.Constant(LONG, i * ROW_BYTES) for i in range(format.unit // BLOCK)]

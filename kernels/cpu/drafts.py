@@ -18,8 +18,8 @@ WRONG = 2
 """States of a draft that has ended: all of it was sampled, or another token was."""
 BUCKET_SHIFT = 47
 NUM_BUCKETS = 1024
-"""Bits of a probability that do not tell its bucket, so that a bucket spans 3 %; and buckets, the
-last one of which has all below 2 ** -32."""
+"""Number of low bits of a probability that its bucket ignores, so that a bucket spans 3 %, and
+number of buckets; the last one has all probabilities below 2 ** -32."""
 ONE = 1023 << (52 - BUCKET_SHIFT)
 """Leading bits of 1.0."""
 _ROWS = types.int64[::1]
@@ -112,9 +112,9 @@ def _seconds_of(num_positions: int, sizes: Any, seconds: Any) -> float:
 
 @njit
 def _by_size(stands: Any, values: Any, ends: Any) -> int:
-    """Writes the positive values of stands to `values`, larger ones first as far as buckets tell
-    them apart; ends[b] is where bucket b ends. Returns how many there are. A few passes over
-    thousands of values, where sorting all of them would take most of a step's time on the host."""
+    """Writes the positive values of stands to `values`, in descending order of their buckets;
+    ends[b] is the end of bucket b. Returns their number. A few passes over thousands of values,
+    where sorting them would take most of a step's time on the host."""
     bits = stands.reshape(-1).view(np.int64)
     ends[:] = 0
     for i in range(len(bits)):
@@ -276,7 +276,7 @@ def _note_shares(
             continue
         row = rows[i]
         has_found = num_drafts[i] > 0
-        # One token after those that stand was wrong, unless all of them stand.
+        # The first token after the accepted ones was rejected, unless all were accepted.
         num_tried = num_accepted[i] + (num_accepted[i] < num_drafts[i])
         shares[0, row] = memory * shares[0, row] + has_found
         shares[1, row] = memory * shares[1, row] + 1.0

@@ -204,7 +204,7 @@ def _draft_rows(
         )
         if not found:
             continue
-        # A copy that reaches the end of the known tokens goes on with the drafted ones.
+        # A copy that reaches the end of the known tokens continues with the drafted ones.
         for k in range(limit):
             source = places[0] + 1 + k
             drafts[i, k] = tokens[row, source] if source < known else drafts[i, source - known]

@@ -50,8 +50,8 @@ class TileCode:
         return self.builder.load(self.builder.inttoptr(at, kind.as_pointer()), align=1)
 
     def hidden(self, address: Any) -> Any:
-        """The address, of which the compiler does not know that it is the same: what is loaded from
-        it is loaded there, and not kept in registers from an earlier load."""
+        """The same address, hidden from the compiler, so that values are loaded from it here and
+        not kept in registers from an earlier load."""
         kind = ir.FunctionType(LONG, [LONG])
         return self.builder.asm(kind, "", "=r,0", [address], side_effect=False)
 

@@ -113,7 +113,7 @@ def multiply_tile(
 def _quantize(
     p_x: int, p_rows: int, num_rows: int, num_places: int, rounds_tokens: bool, element: Any
 ) -> None:
-    """Rounds rows that have so many places for blocks, those for rests among them."""
+    """Rounds rows with `num_places` places for blocks, remainders included."""
     if rounds_tokens:
         quantize_rows(p_x, p_rows, num_rows, num_places, element)
     else:

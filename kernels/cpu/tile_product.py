@@ -46,8 +46,8 @@ class TileProduct:
     def __init__(
         self, parts: Sequence[Part], num_inputs: int, *, rounds_tokens: bool = False
     ) -> None:
-        """Outputs of parts follow one another; `rounds_tokens`: activations of a row have one
-        scale."""
+        """The outputs of the parts are concatenated; `rounds_tokens`: the activations of a row
+        share one scale."""
         self._quantize = quantize_tokens if rounds_tokens else quantize
         self._num_outputs = sum(part.num_outputs for part in parts)
         self._row_bytes = num_parts_of(rounds_tokens) * (num_inputs // BLOCK) * ROW_BYTES

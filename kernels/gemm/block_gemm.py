@@ -107,7 +107,7 @@ def rows_of(planes: BlockPlanes, row_ids: torch.Tensor, dtype: torch.dtype) -> t
 
 
 def launch_all_tiles(parts: Parts, dtype: torch.dtype, early_rows: int) -> None:
-    """Launches every kernel that products with these parts may take; those of up to `early_rows`
+    """Launches every kernel that products with these parts may need; those of up to `early_rows`
     rows start while the kernel before them ends."""
     device = parts[0].words.device
     k = parts[0].shape[1]
@@ -159,7 +159,7 @@ def block_gemm(
     )
 
 
-# One kernel for one row, whose masks it need not compute, and one for all other numbers of rows.
+# Two kernels: one for a single row, which needs no masks, and one for all other numbers of rows.
 @triton.jit(do_not_specialize_on_alignment=["m"])
 def _block_gemm(
     p_x,

@@ -22,7 +22,7 @@ BLOCK_K = 256
 
 
 def fits(weight: ByteWeight) -> bool:
-    """Whether a weight can be packed: its groups follow one another, and it is whole in tiles."""
+    """Whether a weight can be packed: its groups are contiguous, and it is made of whole tiles."""
     is_ordered = isinstance(weight, Fp8Weight) or weight.groups is None
     return is_ordered and packed_words.fits(weight.shape, len(weight.scales), bits=8)
 

@@ -23,7 +23,7 @@ class GatedTiles:
     block_n: int = 128
     block_k: int = 64
     group: int = 8
-    """Number of tiles of rows that follow one another over the same weights."""
+    """Number of consecutive tiles of rows that use the same weights."""
     num_stages: int = 3
     num_warps: int = 8
     flatten: bool = True

@@ -87,9 +87,9 @@ MIN_ROWS = 17
 MIN_GATED_ROWS = 9
 """Least numbers of rows, without and with gates. With fewer rows the narrow tiles start as fast."""
 EARLY_BYTES = 16 << 20
-"""Size of the largest weights that a dependent product prefetches before its inputs are there: they
-wait in the second-level cache, which has room for them beside those in use. Parts of larger weights
-only displace each other."""
+"""Bytes of the largest weights that a dependent product prefetches before its inputs are ready:
+they wait in the L2 cache beside those in use. Parts of larger weights would only displace each
+other."""
 SHORT = 2048
 TALL = 16_384
 DEEP = 8192
@@ -243,9 +243,9 @@ def _constants(weight: torch.Tensor, tiles: Tiles, *, dependent: bool) -> dict[s
 
 
 def tile_inputs(weight: torch.Tensor, tiles: Tiles) -> int:
-    """Number of inputs of a tile of weight [N, K]: a power of two that divides K where one does,
-    which spares every load its mask. Tiles of weights of four bytes have half as many, so that they
-    fit in shared memory."""
+    """Number of inputs of a tile of weight [N, K]: a power of two, which divides K where possible,
+    so that loads need no mask. Tiles of weights of four bytes have half as many, to fit in shared
+    memory."""
     sizes = [size * 2 // weight.element_size() for size in (tiles.block_k, 128, 64)]
     return next((size for size in sizes if weight.shape[1] % size == 0), sizes[-1])
 
@@ -345,7 +345,7 @@ def _ask_for_weights(
         ask_early(p_lines + i_k, DEPENDENT)
 
 
-# One kernel for one row, whose masks it need not compute, and one for all other numbers of rows.
+# Two kernels: one for a single row, which needs no masks, and one for all other numbers of rows.
 @triton.jit(do_not_specialize_on_alignment=["m"])
 def _skinny_gemm(
     p_bias,

@@ -108,7 +108,7 @@ def scale_chunk(format: BlockFormat) -> int:
 
 
 def num_stages(tiles: RingTiles, weight: BlockPlanes, block_k: int) -> int:
-    """Number of stages of so many inputs, for which there is room in shared memory."""
+    """Number of stages of `block_k` inputs that fit into shared memory."""
     format = weight.format
     scales = 2 * max(scale_chunk(format), weight.scales.shape[2] * BLOCK_N * block_k // format.unit)
     # Of 64 outputs: words or bytes, bits above four, and two factors for 32 inputs.

@@ -228,8 +228,8 @@ def add_tile(tiles, b_acc, b_rest, b_scale, b_scale_rest, REST_N: gl.constexpr):
 
 @gluon.jit
 def plus(b_acc, b_part, b_scale):
-    """A sum and a part of it, times the scale of its block if there is one: rounded once, in every
-    kernel."""
+    """Sum of an accumulator and a part times the scale of its block, if it has one: rounded once,
+    in every kernel."""
     if b_scale is None:
         b_acc += b_part
     else:

@@ -193,8 +193,8 @@ def _w8a8_rows(
 
 @gluon.jit
 def _copy_rows(x, x_ring, ready, free, o_m, k, DEPENDENT: gl.constexpr, shape: gl.constexpr):
-    """Fills the ring of rows when the previous kernel has ended. The team reads what that kernel
-    wrote only when rows are here, so it need not wait for it."""
+    """Fills the ring of rows when the previous kernel has ended. The other warps read that kernel's
+    output only through this ring, so they need not wait."""
     wait_for_inputs(DEPENDENT)
     _copy(x, x_ring, ready, free, o_m, k, shape)
 
@@ -269,7 +269,7 @@ def _add_blocks(tiles, b_acc, factors, blocks, i_group, SUM_K: gl.constexpr):
     for pair in gl.static_range(tiles[0].shape[1] // (2 * SUM_K)):
         b_first = _scale_of(factors[0], b_acc)
         b_second = _scale_of(factors[1], b_acc)
-        # They arrive while these two parts are multiplied.
+        # Loaded while these two parts are multiplied.
         factors = _two_factors(blocks, i_group + 2 * pair + 2)
         b_acc = _add(tiles, 2 * pair, b_acc, b_first, SUM_K)
         b_acc = _add(tiles, 2 * pair + 1, b_acc, b_second, SUM_K)
@@ -309,7 +309,7 @@ def _first_factors(blocks, DEPENDENT: gl.constexpr):
 
 @gluon.jit
 def _two_factors(blocks, i_group):
-    """The scales of two groups of inputs that follow one another; those of no group are zeros."""
+    """Scales of two consecutive groups of inputs; zeros after the last group."""
     return _factors(blocks, i_group), _factors(blocks, i_group + 1)
 
 

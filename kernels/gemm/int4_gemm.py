@@ -240,7 +240,7 @@ def load_groups(
     return b_scale, b_zero
 
 
-# One kernel for one row, whose masks it need not compute, and one for all other numbers of rows.
+# Two kernels: one for a single row, which needs no masks, and one for all other numbers of rows.
 @triton.jit(do_not_specialize_on_alignment=["m"])
 def _int4_gemm(
     p_x,

@@ -59,9 +59,9 @@ def differing(
     library: Multiply = gemm.library_gemm,
     own: Multiply = own_reference,
 ) -> set[Product]:
-    """Products whose library gives other bits than our kernel for some of these numbers of rows,
-    among those for which `linear` asks it. `weights` [N, K] of each; random ones by default.
-    Launches all comparisons and waits once, at the end."""
+    """Products for which the library's bits differ from our kernel's at some of these numbers of
+    rows, among those for which `linear` would use the library. `weights` [N, K] of each; random
+    ones by default. Launches all comparisons and waits once, at the end."""
     differs = torch.zeros(len(row_counts), dtype=torch.bool, device=device)
     generator = torch.Generator(device).manual_seed(0)
     for i, (product, counts) in enumerate(row_counts.items()):

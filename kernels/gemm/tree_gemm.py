@@ -159,7 +159,7 @@ def _tree_gemm(
     p_x += o_m.to(tl.int64) * stride_x + o_k
     p_w += o_n.to(tl.int64) * stride_w + o_k
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    # The sums of the last one, two and four leaves that wait for as many others.
+    # Partial sums of the last one, two and four leaves, which wait for as many others.
     b_one = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     b_two = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     b_four = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)

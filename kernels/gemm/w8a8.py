@@ -27,7 +27,7 @@ ALIGNMENT = 16
 """Number of inputs and of outputs by which both divide: the copy engine reads rows that begin at
 multiples of 16 bytes, and writes such rows."""
 INT8_ZERO = 128
-"""Zero point of integers without sign that stand for signed ones."""
+"""Zero point of unsigned integers that represent signed ones."""
 TEAM_TILES = (
     TeamTiles(128, 192, 5, 1.0, 2, chunk=32),
     TeamTiles(128, 128, 6, 0.886, 2),
@@ -85,8 +85,7 @@ def fits(weight: ByteWeight, num_experts: int = 1) -> bool:
 
 
 def _is_in_blocks(weight: Fp8Weight) -> bool:
-    """Whether scales are those of 128 inputs, and the same for 64 outputs that follow one
-    another."""
+    """Whether the weight has a scale for every 64 outputs and 128 inputs."""
     if len(weight.scales) * BLOCK_K != weight.shape[1]:
         return False
     firsts = _of_blocks(weight).repeat_interleave(BLOCK_OUTPUTS.value, dim=1)
@@ -99,8 +98,8 @@ def _of_blocks(weight: Fp8Weight) -> torch.Tensor:
 
 
 def signed_in_place(weight: ByteWeight) -> W8A8Weight:
-    """The weight, in the memory of its values. One of 128 inputs has one scale, whatever its blocks
-    are."""
+    """The weight, converted in the memory of its values. A weight of 128 inputs has one scale,
+    whatever its blocks are."""
     values = weight.values
     scales = weight.scales
     if isinstance(weight, Fp8Weight) and len(scales) > 1:

@@ -122,8 +122,7 @@ CROWDING = 0.22
 SHARED_BYTES = 227 << 10
 """Bytes of shared memory of a multiprocessor that one program may have."""
 GROUP = 8
-"""Number of tiles of rows that follow one another over the same weights, which stay in the
-second-level cache."""
+"""Number of consecutive tiles of rows that use the same weights, which stay in the L2 cache."""
 
 
 def fitting_tiles(dtype: torch.dtype, *, has_teams: bool) -> tuple[WideTiles | TeamTiles, ...]:

@@ -76,7 +76,7 @@ def _of_cpu() -> Environment:
 
 
 def _common_libraries() -> tuple[tuple[str, str], ...]:
-    # Builds of one version differ in the libraries that they were linked with.
+    # Builds of one version differ in the libraries that they are linked with.
     return (
         ("torch", torch.__version__),
         ("build of torch", torch.__config__.show()),
@@ -89,7 +89,7 @@ def _cuda_library_version(name: str, property_function: str) -> str:
     try:
         get = getattr(ctypes.CDLL(name), property_function)
     except OSError:
-        # Linked into torch, whose version and build stand for it.
+        # Linked into torch, so torch's version and build identify it.
         return "part of torch"
     numbers = []
     for which in CUBLAS_PROPERTIES:

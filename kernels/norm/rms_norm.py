@@ -171,9 +171,9 @@ def _rms_norm(
     b_x = b_x.to(tl.float32)
     variance = tl.sum(b_x * b_x, axis=0) / hidden
     b_y = b_x * tl.rsqrt(variance + eps) * b_weight
-    # Threads hold as many neighbours as they store at once, and sum in that order: eight here too,
-    # where 16 bytes hold 16 rounded numbers, so that a norm that is rounded has the bits of one
-    # that is stored.
+    # Threads hold as many neighbouring values as they store at once, and sum in that order: eight
+    # here too, although 16 bytes hold 16 rounded values, so that a rounded norm has the same bits
+    # as a stored one.
     p_y = p_out + i_token * stride_out + tl.max_contiguous(tl.arange(0, BLOCK), 8)
     if MOST > 0:
         # Rounded as a norm that is stored.

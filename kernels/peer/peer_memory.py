@@ -50,7 +50,7 @@ _NATIVE_ATOMICS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerMemory:
-    """The memory of all ranks as one of them sees it."""
+    """The memory of all ranks, mapped in one of them."""
 
     index: int
     """Place of this rank among all."""
@@ -65,7 +65,7 @@ class PeerMemory:
     """Numbers of 16 bits in a row that flagged words may carry. Always the same: a word that a
     longer row left behind would be taken for a new one, 65,536 exchanges later."""
     host: object | None = None
-    """Owner of the mapped host memory in which the pieces lie; None: they lie on GPUs."""
+    """Owner of the mapped host memory with the pieces; None: they are in GPU memory."""
     max_polls: int = MAX_POLLS
 
     @property
@@ -86,8 +86,8 @@ class PeerError(OSError):
 
 
 class OwnMemory:
-    """The piece of this process on its current GPU, zeroed. It lasts until the process ends: others
-    have it mapped."""
+    """The piece of this process on its current GPU, zeroed. It lasts until the process ends, since
+    others have it mapped."""
 
     def __init__(self, num_ranks: int, slot_bytes: int) -> None:
         """Raises `PeerError`."""
@@ -168,9 +168,8 @@ def host_address(pointer: int) -> int:
 
 
 def handle_of(address: int) -> tuple[bytes, int]:
-    """Handle by which another process opens the allocation that an address of this GPU lies in, and
-    the address's distance in bytes from its beginning. Raises `PeerError` where the driver does not
-    share it."""
+    """Handle by which another process opens the allocation that contains an address of this GPU,
+    and the address's offset in it. Raises `PeerError` where the driver does not share it."""
     base = ctypes.c_uint64()
     size = ctypes.c_size_t()
     handle = _Handle()
@@ -182,8 +181,8 @@ def handle_of(address: int) -> tuple[bytes, int]:
 
 
 def open_address(handle: bytes) -> int:
-    """Maps another process's allocation, of this GPU or of one that it reaches, and returns where
-    it begins here. Raises `PeerError`."""
+    """Maps another process's allocation, of this GPU or a reachable one, and returns its address
+    here. Raises `PeerError`."""
     address = ctypes.c_uint64()
     call_driver(
         "cuIpcOpenMemHandle_v2",
@@ -195,7 +194,7 @@ def open_address(handle: bytes) -> int:
 
 
 def close_address(address: int) -> None:
-    """Ends a mapping that nothing reads any more."""
+    """Unmaps memory that is no longer read."""
     call_driver("cuIpcCloseMemHandle", ctypes.c_uint64(address))
 
 

@@ -56,8 +56,8 @@ def added(
 
 @triton.jit
 def _add(b_part, b_total, b_one, b_two, RANK: tl.constexpr, TREE: tl.constexpr):
-    """The total with a rank's part, and the sums of one and of two ranks that wait for as many
-    others: those of a tree, where the total counts behind the ranks 1, 3 and 7 alone."""
+    """The total with a rank's part added, and the partial sums of one and of two ranks that wait
+    for others. In a tree the total is valid after ranks 1, 3 and 7 only."""
     if not TREE:
         b_total = b_part if RANK == 0 else b_total + b_part
     elif RANK % 2 == 0:

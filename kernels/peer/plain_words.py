@@ -29,7 +29,7 @@ def settle(ON_GPU: tl.constexpr):
 
 @triton.jit
 def put_word(p_word, value, ON_GPU: tl.constexpr):
-    """Stores a word that says that what was written before `settle` is there."""
+    """Stores a word that signals that all writes before `settle` are visible."""
     if ON_GPU:
         put: tl.constexpr = """
         { .reg .pred %p; .reg .b32 %t;

@@ -56,8 +56,7 @@ class Activations(NamedTuple):
     half_sum: torch.Tensor
     """int32 [T, B]: sum of the first 16 values."""
     counts: torch.Tensor
-    """bool [T, B]: whether there is such a block; what stands in its place otherwise is
-    anything."""
+    """bool [T, B]: whether the block exists; other entries of the arrays are arbitrary."""
 
 
 def quantize(x: torch.Tensor) -> torch.Tensor:

@@ -76,8 +76,8 @@ def unpack(words: torch.Tensor) -> torch.Tensor:
 
 
 def cut_inputs(words: torch.Tensor, inputs: range) -> torch.Tensor:
-    """The words of some inputs, a multiple of 32 of them. Where tiles stay as they are, nothing
-    else is read."""
+    """The words of a range of inputs, a multiple of 32. Where tiles stay whole, nothing else is
+    read."""
     tile = depth(words.shape[1] * WORD)
     if inputs.start % tile or len(inputs) % tile or depth(len(inputs)) != tile:
         return pack(unpack(words)[:, inputs.start : inputs.stop])

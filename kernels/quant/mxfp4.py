@@ -115,7 +115,7 @@ def reordered(weight: Mxfp4Weight, rows: torch.Tensor) -> Mxfp4Weight:
 
 
 def _bits_of(halves: torch.Tensor, places: tuple[int, ...]) -> torch.Tensor:
-    """Numbers 0…15 whose bits lie at these places, the highest first."""
+    """Numbers 0…15 whose bits are at these positions, highest first."""
     found = torch.zeros_like(halves)
     for i, place in enumerate(places):
         found |= ((halves >> place) & 1) << (3 - i)

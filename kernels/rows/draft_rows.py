@@ -27,7 +27,7 @@ MAX_MATCH = 32
 MOST_DRAFTS = 31
 _WIDTH = MOST_DRAFTS + 1
 _PLACE_BITS = 25
-"""A match is one number: its position in the lower bits, the number of tokens that agree above
+"""A match is encoded as one number: position in the low bits, number of matching tokens above
 them."""
 _SPLITS = 8
 _BLOCK = 1024
@@ -247,7 +247,7 @@ def _write_drafts(
             place = best & ((1 << PLACE_BITS) - 1)
             num_drafts = tl.where(is_found, most, 0)
             p_token = p_table + row.to(tl.int64) * stride_table
-            # A copy that reaches the end of the known tokens goes on with the drafted ones.
+            # A copy that reaches the end of the known tokens continues with the drafted ones.
             source = place + 1 + o_i % tl.maximum(start - place, 1)
             drafted = o_i < num_drafts
             tl.store(

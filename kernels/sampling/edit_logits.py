@@ -290,7 +290,7 @@ def _edit(
     vocab_size,
     BLOCK: tl.constexpr,
 ):
-    """Applies all edits but those of `_forbid`: minus infinity stays what it is under sums and
+    """Applies all edits but those of `_forbid`: minus infinity stays unchanged under sums and
     products."""
     i_position = tl.program_id(0).to(tl.int64)
     o_v = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

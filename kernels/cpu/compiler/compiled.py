@@ -22,7 +22,7 @@ from .recording import current_recording
 from .scalars import int64_at, take_one
 
 SMALL = 1 << 15
-"""Amount of work, in numbers, that one thread finishes before another has woken."""
+"""Number of values that one thread processes before another one has woken."""
 DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -113,8 +113,7 @@ def team() -> Any:
 
 @cache
 def barrier_address() -> int:
-    """Address of libgomp's function at which the threads of a region wait for one another; 0 where
-    there is none."""
+    """Address of libgomp's barrier function of a parallel region; 0 where there is none."""
     library = _gomp()
     return 0 if library is None else ctypes.cast(library.GOMP_barrier, ctypes.c_void_p).value or 0
 

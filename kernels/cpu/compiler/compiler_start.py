@@ -1,6 +1,6 @@
-"""Starts numba's compiler when it is imported. That takes half a second, once in a process, even
-for a function whose machine code is on disk; a process whose forks compute imports it, so that none
-of them waits for it."""
+"""Starts numba's compiler when imported. That takes half a second, once in a process, even for a
+function whose machine code is on disk. A process that is forked to compute imports it, so that no
+fork waits for it."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ def compile_function(function: Callable[..., None], signature: Any) -> Callable[
 
 @contextmanager
 def compiling(function: Callable[..., None]) -> Iterator[bool]:
-    """Whether machine code of a function is kept. If so, one process compiles it, and those that
-    wait load its code; other functions are compiled meanwhile."""
+    """Whether machine code of the function is cached. If so, one process compiles it while others
+    wait and then load the code; different functions are compiled at the same time."""
     folder = _cache_folder()
     if folder is None:
         yield False

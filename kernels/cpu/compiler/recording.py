@@ -39,7 +39,7 @@ class Recording:
     def __init__(self) -> None:
         self.calls: list[RecordedCall] = []
         self.tensors: list[torch.Tensor] = []
-        """New tensors. They are kept, so each has memory of its own."""
+        """New tensors, kept alive so that each has memory of its own."""
 
     def note(self, address: int, memory: array[int]) -> None:
         """Adds a call that is about to be made."""

@@ -21,10 +21,9 @@ from .scalars import int64_at
 from .simd_types import I64
 
 ALIGNMENT = 64
-"""Bytes; a cache line, so that no two tensors share one."""
+"""Alignment in bytes: a cache line, so that no two tensors share one."""
 LEAST_ADDRESS = 1 << 32
-"""Arguments below it are numbers, such as sizes; tensors lie above it in a program that may lie
-anywhere in memory."""
+"""Smallest argument that is taken for an address; smaller ones are numbers, such as sizes."""
 
 
 class Replay:
@@ -170,7 +169,7 @@ def _walk(header: int) -> None:
 
 @cache
 def walker() -> tuple[Any, int]:
-    """The function that makes all calls, each thread its part of each, and its address."""
+    """The function that makes all recorded calls, each thread its part of each, and its address."""
     with compiling(_walk) as is_kept:
         machine_code = cfunc("void(int64)", cache=is_kept)(_walk)
     return machine_code.ctypes, machine_code.address

@@ -35,7 +35,7 @@ class RowsByExpert:
     here."""
 
     def of_experts_here(self) -> RowsByExpert:
-        """The same rows, without those of experts that are elsewhere, which come last."""
+        """The same rows without those of other ranks' experts, which come last."""
         return replace(self, tokens=self.tokens[: int(self.starts[-1])])
 
 

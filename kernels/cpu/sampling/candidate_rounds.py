@@ -13,7 +13,8 @@ from ..row_weights import row_weights
 from .draw import draw, scores_of
 
 PARTS = 64
-"""Parts of a range of floats, of which one exchange finds the one with the k-th highest logit."""
+"""Number of parts of a range of floats: one exchange between ranks finds the part with the k-th
+highest logit."""
 
 
 def least_kept(highests: torch.Tensor, draws: Draws, filters: Filters) -> torch.Tensor:

@@ -47,7 +47,8 @@ def candidate_sample(
 
 
 def _num_candidates(logits: torch.Tensor, filters: Filters, part: JoinedSlice) -> int:
-    """One more than the filters can keep shows, in the last place, that they keep no others."""
+    """Number of candidates: one more than the filters can keep, whose presence shows that they keep
+    no others."""
     most = int(filters.top_ks.max()) + 1
     count = most if int(filters.top_ks.min()) > 0 else max(most, NUM_CANDIDATES)
     return min(

@@ -69,7 +69,7 @@ def _row(arguments: int, i: int, p_scratch: int, element: Any) -> None:
                     if count < NUM_CANDIDATES:
                         put_int32(p_candidates + count * 4, token + lane)
                     count += 1
-    # Places that are left repeat the first, so that no other token comes in by them.
+    # Unused places repeat the first candidate, so that they add no token.
     for place in range(count, NUM_CANDIDATES):
         put_int32(p_candidates + place * 4, int32_at(p_candidates))
     put_int32(p_count, count)

@@ -38,9 +38,8 @@ _ONE = np.float32(1)
 def edit_row(
     logits: torch.Tensor, edits: Int32Array, output_index: int, output_ids: Int32Array
 ) -> None:
-    """Edits logits float32 [P, V] of one row's positions in place. Each position stands one token
-    behind the one before it. edits: packed; output_index is the first position's, and output_ids
-    [n] are the outputs before the last position."""
+    """Edits logits float32 [P, V] of one row's consecutive positions in place. edits: packed;
+    output_index: the first position's; output_ids [n]: the outputs before the last position."""
     _compiled()(logits.numpy(), edits, edits.view(np.float32), output_index, output_ids)
 
 

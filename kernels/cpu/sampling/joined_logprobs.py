@@ -1,5 +1,5 @@
-"""Log probabilities on a CPU, of rows of logits of which ranks may have slices each: with the bits
-of one process, as the sum of what tokens weigh is one that no order changes."""
+"""Log probabilities on a CPU for rows of logits that may be divided over ranks, with the bits of
+one process: the sum of weights does not depend on the order of additions."""
 
 from __future__ import annotations
 

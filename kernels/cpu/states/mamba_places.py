@@ -1,4 +1,4 @@
-"""Places of the arguments of Mamba-2's kernel, behind those of `rows`."""
+"""Indices of the arguments of Mamba-2's kernel, after those of `rows`."""
 
 from __future__ import annotations
 

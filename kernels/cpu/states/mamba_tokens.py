@@ -200,8 +200,8 @@ def keep_before(arguments: int, p_scratch: int, border: int, p_unit: int, elemen
 
 @njit
 def _column_of(arguments: int, unit: int, part: int) -> Any:
-    """First channel of a unit's values, of its key and of its query (part 0, 1, 2) among those of
-    the layer."""
+    """First channel, among the layer's, of a unit's values, of its key or of its query (part 0, 1,
+    2)."""
     width = values_size(arguments)
     if part == 0:
         return unit * width

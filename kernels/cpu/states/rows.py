@@ -100,7 +100,7 @@ def column_of(p_pieces: int, column: int, columns: int) -> Any:
 
 @njit
 def put_pieces(p_state: int, p_pieces: int, num_pieces: int, piece_bytes: int) -> None:
-    """Writes the addresses of the pieces of a state whose pieces lie one after another."""
+    """Writes the addresses of the pieces of a contiguous state."""
     for i in range(num_pieces):
         put_int64(p_pieces + 8 * i, p_state + i * piece_bytes)
 
