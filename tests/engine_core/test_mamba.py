@@ -46,7 +46,7 @@ def alone(folder: Path) -> list[Answer]:
         return [engine.answer([prompt], SCORED)[0] for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("chunk", long_but([1, 7, 15, 16, 17, 33], 7))
+@pytest.mark.parametrize("chunk", long_but([1, 7, 15, 16, 17, 33]))
 def test_chunks_and_company_change_no_bit(chunk: int, folder: Path, alone: list[Answer]) -> None:
     with closing(SmallEngine(folder, max_model_len=256, long_prefill_chunk=chunk)) as engine:
         assert exact(engine.answer(PROMPTS, SCORED)) == exact(alone)

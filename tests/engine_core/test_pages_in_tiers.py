@@ -44,7 +44,7 @@ def engine_of(folder: Path, family: str, **options: Any) -> SmallEngine:
     return engine
 
 
-@pytest.mark.parametrize("family", long_but(FAMILY_NAMES, MIXED_SHAPES, STATES))
+@pytest.mark.parametrize("family", long_but(FAMILY_NAMES, STATES))
 def test_a_prompt_is_continued_behind_its_pages_on_a_disk(family: str, tmp_path: Path) -> None:
     """After a new start of the engine, which has computed nothing."""
     folder = converted(family, tmp_path)

@@ -77,7 +77,7 @@ def same(found: list[Answer], expected: list[Answer]) -> bool:
     ]
 
 
-@pytest.mark.parametrize("chunk", long_but([0, 1, 7, 16, 33], 7))
+@pytest.mark.parametrize("chunk", long_but([0, 1, 7, 16, 33]))
 def test_chunks_and_company_change_no_bit(chunk: int, folder: Path, alone: list[Answer]) -> None:
     assert same(answers(folder, PROMPTS, long_prefill_chunk=chunk), alone)
 
