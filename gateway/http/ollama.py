@@ -70,7 +70,9 @@ class OllamaSurface:
         vectors = embeddings.embed_to_embedding(asked, texts, name)
         await self._until_done(exchange, caller, vectors.run(self._cluster, caller))
         seconds = time.perf_counter() - began
-        await exchange.reply_built(vectors.num_bytes, lambda: embed_reply(asked, vectors, seconds))
+        await exchange.reply_built(
+            vectors.num_bytes, lambda: embeddings.embed_reply(asked, vectors, seconds)
+        )
 
     async def embeddings(self, exchange: Exchange) -> None:
         caller, asked = await self._embedding_of(exchange, EmbeddingsRequest)
