@@ -313,7 +313,10 @@ DRAFT_MODEL = Capability(
     asks={"speculative": {"drafter": "draft_model"}},
     is_probed=True,
     is_simulated=False,
-    took_place=lambda answer: answer.num_accepted_tokens > 0,
+    # It drafts without the adapter, whose tokens it guesses by chance.
+    took_place=lambda answer: (
+        answer.num_accepted_tokens > 0 or bool(answer.adapter and answer.num_draft_tokens)
+    ),
     beside={
         "beams": Aside(because="a search asks for one token at a time"),
         "grammar": Aside(because=BY_LOOK_UP),
@@ -682,6 +685,7 @@ GLM: Fields = {
     "num_experts_per_tok": 2,
     "n_shared_experts": 1,
     # Whole tiles of packed weights on GPUs.
+    "hidden_size": 128,
     "moe_intermediate_size": 128,
     "first_k_dense_replace": 1,
     "n_group": 1,

@@ -92,6 +92,7 @@ NEWER = {"internlm3": "InternLM3Config", "mimo-v2-flash": "MiMoV2FlashConfig"}
 """Families that not every release of transformers has, with the names of their configs."""
 SENSITIVE = {
     *("gemma4 with experts", "glm4-moe-lite", "llama4", "llama4 with a tower", "mimo-v2-flash"),
+    *("deepseek-v3", "hy3", "minimax-m2"),
 }
 """Small models of which rounding to TF32, as GPUs multiply float32, moves tokens as far: those of
 transformers so rounded lie up to 0.83 and 0.57 behind (2026-11-29)."""
