@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator
@@ -78,7 +79,9 @@ class KernelList:
 
     def _note(self, *, fn: Any, compile: dict[str, Any], **rest: object) -> None:
         compiled_for = compile["specialization_data"]
-        if compiled_for and getattr(import_module(fn.module), fn.name, None) is fn.jit_function:
+        # A later process finds a function by its name.
+        found = getattr(sys.modules.get(fn.module), fn.name, None)
+        if compiled_for and found is fn.jit_function:
             self._kernels[fn.module, fn.name].add(compiled_for)
 
 
