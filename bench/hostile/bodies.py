@@ -193,12 +193,12 @@ BODIES = (
     Body(
         "ollama-history",
         Posts(ollama_posts.history),
-        "`/api/chat` with 3,000 tool calls in the history, whose results name no call",
+        "`/api/chat` with 3,000 tool calls whose results name no call",
     ),
     Body(
         "ollama-schemas",
         Posts(ollama_posts.schema(constraints.exploding_schema), 12),
-        "`/api/chat` with schemas that are refused after two seconds of a core, in `format`",
+        "`/api/chat` with the schemas of `refused-schemas-12`",
     ),
     Body(
         "ollama-inputs",
