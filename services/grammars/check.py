@@ -1,7 +1,7 @@
 """The process that tries to compile grammars, in forks of itself; a grammar that takes too much
 time or memory ends the fork.
 
-Reads lines of JSON from standard input, `{"number", "folder", "grammar"}` with the model's folder,
+Reads lines of JSON from standard input, `{"number", "folder", "grammar", "is_slow"}` with the model's folder,
 and answers each: `{"number", "error"}`, null where the grammar is good, or `{"number", "died"}`, the
 signal that ended the fork. `{"given_up"}` with the number of a question ends its fork. Ends with its
 input.
@@ -112,11 +112,11 @@ class Fork:
         os.close(writer)
         return cls(folder, pid, os.fdopen(questions, "wb"), os.fdopen(answers, "rb"))
 
-    def ask(self, number: int, grammar: str) -> None:
-        self.number = number
+    def ask(self, question: dict[str, Any]) -> None:
+        self.number = question["number"]
         # The end of its answers tells that it is gone.
         with contextlib.suppress(BrokenPipeError):
-            self.questions.write(json.dumps(grammar).encode() + b"\n")
+            self.questions.write(json.dumps(question).encode() + b"\n")
             self.questions.flush()
 
     def reply(self) -> dict[str, Any] | None:
@@ -160,7 +160,9 @@ def _answer_all(questions: int, answers: int, verdict: Callable[[str], str | Non
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         with os.fdopen(questions, "rb") as lines:
             for line in lines:
-                error = in_yielding_thread(functools.partial(verdict, json.loads(line)))
+                question = json.loads(line)
+                work = functools.partial(verdict, question["grammar"])
+                error = in_yielding_thread(work, is_slow=question["is_slow"])
                 is_last = time.process_time() > FORK_SECONDS
                 answer = {"error": error, "is_last": is_last}
                 os.write(answers, json.dumps(answer).encode() + b"\n")
@@ -204,7 +206,7 @@ class Checks:
 
     def _take(self, message: dict[str, Any]) -> None:
         if "given_up" not in message:
-            self._fork_for(message["folder"]).ask(message["number"], message["grammar"])
+            self._fork_for(message["folder"]).ask(message)
             return
         number = message["given_up"]
         for fork in self._forks:

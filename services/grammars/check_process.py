@@ -25,6 +25,8 @@ class Question(TypedDict):
     folder: str
     """The model's folder."""
     grammar: str
+    is_slow: bool
+    """Whether it is checked with a lowered priority from its beginning."""
 
 
 class CheckDied(Exception):

@@ -78,7 +78,9 @@ class GrammarChecker:
     async def warm(self, folder: Path) -> None:
         """Starts the process and has it read a model's tokenizer, so that no request waits for
         either. A failure is logged; requests that need the checker get their own error."""
-        question = Question(number=next(self._numbers), folder=str(folder), grammar=FREE_TEXT)
+        question = Question(
+            number=next(self._numbers), folder=str(folder), grammar=FREE_TEXT, is_slow=False
+        )
         try:
             await asyncio.to_thread(self._process.check, question)
         except (CheckDied, Unavailable) as fault:
@@ -92,7 +94,12 @@ class GrammarChecker:
         if key in self._remembered:
             verdict = self._remembered[key]
         else:
-            question = Question(number=next(self._numbers), folder=str(folder), grammar=grammar)
+            question = Question(
+                number=next(self._numbers),
+                folder=str(folder),
+                grammar=grammar,
+                is_slow=self._threads.has_had_much(asker.tenant),
+            )
             verdict = await self._answer(key, asker.tenant, question)
             num_bytes = VERDICT_BYTES + len(verdict or "")
             self._remembered.put(asker.tenant, key, verdict, num_bytes)

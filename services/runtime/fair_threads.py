@@ -22,6 +22,12 @@ SWITCH_SECONDS = 0.0002
 """Seconds after which a thread of a stage lets another one run: the event loop waits so long for
 each pass beside work that holds the interpreter. Python's own default is 5 ms.
 With 1 ms five passes took 3.2 ms longer than alone, with this 0.5 (2026-11-30)."""
+MUCH_SECONDS = 0.3
+"""Seconds of work of late, halved every `HALF_LIFE_SECONDS`, from which on a tenant has had much: a
+tenth of a core."""
+HALF_LIFE_SECONDS = 2.0
+MAX_KNOWN = 4096
+"""Number of tenants whose use is kept."""
 ResultT = TypeVar("ResultT")
 _Turn = asyncio.Future[None]
 
@@ -35,6 +41,8 @@ class FairThreads:
         self._name = name
         self._limits = limits or QueueLimits()
         self._queue: FairQueue[_Turn] = FairQueue(name, num_threads, self._limits)
+        self._used: dict[str, tuple[float, float]] = {}
+        """Seconds of late by tenant, and when they were counted."""
         self._pool = ThreadPoolExecutor(num_threads, name, ask_for_long_slices)
 
     async def run(
@@ -64,6 +72,15 @@ class FairThreads:
         running.add_done_callback(on_end)
         return await asyncio.wrap_future(running)
 
+    def has_had_much(self, tenant: str) -> bool:
+        """Whether the tenant's work took much time of late: its next is better done with a lowered
+        priority from its beginning."""
+        return self._used_of_late(tenant) > MUCH_SECONDS
+
+    def _used_of_late(self, tenant: str) -> float:
+        seconds, at = self._used.get(tenant, (0.0, 0.0))
+        return float(seconds * 0.5 ** ((time.monotonic() - at) / HALF_LIFE_SECONDS))
+
     def close(self, *, wait: bool = False) -> None:
         """Ends the threads. Work that has not begun is not done."""
         self._pool.shutdown(wait=wait, cancel_futures=True)
@@ -91,6 +108,11 @@ class FairThreads:
                 turn.set_result(None)
 
     def _end(self, tenant: str, seconds: float) -> None:
+        self._used[tenant] = self._used_of_late(tenant) + seconds, time.monotonic()
+        if len(self._used) > MAX_KNOWN:
+            self._used = {
+                name: used for name, used in self._used.items() if self.has_had_much(name)
+            }
         self._queue.end(tenant, seconds)
         self._give_turns()
 

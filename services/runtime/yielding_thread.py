@@ -58,15 +58,19 @@ def lower_own_priority() -> None:
         _lower(threading.get_native_id())
 
 
-def in_yielding_thread(work: Callable[[], ResultT]) -> ResultT:
+def in_yielding_thread(work: Callable[[], ResultT], *, is_slow: bool = False) -> ResultT:
     """Returns what `work` returns, or raises what it raises. It runs in a thread of its own, whose
-    priority is lowered when it is slow: no thread may raise its own again. NOTE: not for work that
+    priority is lowered when it is slow, or at once where it counts as slow already: no thread may
+    raise its own again. NOTE: not for work that
     holds the interpreter, since others would wait for it then. Only Linux has priorities of
     threads; elsewhere they stay."""
     done: Future[ResultT] = Future()
 
     def run() -> None:
-        ask_for_long_slices()
+        if is_slow:
+            lower_own_priority()
+        else:
+            ask_for_long_slices()
         try:
             done.set_result(work())
         except BaseException as fault:
@@ -75,10 +79,11 @@ def in_yielding_thread(work: Callable[[], ResultT]) -> ResultT:
     thread = threading.Thread(target=run, name="yielding")
     thread.start()
     with contextlib.suppress(OSError):
-        while _seconds_of(thread) < QUICK_SECONDS:
+        while not is_slow and _seconds_of(thread) < QUICK_SECONDS:
             if wait([done], QUICK_SECONDS / 4).done:
                 return done.result()
-        _lower(_id_of(thread))
+        if not is_slow:
+            _lower(_id_of(thread))
     return done.result()
 
 

@@ -164,7 +164,8 @@ class GrammarCompiler:
         grammars = await self._tokenizer()
         if self._heap_before < 0:
             self._heap_before = heap_bytes()
-        work = functools.partial(_family, grammars, grammar)
+        is_slow = self._threads.has_had_much(asker.tenant)
+        work = functools.partial(_family, grammars, grammar, is_slow=is_slow)
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(None) as limit:
@@ -185,11 +186,11 @@ class GrammarCompiler:
         return await asyncio.shield(asyncio.wrap_future(self._grammars))
 
 
-def _family(grammars: Grammars, grammar: bytes) -> Family:
+def _family(grammars: Grammars, grammar: bytes, *, is_slow: bool) -> Family:
     heap_before = heap_bytes()
     start = time.perf_counter()
     text = grammar.decode(errors="replace")
-    root = in_yielding_thread(functools.partial(grammars.compile, text))
+    root = in_yielding_thread(functools.partial(grammars.compile, text), is_slow=is_slow)
     seconds = time.perf_counter() - start
     # What other threads allocate meanwhile counts as well.
     return Family(root, seconds, max(0, heap_bytes() - heap_before))

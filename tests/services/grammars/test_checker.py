@@ -18,6 +18,7 @@ from headwater.bench.hostile.constraints import many_alternatives
 from headwater.services.grammars import checker as checker_module
 from headwater.services.grammars.asker import Asker
 from headwater.services.grammars.check import MAX_IDLE, TOO_LARGE, TOO_LONG
+from headwater.services.grammars.check_process import CheckProcess, Question, Verdict
 from headwater.services.grammars.checker import (
     FREE_TEXT,
     MAX_CHECKS,
@@ -265,6 +266,28 @@ async def test_a_tenants_grammars_are_checked_beside_a_flood_of_another_one(
         assert not all(each.done() for each in flood)
         for each in flood:
             each.cancel()
+
+
+async def test_a_tenant_that_has_had_much_is_checked_with_a_lowered_priority_from_the_beginning(
+    demo_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many grammars, none of which is slow, took a core before others' first tokens."""
+    asked: list[Question] = []
+    check = CheckProcess.check
+
+    def noting(process: CheckProcess, question: Question) -> Verdict:
+        asked.append(question)
+        return check(process, question)
+
+    monkeypatch.setattr(CheckProcess, "check", noting)
+    neighbour = Asker("neighbour", b"n" * 16)
+    async with GrammarChecker() as checker:
+        for i in range(4):
+            slow = json.dumps({"grammars": [{"json_schema": many_alternatives(i)}]})
+            assert await verdict(checker, demo_folder, slow) != "good"
+        assert await verdict(checker, demo_folder, GOOD) == "good"
+        assert await verdict(checker, demo_folder, GOOD, neighbour) == "good"
+    assert [question["is_slow"] for question in asked[-2:]] == [True, False]
 
 
 async def test_a_check_ends_when_all_its_requests_have_left(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ import pytest
 
 from headwater.services.runtime.errors import LimitExceeded, Unavailable
 from headwater.services.runtime.fair_queue import QueueLimits
-from headwater.services.runtime.fair_threads import FairThreads
+from headwater.services.runtime.fair_threads import MUCH_SECONDS, FairThreads
 
 
 class Held:
@@ -119,3 +120,18 @@ async def test_a_turn_that_comes_as_its_caller_leaves_goes_to_the_next_one(
         assert left.cancelled()
         assert await threads.run("c", 1, lambda: "c") == "c"
     threads.close()
+
+
+async def test_a_tenant_whose_work_took_a_third_of_a_second_has_had_much_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with contextlib.closing(FairThreads("a thread", 2)) as threads:
+        await threads.run("a", 1, lambda: time.sleep(MUCH_SECONDS + 0.05))
+        await threads.run("b", 1, lambda: None)
+        await asyncio.sleep(0)
+        assert threads.has_had_much("a")
+        assert not threads.has_had_much("b")
+        assert not threads.has_had_much("c")
+        later = time.monotonic() + 60
+        monkeypatch.setattr(time, "monotonic", lambda: later)
+        assert not threads.has_had_much("a")

@@ -87,6 +87,7 @@ def test_a_thread_that_wakes_up_takes_the_processor_from_slow_work_at_once() -> 
     assert seen == [SLICE_NANOSECONDS] * 2
     assert in_yielding_thread(slice_of_this_thread) == SLICE_NANOSECONDS
     assert in_yielding_thread(own_priority) == own_priority()
+    assert in_yielding_thread(own_priority, is_slow=True) == LOWERED
     assert slice_of_this_thread() == before < SLICE_NANOSECONDS
 
 
