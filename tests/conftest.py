@@ -112,6 +112,11 @@ def pytest_collection_modifyitems(
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    workers.tell_how_tests_are_shared(node)
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     # Whoever asks for another way to share tests out, as the GPU's suite does, gets it.
     return workers.by_group(config, log) if config.option.dist == "load" else None

@@ -180,14 +180,24 @@ def deal_longest(
     return dealt
 
 
+STOLEN = "tests_are_stolen"
+"""Key by which workers are told that they share tests by stealing, as the GPU's suite does: their
+own option says nothing."""
+
+
+def tell_how_tests_are_shared(node: Any) -> None:
+    """Tells a worker that is about to start."""
+    node.workerinput[STOLEN] = node.config.option.dist == "worksteal"
+
+
 def deal_gpu_tests(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Orders the tests of a worker that shares them by stealing, as the GPU's suite does. Compilers
-    take most of their time: a test that began late would be waited for."""
-    num_workers = getattr(config, "workerinput", {}).get("workercount", 0)
+    """Orders the tests of a worker. Compilers take most of the time of a GPU's tests: one that began
+    late would be waited for."""
+    told = getattr(config, "workerinput", {})
     names = [item.nodeid for item in items]
-    if config.option.dist == "worksteal" and num_workers and not any(map(_shares_a_row, names)):
+    if told.get(STOLEN) and not any(map(_shares_a_row, names)):
         seconds = json.loads(GPU_SECONDS.read_text())
-        items[:] = deal_longest(items, names, seconds, num_workers)
+        items[:] = deal_longest(items, names, seconds, told["workercount"])
 
 
 def _shares_a_row(nodeid: str) -> bool:
