@@ -25,6 +25,7 @@ from headwater.proto import common_pb2, processor_pb2
 from headwater.services.engine.programs.convert import ConvertSettings, convert
 from headwater.services.models.store import default_cache_dir, find_source
 from headwater.services.processor.prepare import prepare
+from headwater.services.runtime.hardware import resolve_dtype
 from headwater.services.runtime.progress import silent
 from headwater.services.runtime.settings import require
 from headwater.services.text.model import ServingChoices, load_text_model
@@ -45,6 +46,8 @@ class Measurement:
 
     dtype: str
     """Type that ours computes in."""
+    is_default: bool
+    """Whether a deployment takes that type on this machine unless told otherwise."""
     documents: int
     tokens: int
     """Tokens of a document."""
@@ -155,6 +158,7 @@ def measure(
     ]
     return Measurement(
         dtype=dtype,
+        is_default=dtype == resolve_dtype("auto", "cpu"),
         documents=len(documents),
         tokens=len(documents[0].split()),
         pairs_per_second=round(len(documents) / median(ours for ours, _ in seconds), 1),
