@@ -326,7 +326,9 @@ class Run:
             await asyncio.sleep(LOOK_SECONDS)
             with contextlib.suppress(*FAILURES, Unavailable):
                 record = await self._ledger.get(self._tenant, self._id)
-                self._check_mine(record)
+                if not self._is_answered:
+                    # The end that this run writes is no stop.
+                    self._check_mine(record)
 
 
 def _failed(record: Record, code: str | None, message: str | None) -> dict[str, Any]:

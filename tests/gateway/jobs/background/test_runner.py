@@ -12,6 +12,7 @@ import pytest
 
 from headwater.gateway.buckets import Overtaken
 from headwater.gateway.http.background_responses import _cancel
+from headwater.gateway.jobs.background import run as background_run
 from headwater.gateway.jobs.background.events import log_of
 from headwater.gateway.jobs.background.ledger import BackgroundLedger
 from headwater.gateway.jobs.background.records import Record
@@ -21,6 +22,7 @@ from headwater.gateway.jobs.response_store import ResponseStore
 from headwater.gateway.jobs.tenant_storage import TenantStorage
 from headwater.gateway.storage_limits import StorageLimits
 from headwater.gateway.tenancy.tenants import Tenant
+from headwater.services.runtime import tasks
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.store import Store
 
@@ -109,8 +111,13 @@ async def test_a_run_goes_on_with_the_stream_of_the_one_before_or_begins_anew(
     is_lost: bool,
     nats_url: str,
     redis_url: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Unless it loses the stream to another: then nothing that is said of that is the answer's."""
+    """Unless it loses the stream to another: then nothing that is said of that is the answer's. The
+    end that a run writes stops it never, however often it looks."""
+    monkeypatch.setattr(background_run, "LOOK_SECONDS", 0.0)
+    # Of many looks, some lose their cancellation.
+    monkeypatch.setattr(tasks, "INSIST_SECONDS", 0.05)
     tenant = Tenant(id=uuid.uuid4().hex)
     response_id = f"resp_{uuid.uuid4().hex}"
     response: dict[str, Any] = {
