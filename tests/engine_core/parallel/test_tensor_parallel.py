@@ -161,7 +161,8 @@ def refused(folder: Path, **options: Any) -> str:
 def test_what_ranks_cannot_be_is_refused_by_name(qwen3: tuple[Any, Path]) -> None:
     folder = qwen3[1]
     assert refused(folder, tensor_parallel_size=3, num_threads=3).startswith(
-        "tensor_parallel_size is 3; allowed: 1 or 2 or 4, which divide 8 query heads, 4 KV heads"
+        "tensor_parallel_size is 3; allowed: 1 or 2 or 4 or 8, which divide 8 query heads, "
+        "4 KV heads (or are multiples)"
     )
     assert (
         refused(folder, tensor_parallel_size=2, peer_access="on")
