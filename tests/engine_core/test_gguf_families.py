@@ -10,9 +10,10 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from gguf import GGUFReader
+from gguf import GGUFReader, GGUFWriter
 from safetensors.torch import load_file
 
 from headwater.engine_core.config import ConfigError
@@ -137,6 +138,25 @@ def test_half_of_a_tensor_in_two_is_refused_by_name(tmp_path: Path) -> None:
     path.write_bytes((FILES / "deepseek-v2.gguf").read_bytes().replace(b"attn_v_b", b"attn_x_b"))
     with pytest.raises(ConfigError, match=r"without blk\.0\.attn_v_b\.weight"):
         dict(GgufFile(path).tensors())
+
+
+def test_layers_that_are_no_number_are_refused_by_name(tmp_path: Path) -> None:
+    writer = GGUFWriter(path := tmp_path / "text.gguf", "deepseek2")
+    writer.add_string("deepseek2.block_count", "two")
+    writer.add_head_count(2)
+    writer.add_embedding_length(32)
+    writer.add_feed_forward_length(32)
+    writer.add_key_length(48)
+    writer.add_rope_dimension_count(16)
+    writer.add_context_length(64)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_tensor("token_embd.weight", np.zeros((8, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ConfigError, match="block_count is 'two'"):
+        GgufFile(path).hf_config()
 
 
 @pytest.mark.parametrize("family", ["deepseek-v3", "gemma4", "gpt2", "llama"])

@@ -284,11 +284,11 @@ class GgufFile:
         return int(count)
 
     @property
-    def _num_layers(self) -> Any:
-        """Number of layers without those that draft."""
+    def _num_layers(self) -> int:
+        """Layers except those that draft. Raises `ConfigError`."""
         blocks = self.meta("block_count")
-        # What is no number is refused later, by name.
-        return blocks - self._num_drafting if type(blocks) is int else blocks
+        require(type(blocks) is int, "block_count", blocks, "a whole number")
+        return int(blocks) - self._num_drafting
 
     def _norm_eps(self) -> Any:
         kind = "rms_epsilon" if self._family.norm_eps == RMS_EPS else "epsilon"

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...config import require
+from .gguf_experts import SIGMOID
 from .gguf_fields import LONG_FACTORS, SHORT_FACTORS, Config, GgufFields
 
 SOFTMAX = 1
-SIGMOID = 2
-"""llama.cpp's numbers of functions that make scores of a router's logits."""
+"""llama.cpp's number of the softmax, as `SIGMOID` is of the sigmoid."""
 NAMES = {
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",
