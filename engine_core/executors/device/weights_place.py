@@ -25,11 +25,6 @@ class WeightsPlace:
         self.releasable: CudaMemory | None = None
         """Memory of the placed weights, which sleep releases; None: sleep keeps them."""
 
-    @property
-    def num_held_bytes(self) -> int:
-        """Bytes of weights that a holder has."""
-        return 0 if self._held is None else self._held.num_bytes
-
     def put(self, load: Callable[[], EngineWeights]) -> EngineWeights:
         """The weights in their place, as a holder has them or as `load` makes them. Nothing has
         been made of them yet that names their addresses. Raises `DriverError`."""
