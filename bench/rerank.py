@@ -47,7 +47,7 @@ class Measurement:
     dtype: str
     """Type that ours computes in."""
     is_default: bool
-    """Whether a deployment takes that type on this machine unless told otherwise."""
+    """Whether a deployment takes that type on this machine unless an option names another."""
     documents: int
     tokens: int
     """Tokens of a document."""
