@@ -113,7 +113,7 @@ def pytest_collection_modifyitems(
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    workers.tell_how_tests_are_shared(node)
+    workers.send_how_tests_are_shared(node)
 
 
 @pytest.hookimpl(optionalhook=True)

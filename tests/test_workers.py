@@ -39,7 +39,7 @@ from tests import workers
 workers.GPU_SECONDS = Path(__file__).with_name("seconds.json")
 
 def pytest_configure_node(node):
-    workers.tell_how_tests_are_shared(node)
+    workers.send_how_tests_are_shared(node)
 
 def pytest_collection_modifyitems(config, items):
     workers.deal_gpu_tests(config, items)

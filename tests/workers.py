@@ -181,23 +181,23 @@ def deal_longest(
 
 
 STOLEN = "tests_are_stolen"
-"""Key by which workers are told that they share tests by stealing, as the GPU's suite does: their
-own option says nothing."""
+"""Key in a worker's input: whether workers steal tests from each other, as those of the GPU's suite
+do. A worker's own options do not show it."""
 
 
-def tell_how_tests_are_shared(node: Any) -> None:
-    """Tells a worker that is about to start."""
+def send_how_tests_are_shared(node: Any) -> None:
+    """Adds `STOLEN` to the input of a worker that is about to start."""
     node.workerinput[STOLEN] = node.config.option.dist == "worksteal"
 
 
 def deal_gpu_tests(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Orders the tests of a worker. Compilers take most of the time of a GPU's tests: one that began
     late would be waited for."""
-    told = getattr(config, "workerinput", {})
+    given = getattr(config, "workerinput", {})
     names = [item.nodeid for item in items]
-    if told.get(STOLEN) and not any(map(_shares_a_row, names)):
+    if given.get(STOLEN) and not any(map(_shares_a_row, names)):
         seconds = json.loads(GPU_SECONDS.read_text())
-        items[:] = deal_longest(items, names, seconds, told["workercount"])
+        items[:] = deal_longest(items, names, seconds, given["workercount"])
 
 
 def _shares_a_row(nodeid: str) -> bool:

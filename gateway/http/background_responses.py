@@ -144,7 +144,7 @@ class BackgroundResponses:
         with contextlib.suppress(*FAILURES, Unavailable):
             if record is not None and record.is_streamed and not record.is_over:
                 gone = record.response | {"status": "cancelled"}
-                # Readers of the stream are told if there is room for the event.
+                # Readers of the stream get the event if there is room for it.
                 last = {"type": "response.cancelled", "response": gone}
                 await self._append_event(tenant, response_id, last, in_place_of_all=True)
             else:

@@ -25,7 +25,7 @@ async def waited(pace: RefusalPace, caller: str) -> float:
 async def test_the_first_refusals_come_at_once_and_later_ones_in_turn() -> None:
     pace = RefusalPace()
     waits = await asyncio.gather(*(waited(pace, "a") for _ in range(2 * AT_ONCE)))
-    # A timer never ends early; these are told apart by no upper bound.
+    # A timer never ends early, but may end late: there is no upper bound.
     assert sum(wait >= EACH_SECONDS / 2 for wait in waits) >= AT_ONCE - 2
     assert waits[-1] >= (AT_ONCE - 2) * EACH_SECONDS
 
