@@ -9,7 +9,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from headwater.engine_core.layers.linear.kinds import outputs_of
+from headwater.engine_core.layers.linear.division import outputs_of
 from headwater.engine_core.models import registry
 from headwater.engine_core.models.model import model_class
 from headwater.engine_core.weights import blocks

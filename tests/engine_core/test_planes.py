@@ -10,7 +10,8 @@ import torch
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.layers.embedding import Embedding
-from headwater.engine_core.layers.linear.kinds import Weights, keeps_divided, load_weights
+from headwater.engine_core.layers.linear.division import keeps_divided
+from headwater.engine_core.layers.linear.kinds import Weights, load_weights
 from headwater.engine_core.layers.linear.planes import PlanesLinear, PlanesTable
 from headwater.engine_core.models import registry
 from headwater.engine_core.models.model import model_class

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from headwater.engine_core.layers.linear.kinds import Weights, keeps_divided, load_weights
+from headwater.engine_core.layers.linear.division import keeps_divided
+from headwater.engine_core.layers.linear.kinds import Weights, load_weights
 from headwater.engine_core.layers.linear.ordered import OrderedLinear, order_linears
 from headwater.engine_core.layers.linear.rounded import RoundedLinear
 from headwater.engine_core.layers.staged import layer_of

@@ -15,7 +15,7 @@ import torch
 from headwater.engine_core.executor import Int32Array
 from headwater.engine_core.layers.batch import ForwardBatch, last_tokens
 from headwater.engine_core.layers.embedding import Embedding
-from headwater.engine_core.layers.linear import kinds
+from headwater.engine_core.layers.linear import kind_table
 from headwater.engine_core.layers.linear.kinds import Weights
 from headwater.engine_core.layers.linear.linear import Parameter, StoredLinear
 from headwater.engine_core.layers.lm_head import LMHead
@@ -84,7 +84,7 @@ class SignLinear(StoredLinear):
         )
 
 
-kinds.register(SignLinear)
+kind_table.register(SignLinear)
 
 
 class Toy:

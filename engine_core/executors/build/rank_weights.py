@@ -15,7 +15,8 @@ from functools import partial
 import torch
 
 from ...layers.linear import kinds
-from ...layers.linear.kinds import Table, Weights, keeps_divided
+from ...layers.linear.division import keeps_divided
+from ...layers.linear.kinds import Table, Weights
 from ...layers.linear.linear import Linear
 from ...layers.routing import ExpertStack
 from ...layers.staged import local_names, stage_layout, stage_weights
