@@ -586,7 +586,6 @@ BUILDERS = (
 )
 """Ends of names, or folders, of files that put the parts of a process together."""
 IMPORTS_TOO_MANY = {
-    "gateway/public_grpc/service.py",
     "gateway/request/cluster.py",
     "gateway/router/router.py",
     "services/stack/model_manager.py",

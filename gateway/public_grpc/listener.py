@@ -21,10 +21,11 @@ from ..request.cluster import Cluster
 from ..tenancy.grant import Standing
 from ..tenancy.peers import peer_of_call
 from .call_standings import CallStandings
+from .callers import headers_of, identified
 from .message_limit import MessageLimit
 from .open_calls import OpenCalls
 from .refusal_pace import RefusalPace
-from .service import InferenceService, headers_of, identified
+from .service import InferenceService
 
 PING_OPTIONS = (
     ("grpc.keepalive_time_ms", SILENCE_SECONDS * 1000),
