@@ -32,6 +32,14 @@ def cuda_problem() -> str:
     return ""
 
 
+def free_unused_memory() -> None:
+    """Gives memory of a GPU that no tensor uses back to it: the processes of a test run share the
+    device, and each would keep the most that any of its tests took."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
 class ProcessHealth:
     """Looks at the process after each test that is marked `gpu`."""
 
@@ -51,16 +59,14 @@ class ProcessHealth:
             yield
         finally:
             # Fixtures may fail first.
-            if (
-                not self._culprit
-                and item.get_closest_marker("gpu") is not None
-                and (problem := self._problem())
-            ):
-                self._culprit = item.nodeid
-                item.user_properties.append((POISONED, problem))
-                pytest.fail(
-                    f"{item.nodeid} has left its process unusable: {problem}", pytrace=False
-                )
+            if not self._culprit and item.get_closest_marker("gpu") is not None:
+                if problem := self._problem():
+                    self._culprit = item.nodeid
+                    item.user_properties.append((POISONED, problem))
+                    pytest.fail(
+                        f"{item.nodeid} has left its process unusable: {problem}", pytrace=False
+                    )
+                free_unused_memory()
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
