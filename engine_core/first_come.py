@@ -23,8 +23,8 @@ class Arrival:
     mark: int
     """Tokens that go before it in order of arrival, counted from the queue's begin."""
     reached_at: float | None = None
-    """Time at which the released tokens exceeded `mark`: in order of arrival the request would have
-    been released."""
+    """Time at which as many tokens had been released as came before this request, so that a queue
+    in order of arrival would have released it."""
 
 
 class FirstComeFirstServed:

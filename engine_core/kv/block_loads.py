@@ -38,7 +38,7 @@ class Offer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SettledLoad:
-    """A load for which requests need not wait any longer."""
+    """A load that has ended, with or without the blocks: requests no longer wait for it."""
 
     ticket: Ticket
     failed_source: Loader | None

@@ -55,7 +55,8 @@ class DraftCounts:
 
     @property
     def by_position(self) -> list[int]:
-        """Drafts whose i-th token stood, up to the last that ever did."""
+        """Number of drafts of which at least i + 1 tokens were accepted, by i, without zeros at the
+        end."""
         if not self.num_accepted:
             return []
         counts: list[int] = self._by_position.tolist()

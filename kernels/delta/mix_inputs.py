@@ -66,7 +66,8 @@ def mix_inputs(
     # Where there are as many rows as tokens, each has one.
     programs = min(max(num_tokens // TOKENS, 1), MOST_PROGRAMS)
     programs = 1 if num_rows == num_tokens else programs
-    # A query, a key and each value head: a token alone takes as long as its longest chain of loads.
+    # One program for the query, one for the key and one for each value head: loads of a single
+    # token that depend on each other take all of its time, so that few follow one another.
     _mix_inputs[(num_rows, layer.num_heads * (2 + unit.num_values), programs)](
         wide,
         narrow,

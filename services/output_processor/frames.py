@@ -33,7 +33,7 @@ _FINISHES_BYTES = 48 * 1024
 _ROW_BYTES = 32
 _TOKEN_BYTES = 4
 _START_BYTES = 96
-"""Upper bounds of what protobuf takes for them."""
+"""Most bytes of a row, a token and the start of a choice in a frame's protobuf message."""
 
 
 @dataclass(slots=True)

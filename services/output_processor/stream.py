@@ -160,9 +160,8 @@ class OutputStream:
 
     @property
     def _most_row_tokens(self) -> int:
-        """Largest number of tokens in a row: one where calls and stop strings end an answer and
-        reasoning tokens are counted, since all of it depends on the token, and an engine that
-        drafts sends several at once."""
+        """Largest number of tokens in a row of a frame. It is 1 where the answer is parsed: each
+        token can end it, and an engine that drafts sends several tokens at once."""
         return self._plan.max_row_tokens if self._answer is None else 1
 
     def _push_row(

@@ -29,7 +29,7 @@ REMEDIES = {
 
 
 def check_answers(model: TextModel) -> None:
-    """Raises `BadRequest` for a model that answers nothing."""
+    """Raises `BadRequest` for a model that generates no text: one that embeds or classifies."""
     if model.task != GENERATE:
         verb, endpoints = REMEDIES[model.task]
         raise BadRequest(

@@ -106,7 +106,8 @@ class HostExchange:
         )
 
     def stages(self) -> StageMemory:
-        """The pieces of stages, of the ranks that have the same share of their layers."""
+        """Memory by which this rank exchanges hidden states with the ranks of other pipeline stages
+        that have the same tensor-parallel index."""
         sizes = self._sizes
         assert sizes.stages is not None
         addresses = {stage: self._address + self._offset(stage) for stage in sizes.here}

@@ -31,7 +31,7 @@ PIECES_PER_PAGE = 15
 PIECE_BYTES = 16
 NUM_UNITS = 17
 OWN = 18
-"""Places of the arguments; a kernel's own ones begin with the last."""
+"""Indices of a kernel's arguments; those that only one kernel has begin with `OWN`."""
 
 
 def row_arguments(memory: StateMemory, num_units: int) -> tuple[int, ...]:

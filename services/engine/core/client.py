@@ -151,8 +151,8 @@ class CoreClient:
         if not settings.takes_turns:
             # It would take memory that models which wake count on.
             self._stand_by = lambda numerics_id: launch.stand_by(environment, numerics_id)
-        # NOTE: the server does not speak gRPC yet. Where it does, a child of uvloop may die before
-        # it has begun.
+        # NOTE: this comes before the stage's gRPC server starts: a child that uvloop forks beside
+        # gRPC's threads may die before it executes its program.
         self._process = await launch.start_core(
             [msgspec.json.encode(ends).decode(), *to_argv(settings)],
             environment=environment,
