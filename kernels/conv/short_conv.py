@@ -11,16 +11,14 @@ import torch
 import triton
 import triton.language as tl
 
-from ..states.block_rows import clear, oldest_neighbour, tail_address
+from ..states.block_rows import clear, oldest_neighbour, span_of, tail_address
 from ..states.state_memory import StateMemory
 from .conv_layer import ConvLayer
 
 TILE = 16
 """Tokens that a program takes at once, of rows of several."""
-MOST_PROGRAMS = 128
-"""Programs that share the tokens of a row, at most."""
 TOKENS = 64
-"""Tokens for which a row of several has one program more."""
+"""Tokens of a row that a program computes, where rows have several."""
 
 
 def short_conv(
@@ -39,8 +37,8 @@ def short_conv(
     out = made(num_tokens, layer.taps.shape[1])
     # Where there are as many rows as tokens, each has one.
     has_tokens = num_rows == num_tokens
-    programs = 1 if has_tokens else min(max(num_tokens // TOKENS, 1), MOST_PROGRAMS)
-    _short_conv[(num_rows, layer.num_units, programs)](
+    programs = num_rows if has_tokens else num_rows + num_tokens // TOKENS
+    _short_conv[(programs, layer.num_units)](
         parts,
         layer.taps,
         out,
@@ -50,6 +48,7 @@ def short_conv(
         memory.starts,
         memory.ends,
         memory.tokens,
+        num_rows,
         parts.stride(0),
         out.stride(0),
         memory.pages.stride(0),
@@ -64,6 +63,8 @@ def short_conv(
         BLOCK=unit.block_size,
         NEIGHBOURS=are_neighbours,
         CLEARS=memory.has_tokens,
+        SEARCHES=not has_tokens,
+        TOKENS=TOKENS,
         TILE=1 if has_tokens else TILE,
         num_warps=1 if has_tokens else 4,
     )
@@ -98,7 +99,7 @@ def _gated_inputs(
     return tl.where(is_own, b_own, tl.load(p_row, mask=is_kept, other=0.0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _short_conv(
     p_parts,
     p_taps,
@@ -109,6 +110,7 @@ def _short_conv(
     p_starts,
     p_ends,
     p_tokens,
+    num_rows,
     stride_part,
     stride_out,
     stride_page,
@@ -123,11 +125,13 @@ def _short_conv(
     BLOCK: tl.constexpr,
     NEIGHBOURS: tl.constexpr,
     CLEARS: tl.constexpr,
+    SEARCHES: tl.constexpr,
+    TOKENS: tl.constexpr,
     TILE: tl.constexpr,
 ):
     BEFORE: tl.constexpr = WIDTH - 1
     HIDDEN: tl.constexpr = NUM_UNITS * CHANNELS
-    i_row = tl.program_id(0).to(tl.int64)
+    i_row, span, end_span = span_of(p_starts, p_ends, num_rows, TOKENS, False, SEARCHES)
     i_unit = tl.program_id(1)
     column = i_unit * CHANNELS
     start = tl.load(p_starts + i_row)
@@ -172,7 +176,8 @@ def _short_conv(
     p_own = p_parts + column
     o_d = tl.arange(0, CHANNELS)
     num_tiles = (end - start + TILE - 1) // TILE
-    for tile in range(tl.program_id(2), num_tiles, tl.num_programs(2)):
+    end_tile = tl.minimum(num_tiles, end_span * (TOKENS // TILE))
+    for tile in range(span * (TOKENS // TILE), end_tile):
         o_position = start + tile * TILE + tl.arange(0, TILE)
         is_own = (o_position < end)[:, None]
         o_token = (token + o_position - start).to(tl.int64)[:, None]
@@ -206,7 +211,7 @@ def _short_conv(
         o_row = (o_position - border)[:, None]
         is_near = is_own & crosses & (o_row >= -BEFORE)
         tl.store(p_next_tail + (o_row + BEFORE) * CHANNELS + o_d[None, :], b_x, mask=is_near)
-    if crosses & (tl.program_id(2) == 0):
+    if crosses & (span == 0):
         # Inputs of tokens before the pass that are near the border.
         o_position = border - BEFORE + tl.arange(0, BEFORE_TILE)
         b_x = _gated_inputs(

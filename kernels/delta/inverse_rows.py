@@ -17,15 +17,21 @@ import triton
 import triton.language as tl
 
 from ..launch.dependent_launch import launch_options, release_dependents, wait_for_inputs
-from ..states.block_rows import LEAST_SIZE, dot, first_read, load_gate, load_rows, tail_address
+from ..states.block_rows import (
+    LEAST_SIZE,
+    dot,
+    first_read,
+    load_gate,
+    load_rows,
+    span_of,
+    tail_address,
+)
 from ..states.state_memory import StateMemory
 from .delta_arguments import DeltaLayer
 from .mix_inputs import MixedInputs
 
 MOST_AT_ONCE = tl.constexpr(8)
 """Rows of the inverse that a turn of a loop makes."""
-MOST_PROGRAMS = 128
-"""Programs that share the blocks of a row, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +73,11 @@ def inverse_rows(
     rows = BlockRows.empty(mixed, num_values, unit.block_size)
     num_rows = len(memory.starts)
     is_wide = mixed.rows.dtype == torch.float32
-    programs = min(max(num_tokens // unit.block_size, 1), MOST_PROGRAMS)
-    _inverse_rows[(num_rows, num_values, 1 if num_rows == num_tokens else programs)](
+    # Where there are as many rows as tokens, each has one.
+    searches = num_rows != num_tokens
+    # A block that a row begins within is one more.
+    programs = 2 * num_rows + num_tokens // unit.block_size if searches else num_rows
+    _inverse_rows[(programs, num_values)](
         mixed.rows,
         mixed.gates,
         rows.lower,
@@ -80,6 +89,7 @@ def inverse_rows(
         memory.starts,
         memory.ends,
         memory.tokens,
+        num_rows,
         mixed.rows.stride(0),
         mixed.gates.stride(0),
         rows.lower.stride(0),
@@ -99,6 +109,7 @@ def inverse_rows(
         VALUE_DIM=unit.value_dim,
         BLOCK=unit.block_size,
         NEIGHBOURS=are_neighbours,
+        SEARCHES=searches,
         PRECISION="ieee" if is_wide else "tf32",
         ROUNDS=not is_wide,
         DEPENDENT=dependent,
@@ -155,7 +166,7 @@ def _solved(b_inverse, b_lower, p_lower, stride, is_own, first, end, NEIGHBOURS:
     return tl.trans(b_turned)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _inverse_rows(
     p_rows,
     p_gates,
@@ -168,6 +179,7 @@ def _inverse_rows(
     p_starts,
     p_ends,
     p_tokens,
+    num_rows,
     stride_row,
     stride_gate,
     stride_lower,
@@ -187,6 +199,7 @@ def _inverse_rows(
     VALUE_DIM: tl.constexpr,
     BLOCK: tl.constexpr,
     NEIGHBOURS: tl.constexpr,
+    SEARCHES: tl.constexpr,
     PRECISION: tl.constexpr,
     ROUNDS: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -194,7 +207,7 @@ def _inverse_rows(
     release_dependents(DEPENDENT)
     wait_for_inputs(DEPENDENT)
     CHANNELS: tl.constexpr = 2 * KEY_DIM + NUM_VALUES * VALUE_DIM
-    i_row = tl.program_id(0).to(tl.int64)
+    i_row, i_first, i_end = span_of(p_starts, p_ends, num_rows, BLOCK, True, SEARCHES)
     i_value = tl.program_id(1)
     i_of_head = i_value % NUM_VALUES
     start = tl.load(p_starts + i_row)
@@ -223,7 +236,7 @@ def _inverse_rows(
     o_t = tl.arange(0, BLOCK)
     o_k = tl.arange(0, KEY_TILE)
     num_blocks = (end - before + BLOCK - 1) // BLOCK
-    for i_block in range(tl.program_id(2), num_blocks, tl.num_programs(2)):
+    for i_block in range(i_first, tl.minimum(i_end, num_blocks)):
         border = before + i_block * BLOCK
         o_position = border + o_t
         b_key = load_rows(

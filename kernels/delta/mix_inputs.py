@@ -15,6 +15,7 @@ from ..states.block_rows import (
     convolved,
     oldest_neighbour,
     softplus,
+    span_of,
     store_rows,
     tail_address,
 )
@@ -28,10 +29,8 @@ _L2_EPS = tl.constexpr(L2_EPS)
 TILE = 4
 """Tokens that a program takes at once; fixed, so that the layout of a reduction never depends on
 the batch."""
-MOST_PROGRAMS = 128
-"""Programs that share the tokens of a row, at most."""
 TOKENS = 64
-"""Tokens for which a row of several has one program more."""
+"""Tokens of a row that a program mixes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +63,11 @@ def mix_inputs(
     )
     num_rows = len(memory.starts)
     # Where there are as many rows as tokens, each has one.
-    programs = min(max(num_tokens // TOKENS, 1), MOST_PROGRAMS)
-    programs = 1 if num_rows == num_tokens else programs
+    searches = num_rows != num_tokens
+    programs = num_rows + num_tokens // TOKENS if searches else num_rows
     # One program for the query, one for the key and one for each value head: loads of a single
     # token that depend on each other take all of its time, so that few follow one another.
-    _mix_inputs[(num_rows, layer.num_heads * (2 + unit.num_values), programs)](
+    _mix_inputs[(programs, layer.num_heads * (2 + unit.num_values))](
         wide,
         narrow,
         layer.conv,
@@ -82,6 +81,7 @@ def mix_inputs(
         memory.starts,
         memory.ends,
         memory.tokens,
+        num_rows,
         unit.key_dim**-0.5,
         wide.stride(0),
         narrow.stride(0),
@@ -99,7 +99,9 @@ def mix_inputs(
         VALUE_DIM=unit.value_dim,
         BLOCK=unit.block_size,
         NEIGHBOURS=are_neighbours,
+        SEARCHES=searches,
         TILE=TILE,
+        TOKENS=TOKENS,
         DEPENDENT=dependent,
         num_warps=4,
         **launch_options(dependent),
@@ -386,7 +388,7 @@ def _mix_tile(
                 store_gates(p_gate, b_decay, b_share, is_last)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _mix_inputs(
     p_wide,
     p_narrow,
@@ -401,6 +403,7 @@ def _mix_inputs(
     p_starts,
     p_ends,
     p_tokens,
+    num_rows,
     scale,
     stride_wide,
     stride_narrow,
@@ -426,14 +429,16 @@ def _mix_inputs(
     VALUE_DIM: tl.constexpr,
     BLOCK: tl.constexpr,
     NEIGHBOURS: tl.constexpr,
+    SEARCHES: tl.constexpr,
     TILE: tl.constexpr,
+    TOKENS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     release_dependents(DEPENDENT)
     wait_for_inputs(DEPENDENT)
     CHANNELS: tl.constexpr = 2 * KEY_DIM + NUM_VALUES * VALUE_DIM
     PARTS: tl.constexpr = 2 + NUM_VALUES
-    i_row = tl.program_id(0).to(tl.int64)
+    i_row, span, end_span = span_of(p_starts, p_ends, num_rows, TOKENS, False, SEARCHES)
     i_head = tl.program_id(1) // PARTS
     i_part = tl.program_id(1) % PARTS
     num_heads = tl.num_programs(1) // PARTS
@@ -483,7 +488,8 @@ def _mix_inputs(
     first_read = token - earlier
     read_before = oldest // BLOCK * BLOCK
     num_tiles = (end - start + TILE - 1) // TILE
-    for tile in range(tl.program_id(2), num_tiles, tl.num_programs(2)):
+    end_tile = tl.minimum(num_tiles, end_span * (TOKENS // TILE))
+    for tile in range(span * (TOKENS // TILE), end_tile):
         first = start + tile * TILE
         # Inner tiles read no tail and are kept in none.
         is_inner = (first >= start + BEFORE) & (first >= before + BLOCK)

@@ -17,6 +17,7 @@ from ..states.block_rows import (
     load_inputs,
     oldest_neighbour,
     softplus,
+    span_of,
     store_rows,
     tail_address,
 )
@@ -27,10 +28,8 @@ TILE = 16
 """Tokens that a program takes at once, of rows of several."""
 MOST_CHANNELS = 128
 """Channels of a program, at most."""
-MOST_PROGRAMS = 128
-"""Programs that share the tokens of a row, at most."""
 TOKENS = 64
-"""Tokens for which a row of several has one program more."""
+"""Tokens of a row that a program mixes, where rows have several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +56,9 @@ def mix_channels(
     num_rows = len(memory.starts)
     # Where there are as many rows as tokens, each has one.
     has_tokens = num_rows == num_tokens
-    programs = 1 if has_tokens else min(max(num_tokens // TOKENS, 1), MOST_PROGRAMS)
+    programs = num_rows if has_tokens else num_rows + num_tokens // TOKENS
     channels = min(gcd(unit.values_size, unit.state_dim), MOST_CHANNELS)
-    _mix_channels[(num_rows, layer.num_units * (unit.num_channels // channels), programs)](
+    _mix_channels[(programs, layer.num_units * (unit.num_channels // channels))](
         parts,
         layer.taps,
         layer.bias,
@@ -73,6 +72,7 @@ def mix_channels(
         memory.starts,
         memory.ends,
         memory.tokens,
+        num_rows,
         parts.stride(0),
         memory.pages.stride(0),
         memory.first.stride(0),
@@ -91,6 +91,8 @@ def mix_channels(
         BLOCK=unit.block_size,
         NEIGHBOURS=are_neighbours,
         CHANNELS=channels,
+        SEARCHES=not has_tokens,
+        TOKENS=TOKENS,
         TILE=1 if has_tokens else TILE,
         num_warps=1 if has_tokens else 4,
     )
@@ -178,7 +180,7 @@ def _copy_inputs(
     tl.store(p_row, b_x, mask=is_kept[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _mix_channels(
     p_parts,
     p_taps,
@@ -193,6 +195,7 @@ def _mix_channels(
     p_starts,
     p_ends,
     p_tokens,
+    num_rows,
     stride_part,
     stride_page,
     stride_table,
@@ -211,6 +214,8 @@ def _mix_channels(
     BLOCK: tl.constexpr,
     NEIGHBOURS: tl.constexpr,
     CHANNELS: tl.constexpr,
+    SEARCHES: tl.constexpr,
+    TOKENS: tl.constexpr,
     TILE: tl.constexpr,
 ):
     BEFORE: tl.constexpr = WIDTH - 1
@@ -220,7 +225,7 @@ def _mix_channels(
     ALL_KEYS: tl.constexpr = NUM_UNITS // UNITS_PER_GROUP * STATE_DIM
     ALL_CHANNELS: tl.constexpr = ALL_VALUES + 2 * ALL_KEYS
     PARTS: tl.constexpr = OF_UNIT // CHANNELS
-    i_row = tl.program_id(0).to(tl.int64)
+    i_row, span, end_span = span_of(p_starts, p_ends, num_rows, TOKENS, False, SEARCHES)
     i_unit = tl.program_id(1) // PARTS
     own_column = tl.program_id(1) % PARTS * CHANNELS
     start = tl.load(p_starts + i_row)
@@ -264,7 +269,8 @@ def _mix_channels(
     o_d = tl.arange(0, CHANNELS)
     b_bias = tl.load(p_bias + column + o_d)
     num_tiles = (end - start + TILE - 1) // TILE
-    for tile in range(tl.program_id(2), num_tiles, tl.num_programs(2)):
+    end_tile = tl.minimum(num_tiles, end_span * (TOKENS // TILE))
+    for tile in range(span * (TOKENS // TILE), end_tile):
         o_position = start + tile * TILE + tl.arange(0, TILE)
         is_own = o_position < end
         o_token = (token + o_position - start).to(tl.int64)
@@ -332,7 +338,7 @@ def _mix_channels(
                 is_last,
                 NUM_HEADS,
             )
-    if crosses & (tl.program_id(2) == 0):
+    if crosses & (span == 0):
         _copy_inputs(
             p_own,
             stride_part,

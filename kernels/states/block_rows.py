@@ -10,6 +10,11 @@ LEAST_SIZE = 64
 """Least number of columns of a tile; smaller heads are padded. NOTE: products of bfloat16 with 32
 columns are wrong or fail on an H200 (Triton 3.6)."""
 
+ROWS_AT_ONCE = tl.constexpr(128)
+"""Rows that a turn of a loop looks through."""
+MOST_SPANS = tl.constexpr(1 << 20)
+"""More spans than a row has."""
+
 
 @triton.jit
 def dot(b_x, b_y, PRECISION: tl.constexpr, ROUNDS: tl.constexpr):
@@ -23,6 +28,40 @@ def tail_address(p_pages, p_table, stride_table, stride_page, i_row, unit, per_p
     """Address of a unit's tail in the row's pages."""
     page = tl.load(p_table + i_row * stride_table + unit // per_page).to(tl.int64)
     return p_pages + page * stride_page + (unit % per_page).to(tl.int64) * tail_bytes
+
+
+@triton.jit
+def span_of(
+    p_starts, p_ends, num_rows, SIZE: tl.constexpr, ALIGNED: tl.constexpr, SEARCHES: tl.constexpr
+):
+    """Row of a program, number of its span in the row, and that of the span behind it. Rows have
+    spans of SIZE tokens one after another, which begin at their starts, or at borders if ALIGNED.
+    Programs behind the last span get numbers that the last row does not have. Without SEARCHES a
+    program has all spans of a row.
+
+    Steps have room for more rows than they have: as many programs for each as for a long one take
+    longer to start than that one to run."""
+    i = tl.program_id(0)
+    i_row = i
+    before = i
+    count = MOST_SPANS
+    if SEARCHES:
+        count = 1
+        i_row = 0
+        before = 0
+        behind = 0
+        for first in range(0, num_rows, ROWS_AT_ONCE):
+            o_row = first + tl.arange(0, ROWS_AT_ONCE)
+            b_start = tl.load(p_starts + o_row, mask=o_row < num_rows, other=0)
+            b_end = tl.load(p_ends + o_row, mask=o_row < num_rows, other=0)
+            b_origin = b_start // SIZE * SIZE if ALIGNED else b_start
+            b_count = tl.where(b_end > b_start, (b_end - b_origin + SIZE - 1) // SIZE, 0)
+            b_behind = behind + tl.cumsum(b_count, 0)
+            is_before = (b_behind <= i) & (o_row < num_rows - 1)
+            i_row += tl.sum(is_before.to(tl.int32), 0)
+            before = tl.maximum(before, tl.max(tl.where(is_before, b_behind, 0), 0))
+            behind += tl.sum(b_count, 0)
+    return i_row.to(tl.int64), i - before, i - before + count
 
 
 @triton.jit

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from headwater.kernels.delta import delta_net as delta_net_module
+from headwater.kernels.delta import mix_inputs
 from headwater.kernels.delta.delta_net import delta_net
 from headwater.kernels.delta.delta_twin import delta_net_twin
 from tests.kernels.delta_rows import DeltaRows, in_steps, random_layer
@@ -54,6 +55,17 @@ def test_passes_of_any_sizes_give_the_bits_of_one(
     out = in_steps(layer, inputs, borders, delta_net)
 
     assert torch.equal(out, in_steps(layer, inputs, [LENGTH], delta_net))
+
+
+def test_programs_of_a_long_pass_give_the_bits_of_one(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = random_layer(generator, torch.bfloat16, keeps_solved=False, num_heads=1, num_values=1)
+    inputs = layer.inputs(18, generator)
+    whole = in_steps(layer, inputs, [3, 18], delta_net)
+    monkeypatch.setattr(mix_inputs, "TOKENS", 8)
+
+    assert torch.equal(in_steps(layer, inputs, [3, 18], delta_net), whole)
 
 
 def test_rows_of_one_token_have_the_bits_of_a_prompt_in_one_launch(
