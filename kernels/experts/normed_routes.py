@@ -43,7 +43,7 @@ class NormedRouter:
     """Factors of a norm and the router that reads its result."""
 
     norm: torch.Tensor
-    """[H], the factors of the norm."""
+    """[H], the factors of the norm, of the model's dtype or float32."""
     eps: float
     weight: torch.Tensor
     """[E, H]"""
@@ -65,7 +65,8 @@ class NormedRouter:
         rows = (triton.next_power_of_2(num_tiles) - 1) * ROW_SIZE.value + BLOCK_M.value
         num_bytes = 2 * BLOCK_K.value * (rows + num_tiles * BLOCK_N)
         return (
-            self.norm.dtype == self.weight.dtype == torch.bfloat16
+            self.weight.dtype == torch.bfloat16
+            and self.norm.dtype in (torch.bfloat16, torch.float32)
             and self.weight.is_contiguous()
             and hidden % BLOCK_K.value == 0
             and tiles_at_once(hidden) > 0
