@@ -17,7 +17,7 @@ from .block_pool import BlockPool
 from .block_source import NOT_OURS, BlockSource, LoadEnd, Loader, Owner, Ticket
 from .page_keys import PageKeys
 from .prefix_cache import NO_HITS, HashChain, HeldPages, Hits, PrefixCache
-from .value.slot_values import GivenBack
+from .value.tier_order import GivenBack
 from .value.turn import Turn, moved
 
 ONE_GROUP = PageKeys((FULL,), 1)

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import NamedTuple, Protocol
 
 from ..page_groups import num_blocks_of
-from .value.slot_values import NO_TURN, GivenBack
+from .value.tier_order import NO_TURN, GivenBack
 
 
 class Owner(NamedTuple):

@@ -7,10 +7,10 @@ requests or how copies are made.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
+from collections import deque
 from collections.abc import Collection, Sequence
 from functools import partial
-from itertools import compress, islice
+from itertools import compress
 
 import numpy as np
 
@@ -18,12 +18,11 @@ from ..executor import Swapper, SwapPlan
 from .block_source import LoadEnd, OnGained, OnLost, Outcome, Owner, Ticket
 from .lending import Read
 from .prefix_hash import num_leading
-from .value.slot_values import NO_TURN, GivenBack, SlotValues
+from .value.tier_order import NO_TURN, GivenBack, RecencyOrder, TierOrder
 
 
 class HostBlocks:
-    """See `BlockSource` and `Lender`. Slots of host memory, each with a copy of a cached block; the
-    least recently used goes first, or that of the least value.
+    """See `BlockSource` and `Lender`. Slots of host memory, each with a copy of a cached block.
 
     Loads end in the order in which they were asked for, and never fail.
     """
@@ -33,17 +32,15 @@ class HostBlocks:
     spares_steps = False
     has_background_work = False
 
-    def __init__(self, swapper: Swapper, num_slots: int, values: SlotValues | None = None) -> None:
-        """`values`: the slots' order of eviction by value; None: the least recently used goes
-        first."""
+    def __init__(self, swapper: Swapper, num_slots: int, order: TierOrder | None = None) -> None:
+        """`order`: in which copies are evicted; None: the least recently used goes first."""
         self.num_slots = num_slots
         self.num_saved = self.num_loaded = 0
         """Numbers of blocks whose copies to host memory were launched, and of blocks copied back,
         so far."""
         self._swapper = swapper
-        self._values = values
-        self._slot_of: OrderedDict[bytes, int] = OrderedDict()
-        """Slots in order of use. A dict would be searched past every entry that left its front."""
+        self._order = order or RecencyOrder()
+        self._slot_of: dict[bytes, int] = {}
         self._free_slots = list(reversed(range(num_slots)))
         """The last are taken first."""
         self._loads: deque[tuple[int, Ticket]] = deque()
@@ -52,8 +49,6 @@ class HostBlocks:
         self._num_asked = 0
         """Number of blocks that loads have requested so far."""
         self._cancelled: set[Ticket] = set()
-        self._reading = Counter[bytes]()
-        """Number of loads and leases that read a hash's slot, which is kept."""
         self._save_number = np.zeros(num_slots, np.int64)
         """[num_slots] launched saves up to the one that fills a slot."""
         self._saves: tuple[list[int], list[int]] = ([], [])
@@ -90,7 +85,7 @@ class HostBlocks:
         self._fetches[0].extend(self._slot_of[block_hash] for block_hash in hashes)
         self._fetches[1].extend(blocks)
         self._num_asked += len(hashes)
-        self._begin_reading(hashes, is_move=False)
+        self._order.hold(hashes, is_move=False)
         self._loads.append((self._num_asked, ticket))
         return ticket
 
@@ -104,41 +99,23 @@ class HostBlocks:
     ) -> None:
         slot_of = self._slot_of
         offered = hashes
-        kept = set[bytes]()
+        indexes: Sequence[int] = range(given.start, given.start + len(hashes))
         if known := list(filter(slot_of.__contains__, hashes)):
-            kept = set(known)
-            if self._values is None:
-                self._touch(known)
-            else:
-                self._values.hold([slot_of[each] for each in known], is_move=given.is_move)
-            is_fresh = [block_hash not in kept for block_hash in hashes]
+            self._order.hold(known, is_move=given.is_move)
+            is_fresh = [block_hash not in slot_of for block_hash in hashes]
             hashes = list(compress(hashes, is_fresh))
             blocks = list(compress(blocks, is_fresh))
+            indexes = list(compress(indexes, is_fresh))
         # In order, neighbours are one copy when they come back.
-        slots = sorted(self._take_slots(len(hashes), kept))
+        slots = sorted(self._take_slots(len(hashes)))
         # Where there are too few slots, the first blocks are worth most.
-        slot_of.update(zip(reversed(hashes[: len(slots)]), reversed(slots), strict=True))
-        if self._values is not None:
-            self._value(self._values, offered, set(hashes), given)
+        hashes = hashes[: len(slots)]
+        slot_of.update(zip(reversed(hashes), reversed(slots), strict=True))
+        self._order.fill(hashes, indexes)
+        self._order.let_go(list(filter(slot_of.__contains__, offered)), given)
         self.num_saved += len(slots)
         self._saves[0].extend(blocks[: len(slots)])
         self._saves[1].extend(slots)
-
-    def _value(
-        self,
-        values: SlotValues,
-        hashes: Sequence[bytes],
-        fresh: Collection[bytes],
-        given: GivenBack,
-    ) -> None:
-        """Lets blocks of a chain that have slots be evicted by value."""
-        slots = []
-        for index, block_hash in enumerate(hashes, start=given.start):
-            if (slot := self._slot_of.get(block_hash)) is not None:
-                slots.append(slot)
-                if block_hash in fresh:
-                    values.fill(slot, block_hash, index)
-        values.let_go(slots, given)
 
     def launch(self) -> None:
         if not (self._saves[0] or self._fetches[0]):
@@ -176,7 +153,7 @@ class HostBlocks:
                 self._cancelled.remove(ticket)
                 ends.append(LoadEnd(ticket, Outcome.CANCELLED))
             else:
-                self._touch(ticket.hashes)
+                self._order.touch(ticket.hashes)
                 ends.append(LoadEnd(ticket, Outcome.LOADED, ticket.hashes))
         return ends
 
@@ -193,52 +170,24 @@ class HostBlocks:
             if slot is None or slot in unlaunched or self._save_number[slot] > num_saved:
                 break
             reads.append(partial(self._read, slot))
-        self._begin_reading(hashes[: len(reads)], is_move=True)
+        self._order.hold(hashes[: len(reads)], is_move=True)
         return reads
-
-    def _begin_reading(self, hashes: Sequence[bytes], *, is_move: bool) -> None:
-        self._reading.update(hashes)
-        if self._values is not None:
-            self._values.hold([self._slot_of[each] for each in hashes], is_move=is_move)
 
     def _read(self, slot: int, into: memoryview) -> bool:
         into[:] = memoryview(self._swapper.slots[slot])
         return True
 
     def let_go(self, hashes: Sequence[bytes]) -> None:
-        for block_hash in hashes:
-            self._reading[block_hash] -= 1
-            if not self._reading[block_hash]:
-                del self._reading[block_hash]
-        if self._values is not None:
-            self._values.let_go([self._slot_of[each] for each in hashes])
+        self._order.let_go(hashes)
 
-    def _take_slots(self, count: int, kept: set[bytes]) -> list[int]:
-        """Allocates up to `count` slots, evicting hashes that are neither kept nor read."""
+    def _take_slots(self, count: int) -> list[int]:
+        """Allocates up to `count` slots; hashes that nobody holds are evicted for them."""
         free = self._free_slots
         if (missing := count - len(free)) > 0:
-            lost = self._oldest(missing, kept) if self._values is None else self._least(missing)
+            lost = self._order.take(missing)
             free.extend(map(self._slot_of.pop, lost))
             self._on_lost(lost)
         start = max(len(free) - count, 0)
         taken = free[start:]
         del free[start:]
         return taken
-
-    def _oldest(self, count: int, kept: set[bytes]) -> list[bytes]:
-        """The least recently used hashes, none of them kept or read."""
-        stay = kept | self._reading.keys()
-        unused = (each for each in self._slot_of if each not in stay) if stay else self._slot_of
-        return list(islice(unused, count))
-
-    def _least(self, count: int) -> list[bytes]:
-        """The hashes of the least values."""
-        assert self._values is not None
-        return self._values.take(count)
-
-    def _touch(self, hashes: Sequence[bytes]) -> None:
-        """Marks hashes as used, the first of a sequence last, where that counts."""
-        if self._values is not None:
-            return
-        for block_hash in reversed(hashes):
-            self._slot_of.move_to_end(block_hash)

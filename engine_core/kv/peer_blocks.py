@@ -26,7 +26,7 @@ from .peer_link import PeerLink, Placed, Pulled, PullEnd, PullRequest, Wanted
 from .prefix_hash import num_common
 from .read_costs import ReadCosts
 from .staged_loads import Part, StagedLoads
-from .value.slot_values import NO_TURN, GivenBack
+from .value.tier_order import NO_TURN, GivenBack
 
 MOST_HINTS = 1 << 16
 """Blocks whose holders are remembered; the oldest go first."""

@@ -30,7 +30,8 @@ from .peer_link import (
     Pulled,
 )
 from .swapper_parts import SwapperParts
-from .value.slot_values import SlotValues
+from .value.tier_order import RecencyOrder, TierOrder
+from .value.tier_values import TierValues
 
 
 class Tiers:
@@ -58,15 +59,20 @@ class Tiers:
             return
         assert executor.swapper is not None
         parts = SwapperParts(executor.swapper)
-        if config.num_host_blocks:
-            num_slots = config.num_host_blocks
-            costs = costs_of(config)
-            values = SlotValues(num_slots, costs, clock) if costs is not None else None
-            self.host = HostBlocks(parts.part(num_slots), num_slots, values)
+        costs = costs_of(config)
+
+        def order_of(num_blocks: int) -> TierOrder:
+            return RecencyOrder() if costs is None else TierValues(num_blocks, costs, clock)
+
+        if num_slots := config.num_host_blocks:
+            self.host = HostBlocks(parts.part(num_slots), num_slots, order_of(num_slots))
         if config.num_staged_blocks:
             staged = parts.part(config.num_staged_blocks)
             if files is not None:
-                self.disk = DiskBlocks(staged, files, block_size=config.block_size, clock=clock)
+                order = order_of(files.num_blocks(staged.slots.shape[1]))
+                self.disk = DiskBlocks(
+                    staged, files, order, block_size=config.block_size, clock=clock
+                )
         if link is not None:
             num_lent = config.num_peer_blocks // 2
             self._lent = parts.part(num_lent)

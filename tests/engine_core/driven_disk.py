@@ -14,7 +14,10 @@ from headwater.engine_core.kv.block_record import BlockSeal
 from headwater.engine_core.kv.block_source import Owner, Ticket
 from headwater.engine_core.kv.disk.block_files import PAGE_BYTES, BlockFiles
 from headwater.engine_core.kv.disk.disk_blocks import DiskBlocks
-from headwater.engine_core.kv.prefix_cache import NO_HITS, HashChain, PrefixCache
+from headwater.engine_core.kv.prefix_cache import NO_HITS, HashChain, HeldPages, PrefixCache
+from headwater.engine_core.kv.value.recompute import RecomputeCosts
+from headwater.engine_core.kv.value.tier_values import TierValues
+from headwater.engine_core.kv.value.turn import UNKNOWN, Turn
 from tests.engine_core.manual_lane import ManualLane
 
 BLOCK_SIZE = 16
@@ -49,6 +52,7 @@ class Blocks:
         max_files: int = 100,
         num_slots: int = NUM_SLOTS,
         compute_seconds: float = 0.0,
+        by_value: bool = False,
     ) -> None:
         self.now = 0.0
         self.kv: UInt64Array = np.zeros((NUM_BLOCKS, BLOCK_SIZE), np.uint64)
@@ -63,6 +67,7 @@ class Blocks:
         self.disk = DiskBlocks(
             self.swapper,
             self.files,
+            TierValues(max_files, RecomputeCosts(), lambda: self.now) if by_value else None,
             block_size=BLOCK_SIZE,
             clock=lambda: self.now,
             writes=self.writes,
@@ -80,14 +85,14 @@ class Blocks:
         self.cache.announce(self.cache.offer(chain, blocks))
         for block, block_hash in zip(blocks, chain.hashes, strict=True):
             self.kv[block] = content(block_hash)
-        self.loads.release(blocks, chain.hashes, chain.owner)
+        self.loads.release_part(chain, 0, HeldPages(0, len(blocks), blocks))
         self.step()
 
     def use(self, chain: HashChain) -> None:
         """A sequence that comes, finds all blocks on the device and leaves."""
         hits = self.cache.match(chain, len(chain.hashes)).pages
         self.pool.share(hits)
-        self.loads.release(hits, chain.hashes, chain.owner)
+        self.loads.release_part(chain, 0, HeldPages(0, len(hits), hits))
         self.step()
 
     def flood(self) -> None:
@@ -136,15 +141,15 @@ class Blocks:
             len(self.disk._free_slots) == len(set(self.disk._free_slots)) == len(self.swapper.slots)
         )
         assert not self.disk.has_background_work
-        assert not self.disk._held.num_reading
+        assert not self.disk._held.order._num_holds
 
 
 def content(block_hash: bytes) -> np.uint64:
     return np.uint64(int.from_bytes(block_hash[:8], "little"))
 
 
-def chain_of(first_token: int, num_blocks: int) -> HashChain:
-    chain = HashChain(b"n" * 16, "alice")
+def chain_of(first_token: int, num_blocks: int, turn: Turn = UNKNOWN) -> HashChain:
+    chain = HashChain(b"n" * 16, "alice", turn=turn)
     chain.cover(
         np.arange(first_token, first_token + num_blocks * BLOCK_SIZE, dtype=np.int32), BLOCK_SIZE
     )

@@ -18,7 +18,7 @@ from headwater.engine_core.kv.block_source import (
     Owner,
     Ticket,
 )
-from headwater.engine_core.kv.value.slot_values import NO_TURN, GivenBack
+from headwater.engine_core.kv.value.tier_order import NO_TURN, GivenBack
 
 GARBAGE = np.uint64(0xDEAD)
 

@@ -19,7 +19,7 @@ from headwater.engine_core.kv.block_pool import BlockPool
 from headwater.engine_core.kv.block_source import LoadEnd, Outcome, Owner, Ticket
 from headwater.engine_core.kv.prefix_cache import HashChain, HeldPages, Hits, PrefixCache
 from headwater.engine_core.kv.value.recompute import RecomputeCosts
-from headwater.engine_core.kv.value.slot_values import NO_TURN, GivenBack
+from headwater.engine_core.kv.value.tier_order import NO_TURN, GivenBack
 from headwater.engine_core.kv.value.turn import UNKNOWN, Turn
 from headwater.engine_core.step_output import StoredChain
 from tests.engine_core.lying_source import ScriptedSource

@@ -20,7 +20,7 @@ import pytest
 import typer
 
 from headwater.bench.program import run_program
-from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.config import EVICTIONS, EngineConfig
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.simulated.executor import SimulatedTiming
 from headwater.engine_core.executors.simulated.hashes import UInt64Array
@@ -142,7 +142,9 @@ def expected(
 class Run:
     """One seed: an engine with all tiers, its requests, and what befalls them."""
 
-    def __init__(self, seed: int, num_rounds: int, pages: Pages | None = None) -> None:
+    def __init__(
+        self, seed: int, num_rounds: int, pages: Pages | None = None, eviction: str = ""
+    ) -> None:
         self.rng = rng = random.Random(seed)
         self.num_rounds = num_rounds
         given = pages or Pages(((0, 0, 0, 20, 40)[seed % 5],))
@@ -160,6 +162,13 @@ class Run:
             spare_rows=rng.choice([0, 2]),
             max_num_batched_tokens=rng.choice([20, 60, 200]),
             async_depth=rng.randint(1, 4),
+        )
+        # Drawn apart, so that seeds go on as they did without them.
+        self.hints = random.Random(f"eviction of {seed}")
+        self.config = replace(
+            self.config,
+            eviction=eviction or self.hints.choice(EVICTIONS),
+            attention_pivot=self.hints.choice([0, 40]),
         )
         self.model = given.model
         timing = SimulatedTiming(late_polls=rng.choice([0, 2]))
@@ -238,6 +247,9 @@ class Run:
                 seed=self.rng.randrange(2), max_tokens=self.rng.choice([1, 1, 2, 9])
             )
             count = self.rng.choice([1, 1, 1, 3])
+            tenant = self.hints.choice("ttu")
+            session = self.hints.choice(["", "s"])
+            keep_seconds = self.hints.choice([0.0, 0.0, 20.0])
             for choice_index in range(count):
                 key = len(self.answers)
                 new = NewRequest(
@@ -247,7 +259,9 @@ class Run:
                     sampling=sampling,
                     choice_index=choice_index,
                     namespace=NAMESPACES[self.rng.random() < 0.2] if count == 1 else NAMESPACES[0],
-                    tenant="t",
+                    tenant=tenant,
+                    session=session,
+                    keep_seconds=keep_seconds,
                     forks=count > 1,
                 )
                 self.answers[key] = Answer(new)
@@ -337,10 +351,13 @@ class Run:
         return [key for key, answer in self.answers.items() if not answer.has_ended]
 
 
-def run_seed(seed: int, num_rounds: int = MOST_ROUNDS, pages: Pages | None = None) -> Outcome:
+def run_seed(
+    seed: int, num_rounds: int = MOST_ROUNDS, pages: Pages | None = None, eviction: str = ""
+) -> Outcome:
     """Raises `AssertionError`. With fewer rounds the steps are the same up to the last of them.
-    `pages`: None: of one group, whose window the seed draws."""
-    return Run(seed, num_rounds, pages).run()
+    `pages`: None: of one group, whose window the seed draws. `eviction`: empty: the seed draws
+    it."""
+    return Run(seed, num_rounds, pages, eviction).run()
 
 
 def main(
@@ -348,10 +365,12 @@ def main(
     first: First = 0,
     rounds: Annotated[int, typer.Option(help="of requests")] = MOST_ROUNDS,
     pages: Annotated[str, typer.Option(help="a name of PAGES")] = "",
+    eviction: Annotated[str, typer.Option(help="; empty: each seed draws one")] = "",
 ) -> None:
     """Run seeds one after another; the first that breaks ends it."""
     logging.disable(logging.ERROR)
-    run_seeds(lambda seed: run_seed(seed, rounds, PAGES[pages] if pages else None), first, seeds)
+    pages_of = PAGES[pages] if pages else None
+    run_seeds(lambda seed: run_seed(seed, rounds, pages_of, eviction), first, seeds)
 
 
 if __name__ == "__main__":

@@ -81,6 +81,10 @@ class BlockFiles:
         """Bytes of the disk that a block takes."""
         return -(-(HEADER_LEN + block_bytes) // PAGE_BYTES) * PAGE_BYTES
 
+    def num_blocks(self, block_bytes: int) -> int:
+        """Most blocks that the files' limit allows."""
+        return self.max_bytes // self.file_bytes(block_bytes)
+
     def write(self, owner: Owner, block_hash: bytes, parent: bytes, payload: memoryview) -> bool:
         """Writes a block whole or not at all. False where the tenant was removed meanwhile."""
         self._check_folder()

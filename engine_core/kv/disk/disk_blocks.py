@@ -1,9 +1,9 @@
 """The block source on a disk: more room than in memory, and there again after a restart.
 
-A block is copied to a slot of host memory when no request uses it any more, and written from there;
-the least recently used goes first. Threads write and read, so that no step waits. When the disk
-fails or is full this source gives up: it has nothing from then on, and says why. Knows hashes,
-blocks and slots; knows nothing about requests.
+A block is copied to a slot of host memory when no request uses it any more, and written from
+there. Threads write and read, so that no step waits. When the disk fails or is full this source
+gives up: it has nothing from then on, and says why. Knows hashes, blocks and slots; knows nothing
+about requests.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ..lending import Read
 from ..prefix_hash import num_leading
 from ..read_costs import ReadCosts
 from ..staged_loads import Part, StagedLoads
-from ..value.slot_values import NO_TURN, GivenBack
+from ..value.tier_order import NO_TURN, GivenBack, RecencyOrder, TierOrder
 from .block_files import BlockFiles
 from .disk_jobs import DiskJobs
-from .disk_saves import DiskSave, DiskSaves
+from .disk_saves import DiskSave, DiskSaves, SavedChain
 from .held_hashes import HeldHashes
 
 log = logging.getLogger(__name__)
@@ -47,16 +47,18 @@ class DiskBlocks:
         self,
         swapper: Swapper,
         files: BlockFiles,
+        order: TierOrder | None = None,
         *,
         block_size: int,
         clock: Callable[[], float] = time.monotonic,
         writes: Lane | None = None,
         reads: Lane | None = None,
     ) -> None:
-        """`swapper`: has the slots through which blocks are copied. `writes` runs one job after
-        another."""
+        """`swapper`: has the slots through which blocks are copied. `order`: in which files are
+        deleted; None: the least recently used goes first. `writes` runs one job after another."""
         self._swapper = swapper
         self._file_bytes = files.file_bytes(swapper.slots.shape[1])
+        self._most_files = files.num_blocks(swapper.slots.shape[1])
         self._jobs = DiskJobs(
             files,
             swapper.slots,
@@ -64,7 +66,7 @@ class DiskBlocks:
             reads or ThreadLane("kv-read", NUM_READERS),
             self._on_failed,
         )
-        self._held = HeldHashes(clock)
+        self._held = HeldHashes(clock, order or RecencyOrder())
         self._free_slots = deque(range(len(swapper.slots)))
         self._saves = DiskSaves(swapper, self._free_slots)
         self._loads = StagedLoads(swapper, self._free_slots, self._read)
@@ -75,7 +77,7 @@ class DiskBlocks:
         self._use = DiskUse(max_bytes=files.max_bytes)
         self._on_lost: OnLost = lambda _: None
         self._on_gained: OnGained = lambda parent, block_hash: None
-        self._jobs.scan(self._file_bytes, self._note_scanned)
+        self._jobs.scan(self._note_scanned)
 
     @property
     def use(self) -> DiskUse:
@@ -108,7 +110,7 @@ class DiskBlocks:
 
     def load(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> Ticket:
         ticket = Ticket(hashes, blocks)
-        self._held.begin_reading(hashes)
+        self._held.order.hold(hashes, is_move=False)
         self._loads.load(ticket)
         self._costs.begin(ticket)
         return ticket
@@ -123,17 +125,28 @@ class DiskBlocks:
     ) -> None:
         if self._jobs.failure:
             return
-        known = {block_hash: None for block_hash in hashes if block_hash in self._held}
-        self._held.touch(list(known))
-        fresh: list[tuple[DiskSave, int]] = []
-        for block_hash, block, parent in zip(hashes, blocks, parents, strict=True):
-            if block_hash in self._held or block_hash in self._saves:
-                continue
-            # Where slots or bytes are too few, the first blocks are worth most.
-            if not self._saves.has_room or not self._make_room(known):
-                break
-            fresh.append((self._saves.begin(owner, block_hash, parent), block))
-        self._saves.ask(fresh)
+        held = self._held
+        known = list(filter(held.__contains__, hashes))
+        held.touch(known)
+        held.order.hold(known, is_move=given.is_move)
+        fresh = [
+            index
+            for index, block_hash in enumerate(hashes)
+            if block_hash not in held and block_hash not in self._saves
+        ]
+        # Where slots or bytes are too few, the first blocks are worth most.
+        fresh = fresh[: self._make_room(min(len(fresh), self._saves.num_free_slots))]
+        begun = [hashes[index] for index in fresh]
+        held.order.fill(begun, [given.start + index for index in fresh])
+        offered = {*known, *begun}
+        chain = SavedChain(given, [each for each in hashes if each in offered], len(fresh))
+        self._saves.ask(
+            [
+                (self._saves.begin(owner, hashes[index], parents[index], chain), blocks[index])
+                for index in fresh
+            ]
+        )
+        self._end_save(chain)
 
     def launch(self) -> None:
         self._saves.launch()
@@ -165,13 +178,13 @@ class DiskBlocks:
         return (len(self._held) + len(self._saves)) * self._file_bytes
 
     @property
-    def _has_room(self) -> bool:
-        """Whether another file fits."""
-        return self._num_used_bytes + self._file_bytes <= self._use.max_bytes
+    def _num_free(self) -> int:
+        """Number of files for which there is room."""
+        return self._most_files - len(self._held) - len(self._saves)
 
     def hold(self, hashes: Sequence[bytes]) -> list[Read]:
         held = hashes[: self.find(hashes)]
-        self._held.begin_reading(held)
+        self._held.order.hold(held, is_move=True)
         namespace_of = self._held.namespace_of
         return [
             partial(self._jobs.read_lent, namespace_of[block_hash], block_hash)
@@ -179,7 +192,7 @@ class DiskBlocks:
         ]
 
     def let_go(self, hashes: Sequence[bytes]) -> None:
-        self._held.end_reading(hashes)
+        self._held.order.let_go(hashes)
 
     def _settle(self, end: LoadEnd) -> None:
         self.let_go(end.ticket.hashes)
@@ -193,23 +206,22 @@ class DiskBlocks:
         for _ in range(min(MOST_FOUND, len(self._found))):
             block = self._found.pop()
             is_known = block.block_hash in self._held or block.block_hash in self._saves
-            if is_known or not self._has_room:
+            if is_known or not self._num_free:
                 if not is_known:
                     self._jobs.drop(block.namespace, block.block_hash)
                 continue
             self._on_gained(block.parent, block.block_hash)
-            self._held.add_oldest(block.block_hash, block.namespace)
+            self._held.add_oldest(block)
 
-    def _make_room(self, kept: Collection[bytes]) -> bool:
-        """Deletes the least recently used files until another one fits. Returns whether it does."""
-        while not self._has_room:
-            if (oldest := self._held.oldest(kept)) is None:
-                return False
-            self._lose(oldest)
-        return True
+    def _make_room(self, count: int) -> int:
+        """Deletes files until `count` more fit, or all that may be deleted; returns how many fit
+        of these."""
+        for lost in self._held.order.take(max(0, count - self._num_free)):
+            self._lose(lost)
+        return min(count, self._num_free)
 
     def _lose(self, block_hash: bytes) -> None:
-        namespace = self._held.namespace_of.pop(block_hash)
+        namespace = self._held.lose(block_hash)
         self._on_lost([block_hash])
         self._jobs.drop(namespace, block_hash)
 
@@ -230,6 +242,14 @@ class DiskBlocks:
             self._use.num_written += self._block_size
             self._on_gained(save.parent, save.block_hash)
             self._held.namespace_of[save.block_hash] = save.owner.namespace
+        else:
+            self._held.order.drop((save.block_hash,))
+        self._end_save(save.chain)
+
+    def _end_save(self, chain: SavedChain) -> None:
+        """Lets a chain be deleted once all of it is written."""
+        if not chain.num_unwritten:
+            self._held.order.let_go(chain.hashes, chain.given)
 
     def _note_read(self, part: Part, num_read: int) -> None:
         self._loads.note_read(part, num_read)
@@ -245,8 +265,7 @@ class DiskBlocks:
             "kv blocks on disk: %s; the disk is not used until the engine starts again",
             self._jobs.failure,
         )
-        lost = list(self._held.namespace_of)
-        self._held.namespace_of.clear()
+        lost = self._held.lose_all()
         self._found.clear()
         self._on_lost(lost)
         self._loads.cancel_all()

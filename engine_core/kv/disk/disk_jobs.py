@@ -47,10 +47,10 @@ class DiskJobs:
         while self._results:
             self._results.popleft()()
 
-    def scan(self, file_bytes: int, note: NoteFound) -> None:
+    def scan(self, note: NoteFound) -> None:
         """`note` gets the blocks of an earlier life, the newest last, and seconds in which one is
         read; None: the disk has failed."""
-        self.writes.submit(partial(self._scan, file_bytes, note))
+        self.writes.submit(partial(self._scan, note))
 
     def write(
         self,
@@ -91,12 +91,13 @@ class DiskJobs:
         """A file that is being written is whole, or is deleted at the next start."""
         self._files.close()
 
-    def _scan(self, file_bytes: int, note: NoteFound) -> None:
+    def _scan(self, note: NoteFound) -> None:
         found: list[BlockId] = []
         seconds = None
         with self._ends_use("read"):
             every = list(self._files.scan())
-            num_too_many = max(len(every) - self._files.max_bytes // file_bytes, 0)
+            most = self._files.num_blocks(self._slots.shape[1])
+            num_too_many = max(len(every) - most, 0)
             # Before anything is written: the disk may be full, which is why fewer are allowed now.
             for block in every[:num_too_many]:
                 self._files.drop(block.namespace, block.block_hash)

@@ -9,6 +9,18 @@ import numpy as np
 
 from ...executor import Swapper, SwapPlan
 from ..block_source import Owner
+from ..value.tier_order import GivenBack
+
+
+@dataclass(slots=True, eq=False)
+class SavedChain:
+    """Blocks of a chain that were given back together. They are held in the disk's order until all
+    are written, so that they are evicted as one stay."""
+
+    given: GivenBack
+    hashes: list[bytes]
+    """Blocks that the disk has or writes, from first to last."""
+    num_unwritten: int
 
 
 @dataclass(slots=True, eq=False)
@@ -19,6 +31,7 @@ class DiskSave:
     block_hash: bytes
     parent: bytes
     slot: int
+    chain: SavedChain
 
 
 class DiskSaves:
@@ -42,12 +55,13 @@ class DiskSaves:
         return block_hash in self._saving
 
     @property
-    def has_room(self) -> bool:
-        return len(self._saving) < self._most and bool(self._free_slots)
+    def num_free_slots(self) -> int:
+        """Slots that further saves may have."""
+        return min(self._most - len(self._saving), len(self._free_slots))
 
-    def begin(self, owner: Owner, block_hash: bytes, parent: bytes) -> DiskSave:
+    def begin(self, owner: Owner, block_hash: bytes, parent: bytes, chain: SavedChain) -> DiskSave:
         """Takes a slot for a block."""
-        save = DiskSave(owner, block_hash, parent, self._free_slots.popleft())
+        save = DiskSave(owner, block_hash, parent, self._free_slots.popleft(), chain)
         self._saving[block_hash] = save
         return save
 
@@ -75,3 +89,4 @@ class DiskSaves:
         """Gives back the slot of a save, whether it was written or failed."""
         del self._saving[save.block_hash]
         self._free_slots.append(save.slot)
+        save.chain.num_unwritten -= 1

@@ -13,7 +13,8 @@ from headwater.engine_core.executor import SwapPlan
 from headwater.engine_core.kv.block_source import Owner
 from headwater.engine_core.kv.host_blocks import HostBlocks
 from headwater.engine_core.kv.value.recompute import RecomputeCosts
-from headwater.engine_core.kv.value.slot_values import GivenBack, SlotValues
+from headwater.engine_core.kv.value.tier_order import GivenBack
+from headwater.engine_core.kv.value.tier_values import TierValues
 from headwater.engine_core.kv.value.turn import Turn
 
 OWNER = Owner(bytes(16))
@@ -39,7 +40,7 @@ class Host:
 
     def __init__(self, num_slots: int) -> None:
         self.now = 0.0
-        values = SlotValues(num_slots, RecomputeCosts(1e9), lambda: self.now)
+        values = TierValues(num_slots, RecomputeCosts(1e9), lambda: self.now)
         self.blocks = HostBlocks(Swapper(num_slots), num_slots, values)
         self.lost: list[bytes] = []
         self.blocks.connect(self.lost.extend, lambda parent, block_hash: None)
