@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler
 
 import prometheus_client
+from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
@@ -22,22 +26,40 @@ def metrics_served(
     host: str, port: int, facts: Collector | None = None
 ) -> Iterator[dict[str, str]]:
     """Serves /metrics inside the `with` block, and `facts` with them; yields its address by name,
-    nothing where port is -1. To be entered on the event loop, which collects."""
+    nothing where port is -1. To be entered on the event loop, which accepts connections and
+    collects."""
     if port < 0:
         yield {}
         return
-    if facts is not None:
-        prometheus_client.REGISTRY.register(facts)
-    registry = _OnLoop(prometheus_client.REGISTRY, asyncio.get_running_loop())
-    server, thread = prometheus_client.start_http_server(port, listened(host), registry)
-    try:
-        yield {"metrics": joined(host, server.server_port)}
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    loop = asyncio.get_running_loop()
+    registry = _OnLoop(prometheus_client.REGISTRY, loop)
+    with contextlib.ExitStack() as stack:
         if facts is not None:
-            prometheus_client.REGISTRY.unregister(facts)
+            prometheus_client.REGISTRY.register(facts)
+            stack.callback(prometheus_client.REGISTRY.unregister, facts)
+        server = stack.enter_context(_Server(listened(host), port, registry))
+        # NOTE: a server's own thread looks only twice a second whether it is to end.
+        loop.add_reader(server.fileno(), server.handle_request)
+        stack.callback(loop.remove_reader, server.fileno())
+        yield {"metrics": joined(host, server.server_port)}
+
+
+class _Server(ThreadingWSGIServer):
+    """Answers each scrape in a thread of its own. `handle_request` never waits."""
+
+    def __init__(self, host: str, port: int, registry: Collector) -> None:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        self.address_family, _, _, _, (address, *_) = found[0]
+        super().__init__((str(address), port), _Handler)
+        self.set_app(prometheus_client.make_wsgi_app(registry))
+        self.socket.setblocking(False)
+
+
+class _Handler(WSGIRequestHandler):
+    """Logs no requests."""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
 
 
 class _OnLoop(Collector):

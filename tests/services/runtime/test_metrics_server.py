@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,6 +76,23 @@ async def test_a_scrape_that_fails_is_answered_and_the_next_one_too(
         observed.fault = None
         assert "headwater_observed 7.0" in await scraped(addresses["metrics"])
     assert "no number" in capfd.readouterr().err
+
+
+async def test_the_end_waits_for_no_thread() -> None:
+    """A server's own thread would look twice a second whether it is to end: the end of an engine
+    took that much longer."""
+    before = threading.active_count()
+    with metrics_served("127.0.0.1", 0):
+        assert threading.active_count() == before
+
+
+async def test_a_connection_that_is_gone_when_it_is_accepted_does_not_stop_the_event_loop() -> None:
+    with metrics_served("127.0.0.1", 0) as addresses:
+        host, _, port = addresses["metrics"].rpartition(":")
+        with socket.create_connection((host, int(port))) as connection:
+            linger = struct.pack("ii", 1, 0)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        assert "python_info" in await scraped(addresses["metrics"])
 
 
 async def test_without_a_port_nothing_is_served() -> None:
