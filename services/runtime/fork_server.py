@@ -321,6 +321,23 @@ def _pidfd_of(pid: int) -> int:
         raise
 
 
+def _run_to_the_end(program: Program | Standby) -> None:
+    """Runs a fork's program and ends the process. The interpreter's own end would free all modules
+    one by one, 0.09 s of a core; the system frees all at once."""
+    status: object = 0
+    try:
+        program.run()
+    except SystemExit as end:
+        status = end.code or 0
+    if not isinstance(status, int):
+        print(status, file=sys.stderr)
+        status = 1
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
+
+
 def _fork_quietly() -> int:
     with warnings.catch_warnings():
         # NOTE: Python from 3.12 on warns of threads; OpenBLAS has one, and ends it before a fork by
@@ -352,7 +369,7 @@ def main() -> None:
     with socket.socket(fileno=requests) as server:
         program = ForkServer(server, frozenset(free_variables.split(","))).serve()
     if program is not None:
-        program.run()
+        _run_to_the_end(program)
 
 
 if __name__ == "__main__":

@@ -207,7 +207,8 @@ class KeptStage:
     """A stage that is started again whenever it dies, with growing pauses; a long life makes them
     short again."""
 
-    PAUSES = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
+    PAUSES = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
+    """Seconds before it is started again, by the number of deaths in short order."""
     LONG_LIFE = 10.0
     """Seconds from ready on after which a death no longer counts as a crash at start. Starts on
     CPUs take one to three, a start of 8B on an H100 some six (2026-11-27)."""
@@ -251,7 +252,9 @@ class KeptStage:
             deaths = 0 if clock() - born > self.LONG_LIFE else deaths
             pause = self.pauses[min(deaths, len(self.pauses) - 1)]
             deaths += 1
-            self._changed(f"{self.name} ended with status {status}; starting it again in {pause} s")
+            self._changed(
+                f"{self.name} ended with status {status}; starting it again in {pause:g} s"
+            )
             await asyncio.sleep(pause)
             try:
                 await self.begin()

@@ -124,6 +124,18 @@ async def test_a_fork_finds_what_threads_of_imports_have_done(
         assert await process.wait() == 1
 
 
+async def test_a_fork_ends_with_its_program_which_frees_nothing_one_by_one(
+    forks: ForkClient, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    code = "import atexit, sys\natexit.register(print, 'the end')\nprint('out')\nsys.exit('why')"
+    with (tmp_path / "out").open("w") as out:
+        files = {1: out.fileno(), 2: out.fileno()}
+        process = await start(forks, code, tmp_path, environment, files=files)
+        assert process is not None
+        assert await process.wait() == 1
+    assert sorted((tmp_path / "out").read_text().splitlines()) == ["out", "why"]
+
+
 async def test_a_fork_that_a_signal_ends_says_which(
     forks: ForkClient, tmp_path: Path, environment: dict[str, str]
 ) -> None:
