@@ -27,7 +27,12 @@ def main(
     bodies: Annotated[
         str, typer.Option(help="names, with commas between them; default: all", metavar="NAME,…")
     ] = "",
-    key: Annotated[str, typer.Option(help=f"of the hostile tenant: {' or '.join(KEYS)}")] = "small",
+    key: Annotated[
+        str,
+        typer.Option(
+            help=f"of the hostile tenant: {' or '.join(KEYS)}; default: small, or each with --write"
+        ),
+    ] = "",
     seconds: Annotated[float, typer.Option(help="of each body", min=1.0)] = 6.0,
     limit: Annotated[
         float, typer.Option(help="seconds, with each key, after which no other body begins")
@@ -40,21 +45,21 @@ def main(
     ] = "",
     *,
     write: Annotated[
-        bool, typer.Option(help="measure all bodies with each key; write docs/costly_requests.md")
+        bool, typer.Option(help="write what was measured, a key at a time, to the documentation")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """A neighbour's time to first token, and to a structured answer, beside each hostile body."""
-    check_choice("--key", key, KEYS)
+    keys = [key] if key else list(KEYS) if write else ["small"]
+    for each in keys:
+        check_choice("--key", each, KEYS)
     check_choice("--executor", executor, EXECUTORS)
     names = bodies.split(",") if bodies else list(ALL_NAMES)
     for name in names:
         check_choice("--bodies", name, ALL_NAMES)
-    if write and bodies:
-        raise typer.BadParameter("--write replaces the whole table; leave out --bodies")
     commit = source_version()
     reports = {}
-    for each in KEYS if write else [key]:
+    for each in keys:
         run = Run(
             requests_per_minute=KEYS[each],
             seconds=seconds,
@@ -64,8 +69,8 @@ def main(
             commit=commit,
         )
         reports[each] = run.report(names)
-    if write:
-        page.write(reports)
+        if write:
+            page.write({each: reports[each]})
     if as_json:
         print(json.dumps({name: asdict(report) for name, report in reports.items()}))
         return

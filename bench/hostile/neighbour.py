@@ -13,7 +13,7 @@ from ..sse_client import Outcome, SseConnection
 
 LIMIT_SECONDS = 15.0
 """Seconds after which the neighbour gives up an answer, which counts as one that took this long."""
-STREAMS = 6.0
+STREAMS = 12.0
 """Streams that the neighbour asks for in a second."""
 STRUCTURED = 2.0
 """Structured answers that it requests in a second."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -28,8 +28,12 @@ def read_reports() -> Reports:
     return msgspec.json.decode(RESULTS.read_bytes(), type=Reports) if RESULTS.exists() else {}
 
 
-def write(reports: Reports) -> None:
-    """Replaces the results, and the table of the page."""
+def write(measured: Reports) -> None:
+    """Replaces what was measured in the results, and the table of the page. Rows that a report
+    lacks, and keys without a report, stay as they were."""
+    reports = read_reports()
+    for name, report in measured.items():
+        reports[name] = report.with_rows_of(reports[name]) if name in reports else report
     RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(reports), indent=1) + b"\n")
     PAGE.write_text(with_table(PAGE.read_text(), reports))
 
@@ -96,5 +100,12 @@ def _measured(named: tuple[str, Report]) -> str:
     return (
         f"- The {name} key has {report.requests_per_minute:,} requests a minute: {report.date}, "
         f"{report.commit}, executor `{report.executor}`, {report.seconds:g} s a body, "
-        f"{report.cores}."
+        f"{report.cores}.{''.join(_earlier(report))}"
     )
+
+
+def _earlier(report: Report) -> Iterator[str]:
+    """Sentences about rows that earlier runs measured."""
+    for commit in dict.fromkeys(report.earlier.values()):
+        bodies = [f"`{body}`" for body, of in report.earlier.items() if of == commit]
+        yield f" Measured at {commit}: {', '.join(bodies)}."

@@ -16,6 +16,7 @@ import typer
 
 from ..own_cluster import own_cluster, wait_until_prepared
 from .attacker import attacker
+from .bodies import NAMES
 from .cores import Cores, groups_of, running_on
 from .table import Report, report_of
 from .trial import Beside, Measured, Trial
@@ -80,7 +81,7 @@ class Run:
                 if time.monotonic() > end:
                     break
                 rows = self._report(measured, cores).rows
-                left = [row.body for row in rows if row.is_close]
+                left = [row.body for row in rows if row.is_close and row.body in NAMES]
         return measured
 
     @contextlib.contextmanager

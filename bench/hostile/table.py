@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -79,6 +79,16 @@ class Report:
     """The neighbour alone: see `alone_figures`."""
     structured_alone: Figures
     rows: list[Row]
+    earlier: dict[str, str] = field(default_factory=dict)
+    """Commits of rows that an earlier run measured, by their bodies."""
+
+    def with_rows_of(self, other: Report) -> Report:
+        """The report with those rows of an earlier one that it lacks."""
+        own = {row.body: row for row in self.rows}
+        kept = {row.body: row for row in other.rows if row.body not in own}
+        rows = [(own | kept)[body] for body in ALL_NAMES if body in own or body in kept]
+        commits = {body: other.earlier.get(body, other.commit) for body in kept}
+        return replace(self, rows=rows, earlier=self.earlier | commits)
 
 
 def report_of(

@@ -89,8 +89,8 @@ class Trial:
     ) -> int:
         """Adds to what is measured; calls `on_body` after each body. Returns the number of bodies
         that were measured or left out, since `end`, a time of the monotonic clock, was reached:
-        fewer where the neighbour is not served any more, so that the next body needs another
-        deployment."""
+        fewer where the neighbour is not served any more, or an administrator gets no answer, so
+        that the next body needs another deployment."""
         async with Tenants(self._cluster.rest, self._admin_key) as tenants:
             run = next(self._numbers)
             key = await tenants.add(f"neighbour-{run}")
@@ -102,7 +102,13 @@ class Trial:
                     break
                 if number % ALONE_EACH == 0:
                     measured.alone.append(await neighbour.ask_for(self._seconds))
-                beside = await self._beside(name, tenants, neighbour, measured.alone[0])
+                try:
+                    beside = await self._beside(name, tenants, neighbour, measured.alone[0])
+                except httpx.HTTPError:
+                    if number == 0:
+                        raise
+                    self.serves = False
+                    return number
                 on_body(name, beside)
                 measured.beside.setdefault(name, []).append(beside)
                 if beside.settled_seconds is None:

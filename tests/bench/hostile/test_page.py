@@ -48,18 +48,20 @@ def test_a_control_has_no_goals() -> None:
     assert line in table({"small": CONTROL})
 
 
-def test_reports_replace_the_earlier_ones_and_the_table(
+def test_what_was_measured_replaces_its_rows_and_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(page, "RESULTS", tmp_path / "hostile_bodies.json")
     monkeypatch.setattr(page, "PAGE", tmp_path / "costly_requests.md")
     page.PAGE.write_text(f"before\n{page.BEGIN}old\n{page.END}after\n")
     write({"small": SMALL})
-    reports = {"small": SMALL, "generous": GENEROUS}
-    write(reports)
+    write({"generous": GENEROUS})
+    write({"small": CONTROL})
+    reports = {"small": CONTROL.with_rows_of(SMALL), "generous": GENEROUS}
     assert read_reports() == reports
     written = page.PAGE.read_text()
     assert written == f"before\n{page.BEGIN}\n{table(reports)}\n{page.END}after\n"
+    assert " Measured at c0ffee1: `keys`.\n" in written
 
 
 def test_a_page_without_a_place_for_the_table_is_an_error() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -21,6 +22,7 @@ from headwater.bench.hostile.trial import Beside, Measured
 from tests.bench.hostile.reports import report_with
 
 ALONE = Latencies([0.1] * 50, [0.2] * 20)
+BESIDE = Beside(Counter(), ALONE, 0.1)
 HUNDREDTHS = [each / 100 for each in range(1, 101)]
 
 
@@ -128,8 +130,18 @@ def test_a_report_names_what_was_measured_and_when() -> None:
 
 
 def test_stretches_of_groups_count_together_in_the_order_of_the_list() -> None:
-    beside = Beside(Counter(), ALONE, 0.1)
-    measured = Measured([ALONE], {"long-prompt": [beside]})
-    measured.add(Measured([ALONE], {"keys": [beside], "long-prompt": [beside]}))
+    measured = Measured([ALONE], {"long-prompt": [BESIDE]})
+    measured.add(Measured([ALONE], {"keys": [BESIDE], "long-prompt": [BESIDE]}))
     assert len(measured.alone) == len(measured.beside["long-prompt"]) == 2
     assert [row.body for row in reported(measured).rows] == ["keys", "long-prompt"]
+
+
+def test_rows_of_an_earlier_run_stay_with_its_commit_until_they_are_measured_again() -> None:
+    earlier = reported(Measured([ALONE], {"keys": [BESIDE], "long-prompt": [BESIDE]}))
+    later = replace(reported(Measured([ALONE], {"keys": [BESIDE]})), commit="beefed1")
+    merged = later.with_rows_of(earlier)
+    assert [row.body for row in merged.rows] == ["keys", "long-prompt"]
+    assert merged.earlier == {"long-prompt": "c0ffee1"}
+    third = replace(later, commit="decade1").with_rows_of(merged)
+    assert (third.commit, third.earlier) == ("decade1", {"long-prompt": "c0ffee1"})
+    assert not earlier.with_rows_of(merged).earlier

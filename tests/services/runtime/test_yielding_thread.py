@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import platform
 import sys
 import threading
 import time
@@ -16,10 +14,10 @@ from headwater.services.runtime.fair_threads import FairThreads
 from headwater.services.runtime.yielding_thread import (
     LOWERED,
     SLICE_NANOSECONDS,
-    SchedAttr,
     in_yielding_thread,
     lower_own_priority,
 )
+from tests.time_slice import slice_of_this_thread
 
 
 def own_priority() -> int:
@@ -97,14 +95,3 @@ async def test_threads_that_tenants_share_let_waking_threads_go_before_them() ->
         pytest.skip("this kernel knows no slices of threads")
     with contextlib.closing(FairThreads("a thread", 1)) as threads:
         assert await threads.run("a", 1, slice_of_this_thread) == SLICE_NANOSECONDS
-
-
-def slice_of_this_thread() -> int:
-    """Nanoseconds, by sched_getattr(2); 0 where the system does not say."""
-    number = {"x86_64": 315, "aarch64": 275}.get(platform.machine())
-    attr = SchedAttr()
-    if number is None or ctypes.CDLL(None).syscall(
-        number, 0, ctypes.byref(attr), ctypes.sizeof(attr), 0
-    ):
-        return 0
-    return int(attr.runtime)
