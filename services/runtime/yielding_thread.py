@@ -17,10 +17,13 @@ QUICK_SECONDS = 0.04
 """Seconds on a processor after which work counts as slow."""
 LOWERED = 10
 """Nice value of slow work: a tenth of the weight of work that is not nice."""
-SLICE_NANOSECONDS = 20_000_000
+SLICE_NANOSECONDS = 5_000_000
 """Time slice that long work asks for. A thread that wakes up takes the processor at once from one
 with a longer slice (Linux from 6.12 on). With equal slices it waits up to 3 ms, whatever the nice
 values, in each process that a request goes through."""
+LOWERED_SLICE_NANOSECONDS = 20_000_000
+"""The same of slow work. Longer, since threads of equal slices wait for each other: the quick
+grammars of a tenant would wait 20 ms at each wake-up where slow ones have all cores."""
 KEEP_POLICY = 8
 ResultT = TypeVar("ResultT")
 
@@ -49,7 +52,8 @@ def ask_for_long_slices() -> None:
     """Lets threads that wake up go before the calling thread and those that it starts, which get
     the same share of processors as before."""
     if sys.platform == "linux":
-        _schedule(0, os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        nice = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        _schedule(0, nice, SLICE_NANOSECONDS)
 
 
 def lower_own_priority() -> None:
@@ -90,14 +94,14 @@ def in_yielding_thread(work: Callable[[], ResultT], *, is_slow: bool = False) ->
 def _lower(thread_id: int) -> None:
     """Raises `OSError` where the thread has ended."""
     os.setpriority(os.PRIO_PROCESS, thread_id, LOWERED)
-    _schedule(thread_id, LOWERED)
+    _schedule(thread_id, LOWERED, LOWERED_SLICE_NANOSECONDS)
 
 
-def _schedule(thread_id: int, nice: int) -> None:
-    """Asks for long slices, beside a nice value; older systems pass over it."""
+def _schedule(thread_id: int, nice: int, slice_nanoseconds: int) -> None:
+    """Asks for slices of a length, beside a nice value; older systems pass over it."""
     if _SET_ATTR is not None:
         attr = SchedAttr(ctypes.sizeof(SchedAttr), flags=KEEP_POLICY, nice=nice)
-        attr.runtime = SLICE_NANOSECONDS
+        attr.runtime = slice_nanoseconds
         _LIBC.syscall(_SET_ATTR, thread_id, ctypes.byref(attr), 0)
 
 
