@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from headwater.proto import inference_pb2
 from headwater.services.runtime import errors
-from headwater.services.runtime.json_limits import check_json
+from headwater.services.runtime.json_limits import MAX_FIELD_VALUES, check_json
 from headwater.services.runtime.rpc_handlers import Handler, behavior_of, handler_like
 
 from ..long_work import LONG_BODY_BYTES, LongWork
@@ -98,7 +98,7 @@ def _parsed(data: bytes, parse: Any) -> Any:
     if len(data) >= LONG_BODY_BYTES and isinstance(message, inference_pb2.ChatRequest):
         # A processor would refuse it, too, behind others' requests.
         variables = message.conversation.chat_template_kwargs_json
-        check_json(variables.encode(), "chat_template_kwargs")
+        check_json(variables.encode(), "chat_template_kwargs", max_values=MAX_FIELD_VALUES)
     return message
 
 

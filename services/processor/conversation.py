@@ -14,6 +14,7 @@ from ..answers.format import may_call
 from ..answers.text_input import KEY
 from ..runtime.client_json import read_json
 from ..runtime.errors import BadRequest
+from ..runtime.json_limits import MAX_FIELD_VALUES
 from ..runtime.message_roles import check_role
 from ..runtime.request_limits import check_conversation
 from ..text.chat_template import ChatTemplate
@@ -23,9 +24,6 @@ Message = dict[str, Any]
 Guard = Callable[[str], str]
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 VERBOSITIES = ("low", "medium", "high")
-MAX_VALUES = 64 * 1024
-"""Largest number of entries of objects and lists in a field: a template that writes it as JSON holds
-the interpreter for up to 150 ns each."""
 NO_OBJECT = "arguments"
 """Name under which templates get the text of arguments that are no JSON object."""
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -202,7 +200,7 @@ def _written_arguments(text: str) -> dict[str, Any]:
     """Arguments of an earlier call. A model may have written anything, or was cut while it wrote:
     what is no object, or exceeds the limits of JSON, stands as text in one."""
     try:
-        arguments = read_json(text or "{}", max_values=MAX_VALUES)
+        arguments = read_json(text or "{}", max_values=MAX_FIELD_VALUES)
     except (BadRequest, msgspec.MsgspecError, UnicodeError):
         arguments = text
     if arguments is None:
@@ -261,7 +259,7 @@ def _variables(kwargs_json: str, template: ChatTemplate) -> dict[str, Any]:
 
 def _json_object(text: str, param: str) -> dict[str, Any]:
     try:
-        value = read_json(text, param, max_values=MAX_VALUES)
+        value = read_json(text, param, max_values=MAX_FIELD_VALUES)
     except (msgspec.MsgspecError, UnicodeError):
         value = None
     if not isinstance(value, dict):

@@ -28,6 +28,9 @@ MAX_STRINGS = 64 * 1024
 four times as many names took the interpreter 0.4 s (2026-11-29)."""
 MAX_VALUES = 1024 * 1024
 """Largest number of entries of objects and lists."""
+MAX_FIELD_VALUES = 64 * 1024
+"""The same in a field that a chat template may write as JSON, which holds the interpreter for up to
+150 ns each."""
 TOO_COSTLY = "json_too_costly"
 """Code of the errors."""
 SLICE_BYTES = 64 * 1024

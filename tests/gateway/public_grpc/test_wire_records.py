@@ -15,7 +15,7 @@ from headwater.gateway.public_grpc.message_limit import _parsed
 from headwater.gateway.public_grpc.wire_records import MAX_FIELDS, check_fields
 from headwater.proto.inference_pb2 import ChatRequest
 from headwater.services.runtime.errors import BadRequest
-from headwater.services.runtime.json_limits import TOO_COSTLY
+from headwater.services.runtime.json_limits import MAX_FIELD_VALUES, TOO_COSTLY
 from tests.gateway.processes import Gateway
 from tests.longest_hold import longest_hold
 
@@ -69,5 +69,10 @@ def test_costly_variables_of_a_template_are_refused_before_a_processor_gets_them
     with pytest.raises(BadRequest) as refused:
         _parsed(message.SerializeToString(), ChatRequest.FromString)
     assert (refused.value.param, refused.value.code) == ("chat_template_kwargs", TOO_COSTLY)
+    message.conversation.chat_template_kwargs_json = '{"x": [%s1]}' % (
+        "1," * (MAX_FIELD_VALUES + 1)
+    )
+    with pytest.raises(BadRequest, match=f"allowed: {MAX_FIELD_VALUES}$"):
+        _parsed(message.SerializeToString(), ChatRequest.FromString)
     message.conversation.chat_template_kwargs_json = '{"x": "%s"}' % ("a" * LONG_BODY_BYTES)
     assert _parsed(message.SerializeToString(), ChatRequest.FromString) == message
