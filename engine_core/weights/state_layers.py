@@ -107,6 +107,8 @@ class DeltaConfig:
     """Whether projections lie by key head, else by kind: see `HeadPlaces`."""
     keeps_solved: bool = False
     """Whether tails keep solved rows; see `DeltaUnit`."""
+    page_parts: int = 1
+    """See `StateSizes`."""
 
     def __post_init__(self) -> None:
         """Raises `ConfigError` for sizes that are not served."""
@@ -155,6 +157,7 @@ class DeltaConfig:
             self,
             num_key_heads=self.num_key_heads // size,
             num_value_heads=self.num_value_heads // size,
+            page_parts=self.page_parts * size,
         )
 
     def unit(self, block_size: int, element_size: int) -> DeltaUnit:
@@ -166,6 +169,7 @@ class DeltaConfig:
             block_size=block_size,
             element_size=element_size,
             keeps_solved=self.keeps_solved,
+            has_small_pages=self.page_parts > 1,
         )
 
     def states(self, is_state: tuple[bool, ...]) -> StateLayers:
@@ -194,6 +198,8 @@ class ShortConvConfig:
     """Tokens that the convolution sees, its own included."""
     hidden_size: int
     """Channels of all units: the model's hidden size, or a rank's share of it."""
+    page_parts: int = 1
+    """See `StateSizes`."""
 
     def __post_init__(self) -> None:
         """Raises `ConfigError` for sizes that are not served."""
@@ -204,8 +210,9 @@ class ShortConvConfig:
 
     @property
     def num_channels(self) -> int:
-        """Channels of a unit."""
-        return gcd(self.hidden_size, MOST_CHANNELS)
+        """Channels of a unit: fewer in smaller pages."""
+        most = max(LEAST_CHANNELS, MOST_CHANNELS // self.page_parts)
+        return gcd(self.hidden_size, most)
 
     @property
     def divided(self) -> dict[str, int]:
@@ -218,7 +225,9 @@ class ShortConvConfig:
 
     def part(self, size: int) -> ShortConvConfig:
         """An equal share of the channels."""
-        return replace(self, hidden_size=self.hidden_size // size)
+        return replace(
+            self, hidden_size=self.hidden_size // size, page_parts=self.page_parts * size
+        )
 
     def states(self, is_state: tuple[bool, ...]) -> StateLayers:
         """State layers of these sizes; is_state by layer of the model. Raises `ConfigError`."""
@@ -262,6 +271,8 @@ class MambaConfig:
     """Ranks that have an equal share of the layer's heads."""
     keeps_wide: bool = False
     """Whether tails keep keys and values in float32; see `MambaUnit`."""
+    page_parts: int = 1
+    """See `StateSizes`."""
 
     def __post_init__(self) -> None:
         """Raises `ConfigError` for sizes that are not served."""
@@ -317,12 +328,13 @@ class MambaConfig:
             num_heads=self.num_heads // size,
             num_groups=max(1, self.num_groups // size),
             num_ranks=size,
+            page_parts=self.page_parts * size,
         )
 
     def unit(self, block_size: int, element_size: int) -> MambaUnit:
-        """The layout of a unit for elements of so many bytes. Units of ranks have fewer heads: a
-        page has room for a tail, and that of a rank holds the keys and values of fewer heads."""
-        most = max(1, HEADS_OF_UNIT // self.num_ranks)
+        """The layout of a unit for elements of so many bytes. Units in smaller pages have fewer
+        heads, since a page has room for a tail."""
+        most = max(1, HEADS_OF_UNIT // self.page_parts)
         return MambaUnit(
             num_heads=gcd(self.num_heads // self.num_groups, most),
             head_dim=self.head_dim,
@@ -331,6 +343,7 @@ class MambaConfig:
             block_size=block_size,
             element_size=element_size,
             is_wide=self.keeps_wide,
+            has_small_pages=self.page_parts > 1,
         )
 
     def states(self, is_state: tuple[bool, ...]) -> StateLayers:
@@ -349,7 +362,9 @@ class MambaConfig:
 
 
 StateSizes = DeltaConfig | MambaConfig | ShortConvConfig
-"""Sizes of a model's state layers, which are of one kind."""
+"""Sizes of a model's state layers, which are of one kind. `page_parts`: a page is one of so many
+parts of one with all heads' keys and values in the model's dtype, as ranks divide heads and an fp8
+cache halves bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -135,6 +135,23 @@ def _outputs(
 
 
 @triton.jit
+def _places_of(
+    part, o_n, o_v, HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, PIECE_COLUMNS: tl.constexpr
+):
+    """Piece of a head's state of each of a program's columns, [1, columns] or the only one, and
+    offsets in pieces [state, columns]."""
+    if PIECE_COLUMNS < COLUMNS:
+        # The last columns of a program may be behind those of its head.
+        o_own = tl.minimum(o_v // PIECE_COLUMNS, (HEAD_DIM - 1 - part) // PIECE_COLUMNS)
+        o_piece = (part // PIECE_COLUMNS + o_own)[None, :]
+        o_column = o_v % PIECE_COLUMNS
+    else:
+        o_piece = part // PIECE_COLUMNS
+        o_column = part % PIECE_COLUMNS + o_v
+    return o_piece, o_n[:, None] * PIECE_COLUMNS + o_column[None, :]
+
+
+@triton.jit
 def _store_gated(p_out, b_out, b_gate, is_stored):
     """Stores outputs times the SiLU of their gates."""
     b_out = b_out * (b_gate / (1 + tl.exp(-b_gate)))
@@ -256,7 +273,7 @@ def _block_states(
     o_n = tl.arange(0, STATE_TILE)
     o_v = tl.arange(0, COLUMNS)
     is_column = (o_v < HEAD_DIM - part)[None, :]
-    o_state = o_n[:, None] * PIECE_COLUMNS + part % PIECE_COLUMNS + o_v[None, :]
+    o_piece, o_state = _places_of(part, o_n, o_v, HEAD_DIM, COLUMNS, PIECE_COLUMNS)
     is_inside = (o_n < STATE_DIM)[:, None] & is_column
     p_state, p_next_state = piece_addresses(
         p_pages,
@@ -265,7 +282,7 @@ def _block_states(
         stride_table,
         stride_page,
         i_row,
-        (first_unit * NUM_HEADS + i_head) * (HEAD_DIM // PIECE_COLUMNS) + part // PIECE_COLUMNS,
+        (first_unit * NUM_HEADS + i_head) * (HEAD_DIM // PIECE_COLUMNS) + o_piece,
         num_behind,
         pieces_behind,
         pieces_at,

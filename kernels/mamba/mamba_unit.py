@@ -12,6 +12,8 @@ from ..states.set_layout import PIECE_COLUMNS
 WIDE_COLUMNS = 16
 """Columns of a piece beside wide keys and values: as many as a CPU computes at once. Small pieces
 fill the rest of pages that large tails begin."""
+SMALL_COLUMNS = 8
+"""Columns of a piece in small pages of a GPU: 32 bytes, as many as memory reads at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,8 @@ class MambaUnit:
     """Bytes of an element of the model."""
     is_wide: bool
     """Whether keys and values are float32, as on a CPU."""
+    has_small_pages: bool = False
+    """Whether pages have room for little: those of ranks, and of an fp8 cache."""
 
     @property
     def values_size(self) -> int:
@@ -57,7 +61,8 @@ class MambaUnit:
     @property
     def columns(self) -> int:
         """Columns of a piece: a head whose size they do not divide is one piece."""
-        columns = WIDE_COLUMNS if self.is_wide else PIECE_COLUMNS
+        columns = SMALL_COLUMNS if self.has_small_pages else PIECE_COLUMNS
+        columns = WIDE_COLUMNS if self.is_wide else columns
         return self.head_dim if self.head_dim % columns else columns
 
     @property

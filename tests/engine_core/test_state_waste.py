@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from headwater.bench.cache_bytes import MIXED_LEN, limits_of, request_for, wasted_share
@@ -12,8 +14,9 @@ from tests.long_values import long_but
 MOST_WASTE = 0.04
 
 
-def config_for(name: str, *, is_cpu: bool, num_ranks: int = 1) -> EngineConfig:
-    return limits_of(request_for(STATES[name], MIXED_LEN, is_cpu=is_cpu, num_ranks=num_ranks))
+def config_for(name: str, *, is_cpu: bool, **sizes: Any) -> EngineConfig:
+    """`sizes`: see `request_for`."""
+    return limits_of(request_for(STATES[name], MIXED_LEN, is_cpu=is_cpu, **sizes))
 
 
 @pytest.mark.parametrize(
@@ -41,16 +44,33 @@ def test_little_of_the_pool_is_wasted_under_mixed_load_on_a_cpu(name: str) -> No
 @pytest.mark.parametrize(
     ("name", "num_ranks"),
     [
-        ("Nemotron-3-Nano-30B-A3B", 2),
+        ("Qwen3.5-397B-A17B", 4),
+        ("LFM2-8B-A1B", 4),
+        pytest.param("Nemotron-3-Nano-30B-A3B", 2, marks=pytest.mark.long),
         pytest.param("Granite-4.0-H-350M", 2, marks=pytest.mark.long),
         pytest.param("Granite-4.0-H-Micro", 4, marks=pytest.mark.long),
         pytest.param("Nemotron-H-8B", 8, marks=pytest.mark.long),
     ],
 )
-def test_little_of_the_pool_is_wasted_where_ranks_have_few_key_heads(
+def test_little_of_the_pool_is_wasted_where_ranks_on_cpus_have_few_key_heads(
     name: str, num_ranks: int
 ) -> None:
     assert wasted_share(config_for(name, is_cpu=True, num_ranks=num_ranks)) <= MOST_WASTE
+
+
+@pytest.mark.parametrize(
+    ("name", "num_ranks"),
+    [
+        ("Falcon-H1-7B", 2),
+        pytest.param("Nemotron-3-Nano-30B-A3B", 2, marks=pytest.mark.long),
+        pytest.param("Nemotron-H-47B", 8, marks=pytest.mark.long),
+        pytest.param("Granite-4.0-H-Small", 8, marks=pytest.mark.long),
+    ],
+)
+def test_little_of_the_pool_is_wasted_where_gpus_have_few_key_heads(
+    name: str, num_ranks: int
+) -> None:
+    assert wasted_share(config_for(name, is_cpu=False, num_ranks=num_ranks)) <= MOST_WASTE
 
 
 def test_the_log_says_what_pages_and_sets_pad() -> None:

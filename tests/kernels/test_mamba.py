@@ -37,11 +37,17 @@ def random_layer(
     *,
     num_units: int = 4,
     is_wide: bool = True,
+    has_small_pages: bool = False,
     device: torch.device | str = "cpu",
     **sizes: int,
 ) -> MambaLayer:
     given = {"num_heads": 2, "head_dim": 32, "state_dim": 16, "width": 4, "block_size": BLOCK}
-    unit = MambaUnit(**given | sizes, element_size=dtype.itemsize, is_wide=is_wide)
+    unit = MambaUnit(
+        **given | sizes,
+        element_size=dtype.itemsize,
+        is_wide=is_wide,
+        has_small_pages=has_small_pages,
+    )
     heads = num_units * unit.num_heads
     channels = heads * unit.head_dim + 2 * num_groups * unit.state_dim
     weights = {
@@ -96,7 +102,16 @@ def test_passes_of_any_sizes_and_company_give_the_bits_of_one(
 def test_a_prompt_on_a_gpu_matches_the_twin(
     device: torch.device, dtype: torch.dtype, close: float, num_groups: int
 ) -> None:
-    layer = random_layer(dtype, num_groups, num_units=2, is_wide=False, device=device)
+    # Small pages have several pieces for a program's columns.
+    has_small_pages = num_groups == 2
+    layer = random_layer(
+        dtype,
+        num_groups,
+        num_units=2,
+        is_wide=False,
+        has_small_pages=has_small_pages,
+        device=device,
+    )
     parts = random_inputs(layer, LENGTH, dtype)
 
     out = in_steps(gpu.mamba, layer, [parts], [LENGTH], layer.unit.tail_bytes)
@@ -105,14 +120,17 @@ def test_a_prompt_on_a_gpu_matches_the_twin(
     assert (out.double() - expected).norm() < close * expected.norm()
 
 
+@pytest.mark.parametrize("has_small_pages", [False, True], ids=["whole", "small pages"])
 @pytest.mark.parametrize("head_dim", interpreted([80, 128], 80))
 @pytest.mark.parametrize("borders", interpreted(CHUNKED, CHUNKED[1]), ids=["sevens", "at borders"])
 def test_passes_and_company_on_a_gpu_give_the_bits_of_one(
-    device: torch.device, borders: list[int], head_dim: int
+    device: torch.device, borders: list[int], head_dim: int, has_small_pages: bool
 ) -> None:
-    # A piece of 80 columns, or two of a head, one of them in a page of its own.
+    # A piece of 80 columns, or two of a head, one of them in a page of its own; or ten or sixteen.
     sizes = {"num_units": 1, "num_heads": 1, "head_dim": head_dim}
-    layer = random_layer(torch.bfloat16, is_wide=False, device=device, **sizes)
+    layer = random_layer(
+        torch.bfloat16, is_wide=False, has_small_pages=has_small_pages, device=device, **sizes
+    )
     inputs = [random_inputs(layer, length, torch.bfloat16) for length in (LENGTH, 20)]
     size = layer.unit.tail_bytes
 
