@@ -59,10 +59,13 @@ def request_for(
     is_cpu: bool,
     block_size: int = 16,
     num_ranks: int = 1,
+    kv_format: str = "bfloat16",
 ) -> BuildRequest:
     """Request for an engine of a GPU, or of a CPU, in bfloat16, of so many tensor-parallel
-    ranks."""
+    ranks. `kv_format`: of keys and values, `bfloat16` or `fp8`."""
     model = config_of(shape).up_to(max_model_len)
+    if kv_format == "fp8":
+        model = model.with_halved_pages()
     options = ExecutorOptions(
         model_folder=Path("unread"),
         block_size=block_size,
@@ -75,7 +78,7 @@ def request_for(
         options=options,
         model=model.with_solved_states() if is_cpu else model,
         dtype="bfloat16",
-        kv_format="bfloat16",
+        kv_format=kv_format,
         activations="bfloat16",
     )
 
@@ -136,7 +139,7 @@ def wasted_share(config: EngineConfig) -> float:
 
 
 def measured(
-    name: str, shape: dict[str, Any], num_tokens: int, *, is_cpu: bool, **sizes: int
+    name: str, shape: dict[str, Any], num_tokens: int, *, is_cpu: bool, **sizes: Any
 ) -> CacheBytes:
     """`sizes`: see `request_for`."""
     long = request_for(shape, num_tokens, is_cpu=is_cpu, **sizes)
@@ -164,9 +167,13 @@ def main(
     ranks: Annotated[
         int, typer.Option(help="tensor-parallel ranks, which divide the key heads of the models")
     ] = 1,
+    kv_format: Annotated[
+        str, typer.Option(help="bfloat16, or fp8 on a GPU: type of keys and values")
+    ] = "bfloat16",
 ) -> None:
     """Measure cache memory of published shapes; the last line is JSON."""
     check_choice("--device", device, ("cuda", "cpu"))
+    check_choice("--kv-format", kv_format, ("bfloat16", "fp8"))
     shapes = WINDOWS | STATES
     for name in models or ():
         check_choice("--models", name, shapes)
@@ -178,6 +185,7 @@ def main(
             is_cpu=device == "cpu",
             block_size=block_size,
             num_ranks=ranks,
+            kv_format=kv_format,
         )
         for name in models or shapes
     ]

@@ -383,6 +383,13 @@ class ModelConfig:
         sizes = self.state_sizes
         return self if sizes is None else self.with_state_sizes(sizes.solved())
 
+    def with_halved_pages(self) -> ModelConfig:
+        """The model with states in pages of an fp8 cache; unchanged where it has no states."""
+        sizes = self.state_sizes
+        if sizes is None:
+            return self
+        return self.with_state_sizes(replace(sizes, page_parts=2 * sizes.page_parts))
+
     def window_of(self, layer: int) -> int:
         """Most keys that a position sees in a layer; 0: all up to its own."""
         return self.sliding_window if self.is_windowed and self.is_windowed[layer] else 0

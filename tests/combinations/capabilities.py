@@ -499,7 +499,6 @@ STATE_LAYERS = Capability(
     is_simulated=False,
     took_place=lambda answer: answer.num_state_layers > 0,
     beside={
-        "fp8 KV": Refused(field="kv_cache_dtype", says=f"allowed: auto {WITH_STATES}"),
         "draft model": Refused(field="draft_model", says=f"allowed: none {WITH_STATES}"),
         "draft heads": Refused(field="draft_heads", says=f"allowed: none {WITH_STATES}"),
         "pull": Refused(field="kv_peer_memory", says=f"allowed: 0 {WITH_STATES}", is_on_gpu=True),

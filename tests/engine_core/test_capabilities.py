@@ -110,7 +110,6 @@ REFUSED_OF_ENGINE = {
         for other, refused in (
             (table.FOREIGN, "model_code transformers: headwater"),
             (table.STAGE_HOSTS, "stage_hosts 1: 0"),
-            (table.FP8_KV, "kv_cache_dtype fp8: auto"),
             (table.DRAFT_MODEL, "draft_model /folder: none"),
             (table.DRAFT_HEADS, "draft_heads /folder: none"),
             (table.ADAPTERS, "adapter_memory 65536: 0"),
@@ -122,6 +121,7 @@ REFUSED_OF_ENGINE = {
         for other, refused in (
             (table.PIPELINE_PARALLEL, "pipeline_parallel_size 3: 1"),
             (table.TREE, "numerics tree: default"),
+            (table.FP8_KV, "kv_cache_dtype fp8: auto"),
         )
     },
     **{

@@ -79,30 +79,34 @@ def test_greedy_tokens_are_those_of_transformers(folders: tuple[Path, Path, Any]
         assert answer.token_ids == reference_greedy(model, prompt, 8)
 
 
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
 def test_chunks_company_hits_and_preemption_change_no_bit(
-    folders: tuple[Path, Path, Any],
+    folders: tuple[Path, Path, Any], kv_cache_dtype: str
 ) -> None:
     folder = folders[0]
     asked = prompts(24)
+    kind = {"kv_cache_dtype": kv_cache_dtype}
+    # Smaller pages: a state set has more of them.
+    num_blocks = 500 if kv_cache_dtype == "fp8" else 300
     seeded = [
         SamplingParams(temperature=0.9, seed=i, max_tokens=NUM_TOKENS, num_logprobs=1)
         for i in range(len(asked))
     ]
-    with closing(engine(folder)) as one:
+    with closing(engine(folder, **kind)) as one:
         together = exact(one.answer(asked, *seeded))
         again = one.answer(asked, *seeded)
         assert exact(again) == together
         assert again[7].cached_tokens >= 640
-    with closing(engine(folder)) as one:
+    with closing(engine(folder, **kind)) as one:
         # Bytes of states may be no numbers in the dtype of keys and values.
         memory = one.executor.kv_caches[0].untyped_storage()
         torch.tensor([], dtype=torch.uint8, device="cuda").set_(memory).fill_(0xFF)
         assert exact(one.answer(asked, *seeded)) == together
-    with closing(engine(folder, max_num_batched_tokens=200, async_depth=4)) as one:
+    with closing(engine(folder, max_num_batched_tokens=200, async_depth=4, **kind)) as one:
         assert exact(one.answer(asked, *seeded)) == together
-    with closing(engine(folder, num_blocks=300)) as one:
+    with closing(engine(folder, num_blocks=num_blocks, **kind)) as one:
         assert exact(one.answer(asked, *seeded)) == together
-    with closing(engine(folder)) as one:
+    with closing(engine(folder, **kind)) as one:
         for prompt, sampling, expected in list(zip(asked, seeded, together, strict=True))[::5]:
             assert exact(one.answer([prompt], sampling)) == [expected]
 

@@ -73,6 +73,11 @@ def test_little_of_the_pool_is_wasted_where_gpus_have_few_key_heads(
     assert wasted_share(config_for(name, is_cpu=False, num_ranks=num_ranks)) <= MOST_WASTE
 
 
+@pytest.mark.parametrize("name", long_but(STATES, "Falcon-H1-0.5B"))
+def test_little_of_the_pool_is_wasted_beside_an_fp8_cache(name: str) -> None:
+    assert wasted_share(config_for(name, is_cpu=False, kv_format="fp8")) <= MOST_WASTE
+
+
 def test_the_log_says_what_pages_and_sets_pad() -> None:
     config = config_for("Qwen3.6-35B-A3B", is_cpu=False)
     described = config.page_sizes.described(config.page_kinds, config.state_pages)

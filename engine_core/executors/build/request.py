@@ -92,6 +92,8 @@ def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> Build
         _check_block_size(options, flags.state_block_sizes, f"with states {where}")
     _check_sizes(options, model, flags, where)
     kv_format = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
+    if kv_format == "fp8":
+        model = model.with_halved_pages()
     activations = INT8 if _has_int8_activations(options, model, flags, where) else dtype
 
     def refusals(given: ExecutorOptions) -> Iterator[Refusal]:
