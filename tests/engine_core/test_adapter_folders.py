@@ -12,11 +12,15 @@ import pytest
 import torch
 
 from headwater.engine_core.config import ConfigError
+from headwater.engine_core.layers.adapters.slab_layout import SlabLayout
 from headwater.engine_core.models import registry
 from headwater.engine_core.models.model import model_class
+from headwater.engine_core.weights.adapters import content
 from headwater.engine_core.weights.adapters.adapter import Adapter
 from headwater.engine_core.weights.adapters.peft_config import config_of
 from headwater.engine_core.weights.adapters.peft_folder import read_adapter
+from headwater.engine_core.weights.model_config import ModelConfig
+from headwater.kernels.adapters.slab import of_layer
 from tests.engine_core.small_adapters import CONFIG, QWEN3_LAYERS, tensors_of, write_adapter
 from tests.engine_core.small_models import FAMILIES
 
@@ -26,10 +30,14 @@ B = f"{PREFIX}.mlp.up_proj.lora_B.weight"
 ONE = ("mlp.up_proj",)
 
 
-def read(folder: Path, family: str = "qwen3") -> Adapter:
+def config_of_family(family: str) -> ModelConfig:
     made = FAMILIES[family]()
     made.architectures = [registry_name(made)]
-    config = registry.config_of(made.to_dict())
+    return registry.config_of(made.to_dict())
+
+
+def read(folder: Path, family: str = "qwen3") -> Adapter:
+    config = config_of_family(family)
     found = model_class(config)
     return read_adapter(folder, found.layout(config), found.names)
 
@@ -98,6 +106,33 @@ def test_the_hash_is_that_of_the_content(tmp_path: Path) -> None:
     changed = up()
     changed[B][0, 0] += 1
     assert read(write_adapter(tmp_path / "d", changed)).digest != first
+
+
+def test_a_file_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(content, "PIECE_BYTES", 64)
+    for size in (0, 10, 64, 1000):
+        written = bytes(i % 251 for i in range(size))
+        (tmp_path / "file").write_bytes(written)
+        assert bytes(content.read_file(tmp_path / "file", 1000)) == written
+
+
+def test_ranks_and_projections_that_an_adapter_lacks_are_packed_as_zeros(tmp_path: Path) -> None:
+    adapter = read(write_adapter(tmp_path, up()))
+    config = config_of_family("qwen3")
+    slabs = SlabLayout(model_class(config).layout(config), torch.bfloat16)
+    packed = slabs.pack(adapter)
+    ((name, part), low_rank), *_ = adapter.projections.items()
+    layer = slabs.layers[name]
+    of_ranks = of_layer(packed.numbers, packed.num_ranks, layer)
+    first = part * layer.num_inputs
+    rank = len(low_rank.a)
+    assert torch.equal(
+        of_ranks[:rank, first : first + layer.num_inputs], low_rank.a.to(torch.bfloat16)
+    )
+    assert rank < packed.num_ranks
+    assert int((packed.numbers != 0).sum()) == int(
+        (low_rank.a != 0).sum() + (low_rank.b != 0).sum()
+    )
 
 
 @pytest.mark.parametrize(

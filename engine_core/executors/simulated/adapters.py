@@ -41,7 +41,7 @@ class SimulatedAdapters:
 
     def read(self, folder: Path) -> AdapterFacts:
         data = read_file(folder / CONFIG_NAME, MAX_CONFIG_BYTES)
-        rank = config_of(object_of(data, CONFIG_NAME)).rank
+        rank = config_of(object_of(bytes(data), CONFIG_NAME)).rank
         tensors = read_file(folder / TENSORS_NAME, MAX_TENSOR_BYTES)
         num_ranks = -(-rank // RANK_UNIT) * RANK_UNIT
         allowed = f"at most {self.num_ranks}, which adapter_memory holds"

@@ -84,7 +84,7 @@ class AdapterConfig:
         )
 
 
-def object_of(data: bytes | bytearray, name: str) -> dict[str, Any]:
+def object_of(data: bytes, name: str) -> dict[str, Any]:
     """The object of a file of JSON. Raises `ConfigError` where it holds none."""
     try:
         found = json.loads(data)

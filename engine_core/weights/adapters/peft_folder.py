@@ -44,7 +44,7 @@ def read_adapter(folder: Path, layout: Layout, names: CheckpointNames) -> Adapte
     """The adapter of a model with this layout. Raises `ConfigError` for a folder that is none, and
     for what is not served, in a sentence that names it."""
     config_bytes = read_file(folder / CONFIG_NAME, MAX_CONFIG_BYTES)
-    config = config_of(object_of(config_bytes, CONFIG_NAME))
+    config = config_of(object_of(bytes(config_bytes), CONFIG_NAME))
     data = read_file(folder / TENSORS_NAME, _max_bytes(layout))
     with Hashing(config_bytes, data) as hashing:
         projections = _read(data, config, layout, names)
@@ -56,7 +56,7 @@ def read_adapter(folder: Path, layout: Layout, names: CheckpointNames) -> Adapte
 
 
 def _read(
-    data: bytearray, config: AdapterConfig, layout: Layout, names: CheckpointNames
+    data: memoryview, config: AdapterConfig, layout: Layout, names: CheckpointNames
 ) -> dict[tuple[str, int], LowRank]:
     """The factors of a file of safetensors."""
     entries = _entries_of(data)
@@ -71,7 +71,7 @@ def _read(
 
 
 def _check_finite(
-    data: bytearray, entries: Mapping[str, _Entry], tensors: Mapping[str, torch.Tensor]
+    data: memoryview, entries: Mapping[str, _Entry], tensors: Mapping[str, torch.Tensor]
 ) -> None:
     """Raises `ConfigError` for a tensor with a number that is not finite."""
     dtypes = {entry.dtype for entry in entries.values()}
@@ -109,7 +109,7 @@ class _Entry:
     end: int
     """Bytes of the file before it, and up to its end."""
 
-    def tensor(self, data: bytearray) -> torch.Tensor:
+    def tensor(self, data: memoryview) -> torch.Tensor:
         """The tensor in the file's bytes. Raises `ConfigError` if they are too few."""
         count = math.prod(self.shape)
         is_whole = 0 <= self.begin <= self.end <= len(data)
@@ -119,13 +119,13 @@ class _Entry:
         return flat.view(self.shape)
 
 
-def _entries_of(data: bytearray) -> dict[str, _Entry]:
+def _entries_of(data: memoryview) -> dict[str, _Entry]:
     """A file's tensors by name."""
     length = int.from_bytes(data[:8], "little")
     first = 8 + length
     is_whole = first <= len(data) and length <= MAX_HEADER_BYTES
     require(is_whole, "adapter file", TENSORS_NAME, WHOLE)
-    header = object_of(data[8:first], f"header of {TENSORS_NAME}")
+    header = object_of(bytes(data[8:first]), f"header of {TENSORS_NAME}")
     entries = {}
     for name, facts in header.items():
         if name == "__metadata__":
