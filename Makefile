@@ -10,6 +10,7 @@ DOCS_VENV ?= .venv-docs
 PYTHON ?= python3
 BIN := $(VENV)/bin
 DEV_BIN := $(DEV_VENV)/bin
+WORKERS ?= 5
 PORT ?= 8000
 GRPC_PORT ?= 8001
 REPLICAS ?= 2
@@ -27,8 +28,8 @@ help: ## list the verbs
 up: $(VENV)/.run ## install what is missing and run the whole cluster on this machine (PORT, GRPC_PORT, REPLICAS, MODEL)
 	$(BIN)/headwater up --model $(MODEL) --replicas $(REPLICAS) --port $(PORT) --grpc-port $(GRPC_PORT)
 
-test: $(DEV_VENV)/.dev types ## run the tests, but for those marked `long`
-	$(DEV_BIN)/python -m pytest -n 5 -m "not long and not gpu" -q -rs
+test: $(DEV_VENV)/.dev types ## run the tests, but for those marked `long` (WORKERS)
+	$(DEV_BIN)/python -m pytest -n $(WORKERS) -m "not long and not gpu" -q -rs --durations=30
 
 test-long: $(DEV_VENV)/.clients $(DEV_VENV)/.browser $(DOCS_VENV)/.docs types ## run the tests marked `long`
 	$(DEV_BIN)/python -m pytest -m "long and not gpu" -q

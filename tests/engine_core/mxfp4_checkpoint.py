@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from headwater.engine_core.weights.hugging_face import HuggingFaceFolder
 
@@ -17,6 +16,8 @@ PROJECTIONS = ("gate_up_proj", "down_proj")
 def write_mxfp4(source: Path, packed: Path, expanded: Path) -> None:
     """Copies a checkpoint of gpt-oss in float32 with random numbers in the place of its experts:
     packed, and expanded by transformers, which has the inputs before the outputs."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors  # noqa: PLC0415 (1.7 s of each worker that collects)
+
     torch.manual_seed(1)
     config = json.loads((source / "config.json").read_text())
     tensors = dict(HuggingFaceFolder(source).tensors())
