@@ -1,9 +1,10 @@
 """Attention over latents on Hopper, of decoding rows and of prompts: the bits of `latent_attention`.
 
-A program owns 64 query rows, tokens times heads. One team of four warps computes scores and weights,
-a tile ahead of two teams that each add up half of the values; a warp copies tiles of latents into a
-ring, each of them once, for scores and for values. Merged splits of a program wait in device memory
-for the next one: registers and shared memory are full.
+A program owns 64 query rows, tokens times heads, and two teams of four warps take tiles of latents in
+pairs: each team computes the scores and weights of one tile, and adds up one half of the values of
+both. While one team is at its exponentials, the matrix unit works for the other. A warp copies latents
+into shared memory, each of them once, for scores and for values. Merged splits of a program wait in
+device memory for the next one: registers and shared memory are full.
 """
 
 from __future__ import annotations
@@ -24,17 +25,13 @@ from .latent_plan import ROWS, LatentPlan
 from .latent_tiles import KEYS
 from .latent_walk import piece_at, places_of
 
-WIDE = 128
-"""Numbers of a latent that lie together in shared memory."""
 RANK = 512
 ROTARY = 64
 """Numbers of a latent without and with a position, of models that this kernel serves."""
-NUM_STAGES = 4 if KEYS == 32 else 2
-"""Number of tiles of latents in shared memory."""
-NUM_WEIGHTS = 2
-"""Number of tiles of weights in shared memory."""
-REGISTERS = 160
-"""Registers of a thread that adds up values."""
+HALF = RANK // 2
+"""Numbers of values that a team adds up."""
+REGISTERS = 240
+"""Registers of a thread of the second team; the first one has what is left."""
 
 _places_of = gluon.jit(places_of.fn)
 _piece_at = gluon.jit(piece_at.fn)
@@ -115,9 +112,9 @@ def _launch(
     queries = q.flatten(0, 1)
     latents = rows_of(cache[:, None])
     _attend_latents[(num_programs,)](
-        _described(queries, [ROWS, WIDE]),
-        _described(queries, [ROWS, ROTARY]),
-        _described(latents, [KEYS, WIDE]),
+        _described(queries, [ROWS, HALF]),
+        queries,
+        _described(latents, [KEYS, HALF]),
         _described(latents, [KEYS, ROTARY]),
         *walk,
         block_tables,
@@ -131,8 +128,6 @@ def _launch(
         PAGE=cache.shape[1],
         SPLIT=SPLIT,
         KEYS=KEYS,
-        STAGES=NUM_STAGES,
-        WEIGHTS=NUM_WEIGHTS,
         REGISTERS=REGISTERS,
         **constants,
         num_warps=4,
@@ -147,7 +142,7 @@ def _described(matrix: torch.Tensor, block: list[int]) -> TensorDescriptor:
 @gluon.jit
 def _attend_latents(
     q_wide,
-    q_narrow,
+    p_q,
     wide,
     narrow,
     p_start,
@@ -169,49 +164,45 @@ def _attend_latents(
     PAGE: gl.constexpr,
     SPLIT: gl.constexpr,
     KEYS: gl.constexpr,
-    STAGES: gl.constexpr,
-    WEIGHTS: gl.constexpr,
     REGISTERS: gl.constexpr,
     DECODES: gl.constexpr,
 ):
-    WIDE: gl.constexpr = wide.block_shape[1]
-    ROTARY: gl.constexpr = narrow.block_shape[1]
     ROWS: gl.constexpr = q_wide.block_shape[0]
+    HALF: gl.constexpr = wide.block_shape[1]
+    ROTARY: gl.constexpr = narrow.block_shape[1]
     vector: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     weights: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, KEYS], wide.dtype)
-    queries = (
-        gl.allocate_shared_memory(wide.dtype, [4, ROWS, WIDE], q_wide.layout),
-        gl.allocate_shared_memory(wide.dtype, [1, ROWS, ROTARY], q_narrow.layout),
+    queries = gl.allocate_shared_memory(wide.dtype, [2, ROWS, HALF], q_wide.layout)
+    # Two tiles, each in three parts: both halves of the values, and numbers with a position.
+    latents = (
+        gl.allocate_shared_memory(wide.dtype, [4, KEYS, HALF], wide.layout),
+        gl.allocate_shared_memory(wide.dtype, [2, KEYS, ROTARY], narrow.layout),
     )
-    ring = (
-        gl.allocate_shared_memory(wide.dtype, [4 * STAGES, KEYS, WIDE], wide.layout),
-        gl.allocate_shared_memory(wide.dtype, [STAGES, KEYS, ROTARY], narrow.layout),
-    )
+    # Weights of both tiles, and of rows: maxima after both, sums of the first team, factors.
     messages = (
-        gl.allocate_shared_memory(wide.dtype, [WEIGHTS, ROWS, KEYS], weights),
-        gl.allocate_shared_memory(gl.float32, [3 * WEIGHTS, ROWS], vector),
+        gl.allocate_shared_memory(wide.dtype, [2, ROWS, KEYS], weights),
+        gl.allocate_shared_memory(gl.float32, [4, ROWS], vector),
     )
-    # NOTE: a tile of latents is freed by all three teams, a tile of weights by those of values.
-    tiles = (_make_barriers(STAGES, 1), _make_barriers(STAGES, 3))
-    sends = (_make_barriers(WEIGHTS, 1), _make_barriers(WEIGHTS, 2))
-    loads = (_make_barriers(1, 1), _make_barriers(1, 1))
+    # NOTE: each part is freed by the team that needs it last.
+    parts = (_make_barriers(6, 1), _make_barriers(6, 1))
+    loads = (_make_barriers(1, 1), _make_barriers(1, 2))
+    sends = _make_barriers(3, 1)
     hopper.fence_async_shared()
     gl.thread_barrier()
     walk = (p_start, p_item, p_first, p_seq_len, p_table_row, p_query_start, num_parts)
-    shape: gl.constexpr = (HEADS, SPLIT, STAGES, WEIGHTS, DECODES, BLOCK_ROWS, PAGE)
-    sources = (q_wide, q_narrow, wide, narrow, p_table, stride_table)
-    results = (p_total, p_partial, p_out)
-    score = (queries, ring, messages, tiles, sends, loads, walk, qk_scale, p_ml, shape)
+    shape: gl.constexpr = (HEADS, SPLIT, DECODES, BLOCK_ROWS, PAGE)
+    sources = (q_wide, wide, narrow, p_table, stride_table)
+    given = (p_q, qk_scale)
+    results = (p_total, p_partial, p_ml, p_out)
     gl.warp_specialize(
         [
-            (_score, score),
-            (_add_values, (ring, messages, tiles, sends, walk, results, 0, shape)),
-            (_add_values, (ring, messages, tiles, sends, walk, results, 1, shape)),
-            (_copy, (queries, ring, tiles, loads, walk, sources, shape)),
+            (_attend, (queries, latents, messages, parts, loads, sends, walk, given, results, 0, shape)),
+            (_attend, (queries, latents, messages, parts, loads, sends, walk, given, results, 1, shape)),
+            (_copy, (queries, latents, parts, loads, walk, sources, shape)),
         ],
-        [4, 4, 1],
-        [REGISTERS, REGISTERS, 24],
-    )
+        [4, 1],
+        [REGISTERS, 24],
+    )  # fmt: skip
 
 
 @gluon.jit
@@ -223,327 +214,384 @@ def _make_barriers(NUM: gl.constexpr, ARRIVALS: gl.constexpr):
 
 
 @gluon.jit
-def _copy(queries, ring, tiles, loads, walk, sources, shape: gl.constexpr):
-    """Fills the ring with latents, and the place of queries with those of the next piece."""
-    ready, free = tiles
-    q_wide, q_narrow, wide, narrow, p_table, stride_table = sources
-    STAGES: gl.constexpr = shape[2]
-    BLOCK_ROWS: gl.constexpr = shape[5]
-    PAGE: gl.constexpr = shape[6]
+def _copy(queries, latents, parts, loads, walk, sources, shape: gl.constexpr):
+    """Copies the latents of each piece, pair by pair of tiles, and the piece's queries. A tile that
+    is not there is a copy of the one before; its weights are zeros."""
+    ready, free = parts
+    q_wide, wide, narrow, p_table, stride_table = sources
+    BLOCK_ROWS: gl.constexpr = shape[3]
+    PAGE: gl.constexpr = shape[4]
     KEYS: gl.constexpr = wide.block_shape[0]
-    turn = gl.program_id(0) * 0
+    HALF: gl.constexpr = wide.block_shape[1]
+    num_pairs = gl.program_id(0) * 0
     num_pieces = gl.program_id(0) * 0
-    place, last = _places_of(walk, shape[0], shape[4])
+    place, last = _places_of(walk, shape[0], shape[2])
     while place < last:
-        piece = _piece_at(walk, place, last, shape[0], shape[1], shape[4])
+        piece = _piece_at(walk, place, last, shape[0], shape[1], shape[2])
         first, end = piece[3]
         if first < end:
             p_row = p_table + piece[2].to(gl.int64) * stride_table
+            last_tile = first + (end - first - 1) // KEYS * KEYS
             page = gl.load(p_row + first // PAGE)
             hopper.mbarrier.wait(loads[1].index(0), (num_pieces & 1) ^ 1)
-            _copy_rows(q_wide, q_narrow, piece[0][0], loads[0].index(0), queries, 0)
             num_pieces += 1
-            for start in range(first, end, KEYS):
-                row = page * BLOCK_ROWS + start % PAGE
-                page = gl.load(p_row + gl.minimum(start + KEYS, end - 1) // PAGE)
-                slot = turn % STAGES
-                hopper.mbarrier.wait(free.index(slot), (turn // STAGES & 1) ^ 1)
-                _copy_rows(wide, narrow, row, ready.index(slot), ring, slot)
-                turn += 1
+            hopper.mbarrier.expect(loads[0].index(0), 2 * q_wide.block_type.nbytes)
+            for i in gl.static_range(2):
+                hopper.tma.async_copy_global_to_shared(
+                    q_wide, [piece[0][0], i * HALF], loads[0].index(0), queries.index(i)
+                )
+            for start in range(first, end, 2 * KEYS):
+                for i in gl.static_range(2):
+                    at = gl.minimum(start + i * KEYS, last_tile)
+                    row = page * BLOCK_ROWS + at % PAGE
+                    page = gl.load(p_row + gl.minimum(at + KEYS, last_tile) // PAGE)
+                    for j in gl.static_range(3):
+                        barrier = ready.index(3 * i + j)
+                        hopper.mbarrier.wait(free.index(3 * i + j), (num_pairs & 1) ^ 1)
+                        if j < 2:
+                            hopper.mbarrier.expect(barrier, wide.block_type.nbytes)
+                            hopper.tma.async_copy_global_to_shared(
+                                wide, [row, j * HALF], barrier, latents[0].index(2 * i + j)
+                            )
+                        else:
+                            hopper.mbarrier.expect(barrier, narrow.block_type.nbytes)
+                            hopper.tma.async_copy_global_to_shared(
+                                narrow, [row, 2 * HALF], barrier, latents[1].index(i)
+                            )
+                num_pairs += 1
         place = piece[6]
 
 
 @gluon.jit
-def _copy_rows(wide, narrow, row, barrier, targets, slot):
-    """Copies rows of 576 numbers, from `row` on."""
-    WIDE: gl.constexpr = wide.block_shape[1]
-    hopper.mbarrier.expect(barrier, 4 * wide.block_type.nbytes + narrow.block_type.nbytes)
-    for i in gl.static_range(4):
-        hopper.tma.async_copy_global_to_shared(
-            wide, [row, i * WIDE], barrier, targets[0].index(4 * slot + i)
-        )
-    hopper.tma.async_copy_global_to_shared(narrow, [row, 4 * WIDE], barrier, targets[1].index(slot))
-
-
-@gluon.jit
-def _score(queries, ring, messages, tiles, sends, loads, walk, qk_scale, p_ml, shape: gl.constexpr):
-    """Sends weights of each tile to the teams of values, and the factors by which they scale and
-    merge what they have."""
-    turn = gl.program_id(0) * 0
-    sent = gl.program_id(0) * 0
+def _attend(
+    queries, latents, messages, parts, loads, sends, walk, given, results,
+    TEAM: gl.constexpr, shape: gl.constexpr,
+):  # fmt: skip
+    """Attention of a program's pieces: scores of every other tile, and half of the values."""
+    num_pairs = gl.program_id(0) * 0
     num_pieces = gl.program_id(0) * 0
-    place, last = _places_of(walk, shape[0], shape[4])
+    place, last = _places_of(walk, shape[0], shape[2])
     while place < last:
-        piece = _piece_at(walk, place, last, shape[0], shape[1], shape[4])
+        piece = _piece_at(walk, place, last, shape[0], shape[1], shape[2])
         if piece[3][0] < piece[3][1]:
             hopper.mbarrier.wait(loads[0].index(0), num_pieces & 1)
-            num_pieces += 1
-            turn, sent = _score_piece(
+            num_pairs = _attend_piece(
                 queries,
-                ring,
+                latents,
                 messages,
-                tiles,
-                sends,
+                parts,
                 loads[1],
+                sends,
                 piece,
-                turn,
-                sent,
-                qk_scale,
-                p_ml,
+                num_pairs,
+                num_pieces,
+                given,
+                results,
+                TEAM,
                 shape,
             )
+            num_pieces += 1
         place = piece[6]
 
 
 @gluon.jit
-def _score_piece(
-    queries, ring, messages, tiles, sends, q_free, piece, turn, sent, qk_scale, p_ml, shape: gl.constexpr
+def _attend_piece(
+    queries, latents, messages, parts, q_free, sends, piece, num_pairs, num_pieces, given, results,
+    TEAM: gl.constexpr, shape: gl.constexpr,
 ):  # fmt: skip
-    """Scores of a piece's tiles, each beside the weights of the tile before. Returns the turns that
-    follow, of tiles and of what is sent."""
-    ready, free = tiles
+    """One team's part of a piece. Returns the number of pairs of tiles so far."""
+    ready, free = parts
     HEADS: gl.constexpr = shape[0]
     SPLIT: gl.constexpr = shape[1]
-    STAGES: gl.constexpr = shape[2]
-    WEIGHTS: gl.constexpr = shape[3]
     ROWS: gl.constexpr = messages[0].shape[1]
     KEYS: gl.constexpr = messages[0].shape[2]
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
-    row: gl.constexpr = gl.SliceLayout(1, layout)
+    HALF: gl.constexpr = latents[0].shape[2]
+    scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
+    values: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
+    row: gl.constexpr = gl.SliceLayout(1, scores)
     o_r = gl.arange(0, ROWS, layout=row)
     first, end = piece[3]
-    num_tiles = (end - first + KEYS - 1) // KEYS
-    query = (piece[1] + (piece[0][2] + o_r) // HEADS, qk_scale)
-    operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
-    held = (
-        queries[0].index(0).load(operand),
-        queries[0].index(1).load(operand),
-        queries[0].index(2).load(operand),
+    is_row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, values)) < piece[0][1]
+    held = _rotated_queries(given[0], piece[0], latents[1].shape[2], 2 * HALF, scores)
+    # Position of each row, and of the first one, and the scale of scores.
+    query = (
+        piece[1] + (piece[0][2] + o_r) // HEADS,
+        piece[1] + piece[0][2] // HEADS,
+        given[1],
     )
-    hopper.mbarrier.wait(ready.index(turn % STAGES), turn // STAGES & 1)
-    b_s = _scores(held, queries, ring, turn % STAGES, layout)
-    b_s = hopper.warpgroup_mma_wait(0, deps=[b_s])
-    hopper.mbarrier.arrive(free.index(turn % STAGES), count=1)
-    turn += 1
+    b_acc = gl.full([ROWS, HALF], 0.0, gl.float32, values)
     b_m = gl.full([ROWS], float("-inf"), gl.float32, row)
-    b_l = _columns(gl.full([ROWS, KEYS], 0.0, gl.float32, layout))
-    b_m_all = gl.full([ROWS], float("-inf"), gl.float32, row)
-    b_l_all = gl.full([ROWS], 0.0, gl.float32, row)
-    state = (b_m, b_l, b_m_all, b_l_all)
-    for i in range(num_tiles - 1):
-        slot = turn % STAGES
-        hopper.mbarrier.wait(ready.index(slot), turn // STAGES & 1)
-        b_next = _scores(held, queries, ring, slot, layout)
-        state = _weigh_tile(messages, sends, sent, b_s, first, i, query, state, SPLIT, WEIGHTS)
-        b_s = hopper.warpgroup_mma_wait(0, deps=[b_next])
-        hopper.mbarrier.arrive(free.index(slot), count=1)
-        sent += 1
-        turn += 1
-    hopper.mbarrier.arrive(q_free.index(0), count=1)
-    i = num_tiles - 1
-    state = _weigh_tile(messages, sends, sent, b_s, first, i, query, state, SPLIT, WEIGHTS)
-    sent += 1
-    b_m, b_l = _send_end(messages, sends, sent, state, WEIGHTS)
-    if not piece[5]:
-        p_row = p_ml + (piece[4] + o_r).to(gl.int64) * 2
-        gl.store(p_row, b_m, mask=o_r < piece[0][1])
-        gl.store(p_row + 1, b_l, mask=o_r < piece[0][1])
-    return turn, sent + 1
-
-
-@gluon.jit
-def _scores(held, queries, ring, slot, layout: gl.constexpr):
-    KEYS: gl.constexpr = ring[0].shape[1]
-    b_s = gl.full([queries[0].shape[1], KEYS], 0.0, gl.float32, layout)
-    for i in gl.static_range(4):
-        keys = ring[0].index(4 * slot + i).permute((1, 0))
-        if i < 3:
-            b_s = hopper.warpgroup_mma(held[i], keys, b_s, use_acc=i > 0, is_async=True)
+    b_l = gl.full([ROWS], 0.0, gl.float32, row)
+    # Maxima after the pair before, the team's own, columns of its sums, and sums of the split.
+    state = (b_m, b_m, _columns(gl.full([ROWS, KEYS], 0.0, gl.float32, scores)), b_l)
+    merged = (b_m, b_l)
+    factors = (b_l, b_l)
+    for start in range(first, end, 2 * KEYS):
+        phase = num_pairs & 1
+        starts_split = (start % SPLIT == 0) & (start > first)
+        is_last = start + 2 * KEYS >= end
+        ends_split = ((start + 2 * KEYS) % SPLIT == 0) | is_last
+        zero = _zero()
+        b_s = _scores(held, queries, latents, ready, phase, zero, TEAM, scores)
+        if starts_split:
+            merged, factors = _merge_rows(merged, state)
+            state = (b_m, b_m, state[2], state[3])
+        b_s = hopper.warpgroup_mma_wait(0, deps=[b_s])
+        hopper.mbarrier.arrive(free.index(3 * TEAM + 2), count=1)
+        hopper.mbarrier.arrive(q_free.index(0), count=1, pred=is_last)
+        b_s, b_top = _masked(b_s, start + TEAM * KEYS, query)
+        split = (starts_split, start - first <= SPLIT, ends_split, start % SPLIT != 0)
+        where = (messages, latents, free, sends, phase, zero)
+        wait = (results[0], is_row, factors)
+        if TEAM == 0:
+            state, b_acc = _take_first(where, b_s, b_top, query[2], split, state, wait, b_acc)
         else:
-            b_s = hopper.warpgroup_mma(queries[0].index(i), keys, b_s, is_async=True)
-    keys = ring[1].index(slot).permute((1, 0))
-    return hopper.warpgroup_mma(queries[1].index(0), keys, b_s, is_async=True)
+            state, b_acc = _take_second(where, b_s, b_top, query[2], split, state, wait, b_acc)
+        b_acc = _add_values(messages, latents, zero, 1, TEAM, b_acc, start >= first)
+        b_acc = hopper.warpgroup_mma_wait(0, deps=[b_acc])
+        hopper.mbarrier.arrive(free.index(3 + TEAM), count=1)
+        num_pairs += 1
+    merged, factors = _merge_rows(merged, state)
+    if end - first > SPLIT:
+        b_acc = _totals("finish", results[0], is_row, factors, b_acc, TEAM)
+    if TEAM == 1:
+        messages[1].index(3).store(1.0 / merged[1])
+        hopper.mbarrier.arrive(sends.index(2), count=1)
+        if not piece[5]:
+            p_row = results[2] + (piece[4] + o_r).to(gl.int64) * 2
+            gl.store(p_row, merged[0], mask=o_r < piece[0][1])
+            gl.store(p_row + 1, merged[1], mask=o_r < piece[0][1])
+    hopper.mbarrier.wait(sends.index(2), num_pieces & 1)
+    _store(messages, piece, is_row, results, b_acc, TEAM)
+    return num_pairs
 
 
 @gluon.jit
-def _weigh_tile(
-    messages, sends, sent, b_s, first, i, query, state, SPLIT: gl.constexpr, WEIGHTS: gl.constexpr
-):  # fmt: skip
-    """Weighs tile i of a piece, as `latent_tiles.attend_latents` does, and sends the weights.
-    `state`: maximum and sums of the split, and of the splits before."""
-    b_position, qk_scale = query
-    b_m, b_l, b_m_all, b_l_all = state
-    KEYS: gl.constexpr = b_s.shape[1]
-    slot = sent % WEIGHTS
-    start = first + i * KEYS
-    starts_split = (start % SPLIT == 0) & (i > 0)
-    o_n = start + gl.arange(0, KEYS, layout=gl.SliceLayout(0, b_s.type.layout))
-    b_s = gl.where(o_n[None, :] <= b_position[:, None], b_s, float("-inf"))
-    b_top = gl.floor(gl.max(b_s, axis=1) * qk_scale * (1.0 / GRAIN)) * GRAIN
-    b_m_old = gl.where(starts_split, float("-inf"), b_m)
-    b_m_new = gl.maximum(b_m_old, b_top)
-    b_shift = finite(b_m_new)
-    b_p = weigh(b_s, qk_scale, b_shift)
-    b_alpha = gl.exp2(b_m_old - b_shift)
-    b_l_new = gl.fma(b_l, spread(b_alpha, b_l), _columns(b_p))
-    hopper.mbarrier.wait(sends[1].index(slot), (sent // WEIGHTS & 1) ^ 1)
-    if starts_split:
-        b_m_all, b_l_all, b_old, b_new = _merged(b_m_all, b_l_all, b_m, b_l)
-        messages[1].index(3 * slot + 1).store(b_old)
-        messages[1].index(3 * slot + 2).store(b_new)
-    messages[0].index(slot).store(b_p.to(messages[0].dtype))
-    # NOTE: values of a tile that starts a split replace what was there, and nothing is scaled.
-    messages[1].index(3 * slot).store(gl.where(b_m_old == float("-inf"), 1.0, b_alpha))
+def _take_first(where, b_s, b_top, qk_scale, split, state, wait, b_acc):
+    """The first team's part of a pair: weighs the first tile, and adds values of it. Returns the state
+    after the pair, and the values, to which those of the second tile are yet to be added."""
+    messages, latents, free, sends, phase, zero = where
+    starts_split, is_second, ends_split, goes_on = split
+    b_m, b_m_own, b_l, b_l_split = state
+    b_m_first = gl.maximum(b_m, b_top)
+    b_p = weigh(b_s, qk_scale, finite(b_m_first))
+    hopper.mbarrier.wait(free.index(1), phase ^ 1)
+    messages[1].index(0).store(b_m_first)
+    messages[0].index(0).store(b_p.to(messages[0].dtype))
+    b_l = gl.fma(b_l, spread(gl.exp2(b_m_own - finite(b_m_first)), b_l), _columns(b_p))
+    if ends_split:
+        messages[1].index(2).store(gl.convert_layout(row_sums(b_l), b_top.type.layout))
     hopper.fence_async_shared()
-    hopper.mbarrier.arrive(sends[0].index(slot), count=1)
-    return b_m_new, b_l_new, b_m_all, b_l_all
+    hopper.mbarrier.arrive(sends.index(0), count=1)
+    if starts_split:
+        b_acc = _end_split(wait, is_second, b_acc, 0)
+    b_acc = scaled(b_acc, _scale(b_m, b_m_first))
+    b_acc = _add_values(messages, latents, zero, 0, 0, b_acc, goes_on)
+    b_acc = hopper.warpgroup_mma_wait(0, deps=[b_acc])
+    hopper.mbarrier.arrive(free.index(0), count=1)
+    hopper.mbarrier.wait(sends.index(1), phase)
+    b_m = messages[1].index(1).load(b_top.type.layout)
+    return (b_m, b_m_first, b_l, b_l_split), scaled(b_acc, _scale(b_m_first, b_m))
 
 
 @gluon.jit
-def _send_end(messages, sends, sent, state, WEIGHTS: gl.constexpr):
-    """Merges the last split of a piece and sends the factors. Returns maximum and sum."""
-    b_m, b_l, b_old, b_new = _merged(state[2], state[3], state[0], state[1])
-    slot = sent % WEIGHTS
-    hopper.mbarrier.wait(sends[1].index(slot), (sent // WEIGHTS & 1) ^ 1)
-    messages[1].index(3 * slot).store(1.0 / b_l)
-    messages[1].index(3 * slot + 1).store(b_old)
-    messages[1].index(3 * slot + 2).store(b_new)
-    hopper.mbarrier.arrive(sends[0].index(slot), count=1)
-    return b_m, b_l
+def _take_second(where, b_s, b_top, qk_scale, split, state, wait, b_acc):
+    """As `_take_first`, of the second team and tile, whose maxima follow those of the first."""
+    messages, latents, free, sends, phase, zero = where
+    starts_split, is_second, ends_split, goes_on = split
+    b_m, b_m_own, b_l, b_l_split = state
+    if starts_split:
+        b_acc = _end_split(wait, is_second, b_acc, 1)
+    hopper.mbarrier.wait(sends.index(0), phase)
+    b_m_first = messages[1].index(0).load(b_top.type.layout)
+    b_l_first = messages[1].index(2).load(b_top.type.layout)
+    b_acc = scaled(b_acc, _scale(b_m, b_m_first))
+    b_acc = _add_values(messages, latents, zero, 0, 1, b_acc, goes_on)
+    b_m = gl.maximum(b_m_first, b_top)
+    b_p = weigh(b_s, qk_scale, finite(b_m))
+    hopper.mbarrier.wait(free.index(3), phase ^ 1)
+    messages[1].index(1).store(b_m)
+    messages[0].index(1).store(b_p.to(messages[0].dtype))
+    hopper.fence_async_shared()
+    hopper.mbarrier.arrive(sends.index(1), count=1)
+    b_l = gl.fma(b_l, spread(gl.exp2(b_m_own - finite(b_m)), b_l), _columns(b_p))
+    if ends_split:
+        b_sums = gl.convert_layout(row_sums(b_l), b_top.type.layout)
+        b_l_split = b_l_first * gl.exp2(b_m_first - finite(b_m)) + b_sums
+    b_acc = hopper.warpgroup_mma_wait(0, deps=[b_acc])
+    hopper.mbarrier.arrive(free.index(1), count=1)
+    return (b_m, b_m, b_l, b_l_split), scaled(b_acc, _scale(b_m_first, b_m))
+
+
+@gluon.jit
+def _masked(b_s, first, query):
+    """Scores of the keys from `first` on without those that a row does not see, and the rounded maxima
+    of rows."""
+    b_position, first_position, qk_scale = query
+    KEYS: gl.constexpr = b_s.shape[1]
+    if first + KEYS - 1 > first_position:
+        o_n = first + gl.arange(0, KEYS, layout=gl.SliceLayout(0, b_s.type.layout))
+        b_s = gl.where(o_n[None, :] <= b_position[:, None], b_s, float("-inf"))
+    return b_s, gl.floor(gl.max(b_s, axis=1) * qk_scale * (1.0 / GRAIN)) * GRAIN
+
+
+@gluon.jit
+def _merge_rows(merged, state):
+    """Maxima and sums [ROWS] of `online_softmax.merge_states` where a split ended, and the factors of
+    the values of both sides. Sums are those of the second team."""
+    b_m = gl.maximum(merged[0], state[0])
+    b_shift = finite(b_m)
+    b_old = gl.exp2(merged[0] - b_shift)
+    b_new = gl.exp2(state[0] - b_shift)
+    return (b_m, gl.fma(merged[1], b_old, state[3] * b_new)), (b_old, b_new)
+
+
+@gluon.jit
+def _store(messages, piece, is_row, results, b_acc, TEAM: gl.constexpr):
+    """Stores a team's half of a piece's values: of whole rows divided by their sums."""
+    ROWS: gl.constexpr = b_acc.shape[0]
+    HALF: gl.constexpr = b_acc.shape[1]
+    row: gl.constexpr = gl.SliceLayout(1, b_acc.type.layout)
+    o_r = gl.arange(0, ROWS, layout=row)
+    o_d = TEAM * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(0, b_acc.type.layout))
+    if piece[5]:
+        b_acc = b_acc * messages[1].index(3).load(row)[:, None]
+        p_rows = results[3] + (piece[0][0] + o_r).to(gl.int64)[:, None] * (2 * HALF) + o_d[None, :]
+        gl.store(p_rows, b_acc.to(results[3].dtype.element_ty), mask=is_row[:, None])
+    else:
+        p_partials = results[1] + (piece[4] + o_r).to(gl.int64)[:, None] * (2 * HALF) + o_d[None, :]
+        gl.store(p_partials, b_acc, mask=is_row[:, None])
+
+
+@gluon.jit
+def _rotated_queries(p_q, rows, ROTARY: gl.constexpr, RANK: gl.constexpr, layout: gl.constexpr):
+    """Numbers with a position of a piece's queries: shared memory has no room for them."""
+    operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
+    ROWS: gl.constexpr = 64
+    o_r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, operand))
+    o_t = RANK + gl.arange(0, ROTARY, layout=gl.SliceLayout(0, operand))
+    p_rows = p_q + (rows[0] + o_r).to(gl.int64)[:, None] * (RANK + ROTARY) + o_t[None, :]
+    return gl.load(p_rows, mask=(o_r < rows[1])[:, None], other=0.0)
+
+
+@gluon.jit
+def _scores(held, queries, latents, ready, phase, zero, TEAM: gl.constexpr, layout: gl.constexpr):
+    """Scores of a team's tile, whose product may still run."""
+    b_s = gl.full([queries.shape[1], latents[0].shape[1]], 0.0, gl.float32, layout)
+    for i in gl.static_range(2):
+        hopper.mbarrier.wait(ready.index(3 * TEAM + i), phase)
+        keys = latents[0].index(zero + 2 * TEAM + i).permute((1, 0))
+        b_s = hopper.warpgroup_mma(queries.index(zero + i), keys, b_s, use_acc=i > 0, is_async=True)
+    hopper.mbarrier.wait(ready.index(3 * TEAM + 2), phase)
+    keys = latents[1].index(zero + TEAM).permute((1, 0))
+    return hopper.warpgroup_mma(held, keys, b_s, is_async=True)
+
+
+@gluon.jit
+def _add_values(messages, latents, zero, i: gl.constexpr, TEAM: gl.constexpr, b_acc, goes_on):
+    """Adds a team's half of the values of tile i of a pair; the product may still run."""
+    return hopper.warpgroup_mma(
+        messages[0].index(zero + i),
+        latents[0].index(zero + 2 * i + TEAM),
+        b_acc,
+        use_acc=goes_on,
+        is_async=True,
+    )
+
+
+@gluon.jit
+def _zero():
+    """Zero as the compiler does not know it: places in shared memory that it knew would take registers
+    for all of a loop."""
+    return gl.inline_asm_elementwise(
+        "mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def _scale(b_m_old, b_m_new):
+    """Factor of values whose maximum changes; there are none yet where it was minus infinity."""
+    b_factor = gl.exp2(b_m_old - finite(b_m_new))
+    return gl.where(b_m_old == float("-inf"), 1.0, b_factor)
 
 
 @gluon.jit
 def _columns(b_x):
     """Folds [ROWS, KEYS] to [ROWS, 16]."""
-    b_x = fold(b_x)
-    if b_x.shape[1] > 16:
-        b_x = fold(b_x)
-    return b_x
+    return fold(fold(b_x))
+
+
+@gluon.constexpr_function
+def _on_totals(step):
+    """Assembly of `_totals` for 64 numbers of a thread, two of a query row and two of the row eight below
+    it in turn, and its constraints. Groups of four of neighbours lie side by side."""
+    lines = [
+        ".reg .pred p, q; .reg .b32 t; .reg .b64 a, k; .reg .f32 x0, x1, x2, x3;",
+        "createpolicy.fractional.L2::evict_last.b64 k, 1.0;",
+        "setp.ne.b32 p, $320, 0; mov.u32 t, %tid.x; and.b32 t, t, 127; mad.wide.u32 a, t, 16, $256;",
+        "setp.eq.f32 q, $128, 0f3F800000; setp.eq.and.f32 q, $130, 0f3F800000, q;",
+    ]
+    for i in range(0, 64, 4):
+        numbers = "{" + f"${i}, ${i + 1}, ${i + 2}, ${i + 3}" + "}"
+        address = f"[a+{i * 512}]"
+        store = f"st.global.L2::cache_hint.v4.f32 {address}, {numbers}, k;"
+        if step == "start":
+            lines.append(f"@p {store}")
+            continue
+        scale = " ".join(f"mul.rn.f32 ${i + j}, ${i + j}, ${192 + j // 2 * 2};" for j in range(4))
+        add = " ".join(
+            f"fma.rn.f32 ${i + j}, x{j}, ${128 + j // 2 * 2}, ${i + j};" for j in range(4)
+        )
+        load = f"ld.global.cg.L2::cache_hint.v4.f32 {{x0, x1, x2, x3}}, {address}, k;"
+        lines.append(scale)
+        if step == "finish":
+            lines.append("mov.f32 x0, 0f00000000; mov.f32 x1, x0; mov.f32 x2, x0; mov.f32 x3, x0;")
+            lines.append(f"@p {load} {add}")
+        else:
+            red = f"red.relaxed.gpu.global.add.L2::cache_hint.v4.f32 {address}, {numbers}, k;"
+            lines.append(f"{{ @!p bra done; @q bra same; {load} {add} {store} bra.uni done;")
+            lines.append(f"same: {red} done: }}")
+    constraints = ["=f"] * 64 + [str(i) for i in range(64)] + ["f"] * 128 + ["l"] * 64 + ["r"] * 64
+    return "{ " + " ".join(lines) + " }", ",".join(constraints)
 
 
 @gluon.jit
-def _merged(b_m, b_l, b_m_next, b_l_next):
-    """Maximum and sum [ROWS] of `online_softmax.merge_states`, and the factors of its values."""
-    b_l_next = gl.convert_layout(row_sums(b_l_next), b_l.type.layout)
-    b_m_new = gl.maximum(b_m, b_m_next)
-    b_shift = finite(b_m_new)
-    b_old = gl.exp2(b_m - b_shift)
-    b_new = gl.exp2(b_m_next - b_shift)
-    return b_m_new, gl.fma(b_l, b_old, b_l_next * b_new), b_old, b_new
-
-
-@gluon.jit
-def _add_values(
-    ring, messages, tiles, sends, walk, results, HALF: gl.constexpr, shape: gl.constexpr
-):
-    """Adds up one half of the values' numbers."""
-    turn = gl.program_id(0) * 0
-    sent = gl.program_id(0) * 0
-    place, last = _places_of(walk, shape[0], shape[4])
-    while place < last:
-        piece = _piece_at(walk, place, last, shape[0], shape[1], shape[4])
-        if piece[3][0] < piece[3][1]:
-            turn, sent = _add_piece(
-                ring, messages, tiles, sends, piece, turn, sent, results, HALF, shape
-            )
-        place = piece[6]
-
-
-@gluon.jit
-def _add_piece(
-    ring, messages, tiles, sends, piece, turn, sent, results, HALF: gl.constexpr, shape: gl.constexpr
-):  # fmt: skip
-    """Adds up the values of a piece and stores them. Returns turns as `_score_piece`."""
-    ready, free = tiles
-    SPLIT: gl.constexpr = shape[1]
-    STAGES: gl.constexpr = shape[2]
-    WEIGHTS: gl.constexpr = shape[3]
-    ROWS: gl.constexpr = messages[0].shape[1]
-    KEYS: gl.constexpr = messages[0].shape[2]
-    WIDE: gl.constexpr = ring[0].shape[2]
-    RANK: gl.constexpr = 4 * WIDE
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDE, 16])
-    row: gl.constexpr = gl.SliceLayout(1, layout)
-    o_r = gl.arange(0, ROWS, layout=row)
-    o_d = 2 * HALF * WIDE + gl.arange(0, WIDE, layout=gl.SliceLayout(0, layout))
-    first, end = piece[3]
-    is_row = (o_r < piece[0][1])[:, None]
-    p_left = results[0] + (gl.program_id(0) * ROWS + o_r)[:, None] * RANK + o_d[None, :]
-    b_left = gl.full([ROWS, WIDE], 0.0, gl.float32, layout)
-    b_right = gl.full([ROWS, WIDE], 0.0, gl.float32, layout)
-    hopper.mbarrier.wait(sends[0].index(sent % WEIGHTS), sent // WEIGHTS & 1)
-    b_scale = messages[1].index(3 * (sent % WEIGHTS)).load(row)
-    for start in range(first, end, KEYS):
-        slot = turn % STAGES
-        w_slot = sent % WEIGHTS
-        goes_on = start % SPLIT != 0
-        if (start % SPLIT == 0) & (start > first):
-            b_old = messages[1].index(3 * w_slot + 1).load(row)
-            b_new = messages[1].index(3 * w_slot + 2).load(row)
-            is_first = start - first <= SPLIT
-            b_left, b_right = _end_split(p_left, is_row, is_first, b_old, b_new, b_left, b_right)
-        b_left = scaled(b_left, b_scale)
-        b_right = scaled(b_right, b_scale)
-        hopper.mbarrier.wait(ready.index(slot), turn // STAGES & 1)
-        weights = messages[0].index(w_slot)
-        left = ring[0].index(4 * slot + 2 * HALF)
-        right = ring[0].index(4 * slot + 2 * HALF + 1)
-        b_left = hopper.warpgroup_mma(weights, left, b_left, use_acc=goes_on, is_async=True)
-        b_right = hopper.warpgroup_mma(weights, right, b_right, use_acc=goes_on, is_async=True)
-        turn += 1
-        sent += 1
-        # What follows a tile is there before its product has ended: the next one, or the end.
-        hopper.mbarrier.wait(sends[0].index(sent % WEIGHTS), sent // WEIGHTS & 1)
-        b_scale = messages[1].index(3 * (sent % WEIGHTS)).load(row)
-        b_left, b_right = hopper.warpgroup_mma_wait(0, deps=[b_left, b_right])
-        hopper.mbarrier.arrive(sends[1].index(w_slot), count=1)
-        hopper.mbarrier.arrive(free.index(slot), count=1)
-    w_slot = sent % WEIGHTS
-    b_old = messages[1].index(3 * w_slot + 1).load(row)
-    b_new = messages[1].index(3 * w_slot + 2).load(row)
-    hopper.mbarrier.arrive(sends[1].index(w_slot), count=1)
-    if end - first > SPLIT:
-        b_left = _merge(p_left, is_row, b_old, b_new, b_left)
-        b_right = _merge(p_left + WIDE, is_row, b_old, b_new, b_right)
-    if piece[5]:
-        p_out = results[2]
-        dtype: gl.constexpr = p_out.dtype.element_ty
-        p_rows = p_out + (piece[0][0] + o_r).to(gl.int64)[:, None] * RANK + o_d[None, :]
-        gl.store(p_rows, (b_left * b_scale[:, None]).to(dtype), mask=is_row)
-        gl.store(p_rows + WIDE, (b_right * b_scale[:, None]).to(dtype), mask=is_row)
+def _end_split(wait, is_second, b_acc, TEAM: gl.constexpr):
+    """Merges the values of a split that ended. What it returns counts for nothing: the next split begins
+    anew."""
+    p_total, is_row, factors = wait
+    if is_second:
+        b_acc = _totals("start", p_total, is_row, factors, b_acc, TEAM)
     else:
-        p_partials = results[1] + (piece[4] + o_r).to(gl.int64)[:, None] * RANK + o_d[None, :]
-        gl.store(p_partials, b_left, mask=is_row)
-        gl.store(p_partials + WIDE, b_right, mask=is_row)
-    return turn, sent + 1
+        b_acc = _totals("add", p_total, is_row, factors, b_acc, TEAM)
+    return b_acc
 
 
 @gluon.jit
-def _end_split(p_left, is_row, is_first, b_old, b_new, b_left, b_right):
-    """Merges a split that ended into what waits in device memory; the first one becomes that. What
-    it returns counts for nothing: the next split begins anew."""
-    WIDE: gl.constexpr = b_left.shape[1]
-    if is_first:
-        gl.store(p_left, b_left, mask=is_row)
-        gl.store(p_left + WIDE, b_right, mask=is_row)
-    elif gl.min(gl.where(b_old == 1.0, 1, 0), axis=0) == 1:
-        # The sum is made in the second-level cache, and nothing waits for it. It takes sums below
-        # 2 ** -126 for zeros.
-        b_left = b_left * b_new[:, None]
-        b_right = b_right * b_new[:, None]
-        gl.atomic_add(p_left, b_left, mask=is_row, sem="relaxed")
-        gl.atomic_add(p_left + WIDE, b_right, mask=is_row, sem="relaxed")
-    else:
-        b_left = _merge(p_left, is_row, b_old, b_new, b_left)
-        gl.store(p_left, b_left, mask=is_row)
-        b_right = _merge(p_left + WIDE, is_row, b_old, b_new, b_right)
-        gl.store(p_left + WIDE, b_right, mask=is_row)
-    return b_left, b_right
+def _totals(STEP: gl.constexpr, p_total, is_row, factors, b_acc, TEAM: gl.constexpr):
+    """Merges a team's half of a split's values [ROWS, HALF] with what waits in device memory, as
+    `online_softmax.merge_states`. "start": they become that; "add": the sum becomes that; "finish":
+    returns the sum. The values returned of the others count for nothing.
 
-
-@gluon.jit
-def _merge(p_total, has_total, b_old, b_new, b_acc):
-    """Values of `online_softmax.merge_states`: of what waits in device memory, and of a split that
-    ended."""
-    b_total = gl.load(p_total, mask=has_total, other=0.0, cache_modifier=".cg")
-    return gl.fma(b_total, spread(b_old, b_acc), b_acc * b_new[:, None])
+    Where the factor of what waits is one, as it mostly is, the sum is made in the second-level cache,
+    and nothing waits for it. It takes sums below 2 ** -126 for zeros."""
+    ROWS: gl.constexpr = b_acc.shape[0]
+    HALF: gl.constexpr = b_acc.shape[1]
+    asm: gl.constexpr = _on_totals(STEP)
+    o_d = gl.arange(0, HALF, layout=gl.SliceLayout(0, b_acc.type.layout))
+    p_own = (p_total + (2 * gl.program_id(0) + TEAM) * (ROWS * HALF)).to(gl.int64)
+    p_bases = p_own + (o_d // 128 * (4 * 128 * ROWS)).to(gl.int64)
+    return gl.inline_asm_elementwise(
+        asm[0],
+        asm[1],
+        [
+            b_acc,
+            spread(factors[0], b_acc),
+            spread(factors[1], b_acc),
+            p_bases[None, :],
+            is_row[:, None].to(gl.int32),
+        ],
+        dtype=gl.float32,
+        is_pure=False,
+        pack=64,
+    )

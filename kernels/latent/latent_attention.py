@@ -216,31 +216,42 @@ def _attend_latents(
             b_position = (context + (rows[2] + o_r) // HEADS)[:, None]
             o_total = (tl.program_id(0) * 64 + o_r).to(tl.int64)
             p_totals = p_total + o_total[:, None] * RANK + o_c[None, :]
-            b_m, b_l, b_acc = _fresh(ROWS, BLOCK_RANK)
+            b_m, b_left, b_right, b_acc = _fresh(ROWS, BLOCK_RANK)
             b_m_all = b_m
             b_l_all = tl.zeros((ROWS,), tl.float32)
-            for i_n in range(first, end, KEYS):
+            for i_n in range(first, end, 2 * KEYS):
                 if (i_n > first) & (i_n % SPLIT == 0):
                     has_total = is_row & is_c & (i_n - first > SPLIT)
                     b_total = tl.load(p_totals, mask=has_total, other=0.0)
+                    b_l = row_sums(b_left) + row_sums(b_right)
                     b_m_all, b_l_all, b_total = merge_states(
-                        b_m_all, b_l_all, b_total, b_m, row_sums(b_l), b_acc
+                        b_m_all, b_l_all, b_total, b_m, b_l, b_acc
                     )
                     tl.store(p_totals, b_total, mask=is_row & is_c)
-                    b_m, b_l, b_acc = _fresh(ROWS, BLOCK_RANK)
-                o_n = i_n + tl.arange(0, KEYS)
-                b_block = tl.load(p_row + tl.minimum(o_n, end - 1) // PAGE).to(tl.int64)
-                p_latents = p_cache + (b_block * stride_block + o_n % PAGE * stride_slot)[:, None]
-                is_key = (o_n < end)[:, None]
-                latents = (
-                    tl.load(p_latents + o_c[None, :], mask=is_key & is_c, other=0.0),
-                    tl.load(p_latents + RANK + o_t[None, :], mask=is_key & is_t, other=0.0),
-                )
-                visible = (o_n < end)[None, :] & (o_n[None, :] <= b_position)
-                b_m, b_l, b_acc = attend_latents(b_q, latents, visible, qk_scale, b_m, b_l, b_acc)
+                    b_m, b_left, b_right, b_acc = _fresh(ROWS, BLOCK_RANK)
+                for i in tl.static_range(2):
+                    o_n = i_n + i * KEYS + tl.arange(0, KEYS)
+                    b_block = tl.load(p_row + tl.minimum(o_n, end - 1) // PAGE).to(tl.int64)
+                    p_latents = (
+                        p_cache + (b_block * stride_block + o_n % PAGE * stride_slot)[:, None]
+                    )
+                    is_key = (o_n < end)[:, None]
+                    latents = (
+                        tl.load(p_latents + o_c[None, :], mask=is_key & is_c, other=0.0),
+                        tl.load(p_latents + RANK + o_t[None, :], mask=is_key & is_t, other=0.0),
+                    )
+                    visible = (o_n < end)[None, :] & (o_n[None, :] <= b_position)
+                    b_m, b_left, b_right, b_acc = attend_latents(
+                        b_q, latents, visible, qk_scale, b_m, b_left, b_right, b_acc
+                    )
+                    # The other tile is the next one.
+                    b_l = b_left
+                    b_left = b_right
+                    b_right = b_l
             has_total = is_row & is_c & (end - first > SPLIT)
             b_total = tl.load(p_totals, mask=has_total, other=0.0)
-            b_m, b_l_all, b_acc = merge_states(b_m_all, b_l_all, b_total, b_m, row_sums(b_l), b_acc)
+            b_l = row_sums(b_left) + row_sums(b_right)
+            b_m, b_l_all, b_acc = merge_states(b_m_all, b_l_all, b_total, b_m, b_l, b_acc)
             if is_whole:
                 p_outs = p_out + (rows[0] + o_r).to(tl.int64)[:, None] * RANK + o_c[None, :]
                 b_out = finish(b_l_all, b_acc, 1.0).to(p_out.dtype.element_ty)
@@ -255,6 +266,8 @@ def _attend_latents(
 
 @triton.jit
 def _fresh(ROWS: tl.constexpr, BLOCK_RANK: tl.constexpr):
-    """State of a split without keys: maxima, columns of sums, and values."""
-    b_m = tl.full((ROWS,), float("-inf"), tl.float32)
-    return b_m, tl.zeros((ROWS, 16), tl.float32), tl.zeros((ROWS, BLOCK_RANK), tl.float32)
+    """State of a split without keys: maxima, columns of the sums of both tiles of a pair, and
+    values."""
+    b_l = tl.zeros((ROWS, 16), tl.float32)
+    b_acc = tl.zeros((ROWS, BLOCK_RANK), tl.float32)
+    return tl.full((ROWS,), float("-inf"), tl.float32), b_l, b_l, b_acc

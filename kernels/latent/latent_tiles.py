@@ -10,15 +10,17 @@ import triton.language as tl
 
 from ..attention.online_softmax import columns, finite, reference, weigh
 
-KEYS = 32
-"""Number of keys whose maximum is taken at once."""
+KEYS = 64
+"""Number of keys whose maximum is taken at once. Of two tiles side by side each has sums of its own, up
+to the end of a split: two teams compute them."""
 
 
 @triton.jit
-def attend_latents(b_q, latents, visible, qk_scale, b_m, b_l, b_acc):
+def attend_latents(b_q, latents, visible, qk_scale, b_m, b_l, b_l_other, b_acc):
     """Adds one tile. b_q and latents: numbers without and with a position, [ROWS, rank] and [ROWS,
     rotary], [KEYS, rank] and [KEYS, rotary]; visible [ROWS, KEYS]; qk_scale holds log2(e). State as
-    in `online_softmax.attend_tile`, its values [ROWS, rank]."""
+    in `online_softmax.attend_tile`, its values [ROWS, rank], its sums those of tiles like this one and
+    those of the others."""
     b_s = tl.dot(b_q[0], tl.trans(latents[0]), input_precision="ieee")
     b_s = tl.dot(b_q[1], tl.trans(latents[1]), b_s, input_precision="ieee")
     b_s = tl.where(visible, b_s, float("-inf"))
@@ -28,4 +30,5 @@ def attend_latents(b_q, latents, visible, qk_scale, b_m, b_l, b_acc):
     b_alpha = tl.exp2(b_m - b_shift)[:, None]
     b_l = tl.fma(b_l, tl.broadcast_to(b_alpha, b_l.shape), columns(b_p))
     b_p = b_p.to(latents[0].dtype)
-    return b_m_new, b_l, tl.dot(b_p, latents[0], b_acc * b_alpha, input_precision="ieee")
+    b_acc = tl.dot(b_p, latents[0], b_acc * b_alpha, input_precision="ieee")
+    return b_m_new, b_l, b_l_other * b_alpha, b_acc

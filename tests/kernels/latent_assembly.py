@@ -58,17 +58,11 @@ def attention(*, decodes: bool) -> dict[str, int]:
         "BLOCK_ROTARY": rotary,
         "ROWS": latent_attention.FEW_ROWS,
     }
-    of_hopper = {
-        "BLOCK_ROWS": 47 * 64,
-        "STAGES": hopper_latent_attention.NUM_STAGES,
-        "WEIGHTS": hopper_latent_attention.NUM_WEIGHTS,
-        "REGISTERS": hopper_latent_attention.REGISTERS,
-    }
-    wide = hopper_latent_attention.WIDE
+    of_hopper = {"BLOCK_ROWS": 47 * 64, "REGISTERS": hopper_latent_attention.REGISTERS}
     tiles = {
-        "q_wide": described(latent_plan.ROWS, wide),
-        "q_narrow": described(latent_plan.ROWS, rotary),
-        "wide": described(KEYS, wide),
+        "p_q": "*bf16",
+        "q_wide": described(latent_plan.ROWS, hopper_latent_attention.HALF),
+        "wide": described(KEYS, hopper_latent_attention.HALF),
         "narrow": described(KEYS, rotary),
     }
     constants = SIZES | {"DECODES": decodes}
