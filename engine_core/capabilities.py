@@ -170,7 +170,7 @@ ENGINE = (
         name=FP8_KV,
         fields=("kv_cache_dtype",),
         off="auto",
-        beside=OF_ANY_MODEL | RANKS | TIERS | {STATES, STAGE_HOSTS, TREE},
+        beside=OF_ANY_MODEL | RANKS | TIERS | {LATENT, STATES, STAGE_HOSTS, TREE},
         flag="fp8_kv",
     ),
     Capability(

@@ -56,9 +56,9 @@ def gather_latents(
     gathered: torch.Tensor,
 ) -> None:
     """Copies latents out of cache [num_blocks, block_size, width], whose rows may lie apart, to
-    gathered [N, room, width]: those at the first num_chosen[i], int32 [N], positions of chosen[i],
-    int32 [N, room], and zeros up to the end of a tile of `KEYS`, whose multiple room is; table_rows
-    int32 [N] into block_tables."""
+    gathered [N, room, width], whose dtype may be a wider one: those at the first num_chosen[i], int32
+    [N], positions of chosen[i], int32 [N, room], and zeros up to the end of a tile of `KEYS`, whose
+    multiple room is; table_rows int32 [N] into block_tables."""
     num_tokens, room, width = gathered.shape
     assert gathered.is_contiguous()
     assert cache.stride(2) == 1
@@ -146,4 +146,5 @@ def _gather(
         o_c = tl.arange(0, BLOCK_WIDTH)[None, :]
         b_latents = tl.load(p_latents + o_c, mask=is_n[:, None] & (o_c < WIDTH), other=0.0)
         is_out = (o_n < end)[:, None] & (o_c < WIDTH)
+        b_latents = b_latents.to(p_out.dtype.element_ty)
         tl.store(p_out + ((i_token * room + o_n) * WIDTH)[:, None] + o_c, b_latents, mask=is_out)

@@ -65,9 +65,9 @@ def latent_decode(
     scale: float,
 ) -> None:
     """Attention of absorbed queries q [R, Hq, rank + rotary] into out [R, Hq, rank]; cache
-    [num_blocks, block_size, rank + rotary]. seq_lens int32 [R]: latents that a row reads, its own
-    included; table_rows int32 [R] into block_tables int32 [rows, max_blocks]. The plan is one of
-    these lengths. scale is that of the softmax. Rows of length 0 are left alone. `reduce_splits`
+    [num_blocks, block_size, rank + rotary], of their dtype or e4m3. seq_lens int32 [R]: latents that a
+    row reads, its own included; table_rows int32 [R] into block_tables int32 [rows, max_blocks]. The
+    plan is one of these lengths. scale is that of the softmax. Rows of length 0 are left alone. `reduce_splits`
     follows."""
     num_heads = q.shape[1]
     _launch(
@@ -240,6 +240,7 @@ def _attend_latents(
                         tl.load(p_latents + o_c[None, :], mask=is_key & is_c, other=0.0),
                         tl.load(p_latents + RANK + o_t[None, :], mask=is_key & is_t, other=0.0),
                     )
+                    latents = (latents[0].to(b_q[0].dtype), latents[1].to(b_q[1].dtype))
                     visible = (o_n < end)[None, :] & (o_n[None, :] <= b_position)
                     b_m, b_left, b_right, b_acc = attend_latents(
                         b_q, latents, visible, qk_scale, b_m, b_left, b_right, b_acc

@@ -16,6 +16,14 @@ to the end of a split: two teams compute them."""
 
 
 @triton.jit
+def rounded(b_x, dtype: tl.constexpr):
+    """Numbers as a cache of this dtype holds them; in e4m3 the largest ones stand for what is larger."""
+    if dtype == tl.float8e4nv:
+        b_x = tl.clamp(b_x, -448.0, 448.0)
+    return b_x.to(dtype)
+
+
+@triton.jit
 def attend_latents(b_q, latents, visible, qk_scale, b_m, b_l, b_l_other, b_acc):
     """Adds one tile. b_q and latents: numbers without and with a position, [ROWS, rank] and [ROWS,
     rotary], [KEYS, rank] and [KEYS, rotary]; visible [ROWS, KEYS]; qk_scale holds log2(e). State as

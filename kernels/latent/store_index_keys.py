@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from ..attention.rotary_pairs import RotaryPairs
+from .latent_tiles import rounded
 
 HEADS = 16
 """Heads of a program that rotates queries."""
@@ -103,14 +104,14 @@ def _store_keys(
         scale = tl.rsqrt(tl.sum(b_rest * b_rest, axis=0) / DIM + eps)
         is_plain = is_d & (o_d >= 2 * HALF) & (slot >= 0)
         b_out = _normed(b_k, mean, scale, p_norm, p_bias, o_d, is_d)
-        tl.store(p_out + o_d, b_out.to(p_keys.dtype.element_ty), mask=is_plain)
+        tl.store(p_out + o_d, rounded(b_out, p_keys.dtype.element_ty), mask=is_plain)
         b_low = tl.load(p_own + o_low, mask=is_pair, other=0.0).to(tl.float32)
         b_high = tl.load(p_own + o_high, mask=is_pair, other=0.0).to(tl.float32)
         b_low = _normed(b_low, mean, scale, p_norm, p_bias, o_low, is_pair)
         b_high = _normed(b_high, mean, scale, p_norm, p_bias, o_high, is_pair)
         is_stored = is_pair & (slot >= 0)
-        b_first = (b_low * b_cos - b_high * b_sin).to(p_keys.dtype.element_ty)
-        b_second = (b_high * b_cos + b_low * b_sin).to(p_keys.dtype.element_ty)
+        b_first = rounded(b_low * b_cos - b_high * b_sin, p_keys.dtype.element_ty)
+        b_second = rounded(b_high * b_cos + b_low * b_sin, p_keys.dtype.element_ty)
         tl.store(p_out + o_low, b_first, mask=is_stored)
         tl.store(p_out + o_high, b_second, mask=is_stored)
     else:

@@ -9,6 +9,7 @@ import triton.language as tl
 
 from ..attention.rotary_pairs import RotaryPairs
 from ..launch.dependent_launch import launch_options, release_dependents, wait_for_inputs
+from .latent_tiles import rounded
 
 HEADS = 16
 """Heads of a program that rotates queries."""
@@ -30,7 +31,8 @@ def store_latents(
     """Rotates the last numbers of each head of q [T, Hq, D] in place, and stores the latents of kv
     [T, width] in cache [num_blocks, block_size, width]: the first numbers normed by norm [rank],
     the others rotated. positions and slots are integers [T], and a negative slot
-    stores nothing; cos_sin float32 [positions, width - rank]. All of `pairs` rotate, and stay in
+    stores nothing; cos_sin float32 [positions, width - rank]. A cache in e4m3 has what it cannot
+    hold as its largest number. All of `pairs` rotate, and stay in
     their places. With `dependent`, the kernel before may still be writing q and kv."""
     num_tokens, num_heads, head_dim = q.shape
     rank = len(norm)
@@ -110,7 +112,7 @@ def _store_latents(
         b_norm = tl.load(p_norm + o_c, mask=is_c, other=0.0).to(tl.float32)
         b_c = tl.load(p_own + o_c, mask=is_c, other=0.0).to(tl.float32)
         b_c = b_c * tl.rsqrt(tl.sum(b_c * b_c, axis=0) / RANK + eps) * b_norm
-        tl.store(p_latent + o_c, b_c.to(p_cache.dtype.element_ty), mask=is_c & (slot >= 0))
+        tl.store(p_latent + o_c, rounded(b_c, p_cache.dtype.element_ty), mask=is_c & (slot >= 0))
         is_stored = is_pair[None, :] & (slot >= 0)
         _rotate(p_own + RANK, p_latent + RANK, places, angles, is_pair[None, :], is_stored)
     else:
@@ -128,5 +130,5 @@ def _rotate(p_x, p_out, places, angles, is_read, is_stored):
     b_high = tl.load(p_x + places[1], mask=is_read, other=0.0).to(tl.float32)
     b_left = b_low * angles[0] - b_high * angles[1]
     b_right = b_high * angles[0] + b_low * angles[1]
-    tl.store(p_out + places[0], b_left.to(p_out.dtype.element_ty), mask=is_stored)
-    tl.store(p_out + places[1], b_right.to(p_out.dtype.element_ty), mask=is_stored)
+    tl.store(p_out + places[0], rounded(b_left, p_out.dtype.element_ty), mask=is_stored)
+    tl.store(p_out + places[1], rounded(b_right, p_out.dtype.element_ty), mask=is_stored)

@@ -593,7 +593,6 @@ LATENT_ATTENTION = Capability(
     beside={
         "encoder": ONE_ARCHITECTURE,
         "multi-token prediction": ONE_ARCHITECTURE,
-        "fp8 KV": Refused(field="kv_cache_dtype", says=f"allowed: auto {WITH_LATENTS}"),
         "draft heads": Refused(field="draft_heads", says=f"allowed: none {WITH_LATENTS}"),
         "tree numerics": Refused(field="numerics", says=f"allowed: default {WITH_LATENTS}"),
         "adapters": Refused(field="adapter_memory", says=f"allowed: 0 {WITH_LATENTS}"),

@@ -130,7 +130,6 @@ REFUSED_OF_ENGINE = {
             (table.FOREIGN, "model_code transformers: headwater"),
             (table.ENCODER, "architectures BertModel: a decoder"),
             (table.TREE, "numerics tree: default"),
-            (table.FP8_KV, "kv_cache_dtype fp8: auto"),
             (table.DRAFT_HEADS, "draft_heads /folder: none"),
             (table.ADAPTERS, "adapter_memory 65536: 0"),
         )

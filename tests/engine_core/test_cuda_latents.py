@@ -79,23 +79,38 @@ def test_tokens_and_logprobs_are_those_of_transformers(block_size: int, tmp_path
         assert [entry.logprob for entry in answer.logprobs] == pytest.approx(chosen, abs=2e-2)
 
 
-def test_chunks_company_hits_and_preemption_change_no_bit(folder: Path) -> None:
+@pytest.mark.parametrize("cache", ["auto", "fp8"])
+def test_chunks_company_hits_and_preemption_change_no_bit(folder: Path, cache: str) -> None:
+    of_cache = {"kv_cache_dtype": cache}
     asked = prompts(24)
     seeded = [
         SamplingParams(temperature=0.9, seed=i, max_tokens=NUM_TOKENS, num_logprobs=1)
         for i in range(len(asked))
     ]
-    with closing(engine(folder)) as one:
+    with closing(engine(folder, **of_cache)) as one:
         together = exact(one.answer(asked, *seeded))
         again = one.answer(asked, *seeded)
         assert exact(again) == together
         assert again[7].cached_tokens >= 640
     for options in ({"max_num_batched_tokens": 200, "async_depth": 4}, {"num_blocks": 60}):
-        with closing(engine(folder, **options)) as one:
+        with closing(engine(folder, **options, **of_cache)) as one:
             assert exact(one.answer(asked, *seeded)) == together
-    with closing(engine(folder)) as one:
+    with closing(engine(folder, **of_cache)) as one:
         for prompt, sampling, expected in list(zip(asked, seeded, together, strict=True))[::5]:
             assert exact(one.answer([prompt], sampling)) == [expected]
+
+
+def test_latents_in_e4m3_move_log_probabilities_a_little(folder: Path) -> None:
+    asked = prompts(16)
+    answers = []
+    for cache in ("auto", "fp8"):
+        with closing(engine(folder, kv_cache_dtype=cache)) as one:
+            answers.append(
+                [found[1][0] for found in exact(one.answer(asked, greedy(1, num_logprobs=1)))]
+            )
+    moved = [abs(a - b) for a, b in zip(*answers, strict=True)]
+    assert 0 < max(moved) < 0.2
+    assert sum(moved) / len(moved) < 0.05
 
 
 def test_drafts_change_no_bit(folder: Path) -> None:

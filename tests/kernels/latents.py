@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -40,6 +41,12 @@ class LatentBatch:
             seq_lens, num_heads, 1, rank + rotary, block_size, generator, dtype=dtype
         )
         return cls(pages, rank)
+
+    def in_dtype(self, dtype: torch.dtype) -> LatentBatch:
+        """The same sequences, their latents rounded to this dtype."""
+        pages = copy(self.pages)
+        pages.k_cache = pages.k_cache.to(dtype)
+        return LatentBatch(pages, self.rank)
 
     @property
     def cache(self) -> torch.Tensor:

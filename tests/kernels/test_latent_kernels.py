@@ -74,6 +74,18 @@ def test_a_row_has_the_same_bits_alone_and_however_splits_are_divided(
 
 
 @pytest.mark.parametrize("shape", [SHAPES[0], *GPU_SHAPES])
+def test_latents_in_e4m3_count_as_the_same_numbers_in_the_dtype_of_queries(
+    shape: Shape, generator: torch.Generator
+) -> None:
+    lens = [40, 513]
+    stored = made(generator, shape, lens).in_dtype(torch.float8_e4m3fn)
+    widened = stored.in_dtype(torch.bfloat16)
+    q = stored.queries(43)
+    assert same_bits(stored.decode(q[:2]), widened.decode(q[:2]))
+    assert same_bits(stored.prefill(q, [40, 3]), widened.prefill(q, [40, 3]))
+
+
+@pytest.mark.parametrize("shape", [SHAPES[0], *GPU_SHAPES])
 def test_prefill_has_the_bits_of_decode_at_any_cut(
     shape: Shape, generator: torch.Generator
 ) -> None:

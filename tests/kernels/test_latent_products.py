@@ -53,6 +53,36 @@ def test_latents_are_stored_and_queries_rotated_as_the_twin_says(
     assert (cache[:, [0, 2]] == POISON).all()
 
 
+def test_a_cache_in_e4m3_holds_the_nearest_numbers_that_it_can(generator: torch.Generator) -> None:
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, device=generator.device)
+
+    num_tokens, rank, rotary = 5, 48, 8
+    kv = random(num_tokens, rank + rotary).bfloat16()
+    angles = random(40, rotary // 2)
+    # Some products with this weight are out of reach.
+    norm = (random(rank) * 200).bfloat16()
+    caches = [
+        torch.zeros(2, 16, rank + rotary, device=kv.device).to(dtype)
+        for dtype in (torch.float32, torch.float8_e4m3fn)
+    ]
+    for cache in caches:
+        store_latents(
+            random(num_tokens, 2, 24).bfloat16(),
+            kv,
+            torch.arange(num_tokens, device=kv.device),
+            torch.arange(num_tokens, device=kv.device) + 13,
+            torch.cat((angles.cos(), angles.sin()), 1),
+            cache,
+            norm=norm,
+            eps=1e-5,
+            pairs=RotaryPairs(rotary, interleaved=True),
+        )
+    exact, stored = caches
+    assert exact.abs().max() > 448
+    assert torch.equal(stored.float(), exact.clamp(-448, 448).to(stored.dtype).float())
+
+
 def test_a_token_without_a_slot_stores_nothing(generator: torch.Generator) -> None:
     device = generator.device
     q = torch.ones(1, 2, 16, device=device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..architecture import own
 from ..configs.latent import deepseek, minicpm3
 
-LATENTS = ("not with `--numerics tree`, nor with `--kv-cache-dtype fp8`",)
+LATENTS = ("not with `--numerics tree`",)
 DEEPSEEK = "latent.deepseek:DeepSeek"
 LATENT_ARCHITECTURES = {
     "DeepseekV2ForCausalLM": own(

@@ -211,7 +211,7 @@ class CudaIndexedAttention:
             num_tokens, block_tables.shape[1] * cache.shape[1], dtype=torch.float32
         )
         chosen = tokens.new_empty(num_tokens, self._workspace.room)
-        gathered = cache.new_empty(num_tokens, self._workspace.room, width)
+        gathered = queries.heads.new_empty(num_tokens, self._workspace.room, width)
         where = seq_lens, table_rows, block_tables
         index_scores(
             queries.index_heads,
