@@ -153,12 +153,15 @@ def build_executor(
     from headwater.kernels.launch import compilers_ahead  # noqa: PLC0415
 
     from ..executors.build.cuda import build_cuda  # noqa: PLC0415
+    from ..executors.device.compiler_copies import compiler_processes  # noqa: PLC0415
 
-    compilers_ahead.hash_triton()
-    if request.options.max_draft_tokens and rank.is_whole:
-        compilers_ahead.start_numba()
-    hooks = Hooks(stored_forms=stored_forms, prepare_weights=prepare_weights)
-    return build_cuda(request, rank, progress, hooks)
+    name = rank.named(request.numerics_id)
+    with compiler_processes(name, is_alone=rank.is_whole) as processes:
+        compilers_ahead.hash_triton()
+        if request.options.max_draft_tokens and rank.is_whole:
+            compilers_ahead.start_numba()
+        hooks = Hooks(stored_forms=stored_forms, prepare_weights=prepare_weights)
+        return build_cuda(request, rank, progress, hooks, processes)
 
 
 def _check_tree(request: BuildRequest) -> None:

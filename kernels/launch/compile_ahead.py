@@ -10,14 +10,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
+import triton
 from triton import AsyncCompileMode, FutureKernel
 
+from .compiler_processes import CompilerProcesses
 from .graph_capture import capturing
+from .kernel_list import named, serialize_safely
 from .launchers import keep_launchers_apart
 
+NO_PROCESSES = CompilerProcesses()
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 MAX_THREADS = 16
@@ -36,8 +40,19 @@ class CompileAhead(AsyncCompileMode):  # type: ignore[misc]  # Triton has no typ
     which raises if it fails there too.
     """
 
-    def __init__(self, device: torch.device, num_cores: int) -> None:
-        """`num_cores`: those that compilers may use; each gets a thread, up to `MAX_THREADS`."""
+    def __init__(
+        self,
+        device: torch.device,
+        num_cores: int,
+        processes: CompilerProcesses = NO_PROCESSES,
+    ) -> None:
+        """`num_cores`: those that compilers may use; each gets a thread, up to `MAX_THREADS`.
+        `processes` compile kernels that can be named to them; threads then load these, and compile
+        the rest."""
+        self._processes = processes
+        self._named: tuple[str, str, str] | None = None
+        """Module, function, and types, constants and options of the kernel that Triton submits
+        next; None: it cannot be named."""
         self._num_threads = min(num_cores, MAX_THREADS)
         self._pool = ThreadPoolExecutor(self._num_threads, "compiler")
         super().__init__(self._pool, ignore_errors=True)
@@ -47,6 +62,13 @@ class CompileAhead(AsyncCompileMode):  # type: ignore[misc]  # Triton has no typ
             # A library takes its handle and its workspace outside a graph.
             some = torch.zeros(16, 16, dtype=torch.bfloat16, device=device)
             some @ some
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        if self._processes:
+            serialize_safely()
+            triton.knobs.runtime.jit_cache_hook = self._name_next
+        return self
 
     def note(self, launch: Callable[[], T]) -> T:
         """Compiles the kernels that a call launches, and keeps the GPU from all of it. Results have
@@ -62,7 +84,10 @@ class CompileAhead(AsyncCompileMode):  # type: ignore[misc]  # Triton has no typ
         """Submits a compilation to the threads. Returns the kernel where it is compiled already,
         since a launch costs less than another submission; otherwise None, and Triton launches
         nothing."""
-        kernel = super().submit(key, partial(_load, compile_fn), finalize_fn)
+        load = partial(_load, compile_fn)
+        if self._named is not None:
+            load = partial(_load_compiled, self._processes, self._named, compile_fn)
+        kernel = super().submit(key, load, finalize_fn)
         is_there = kernel.future.done() and kernel.future.exception() is None
         return kernel if is_there else None
 
@@ -72,6 +97,7 @@ class CompileAhead(AsyncCompileMode):  # type: ignore[misc]  # Triton has no typ
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        triton.knobs.runtime.jit_cache_hook = None
         self._pool.shutdown(wait=False, cancel_futures=error is not None)
         # NOTE: a future that its pool cancels never counts as completed: Triton would wait for ever.
         self.raw_futures[:] = [each for each in self.raw_futures if not each.cancelled()]
@@ -83,6 +109,16 @@ class CompileAhead(AsyncCompileMode):  # type: ignore[misc]  # Triton has no typ
         for future in self.raw_futures:
             if (failure := future.exception()) is not None:
                 log.warning("a kernel did not compile ahead: %r", failure)
+
+    def _name_next(self, *, fn: Any, compile: dict[str, Any], **rest: object) -> None:
+        self._named = named(fn, compile)
+
+
+def _load_compiled(
+    processes: CompilerProcesses, kernel: tuple[str, str, str], compile_fn: Callable[[], Any]
+) -> Any:
+    processes.compile(*kernel)
+    return _load(compile_fn)
 
 
 def _load(compile_fn: Callable[[], Any]) -> Any:

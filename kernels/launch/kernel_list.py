@@ -40,8 +40,13 @@ class KernelList:
 
     def begin(self) -> None:
         """Lists what is compiled from now on, until `keep`."""
-        jit.serialize_specialization_data = _serialized  # Triton offers no other place
+        serialize_safely()
         triton.knobs.runtime.jit_post_compile_hook = self._note
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no engine has listed kernels here."""
+        return not self._kernels
 
     def keep(self) -> None:
         """Writes the list for later processes, which without it load each kernel when it is
@@ -78,11 +83,23 @@ class KernelList:
         return listed
 
     def _note(self, *, fn: Any, compile: dict[str, Any], **rest: object) -> None:
-        compiled_for = compile["specialization_data"]
-        # A later process finds a function by its name.
-        found = getattr(sys.modules.get(fn.module), fn.name, None)
-        if compiled_for and found is fn.jit_function:
-            self._kernels[fn.module, fn.name].add(compiled_for)
+        if (kernel := named(fn, compile)) is not None:
+            module, name, compiled_for = kernel
+            self._kernels[module, name].add(compiled_for)
+
+
+def serialize_safely() -> None:
+    """Changes how this process writes down what a kernel was compiled for from now on: it writes
+    nothing where JSON would change that. A second call changes nothing."""
+    jit.serialize_specialization_data = _serialized  # Triton offers no other place
+
+
+def named(fn: Any, compile: dict[str, Any]) -> tuple[str, str, str] | None:
+    """Module and name of a kernel's function, and what it is compiled for, of the arguments of
+    Triton's hooks. None where another process would not find it by these."""
+    compiled_for = compile["specialization_data"]
+    found = getattr(sys.modules.get(fn.module), fn.name, None)
+    return (fn.module, fn.name, compiled_for) if compiled_for and found is fn.jit_function else None
 
 
 def _load(function: _Function, found: Collection[str]) -> int:

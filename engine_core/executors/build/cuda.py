@@ -11,7 +11,8 @@ from functools import partial
 
 import torch
 
-from headwater.kernels.launch.compile_ahead import CompileAhead
+from headwater.kernels.launch.compile_ahead import NO_PROCESSES, CompileAhead
+from headwater.kernels.launch.compiler_processes import CompilerProcesses
 from headwater.kernels.launch.kernel_list import KernelList
 
 from ...config import ConfigError, EngineConfig, require
@@ -44,10 +45,14 @@ log = logging.getLogger(__name__)
 
 
 def build_cuda(
-    request: BuildRequest, rank: Rank, progress: Progress, hooks: Hooks
+    request: BuildRequest,
+    rank: Rank,
+    progress: Progress,
+    hooks: Hooks,
+    processes: CompilerProcesses = NO_PROCESSES,
 ) -> tuple[StepExecutor[SentStep, StepShape], EngineConfig]:
-    """Builds the executor of one rank of an engine on this process's first GPU. Raises
-    `ConfigError`."""
+    """Builds the executor of one rank of an engine on this process's first GPU. `processes`
+    compile its kernels. Raises `ConfigError`."""
     device = torch.device("cuda")
     options = request.options
     pages = pages_of_request(request)
@@ -78,6 +83,7 @@ def build_cuda(
         releasable=place.releasable,
         progress=progress,
         on_prepared=kernels.keep,
+        processes=processes,
     )
 
 
@@ -96,6 +102,7 @@ def build_cuda_executor(
     releasable: CudaMemory | None = None,
     progress: Progress = say_nothing,
     on_prepared: Callable[[], None] = lambda: None,
+    processes: CompilerProcesses = NO_PROCESSES,
 ) -> tuple[StepExecutor[SentStep, StepShape], EngineConfig]:
     """With `is_sized` the config's number of blocks stands; otherwise memory decides.
     `adapter_memory`: bytes for adapters; 0: rows have none. `releasable`: memory of the weights
@@ -115,7 +122,7 @@ def build_cuda_executor(
     block_bytes = sum(each.block_bytes(block_size) for each in layouts)
     sets = set_layout(served.config, block_bytes, block_size, decoder.dtype)
     block_bytes = block_bytes if sets is None else sets.page_bytes
-    with CompileAhead(device, usable_cores()) as ahead:
+    with CompileAhead(device, usable_cores(), processes) as ahead:
         if platform.products.probes(weights):
             ahead.note(partial(platform.products.launch_probe, weights))
         inputs = LayerInputs(() if heads is None else heads.config.input_layers)
