@@ -353,3 +353,12 @@ def _stand(found: Any, right: Any, num_offered: Any, stands: Any) -> None:
         for j in range(stands.shape[1]):
             probability *= right[row]
             stands[row, j] = probability if j < num_offered[row] else 0.0
+
+
+MAKERS = (
+    (_take_better, better_taker),
+    (_compare, comparer),
+    (_choose_lengths, length_chooser),
+    (_stand, standing),
+)
+"""Functions of each step that drafts, and what compiles each."""

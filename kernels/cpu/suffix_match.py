@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
-from .compiler.machine_code import compile_function, compiled_apart
+from .compiler.machine_code import compile_function
 from .compiler.scalars import int32_array_at
 
 KEY_LENS = 2, 6
@@ -360,11 +360,5 @@ def places_twin(
     return []
 
 
-def compile_apart() -> None:
-    """Has processes of their own compile what drafts for rows, unless that is kept. Waits for
-    them."""
-    makers = (_draft_rows, row_drafter), (_draft_from_histories, history_drafter), (_index, indexer)
-    processes = [compiled_apart(function, maker) for function, maker in makers]
-    for each in processes:
-        if each is not None:
-            each.wait()
+MAKERS = (_draft_rows, row_drafter), (_draft_from_histories, history_drafter), (_index, indexer)
+"""Functions that draft for rows, and what compiles each."""

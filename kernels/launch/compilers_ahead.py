@@ -4,12 +4,14 @@ driver's own start."""
 from __future__ import annotations
 
 from importlib import import_module
+from itertools import chain
 from threading import Thread
 
 from triton.runtime.cache import triton_key
 
 NUMBA_START = "headwater.kernels.cpu.compiler.compiler_start"
-DRAFTERS = "headwater.kernels.cpu.suffix_match"
+MACHINE_CODE = "headwater.kernels.cpu.compiler.machine_code"
+DRAFTING = ("headwater.kernels.cpu.suffix_match", "headwater.kernels.cpu.drafts")
 
 
 def hash_triton() -> None:
@@ -26,4 +28,5 @@ def start_numba() -> None:
 
 def _start_numba() -> None:
     import_module(NUMBA_START)
-    import_module(DRAFTERS).compile_apart()
+    makers = chain.from_iterable(import_module(each).MAKERS for each in DRAFTING)
+    import_module(MACHINE_CODE).compile_apart(makers)

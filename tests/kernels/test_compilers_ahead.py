@@ -46,9 +46,9 @@ def test_a_process_that_imports_the_hash_of_triton_has_it_when_its_threads_have_
 @pytest.mark.long
 def test_what_drafts_on_the_host_is_compiled_by_processes_beside_an_engine(tmp_path: Path) -> None:
     probe = PROBE + (
-        "from headwater.kernels.cpu.suffix_match import history_drafter, indexer, row_drafter\n"
-        "for each in (history_drafter(), indexer(), row_drafter()):\n"
-        "    assert list(each.stats.cache_hits.values()) == [1], each\n"
+        "from headwater.kernels.cpu import drafts, suffix_match\n"
+        "for function, maker in (*drafts.MAKERS, *suffix_match.MAKERS):\n"
+        "    assert list(maker().stats.cache_hits.values()) == [1], function\n"
     )
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(

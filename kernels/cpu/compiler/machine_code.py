@@ -11,7 +11,7 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -43,14 +43,26 @@ def compiling(function: Callable[..., None]) -> Iterator[bool]:
         yield True
 
 
-def compiled_apart(
-    function: Callable[..., None], maker: Callable[[], object]
-) -> subprocess.Popen[bytes] | None:
-    """A process that compiles the function, as `maker` does: compiling holds Python's lock for
-    seconds. None: a process has begun that before."""
+Maker = tuple[Callable[..., None], Callable[[], object]]
+"""A function, and what compiles it without arguments."""
+
+
+def compile_apart(makers: Iterable[Maker]) -> None:
+    """Has a process for each function compile it, unless one has begun that before: compiling holds
+    Python's lock for seconds. Waits for them."""
     folder = _cache_folder()
-    if folder is None or (folder / lock_name(function)).exists():
-        return None
+    if folder is None:
+        return
+    processes = [
+        _maker_process(maker)
+        for function, maker in makers
+        if not (folder / lock_name(function)).exists()
+    ]
+    for each in processes:
+        each.wait()
+
+
+def _maker_process(maker: Callable[[], object]) -> subprocess.Popen[bytes]:
     program = f"from {maker.__module__} import {maker.__name__}; {maker.__name__}()"
     return subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.DEVNULL)
 
