@@ -12,14 +12,26 @@ from typing import Any
 
 import msgspec
 
-from .json_limits import MAX_VALUES, SLICE_BYTES, behind_string, check_json
+from .json_limits import MAX_VALUES, SLICE_BYTES, STRING, behind_string, check_json
 
 PIECE_BYTES = 64 * 1024
 """Most bytes of a piece that a comma ends."""
 WHOLE_BYTES = 256 * 1024
 """JSON up to this size is decoded at once: it takes 5 ms at most."""
 _STRUCTURE = re.compile(rb'["\[\]{}]')
+_MATCHED_LEVELS = 5
+"""Levels of an object or list that one native step passes over. A message with tool calls has
+four."""
 _BLANK = b" \t\r\n"
+
+
+def _nested(levels: int) -> bytes:
+    """Expression of an object or list of valid JSON with at most so many levels."""
+    inner = STRING.pattern if levels == 1 else rb"(?:%b|%b)" % (STRING.pattern, _nested(levels - 1))
+    return rb'[\[{][^"\[\]{}]*+(?:%b[^"\[\]{}]*+)*+[\]}]' % inner
+
+
+_CONTAINER = re.compile(_nested(_MATCHED_LEVELS), re.DOTALL)
 
 
 def read_json(text: str | bytes, param: str | None = None, *, max_values: int = MAX_VALUES) -> Any:
@@ -78,7 +90,13 @@ class _PieceReader:
                 self._pass_commas(self._open[-1], run, at)
             match text[at : at + 1]:
                 case b'"':
-                    at = behind_string(text, at + 1)
+                    string = STRING.match(text, at, at + SLICE_BYTES)
+                    at = string.end() if string else behind_string(text, at + 1)
+                case b"[" | b"{" if self._open and (
+                    short := _CONTAINER.match(text, at, at + self._piece_bytes)
+                ):
+                    # The value is decoded together with its surroundings.
+                    at = short.end()
                 case b"[" | b"{" as bracket:
                     values: Any = [] if bracket == b"[" else {}
                     self._open.append(_Open(at, at + 1, at, values))

@@ -47,8 +47,8 @@ _TO_CLASSES = bytes(
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _TO_STEPS = bytes({ord("["): 1, ord("{"): 1}.get(byte, 255) for byte in range(256))
 """Brackets to signed bytes, by which depth changes."""
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-_WITH_WHOLE_STRINGS = re.compile(rb'(?:[^"]*+%s)*+' % _STRING.pattern, re.DOTALL)
+STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_WITH_WHOLE_STRINGS = re.compile(rb'(?:[^"]*+%s)*+' % STRING.pattern, re.DOTALL)
 _IN_STRING = re.compile(rb'(?:[^"\\]{1,4096}+|\\.){0,64}+("?)', re.DOTALL)
 """The rest of a string, or as much of it as a short pass reads."""
 
@@ -84,7 +84,8 @@ class JsonCounts:
 def check_json(text: bytes, param: str | None = None, *, max_values: int = MAX_VALUES) -> None:
     """Raises `BadRequest` for JSON that exceeds a limit; text that is no JSON may pass. `param` is
     the field that holds the text, None for a whole body. Linear in the text's length."""
-    if _may_exceed(text, max_values):
+    # Text of as few bytes exceeds no limit: histories have thousands of short arguments.
+    if len(text) > MAX_DEPTH and _may_exceed(text, max_values):
         for counts in counted(text):
             counts.check(param, max_values)
 
@@ -159,7 +160,7 @@ def _without_strings(text: bytes) -> Iterator[bytes]:
         whole = _WITH_WHOLE_STRINGS.match(text, at, at + STRINGS_BYTES)
         assert whole is not None
         if whole.end() > at:
-            yield _STRING.sub(b'"', whole.group())
+            yield STRING.sub(b'"', whole.group())
             at = whole.end()
             continue
         end = text.find(b'"', at, at + SLICE_BYTES)

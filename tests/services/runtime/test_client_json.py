@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -10,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headwater.bench.hostile.posts import cut_history
 from headwater.services.runtime.client_json import WHOLE_BYTES, read_in_pieces, read_json
 from headwater.services.runtime.errors import BadRequest
 
@@ -27,12 +30,25 @@ JSON = st.recursive(
 
 
 @settings(max_examples=40)
-@given(JSON, st.integers(1, 40), st.sampled_from([None, 1]), st.booleans())
+@given(JSON, st.integers(1, 40) | st.integers(40, 400), st.sampled_from([None, 1]), st.booleans())
 def test_pieces_of_any_length_make_the_same_value(
     value: Any, piece_bytes: int, indent: int | None, ascii: bool
 ) -> None:
     text = json.dumps(value, indent=indent, ensure_ascii=ascii).encode()
     assert read_in_pieces(text, piece_bytes) == msgspec.json.decode(text)
+
+
+def test_a_long_history_costs_a_small_multiple_of_a_native_decoder() -> None:
+    """Each bracket and string was a step of the interpreter: 38 times a native decoder."""
+    text = cut_history("m", 0).body
+
+    def seconds_of(read: Callable[[bytes], object]) -> float:
+        began = time.thread_time()
+        read(text)
+        return time.thread_time() - began
+
+    ratios = (seconds_of(read_in_pieces) / seconds_of(msgspec.json.decode) for _ in range(30))
+    assert any(ratio < 15 for ratio in ratios)
 
 
 def test_of_two_entries_with_a_name_the_last_one_counts() -> None:
