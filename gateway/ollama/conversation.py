@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Sequence
+from itertools import product
 
 import msgspec
 
@@ -40,20 +42,26 @@ class _CallIds:
 
     def __init__(self) -> None:
         self._num_calls = 0
-        self._open: list[tuple[str, str]] = []
-        """Name and id of each call without a result."""
+        self._without_result: dict[int, str] = {}
+        """Ids of calls, by their numbers."""
+        self._numbers = defaultdict[tuple[str | None, str | None], deque[int]](deque)
+        """Numbers of calls by name and id, each of which a result may leave out. Those with a
+        result are among them until they are the first."""
 
     def of_call(self, call: schema.ToolCall) -> str:
         # Nine letters and digits, as Mistral's templates want.
         call_id = call.id or f"call{self._num_calls:05}"
+        self._without_result[self._num_calls] = call_id
+        for key in product((None, call.function.name), (None, call_id)):
+            self._numbers[key].append(self._num_calls)
         self._num_calls += 1
-        self._open.append((call.function.name, call_id))
         return call_id
 
     def of_result(self, message: schema.Message) -> str | None:
-        for name, call_id in self._open:
-            if message.tool_call_id in (None, call_id) and message.tool_name in (None, name):
-                self._open.remove((name, call_id))
+        numbers = self._numbers.get((message.tool_name, message.tool_call_id), deque())
+        while numbers:
+            call_id = self._without_result.pop(numbers.popleft(), None)
+            if call_id is not None:
                 return call_id
         return message.tool_call_id
 
