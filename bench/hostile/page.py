@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping
 
 import msgspec
@@ -15,6 +16,8 @@ RESULTS = ROOT / "docs/hostile_bodies.json"
 BEGIN = "<!-- `headwater bench hostile --write` writes what follows -->\n"
 END = "<!-- end of what it writes -->\n"
 NOT_MEASURED = "–"
+LINE_LEN = 120
+"""Characters of a line of prose."""
 
 Reports = dict[str, Report]
 """Reports by the names of keys."""
@@ -67,9 +70,11 @@ def table(reports: Mapping[str, Report]) -> str:
         found = [_cells(rows.get(body.name), has_goals=has_goals) for rows in by_name]
         lines.append(_line(f"`{body.name}`", body.what, found))
     notes = [*map(_measured, reports.items())]
+    for name, report in reports.items():
+        notes += _earlier(name, report)
     if missing:
         notes.append(f"- Not measured yet: {', '.join(missing)}.")
-    return "\n".join([*lines, "", *notes, ""])
+    return "\n".join([*lines, "", *map(_wrapped, notes), ""])
 
 
 def _line(name: str, what: str, cells: list[str]) -> str:
@@ -100,12 +105,16 @@ def _measured(named: tuple[str, Report]) -> str:
     return (
         f"- The {name} key has {report.requests_per_minute:,} requests a minute: {report.date}, "
         f"{report.commit}, executor `{report.executor}`, {report.seconds:g} s a body, "
-        f"{report.cores}.{''.join(_earlier(report))}"
+        f"{report.cores}."
     )
 
 
-def _earlier(report: Report) -> Iterator[str]:
-    """Sentences about rows that earlier runs measured."""
+def _earlier(name: str, report: Report) -> Iterator[str]:
+    """Notes on rows that earlier runs measured."""
     for commit in dict.fromkeys(report.earlier.values()):
         bodies = [f"`{body}`" for body, of in report.earlier.items() if of == commit]
-        yield f" Measured at {commit}: {', '.join(bodies)}."
+        yield f"- Measured with the {name} key at {commit}: {', '.join(bodies)}."
+
+
+def _wrapped(note: str) -> str:
+    return textwrap.fill(note, LINE_LEN, subsequent_indent="  ", break_on_hyphens=False)

@@ -61,7 +61,13 @@ def test_what_was_measured_replaces_its_rows_and_the_table(
     assert read_reports() == reports
     written = page.PAGE.read_text()
     assert written == f"before\n{page.BEGIN}\n{table(reports)}\n{page.END}after\n"
-    assert " Measured at c0ffee1: `keys`.\n" in written
+    assert "\n- Measured with the small key at c0ffee1: `keys`.\n" in written
+
+
+def test_notes_have_short_lines_as_other_prose() -> None:
+    earlier = report_with(*(row(name, first_token=1.0, structured=1.0) for name in NAMES))
+    written = table({"small": CONTROL.with_rows_of(earlier)})
+    assert all(len(line) <= 120 for line in written.splitlines() if not line.startswith("|"))
 
 
 def test_a_page_without_a_place_for_the_table_is_an_error() -> None:
