@@ -41,7 +41,7 @@ class Run:
     commit: str
 
     def report(self, names: Sequence[str]) -> Report:
-        groups = groups_of(sorted(os.sched_getaffinity(0)))
+        groups = groups_of(sorted(os.sched_getaffinity(0)))[: len(names)]
         measured = Measured()
         spawn = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(len(groups), spawn) as pool:
