@@ -159,11 +159,14 @@ class BlockLoads:
         given = GivenBack(turn, start)
         self._save(held.pages, *self._keys.of(kind, hashes, held, parent), chain.owner, given)
 
-    def release_set(self, chain: HashChain, num_blocks: int, pages: Sequence[int]) -> None:
-        """Like `release`, of the pages of the state set behind so many of a chain's blocks."""
+    def release_set(
+        self, chain: HashChain, num_blocks: int, pages: Sequence[int], *, is_early: bool
+    ) -> None:
+        """Like `release`, of the pages of the state set behind so many of a chain's blocks.
+        `is_early`: see `BlockPool.release`."""
         # With the class of its blocks, so that both are evicted at about the same time.
         turn = chain.turn.part(chain.turn.kind)
-        self._pool.release(pages, turn=turn, start=num_blocks - 1)
+        self._pool.release(pages, turn=turn, start=num_blocks - 1, is_early=is_early)
         if not self._keepers:
             return
         keys = self._keys.of_set(chain.hashes[num_blocks - 1])

@@ -53,6 +53,17 @@ class Snapshots:
             self._pool.share(pages, is_move=True)
             self._pool.release(pages, is_early=True)
 
+    def renew(self, block_hash: bytes) -> None:
+        """Lets a snapshot be evicted no earlier than others: no chain has a later one after all."""
+        pages = self.find(block_hash)
+        if pages and self._superseded.pop(pages[0], None) is not None:
+            self._pool.share(pages, is_move=True)
+            self._pool.release(pages)
+
+    def is_superseded(self, block_hash: bytes, pages: Sequence[int]) -> bool:
+        """Whether these pages, which may be held, are a set that is evicted first."""
+        return self._superseded.get(pages[0]) == block_hash
+
     @property
     def num_superseded(self) -> int:
         """Snapshots that are evicted before anything else."""

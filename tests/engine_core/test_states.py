@@ -123,6 +123,27 @@ def test_a_conversation_is_continued_at_the_last_border_of_its_answer() -> None:
     assert run(driver, request(1, prompt, 5)) == [64]
 
 
+@pytest.mark.parametrize(("answer_len", "num_cached"), [(3, 32), (20, 48)])
+def test_a_conversation_that_waits_outlasts_states_at_the_ends_of_prompts_in_work(
+    answer_len: int, num_cached: int
+) -> None:
+    """Requests that run will end with later ones. With these states 52 blocks would be needed."""
+    driver = Driver(config(num_blocks=46), late_polls=0)
+    run(driver, request(0, [1] * 33, answer_len))
+    run(driver, *(request(key, [10 + key] * 40, 80) for key in (1, 2, 3)))
+    following = [*[1] * 33, *driver.streams[0].tokens, 5]
+    assert run(driver, request(99, following, 1)) == [num_cached]
+
+
+def test_a_state_behind_a_prompt_stays_as_long_as_others_where_its_answer_fills_no_block() -> None:
+    driver = Driver(config(num_blocks=25), late_polls=0)
+    run(driver, request(0, [2] * 90, 40))
+    run(driver, request(1, [1] * 33, 3))
+    run(driver, request(2, [3] * 60, 20))
+    following = [*[1] * 33, *driver.streams[1].tokens, 5]
+    assert run(driver, request(99, following, 1)) == [32]
+
+
 @pytest.mark.parametrize("prompt_len", [33, 40, 47])
 def test_a_prompt_that_comes_again_is_continued_at_its_last_border(prompt_len: int) -> None:
     driver = Driver(config(), late_polls=2)

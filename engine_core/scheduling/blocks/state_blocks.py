@@ -202,6 +202,9 @@ class StateBlocks(Blocks):
             if 0 < begun < block:
                 # The chain has a later one from here on.
                 self._snapshots.snapshots.supersede(request.chain.hashes[begun - 1])
+            if not parts and not request.forks:
+                # The answer will end with a later one, and the next turn continues that.
+                self._snapshots.snapshots.supersede(block_hash, num_chains=0)
 
     def full_rows(self, rows: RowIndices, num_computed: Int32Array) -> RowIndices:
         full: RowIndices = rows[num_computed[rows] == self._capacity(rows)]
@@ -322,6 +325,7 @@ class StateBlocks(Blocks):
         if block:
             written = self._states.of_block(row, block)
             self._snapshots.snapshots.cache(request.chain.hashes[block - 1], written)
+            self._snapshots.snapshots.renew(request.chain.hashes[block - 1])
             self._states.keep(row, block)
             prompt_end = request.num_prompt_tokens // self._block_size
             if 0 < prompt_end < block:
@@ -336,9 +340,13 @@ class StateBlocks(Blocks):
     def _release_kept(self, chains: Sequence[HashChain], taken: TakenSets) -> Int32Array:
         """Releases sets that stay cached and that block sources may store; `chains` are those of
         the rows. Returns the pages of the other sets, [S, pages of a set]."""
+        snapshots = self._snapshots.snapshots
         for i in taken.are_kept.nonzero()[0].tolist():
             pages = taken.pages[i].tolist()
-            self._loads.release_set(chains[taken.at[i]], int(taken.blocks[i]), pages)
+            chain = chains[taken.at[i]]
+            block = int(taken.blocks[i])
+            is_early = snapshots.is_superseded(chain.hashes[block - 1], pages)
+            self._loads.release_set(chain, block, pages, is_early=is_early)
         return taken.pages[~taken.are_kept]
 
     def _drop_sets(self, pages: Int32Array) -> None:
