@@ -83,10 +83,10 @@ def test_whatever_befalls_a_copy_answers_are_exact_and_blocks_are_conserved(seed
     assert min(seen[name] for name in (*FAULTS, *met)) > 0
 
 
-@pytest.mark.parametrize("pages", long_but(PAGES, "states", "window-and-states"))
+@pytest.mark.parametrize("pages", PAGES)
 def test_pages_of_several_kinds_and_snapshots_are_pulled_through_any_fault(pages: str) -> None:
-    seen = check_seeds(range(40), FEW_ROUNDS, pages)
-    assert min(seen[name] for name in ("pulled", "prefetched", "lent", "direct", "deaths")) > 0
+    seen = check_seeds(range(20), FEW_ROUNDS, pages)
+    assert min(seen[name] for name in ("pulled", "lent", "direct", "deaths")) > 0
 
 
 @pytest.mark.long
