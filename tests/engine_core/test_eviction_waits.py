@@ -15,6 +15,7 @@ from headwater.engine_core.executors.simulated.executor import SimulatedExecutor
 from headwater.engine_core.executors.simulated.model import SimulatedModel
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
+from headwater.engine_core.scheduling.seating import eviction_waits
 from headwater.engine_core.scheduling.seating.eviction_waits import MOST_SECONDS
 from tests.engine_core.driven_engine import DrivenEngine
 
@@ -24,7 +25,7 @@ GAP = 2.0
 """Seconds after which each conversation returns once."""
 RUNNING = 1000
 LONG = 10
-SHORT = 2
+SHORT = 1
 """Blocks of prompts whose loss is worth waiting for, and is not."""
 
 
@@ -37,7 +38,7 @@ class Conversations:
         executor = SimulatedExecutor(
             config,
             SimulatedModel(vocab_size=1000),
-            SimulatedTiming(seconds_per_prefill_token=1e-3),
+            SimulatedTiming(seconds_per_prefill_token=1.5e-3),
             clock=lambda: self.now,
             sleep=self._sleep,
         )
@@ -47,7 +48,7 @@ class Conversations:
                 self.add(number, 2)
                 self.driven.run()
                 self.now += GAP
-        for number in range(100, 104):
+        for number in range(100, 108):
             self.add(number, LONG)
             self.driven.run()
         self.now += 0.9 * GAP
@@ -113,7 +114,10 @@ def test_a_prompt_that_waits_begins_when_a_request_ends() -> None:
 def test_others_pass_a_prompt_that_waits() -> None:
     conversations = Conversations(VALUE_WAIT)
     assert not conversations.begins_at_once(2000)
-    assert conversations.begins_at_once(2001, SHORT)
+    conversations.add(2001, SHORT)
+    while not conversations.driven.tokens[2001]:
+        conversations.driven.step()
+        assert conversations.is_running
     assert not conversations.driven.tokens[2000]
 
 
@@ -133,6 +137,13 @@ def test_a_tenant_that_has_less_than_its_share_of_the_cache_does_not_wait() -> N
 
 def test_no_prompt_waits_where_host_memory_keeps_what_is_evicted() -> None:
     assert Conversations(VALUE_WAIT, num_host_blocks=100).begins_at_once(2000)
+
+
+def test_no_prompt_waits_where_prompts_take_a_smaller_part_of_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(eviction_waits, "BUSY", 0.5)
+    assert Conversations(VALUE_WAIT).begins_at_once(2000)
 
 
 def test_no_prompt_waits_where_nothing_runs() -> None:

@@ -263,7 +263,9 @@ class Seating:
     def rank_seated(self, request: RequestState) -> None:
         """Ranks a running request by what is left to compute."""
         self._ranking.note_seated(request)
-        self._budget.rank_begun(request, request.num_tokens - request.num_computed)
+        num_tokens = request.num_tokens - request.num_computed
+        self._budget.rank_begun(request, num_tokens)
+        self._eviction_waits.note_seated(num_tokens)
 
     def stalled(self) -> Iterator[RequestState]:
         """Running requests whose readers take nothing, while others lack room. Each is to be
