@@ -92,7 +92,7 @@ def layout_of(config: ModelConfig, layer_norms: Iterable[str]) -> Layout:
 def _mixer_of(config: ModelConfig, i: int) -> dict[str, WeightSpec]:
     """Weights of the mixer of layer i: attention, a state, or both."""
     if config.latent is not None:
-        return latent_weights_of(config)
+        return latent_weights_of(config, i)
     return state_weights_of(config) if config.has_state(i) else _attention_of(config.at(i))
 
 

@@ -191,7 +191,7 @@ class LayeredModel(ABC):
     def _some_layers(self, num_layers: int) -> Iterable[int]:
         """Layers of a shortened pass that launches every kernel of a whole pass, in order: the
         first ones, one of each kind (window, full attention, state; own keys and values or shared
-        ones), and the last."""
+        ones), and the last, with the one that chooses for it."""
         config = self.config
         last = len(self.layers) - 1
         kinds = [
@@ -199,4 +199,6 @@ class LayeredModel(ABC):
             for i in range(last + 1)
         ]
         firsts = {kinds.index(kind) for kind in set(kinds)}
-        return sorted({*range(min(num_layers - 1, last)), *firsts, last})
+        index = config.index
+        chooses = last if index is None else index.layer_of(last)
+        return sorted({*range(min(num_layers - 1, last)), *firsts, chooses, last})

@@ -27,7 +27,7 @@ from ..layers.projection_norms import projection_norms
 from ..layers.rope import cos_sin_table, query_scales, unrotated_table
 from ..weights.model_config import ModelConfig
 from .experts.expert_parts import ExpertParts, check_unrounded
-from .latent.latent_parts import latent_mixer, latent_rotation
+from .latent.latent_parts import LatentMixers
 from .states.state_parts import state_mixer
 
 
@@ -107,8 +107,7 @@ class Parts:
     def mixer(self, i: int) -> Mixer:
         """Attention of layer i, or the state mixer that replaces it."""
         if self._config.latent is not None:
-            own = self._weights, self._platform, i, self._latent_rotation
-            return latent_mixer(self._config, *own)
+            return self._latent_mixers(i)
         if not self._config.has_state(i):
             return self.attention(i)
         return state_mixer(self._config, self._weights, self._platform, i)
@@ -233,8 +232,8 @@ class Parts:
         return self._local if config.local_rope_theta and config.window_of(i) else self._rotated
 
     @cached_property
-    def _latent_rotation(self) -> torch.Tensor:
-        return latent_rotation(self._config, self._max_model_len).to(self._platform.device)
+    def _latent_mixers(self) -> LatentMixers:
+        return LatentMixers(self._config, self._weights, self._platform, self._max_model_len)
 
     @cached_property
     def _rotated(self) -> torch.Tensor:

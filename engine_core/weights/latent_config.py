@@ -3,7 +3,7 @@ of heads. Source: DeepSeek-AI, "DeepSeek-V2", 2024. Knows no names of a `config.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..config import require
 
@@ -26,6 +26,22 @@ class IndexConfig:
     """Latents that a token attends to, at most."""
     is_interleaved: bool
     """Whether neighbours rotate with each other, else the halves of what rotates."""
+    is_shared: tuple[bool, ...] = ()
+    """Whether a layer attends to what the indexer of an earlier one chooses; empty: each layer has
+    its own."""
+
+    def layer_of(self, layer: int) -> int:
+        """The layer whose indexer chooses for this one."""
+        while self.is_shared and self.is_shared[layer]:
+            layer -= 1
+        return layer
+
+    def of_layers(self, first: int, stop: int) -> IndexConfig:
+        """Indexers of a model of layers first … stop − 1 alone. Raises `ConfigError`."""
+        own = self.is_shared[first:stop]
+        refused = f"shared in layer {first}, the first of a stage"
+        require(not own or not own[0], "indexer_types", refused, "full there")
+        return replace(self, is_shared=own)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +72,11 @@ class LatentConfig:
             head_dim = self.index.head_dim
             allowed = f"at least qk_rope_head_dim, {self.rotary_dim}"
             require(head_dim >= self.rotary_dim, "index_head_dim", head_dim, allowed)
+
+    def of_layers(self, first: int, stop: int) -> LatentConfig:
+        """Latents of a model of layers first … stop − 1 alone. Raises `ConfigError`."""
+        index = self.index
+        return self if index is None else replace(self, index=index.of_layers(first, stop))
 
     @property
     def sizes(self) -> dict[str, tuple[int, int]]:

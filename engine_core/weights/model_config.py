@@ -468,6 +468,7 @@ class ModelConfig:
             has_inner=self.has_inner[first:stop],
             experts=None if self.experts is None else self.experts.of_layers(first, stop),
             states=None if self.states is None else self.states.of_layers(first, stop),
+            latent=None if self.latent is None else self.latent.of_layers(first, stop),
         )
 
     def follows_mixer(self, layer: int) -> bool:

@@ -421,6 +421,12 @@ FAMILIES: dict[str, Any] = {
         | {"n_group": 1, "topk_group": 1}
         | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
     ),
+    "glm-5.2": lambda: transformers.GlmMoeDsaConfig(
+        **DEEPSEEK
+        | INDEX
+        | {"n_group": 1, "topk_group": 1, "indexer_types": ["full", "shared", "shared"]}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+    ),
     "glm4-moe-lite": lambda: transformers.Glm4MoeLiteConfig(
         **DEEPSEEK | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
         num_nextn_predict_layers=0,

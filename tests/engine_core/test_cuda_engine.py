@@ -96,7 +96,7 @@ SENSITIVE = {
 }
 """Small models of which rounding to TF32, as GPUs multiply float32, moves tokens as far: those of
 transformers so rounded lie up to 0.83 and 0.57 behind (2026-11-29)."""
-INDEXED = {"deepseek-v3.2", "glm-5"}
+INDEXED = {"deepseek-v3.2", "glm-5", "glm-5.2"}
 """Models whose indexers choose other tokens where scores are rounded: `test_cuda_latents` has
 them."""
 CUT = 2.0

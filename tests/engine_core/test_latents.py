@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from headwater.engine_core.config import ConfigError, EngineConfig
 from headwater.engine_core.devices import cpu, cuda
@@ -306,8 +307,9 @@ def test_a_config_that_is_not_served_is_refused_by_the_field(
         ({"index_topk": 0}, "index_topk is 0; allowed: a whole number, 1…"),
         ({"index_head_dim": 8}, "index_head_dim is 8; allowed: at least qk_rope_head_dim, 16"),
         ({"q_lora_rank": None}, "q_lora_rank is 0; allowed: 1 and more with an indexer"),
-        ({"indexer_types": ["full", "shared"]}, "indexer_types is .*; allowed: full in all layers"),
-        ({"index_topk_freq": 4}, "index_topk_freq is 4; allowed: 1"),
+        ({"indexer_types": ["full", "shared"]}, "indexer_types is .*; allowed: full or shared for"),
+        ({"index_topk_pattern": "SFF"}, "index_topk_pattern is 'SFF'; allowed: full or shared for"),
+        ({"index_topk_freq": 0}, "index_topk_freq is 0; allowed: a whole number, 1…"),
     ],
     ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
 )
@@ -319,12 +321,49 @@ def test_an_indexer_that_is_not_served_is_refused_by_the_field(
         config_of(GLM_5 | changed)
 
 
+@pytest.mark.parametrize(
+    ("changed", "shared"),
+    [
+        ({}, [False, False, False]),
+        ({"indexer_types": ["full", "shared", "full"]}, [False, True, False]),
+        ({"index_topk_pattern": "FFS"}, [False, False, True]),
+        ({"index_topk_freq": 2}, [False, False, True]),
+        ({"index_topk_freq": 2, "index_skip_topk_offset": 1}, [False, True, False]),
+    ],
+    ids=["neither", "types", "pattern", "freq", "offset"],
+)
+def test_layers_share_choices_as_transformers_says(
+    changed: dict[str, Any], shared: list[bool]
+) -> None:
+    index = config_of(GLM_5 | changed).index
+    assert index is not None
+    assert list(index.is_shared) == shared
+    theirs = transformers.GlmMoeDsaConfig(num_hidden_layers=3, **changed).indexer_types
+    assert [kind == "shared" for kind in theirs] == shared
+
+
+def test_a_stage_that_begins_with_a_shared_choice_is_refused() -> None:
+    model = config_of(GLM_5 | {"indexer_types": ["full", "shared", "full"]})
+    assert model.of_layers(2, 3).index is not None
+    with pytest.raises(ConfigError, match="indexer_types is 'shared in layer 1, the first of a"):
+        model.of_layers(1, 3)
+
+
 @pytest.mark.parametrize("length", long_but([38, 39, 40, 41, 47, 48, 49, 70], 39, 48))
 def test_tokens_are_those_of_transformers_around_the_number_that_is_chosen(
     length: int, tmp_path: Path
 ) -> None:
     """A token attends to 40 latents, and a block has 16."""
-    model = random_checkpoint("glm-5", tmp_path / "hf")
+    check_answer("glm-5", length, tmp_path)
+
+
+def test_tokens_of_layers_that_share_a_choice_are_those_of_transformers(tmp_path: Path) -> None:
+    check_answer("glm-5.2", 70, tmp_path)
+
+
+def check_answer(family: str, length: int, tmp_path: Path) -> None:
+    """Compares tokens and log probabilities with those of transformers."""
+    model = random_checkpoint(family, tmp_path / "hf")
     folder = convert(tmp_path / "hf", tmp_path / "ours")
     prompt = np.random.default_rng(length).integers(3, 512, length).tolist()
     with closing(SmallEngine(folder, max_model_len=512)) as engine:

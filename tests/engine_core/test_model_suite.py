@@ -47,7 +47,7 @@ MIXED = "1 with layers of several shapes"
 ON_RANKS = ("olmo2", "deepseek-v3")
 """Families whose norms ranks have to sum, whose experts they divide, and whose latents each rank
 keeps. States: see parallel/test_states_on_ranks.py."""
-IN_PARTS = [family for family in FAMILIES if family not in WITH_STATES]
+IN_PARTS = [family for family in FAMILIES if family not in {*WITH_STATES, "glm-5.2"}]
 """Families that stages divide. States: see parallel/test_states_in_stages.py."""
 IN_STAGES = "gpt2"
 """The family with most weights outside its layers."""

@@ -10,7 +10,7 @@ import torch
 from ..batch import ForwardBatch
 from ..linear.linear import Product
 from ..platform import HeadsOverChosen, IndexedQueries
-from .indexer import Indexer
+from .indexer import Indexer, SharedIndexer
 from .latent_attention import LatentStore, LowRankQueries
 
 
@@ -22,7 +22,7 @@ class IndexedAttention:
         self,
         queries: LowRankQueries,
         store: LatentStore,
-        indexer: Indexer,
+        indexer: Indexer | SharedIndexer,
         attention: HeadsOverChosen,
         o: Product,
     ) -> None:

@@ -46,6 +46,7 @@ class Indexer:
         self._norm_bias = norm_bias
         self._eps = eps
         self._pairs = pairs
+        self._latest: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
 
     def queries(
         self, x: torch.Tensor, compressed: torch.Tensor, batch: ForwardBatch, keys: torch.Tensor
@@ -53,9 +54,27 @@ class Indexer:
         """x [T, H] and its compressed queries [T, query rank] → queries [T, Hi, D], and weights of
         heads, float32 [T, Hi]. Keys go to the layer's keys [num_blocks, block_size, D]."""
         q = self._q(compressed).view(len(x), self._num_heads, -1)
+        k = self._k(x)
+        self._store(q, k, batch, keys)
+        # The published factor of weights is left out: it changes no order of scores.
+        weights = self._head_weights(x.float())
+        self._latest = q, k, weights
+        return q, weights
+
+    def latest(self, batch: ForwardBatch, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries and weights of the last call of `queries`, for the same batch. Keys go to those of
+        another layer."""
+        assert self._latest is not None
+        q, k, weights = self._latest
+        self._store(q[:, :0], k, batch, keys)
+        return q, weights
+
+    def _store(
+        self, q: torch.Tensor, k: torch.Tensor, batch: ForwardBatch, keys: torch.Tensor
+    ) -> None:
         self._platform.store_index_keys(
             q,
-            self._k(x),
+            k,
             batch,
             self._cos_sin,
             keys,
@@ -64,5 +83,17 @@ class Indexer:
             eps=self._eps,
             pairs=self._pairs,
         )
-        # The published factor of weights is left out: it changes no order of scores.
-        return q, self._head_weights(x.float())
+
+
+class SharedIndexer:
+    """The indexer of an earlier layer, whose choice this layer shares. Its keys are stored for this
+    layer too, and the choice is made again."""
+
+    def __init__(self, indexer: Indexer) -> None:
+        self._indexer = indexer
+
+    def queries(
+        self, x: torch.Tensor, compressed: torch.Tensor, batch: ForwardBatch, keys: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Indexer.queries`; that of the earlier layer is called before, for the same batch."""
+        return self._indexer.latest(batch, keys)

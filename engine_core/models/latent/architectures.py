@@ -40,7 +40,7 @@ LATENT_ARCHITECTURES = {
     "GlmMoeDsaForCausalLM": own(
         DEEPSEEK,
         deepseek.read_glm_moe_dsa,
-        "GLM-5",
+        "GLM-5, GLM-5.2",
         "glm_moe_dsa",
         limits=LATENTS,
     ),

@@ -33,11 +33,11 @@ INDEX_NAMES = {
 NORM_EPS = 1e-6
 
 
-def index_weights_of(config: ModelConfig) -> dict[str, WeightSpec]:
-    """Weights of one layer's indexer, of which every rank has all: ranks choose the same latents.
-    Empty: the model has none."""
+def index_weights_of(config: ModelConfig, layer: int) -> dict[str, WeightSpec]:
+    """Weights of a layer's indexer, of which every rank has all: ranks choose the same latents.
+    Empty: it has none."""
     index = config.index
-    if index is None:
+    if index is None or index.layer_of(layer) != layer:
         return {}
     assert config.latent is not None
     hidden = config.hidden_size

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import cast
 
-import torch
-
 from headwater.kernels.attention.rotary_pairs import RotaryPairs
 
 from ...layers.linear.kinds import Weights
 from ...layers.linear.linear import Product
 from ...layers.mixers.indexed_attention import IndexedAttention
+from ...layers.mixers.indexer import Indexer, SharedIndexer
 from ...layers.mixers.latent_attention import LatentAttention, LatentStore, LowRankQueries
 from ...layers.norm import RMSNorm
 from ...layers.platform import IndexPlatform, LatentPlatform, Platform
@@ -45,8 +44,8 @@ LOW_RANK_EPS = 1e-6
 """Epsilon of norms of products of few numbers, whatever the config says of other norms."""
 
 
-def latent_weights_of(config: ModelConfig) -> dict[str, WeightSpec]:
-    """Weights of one layer. The weight that latents are raised by is never packed: queries are
+def latent_weights_of(config: ModelConfig, layer: int) -> dict[str, WeightSpec]:
+    """Weights of a layer. The weight that latents are raised by is never packed: queries are
     multiplied by a part of it transposed. Ranks divide heads; each makes all latents."""
     latent = config.latent
     assert latent is not None
@@ -66,47 +65,65 @@ def latent_weights_of(config: ModelConfig) -> dict[str, WeightSpec]:
         KV_NORM: norm(latent.kv_rank),
         KV_B: replace(table(raised, latent.kv_rank, split=Split.OUTPUTS), parts=(raised,)),
         OUT: linear(hidden, config.num_heads * latent.value_dim, split=Split.INPUTS),
-        **index_weights_of(config),
+        **index_weights_of(config, layer),
     }
 
 
-def latent_rotation(config: ModelConfig, max_model_len: int) -> torch.Tensor:
-    """float32 [positions, rotary_dim], as `cos_sin_table` makes it; the same for all layers."""
-    assert config.latent is not None
-    return cos_sin_table(replace(config, head_dim=config.latent.rotary_dim), max_model_len)
+class LatentMixers:
+    """Builds the attention of a model's layers, first to last, by the names of the layout."""
 
+    def __init__(
+        self, config: ModelConfig, weights: Weights, platform: Platform, max_model_len: int
+    ) -> None:
+        assert config.latent is not None
+        rotated = replace(config, head_dim=config.latent.rotary_dim)
+        self._config = config
+        self._weights = weights
+        self._platform = platform
+        self._cos_sin = cos_sin_table(rotated, max_model_len).to(platform.device)
+        self._indexers: dict[int, Indexer] = {}
 
-def latent_mixer(
-    config: ModelConfig, weights: Weights, platform: Platform, layer: int, cos_sin: torch.Tensor
-) -> LatentAttention | IndexedAttention:
-    """The attention of a layer, by the names of the layout."""
-    latent = config.latent
-    assert latent is not None
-    prefix = f"layers.{layer}."
-    own = cast(LatentPlatform, platform)
-    for name in (Q, Q_A, Q_B, KV_A, OUT):
-        if prefix + name in weights.linears:
-            check_unrounded(weights.linears[prefix + name], config)
-    store = LatentStore(
-        own,
-        weights.linears[prefix + KV_A],
-        cos_sin,
-        num_heads=config.num_heads,
-        norm=weights.tensors[prefix + KV_NORM],
-        eps=LOW_RANK_EPS,
-        pairs=RotaryPairs(latent.rotary_dim, config.is_interleaved),
-    )
-    queries = _queries(weights, own, prefix)
-    kv_b = weights.tensors[prefix + KV_B].view(config.num_heads, latent.raised_dim, latent.kv_rank)
-    scale = config.attention_scale or latent.query_dim**-0.5
-    o = own.linear(weights.linears[prefix + OUT])
-    if latent.index is None:
-        return LatentAttention(queries, store, own.latent_attention(kv_b, scale), o)
-    indexing = cast(IndexPlatform, platform)
-    attention = indexing.indexed_attention(kv_b, scale, latent.index.num_chosen)
-    assert isinstance(queries, LowRankQueries)
-    index = indexer(config, weights, indexing, prefix, cos_sin)
-    return IndexedAttention(queries, store, index, attention, o)
+    def __call__(self, layer: int) -> LatentAttention | IndexedAttention:
+        config = self._config
+        weights = self._weights
+        latent = config.latent
+        assert latent is not None
+        prefix = f"layers.{layer}."
+        own = cast(LatentPlatform, self._platform)
+        for name in (Q, Q_A, Q_B, KV_A, OUT):
+            if prefix + name in weights.linears:
+                check_unrounded(weights.linears[prefix + name], config)
+        store = LatentStore(
+            own,
+            weights.linears[prefix + KV_A],
+            self._cos_sin,
+            num_heads=config.num_heads,
+            norm=weights.tensors[prefix + KV_NORM],
+            eps=LOW_RANK_EPS,
+            pairs=RotaryPairs(latent.rotary_dim, config.is_interleaved),
+        )
+        queries = _queries(weights, own, prefix)
+        shape = config.num_heads, latent.raised_dim, latent.kv_rank
+        kv_b = weights.tensors[prefix + KV_B].view(shape)
+        scale = config.attention_scale or latent.query_dim**-0.5
+        o = own.linear(weights.linears[prefix + OUT])
+        if latent.index is None:
+            return LatentAttention(queries, store, own.latent_attention(kv_b, scale), o)
+        indexing = cast(IndexPlatform, self._platform)
+        attention = indexing.indexed_attention(kv_b, scale, latent.index.num_chosen)
+        assert isinstance(queries, LowRankQueries)
+        return IndexedAttention(queries, store, self._indexer(layer, indexing), attention, o)
+
+    def _indexer(self, layer: int, platform: IndexPlatform) -> Indexer | SharedIndexer:
+        index = self._config.index
+        assert index is not None
+        source = index.layer_of(layer)
+        if source != layer:
+            return SharedIndexer(self._indexers[source])
+        prefix = f"layers.{layer}."
+        made = indexer(self._config, self._weights, platform, prefix, self._cos_sin)
+        self._indexers[layer] = made
+        return made
 
 
 def _queries(weights: Weights, platform: LatentPlatform, prefix: str) -> Product:

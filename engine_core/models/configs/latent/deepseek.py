@@ -16,6 +16,9 @@ from .fields import read_index, read_latent
 
 GREEDY = "greedy"
 IN_GROUPS = "group_limited_greedy"
+FULL = "full"
+SHARED = "shared"
+"""Values of `indexer_types`."""
 
 
 def read_deepseek_v2(config: Config) -> ModelConfig:
@@ -43,13 +46,29 @@ def read_deepseek_v32(config: Config) -> ModelConfig:
 
 
 def read_glm_moe_dsa(config: Config) -> ModelConfig:
-    """Config of GLM-5, each of whose layers has an indexer of its own."""
-    _check(config, {"scoring_func": "sigmoid", "index_topk_freq": 1, "index_topk_pattern": None})
-    kinds = config.get("indexer_types") or []
-    is_own = isinstance(kinds, list) and set(kinds) <= {"full"}
-    require(is_own, "indexer_types", kinds, "full in all layers")
-    index = read_index(config, is_interleaved=bool(config.get("indexer_rope_interleave", True)))
+    """Config of GLM-5, whose layers may attend to what the indexer of an earlier one chooses."""
+    _check(config, {"scoring_func": "sigmoid"})
+    is_interleaved = bool(config.get("indexer_rope_interleave", True))
+    shared = _shared_choices(config)
+    index = read_index(config, is_interleaved=is_interleaved, is_shared=shared)
     return _read_corrected(config, _behind(config, 3), index)
+
+
+def _shared_choices(config: Config) -> tuple[bool, ...]:
+    """Whether each layer shares the choice of an earlier one: by `indexer_types`, else by the letters
+    of `index_topk_pattern`, else every layer but each `index_topk_freq`-th. Raises `ConfigError`."""
+    num_layers = count_of(config, "num_hidden_layers")
+    name = "indexer_types" if config.get("indexer_types") else "index_topk_pattern"
+    kinds = config.get(name)
+    if kinds is None:
+        step = count_of(config, "index_topk_freq", 1)
+        offset = count_of(config, "index_skip_topk_offset", 2, least=0)
+        return tuple(max(i - offset + 1, 0) % step > 0 for i in range(num_layers))
+    words = {FULL: FULL, SHARED: SHARED, "F": FULL, "S": SHARED}
+    is_list = isinstance(kinds, str | list) and len(kinds) == num_layers
+    served = is_list and set(kinds) <= words.keys() and words[kinds[0]] == FULL
+    require(served, name, kinds, f"{FULL} or {SHARED} for each layer, {FULL} for the first")
+    return tuple(words[kind] == SHARED for kind in kinds)
 
 
 def read_glm4_moe_lite(config: Config) -> ModelConfig:

@@ -11,13 +11,16 @@ from ....weights.rope.config import DEFAULT_THETA, grown_scale, rope_of
 from ..fields import Config, count_of
 
 
-def read_index(config: Config, *, is_interleaved: bool) -> IndexConfig:
+def read_index(
+    config: Config, *, is_interleaved: bool, is_shared: tuple[bool, ...] = ()
+) -> IndexConfig:
     """Sizes of a model's sparse indexers. Raises `ConfigError`."""
     return IndexConfig(
         num_heads=count_of(config, "index_n_heads"),
         head_dim=count_of(config, "index_head_dim"),
         num_chosen=count_of(config, "index_topk"),
         is_interleaved=is_interleaved,
+        is_shared=is_shared,
     )
 
 
