@@ -265,7 +265,6 @@ def test_a_token_of_a_layer_takes_one_vector(folder: Path) -> None:
     ("options", "refused"),
     [
         ({"numerics": "tree"}, "numerics is 'tree'; allowed: default with latent attention"),
-        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype is 'fp8'; allowed: auto with latent"),
         ({"adapter_memory": 65536}, "adapter_memory is 65536; allowed: 0 with latent attention"),
     ],
     ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
@@ -273,9 +272,15 @@ def test_a_token_of_a_layer_takes_one_vector(folder: Path) -> None:
 def test_what_latents_do_not_work_beside_is_refused_by_name(
     options: dict[str, Any], refused: str, folder: Path
 ) -> None:
-    flags = replace(cpu.capabilities, fp8_kv=True)
     with pytest.raises(ConfigError, match=refused):
-        checked(ExecutorOptions(model_folder=folder, **options), "cpu", flags)
+        checked(ExecutorOptions(model_folder=folder, **options), "cpu", cpu.capabilities)
+
+
+def test_latents_in_fp8_are_served_where_the_platform_has_them(folder: Path) -> None:
+    options = ExecutorOptions(model_folder=folder, kv_cache_dtype="fp8")
+    checked(options, "gpu", replace(cpu.capabilities, fp8_kv=True))
+    with pytest.raises(ConfigError, match="kv_cache_dtype is 'fp8'; allowed: auto on the platform"):
+        checked(options, "cpu", cpu.capabilities)
 
 
 @pytest.mark.parametrize(
