@@ -36,6 +36,9 @@ from .sse_path import WARM_UP_SECONDS, first_line_of, served, stage, start
 from .sse_stages import Stages, serve_stages
 
 MODEL = "synthetic"
+OPENED_AT_ONCE = 250
+"""Streams whose first token the next ones wait for. A processor that gets thousands of prompts in
+one moment is taken for lost."""
 WORD = " word"
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="What a gateway costs.")
 
@@ -143,17 +146,21 @@ def streams(
 async def _hold(
     base_url: str, model: str, pid: int, num_streams: int, seconds: float
 ) -> dict[str, Any]:
-    """Opens the streams, waits until all have begun, and watches for some seconds."""
+    """Opens the streams, some at once, waits until all have begun, and watches for some
+    seconds."""
     body = {"model": model, "prompt": "Once", "max_tokens": 100_000 // 16, "ignore_eos": True}
-    connections = [await SseConnection.open(base_url) for _ in range(num_streams)]
-    calls = [
-        asyncio.ensure_future(connection.call("/v1/completions", body | {"seed": i}, {}))
-        for i, connection in enumerate(connections)
-    ]
-    while not all(connection.has_begun for connection in connections):
-        await asyncio.sleep(0.1)
-        if ended := [call for call in calls if call.done()]:
-            raise RuntimeError(f"{len(ended)} of {num_streams} streams ended: {ended[0]}")
+    connections: list[SseConnection] = []
+    calls: list[asyncio.Future[Any]] = []
+    while len(calls) < num_streams:
+        for _ in range(min(OPENED_AT_ONCE, num_streams - len(calls))):
+            connections.append(await SseConnection.open(base_url))
+            seeded = body | {"seed": len(calls)}
+            calls.append(asyncio.ensure_future(connections[-1].call("/v1/completions", seeded, {})))
+        while not all(connection.has_begun for connection in connections):
+            await asyncio.sleep(0.1)
+            if ended := [call for call in calls if call.done()]:
+                error = ended[0].result().error
+                raise RuntimeError(f"{len(ended)} of {len(calls)} streams ended: {error}")
     events = sum(each.num_pieces for each in connections)
     spent = cpu_seconds(pid)
     began = time.perf_counter()
