@@ -166,12 +166,12 @@ KERNELS_ORDER = (
     "experts",
     # Products: dense, packed, by tree; which tiles serve how many rows.
     "gemm",
+    # Products with low-rank adapters of rows; memory of adapters.
+    "adapters",
     # Attention over latents that all heads share.
     "latent",
     # Prefill, decode, shared prefixes, and what writes the KV cache.
     "attention",
-    # Products with low-rank adapters of rows; memory of adapters.
-    "adapters",
     # RMSNorm, gates.
     "norm",
     # Formats of packed weights and rounded activations: layouts, twins.

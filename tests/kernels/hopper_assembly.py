@@ -19,6 +19,9 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
+from headwater.kernels.adapters import hopper_shrink
+from headwater.kernels.adapters.adapter_tiles import FEW_TILE
+from headwater.kernels.adapters.slab import MAX_RANK, PIECE, RANK_UNIT
 from headwater.kernels.attention import (
     decode_attention,
     hopper_decode_attention,
@@ -396,6 +399,19 @@ def drafts() -> dict[str, str]:
     }
 
 
+def adapters() -> str:
+    """The first factor of a layer with three projections of 4,096 inputs."""
+    kernel = hopper_shrink._shrink_pieces
+    values = {"NUM_PARTS": 3, "NUM_PIECES": 4, "PIECE": PIECE, "UNIT": RANK_UNIT}
+    values |= {"MAX_RANK": MAX_RANK, "TILE": FEW_TILE, "BLOCK_R": hopper_shrink.RANKS}
+    values |= {"BLOCK_K": hopper_shrink.BLOCK_K}
+    multiples = ("stride_x", "stride_rank", "num_inputs")
+    types = dict.fromkeys(("p_rows", "p_slots", "p_ranks", "p_count"), "*i32")
+    types |= dict.fromkeys(multiples, "i32") | {"p_shrunk": "*fp32"}
+    types |= dict.fromkeys(("p_x", "p_numbers"), "*bf16")
+    return str(built(kernel, types, values, GluonASTSource, multiples).asm["ptx"])
+
+
 def pull() -> str:
     """The kernel of `pull_blocks` as it is launched for blocks of a multiple of 16 words."""
     kernel = copy_blocks._copy
@@ -610,6 +626,7 @@ GROUPS: dict[str, Callable[[], Any]] = {
     "many rounded experts": many_rounded_experts,
     "order of sums": order_of_sums,
     "pull": pull,
+    "adapters": adapters,
 }
 
 

@@ -14,6 +14,8 @@ from headwater.kernels.adapters.adapter_tiles import (
     adapter_tiles_twin,
 )
 from headwater.kernels.adapters.expand import expand, expand_gated
+from headwater.kernels.adapters.hopper_shrink import shrink_pieces
+from headwater.kernels.adapters.row_additions import Branch, CudaAddition
 from headwater.kernels.adapters.shrink import shrink, shrunk_like
 from headwater.kernels.adapters.slab import RANK_UNIT, Slab, SlabLayer
 from headwater.kernels.cpu.adapter_product import AdapterAddition, RowAdditions
@@ -157,6 +159,28 @@ def test_gates_behind_adapters_have_the_bits_of_two_launches(
     expand_gated(shrunk, y, found, tiles, slab, layer, is_gelu=is_gelu)
     expand(shrunk, y, tiles, slab, layer)
     assert same_bits(found, (gelu_tanh_mul if is_gelu else silu_mul)(y))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_rows", [1, 200, FEW_ROWS])
+def test_a_hopper_makes_the_sums_of_any_gpu(num_rows: int, generator: torch.Generator) -> None:
+    """Of pieces of the inputs, the last of which is short, and of more ranks than are multiplied
+    together."""
+    layer = SlabLayer(2064, (272, 16, 64), 16, 1)
+    slab = slab_of(layer, torch.bfloat16, generator)
+    x, y = rows_of(num_rows, layer, torch.bfloat16, generator)
+    slots = slots_of(1, 0, 4, -1, device=x.device).repeat(num_rows)[:num_rows]
+    tiles = adapter_tiles(slots, slab.num_ranks)
+    found, expected = (shrunk_like(x, tiles, layer).zero_() for _ in range(2))
+    shrink_pieces(x, found, tiles, slab, layer)
+    shrink(x, expected, tiles, slab, layer)
+    assert bool(expected.any())
+    assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
+    added = y.clone()
+    addition = CudaAddition(slab, layer, Branch())
+    addition.finish(x, added, addition.begin(x, tiles), tiles)
+    expand(expected, y, tiles, slab, layer)
+    assert same_bits(added, y)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ STEP = re.compile(
 )
 
 
-IN_CI = ("edits", "drafts", "pull", "order of sums", "rounded", "few rows")
+IN_CI = ("edits", "drafts", "pull", "order of sums", "rounded", "few rows", "adapters")
 """Groups of kernels that compile in moments. Most products and attention take half a minute of a
 core: their tests are `long`."""
 
@@ -177,6 +177,16 @@ def test_blocks_of_another_engine_are_read_and_written_four_words_at_a_time(quic
     """Reads of single words do not fill the links between GPUs."""
     moves = re.findall(r"(ld|st)\.global\.v4\.b32", quick["pull"])
     assert (moves.count("ld"), moves.count("st")) == (4, 4)
+
+
+def test_a_piece_of_adapters_is_waited_for_once(quick: Any) -> None:
+    """Pieces are copied by whole lines, and none of their blocks is waited for alone."""
+    assembly = quick["adapters"]
+    copies = [match.start() for match in re.finditer("cp.async.cg.shared.global", assembly)]
+    waits = [match.start() for match in re.finditer("cp.async.wait_group", assembly)]
+    products = [match.start() for match in re.finditer("mma.sync.aligned.m16n8k16", assembly)]
+    assert len(waits) == 1
+    assert max(copies) < waits[0] < min(products)
 
 
 def test_rows_are_rounded_to_eight_bits_by_the_instruction_for_it(quick: Any) -> None:
