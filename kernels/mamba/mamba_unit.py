@@ -13,7 +13,9 @@ WIDE_COLUMNS = 16
 """Columns of a piece beside wide keys and values: as many as a CPU computes at once. Small pieces
 fill the rest of pages that large tails begin."""
 SMALL_COLUMNS = 8
-"""Columns of a piece in small pages of a GPU: 32 bytes, as many as memory reads at once."""
+"""Columns of a piece in small pages of a GPU: 32 bytes, as many as memory reads at once. The same
+bits as with 64 columns take 4 to 15 % longer for 256 rows of one token, and as long for prompts (one
+H200, 2026-11-30)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
