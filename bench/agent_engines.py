@@ -3,13 +3,13 @@ device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
-from headwater.engine_core.executor import Executor, releasable_of
 from headwater.engine_core.executors.build.single import build_executor
 from headwater.engine_core.executors.simulated.executor import SimulatedExecutor, SimulatedTiming
 from headwater.engine_core.executors.simulated.model import SimulatedModel
@@ -26,7 +26,7 @@ TIMING = SimulatedTiming(
     seconds_per_read_token=3.7e-8,
 )
 """Times of an 8B model on an H200: a step reads the weights, a row its keys and values."""
-Open = Callable[[str, int], tuple[Engine, Executor, EngineConfig, Clock]]
+Open = Callable[[str, int], tuple[Engine, EngineConfig, Clock]]
 """Opens an engine with an order of eviction and room for so many tokens in host memory."""
 
 
@@ -34,9 +34,7 @@ def simulated(run: Run, device_tokens: int) -> Open:
     """Simulated engines, each with a clock of its own."""
     num_blocks = device_tokens // BLOCK_SIZE
 
-    def open_engine(
-        eviction: str, host_tokens: int
-    ) -> tuple[Engine, Executor, EngineConfig, Clock]:
+    def open_engine(eviction: str, host_tokens: int) -> tuple[Engine, EngineConfig, Clock]:
         clock = VirtualClock()
         config = EngineConfig(
             block_size=BLOCK_SIZE,
@@ -53,28 +51,33 @@ def simulated(run: Run, device_tokens: int) -> Open:
         executor = SimulatedExecutor(
             config, model, TIMING, verify_every=1 << 30, clock=clock.now, sleep=clock.sleep
         )
-        return Engine(config, executor, clock=clock.now), executor, config, clock
+        return Engine(config, executor, clock=clock.now), config, clock
 
     return open_engine
 
 
-def on_device(folder: Path, options: dict[str, object], bytes_per_token: int) -> Open:
-    """Engines of a model folder, on a device."""
+@contextmanager
+def on_device(
+    folder: Path, options: dict[str, object], bytes_per_token: int, hosts: Sequence[int]
+) -> Iterator[Open]:
+    """Engines of a model folder, one after another on one executor, each with an empty cache.
+    `hosts`: rooms for tokens in host memory that are asked for."""
+    asked = ExecutorOptions(
+        model_folder=folder,
+        load_format="dummy",
+        kv_swap_memory=max(hosts) * bytes_per_token,
+        **options,  # type: ignore[arg-type]  # flags, checked by typer
+    )
+    executor, built, _ = build_executor(asked, lambda phase, done, total: None)
+    while executor.prepare():
+        pass
 
-    def open_engine(
-        eviction: str, host_tokens: int
-    ) -> tuple[Engine, Executor, EngineConfig, Clock]:
-        asked = ExecutorOptions(
-            model_folder=folder,
-            load_format="dummy",
-            kv_swap_memory=host_tokens * bytes_per_token,
-            **options,  # type: ignore[arg-type]  # flags, checked by typer
-        )
-        executor, config, _ = build_executor(asked, lambda phase, done, total: None)
-        config = replace(config, eviction=eviction)
-        engine = Engine(config, executor, memory=releasable_of(executor))
-        while executor.prepare():
-            pass
-        return engine, executor, config, RealClock()
+    def open_engine(eviction: str, host_tokens: int) -> tuple[Engine, EngineConfig, Clock]:
+        num_host_blocks = min(host_tokens // built.block_size, built.num_host_blocks)
+        config = replace(built, eviction=eviction, num_host_blocks=num_host_blocks)
+        return Engine(config, executor), config, RealClock()
 
-    return open_engine
+    try:
+        yield open_engine
+    finally:
+        executor.close()

@@ -6,7 +6,6 @@ executor has a clock of its own, on which a step takes as long as one of an 8B m
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import tempfile
@@ -62,8 +61,6 @@ def compare(
         first: Outcome | None = None
         for eviction in evictions:
             turns, config = _serve(run, open_engine, eviction, host_tokens)
-            # The next engine finds the device's memory free.
-            gc.collect()
             outcome = _outcome(run, turns, eviction, config, first)
             first = first or outcome
             yield outcome
@@ -73,11 +70,10 @@ def _serve(
     run: Run, open_engine: Open, eviction: str, host_tokens: int
 ) -> tuple[Sequence[AnsweredTurn], EngineConfig]:
     """The turns of the run under one order that count."""
-    engine, executor, config, clock = open_engine(eviction, host_tokens)
+    engine, config, clock = open_engine(eviction, host_tokens)
     sessions = Sessions(run, engine, clock, config.max_model_len)
     sessions.serve()
     engine.close()
-    executor.close()
     return sessions.counted, config
 
 
@@ -88,7 +84,10 @@ def _outcome(
     config: EngineConfig,
     first: Outcome | None,
 ) -> Outcome:
-    assert turns, "no turn was answered"
+    if not turns:
+        raise typer.BadParameter(
+            f"no turn was answered in {run.seconds:g} s", param_hint="--seconds"
+        )
     ttft = np.array([turn.first_token_seconds for turn in turns])
     tpot = np.array([turn.token_seconds for turn in turns])
     in_time = (ttft <= run.first_token_seconds) & (tpot <= run.token_seconds)
@@ -208,7 +207,8 @@ def _on_device(
     }
     with tempfile.TemporaryDirectory(prefix="headwater-model-") as name:
         Path(name, "config.json").write_text(json.dumps(config))
-        return list(compare(run, on_device(Path(name), options, token_bytes), evictions, hosts))
+        with on_device(Path(name), options, token_bytes, hosts) as open_engine:
+            return list(compare(run, open_engine, evictions, hosts))
 
 
 if __name__ == "__main__":

@@ -14,8 +14,9 @@ class SwapperParts:
     def __init__(self, swapper: Swapper) -> None:
         self.swapper = swapper
         self._num_slots = 0
-        self.saves = _Shares()
-        self.loads = _Shares()
+        # An earlier engine may have made copies with the same swapper.
+        self.saves = _Shares(swapper.num_saved)
+        self.loads = _Shares(swapper.num_loaded)
 
     def part(self, num_slots: int) -> SwapperPart:
         """The next `num_slots` slots, as a swapper."""
@@ -62,10 +63,11 @@ class SwapperPart:
 class _Shares:
     """Owners of the copies of one direction; copies end in the order of their plans."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_counted: int) -> None:
+        """`num_counted`: copies so far, of no part."""
         self._queue: deque[tuple[SwapperPart, int]] = deque()
         self._done: dict[SwapperPart, int] = {}
-        self._num_counted = 0
+        self._num_counted = num_counted
 
     def add(self, part: SwapperPart, count: int) -> None:
         if count and self._queue and self._queue[-1][0] is part:

@@ -61,3 +61,13 @@ def test_saves_that_nobody_counts_take_no_memory() -> None:
     assert (first.num_saved, second.num_saved) == (4000, 0)
     swapper.num_saved = 5001
     assert (first.num_saved, second.num_saved) == (5000, 1)
+
+
+def test_copies_of_an_earlier_engine_count_for_no_part() -> None:
+    swapper = RecordingSwapper()
+    swapper.num_saved = 7
+    part = SwapperParts(swapper).part(4)
+    part.swap(ONE_SAVE)
+    assert part.num_saved == 0
+    swapper.num_saved = 8
+    assert part.num_saved == 1
