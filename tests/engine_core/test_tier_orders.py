@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from headwater.bench.agent_sessions import SHORT, draw_sessions, scaled
+from headwater.bench.cache_replay import Prefill, full_blocks, replay, turn_of
 from headwater.engine_core.kv.value.recompute import RecomputeCosts
 from headwater.engine_core.kv.value.tier_order import GivenBack, RecencyOrder, TierOrder
 from headwater.engine_core.kv.value.tier_values import TierValues
@@ -121,3 +124,46 @@ RecencyAgainstModel.TestCase.settings = SETTINGS
 ValuesAgainstModel.TestCase.settings = SETTINGS
 TestRecency = RecencyAgainstModel.TestCase
 TestValues = ValuesAgainstModel.TestCase
+
+
+class Tier:
+    """A tier of which each prompt is read and then saved, as a cache of a replayed trace."""
+
+    def __init__(self, num_blocks: int, new: Callable[[Callable[[], float]], TierOrder]) -> None:
+        self._num_blocks = num_blocks
+        self._now = 0.0
+        self._order = new(lambda: self._now)
+        self._held = set[bytes]()
+
+    def serve(self, hash_ids: Sequence[int], now: float, turn: Turn) -> int:
+        self._now = now
+        hashes = [hash_id.to_bytes(16) for hash_id in hash_ids]
+        known = [each for each in hashes if each in self._held]
+        num_hits = next(
+            (at for at, each in enumerate(hashes) if each not in self._held), len(hashes)
+        )
+        self._order.hold(known, is_move=False)
+        fresh = [at for at, each in enumerate(hashes) if each not in self._held]
+        free = self._num_blocks - len(self._held)
+        self._held.difference_update(self._order.take(max(0, len(fresh) - free)))
+        fresh = fresh[: self._num_blocks - len(self._held)]
+        saved = [hashes[at] for at in fresh]
+        self._order.fill(saved, fresh)
+        self._held.update(saved)
+        offered = [each for each in hashes if each in self._held]
+        self._order.let_go(offered, GivenBack(turn))
+        return num_hits
+
+
+def test_by_value_a_tier_has_more_of_what_agents_ask_for() -> None:
+    records = draw_sessions(scaled(SHORT, 0.12), seed=0)
+    num_blocks = round(0.15 * len({each for record in records for each in full_blocks(record)}))
+    prefill = Prefill()
+    recent, valued = (
+        replay(records, Tier(num_blocks, new), prefill, turn_of)
+        for new in (
+            lambda clock: RecencyOrder(),
+            lambda clock: TierValues(num_blocks, prefill.costs, clock),
+        )
+    )
+    assert valued.num_hit_tokens > 1.2 * recent.num_hit_tokens
