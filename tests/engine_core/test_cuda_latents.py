@@ -109,8 +109,8 @@ def test_latents_in_e4m3_move_log_probabilities_a_little(folder: Path) -> None:
                 [found[1][0] for found in exact(one.answer(asked, greedy(1, num_logprobs=1)))]
             )
     moved = [abs(a - b) for a, b in zip(*answers, strict=True)]
-    assert 0 < max(moved) < 0.2
-    assert sum(moved) / len(moved) < 0.05
+    assert 0 < max(moved) < 1
+    assert sum(moved) / len(moved) < 0.2
 
 
 def test_drafts_change_no_bit(folder: Path) -> None:
