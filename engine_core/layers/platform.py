@@ -18,7 +18,7 @@ from headwater.kernels.states.state_memory import StateMemory
 
 from ..sampling.operations import SamplingOperations
 from .batch import ForwardBatch
-from .linear.linear import Linear, Product, Tokens
+from .linear.linear import Linear, Product, ProductPair, Tokens
 from .routing import ExpertProduct, ExpertStack, NormedRoutes, Router, Routes, SharedLinears
 
 
@@ -214,6 +214,14 @@ class SharingPlatform(Protocol):
         self, out: torch.Tensor, shared: torch.Tensor, x: torch.Tensor, gate: torch.Tensor
     ) -> torch.Tensor:
         """out + sigmoid(x · gate) shared, [T, H] each, for gate [1, H]."""
+
+
+@runtime_checkable
+class PairingPlatform(Protocol):
+    """A platform that multiplies few tokens with two weights in one launch."""
+
+    def linear_pair(self, first: Linear, second: Linear) -> ProductPair:
+        """The products that `Platform.linear` returns, with their bits."""
 
 
 @runtime_checkable

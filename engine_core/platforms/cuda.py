@@ -27,7 +27,7 @@ from headwater.kernels.quant.token_rounding import RoundedTokens, Rounding
 
 from ..config import EngineConfig
 from ..layers.batch import ForwardBatch
-from ..layers.linear.linear import Linear, Product
+from ..layers.linear.linear import Linear, Product, ProductPair
 from ..sampling.operations import SamplingOperations
 from ..weights.model_config import ModelConfig
 from .cuda_attention import ANY_GPU, AttentionKernels, attention_kernels, given
@@ -100,6 +100,9 @@ class CudaPlatform(RowAdditions, CudaTexts, CudaStates, CudaLatents, CudaMixture
 
     def linear(self, linear: Linear) -> Product:
         return self.products.of(linear)
+
+    def linear_pair(self, first: Linear, second: Linear) -> ProductPair:
+        return self.products.pair(first, second)
 
     def gated_linear(self, linear: Linear, activation: str) -> Product | None:
         return self.products.gated(linear, activation)

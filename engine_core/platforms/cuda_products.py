@@ -9,6 +9,7 @@ from functools import partial
 import torch
 
 from headwater.kernels.gemm import product_probe
+from headwater.kernels.gemm.gemm import RING_TILES, choose_ring
 from headwater.kernels.gemm.product_probe import Product as ProbedProduct
 from headwater.kernels.gemm.wide_gemm import launch_all_tiles
 from headwater.kernels.launch.device import kernel_cache_dir
@@ -18,10 +19,11 @@ from ..layers.biased import BiasedLinear
 from ..layers.linear.dense import DenseLinear
 from ..layers.linear.int4 import Int4Linear
 from ..layers.linear.kinds import Weights
-from ..layers.linear.linear import Linear, Product
+from ..layers.linear.linear import Linear, Product, ProductPair
 from ..layers.linear.ordered import OrderedLinear
 from ..layers.linear.planes import PlanesLinear
 from ..layers.linear.rounded import RoundedLinear
+from . import dense_products
 from .cuda_experts import CudaExperts
 from .cuda_packed import (
     expanded_product,
@@ -32,14 +34,6 @@ from .cuda_packed import (
     launch_rounded,
     packed_product,
     rounded_product,
-)
-from .dense_products import (
-    ProductChoice,
-    biased_product,
-    dense_matrices,
-    dense_product,
-    dense_silu_product,
-    matrix_of,
 )
 from .product_verdicts import ProductVerdicts
 from .product_verdicts import own_products as own_products_of
@@ -56,7 +50,7 @@ class CudaProducts:
         self._num_chosen = num_chosen
         self.are_early = False
         """Whether products of few tokens fill rings with weights before their tokens are there."""
-        self._choices: dict[ProbedProduct, ProductChoice] = {}
+        self._choices: dict[ProbedProduct, dense_products.ProductChoice] = {}
         self._products: dict[str, Callable[[Linear], Product]] = {
             DenseLinear.kind: self._dense,
             Int4Linear.kind: self._packed,
@@ -79,6 +73,15 @@ class CudaProducts:
         make = self._gated.get((linear.kind, activation))
         return None if make is None else make(linear)
 
+    def pair(self, first: Linear, second: Linear) -> ProductPair:
+        """The products of two weights, in one launch where their kernels allow it."""
+        products = self.of(first), self.of(second)
+        if not isinstance(first, DenseLinear) or not isinstance(second, DenseLinear):
+            return lambda x: (products[0](x), products[1](x))
+        weights = first.weight, second.weight
+        choices = tuple(self._choice(ProbedProduct.of(weight)) for weight in weights)
+        return dense_products.dense_pair(weights, (choices[0], choices[1]), EARLY_ROWS)
+
     @property
     def own(self) -> frozenset[ProbedProduct]:
         """Products that the library makes with other bits, see `prepare`, and those of expanded
@@ -91,7 +94,7 @@ class CudaProducts:
         """Compares the library's bits with those of our kernels for these weights and numbers of
         rows, unless this machine has done so before. Products whose bits differ are computed by our
         kernels from now on, also in existing layers."""
-        dense = dense_matrices(weights)
+        dense = dense_products.dense_matrices(weights)
         products = {name: ProbedProduct.of(weight) for name, weight in dense.items()}
         counts = {
             product: head_row_counts for name, product in products.items() if name == "lm_head"
@@ -111,19 +114,22 @@ class CudaProducts:
 
     def probes(self, weights: Weights) -> bool:
         """Whether `prepare` has products of these weights to compare."""
-        return bool(dense_matrices(weights))
+        return bool(dense_products.dense_matrices(weights))
 
     def launch_probe(self, weights: Weights) -> None:
         """Launches each kernel that `prepare` compares with once."""
         for weight in {
-            weight.dtype: weight for weight in dense_matrices(weights).values()
+            weight.dtype: weight for weight in dense_products.dense_matrices(weights).values()
         }.values():
             product_probe.launch_reference(weight)
 
     def launch_own(self, weights: Weights) -> None:
         """Launches each of our kernels that replaces the library's product once, so that no step
         compiles it."""
-        dense = {ProbedProduct.of(weight): weight for weight in dense_matrices(weights).values()}
+        dense = {
+            ProbedProduct.of(weight): weight
+            for weight in dense_products.dense_matrices(weights).values()
+        }
         expanders = {
             expanded_product(each): expander(each)
             for each in weights.linears.values()
@@ -140,20 +146,27 @@ class CudaProducts:
             self.experts.launch_all(self._num_chosen)
 
     def _dense(self, linear: Linear) -> Product:
-        weight = matrix_of(linear)
-        return dense_product(weight, self._choice(ProbedProduct.of(weight)), EARLY_ROWS)
+        weight = dense_products.matrix_of(linear)
+        # Those of few outputs follow kernels that start them early enough.
+        if choose_ring(weight[:1], weight) == RING_TILES:
+            self.are_early = True
+        return dense_products.dense_product(
+            weight, self._choice(ProbedProduct.of(weight)), EARLY_ROWS
+        )
 
     def _biased(self, linear: Linear) -> Product:
         assert isinstance(linear, BiasedLinear)
         if linear.linear.kind != DenseLinear.kind:
-            return biased_product(linear, early_rows=EARLY_ROWS)
-        weight = matrix_of(linear.linear)
+            return dense_products.biased_product(linear, early_rows=EARLY_ROWS)
+        weight = dense_products.matrix_of(linear.linear)
         choice = self._choice(ProbedProduct.of(weight))
-        return dense_product(weight, choice, EARLY_ROWS, linear.bias)
+        return dense_products.dense_product(weight, choice, EARLY_ROWS, linear.bias)
 
     def _dense_silu(self, linear: Linear) -> Product:
-        weight = matrix_of(linear)
-        return dense_silu_product(weight, self._choice(ProbedProduct.of(weight)), EARLY_ROWS)
+        weight = dense_products.matrix_of(linear)
+        return dense_products.dense_silu_product(
+            weight, self._choice(ProbedProduct.of(weight)), EARLY_ROWS
+        )
 
     def _packed(self, linear: Linear) -> Product:
         assert is_packed(linear)
@@ -163,5 +176,5 @@ class CudaProducts:
             self._choice(expanded_product(linear)).is_own = True
         return packed_product(linear, EARLY_ROWS)
 
-    def _choice(self, product: ProbedProduct) -> ProductChoice:
-        return self._choices.setdefault(product, ProductChoice())
+    def _choice(self, product: ProbedProduct) -> dense_products.ProductChoice:
+        return self._choices.setdefault(product, dense_products.ProductChoice())

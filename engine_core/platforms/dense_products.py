@@ -9,12 +9,12 @@ from functools import partial
 import torch
 
 from headwater.kernels.gemm.add_bias import add_bias
-from headwater.kernels.gemm.gemm import linear, linear_silu_mul
+from headwater.kernels.gemm.gemm import linear, linear_pair, linear_silu_mul
 
 from ..layers.biased import BiasedLinear
 from ..layers.linear.dense import DenseLinear
 from ..layers.linear.kinds import Weights
-from ..layers.linear.linear import Linear, Product
+from ..layers.linear.linear import Linear, Product, ProductPair
 
 
 @dataclass(slots=True)
@@ -54,6 +54,26 @@ def dense_silu_product(weight: torch.Tensor, choice: ProductChoice, early_rows: 
     """Like `dense_product`, with SiLU of the first half of the outputs times the second behind
     it."""
     return partial(_linear_silu_mul, weight=weight, choice=choice, early_rows=early_rows)
+
+
+def dense_pair(
+    weights: tuple[torch.Tensor, torch.Tensor],
+    choices: tuple[ProductChoice, ProductChoice],
+    early_rows: int,
+) -> ProductPair:
+    """Like `dense_product`, of two weights."""
+    return partial(_linear_pair, weights=weights, choices=choices, early_rows=early_rows)
+
+
+def _linear_pair(
+    x: torch.Tensor,
+    *,
+    weights: tuple[torch.Tensor, torch.Tensor],
+    choices: tuple[ProductChoice, ProductChoice],
+    early_rows: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    are_own = choices[0].is_own, choices[1].is_own
+    return linear_pair(x, *weights, dependent=x.shape[0] <= early_rows, are_own=are_own)
 
 
 def _linear(

@@ -62,7 +62,7 @@ def serves(x: torch.Tensor, weight: torch.Tensor, tiles: FewRowTiles, *, gates: 
         and x.dtype == weight.dtype == torch.bfloat16
         and n % (tiles.block_n * (2 if gates else 1)) == k % BLOCK_K.value == 0
         and tiles_at_once(k) > 0
-        and tiles.shared_bytes(_row_size(m), k, gates=gates) <= SHARED_BYTES
+        and tiles.shared_bytes(row_size(m), k, gates=gates) <= SHARED_BYTES
         and x.is_contiguous()
         and weight.is_contiguous()
         and hopper_attention.is_hopper(x.device)
@@ -85,7 +85,7 @@ def few_rows_gemm(
     assert serves(x, weight, tiles, gates=gates)
     assert out.is_contiguous()
     _few_rows_gemm[(n // tiles.block_n,)](
-        None if m == 1 else tiled(x, [_row_size(m), BLOCK_K.value]),
+        None if m == 1 else tiled(x, [row_size(m), BLOCK_K.value]),
         tiled(weight, [tiles.block_n, BLOCK_K.value]),
         x,
         out,
@@ -93,7 +93,7 @@ def few_rows_gemm(
         n,
         K=k,
         AT_ONCE=tiles_at_once(k),
-        NUM_ROWS=_row_size(m),
+        NUM_ROWS=row_size(m),
         GATES=gates,
         DEPENDENT=dependent,
         num_warps=4,
@@ -101,7 +101,7 @@ def few_rows_gemm(
     )
 
 
-def _row_size(m: int) -> int:
+def row_size(m: int) -> int:
     return next(size for size in ROW_SIZES if m <= size)
 
 
@@ -158,7 +158,7 @@ def _few_rows_gemm(
             columns = w_tiles.index(i).slice(part * BLOCK_N, BLOCK_N, dim=0)
             hopper.tma.async_copy_global_to_shared(weight, where, is_ready, columns)
     if x is None:
-        _read_row(p_x, x_tiles, K, DEPENDENT)
+        read_row(p_x, x_tiles, K, DEPENDENT)
     else:
         wait_for_inputs(DEPENDENT)
         for i in range(NUM_TILES):
@@ -204,7 +204,7 @@ def multiply_tiles(x_tiles, w_tiles, ready, b_acc, AT_ONCE: gl.constexpr):
 
 
 @gluon.jit
-def _read_row(p_x, x_tiles, K: gl.constexpr, DEPENDENT: gl.constexpr):
+def read_row(p_x, x_tiles, K: gl.constexpr, DEPENDENT: gl.constexpr):
     """Writes one row [K] to the first rows of its tiles, whose numbers shared memory does not
     permute. It is there sooner than what the copy engine copies."""
     wait_for_inputs(DEPENDENT)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,13 +13,17 @@ from headwater.kernels.gemm.gemm import (
     EARLY_BYTES,
     GATED,
     HALF_TILES,
+    RING_TILES,
     ROW_TILES,
+    SHORT_RING_TILES,
     TILES,
     Tiles,
     choose,
+    choose_ring,
     choose_rows,
     configure_blas,
     linear,
+    linear_pair,
     linear_silu_mul,
     linear_twin,
     skinny_gated_gemm,
@@ -26,6 +31,8 @@ from headwater.kernels.gemm.gemm import (
     tile_inputs,
 )
 from headwater.kernels.gemm.hopper_few_rows_gemm import FewRowTiles, few_rows_gemm
+from headwater.kernels.gemm.hopper_ring_gemm import RingTiles, ring_gemm
+from headwater.kernels.gemm.hopper_ring_gemm import serves as serves_ring
 from headwater.kernels.gemm.hopper_rows_gemm import RowTiles, rows_gemm
 from headwater.kernels.norm.rms_norm import rms_norm
 from headwater.kernels.norm.silu_mul import silu_mul, silu_mul_twin
@@ -227,6 +234,70 @@ def test_few_rows_gemm_has_the_bits_of_the_library(
             out = torch.full_like(expected, POISON)
             few_rows_gemm(rows[:m], weight, out, tiles, gates=gates, dependent=dependent)
             assert torch.equal(out, expected), m
+
+
+@GPU
+@pytest.mark.parametrize(
+    ("n", "k", "tiles"),
+    [
+        (768, 2048, RING_TILES),
+        (768, 2048, RingTiles(64, 0, 4, 110 << 10)),
+        (768, 2880, replace(RING_TILES, at_once=5)),
+        (12288, 2048, RING_TILES),
+        (2048, 4096, SHORT_RING_TILES),
+    ],
+)
+def test_ring_gemm_has_the_bits_of_the_library(
+    n: int, k: int, tiles: RingTiles, generator: torch.Generator
+) -> None:
+    if not is_hopper(generator.device):
+        pytest.skip("for Hopper")
+    configure_blas()
+    rows, weight, second = (
+        torch.randn(s, k, generator=generator, device=generator.device).bfloat16()
+        for s in (16, n, 64)
+    )
+    expected, of_second = (torch.mm(rows, each.t()) for each in (weight, second))
+    for m in (1, 2, 7, 8, 9, 16):
+        if not serves_ring(rows[:m], weight, tiles):
+            continue
+        for dependent in (False, True):
+            out, second_out = (torch.full_like(each[:m], POISON) for each in (expected, of_second))
+            ring_gemm(rows[:m], weight, out, tiles, dependent=dependent)
+            assert torch.equal(out, expected[:m]), m
+            ring_gemm(
+                *(rows[:m], weight, out.fill_(POISON), tiles),
+                second=second,
+                second_out=second_out,
+                dependent=dependent,
+            )
+            assert torch.equal(out, expected[:m]), m
+            assert torch.equal(second_out, of_second[:m]), m
+
+
+@pytest.mark.parametrize("m", [1, 5, 40])
+@pytest.mark.parametrize(("n", "k"), [(96, 128), pytest.param(12288, 2048, marks=GPU)])
+def test_a_pair_of_products_has_the_bits_of_two(
+    n: int, k: int, m: int, generator: torch.Generator
+) -> None:
+    x, weight, second = (
+        torch.randn(s, k, generator=generator, device=generator.device).bfloat16()
+        for s in (m, n, 64)
+    )
+    expected = linear(x, weight), linear(x, second)
+    for found, product in zip(linear_pair(x, weight, second), expected, strict=True):
+        assert torch.equal(found, product)
+
+
+def test_rings_are_for_few_rows_of_large_weights_on_a_hopper(device: torch.device) -> None:
+    def tiles(m: int, n: int, k: int) -> RingTiles | None:
+        x, weight = (torch.empty(s, k, dtype=torch.bfloat16, device=device) for s in (m, n))
+        return choose_ring(x, weight)
+
+    first = RING_TILES if is_hopper(device) else None
+    assert tiles(1, 12288, 2048) == tiles(16, 9216, 2048) == first
+    assert (tiles(1, 2048, 4096) == SHORT_RING_TILES) == is_hopper(device)
+    assert not any((tiles(17, 12288, 2048), tiles(1, 4096, 2048), tiles(1, 6144, 4096)))
 
 
 @GPU

@@ -23,6 +23,8 @@ Tokens = Any
 rounded."""
 Product = Callable[[Tokens], torch.Tensor]
 """The product with one weight: x [T, K] → [T, N]."""
+ProductPair = Callable[[Tokens], tuple[torch.Tensor, torch.Tensor]]
+"""The products with two weights, as one `Product` each."""
 
 
 class Linear(ABC):

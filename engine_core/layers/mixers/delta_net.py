@@ -10,8 +10,8 @@ import torch
 from headwater.kernels.delta.delta_arguments import DeltaLayer
 
 from ..batch import ForwardBatch
-from ..linear.linear import Linear
-from ..platform import StatePlatform
+from ..linear.linear import Linear, ProductPair, Tokens
+from ..platform import PairingPlatform, StatePlatform
 from ..state_rows import state_memory
 
 
@@ -32,8 +32,7 @@ class DeltaNet:
         layer's places; o [H, value heads · value_dim]. `first_unit`: number of the layer's first
         unit among those of all layers."""
         self._platform = platform
-        self._wide = platform.linear(wide)
-        self._narrow = platform.linear(narrow)
+        self._projections = _pair(platform, wide, narrow)
         self._o = platform.linear(o)
         self._layer = layer
         self._first_unit = first_unit
@@ -43,7 +42,7 @@ class DeltaNet:
         uint8 [num_pages, page_bytes]."""
         assert batch.states is not None
         memory = state_memory(batch.states, pages, self._first_unit)
-        return self._platform.delta_net(self._wide(x), self._narrow(x), self._layer, memory)
+        return self._platform.delta_net(*self._projections(x), self._layer, memory)
 
     def attend(self, heads: torch.Tensor, pages: torch.Tensor, attention_plan: Any) -> torch.Tensor:
         """heads [E, value heads · value_dim] → [E, H]"""
@@ -52,3 +51,14 @@ class DeltaNet:
     def kept(self, heads: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """The heads of some tokens alone, integers [E]."""
         return heads.index_select(0, tokens)
+
+
+def _pair(platform: StatePlatform, first: Linear, second: Linear) -> ProductPair:
+    if isinstance(platform, PairingPlatform):
+        return platform.linear_pair(first, second)
+    products = platform.linear(first), platform.linear(second)
+
+    def both(x: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
+        return products[0](x), products[1](x)
+
+    return both
