@@ -16,6 +16,7 @@ from headwater.kernels.experts.expert_sum import ExpertPart
 from headwater.kernels.experts.gated_sum import gated_sum
 from headwater.kernels.experts.normed_routes import NormedRouter, normed_routes
 from headwater.kernels.experts.route import Choice, route
+from headwater.kernels.experts.shared_expert import SharedExpert
 from headwater.kernels.gemm.packed_words import PackedWords
 from headwater.kernels.gemm.w8a8 import W8A8Weight
 
@@ -163,7 +164,7 @@ class _JointLayer:
 
     gate_up: torch.Tensor
     down: torch.Tensor
-    shared: dense.SharedExpert
+    shared: SharedExpert
     is_gelu: bool
 
     def product(self, x: torch.Tensor, routes: Routes, *, is_early: bool) -> torch.Tensor:
@@ -360,7 +361,7 @@ def _joint_layer_of(
     if gate_up.weight.dtype == torch.float32:
         return None
     gate = None if shared.gate is None else _matrix(shared.gate)
-    expert = dense.SharedExpert(_matrix(shared.gate_up), _matrix(shared.down), gate)
+    expert = SharedExpert(_matrix(shared.gate_up), _matrix(shared.down), gate)
     return _JointLayer(gate_up.weight, down.weight, expert, activation == GELU)
 
 

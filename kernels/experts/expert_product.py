@@ -3,7 +3,6 @@ is a matter of speed alone and decided here; a token's bits are the same with al
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,13 +12,16 @@ from ..attention import hopper_attention
 from ..gemm.hopper_wide_gemm import BLOCK_K
 from ..launch.device import num_multiprocessors
 from ..norm.silu_mul import clamped_swiglu_twin, gelu_tanh_mul_twin, silu_mul_twin
+from . import hopper_token_experts
 from .clamped_gate import ExpertBiases, clamped_gate
 from .combine import combine_twin, copy_tokens
 from .expert_rows import PAIRS, RowTiles, gated_rows, plain_rows
 from .expert_sum import ALL, ExpertPart, sum_of_experts
 from .hopper_grouped_gemm import TEAM_ROWS, grouped_gemm
 from .hopper_grouped_gemm import TILES as GROUPED_TILES
+from .hopper_token_experts import token_experts
 from .row_sums import RowSums, SharedRows
+from .shared_expert import SharedExpert
 from .work_list import MOST_AT_ONCE, SMALL_BLOCK, list_tiles
 
 GROUPED_ROWS = 64
@@ -51,18 +53,6 @@ outputs a tile, and 32.1 in launches apart; those of four tokens 62.2, 63.7 and 
 (2026-11-29)."""
 FLOAT32_TILES = RowTiles(16, 64, 32, 4, 3)
 """Tiles of float32, which no matrix unit multiplies."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SharedExpert:
-    """Weights of an expert that every token has, of the same sizes as the others."""
-
-    gate_up: torch.Tensor
-    """[2 I, H], gates first."""
-    down: torch.Tensor
-    """[H, I]"""
-    gate: torch.Tensor | None
-    """[1, H], whose product's sigmoid is the expert's share; None: it is added as it is."""
 
 
 def expert_product(
@@ -156,6 +146,8 @@ def few_product(
 ) -> torch.Tensor:
     """`expert_product` of few pairs by two launches, with the shared expert added as `gated_sum`
     adds it."""
+    if not is_gelu and hopper_token_experts.serves(x, experts, gate_up, down):
+        return token_experts(x, experts, weights, gate_up, down, shared, dependent=dependent)
     num_pairs = experts.numel()
     num_rows = num_pairs + len(x)
     _, width, inner = down.shape

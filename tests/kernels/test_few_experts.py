@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.kernels.experts.expert_product import SharedExpert, few_product
+from headwater.kernels.experts.expert_product import few_product
 from headwater.kernels.experts.gated_sum import gated_sum
+from headwater.kernels.experts.shared_expert import SharedExpert
 from headwater.kernels.gemm.gemm import linear, linear_silu_mul
 from tests.kernels.paging import GPU
 from tests.kernels.test_expert_product import QWEN, Mixture
@@ -21,6 +22,8 @@ SMALL = (128, 64, 6, 2)
         pytest.param(1, SMALL, id="one token"),
         pytest.param(3, SMALL, id="three tokens"),
         *(pytest.param(count, QWEN, marks=GPU, id=f"{count} tokens") for count in (1, 3, 4)),
+        pytest.param(1, (1024, 512, 16, 6), marks=GPU, id="six experts"),
+        pytest.param(1, (256, 128, 4, 1), marks=GPU, id="one expert"),
     ],
 )
 def test_a_shared_expert_has_the_bits_of_launches_apart(
