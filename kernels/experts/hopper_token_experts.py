@@ -220,14 +220,13 @@ def _gate_token(
 @gluon.jit
 def _store_share(p_x, p_gate, p_shares, K: gl.constexpr):
     """As `gated_sum.share_of`, whose threads have the same numbers."""
-    if p_gate is None:
-        return
-    BLOCK: gl.constexpr = triton.next_power_of_2(K)
-    row: gl.constexpr = gl.BlockedLayout([8], [32], [4], [0])
-    o_k = gl.arange(0, BLOCK, layout=row)
-    b_gate = gl.load(p_gate + o_k, mask=o_k < K, other=0.0).to(gl.float32)
-    b_x = gl.load(p_x + o_k, mask=o_k < K, other=0.0).to(gl.float32)
-    gl.store(p_shares, 1 / (1 + gl.exp(-gl.sum(b_x * b_gate, axis=0))))
+    if p_gate is not None:
+        BLOCK: gl.constexpr = triton.next_power_of_2(K)
+        row: gl.constexpr = gl.BlockedLayout([8], [32], [4], [0])
+        o_k = gl.arange(0, BLOCK, layout=row)
+        b_gate = gl.load(p_gate + o_k, mask=o_k < K, other=0.0).to(gl.float32)
+        b_x = gl.load(p_x + o_k, mask=o_k < K, other=0.0).to(gl.float32)
+        gl.store(p_shares, 1 / (1 + gl.exp(-gl.sum(b_x * b_gate, axis=0))))
 
 
 @gluon.jit

@@ -45,23 +45,23 @@ def of_ring(tiles: RingTiles, num_rows: int, k: int, *, has_second: bool) -> dic
     return program(ring._ring_gemm, types, constants) | {"most": tiles.most_bytes}
 
 
-def of_gates() -> dict[str, Any]:
-    names = ("p_x", "p_gate", "p_shares", "p_experts", "p_out", "n")
-    types = {name: TYPES[name] for name in names}
+def of_gates(names: tuple[str, ...]) -> dict[str, Any]:
+    types = {name: TYPES[name] for name in ("p_x", "p_experts", "p_out", "n", *names)}
     types |= dict.fromkeys(("weight", "shared"), described(token.GATES, BLOCK_K))
     groups = token.RING_BYTES // (4 * token.GATES * BLOCK_K * token.AT_ONCE)
     constants = {"K": 2048, "NUM_PAIRS": 8, "AT_ONCE": token.AT_ONCE, "NUM_GROUPS": groups}
-    return program(token._gate_token, types, constants) | {"most": 75 << 10}
+    without: dict[str, Any] = {} if names else {"p_gate": None, "p_shares": None}
+    return program(token._gate_token, types, constants | without) | {"most": 75 << 10}
 
 
-def of_sums() -> dict[str, Any]:
-    names = ("p_experts", "p_weights", "p_shares", "p_out", "n")
+def of_sums(names: tuple[str, ...]) -> dict[str, Any]:
     outputs: int = token.OUTPUTS.value
-    types = {name: TYPES[name] for name in names}
+    types = {name: TYPES[name] for name in ("p_experts", "p_weights", "p_out", "n", *names)}
     types |= dict.fromkeys(("weight", "shared"), described(outputs, BLOCK_K))
     types["gated_rows"] = described(token.ROWS.value, BLOCK_K)
     constants = {"K": 512, "NUM_PAIRS": 8, "COLUMNS": 8 * outputs}
-    return program(token._sum_token, types, constants) | {"most": token.SHARED_BYTES}
+    without: dict[str, Any] = {} if names else {"p_shares": None}
+    return program(token._sum_token, types, constants | without) | {"most": token.SHARED_BYTES}
 
 
 def main() -> None:
@@ -70,7 +70,13 @@ def main() -> None:
         for num_rows in (1, 16)
     }
     programs["short ring"] = of_ring(SHORT_RING_TILES, 1, 4096, has_second=False)
-    print(json.dumps(programs | {"gates": of_gates(), "sums": of_sums()}))
+    programs |= {
+        "gates": of_gates(("p_gate", "p_shares")),
+        "gates beside an expert without a share": of_gates(()),
+        "sums": of_sums(("p_shares",)),
+        "sums with an expert without a share": of_sums(()),
+    }
+    print(json.dumps(programs))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ def test_weights_of_rings_and_of_a_token_are_asked_for_before_the_rows_are_there
     )
     assert done.returncode == 0, done.stderr
     programs = json.loads(done.stdout.splitlines()[-1])
-    assert len(programs) == 5
+    assert len(programs) == 7
     for name, program in programs.items():
         assert program["shared"] <= program["most"] + 512, name
         before, after = program["ptx"].split("griddepcontrol.wait")
