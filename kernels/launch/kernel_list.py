@@ -3,6 +3,7 @@ launches any, while it reads weights or stands by. Knows nothing about what is l
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -13,6 +14,7 @@ from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import triton
@@ -23,9 +25,12 @@ from .device import kernel_cache_dir
 from .launchers import keep_launchers_apart
 
 log = logging.getLogger(__name__)
-MAX_THREADS = 4
-"""Number of loading threads. What they do holds Python's lock or the driver's most of the time."""
+MAX_THREADS = 8
+"""Number of loading threads. A kernel takes 0.14 s of one thread (H200, 2026-11-30), part of which
+holds Python's lock or the driver's."""
 _serialize = jit.serialize_specialization_data
+Facts = dict[str, int]
+"""Facts of an engine that later ones need not find out."""
 _Function = tuple[str, str]
 """Module and name of a kernel's function."""
 
@@ -34,9 +39,14 @@ class KernelList:
     """The kernels of engines that compute the same bits."""
 
     def __init__(self, name: str) -> None:
-        self._path = kernel_cache_dir() / f"list-{name}" / "kernels.json"
+        self._folder = kernel_cache_dir() / f"list-{name}"
+        self._path = self._folder / "kernels.json"
         self._kernels = self._read()
         """Types, constants and options that each function was compiled for, as Triton's JSON."""
+        self._are_all_loaded = False
+        """Whether this process has loaded every listed kernel."""
+        self._are_all_listed = True
+        """Whether every kernel that this process has compiled can be listed."""
 
     def begin(self) -> None:
         """Lists what is compiled from now on, until `keep`."""
@@ -48,18 +58,28 @@ class KernelList:
         """Whether no engine has listed kernels here."""
         return not self._kernels
 
-    def keep(self) -> None:
+    def kept_facts(self, engine: str) -> Facts | None:
+        """Returns what an earlier engine of the same configuration has kept; None where it has not,
+        or where this process has not loaded all that such an engine launches."""
+        if not self._are_all_loaded:
+            return None
+        with suppress(OSError, ValueError):
+            facts: Facts = json.loads(self._facts_path(engine).read_bytes())
+            return facts
+        return None
+
+    def keep(self, engine: str = "", facts: Facts | None = None) -> None:
         """Writes the list for later processes, which without it load each kernel when it is
-        launched."""
+        launched. `facts`: of an engine of this configuration, all of whose kernels are compiled."""
         triton.knobs.runtime.jit_post_compile_hook = None
         rows = [
             [*function, each] for function, found in self._kernels.items() for each in sorted(found)
         ]
-        partial = self._path.with_suffix(f".{os.getpid()}")
         with suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(json.dumps(rows))
-            partial.replace(self._path)
+            self._folder.mkdir(parents=True, exist_ok=True)
+            _write(self._path, rows)
+            if facts is not None and self._are_all_listed:
+                _write(self._facts_path(engine), facts)
 
     @contextmanager
     def loading(self, num_cores: int) -> Iterator[None]:
@@ -69,9 +89,12 @@ class KernelList:
         begin = time.perf_counter()
         # One thread for all kernels of a function: Triton keeps them in one table.
         with ThreadPoolExecutor(min(num_cores, MAX_THREADS), "kernels") as pool:
-            counts = [pool.submit(_load, *each) for each in self._read().items()]
+            found = self._read()
+            counts = [pool.submit(_load, *each) for each in found.items()]
             yield
-        if num_loaded := sum(each.result() for each in counts):
+        loaded = [each.result() for each in counts]
+        self._are_all_loaded = bool(found) and None not in loaded
+        if num_loaded := sum(each or 0 for each in loaded):
             log.info("kernels: %d loaded ahead, %.1f s", num_loaded, time.perf_counter() - begin)
 
     def _read(self) -> dict[_Function, set[str]]:
@@ -83,9 +106,15 @@ class KernelList:
         return listed
 
     def _note(self, *, fn: Any, compile: dict[str, Any], **rest: object) -> None:
-        if (kernel := named(fn, compile)) is not None:
-            module, name, compiled_for = kernel
-            self._kernels[module, name].add(compiled_for)
+        if (kernel := named(fn, compile)) is None:
+            self._are_all_listed = False
+            return
+        module, name, compiled_for = kernel
+        self._kernels[module, name].add(compiled_for)
+
+    def _facts_path(self, engine: str) -> Path:
+        digest = hashlib.blake2b(engine.encode(), digest_size=8).hexdigest()
+        return self._folder / f"engine-{digest}.json"
 
 
 def serialize_safely() -> None:
@@ -102,8 +131,9 @@ def named(fn: Any, compile: dict[str, Any]) -> tuple[str, str, str] | None:
     return (fn.module, fn.name, compiled_for) if compiled_for and found is fn.jit_function else None
 
 
-def _load(function: _Function, found: Collection[str]) -> int:
-    """Loads kernels of a function; returns how many this process did not have."""
+def _load(function: _Function, found: Collection[str]) -> int | None:
+    """Loads kernels of a function. Returns how many this process did not have; None: one cannot be
+    loaded."""
     module, name = function
     num_loaded = 0
     try:
@@ -116,7 +146,15 @@ def _load(function: _Function, found: Collection[str]) -> int:
                 num_loaded += 1
     except Exception as error:
         log.warning("kernels of %s were not loaded ahead: %r", name, error)
+        return None
     return num_loaded
+
+
+def _write(path: Path, content: object) -> None:
+    """Writes a file that other processes see whole or not at all. Raises `OSError`."""
+    partial = path.with_suffix(f".{os.getpid()}")
+    partial.write_text(json.dumps(content))
+    partial.replace(path)
 
 
 def _serialized(

@@ -3,6 +3,7 @@ kernels that the list named ARGUMENT has are there when the engine begins in thi
 
 from __future__ import annotations
 
+import os
 import sys
 
 import torch
@@ -22,7 +23,7 @@ def main() -> None:
     # Sums of words are the checksums of weights.
     torch.mm(matrix, matrix).view(torch.int64).sum()
     driver.active.get_current_target()
-    with KernelList(sys.argv[1]).loading(num_cores=1):
+    with KernelList(sys.argv[1]).loading(num_cores=len(os.sched_getaffinity(0))):
         pass
     torch.cuda.synchronize()
     torch.cuda.empty_cache()

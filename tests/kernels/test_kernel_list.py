@@ -13,7 +13,7 @@ import triton.language as tl
 from triton.runtime.jit import JITFunction
 
 from headwater.kernels.launch.compile_ahead import CompileAhead
-from headwater.kernels.launch.kernel_list import KernelList
+from headwater.kernels.launch.kernel_list import Facts, KernelList
 from tests.kernels.test_compile_ahead import CPU, NoGpu, no_gpu
 
 pytestmark = pytest.mark.skipif(
@@ -37,13 +37,15 @@ def new_process(monkeypatch: pytest.MonkeyPatch) -> JITFunction[Any]:
     return kernel
 
 
-def compile_and_list(kernel: JITFunction[Any], *sizes: int, shape: object = None) -> None:
+def compile_and_list(
+    kernel: JITFunction[Any], *sizes: int, shape: object = None, facts: Facts | None = None
+) -> None:
     kernels = KernelList("id")
     kernels.begin()
     with kernels.loading(num_cores=2), CompileAhead(CPU, num_cores=2) as ahead:
         for size in sizes:
             ahead.note(lambda size=size: kernel[1,](X, SHAPE=shape, SIZE=size))
-    kernels.keep()
+    kernels.keep("engine", facts)
 
 
 def listed_of(no_gpu: NoGpu) -> list[tuple[str, bool]]:
@@ -85,6 +87,36 @@ def test_kernels_whose_constants_json_would_change_are_not_listed(
     no_gpu.may_compile.set()
     compile_and_list(new_process(monkeypatch), 16, shape=(2, 4))
     assert not listed_of(no_gpu)
+
+
+def kept_facts(engine: str = "engine") -> Facts | None:
+    kernels = KernelList("id")
+    assert kernels.kept_facts(engine) is None, "before its kernels are loaded"
+    with kernels.loading(num_cores=2):
+        pass
+    return kernels.kept_facts(engine)
+
+
+def test_facts_are_for_engines_of_the_same_configuration_that_have_loaded_all_kernels(
+    no_gpu: NoGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_gpu.may_compile.set()
+    compile_and_list(new_process(monkeypatch), 16, facts={"step_bytes": 7})
+    new_process(monkeypatch)
+    assert kept_facts() == {"step_bytes": 7}
+    assert kept_facts("another") is None
+    monkeypatch.delattr(sys.modules[__name__], "_listed")
+    assert kept_facts() is None
+
+
+def test_no_facts_are_kept_beside_a_kernel_that_cannot_be_listed(
+    no_gpu: NoGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_gpu.may_compile.set()
+    compile_and_list(new_process(monkeypatch), 16)
+    compile_and_list(new_process(monkeypatch), 32, shape=(2, 4), facts={"step_bytes": 7})
+    new_process(monkeypatch)
+    assert kept_facts() is None
 
 
 @pytest.mark.parametrize("text", ["", '[["no_module", "kernel", "{}"]]', '{"a": 1}'])

@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
@@ -38,7 +39,7 @@ from .cuda_drafting import drafting_of
 from .cuda_model import LoadedHeads, LoadedModel, load_whole
 from .cuda_rank import load_rank
 from .engine_limits import engine_config_of, pages_of_request
-from .gpu_memory import GB, SPARE_BYTES, Memory, measure
+from .gpu_memory import GB, SPARE_BYTES, Memory, measure, memory_beside
 from .hooks import Hooks
 
 log = logging.getLogger(__name__)
@@ -69,6 +70,11 @@ def build_cuda(
             loaded = load_rank(request, rank, config, device, progress, hooks)
     if not (rank.stage.is_first and rank.stage.is_last):
         pages = one_group(loaded.served.config)
+    draft = None if request.draft is None else (request.draft.model, request.draft.dtype)
+    # What kernels and activations depend on, besides what the list's name covers.
+    engine = repr((config, draft, request.heads, options.adapter_memory))
+    # Ranks measure together.
+    facts = kernels.kept_facts(engine) if rank.is_whole else None
     return build_cuda_executor(
         loaded.served,
         config,
@@ -82,7 +88,8 @@ def build_cuda(
         adapter_memory=options.adapter_memory,
         releasable=place.releasable,
         progress=progress,
-        on_prepared=kernels.keep,
+        step_bytes=None if facts is None else facts["step_bytes"],
+        on_prepared=lambda num_bytes: kernels.keep(engine, {"step_bytes": num_bytes}),
         processes=processes,
     )
 
@@ -101,13 +108,16 @@ def build_cuda_executor(
     adapter_memory: int = 0,
     releasable: CudaMemory | None = None,
     progress: Progress = say_nothing,
-    on_prepared: Callable[[], None] = lambda: None,
+    step_bytes: int | None = None,
+    on_prepared: Callable[[int], None] = lambda step_bytes: None,
     processes: CompilerProcesses = NO_PROCESSES,
 ) -> tuple[StepExecutor[SentStep, StepShape], EngineConfig]:
     """With `is_sized` the config's number of blocks stands; otherwise memory decides.
     `adapter_memory`: bytes for adapters; 0: rows have none. `releasable`: memory of the weights
-    that sleep gives back, and then of the KV cache; None: it keeps all. `on_prepared` is called
-    when no step compiles a kernel any more. Raises `ConfigError` with what would fit."""
+    that sleep gives back, and then of the KV cache; None: it keeps all. `step_bytes`:
+    the activations of the largest step, where they are known and all kernels are loaded; None: they
+    are measured, and kernels compiled. `on_prepared` is called with them when no step compiles a
+    kernel any more. Raises `ConfigError` with what would fit."""
     progress("measuring memory", 0, 1)
     block_size = config.block_size
     weights = served.weights
@@ -122,15 +132,27 @@ def build_cuda_executor(
     block_bytes = sum(each.block_bytes(block_size) for each in layouts)
     sets = set_layout(served.config, block_bytes, block_size, decoder.dtype)
     block_bytes = block_bytes if sets is None else sets.page_bytes
-    with CompileAhead(device, usable_cores(), processes) as ahead:
-        if platform.products.probes(weights):
-            ahead.note(partial(platform.products.launch_probe, weights))
-        inputs = LayerInputs(() if heads is None else heads.config.input_layers)
-        memory = measure(
-            decoder, platform, served_layout, config, ahead, pages, inputs, has_head=served.has_head
-        )
-        # One computes after the other.
-        memory = replace(memory, step=max(memory.step, drafting.measure(ahead)))
+    with ExitStack() as stack:
+        if step_bytes is not None:
+            ahead = None
+            memory = memory_beside(step_bytes, torch.cuda.memory_allocated(device), device)
+        else:
+            ahead = stack.enter_context(CompileAhead(device, usable_cores(), processes))
+            if platform.products.probes(weights):
+                ahead.note(partial(platform.products.launch_probe, weights))
+            inputs = LayerInputs(() if heads is None else heads.config.input_layers)
+            memory = measure(
+                decoder,
+                platform,
+                served_layout,
+                config,
+                ahead,
+                pages,
+                inputs,
+                has_head=served.has_head,
+            )
+            # One computes after the other.
+            memory = replace(memory, step=max(memory.step, drafting.measure(ahead)))
         log.info("gpu memory: %s", memory)
         num_blocks = config.num_blocks
         if not is_sized:
@@ -158,14 +180,15 @@ def build_cuda_executor(
             blocks = KvBlocks(layouts, block_size, releasable.zeros(shape))
         swapper = _swapper(served, blocks, config) if config.num_swap_slots else None
         parts = served.parts(decoder, platform, config, pages, blocks, drafting, swapper)
-        ahead.note(parts.rehearse)
+        if ahead is not None:
+            ahead.note(parts.rehearse)
     progress("choosing products", 0, 1)
-    _choose_products(platform, weights, config, device)
+    _choose_products(platform, weights, config, device, compiles=step_bytes is None)
     if isinstance(decoder, ForeignModel):
         decoder.check_rows()
     served.begin()
     progress("capturing graphs", 0, 1)
-    executor = parts.executor(adapters, releasable, on_prepared)
+    executor = parts.executor(adapters, releasable, partial(on_prepared, memory.step))
     # The shapes without which no engine serves.
     for _ in range(parts.shapes.num_first):
         executor.prepare()
@@ -174,16 +197,21 @@ def build_cuda_executor(
 
 
 def _choose_products(
-    platform: CudaPlatform, weights: Weights, config: EngineConfig, device: torch.device
+    platform: CudaPlatform,
+    weights: Weights,
+    config: EngineConfig,
+    device: torch.device,
+    *,
+    compiles: bool,
 ) -> None:
-    """Times the products of the weights, whose kernels have been compiled side by side, and
-    compiles the chosen ones."""
+    """Times the products of the weights, whose kernels have been compiled side by side, and, with
+    `compiles`, compiles the chosen ones."""
     most_rows = config.max_positions
     step_rows = probed_rows(config.max_num_batched_tokens, most_rows)
     platform.products.prepare(
         weights, step_rows, probed_rows(max(most_rows, SCORED_AT_ONCE), most_rows)
     )
-    if platform.products.own or has_rounded(weights) or weights.experts:
+    if compiles and (platform.products.own or has_rounded(weights) or weights.experts):
         with CompileAhead(device, usable_cores()) as ahead:
             ahead.note(partial(platform.products.launch_own, weights))
 

@@ -99,13 +99,14 @@ def measure(
         return torch.cuda.max_memory_allocated(device)
 
     step = ahead.note(most_allocated) - before
+    return memory_beside(step, before, device)
+
+
+def memory_beside(step: int, weights: int, device: torch.device) -> Memory:
+    """The GPU's memory as it is now; `step` and `weights`: see `Memory`."""
     free, total = torch.cuda.mem_get_info(device)
-    return Memory(
-        total=total,
-        others=total - free - torch.cuda.memory_reserved(device),
-        weights=before,
-        step=step,
-    )
+    others = total - free - torch.cuda.memory_reserved(device)
+    return Memory(total=total, others=others, weights=weights, step=step)
 
 
 def _one_chunk(layout: SetLayout, num_tokens: int, zeros: torch.Tensor) -> StateRows:
