@@ -3,7 +3,8 @@
 A switch is one engine's sleep, the other one's waking and the first token of a fresh prompt there.
 The prompt that the first engine had before is asked again after its sleep: its blocks are still
 cached, on a CPU where they were, on a GPU in host memory. On a CPU both engines have the demo
-model, one thread each.
+model, one thread each. Steps of the first engine are timed before there is a second one, and beside
+it while it sleeps.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ from .workloads import MODELS, uniform
 
 HOST_BYTES = 8 << 30
 STATM = Path("/proc/self/statm")
+STEP_TOKENS = 64
+"""Tokens of an answer whose steps are timed."""
+STEP_ANSWERS = 7
+"""Answers, the quickest of which counts."""
 
 
 class Device:
@@ -90,6 +95,7 @@ def measure(device: Device, prompt_len: int, prefix_len: int, rounds: int) -> di
     [old] = first.requests(uniform("", 1, prefix_len, 1))
     computed, _steps = first.answer([old])
     awake = _first_token(first, prompt_len)
+    step_alone = _step_seconds(first)
     before = device.used_bytes()
     load = _sleep(first)
     returned = before - device.used_bytes()
@@ -107,6 +113,7 @@ def measure(device: Device, prompt_len: int, prefix_len: int, rounds: int) -> di
             switches.append(time.perf_counter() - begin)
             if comes is first:
                 hits.append(first.answer([first.again(old, max_tokens=1)])[0])
+    step_beside = _step_seconds(first)
     switches.sort()
     return {
         "weights_and_cache_MB": round(num_bytes / 1e6, 1),
@@ -117,6 +124,8 @@ def measure(device: Device, prompt_len: int, prefix_len: int, rounds: int) -> di
         "first_token_while_awake_ms": round(1e3 * awake, 1),
         "switch_to_first_token_ms_p50": round(1e3 * _median(switches), 1),
         "switch_to_first_token_ms_most": round(1e3 * switches[-1], 1),
+        "step_alone_ms": round(1e3 * step_alone, 3),
+        "step_beside_a_sleeping_engine_ms": round(1e3 * step_beside, 3),
         f"prompt_of_{prefix_len}_computed_ms": round(1e3 * computed, 1),
         "the_same_behind_a_sleep_ms": round(1e3 * _median(hits), 1),
     }
@@ -126,6 +135,17 @@ def _first_token(bench: Bench, prompt_len: int) -> float:
     """Seconds to the token of a fresh prompt."""
     seconds, _steps = bench.answer(list(bench.requests(uniform("", 1, prompt_len, 1))))
     return seconds
+
+
+def _step_seconds(bench: Bench) -> float:
+    """Seconds of a decode step of one row."""
+    [request] = bench.requests(uniform("", 1, 16, STEP_TOKENS))
+
+    def quickest(num_tokens: int) -> float:
+        again = (bench.again(request, max_tokens=num_tokens) for _ in range(STEP_ANSWERS))
+        return min(bench.answer([each])[0] for each in again)
+
+    return (quickest(STEP_TOKENS) - quickest(1)) / (STEP_TOKENS - 1)
 
 
 def _sleep(bench: Bench) -> Any:
