@@ -49,7 +49,7 @@ class KernelList:
         """Whether every kernel that this process has compiled can be listed."""
 
     def begin(self) -> None:
-        """Lists what is compiled from now on, until `keep`."""
+        """Lists what is compiled from now on; `keep` writes it down."""
         serialize_safely()
         triton.knobs.runtime.jit_post_compile_hook = self._note
 
@@ -71,7 +71,6 @@ class KernelList:
     def keep(self, engine: str = "", facts: Facts | None = None) -> None:
         """Writes the list for later processes, which without it load each kernel when it is
         launched. `facts`: of an engine of this configuration, all of whose kernels are compiled."""
-        triton.knobs.runtime.jit_post_compile_hook = None
         rows = [
             [*function, each] for function, found in self._kernels.items() for each in sorted(found)
         ]

@@ -89,7 +89,7 @@ def build_cuda(
         releasable=place.releasable,
         progress=progress,
         step_bytes=None if facts is None else facts["step_bytes"],
-        on_prepared=lambda num_bytes: kernels.keep(engine, {"step_bytes": num_bytes}),
+        on_compiled=lambda num_bytes: kernels.keep(engine, {"step_bytes": num_bytes}),
         processes=processes,
     )
 
@@ -109,15 +109,16 @@ def build_cuda_executor(
     releasable: CudaMemory | None = None,
     progress: Progress = say_nothing,
     step_bytes: int | None = None,
-    on_prepared: Callable[[int], None] = lambda step_bytes: None,
+    on_compiled: Callable[[int], None] = lambda step_bytes: None,
     processes: CompilerProcesses = NO_PROCESSES,
 ) -> tuple[StepExecutor[SentStep, StepShape], EngineConfig]:
     """With `is_sized` the config's number of blocks stands; otherwise memory decides.
     `adapter_memory`: bytes for adapters; 0: rows have none. `releasable`: memory of the weights
-    that sleep gives back, and then of the KV cache; None: it keeps all. `step_bytes`:
-    the activations of the largest step, where they are known and all kernels are loaded; None: they
-    are measured, and kernels compiled. `on_prepared` is called with them when no step compiles a
-    kernel any more. Raises `ConfigError` with what would fit."""
+    that sleep gives back, and then of the KV cache; None: it keeps all. `step_bytes`: the
+    activations of the largest step, where they are known and all kernels are loaded; None: they
+    are measured, and kernels compiled. `on_compiled` is called with them when the kernels of
+    likely steps are compiled, and when no step compiles one any more. Raises `ConfigError` with
+    what would fit."""
     progress("measuring memory", 0, 1)
     block_size = config.block_size
     weights = served.weights
@@ -188,11 +189,12 @@ def build_cuda_executor(
         decoder.check_rows()
     served.begin()
     progress("capturing graphs", 0, 1)
-    executor = parts.executor(adapters, releasable, partial(on_prepared, memory.step))
+    executor = parts.executor(adapters, releasable, partial(on_compiled, memory.step))
     # The shapes without which no engine serves.
     for _ in range(parts.shapes.num_first):
         executor.prepare()
     parts.device.finish()
+    on_compiled(memory.step)
     return executor, config
 
 
