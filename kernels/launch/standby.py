@@ -1,10 +1,11 @@
-"""Opens a GPU ahead of an engine: its context, its library of products, Triton's driver and the
-kernels that the list named ARGUMENT has are there when the engine begins in this process."""
+"""Opens a GPU ahead of an engine: its context, its library of products and Triton's driver are there
+when the engine begins in this process, and the kernels of the list named ARGUMENT, if it has stood
+by for long enough."""
 
 from __future__ import annotations
 
-import os
 import sys
+from threading import Thread
 
 import torch
 from triton.runtime import driver
@@ -23,7 +24,12 @@ def main() -> None:
     # Sums of words are the checksums of weights.
     torch.mm(matrix, matrix).view(torch.int64).sum()
     driver.active.get_current_target()
-    with KernelList(sys.argv[1]).loading(num_cores=len(os.sched_getaffinity(0))):
-        pass
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
+    # The engine does not wait for it, and loads what is not there yet.
+    Thread(target=_load, args=(KernelList(sys.argv[1]),), name="kernels", daemon=True).start()
+
+
+def _load(kernels: KernelList) -> None:
+    with kernels.loading(num_cores=1):
+        pass

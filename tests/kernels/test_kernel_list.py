@@ -4,7 +4,9 @@ them for a GPU that is not there."""
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 import triton.language as tl
 from triton.runtime.jit import JITFunction
 
+from headwater.kernels.launch import standby
 from headwater.kernels.launch.compile_ahead import CompileAhead
 from headwater.kernels.launch.kernel_list import Facts, KernelList
 from tests.kernels.test_compile_ahead import CPU, NoGpu, no_gpu
@@ -117,6 +120,32 @@ def test_no_facts_are_kept_beside_a_kernel_that_cannot_be_listed(
     compile_and_list(new_process(monkeypatch), 32, shape=(2, 4), facts={"step_bytes": 7})
     new_process(monkeypatch)
     assert kept_facts() is None
+
+
+def test_a_process_that_stands_by_is_ready_before_its_kernels_are_loaded(
+    no_gpu: NoGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that dies soon after its start does not wait for them: it loads the rest itself."""
+    no_gpu.may_compile.set()
+    compile_and_list(new_process(monkeypatch), 16, 32)
+    new_process(monkeypatch)
+    no_gpu.may_compile.clear()
+    device = SimpleNamespace(
+        mem_get_info=lambda: (standby.LEAST_FREE_BYTES, 0),
+        synchronize=lambda: None,
+        empty_cache=lambda: None,
+    )
+    names = {name: getattr(torch, name) for name in ("bfloat16", "int64", "mm")}
+    stood_for = SimpleNamespace(cuda=device, zeros=lambda *size, **options: X.view(8, 8), **names)
+    monkeypatch.setattr(standby, "torch", stood_for)
+    monkeypatch.setattr(sys, "argv", ["standby", "id"])
+    no_gpu.compiled.clear()
+    standby.main()
+    assert not no_gpu.compiled
+    [loading] = [each for each in threading.enumerate() if each.name == "kernels"]
+    no_gpu.may_compile.set()
+    loading.join(60)
+    assert len(no_gpu.compiled) == 2
 
 
 @pytest.mark.parametrize("text", ["", '[["no_module", "kernel", "{}"]]', '{"a": 1}'])
