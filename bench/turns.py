@@ -113,6 +113,8 @@ def measure(device: Device, prompt_len: int, prefix_len: int, rounds: int) -> di
             switches.append(time.perf_counter() - begin)
             if comes is first:
                 hits.append(first.answer([first.again(old, max_tokens=1)])[0])
+    _sleep(second)
+    first.engine.wake()
     step_beside = _step_seconds(first)
     switches.sort()
     return {
