@@ -318,7 +318,7 @@ class Scheduler:
                 self._unseat_stalled()
                 if self.seating.is_blocked and not self.seating.pass_by(request):
                     return
-            elif self._config.waits_to_evict and self.seating.evicts_dearly(request, wanted):
+            elif self.seating.evicts_dearly(request, wanted):
                 self.seating.await_room(request)
             elif (ticket := self.blocks.load(request, wanted)) is not None:
                 self.seating.hold(request, ticket)

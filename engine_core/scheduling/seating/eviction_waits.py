@@ -39,7 +39,10 @@ class EvictionWaits:
         preemption: Preemption,
         clock: Callable[[], float],
         prefill_seconds: Callable[[], float],
+        *,
+        are_allowed: bool,
     ) -> None:
+        self._are_allowed = are_allowed
         self._waiting = waiting
         self._rows = rows
         self._blocks = blocks
@@ -54,7 +57,7 @@ class EvictionWaits:
 
     def are_worth_it(self, request: RequestState, wanted: Wanted) -> bool:
         """Whether a request had better wait than take its blocks now."""
-        if self._recent_share() < BUSY:
+        if not self._are_allowed or self._recent_share() < BUSY:
             return False
         has_waited = self._clock() >= request.added_at + MOST_SECONDS
         if request.has_begun or has_waited or not self._are_releases_due:
@@ -64,6 +67,8 @@ class EvictionWaits:
 
     def note_seated(self, num_tokens: int) -> None:
         """Notes that so many tokens of a prompt are to be computed."""
+        if not self._are_allowed:
+            return
         self._share = self._recent_share() + num_tokens * self._prefill_seconds() / RECENT_SECONDS
         self._shared_at = self._clock()
 

@@ -65,7 +65,13 @@ class Seating:
         self._slot_is_kept_for: RequestState | None = None
         """Request that has waited for long for a slot of its adapter."""
         self._eviction_waits = EvictionWaits(
-            self._waiting, rows, blocks, self._preemption, clock, prefill_seconds
+            self._waiting,
+            rows,
+            blocks,
+            self._preemption,
+            clock,
+            prefill_seconds,
+            are_allowed=config.waits_to_evict,
         )
         self._num_preemptions = 0
 
