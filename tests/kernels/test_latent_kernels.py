@@ -9,10 +9,6 @@ from tests.kernels.paging import GPU, LONG_INTERPRETED, relative_error, same_bit
 
 BOUND = 5e-3
 """Weights are rounded to bfloat16 before they meet the values, and so is the output."""
-SAME_NUMBERS = 2e-3
-"""Relative error between a cache in e4m3 and one of wider numbers that are equal to its own. Sums
-differ in their last bits: a matrix unit takes operands that were widened in registers in another
-order."""
 SMALL = [1, 512, 513]
 LARGE = [1, 2, 31, 32, 33, 64, 511, 512, 513, 1024, 1025, 4097, 20_000, 700]
 Shape = tuple[int, int, int, int, torch.dtype]
@@ -85,8 +81,8 @@ def test_latents_in_e4m3_count_as_the_same_numbers_in_the_dtype_of_queries(
     stored = made(generator, shape, lens).in_dtype(torch.float8_e4m3fn)
     widened = stored.in_dtype(torch.bfloat16)
     q = stored.queries(43)
-    assert relative_error(stored.decode(q[:2]), widened.decode(q[:2])) < SAME_NUMBERS
-    assert relative_error(stored.prefill(q, [40, 3]), widened.prefill(q, [40, 3])) < SAME_NUMBERS
+    assert same_bits(stored.decode(q[:2]), widened.decode(q[:2]))
+    assert same_bits(stored.prefill(q, [40, 3]), widened.prefill(q, [40, 3]))
 
 
 @pytest.mark.parametrize("shape", [SHAPES[0], *GPU_SHAPES])
