@@ -1,9 +1,8 @@
 """Measures the memory of a KV cache of published shapes: that of one long sequence beside blocks of
 all layers, and the share of a pool that holds nothing under mixed load.
 
-`headwater bench cache-bytes`. Engines compute nothing (the simulated executor); sizes are those of a
-GPU, or of a CPU, in bfloat16. `--models` names some of the shapes.
-"""
+`headwater bench cache-bytes`. Engines compute nothing (the simulated executor); sizes are those of
+a GPU, or of a CPU, in bfloat16. `--models` names some of the shapes."""
 
 from __future__ import annotations
 

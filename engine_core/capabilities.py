@@ -290,8 +290,8 @@ EVERYWHERE = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trio:
-    """Three capabilities that are refused together on a platform without the flag, or on any, though
-    each two of them work."""
+    """Three capabilities that are refused together on a platform without the flag, or on any,
+    though each two of them work."""
 
     first: str
     second: frozenset[str]

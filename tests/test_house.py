@@ -126,8 +126,8 @@ EXECUTORS_ORDER = (
     # Contracts of a step's parts.
     "step_parts",
 )
-"""Folders and files of engine_core/executors: each imports only those below it. A new one gets a row
-here, with a comment on what it holds."""
+"""Folders and files of engine_core/executors: each imports only those below it. A new one gets a
+row here, with a comment on what it holds."""
 SCHEDULING_ORDER = (
     # What the result of a step changes.
     "step_results",

@@ -181,7 +181,7 @@ class HostBlocks:
         self._order.let_go(hashes)
 
     def _take_slots(self, count: int) -> list[int]:
-        """Allocates up to `count` slots; hashes that nobody holds are evicted for them."""
+        """Allocates up to `count` slots. Where too few are free, it evicts blocks that nothing holds."""
         free = self._free_slots
         if (missing := count - len(free)) > 0:
             lost = self._order.take(missing)

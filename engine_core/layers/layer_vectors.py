@@ -39,7 +39,8 @@ class LayerVectors:
         self._vectors = vectors.view(num_tokens, self._num_layers, -1)
 
     def keep(self, tokens: torch.Tensor) -> None:
-        """Drops the vectors of all tokens of the pass but these, int64 [T], and puts them in their order."""
+        """Drops the vectors of all tokens of the pass but these, int64 [T], and puts them in their
+        order."""
         assert self._vectors is not None
         self._vectors = self._vectors.index_select(0, tokens)
 

@@ -201,8 +201,8 @@ class ExpertPlatform(Platform, Protocol):
         gate_up of 2 I outputs an expert, gates first; down of I inputs; activation as in `gate`.
         Platforms with `expert_biases` are given stacks with biases, and the activation
         clamped_swiglu: g / (1 + exp(-1.702 g)) * (u + 1) of a gate g that is at most 7 and an up u
-        between -7 and 7. Those with `plain_experts` are given stacks of I outputs without gates, and
-        the activation relu2, the square of relu. Experts that no token chose are not read."""
+        between -7 and 7. Those with `plain_experts` are given stacks of I outputs without gates,
+        and the activation relu2, the square of relu. Experts that no token chose are not read."""
 
 
 @runtime_checkable
@@ -324,10 +324,10 @@ class LatentPlatform(Platform, Protocol):
         of queries and latents may leave in an order of their own."""
 
     def latent_attention(self, kv_b: torch.Tensor, scale: float) -> HeadsOverLatents:
-        """The attention of a layer. kv_b [Hq, plain_dim + value_dim, rank] makes of a latent's first
-        numbers each head's own key, then its values. Every query is absorbed: its numbers without a
-        position are multiplied by the first rows of its head, and meet latents. scale is that of
-        the softmax."""
+        """The attention of a layer. kv_b [Hq, plain_dim + value_dim, rank] makes of a latent's
+        first numbers each head's own key, then its values. Every query is absorbed: its numbers
+        without a position are multiplied by the first rows of its head, and meet latents. scale is
+        that of the softmax."""
 
 
 class IndexedQueries(NamedTuple):
@@ -347,11 +347,11 @@ class HeadsOverChosen(Protocol):
     def __call__(
         self, queries: IndexedQueries, cache: torch.Tensor, attention_plan: Any
     ) -> torch.Tensor:
-        """Queries of the plan's tokens, and the layer's cache [num_blocks, block_size, width + index
-        D] of latents and keys of the indexer → values of all heads [E, Hq · value_dim]. The score of
-        a position is the sum over the indexer's heads of their weight times the positive part of
-        their query's product with its key; of equal scores the first position is higher. The latents
-        chosen are attended to in the order of positions."""
+        """Queries of the plan's tokens, and the layer's cache [num_blocks, block_size, width +
+        index D] of latents and keys of the indexer → values of all heads [E, Hq · value_dim]. The
+        score of a position is the sum over the indexer's heads of their weight times the positive
+        part of their query's product with its key; of equal scores the first position is higher.
+        The latents chosen are attended to in the order of positions."""
 
 
 class IndexPlatform(LatentPlatform, Protocol):

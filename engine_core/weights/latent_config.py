@@ -1,5 +1,5 @@
-"""Sizes of latent attention, whose layers cache one vector for each token in place of keys and values
-of heads. Source: DeepSeek-AI, "DeepSeek-V2", 2024. Knows no names of a `config.json`."""
+"""Sizes of latent attention, whose layers cache one vector for each token in place of keys and
+values of heads. Source: DeepSeek-AI, "DeepSeek-V2", 2024. Knows no names of a `config.json`."""
 
 from __future__ import annotations
 
@@ -127,7 +127,8 @@ class LatentConfig:
 
     @property
     def index_products(self) -> int:
-        """Multiplications of the indexer's queries with the key of one position; 0: there is none."""
+        """Multiplications of the indexer's queries with the key of one position; 0: there is
+        none."""
         return 0 if self.index is None else self.index.num_heads * self.index.head_dim
 
     def attention_products(self, num_heads: int) -> int:

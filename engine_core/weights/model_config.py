@@ -147,8 +147,8 @@ class ModelConfig:
     experts: ExpertsConfig | None = None
     """Experts in place of the MLPs of some layers, or of all; None: no layer has any."""
     latent: LatentConfig | None = None
-    """Sizes of latent attention, which all layers have: `num_kv_heads` is 1 and `head_dim` is what a
-    layer caches for a token; None: layers cache keys and values."""
+    """Sizes of latent attention, which all layers have: `num_kv_heads` is 1 and `head_dim` is what
+    a layer caches for a token; None: layers cache keys and values."""
     mixed: MixedLayers | None = None
     """Shapes of a model with layers of two kinds; None: all layers have those of the config."""
     states: StateLayers | None = None
@@ -231,8 +231,8 @@ class ModelConfig:
 
     @property
     def label_pooling(self) -> str:
-        """Pooling that a head of labels reads: an encoder's own, else the last token's state; empty:
-        the model has no such head."""
+        """Pooling that a head of labels reads: an encoder's own, else the last token's state;
+        empty: the model has no such head."""
         if not self.labels:
             return ""
         return "last" if self.encoder is None else self.encoder.label_pooling

@@ -38,11 +38,11 @@ PING_OPTIONS = (
 MAX_HEAD_BYTES = 16 * 1024
 """Bytes of a call's metadata."""
 HEAD_TABLE_BYTES = 256
-"""Bytes of the headers that a connection keeps, 32 more for each: a later head refers to one of them
-in one byte. At HTTP/2's default of 4 kB a head that is short on the wire was 60 MB here."""
+"""Bytes of the headers that a connection keeps, 32 more for each: a later head refers to one of
+them in one byte. At HTTP/2's default of 4 kB a head that is short on the wire was 60 MB here."""
 SETTINGS_SECONDS = 5
-"""Seconds within which a client has to acknowledge these settings. Until then HTTP/2's defaults hold
-for it."""
+"""Seconds within which a client has to acknowledge these settings. Until then HTTP/2's defaults
+hold for it."""
 MAX_STREAMS = 128
 """Number of calls that a connection carries at once. A client keeps further ones back, or opens
 another connection. NOTE: gRPC (1.85) keeps up to 0.8 MB of a head that it refuses until the
@@ -68,7 +68,8 @@ UNLIMITED = frozenset(f"/{SERVICE}/{name}" for name in ("ListModels", "Resume", 
 
 class KeyInterceptor(grpc.aio.ServerInterceptor):
     """Refuses before its message comes, as over REST, a caller whose key is not known or has used
-    up its requests, and one call too many. Calls that come at once begin one by one, tenants in turn."""
+    up its requests, and one call too many. Calls that come at once begin one by one, tenants in
+    turn."""
 
     def __init__(self, cluster: Cluster, max_calls: int) -> None:
         self._cluster = cluster

@@ -210,11 +210,10 @@ def better_taker() -> Callable[..., None]:
     """The compiled function that takes proposals which promise more than the draft that is there,
     each cut before the first id that is no token.
 
-    Arguments: rows int64 [R]; proposed_ids int32 [R, any], num_proposed, match_lens and most int32 [R];
-    vocab_size; chances float64 [L], of a drafted token after a match of 1 … L tokens or more; and
-    what it writes: drafts int32 [T, K], num_drafts and drafted_after int32 [T], the last being
-    lengths of matches; then the drafter's number, which it writes to drafted_by int32 [T].
-    """
+    Arguments: rows int64 [R]; proposed_ids int32 [R, any], num_proposed, match_lens and most int32
+    [R]; vocab_size; chances float64 [L], of a drafted token after a match of 1 … L tokens or more;
+    and what it writes: drafts int32 [T, K], num_drafts and drafted_after int32 [T], the last being
+    lengths of matches; then the drafter's number, which it writes to drafted_by int32 [T]."""
     proposal = (_TABLE, _COLUMN, _COLUMN, _COLUMN)
     draft = (_TABLE, _COLUMN, _COLUMN)
     signature = types.void(_ROWS, *proposal, types.int64, _NUMBERS, *draft, types.int64, _COLUMN)

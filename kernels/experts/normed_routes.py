@@ -1,5 +1,6 @@
-"""The experts of one token from its residual stream, in one launch on Hopper: the sum and the norm of
-`add_rms_norm`, the router's product of `few_rows_gemm` and the choice of `route`, with their bits.
+"""The experts of one token from its residual stream, in one launch on Hopper: the sum and the norm
+of `add_rms_norm`, the router's product of `few_rows_gemm` and the choice of `route`, with their
+bits.
 
 Each program norms the token by itself while weights of the router come into shared memory. The last
 program that has made logits chooses the experts, and stores the sum when all have read its terms.

@@ -1,5 +1,5 @@
-"""Copies of the latents that tokens attend to, each token's one after another, and the sequence of each
-token of a batch."""
+"""Copies of the latents that tokens attend to, each token's one after another, and the sequence of
+each token of a batch."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def list_tokens(
     num_chosen: int,
     out: torch.Tensor,
 ) -> None:
-    """Writes the number of latents that each token of a batch sees, its row of the block tables, and
-    the number of latents that it attends to, at most `num_chosen`, to out int32 [3, T]; 0, 0, 0 of a
-    token of no sequence. The first tokens are those of seq_lens and table_rows int32 [D]; sequence i
-    has the tokens query_starts[i] … query_starts[i + 1] - 1, int32 [S + 1], the last of which sees
-    chunk_lens[i] latents, int32 [S]; chunk_rows int32 [S] into the block tables."""
+    """Writes the number of latents that each token of a batch sees, its row of the block tables,
+    and the number of latents that it attends to, at most `num_chosen`, to out int32 [3, T]; 0, 0, 0
+    of a token of no sequence. The first tokens are those of seq_lens and table_rows int32 [D];
+    sequence i has the tokens query_starts[i] … query_starts[i + 1] - 1, int32 [S + 1], the last of
+    which sees chunk_lens[i] latents, int32 [S]; chunk_rows int32 [S] into the block tables."""
     num_tokens = out.shape[1]
     num_chunks = len(chunk_lens)
     _list_tokens[(triton.cdiv(num_tokens, TOKENS),)](
@@ -56,9 +56,9 @@ def gather_latents(
     gathered: torch.Tensor,
 ) -> None:
     """Copies latents out of cache [num_blocks, block_size, width], whose rows may lie apart, to
-    gathered [N, room, width], whose dtype may be a wider one: those at the first num_chosen[i], int32
-    [N], positions of chosen[i], int32 [N, room], and zeros up to the end of a tile of `KEYS`, whose
-    multiple room is; table_rows int32 [N] into block_tables."""
+    gathered [N, room, width], whose dtype may be a wider one: those at the first num_chosen[i],
+    int32 [N], positions of chosen[i], int32 [N, room], and zeros up to the end of a tile of `KEYS`,
+    whose multiple room is; table_rows int32 [N] into block_tables."""
     num_tokens, room, width = gathered.shape
     assert gathered.is_contiguous()
     assert cache.stride(2) == 1

@@ -1,11 +1,11 @@
-"""Attention over latents on Hopper, of decoding rows and of prompts: the bits of `latent_attention`.
+"""Attention over latents on Hopper, of decoding rows and of prompts: the bits of
+`latent_attention`.
 
-A program owns 64 query rows, tokens times heads, and two teams of four warps take tiles of latents in
-pairs: each team computes the scores and weights of one tile, and adds up one half of the values of
-both. While one team is at its exponentials, the matrix unit works for the other. A warp copies latents
-into shared memory, each of them once, for scores and for values. Merged splits of a program wait in
-device memory for the next one: registers and shared memory are full.
-"""
+A program owns 64 query rows, tokens times heads, and two teams of four warps take tiles of latents
+in pairs: each team computes the scores and weights of one tile, and adds up one half of the values
+of both. While one team is at its exponentials, the matrix unit works for the other. A warp copies
+latents into shared memory, each of them once, for scores and for values. Merged splits of a program
+wait in device memory for the next one: registers and shared memory are full."""
 
 from __future__ import annotations
 
@@ -368,8 +368,8 @@ def _attend_piece(
 
 @gluon.jit
 def _take_first(where, b_s, b_top, qk_scale, split, state, wait, b_acc):
-    """The first team's part of a pair: weighs the first tile, and adds values of it. Returns the state
-    after the pair, and the values, to which those of the second tile are yet to be added."""
+    """The first team's part of a pair: weighs the first tile, and adds values of it. Returns the
+    state after the pair, and the values, to which those of the second tile are yet to be added."""
     messages, latents, free, sends, phase, zero = where
     starts_split, is_second, ends_split, goes_on = split
     b_m, b_m_own, b_l, b_l_split = state
@@ -425,8 +425,8 @@ def _take_second(where, b_s, b_top, qk_scale, split, state, wait, b_acc):
 
 @gluon.jit
 def _masked(b_s, first, query):
-    """Scores of the keys from `first` on without those that a row does not see, and the rounded maxima
-    of rows."""
+    """Scores of the keys from `first` on without those that a row does not see, and the rounded
+    maxima of rows."""
     b_position, first_position, qk_scale = query
     KEYS: gl.constexpr = b_s.shape[1]
     if first + KEYS - 1 > first_position:
@@ -437,8 +437,8 @@ def _masked(b_s, first, query):
 
 @gluon.jit
 def _merge_rows(merged, state):
-    """Maxima and sums [ROWS] of `online_softmax.merge_states` where a split ended, and the factors of
-    the values of both sides. Sums are those of the second team."""
+    """Maxima and sums [ROWS] of `online_softmax.merge_states` where a split ended, and the factors
+    of the values of both sides. Sums are those of the second team."""
     b_m = gl.maximum(merged[0], state[0])
     b_shift = finite(b_m)
     b_old = gl.exp2(merged[0] - b_shift)
@@ -501,8 +501,8 @@ def _add_values(messages, latents, zero, i: gl.constexpr, TEAM: gl.constexpr, b_
 
 @gluon.jit
 def _zero():
-    """Zero as the compiler does not know it: places in shared memory that it knew would take registers
-    for all of a loop."""
+    """Zero as the compiler does not know it: places in shared memory that it knew would take
+    registers for all of a loop."""
     return gl.inline_asm_elementwise(
         "mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
     )
@@ -523,8 +523,8 @@ def _columns(b_x):
 
 @gluon.constexpr_function
 def _on_totals(step):
-    """Assembly of `_totals` for 64 numbers of a thread, two of a query row and two of the row eight below
-    it in turn, and its constraints. Groups of four of neighbours lie side by side."""
+    """Assembly of `_totals` for 64 numbers of a thread, two of a query row and two of the row eight
+    below it in turn, and its constraints. Groups of four of neighbours lie side by side."""
     lines = [
         ".reg .pred p; .reg .b32 t; .reg .b64 a; .reg .f32 x0, x1, x2, x3;",
         "setp.ne.b32 p, $320, 0; mov.u32 t, %tid.x; and.b32 t, t, 127; mad.wide.u32 a, t, 16, $256;",
@@ -551,8 +551,8 @@ def _on_totals(step):
 
 @gluon.jit
 def _end_split(wait, is_second, b_acc, TEAM: gl.constexpr):
-    """Merges the values of a split that ended. What it returns counts for nothing: the next split begins
-    anew."""
+    """Merges the values of a split that ended. What it returns counts for nothing: the next split
+    begins anew."""
     p_total, is_row, factors = wait
     if is_second:
         b_acc = _totals("start", p_total, is_row, factors, b_acc, TEAM)

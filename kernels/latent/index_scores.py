@@ -26,9 +26,9 @@ def index_scores(
     scores: torch.Tensor,
     num_chosen: int,
 ) -> None:
-    """Writes scores float32 [N, at least the longest sequence] of N tokens: q [N, Hi, D], contiguous;
-    head_weights float32 [N, Hi]; keys [num_blocks, block_size, D], whose rows may lie apart;
-    seq_lens int32 [N]: keys that a token sees, its own included; table_rows int32 [N] into
+    """Writes scores float32 [N, at least the longest sequence] of N tokens: q [N, Hi, D],
+    contiguous; head_weights float32 [N, Hi]; keys [num_blocks, block_size, D], whose rows may lie
+    apart; seq_lens int32 [N]: keys that a token sees, its own included; table_rows int32 [N] into
     block_tables int32 [rows, blocks]. Tokens that see at most `num_chosen` keys have none."""
     num_tokens, num_heads, dim = q.shape
     assert q.is_contiguous()

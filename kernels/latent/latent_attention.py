@@ -1,10 +1,9 @@
 """Attention over paged latents for any GPU: one vector a token, whose first `rank` numbers are the
 values of all heads, and which as a whole is their key.
 
-Queries are absorbed, of decoding rows and of prompts alike. A row walks its latents in splits of 512,
-a split in tiles of `latent_tiles.KEYS`, and splits are merged first to last, so a row has the same
-bits however its text was computed. `hopper_latent_attention` computes the same bits.
-"""
+Queries are absorbed, of decoding rows and of prompts alike. A row walks its latents in splits of
+512, a split in tiles of `latent_tiles.KEYS`, and splits are merged first to last, so a row has the
+same bits however its text was computed. `hopper_latent_attention` computes the same bits."""
 
 from __future__ import annotations
 
@@ -26,7 +25,8 @@ Int32Array = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
 SMALLEST = 16
 """Smallest side of a product."""
 FEW_ROWS = 16
-"""Query rows of a program, which shares the tile of 64 with others: any GPU has room for so many."""
+"""Query rows of a program, which shares the tile of 64 with others: any GPU has room for so
+many."""
 
 
 def list_row_tiles(
@@ -65,10 +65,10 @@ def latent_decode(
     scale: float,
 ) -> None:
     """Attention of absorbed queries q [R, Hq, rank + rotary] into out [R, Hq, rank]; cache
-    [num_blocks, block_size, rank + rotary], of their dtype or e4m3. seq_lens int32 [R]: latents that a
-    row reads, its own included; table_rows int32 [R] into block_tables int32 [rows, max_blocks]. The
-    plan is one of these lengths. scale is that of the softmax. Rows of length 0 are left alone. `reduce_splits`
-    follows."""
+    [num_blocks, block_size, rank + rotary], of their dtype or e4m3. seq_lens int32 [R]: latents
+    that a row reads, its own included; table_rows int32 [R] into block_tables int32 [rows,
+    max_blocks]. The plan is one of these lengths. scale is that of the softmax. Rows of length 0
+    are left alone. `reduce_splits` follows."""
     num_heads = q.shape[1]
     _launch(
         plan.num_ranges * triton.cdiv(num_heads, ROWS),

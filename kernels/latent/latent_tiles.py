@@ -11,13 +11,14 @@ import triton.language as tl
 from ..attention.online_softmax import columns, finite, reference, weigh
 
 KEYS = 64
-"""Number of keys whose maximum is taken at once. Of two tiles side by side each has sums of its own, up
-to the end of a split: two teams compute them."""
+"""Number of keys whose maximum is taken at once. Of two tiles side by side each has sums of its
+own, up to the end of a split: two teams compute them."""
 
 
 @triton.jit
 def rounded(b_x, dtype: tl.constexpr):
-    """Numbers as a cache of this dtype holds them; in e4m3 the largest ones stand for what is larger."""
+    """Numbers as a cache of this dtype holds them; in e4m3 the largest ones stand for what is
+    larger."""
     if dtype == tl.float8e4nv:
         b_x = tl.clamp(b_x, -448.0, 448.0)
     return b_x.to(dtype)
@@ -27,8 +28,8 @@ def rounded(b_x, dtype: tl.constexpr):
 def attend_latents(b_q, latents, visible, qk_scale, b_m, b_l, b_l_other, b_acc):
     """Adds one tile. b_q and latents: numbers without and with a position, [ROWS, rank] and [ROWS,
     rotary], [KEYS, rank] and [KEYS, rotary]; visible [ROWS, KEYS]; qk_scale holds log2(e). State as
-    in `online_softmax.attend_tile`, its values [ROWS, rank], its sums those of tiles like this one and
-    those of the others."""
+    in `online_softmax.attend_tile`, its values [ROWS, rank], its sums those of tiles like this one
+    and those of the others."""
     b_s = tl.dot(b_q[0], tl.trans(latents[0]), input_precision="ieee")
     b_s = tl.dot(b_q[1], tl.trans(latents[1]), b_s, input_precision="ieee")
     b_s = tl.where(visible, b_s, float("-inf"))

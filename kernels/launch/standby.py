@@ -1,6 +1,6 @@
-"""Opens a GPU ahead of an engine: its context, its library of products and Triton's driver are there
-when the engine begins in this process, and the kernels of the list named ARGUMENT, if it has stood
-by for long enough."""
+"""Opens a GPU ahead of an engine: its context, its library of products and Triton's driver are
+there when the engine begins in this process, and the kernels of the list named ARGUMENT, if it has
+stood by for long enough."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ WIDE_COLUMNS = 16
 fill the rest of pages that large tails begin."""
 SMALL_COLUMNS = 8
 """Columns of a piece in small pages of a GPU: 32 bytes, as many as memory reads at once. The same
-bits as with 64 columns take 4 to 15 % longer for 256 rows of one token, and as long for prompts (one
-H200, 2026-11-30)."""
+bits as with 64 columns take 4 to 15 % longer for 256 rows of one token, and as long for prompts
+(one H200, 2026-11-30)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

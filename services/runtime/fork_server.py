@@ -311,8 +311,8 @@ def _are_alike(
 
 
 def _pidfd_of(pid: int) -> int:
-    """The pidfd of a child. Raises `OSError` where there is no room for it, and ends the child then,
-    since its end would not be seen."""
+    """The pidfd of a child. Raises `OSError` where there is no room for it, and ends the child
+    then, since its end would not be seen."""
     try:
         return os.pidfd_open(pid)
     except OSError:

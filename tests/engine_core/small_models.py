@@ -547,7 +547,8 @@ def random_checkpoint(
 
 
 def without_indexers(source: Path, folder: Path) -> None:
-    """Writes a checkpoint of "deepseek-v3.2" as one of DeepSeek V3, whose layers have no indexers."""
+    """Writes a checkpoint of "deepseek-v3.2" as one of DeepSeek V3, whose layers have no
+    indexers."""
     shutil.copytree(source, folder)
     path = folder / "model.safetensors"
     save_file({name: x for name, x in load_file(path).items() if ".indexer." not in name}, path)

@@ -234,8 +234,8 @@ FIELDS: dict[str, dict[str, Any]] = {
     table.THINKING_BUDGET: {"thinking_token_budget": 9},
     table.IGNORE_EOS: {"ignore_eos": True},
 }
-"""Fields of sampling that ask for each capability; a stream is asked for beside them, and tools in a
-conversation: `test_answer_grammar.py` has their refusals."""
+"""Fields of sampling that ask for each capability; a stream is asked for beside them, and tools in
+a conversation: `test_answer_grammar.py` has their refusals."""
 REFUSED_OF_REQUEST = {
     (table.STREAM, table.BEST_OF): "best_of with stream",
     (table.STREAM, table.PROMPT_LOG_PROBABILITIES): "prompt_logprobs with stream",

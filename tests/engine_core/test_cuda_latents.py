@@ -1,5 +1,5 @@
-"""Models with latent attention on a GPU: tokens are those of transformers, and an answer has the bits
-of a whole prompt, however its latents came into the cache."""
+"""Models with latent attention on a GPU: tokens are those of transformers, and an answer has the
+bits of a whole prompt, however its latents came into the cache."""
 
 from __future__ import annotations
 

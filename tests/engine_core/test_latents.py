@@ -1,5 +1,5 @@
-"""Models with latent attention on a CPU: an answer has the bits of a whole prompt, however its latents
-came into the cache, and configs that are not served are refused."""
+"""Models with latent attention on a CPU: an answer has the bits of a whole prompt, however its
+latents came into the cache, and configs that are not served are refused."""
 
 from __future__ import annotations
 

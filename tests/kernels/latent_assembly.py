@@ -1,8 +1,7 @@
-"""Prints the bytes of shared memory that kernels for latents take on a Hopper GPU, as JSON; compiled
-here, so that no GPU is needed.
+"""Prints the bytes of shared memory that kernels for latents take on a Hopper GPU, as JSON;
+compiled here, so that no GPU is needed.
 
-A program of its own: in a process of tests kernels are interpreted.
-"""
+A program of its own: in a process of tests kernels are interpreted."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Prints the PTX and the shared memory of kernels that fill rings or whole tiles with weights before
-their rows are there, as `hopper_assembly` does."""
+"""Prints the PTX and the shared memory of kernels that fill rings or whole tiles with weights
+before their rows are there, as `hopper_assembly` does."""
 
 from __future__ import annotations
 

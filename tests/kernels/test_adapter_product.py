@@ -164,8 +164,7 @@ def test_gates_behind_adapters_have_the_bits_of_two_launches(
 @pytest.mark.gpu
 @pytest.mark.parametrize("num_rows", [1, 200, FEW_ROWS])
 def test_a_hopper_makes_the_sums_of_any_gpu(num_rows: int, generator: torch.Generator) -> None:
-    """Of pieces of the inputs, the last of which is short, and of more ranks than are multiplied
-    together."""
+    """The inputs end with a short piece, and the rank exceeds what is multiplied at once."""
     layer = SlabLayer(2064, (272, 16, 64), 16, 1)
     slab = slab_of(layer, torch.bfloat16, generator)
     x, y = rows_of(num_rows, layer, torch.bfloat16, generator)

@@ -1,5 +1,5 @@
-"""Kernels that one process lists are loaded by the next one before it launches them; Triton compiles
-them for a GPU that is not there."""
+"""Kernels that one process lists are loaded by the next one before it launches them; Triton
+compiles them for a GPU that is not there."""
 
 from __future__ import annotations
 

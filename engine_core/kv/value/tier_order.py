@@ -50,7 +50,8 @@ class TierOrder(Protocol):
         """Notes that blocks were loaded."""
 
     def take(self, count: int) -> list[bytes]:
-        """Removes so many blocks that are evicted now, or all that nobody holds."""
+        """Chooses `count` blocks to evict, or as many as nothing holds, and removes them from the
+        order. Returns their hashes."""
 
     def drop(self, hashes: Iterable[bytes]) -> None:
         """Removes blocks that are lost, held or not."""

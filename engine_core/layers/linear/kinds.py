@@ -1,4 +1,5 @@
-"""Makes weights of a file's tensors: each linear layer is of the kind that its tensors belong to."""
+"""Makes weights of a file's tensors: each linear layer is of the kind that its tensors belong
+to."""
 
 from __future__ import annotations
 

@@ -34,7 +34,8 @@ class IndexedAttention:
         self._o = o
 
     def queries(self, x: torch.Tensor, batch: ForwardBatch, cache: torch.Tensor) -> IndexedQueries:
-        """x [T, H] → queries of T tokens; latents and keys of the indexer go to the layer's cache."""
+        """x [T, H] → queries of T tokens; latents and keys of the indexer go to the layer's
+        cache."""
         width = self._store.width
         compressed = self._queries.compressed(x)
         heads = self._store(self._queries.raised(compressed), x, batch, cache[..., :width])

@@ -1,9 +1,8 @@
-"""Sparse indexers: small attention that chooses which latents a token attends to. Source: DeepSeek-AI,
-"DeepSeek-V3.2", 2025.
+"""Sparse indexers: small attention that chooses which latents a token attends to. Source:
+DeepSeek-AI, "DeepSeek-V3.2", 2025.
 
-The published code rotates queries and keys by a Hadamard matrix, which leaves their products as they
-are, and rounds them to 8 bits; here they keep the model's dtype.
-"""
+The published code rotates queries and keys by a Hadamard matrix, which leaves their products as
+they are, and rounds them to 8 bits; here they keep the model's dtype."""
 
 from __future__ import annotations
 
@@ -62,8 +61,8 @@ class Indexer:
         return q, weights
 
     def latest(self, batch: ForwardBatch, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Queries and weights of the last call of `queries`, for the same batch. Keys go to those of
-        another layer."""
+        """Queries and weights of the last call of `queries`, for the same batch. Keys go to those
+        of another layer."""
         assert self._latest is not None
         q, k, weights = self._latest
         self._store(q[:, :0], k, batch, keys)

@@ -1,5 +1,5 @@
-"""Sparse indexers of a model's layers: their weights, names of these in checkpoints, and the attention
-that is made of them. Source: DeepSeek-AI, "DeepSeek-V3.2", 2025."""
+"""Sparse indexers of a model's layers: their weights, names of these in checkpoints, and the
+attention that is made of them. Source: DeepSeek-AI, "DeepSeek-V3.2", 2025."""
 
 from __future__ import annotations
 

@@ -56,8 +56,8 @@ class ForcedDrafts:
     def note(
         self, table: RequestTable, rows: RowIndices, token_ids: Sequence[Sequence[int]]
     ) -> None:
-        """Replaces the forced tokens of `rows`: token_ids[i] are expected behind the known tokens of
-        rows[i]. What exceeds a row's room is dropped, as is everything from the first id on that
+        """Replaces the forced tokens of `rows`: token_ids[i] are expected behind the known tokens
+        of rows[i]. What exceeds a row's room is dropped, as is everything from the first id on that
         the vocabulary does not have."""
         longest = self._tokens.shape[1]
         most = np.where(self._most[rows] > 0, longest, 0).tolist()

@@ -58,7 +58,7 @@ def test_results_find_the_calls_that_a_search_of_all_of_them_finds() -> None:
 
 
 def test_results_that_name_no_call_cost_no_search_of_all_calls() -> None:
-    """Of 5,000 calls and as many results the search took seconds of the gateway's thread."""
+    """5,000 calls with as many results took seconds of the gateway's thread."""
 
     def seconds_of(count: int) -> float:
         messages = [call("f")] * count + [result("g", "none")] * count

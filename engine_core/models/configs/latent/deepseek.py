@@ -55,8 +55,9 @@ def read_glm_moe_dsa(config: Config) -> ModelConfig:
 
 
 def _shared_choices(config: Config) -> tuple[bool, ...]:
-    """Whether each layer shares the choice of an earlier one: by `indexer_types`, else by the letters
-    of `index_topk_pattern`, else every layer but each `index_topk_freq`-th. Raises `ConfigError`."""
+    """Whether each layer shares the choice of an earlier one: by `indexer_types`, else by the
+    letters of `index_topk_pattern`, else every layer but each `index_topk_freq`-th. Raises
+    `ConfigError`."""
     num_layers = count_of(config, "num_hidden_layers")
     name = "indexer_types" if config.get("indexer_types") else "index_topk_pattern"
     kinds = config.get(name)

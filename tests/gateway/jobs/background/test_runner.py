@@ -113,8 +113,8 @@ async def test_a_run_goes_on_with_the_stream_of_the_one_before_or_begins_anew(
     redis_url: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Unless it loses the stream to another: then nothing that is said of that is the answer's. The
-    end that a run writes stops it never, however often it looks."""
+    """A run that loses the stream to another writes nothing about it to the answer. The end that a
+    run writes itself never stops it, however often it looks."""
     monkeypatch.setattr(background_run, "LOOK_SECONDS", 0.0)
     # Of many looks, some lose their cancellation.
     monkeypatch.setattr(tasks, "INSIST_SECONDS", 0.05)
