@@ -474,6 +474,5 @@ class Engine:
         self._speaks = False
         for finished in output.finishes:
             self._requests.pop(finished.key, None)
-        output.load = self.load()
         self._output = StepOutput(step=output.step)
         return output

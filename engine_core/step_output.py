@@ -276,4 +276,3 @@ class StepOutput:
     embeddings: dict[int, bytes] = field(default_factory=dict)
     """Keyed by key: float32 [hidden size]; the request's finish is in the same output."""
     cache_events: CacheEvents | None = None
-    load: EngineLoad = field(default_factory=EngineLoad)

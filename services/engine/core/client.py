@@ -212,9 +212,10 @@ class CoreClient:
                 # Later reports hold tokens and ends of other requests, and no report is repeated.
                 structlog.get_logger().error("a report of the engine core failed", exc_info=fault)
 
-    def _note_load(self, load: EngineLoad) -> None:
-        self.load = load
-        self._watch.note_load(load)
+    def _note_load(self, load: EngineLoad | None) -> None:
+        if load is not None:
+            self.load = load
+            self._watch.note_load(load)
 
     def _take(self, report: Report) -> None:
         if isinstance(report, OfOthers):
@@ -233,7 +234,7 @@ class CoreClient:
                         is_idle=is_idle,
                         step_seconds=report.seconds if isinstance(report, Step) else 0.0,
                     )
-                self._note_load(report.output.load if isinstance(report, Step) else report.load)
+                self._note_load(report.load)
                 if self._on_report is not None:
                     self._on_report(report)
                 elif isinstance(report, Step):

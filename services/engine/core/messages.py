@@ -234,6 +234,8 @@ class Step(msgspec.Struct, tag="step", array_like=True):
     decode_rows: int
     seconds: float
     """Seconds since the step before, or since the launch if the core was idle."""
+    load: EngineLoad | None = None
+    """Load after the step; None: it is about the one that was reported last."""
 
 
 class Idle(msgspec.Struct, tag="idle", array_like=True):

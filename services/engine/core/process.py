@@ -34,6 +34,7 @@ from headwater.engine_core.options import ExecutorOptions, ModelFacts
 from headwater.engine_core.parallel.rank_facts import RankedExecutor, RankLost
 from headwater.engine_core.queue_policies import DEFAULT as DEFAULT_POLICY
 from headwater.engine_core.queue_policies import SHORTEST_FIRST
+from headwater.engine_core.step_output import EngineLoad, StepOutput
 from headwater.engine_core.system.held_memory import held_bytes
 from headwater.engine_core.system.ring import PeerGone, RingReader, RingWriter
 from headwater.engine_core.waits_for import WaitsFor
@@ -86,6 +87,8 @@ SPARE_ROWS = 8
 """Requests a step that take the seat of one which is still in flight."""
 PATIENCE_SECONDS = 0.0002
 """Seconds between two looks at the device while masks are awaited."""
+LOAD_SECONDS = 0.005
+"""Seconds between two loads of steps in which no request starts or ends."""
 WAITING_SECONDS = 1.0
 """Seconds between two reports of a core that waits for blocks."""
 REPEAT_SECONDS = 10.0
@@ -116,6 +119,7 @@ def run(
     whole step late."""
     late_report = LateReport(reports)
     waits = WaitReports(reports)
+    loads = LoadReports()
     adapters = CoreAdapters(engine, host_adapters, reports)
     weights = CoreWeights(engine, replaceable, reports)
     is_prepared = False
@@ -155,7 +159,7 @@ def run(
             if (output := engine.take_output()) is not None:
                 # The server waits for a word after each step that says something.
                 is_idle = False
-                late_report.report = Step(output, *executor.take())
+                late_report.report = Step(output, *executor.take(), loads.take_due(engine, output))
             if executor.computes_at_once:
                 late_report.write()
 
@@ -172,6 +176,23 @@ class LateReport:
         if self.report is not None:
             self._reports.write(encode(self.report))
             self.report = None
+
+
+class LoadReports:
+    """Decides which steps report the engine's load: to describe it takes a tenth of the host's time
+    for a step of a small model, and the server publishes it less often."""
+
+    def __init__(self) -> None:
+        self._due_at = 0.0
+
+    def take_due(self, engine: Engine, output: StepOutput) -> EngineLoad | None:
+        """The load, if a request started or ended in the step, or none was reported for
+        `LOAD_SECONDS`."""
+        now = time.monotonic()
+        if now < self._due_at and not (output.starts or output.finishes):
+            return None
+        self._due_at = now + LOAD_SECONDS
+        return engine.load()
 
 
 class WaitReports:

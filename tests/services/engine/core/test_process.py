@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -233,9 +234,24 @@ def test_a_cancelled_request_says_nothing_after_the_step_that_runs_and_gives_its
         ended = next(steps).output
     assert ended.keys == [2]
     # 40 prompt tokens and some more: three blocks of one request.
-    assert ended.load.num_used_blocks == 3
+    assert core.engine.load().num_used_blocks == 3
     core.send(Cancel([2]))
     next(step for step in steps if step.output.finishes)
+
+
+def test_a_step_in_which_no_request_starts_or_ends_reports_no_load_soon_after_another(
+    core: Core, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core_process, "LOAD_SECONDS", math.inf)
+    core.send(request(2, max_tokens=3), request(3, max_tokens=8))
+    said = core.steps()
+    steps: list[Step] = []
+    while not steps or 3 not in [end.key for end in steps[-1].output.finishes]:
+        steps.append(next(said))
+    says_more = [bool(step.output.starts or step.output.finishes) for step in steps]
+    assert [step.load is not None for step in steps] == says_more
+    assert not all(says_more)
+    assert [load.num_running for step in steps if (load := step.load)][-2:] == [1, 0]
 
 
 def test_an_idle_core_sleeps_until_a_command_comes(core: Core) -> None:
