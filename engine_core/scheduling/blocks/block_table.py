@@ -65,7 +65,9 @@ class BlockTable:
         columns: Int32Array = (capacity // self._block_size)[:, None] + self._columns
         self._flat[self._first[rows][:, None] + columns] = pages
         self.capacity[rows] = capacity + self._block_size
-        self._ends[:, rows] += 1
+        # An index into one dimension is several times faster than into two.
+        for ends in self._ends:
+            ends[rows] += 1
         return columns
 
     def extend(self, row: int, added: list[HeldPages]) -> Int32Array:

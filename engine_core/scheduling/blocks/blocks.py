@@ -341,7 +341,7 @@ class Blocks:
         pages = np.array(self._pool.allocate(rows.size * num_groups), np.int32)
         pages = pages.reshape(rows.size, num_groups)
         columns = self._table.append(rows, pages)
-        return np.repeat(rows, num_groups), columns.reshape(-1), pages.reshape(-1)
+        return rows.repeat(num_groups), columns.reshape(-1), pages.reshape(-1)
 
     def shrink(self, rows: RowIndices, num_computed: Int32Array) -> bool:
         """Takes back blocks of rows behind their computed tokens. Whether there were any."""
