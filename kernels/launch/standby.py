@@ -5,7 +5,6 @@ stood by for long enough."""
 from __future__ import annotations
 
 import sys
-from threading import Thread
 
 import torch
 from triton.runtime import driver
@@ -26,10 +25,5 @@ def main() -> None:
     driver.active.get_current_target()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    # The engine does not wait for it, and loads what is not there yet.
-    Thread(target=_load, args=(KernelList(sys.argv[1]),), name="kernels", daemon=True).start()
-
-
-def _load(kernels: KernelList) -> None:
-    with kernels.loading(num_cores=1):
-        pass
+    # The engine does not wait for it, and goes on with what is not there yet.
+    KernelList(sys.argv[1]).load_behind()

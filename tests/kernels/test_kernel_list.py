@@ -5,18 +5,20 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import triton
 import triton.language as tl
 from triton.runtime.jit import JITFunction
 
 from headwater.kernels.launch import standby
 from headwater.kernels.launch.compile_ahead import CompileAhead
-from headwater.kernels.launch.kernel_list import Facts, KernelList
+from headwater.kernels.launch.kernel_list import Facts, KernelList, loads_of_process
 from tests.kernels.test_compile_ahead import CPU, NoGpu, no_gpu
 
 pytestmark = pytest.mark.skipif(
@@ -35,6 +37,7 @@ FUNCTION = _listed
 
 def new_process(monkeypatch: pytest.MonkeyPatch) -> JITFunction[Any]:
     """The kernel as a process has it that has launched nothing."""
+    loads_of_process.cache_clear()
     kernel = JITFunction(FUNCTION)
     monkeypatch.setattr(sys.modules[__name__], "_listed", kernel)
     return kernel
@@ -122,14 +125,9 @@ def test_no_facts_are_kept_beside_a_kernel_that_cannot_be_listed(
     assert kept_facts() is None
 
 
-def test_a_process_that_stands_by_is_ready_before_its_kernels_are_loaded(
-    no_gpu: NoGpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An engine that dies soon after its start does not wait for them: it loads the rest itself."""
-    no_gpu.may_compile.set()
-    compile_and_list(new_process(monkeypatch), 16, 32)
-    new_process(monkeypatch)
-    no_gpu.may_compile.clear()
+@pytest.fixture
+def stand_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """The work of a process that stands by for the list."""
     device = SimpleNamespace(
         mem_get_info=lambda: (standby.LEAST_FREE_BYTES, 0),
         synchronize=lambda: None,
@@ -139,13 +137,54 @@ def test_a_process_that_stands_by_is_ready_before_its_kernels_are_loaded(
     stood_for = SimpleNamespace(cuda=device, zeros=lambda *size, **options: X.view(8, 8), **names)
     monkeypatch.setattr(standby, "torch", stood_for)
     monkeypatch.setattr(sys, "argv", ["standby", "id"])
-    no_gpu.compiled.clear()
-    standby.main()
-    assert not no_gpu.compiled
-    [loading] = [each for each in threading.enumerate() if each.name == "kernels"]
+    return standby.main
+
+
+def test_a_process_that_stands_by_is_ready_before_its_kernels_are_loaded(
+    no_gpu: NoGpu, monkeypatch: pytest.MonkeyPatch, stand_by: Callable[[], None]
+) -> None:
     no_gpu.may_compile.set()
-    loading.join(60)
+    compile_and_list(new_process(monkeypatch), 16, 32)
+    new_process(monkeypatch)
+    no_gpu.may_compile.clear()
+    no_gpu.compiled.clear()
+    stand_by()
+    assert not no_gpu.compiled
+    no_gpu.may_compile.set()
+    loads_of_process().join()
     assert len(no_gpu.compiled) == 2
+
+
+def test_an_engine_that_takes_over_loads_what_it_launches_and_the_rest_behind_it(
+    no_gpu: NoGpu, monkeypatch: pytest.MonkeyPatch, stand_by: Callable[[], None]
+) -> None:
+    no_gpu.may_compile.set()
+    compile_and_list(new_process(monkeypatch), 16, 32, 128, facts={"step_bytes": 7})
+    kernel = new_process(monkeypatch)
+    no_gpu.compiled.clear()
+    waits = no_gpu.may_compile
+    waits.clear()
+
+    def load(**facts: Any) -> None:
+        # Each thread waits with its first kernel; a launch does not.
+        if threading.current_thread() is not threading.main_thread():
+            assert waits.wait(60)
+        loaded.append(threading.current_thread().name)
+
+    loaded: list[str] = []
+    monkeypatch.setattr(triton.knobs.compilation, "listener", load)
+    stand_by()
+    kernels = KernelList("id")
+    with kernels.loading(num_cores=1):
+        pass
+    assert kernels.kept_facts("engine") == {"step_bytes": 7}
+    kernel[1,](X, SHAPE=None, SIZE=128)
+    assert (loaded, no_gpu.launched) == (["MainThread"], [128])
+    waits.set()
+    loads_of_process().join()
+    for size in (16, 32):
+        kernel[1,](X, SHAPE=None, SIZE=size)
+    assert loaded == ["MainThread", "kernels", "kernels"], "each is loaded once"
 
 
 @pytest.mark.parametrize("text", ["", '[["no_module", "kernel", "{}"]]', '{"a": 1}'])
