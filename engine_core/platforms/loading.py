@@ -31,13 +31,13 @@ def load(name: str) -> LoadedDevice:
     """Loads the platform of this name, or the first available one for `auto`. Raises `ConfigError`
     for an unknown name, another version of the contract, an incomplete module, and a device that is
     absent."""
-    known = registrations()
+    built_in = {each: Registration(each, module) for each, module in BUILT_IN.items()}
     if name == AUTO:
         return next(
-            _loaded(known[each])
-            for each in BUILT_IN
-            if import_module(BUILT_IN[each]).is_available()
+            _loaded(each) for each in built_in.values() if import_module(each.module).is_available()
         )
+    # Installed distributions are asked for other names alone: 6 ms.
+    known = built_in if name in built_in else registrations()
     require(name in known, "device", name, " or ".join((AUTO, *known)))
     return _loaded(known[name])
 

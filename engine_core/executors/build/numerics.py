@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...models.foreign.version import transformers_version
 from ...options import MODEL, TREE, BuildRequest
 from ...platforms.loading import LoadedDevice
-from ...platforms.numerics_id import ROOMS, numerics_id
+from ...platforms.numerics_id import numerics_id, sources_with
 
 
 def numerics_of(request: BuildRequest, loaded: LoadedDevice) -> str:
@@ -40,4 +40,4 @@ def numerics_of(request: BuildRequest, loaded: LoadedDevice) -> str:
         what.append(TREE)
     elif options.layout.num_ranks > 1:
         what.append(options.layout)
-    return numerics_id(loaded.device.environment(), *what, rooms=(*ROOMS, *loaded.sources))
+    return numerics_id(loaded.device.environment(), *what, sources=sources_with(loaded.sources))

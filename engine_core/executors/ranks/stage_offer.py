@@ -15,7 +15,7 @@ from ...config import ConfigError
 from ...options import ExecutorOptions
 from ...platforms import loading as platforms
 from ...platforms.loading import LoadedDevice
-from ...platforms.numerics_id import ROOMS, source_digest
+from ...platforms.numerics_id import sources_with
 from ...weights.fingerprint import config_fingerprint, weights_fingerprint
 
 OWN = (
@@ -47,7 +47,7 @@ def make_offer(options: ExecutorOptions, loaded: LoadedDevice) -> str:
     assert options.model_folder is not None
     offer = {
         "version": _version(),
-        "sources": source_digest((*ROOMS, *loaded.sources)).hex(),
+        "sources": sources_with(loaded.sources).hex(),
         "environment": asdict(loaded.device.environment()),
         # The device that the engine chose for `auto` may be another one on this host.
         "options": offered | {"device": loaded.device.name},
@@ -69,7 +69,7 @@ def accepted_options(
         loaded = platforms.load(offered["options"]["device"])
     except ConfigError as error:
         raise OfferRefused(str(error)) from None
-    if offered["sources"] != source_digest((*ROOMS, *loaded.sources)).hex():
+    if offered["sources"] != sources_with(loaded.sources).hex():
         raise OfferRefused(f"the engine has other sources of Headwater {_version()} than this host")
     _check_environment(offered["environment"], loaded.device.environment())
     _check_model(offered["model"], model_folder, offered["options"]["load_format"])

@@ -40,7 +40,7 @@ def other_version() -> None:
 
 
 def other_sources() -> None:
-    stage_offer.source_digest = lambda folders: b"other"  # type: ignore[attr-defined]
+    stage_offer.sources_with = lambda others: b"other"  # type: ignore[attr-defined]
 
 
 def other_numpy() -> None:
