@@ -31,12 +31,13 @@ class TokenTable:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         added = tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        self.bytes_of = [b""] * max(vocab_size, max(tokenizer.get_vocab().values()) + 1)
+        vocab = tokenizer.get_vocab()
+        self.bytes_of = [b""] * max(vocab_size, max(vocab.values()) + 1)
         spell = _speller(tokenizer)
         # Added tokens of SentencePiece are pieces too, as Gemma's runs of spaces are; byte-level
         # ones are plain text.
         verbatim = self.special_ids if isinstance(spell, _SentencePiece) else added
-        for token, token_id in tokenizer.get_vocab().items():
+        for token, token_id in vocab.items():
             self.bytes_of[token_id] = token.encode() if token_id in verbatim else spell(token)
         self.text_of = [_whole(spelled) for spelled in self.bytes_of]
         self.visible_bytes_of, self.visible_text_of = list(self.bytes_of), list(self.text_of)
@@ -120,12 +121,17 @@ def printable_bytes() -> dict[str, int]:
 
 
 _BYTE_OF = printable_bytes()
+_LATIN_OF = dict.fromkeys(range(256), "\uffff") | {
+    ord(char): chr(byte) for char, byte in _BYTE_OF.items()
+}
+"""Characters whose Latin-1 codes are a token's bytes, by the codes of GPT-2's; U+FFFF, which
+Latin-1 does not have, for those that GPT-2 does not use."""
 
 
 def _byte_level(token: str) -> bytes:
     try:
-        return bytes([_BYTE_OF[char] for char in token])
-    except KeyError:
+        return token.translate(_LATIN_OF).encode("latin-1")
+    except UnicodeEncodeError:
         return token.encode()
 
 
