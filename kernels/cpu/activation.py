@@ -75,9 +75,7 @@ def _tanh(x: Any) -> Any:
     return tanh(x)
 
 
-def _work_of(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns what makes the work of a kernel for a type of elements."""
-
+def _stretch_of(function: Callable[[Any], Any]) -> Callable[[int, int, Any], None]:
     @njit
     def stretch(arguments: int, i: int, element: Any) -> None:
         first = i * _STRETCH
@@ -86,27 +84,38 @@ def _work_of(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
             x = load(argument(arguments, 0) + at * size_of(element), element)
             store(argument(arguments, 1) + at * size_of(element), function(x), element)
 
-    def work_of(element: Any) -> Any:
-        def work(arguments: int) -> None:
-            for i in items(arguments):
-                stretch(arguments, i, element)
-
-        return work
-
-    return work_of
+    return stretch  # type: ignore[no-any-return]  # what numba makes of it
 
 
-def _kernel(function: Callable[[Any], Any]) -> Kernel:
-    work_of = _work_of(function)
-    return Kernel(work_of(F32_ELEMENT), work_of(BF16_ELEMENT))
+_gelu_stretch = _stretch_of(_gelu)
+_gelu_tanh_stretch = _stretch_of(_gelu_tanh)
+_relu_stretch = _stretch_of(_relu)
+_sigmoid_stretch = _stretch_of(_sigmoid)
+_silu_stretch = _stretch_of(_silu)
+_tanh_stretch = _stretch_of(_tanh)
 
 
-ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
-    "gelu": _gelu,
-    "gelu_tanh": _gelu_tanh,
-    "relu": _relu,
-    "sigmoid": _sigmoid,
-    "silu": _silu,
-    "tanh": _tanh,
+def _work(name: str, element: Any) -> Callable[[int], None]:
+    def work(arguments: int) -> None:
+        # Branches of other names are not compiled.
+        for i in items(arguments):
+            if name == "gelu":
+                _gelu_stretch(arguments, i, element)
+            elif name == "gelu_tanh":
+                _gelu_tanh_stretch(arguments, i, element)
+            elif name == "relu":
+                _relu_stretch(arguments, i, element)
+            elif name == "sigmoid":
+                _sigmoid_stretch(arguments, i, element)
+            elif name == "silu":
+                _silu_stretch(arguments, i, element)
+            else:
+                _tanh_stretch(arguments, i, element)
+
+    return work
+
+
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "sigmoid", "silu", "tanh")
+KERNELS = {
+    name: Kernel(_work(name, F32_ELEMENT), _work(name, BF16_ELEMENT)) for name in ACTIVATIONS
 }
-KERNELS = {name: _kernel(function) for name, function in ACTIVATIONS.items()}

@@ -344,6 +344,17 @@ def test_threads_change_no_bit() -> None:
     assert torch.equal(results[0], results[2])
 
 
+def test_a_kernel_has_no_key_that_is_another_one_in_each_process() -> None:
+    @numba.njit
+    def item(arguments: int) -> None: ...
+
+    def work(arguments: int) -> None:
+        item(arguments)
+
+    with pytest.raises(AssertionError):
+        compiled.Kernel(work, work)
+
+
 def test_code_is_found_again_by_another_copy_of_the_same_sources(tmp_path: Path) -> None:
     with machine_code.compiling(does_nothing) as is_kept:
         assert is_kept

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from numba import cfunc, njit
+from numba.core.dispatcher import Dispatcher
 
 from .machine_code import compiling
 from .recording import current_recording
@@ -31,10 +32,15 @@ class Kernel:
     fixed.
 
     `works` are the kernel for float32 and for bfloat16 elements: functions of the address of their
-    arguments, which go through `items`. A function is compiled when its type is first used.
+    arguments, which go through `items`. A function is compiled when its type is first used. It finds
+    what numba has made of others by global names.
     """
 
     def __init__(self, *works: Callable[[int], None]) -> None:
+        cells = (cell.cell_contents for work in works for cell in work.__closure__ or ())
+        # NOTE: its key would hold a name that is another one in each process, so that no process
+        # found the code that one before has kept.
+        assert not any(isinstance(each, Dispatcher) for each in cells)
         self._works = dict(zip(DTYPES, works, strict=True))
         self._compiled: dict[torch.dtype, tuple[Any, Any]] = {}
 
