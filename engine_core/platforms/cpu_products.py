@@ -3,7 +3,7 @@ groups of rows that give a row the same bits in any batch."""
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 
 import torch
 
@@ -35,7 +35,6 @@ TEXT_ROWS = 512
 class CpuProducts:
     def __init__(self) -> None:
         self._libraries: dict[str, Library] = {DenseLinear.kind: PLAIN, PackedLinear.kind: PACKED}
-        self._row_rules: dict[tuple[str, torch.dtype, tuple[int, int], int], RowRule] = {}
 
     def of(self, linear: Linear) -> Product:
         if isinstance(linear, BlockLinear):
@@ -81,15 +80,22 @@ class CpuProducts:
         max_rows: int = MAX_ROWS,
         fixed_rows: int = FIXED_ROWS,
     ) -> RowRule:
-        num_outputs, num_inputs = weight.shape
-        key = (kind, weight.dtype, (num_outputs, num_inputs), max_rows)
-        if key not in self._row_rules:
-            self._row_rules[key] = row_rule(
-                num_outputs,
-                num_inputs,
-                weight.dtype,
-                self._libraries[kind],
-                max_rows=max_rows,
-                fixed_rows=fixed_rows,
-            )
-        return self._row_rules[key]
+        library = self._libraries[kind]
+        rows = max_rows, fixed_rows
+        return _probed_rule(*weight.shape, weight.dtype, library, *rows, torch.get_num_threads())
+
+
+@cache
+def _probed_rule(
+    num_outputs: int,
+    num_inputs: int,
+    dtype: torch.dtype,
+    library: Library,
+    max_rows: int,
+    fixed_rows: int,
+    num_threads: int,
+) -> RowRule:
+    """See `row_rule`. A library may choose its kernel by the number of threads too."""
+    return row_rule(
+        num_outputs, num_inputs, dtype, library, max_rows=max_rows, fixed_rows=fixed_rows
+    )

@@ -17,6 +17,7 @@ from headwater.kernels.cpu.activation import ACTIVATIONS, activation
 from headwater.kernels.cpu.attention import attention, plan_attention
 from headwater.kernels.cpu.compiler import compiled, machine_code
 from headwater.kernels.cpu.qk_norm_rope_store_kv import qk_norm_rope_store_kv
+from headwater.kernels.cpu.rms_norm import KERNEL as RMS_NORM
 from headwater.kernels.cpu.rms_norm import add_rms_norm, rms_norm
 from headwater.kernels.cpu.row_weights import row_weights
 from headwater.kernels.cpu.sampling.draw import draw
@@ -342,6 +343,10 @@ def test_threads_change_no_bit() -> None:
     torch.set_num_threads(before)
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
+
+
+def test_a_process_loads_a_kernel_once() -> None:
+    assert RMS_NORM.compile(torch.float32) is RMS_NORM.compile(torch.float32)
 
 
 def test_a_kernel_has_no_key_that_is_another_one_in_each_process() -> None:

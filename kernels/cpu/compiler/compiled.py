@@ -54,7 +54,7 @@ class Kernel:
     def run(self, dtype: torch.dtype, num_numbers: int, memory: array[int]) -> None:
         """Runs the kernel like a call, with 0, the number of items and the arguments in memory of
         this run alone, which it writes."""
-        call, address = self._compiled.get(dtype) or self.compile(dtype)
+        call, address = self.compile(dtype)
         p_memory = memory.buffer_info()[0]
         num_threads = torch.get_num_threads()
         if (recording := current_recording()) is not None:
@@ -70,7 +70,9 @@ class Kernel:
             call(p_memory)
 
     def compile(self, dtype: torch.dtype) -> tuple[Any, Any]:
-        """The compiled function and its address."""
+        """The compiled function and its address, which a process loads once."""
+        if (known := self._compiled.get(dtype)) is not None:
+            return known
         work = self._works[dtype]
         with compiling(work) as is_kept:
             machine_code = cfunc("void(int64)", cache=is_kept)(work)
