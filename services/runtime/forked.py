@@ -170,7 +170,7 @@ def fork_server(
                 stdin=subprocess.DEVNULL,
                 env=dict(environment),
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,
+                process_group=0,
             )
         try:
             yield ForkClient(ours)

@@ -188,8 +188,8 @@ async def _start(
         # The ready line is searched for in a log file of this start.
         put_aside(log)
         with open_log(log, append=True) as output:
-            # A session of its own: Ctrl-C in a terminal reaches the supervisor, which stops its
-            # servers in order.
+            # A process group of its own: Ctrl-C in a terminal reaches the supervisor, which stops
+            # its servers in order. NOTE: not a session, for the reason that `fork_server` gives.
             process = await asyncio.create_subprocess_exec(
                 *command(at),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -197,7 +197,7 @@ async def _start(
                 stderr=output,
                 cwd=folder,
                 pass_fds=pass_fds,
-                start_new_session=True,
+                process_group=0,
             )
         server = EmbeddedServer(name, f"{scheme}://{HOST}:{at}", at, process)
         if await _says(server, log, ready):

@@ -94,14 +94,14 @@ async def test_a_fork_has_its_arguments_variables_and_files_and_what_the_server_
         process.send_signal(signal.SIGTERM)
 
 
-async def test_nice_values_count_among_all_forks_since_they_have_one_session(
+async def test_nice_values_count_among_forks_and_others_of_the_session_that_started_them(
     forks: ForkClient, tmp_path: Path, environment: dict[str, str]
 ) -> None:
     first = await start(forks, SLEEP, tmp_path, environment)
     second = await start(forks, SLEEP, tmp_path, environment)
     assert first is not None
     assert second is not None
-    assert os.getsid(first.pid) == os.getsid(second.pid) != os.getsid(0)
+    assert os.getsid(first.pid) == os.getsid(second.pid) == os.getsid(0)
     first.kill()
     second.kill()
     await asyncio.gather(first.wait(), second.wait())

@@ -46,6 +46,16 @@ async def test_a_nats_server_answers_on_its_url_and_its_port_is_free_after_stop(
     assert is_free(server.port)
 
 
+async def test_a_server_makes_slow_work_of_its_session_wait_and_a_terminals_ctrl_c_passes_it(
+    free_dir: Path,
+) -> None:
+    server = await start_valkey(free_dir)
+    # Linux (autogroup) compares nice values within a session.
+    assert os.getsid(server.pid) == os.getsid(0)
+    assert os.getpgid(server.pid) == server.pid
+    await server.stop()
+
+
 async def test_a_stopped_valkey_starts_again_empty_on_the_same_port(free_dir: Path) -> None:
     first = await start_valkey(free_dir)
     async with Redis.from_url(first.url) as client:
