@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import Future
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 Verdict = str | None
 """Reason against a grammar; None for a good one."""
@@ -27,6 +27,12 @@ class Question(TypedDict):
     grammar: str
     is_slow: bool
     """Whether it is checked with a lowered priority from its beginning."""
+
+
+class Checked(NamedTuple):
+    verdict: Verdict
+    computed_seconds: float
+    """Time on a processor."""
 
 
 class CheckDied(Exception):
@@ -71,13 +77,12 @@ class CheckProcess:
     def is_alive(self) -> bool:
         return self._returncode is None and self._process.poll() is None
 
-    def check(self, question: Question) -> Verdict:
+    def check(self, question: Question) -> Checked:
         """Sends a grammar and waits for the verdict. Raises `CheckDied`."""
         answer = self._ask(question).result()
         if "died" in answer:
             raise CheckDied(-answer["died"])
-        verdict: Verdict = answer["error"]
-        return verdict
+        return Checked(answer["error"], answer["seconds"])
 
     def give_up(self, number: int) -> None:
         """Ends the check of this number, whose verdict is not wanted any more."""

@@ -25,7 +25,7 @@ from ..runtime.fair_threads import FairThreads
 from ..runtime.tenant_cache import TenantCache
 from .asker import Asker
 from .check import TOO_LARGE
-from .check_process import CheckDied, CheckProcess, Question, Verdict
+from .check_process import CheckDied, Checked, CheckProcess, Question, Verdict
 from .grammars import GrammarError
 
 MAX_CHECKS = 4
@@ -53,7 +53,7 @@ class _Asked:
 
     number: int
     """Number of its question."""
-    answer: asyncio.Task[Verdict]
+    answer: asyncio.Task[Checked]
     num_waiting: int = 0
 
 
@@ -112,11 +112,16 @@ class GrammarChecker:
         asked = self._asked.get(key)
         if asked is None:
             work = functools.partial(_judged, self._process, question)
-            checking = self._threads.run(tenant, len(question["grammar"]), work)
+            checking = self._threads.run(
+                tenant,
+                len(question["grammar"]),
+                work,
+                computed=lambda checked: checked.computed_seconds,
+            )
             asked = self._asked[key] = _Asked(question["number"], asyncio.create_task(checking))
         asked.num_waiting += 1
         try:
-            return await asyncio.shield(asked.answer)
+            return (await asyncio.shield(asked.answer)).verdict
         finally:
             asked.num_waiting -= 1
             if not asked.num_waiting:
@@ -135,7 +140,7 @@ class _Process:
         self._process: CheckProcess | None = None
         self._is_closed = False
 
-    def check(self, question: Question) -> Verdict:
+    def check(self, question: Question) -> Checked:
         """Checks a grammar. Raises `CheckDied`, `Unavailable`."""
         with self._lock:
             process = self._running()
@@ -174,7 +179,7 @@ class _Process:
         raise _out_of_reach()
 
 
-def _judged(process: _Process, question: Question) -> Verdict:
+def _judged(process: _Process, question: Question) -> Checked:
     """Verdict on a grammar. A death counts against it only when a second process dies of it too,
     and of memory: the first process may have been killed."""
     try:
@@ -186,7 +191,7 @@ def _judged(process: _Process, question: Question) -> Verdict:
     except CheckDied as death:
         structlog.get_logger().warning("grammar checker died again", returncode=death.returncode)
         if death.is_of_memory:
-            return TOO_LARGE
+            return Checked(TOO_LARGE, 0.0)
         raise _out_of_reach() from death
 
 

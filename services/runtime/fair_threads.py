@@ -52,20 +52,25 @@ class FairThreads:
         work: Callable[[], ResultT],
         *,
         on_begin: Callable[[], None] = lambda: None,
+        computed: Callable[[ResultT], float] | None = None,
     ) -> ResultT:
         """Returns what `work` returns. `on_begin` is called on the event loop when the turn has
-        come. Raises `LimitExceeded` when too much of the tenant's work waits, `Unavailable` when
-        the turn does not come in time. Work whose caller is cancelled keeps its place to its
-        end."""
+        come. `computed` returns the seconds that work with this result was on a processor, for
+        `has_had_much`; without it they are those that the work took. Raises `LimitExceeded` when
+        too much of the tenant's work waits, `Unavailable` when the turn does not come in time. Work
+        whose caller is cancelled keeps its place to its end."""
         await self._turn(tenant, num_bytes)
         on_begin()
         loop = asyncio.get_running_loop()
         began = time.perf_counter()
 
-        def on_end(_: Future[ResultT]) -> None:
+        def on_end(ended: Future[ResultT]) -> None:
+            seconds = used = time.perf_counter() - began
+            if computed is not None and not ended.cancelled() and ended.exception() is None:
+                used = computed(ended.result())
             # The loop may be closed where the process ends.
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._end, tenant, time.perf_counter() - began)
+                loop.call_soon_threadsafe(self._end, tenant, seconds, used)
 
         within = functools.partial(contextvars.copy_context().run, work)
         running = self._pool.submit(within)
@@ -97,7 +102,7 @@ class FairThreads:
         except BaseException as interruption:
             if not self._queue.remove(tenant, turn):
                 # The turn came at the same moment.
-                self._end(tenant, 0.0)
+                self._end(tenant, 0.0, 0.0)
             if isinstance(interruption, TimeoutError):
                 raise self._busy() from None
             raise
@@ -107,8 +112,8 @@ class FairThreads:
             if not turn.done():
                 turn.set_result(None)
 
-    def _end(self, tenant: str, seconds: float) -> None:
-        self._used[tenant] = self._used_of_late(tenant) + seconds, time.monotonic()
+    def _end(self, tenant: str, seconds: float, used: float) -> None:
+        self._used[tenant] = self._used_of_late(tenant) + used, time.monotonic()
         if len(self._used) > MAX_KNOWN:
             self._used = {
                 name: used for name, used in self._used.items() if self.has_had_much(name)

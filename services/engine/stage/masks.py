@@ -55,6 +55,8 @@ class Family:
     root: LLMatcher
     seconds: float
     """Time that it took to compile."""
+    computed_seconds: float = 0.0
+    """Time of it on a processor."""
     num_bytes: int = 0
     """Bytes that compiling it allocated."""
     num_members: int = 0

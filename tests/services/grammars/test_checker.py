@@ -18,7 +18,7 @@ from headwater.bench.hostile.constraints import many_alternatives
 from headwater.services.grammars import checker as checker_module
 from headwater.services.grammars.asker import Asker
 from headwater.services.grammars.check import MAX_IDLE, TOO_LARGE, TOO_LONG
-from headwater.services.grammars.check_process import CheckProcess, Question, Verdict
+from headwater.services.grammars.check_process import Checked, CheckProcess, Question
 from headwater.services.grammars.checker import (
     FREE_TEXT,
     MAX_CHECKS,
@@ -195,6 +195,24 @@ async def test_a_fork_answers_until_it_has_computed_for_long(
         assert children() - others == ready
 
 
+async def test_a_fork_with_a_slow_grammar_has_one_thread_and_quick_grammars_another_fork(
+    demo_folder: Path, others: set[int]
+) -> None:
+    """While a second thread of a lowered priority ended, reaping the fork used up a core."""
+    async with GrammarChecker() as checker:
+        assert await verdict(checker, demo_folder, GOOD) == "good"
+        ready = children() - others
+        trying = asyncio.ensure_future(verdict(checker, demo_folder, EXPLODING))
+        (slow,) = await slow_forks_of(ready)
+        assert [*os.listdir(f"/proc/{slow}/task")] == [str(slow)]
+        assert priorities(slow) == {LOWERED}
+        os.kill(slow, signal.SIGSTOP)
+        # More than a pipe holds.
+        assert await verdict(checker, demo_folder, GOOD + " " * 200_000) == "good"
+        assert slow in forks_of(ready)
+        trying.cancel()
+
+
 @pytest.mark.long
 async def test_idle_forks_of_many_models_are_bounded(
     demo_folder: Path, others: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -275,7 +293,7 @@ async def test_a_tenant_that_has_had_much_is_checked_with_a_lowered_priority_fro
     asked: list[Question] = []
     check = CheckProcess.check
 
-    def noting(process: CheckProcess, question: Question) -> Verdict:
+    def noting(process: CheckProcess, question: Question) -> Checked:
         asked.append(question)
         return check(process, question)
 

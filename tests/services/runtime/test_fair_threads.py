@@ -135,3 +135,18 @@ async def test_a_tenant_whose_work_took_a_third_of_a_second_has_had_much_for_a_w
         later = time.monotonic() + 60
         monkeypatch.setattr(time, "monotonic", lambda: later)
         assert not threads.has_had_much("a")
+
+
+async def test_a_tenant_has_had_as_much_as_its_work_computed_and_not_as_long_as_it_waited() -> None:
+    """On a busy machine the wait for a processor counted, so that quick work made way for all."""
+
+    def wait() -> float:
+        time.sleep(MUCH_SECONDS + 0.05)
+        return 0.01
+
+    with contextlib.closing(FairThreads("a thread", 2)) as threads:
+        await threads.run("a", 1, wait, computed=lambda seconds: seconds)
+        await threads.run("b", 1, lambda: MUCH_SECONDS + 0.05, computed=lambda seconds: seconds)
+        await asyncio.sleep(0)
+        assert not threads.has_had_much("a")
+        assert threads.has_had_much("b")
