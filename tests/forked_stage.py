@@ -18,6 +18,7 @@ from multiprocessing.context import ForkServerProcess
 from multiprocessing.reduction import DupFd
 from typing import Any
 
+from headwater.services.runtime import prober
 from headwater.services.stack.fork_servers import CORE_MODULES, STAGE_MODULES
 
 MODULES = [
@@ -92,3 +93,13 @@ class ForkedStage(ForkServerProcess):
         if self.exitcode is None:
             raise subprocess.TimeoutExpired(self.name, seconds or 0.0)
         return self.exitcode
+
+
+class PatientStage(ForkedStage):
+    """A stage that takes none of its seeds for gone which a busy machine keeps from answering; one
+    that has ended refuses the connection. Processes of a test run were held up for seconds, after
+    which a gateway refused whatever was asked for (2026-11-30)."""
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        prober.PROBE_SECONDS = 60.0

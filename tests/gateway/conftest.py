@@ -13,6 +13,7 @@ from headwater.gateway.tenancy import limiter
 from headwater.services.models.manifest import WEIGHTS_NAME
 from headwater.services.runtime import store
 from headwater.services.text.tokenizer import Tokenizer
+from tests.forked_stage import PatientStage
 from tests.gateway.processes import (
     QUIET,
     THINKER,
@@ -67,7 +68,7 @@ def slow_behind(behind: Behind) -> Iterator[Behind]:
 def start_gateway() -> GatewayStarter:
     @contextlib.contextmanager
     def start(behind: Behind, *flags: str) -> Iterator[Gateway]:
-        stage = gateway_stage(*behind.flags(), *flags)
+        stage = gateway_stage(*behind.flags(), *flags, start=PatientStage)
         with started(stage), Gateway(stage) as gateway:
             gateway.wait_until(gateway.is_ready)
             yield gateway

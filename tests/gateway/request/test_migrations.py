@@ -4,6 +4,7 @@ it gives up."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -121,6 +122,16 @@ async def test_an_answer_goes_on_where_it_stopped_and_nothing_of_an_earlier_atte
     causes = [each["cause"] for each in explained["attempts"]]
     assert causes == ["handed_over", "output_processor_gone", None]
     assert await scripted.metric("headwater_migrations_total") >= 2
+
+
+@pytest.mark.long
+async def test_stages_that_were_held_up_for_seconds_are_still_known(scripted: Scripted) -> None:
+    """They are in this process, as in one that a busy machine keeps from running. Whoever asked
+    next was refused, and its test waited for a request that never came."""
+    time.sleep(6)  # noqa: ASYNC251 (nothing here answers meanwhile)
+    reply = scripted.ask(max_tokens=50)
+    scripted.script.end((await scripted.script.open(0)).add.stream_ids[0], 0)
+    assert (await reply).status_code == 200
 
 
 async def lose_after_a_token(
