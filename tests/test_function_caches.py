@@ -4,8 +4,9 @@ choose, and none shows a tenant by its time what others use."""
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 KNOWN = {
@@ -25,12 +26,17 @@ KNOWN = {
 """By function, or by file for all of its functions: what the keys are."""
 
 
-def cached_functions() -> Iterator[str]:
-    for room in ("gateway", "services"):
-        for path in sorted((ROOT / room).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.FunctionDef) and any(map(is_cache, node.decorator_list)):
-                    yield f"{path.relative_to(ROOT)}:{node.name}"
+@pytest.fixture(scope="module")
+def cached_functions() -> list[str]:
+    return [
+        f"{path.relative_to(ROOT)}:{node.name}"
+        for room in ("gateway", "services")
+        for path in sorted((ROOT / room).rglob("*.py"))
+        # To parse every file is most of the time of these tests.
+        if "cache" in (text := path.read_text())
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef) and any(map(is_cache, node.decorator_list))
+    ]
 
 
 def is_cache(decorator: ast.expr) -> bool:
@@ -39,16 +45,18 @@ def is_cache(decorator: ast.expr) -> bool:
     return last in ("cache", "lru_cache")
 
 
-def test_every_cache_of_a_function_has_keys_that_no_client_chooses() -> None:
+def test_every_cache_of_a_function_has_keys_that_no_client_chooses(
+    cached_functions: list[str],
+) -> None:
     unknown = [
         name
-        for name in cached_functions()
+        for name in cached_functions
         if name not in KNOWN and name.partition(":")[0] not in KNOWN
     ]
     assert not unknown, "what clients choose goes into a TenantCache, bounded in bytes"
 
 
-def test_every_known_cache_is_there() -> None:
-    found = set(cached_functions())
+def test_every_known_cache_is_there(cached_functions: list[str]) -> None:
+    found = set(cached_functions)
     files = {name.partition(":")[0] for name in found}
     assert KNOWN.keys() <= found | files

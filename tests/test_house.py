@@ -568,7 +568,7 @@ def test_two_facts_stand_on_two_lines(room: str) -> None:
     pairs = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in files
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes_of(path)
         if isinstance(node, ast.stmt) and is_pair(node)
     ]
     num_lines = sum(len(path.read_text().splitlines()) for path in files)
@@ -661,7 +661,7 @@ example."""
 def docstrings_of(path: Path) -> Iterator[ast.Constant]:
     """Docstrings of a file: of the module, its classes and functions, and those behind an
     assignment."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         # A lambda's body is no list, and no statement is in it.
         for each in body if isinstance(body := getattr(node, "body", None), list) else ():
             if (
@@ -684,11 +684,14 @@ def test_a_docstring_begins_with_its_subject(room: str) -> None:
     assert riddles == set(), "name the subject: what the thing is, or what the function does"
 
 
-FRONT_STAGES = (
-    "headwater.gateway.__main__",
-    "headwater.services.processor.__main__",
-    "headwater.services.output_processor.__main__",
+WITHOUT_TORCH = (
+    "gateway.__main__",
+    "services.processor.__main__",
+    "services.output_processor.__main__",
+    "services.engine.core.process",
+    "engine_core.executors.build.simulated",
 )
+"""Programs of the front stages; the process, the executor and the drafters of a simulated core."""
 
 
 def test_the_root_imports_a_name_when_it_is_used() -> None:
@@ -703,22 +706,9 @@ def test_the_root_imports_a_name_when_it_is_used() -> None:
     assert done.stdout == "[] False\n"
 
 
-@pytest.mark.parametrize("module", FRONT_STAGES)
-def test_a_front_stage_starts_without_torch(module: str) -> None:
-    probe = (
-        f"import sys; sys.modules['torch'] = None; sys.modules['triton'] = None; import {module}"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_simulated_engine_starts_without_torch() -> None:
-    """The core's process, its executor and its drafters."""
-    modules = ("services.engine.core.process", "engine_core.executors.build.simulated")
+def test_front_stages_and_a_simulated_engine_start_without_torch() -> None:
     probe = "import sys; sys.modules['torch'] = None; sys.modules['triton'] = None"
-    probe += "".join(f"; import headwater.{module}" for module in modules)
+    probe += "".join(f"; import headwater.{module}" for module in WITHOUT_TORCH)
     done = subprocess.run(
         [sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=False
     )

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -42,9 +42,9 @@ def nodes_in(*rooms: str) -> Iterator[ast.AST]:
         yield from ast.walk(ast.parse(path.read_text()))
 
 
-def calls_in(*rooms: str) -> Iterator[tuple[ast.Call, str]]:
+def calls_among(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.Call, str]]:
     """Calls with a text as their first argument, and the text."""
-    for node in nodes_in(*rooms):
+    for node in nodes:
         first = node.args[0] if isinstance(node, ast.Call) and node.args else None
         if (
             isinstance(node, ast.Call)
@@ -64,14 +64,15 @@ def texts_of(*paths: Path) -> Iterator[str]:
 
 def metric_names() -> set[str]:
     """Names without the prefix that all have."""
+    nodes = list(nodes_in("gateway", "services"))
     names = {
         text.removeprefix("headwater_")
-        for call, text in calls_in("gateway", "services")
-        if FAMILIES.fullmatch(ast.unparse(call.func).rpartition(".")[2])
-        and re.fullmatch("[a-z_]+", text)
+        for call, text in calls_among(nodes)
+        if re.fullmatch("[a-z_]+", text)
+        and FAMILIES.fullmatch(ast.unparse(call.func).rpartition(".")[2])
     }
     # Tables of gauges have the names as their keys.
-    tables = [node for node in nodes_in("gateway", "services") if isinstance(node, ast.Dict)]
+    tables = [node for node in nodes if isinstance(node, ast.Dict)]
     keys = {key.value for table in tables for key in table.keys if isinstance(key, ast.Constant)}
     gauges = {
         key for key in keys if isinstance(key, str) and re.fullmatch("headwater_[a-z_]+", key)
