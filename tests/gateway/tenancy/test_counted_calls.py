@@ -209,7 +209,9 @@ def ask_over_grpc(ada: Customer) -> None:
     with grpc.insecure_channel(ada.gateway.grpc) as channel:
         stub: Any = inference_pb2_grpc.InferenceStub(channel)
         call = stub.Chat.future(
-            inference_pb2.ChatRequest(model=MODEL, conversation=conversation),
+            inference_pb2.ChatRequest(
+                model=MODEL, conversation=conversation, sampling=common_pb2.Sampling(max_tokens=1)
+            ),
             metadata=(("authorization", f"Bearer {ada.key}"),),
         )
         assert call.code() in (grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED)
