@@ -17,7 +17,7 @@ import typer
 from ..own_cluster import own_cluster, wait_until_prepared
 from .attacker import attacker
 from .bodies import NAMES
-from .cores import Cores, groups_of, running_on
+from .cores import Cores, going_first, groups_of, running_on
 from .table import Report, report_of
 from .trial import Beside, Measured, Trial
 
@@ -77,7 +77,9 @@ class Run:
                     if trial is None or not trial.serves:
                         deployed.close()
                         trial = deployed.enter_context(self._deployed(cores, process))
-                    left = left[asyncio.run(trial.run(left, measured, show_progress, end)) :]
+                    with going_first():
+                        num_over = asyncio.run(trial.run(left, measured, show_progress, end))
+                    left = left[num_over:]
                 if time.monotonic() > end:
                     break
                 rows = self._report(measured, cores).rows

@@ -54,9 +54,15 @@ _SET_ATTR = {"x86_64": 314, "aarch64": 274}.get(platform.machine())
 def ask_for_long_slices() -> None:
     """Lets threads that wake up go before the calling thread and those that it starts, which get
     the same share of processors as before."""
+    ask_for_slices(SLICE_NANOSECONDS)
+
+
+def ask_for_slices(nanoseconds: int) -> None:
+    """Asks for slices of a length for the calling thread and those that it starts; 0: the usual
+    ones. When it wakes up it goes before threads with longer ones."""
     if sys.platform == "linux":
         nice = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-        _schedule(0, nice, SLICE_NANOSECONDS)
+        _schedule(0, nice, nanoseconds)
 
 
 def lower_own_priority() -> None:

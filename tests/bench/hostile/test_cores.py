@@ -8,7 +8,14 @@ import sys
 
 import pytest
 
-from headwater.bench.hostile.cores import Cores, groups_of, running_on
+from headwater.bench.hostile.cores import (
+    SHORT_SLICE_NANOSECONDS,
+    Cores,
+    going_first,
+    groups_of,
+    running_on,
+)
+from tests.time_slice import slice_of_this_thread
 
 
 @pytest.mark.parametrize("num", [1, 2, 3])
@@ -33,3 +40,12 @@ def test_what_is_started_runs_on_the_cores_of_the_scope() -> None:
         started = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
     assert started.stdout.split() == [b"%d" % min(before)]
     assert os.sched_getaffinity(0) == before
+
+
+def test_the_neighbours_client_goes_first_and_what_starts_later_does_not() -> None:
+    before = slice_of_this_thread()
+    if before == 0:
+        pytest.skip("this kernel knows no slices of threads")
+    with going_first():
+        assert slice_of_this_thread() == SHORT_SLICE_NANOSECONDS
+    assert slice_of_this_thread() == before
