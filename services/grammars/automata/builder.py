@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .byte_classes import CLASS_OF_BYTE, NUM_CLASSES, classes_of
-from .text_states import NUM_TEXT_STATES, TEXT_STEPS
+from .text_states import BETWEEN, CHAR_OF_STEP, NUM_TEXT_STATES, TEXT_STEPS
 
 Int16Array = npt.NDArray[np.int16]
 BoolArray = npt.NDArray[np.bool_]
@@ -184,6 +184,28 @@ class Builder:
             self._texts.append(text)
         else:
             self._inexact.append(text.states)
+        return first
+
+    def pattern(self, steps: Int16Array, ends: BoolArray, end: int) -> int:
+        """State behind the opening quote of a string whose characters take these steps [states,
+        characters], and which may end in some of the states."""
+        first = self.reserve(len(steps) * NUM_TEXT_STATES)
+        block = self._steps[first : first + len(steps) * NUM_TEXT_STATES].reshape(
+            len(steps), NUM_TEXT_STATES, NUM_CLASSES
+        )
+        within, num_chars = TEXT_STEPS
+        goes_on = (within != DEAD) & (num_chars == 0)
+        starts = first + np.arange(len(steps))[:, None, None] * NUM_TEXT_STATES
+        after = steps[:, CHAR_OF_STEP]
+        block[:] = np.where(goes_on, starts + within, DEAD)
+        ends_char = (num_chars == 1) & (after != DEAD)
+        block[ends_char] = first + after[ends_char] * NUM_TEXT_STATES
+        # Beginnings of characters that the pattern does not have lead nowhere.
+        for _ in range(NUM_TEXT_STATES):
+            is_dead = (block == DEAD).all(axis=2) & (np.arange(NUM_TEXT_STATES) != BETWEEN)
+            dead = first + np.flatnonzero(is_dead)
+            block[np.isin(block, dead)] = DEAD
+        block[ends, BETWEEN, _QUOTE] = end
         return first
 
     def embed(

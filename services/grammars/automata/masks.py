@@ -12,13 +12,17 @@ import numpy.typing as npt
 from .builder import DEAD, LOST, ByteAutomaton, Text, Unfollowed
 from .byte_classes import CLASS_SIZES
 from .text_states import NUM_TEXT_STATES
-from .vocabulary import IntArray, TextTokens, Vocabulary
+from .vocabulary import NO_TOKEN, IntArray, TextTokens, Vocabulary
 
 NO_MASK = -1
 """Mask of states that llguidance is asked about: where one byte alone may come, it allows only the
 tokens of the tokenizer's spelling, which depend on the token before."""
 MAX_BYTES = 32 << 20
-LOST_TOKEN = -2
+MAX_VISITED = 8_000_000
+"""Nodes of the vocabulary's trie that all states visit together."""
+_FEW_CLASSES = 16
+_INEXACT = -2
+"""Stands for the tokens that lead to an inexact state: llguidance knows which of them may come."""
 Pairs = tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]
 
 
@@ -139,25 +143,51 @@ def _mask_others(
 ) -> tuple[IntArray, IntArray, IntArray]:
     """Masks of the other states, by their words."""
     sources = np.flatnonzero(has_mask)
-    eos = np.array(vocabulary.eos_ids, np.intp)
-    ends = np.flatnonzero(automaton.accepts[sources])
-    of_ends = np.repeat(ends, eos.size), np.tile(eos, ends.size)
-    pairs = [of_ends, *_allowed(automaton, vocabulary, sources)]
-    index = np.concatenate([pair[0] for pair in pairs])
-    token = np.concatenate([pair[1] for pair in pairs])
-    is_lost = np.zeros(sources.size, np.bool_)
-    is_lost[index[token == LOST_TOKEN]] = True
-    keep = ~is_lost[index]
-    keys = (index[keep] * vocabulary.num_words + (token[keep] >> 5)) * 32 + (token[keep] & 31)
-    keys.sort()
-    word_keys = keys >> 5
-    begins = np.flatnonzero(np.diff(word_keys, prepend=-1))
+    # Within patterns a state may lead to most of the trie.
+    is_wide = (automaton.steps[sources] >= 0).sum(axis=1) > _FEW_CLASSES
+    num_words = [np.zeros(0, np.intp)]
+    places = [np.zeros(0, np.int32)]
+    words = [np.zeros(0, np.int32)]
+    num_left = MAX_VISITED
+    for some in (*_parts(sources[~is_wide], 4096), *_parts(sources[is_wide], 16)):
+        pairs, num_visited = _allowed(automaton, vocabulary, some)
+        num_left -= num_visited
+        if num_left < 0:
+            raise Unfollowed("its masks take too long to find")
+        known, counts, *found = _words_of(pairs, some.size, vocabulary.num_words)
+        of_state[some[known]] = num_before + sum(map(len, num_words)) + np.arange(known.size)
+        num_words.append(counts)
+        places.append(found[0])
+        words.append(found[1])
+    first = np.cumsum(np.concatenate([[0], *num_words])).astype(np.int32)
+    return first, np.concatenate(places), np.concatenate(words)
+
+
+def _parts(sources: npt.NDArray[np.intp], size: int) -> Iterator[npt.NDArray[np.intp]]:
+    return (sources[start : start + size] for start in range(0, sources.size, size))
+
+
+def _words_of(
+    pairs: Pairs, num_sources: int, num_words: int
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], IntArray, IntArray]:
+    """Sources that have a mask, the number of words of each that are not zero, and these words'
+    places and values."""
+    index, token = pairs
+    has_mask = np.ones(num_sources, np.bool_)
+    has_mask[index[token == _INEXACT]] = False
+    keep = has_mask[index]
+    keys = np.sort(index[keep] * (32 * num_words) + token[keep])
+    begins = np.flatnonzero(np.diff(keys >> 5, prepend=-1))
     bits = np.left_shift(1, keys & 31, dtype=np.int64)
     words = np.bitwise_or.reduceat(bits, begins) if begins.size else bits
-    owners, places = np.divmod(word_keys[begins], vocabulary.num_words)
-    first = np.searchsorted(owners, np.arange(sources.size + 1))
-    of_state[sources[~is_lost]] = num_before + np.flatnonzero(~is_lost)
-    return first.astype(np.int32), places.astype(np.int32), words.astype(np.uint32).view(np.int32)
+    owners, places = np.divmod(keys[begins] >> 5, num_words)
+    counts = np.bincount(owners, minlength=num_sources)[has_mask]
+    return (
+        np.flatnonzero(has_mask),
+        counts,
+        places.astype(np.int32),
+        words.astype(np.uint32).view(np.int32),
+    )
 
 
 def spread(counts: npt.NDArray[Any]) -> Pairs:
@@ -168,26 +198,33 @@ def spread(counts: npt.NDArray[Any]) -> Pairs:
 
 def _allowed(
     automaton: ByteAutomaton, vocabulary: Vocabulary, sources: npt.NDArray[np.intp]
-) -> Iterator[Pairs]:
-    """Pairs of a source's index and a token that it allows, or `LOST_TOKEN`."""
+) -> tuple[Pairs, int]:
+    """Pairs of a source's index and a token that it allows, or `_INEXACT`, and the number of nodes
+    that were visited."""
     trie = vocabulary.trie
     steps = automaton.steps
+    eos = np.array(vocabulary.eos_ids, np.intp)
+    ends = np.flatnonzero(automaton.accepts[sources])
+    found = [(np.repeat(ends, eos.size), np.tile(eos, ends.size))]
     index, byte_class = np.nonzero(steps[sources] >= 0)
     # A state has few ways, while the root has a child for each byte.
-    counts = np.diff(trie.of_class)[byte_class]
-    of, place = spread(counts)
+    of, place = spread(np.diff(trie.of_class)[byte_class])
     node = trie.by_class[trie.of_class[byte_class][of] + place]
-    index, state = index[of], steps[sources[index[of]], byte_class[of]]
+    index = index[of]
+    state = steps[sources[index], byte_class[of]]
+    num_visited = 0
     while index.size:
-        is_lost = ~automaton.is_exact[state]
-        token = np.where(is_lost, LOST_TOKEN, trie.token[node])
-        is_one = token != -1
-        yield index[is_one], token[is_one]
-        parents = np.flatnonzero(~is_lost & (trie.first[node + 1] > trie.first[node]))
+        num_visited += index.size
+        is_exact = automaton.is_exact[state]
+        token = np.where(is_exact, trie.token[node], _INEXACT)
+        is_one = token != NO_TOKEN
+        found.append((index[is_one], token[is_one]))
+        parents = np.flatnonzero(is_exact & (trie.first[node + 1] > trie.first[node]))
         index, node, state = index[parents], node[parents], state[parents]
-        counts = trie.first[node + 1] - trie.first[node]
-        of, place = spread(counts)
+        of, place = spread(trie.first[node + 1] - trie.first[node])
         child = trie.first[node][of] + place
         after = steps[state[of], trie.byte_class[child]]
         lives = after >= 0
         index, node, state = index[of[lives]], child[lives], after[lives]
+    indices, tokens = zip(*found, strict=True)
+    return (np.concatenate(indices), np.concatenate(tokens)), num_visited

@@ -21,10 +21,13 @@ from .builder import (
     nothing,
 )
 from .numbers import NUMBER, integer
+from .patterns import pattern_steps
 
 MAX_ITEMS = 8
 """Items of an array that are followed one by one."""
 MAX_DEPTH = 24
+MAX_PATTERN_WORK = 200_000
+"""Steps of the states of expressions, for the patterns of one schema."""
 Schema = Mapping[str, Any]
 _EXACT: Mapping[str, frozenset[str]] = {
     "object": frozenset(("properties", "required", "additionalProperties")),
@@ -71,6 +74,7 @@ class _Values:
         self._root = root
         self._builder = builder
         self._has_spaces = has_spaces
+        self._work_left = MAX_PATTERN_WORK
 
     def row_of(self, schema: object, behind: Int16Array | None, depth: int) -> Int16Array:
         """Transitions of a value, or to `LOST`."""
@@ -107,6 +111,8 @@ class _Values:
                 return self._object(schema, behind, depth)
             case "array":
                 return self._array(schema, behind, depth)
+            case "string" if "pattern" in others:
+                return self._pattern(schema, behind)
             case "string":
                 return self._string({} if others else schema, behind, is_exact=not others)
             case _:
@@ -115,6 +121,17 @@ class _Values:
     def _string(self, schema: Schema, behind: Int16Array | None, *, is_exact: bool) -> Int16Array:
         least, most = schema.get("minLength", 0), schema.get("maxLength")
         text = self._builder.text(least, most, self._state(behind), is_exact=is_exact)
+        return self._builder.byte(ord('"'), text)
+
+    def _pattern(self, schema: Schema, behind: Int16Array | None) -> Int16Array:
+        try:
+            if {"minLength", "maxLength", "format"} & schema.keys():
+                raise UnfollowedPart
+            steps, ends, work = pattern_steps(schema["pattern"], self._work_left)
+        except UnfollowedPart:
+            return self._string({}, behind, is_exact=False)
+        self._work_left -= work + len(schema["pattern"])
+        text = self._builder.pattern(steps, ends, self._state(behind))
         return self._builder.byte(ord('"'), text)
 
     def _number(self, schema: Schema, behind: Int16Array | None, *, is_exact: bool) -> Int16Array:

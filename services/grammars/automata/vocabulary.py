@@ -12,6 +12,7 @@ from .byte_classes import CLASS_OF_BYTE, NUM_CLASSES
 from .text_states import BETWEEN, NUM_TEXT_STATES, QUOTE, TEXT_STEPS
 
 IntArray = npt.NDArray[np.int32]
+NO_TOKEN = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class Trie:
     first: IntArray
     byte_class: npt.NDArray[np.uint8]
     token: IntArray
-    """Token that ends at the node; -1: none."""
+    """Token that ends at the node, or `NO_TOKEN`."""
     of_class: IntArray
     """Children of the root of class c are by_class[of_class[c]]..by_class[of_class[c + 1] - 1]."""
     by_class: IntArray
@@ -132,7 +133,7 @@ def _trie(
     num_nodes = 1
     firsts = [np.zeros(0, np.int64)]
     byte_classes = [np.zeros(1, np.uint8)]
-    ends = [np.full(1, -1, np.int64)]
+    ends = [np.full(1, NO_TOKEN, np.int64)]
     level_start = 0
     place = 0
     while tokens.size:
@@ -143,7 +144,7 @@ def _trie(
         byte_classes.append(CLASS_OF_BYTE[keys % 256])
         place += 1
         is_over = lengths[tokens] == place
-        token = np.full(keys.size, -1)
+        token = np.full(keys.size, NO_TOKEN)
         token[node_of[is_over]] = tokens[is_over]
         ends.append(token)
         parents = num_nodes + node_of[~is_over]
