@@ -60,6 +60,10 @@ BENCHMARKS = {
         "Throughput of answers that must match a JSON schema, against free ones.",
     ),
     "turns": ("turns", "Two engines that take turns on one device: memory, switches, old prompts."),
+    "model-trace": (
+        "model_trace",
+        "Models of one device asked for by a Zipf trace: in turns, beside separate starts.",
+    ),
     "scheduler": ("scheduler_steps", "Host time of an engine step with the simulated executor."),
     "drafters": ("drafters", "Host time of the look-up drafters, for each row and step."),
     "routing": ("routing_decision", "Time of a routing decision."),
