@@ -26,6 +26,8 @@ class KernelLoads:
 
     def __init__(self) -> None:
         self._left: deque[Kernel] = deque()
+        self._known: set[Kernel] = set()
+        """Kernels that are loaded, are being loaded or wait for it."""
         self._threads: list[Thread] = []
         self._failed: set[tuple[str, str]] = set()
         """Functions of which a kernel could not be loaded."""
@@ -43,12 +45,12 @@ class KernelLoads:
         return kernel[:2] in self._failed
 
     def begin(self, kernels: Iterable[Kernel], num_threads: int) -> None:
-        """Loads kernels that this process does not have, by so many threads more."""
+        """Loads kernels, each once in the life of the process, by so many threads more."""
         keep_launchers_apart()
         self._began_at = time.perf_counter()
-        self._failed.clear()
-        queued = set(self._left)
-        self._left.extend(each for each in kernels if each not in queued)
+        new = [each for each in kernels if each not in self._known]
+        self._known.update(new)
+        self._left.extend(new)
         # No engine waits at its end for kernels that it does not launch any more.
         threads = [
             Thread(target=self._load, name="kernels", daemon=True) for _ in range(num_threads)

@@ -96,6 +96,7 @@ def test_kernels_whose_constants_json_would_change_are_not_listed(
 
 
 def kept_facts(engine: str = "engine") -> Facts | None:
+    loads_of_process.cache_clear()
     kernels = KernelList("id")
     assert kernels.kept_facts(engine) is None, "before its kernels are loaded"
     with kernels.loading(num_cores=2):
