@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
@@ -715,12 +716,44 @@ def check_rounded(
 ) -> None:
     """Greedy tokens and their log probabilities are those of transformers, but for what rounding
     changes: a token may be another one that is nearly as likely."""
-    with torch.no_grad():
-        logits = model(torch.tensor([[*prompt, *token_ids]])).logits[0]
-    after = logits.log_softmax(-1)[len(prompt) - 1 : -1]
+    _, after = _scores(model, prompt, token_ids)
     chosen = after.gather(-1, torch.tensor(token_ids)[:, None]).squeeze(-1)
     assert (torch.tensor(scores) - chosen).abs().max().item() <= ROUNDED
     assert (after.max(-1).values - chosen).max().item() <= ROUNDED
+
+
+def check_scores(model: Any, prompt: Sequence[int], answer: Answer, num_tokens: int) -> None:
+    """An answer has `num_tokens` tokens. They are the greedy ones of transformers, which gives
+    prompt and answer the same log probabilities, and the answer the same three likeliest tokens."""
+    scores, after = _scores(model, prompt, answer.token_ids)
+    assert answer.token_ids == after.argmax(-1).tolist()
+    assert len(answer.token_ids) == num_tokens
+    chosen = after.max(-1).values.tolist()
+    assert [entry.logprob for entry in answer.logprobs] == pytest.approx(chosen, abs=1e-3)
+    assert [entry.top_ids for entry in answer.logprobs] == after.topk(3).indices.tolist()
+    scored = [scores[i, token].item() for i, token in enumerate(prompt[1:])]
+    assert [entry.logprob for entry in answer.prompt_logprobs] == pytest.approx(scored, abs=1e-3)
+
+
+def check_greedy(
+    model: Any, prompt: Sequence[int], token_ids: Sequence[int], num_tokens: int
+) -> None:
+    """An answer has `num_tokens` tokens, each the likeliest of transformers behind those before it,
+    as `reference_greedy` has them. One pass of the model shows it, not one a token."""
+    _, after = _scores(model, prompt, token_ids)
+    assert token_ids == after.argmax(-1).tolist()
+    assert len(token_ids) == num_tokens
+
+
+def _scores(
+    model: Any, prompt: Sequence[int], token_ids: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log probabilities [num_tokens, vocab_size] behind each token of prompt and answer, and those
+    of the answer's tokens alone."""
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *token_ids]])).logits[0]
+    scores = logits.log_softmax(-1)
+    return scores, scores[len(prompt) - 1 : -1]
 
 
 def reference_greedy(model: Any, prompt: Sequence[int], max_tokens: int) -> list[int]:

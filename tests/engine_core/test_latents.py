@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import transformers
 
 from headwater.engine_core.config import ConfigError, EngineConfig
@@ -35,10 +34,10 @@ from tests.engine_core.small_models import (
     LATENT,
     Answer,
     SmallEngine,
+    check_scores,
     convert,
     greedy,
     random_checkpoint,
-    reference_greedy,
     without_indexers,
 )
 from tests.engine_core.test_draft_model import MAX_DRAFTS, WholeDrafts
@@ -89,13 +88,8 @@ def test_tokens_are_those_of_transformers_around_the_ends_of_pages(
     model, folder = source
     prompt = np.random.default_rng(length).integers(3, 512, length).tolist()
     with closing(SmallEngine(folder, max_model_len=512)) as engine:
-        [answer] = engine.answer([prompt], greedy(6, num_logprobs=0))
-    assert answer.token_ids == reference_greedy(model, prompt, 6)
-    with torch.no_grad():
-        expected = model(torch.tensor([prompt + answer.token_ids])).logits[0].log_softmax(-1)
-    after = expected[len(prompt) - 1 : -1]
-    chosen = [after[i, token].item() for i, token in enumerate(answer.token_ids)]
-    assert [entry.logprob for entry in answer.logprobs] == pytest.approx(chosen, abs=1e-3)
+        [answer] = engine.answer([prompt], greedy(6, num_logprobs=3, num_prompt_logprobs=0))
+    check_scores(model, prompt, answer, 6)
 
 
 @pytest.mark.parametrize("chunk", long_but([1, 7, 15, 16, 17, 33]))
@@ -372,13 +366,8 @@ def check_answer(family: str, length: int, tmp_path: Path) -> None:
     folder = convert(tmp_path / "hf", tmp_path / "ours")
     prompt = np.random.default_rng(length).integers(3, 512, length).tolist()
     with closing(SmallEngine(folder, max_model_len=512)) as engine:
-        [answer] = engine.answer([prompt], greedy(6, num_logprobs=0))
-    assert answer.token_ids == reference_greedy(model, prompt, 6)
-    with torch.no_grad():
-        expected = model(torch.tensor([prompt + answer.token_ids])).logits[0].log_softmax(-1)
-    after = expected[len(prompt) - 1 : -1]
-    chosen = [after[i, token].item() for i, token in enumerate(answer.token_ids)]
-    assert [entry.logprob for entry in answer.logprobs] == pytest.approx(chosen, abs=1e-3)
+        [answer] = engine.answer([prompt], greedy(6, num_logprobs=3, num_prompt_logprobs=0))
+    check_scores(model, prompt, answer, 6)
 
 
 def test_a_model_whose_indexers_choose_every_token_answers_as_one_without(tmp_path: Path) -> None:

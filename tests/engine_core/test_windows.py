@@ -26,10 +26,10 @@ from tests.engine_core.checked_executor import BLOCK_SIZE, MAX_MODEL_LEN
 from tests.engine_core.small_models import (
     Answer,
     SmallEngine,
+    check_greedy,
     convert,
     greedy,
     random_checkpoint,
-    reference_greedy,
 )
 from tests.long_values import long_but
 
@@ -246,16 +246,18 @@ def test_answers_are_those_of_transformers_around_the_window(checkpoint: Checkpo
     lengths = 2 * (1, WINDOW - 1, WINDOW, WINDOW + 1, 4 * WINDOW)
     rng = np.random.default_rng(0)
     prompts = [rng.integers(3, 512, n).tolist() for n in lengths]
-    expected = [reference_greedy(model, prompt, 2 * WINDOW) for prompt in prompts]
+    num_tokens = WINDOW + 20
     options = {"max_model_len": 8 * WINDOW, "num_blocks": 16, "long_prefill_chunk": 7}
     engine = SmallEngine(folder, **options)
     assert engine.config.page_windows == windows
-    assert engine.tokens(prompts, greedy(2 * WINDOW)) == expected
-    for prompt, answer in zip(prompts[:5], expected, strict=False):
-        assert engine.tokens([prompt], greedy(50)) == [answer[:50]]
-        (again,) = engine.answer([prompt + answer[:30]], greedy(20))
-        assert again.token_ids == answer[30:50]
-        assert again.cached_tokens == (len(prompt) + 29) // 16 * 16
+    answers = engine.tokens(prompts, greedy(num_tokens))
+    for prompt, answer in zip(prompts, answers, strict=True):
+        check_greedy(model, prompt, answer, num_tokens)
+    for prompt, answer in zip(prompts[:5], answers, strict=False):
+        assert engine.tokens([prompt], greedy(20)) == [answer[:20]]
+        (again,) = engine.answer([prompt + answer[:20]], greedy(5))
+        assert again.token_ids == answer[20:25]
+        assert again.cached_tokens == (len(prompt) + 19) // 16 * 16
     engine.close()
 
 

@@ -18,8 +18,8 @@ from headwater.engine_core.weights.shards import NUM_LEAVES, Shard
 from headwater.kernels.gemm.tree_sum import tree_sum
 from tests.engine_core import test_block_weights, test_int4_weights
 from tests.engine_core.parallel.parallel_models import QWEN3, engine_of, folder_of
-from tests.engine_core.parallel.test_tensor_parallel import PROMPTS, SAMPLINGS, check_scores
-from tests.engine_core.small_models import Answer, convert, greedy
+from tests.engine_core.parallel.test_tensor_parallel import PROMPTS, SAMPLINGS
+from tests.engine_core.small_models import Answer, check_scores, convert, greedy
 from tests.long_values import long_but
 
 SCORED = [replace(each, num_logprobs=3, num_prompt_logprobs=1) for each in SAMPLINGS]
@@ -44,7 +44,7 @@ def test_any_number_of_ranks_gives_the_same_bits(dtype: str, tmp_path: Path) -> 
                     PROMPTS[:4], greedy(12, num_logprobs=3, num_prompt_logprobs=0)
                 )
                 for prompt, answer in zip(PROMPTS, answers, strict=False):
-                    check_scores(model, prompt, answer)
+                    check_scores(model, prompt, answer, 12)
     assert all(bits == found[1, 1] for bits in found.values())
     assert len(ids) == 1
 
