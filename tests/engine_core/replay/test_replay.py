@@ -36,7 +36,7 @@ ON_A_CPU = {
     for case, seed in ((PLAIN, 98), (LOOKED_UP, 65), (MEDUSA, 65), (DRAFTED, 82))
 }
 """Cases, each with a seed; together their streams meet every feature."""
-SIMULATED_SEEDS = range(4)
+SIMULATED_SEEDS = range(2)
 
 
 @pytest.fixture(scope="module")
