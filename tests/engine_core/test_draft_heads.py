@@ -38,10 +38,10 @@ from tests.engine_core.published_heads import (
 )
 from tests.engine_core.small_models import SmallEngine, convert, greedy, random_checkpoint
 from tests.engine_core.test_draft_model import (
-    LENGTHS,
     LONG,
     MAX_DRAFTS,
     PROMPTS,
+    SHORT_LENGTHS,
     PausingSpeculator,
     WholeDrafts,
 )
@@ -177,7 +177,7 @@ def test_answers_and_log_probabilities_are_those_without_heads(
 ) -> None:
     """`way`: whether each engine's rows run ahead and wait, or do the one with these samplings and
     the other with the next."""
-    samplings = [SamplingParams(max_tokens=n, **SAMPLINGS[kind]) for n in LENGTHS]
+    samplings = [SamplingParams(max_tokens=n, **SAMPLINGS[kind]) for n in SHORT_LENGTHS]
     plain, _ = answers_of_a_new_engine(engines["random eagle"], PROMPTS, samplings)
     for i, (name, small) in enumerate(engines.items()):
         turn = (i // 2 + i + list(SAMPLINGS).index(kind)) % 2 == 0

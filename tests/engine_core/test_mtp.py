@@ -28,7 +28,7 @@ from tests.engine_core.oracle_speculator import SAMPLINGS, answers_of_a_new_engi
 from tests.engine_core.small_adapters import answer, load_adapter, write_adapter
 from tests.engine_core.small_models import SmallEngine, convert, greedy, random_checkpoint
 from tests.engine_core.test_draft_heads import SMALL, Recorder, half_right
-from tests.engine_core.test_draft_model import LENGTHS, MAX_DRAFTS, PROMPTS, WholeDrafts
+from tests.engine_core.test_draft_model import MAX_DRAFTS, PROMPTS, SHORT_LENGTHS, WholeDrafts
 from tests.long_values import long_but
 
 DRAFTING = {"speculation": MTP, "max_draft_tokens": MAX_DRAFTS}
@@ -176,7 +176,7 @@ def test_a_layer_that_predicts_is_right_and_one_with_a_planted_fault_is_not(
 def test_answers_and_log_probabilities_are_those_without_the_layer(
     folder: Path, plain_folder: Path, kind: str, is_ahead: bool
 ) -> None:
-    samplings = [SamplingParams(max_tokens=n, **SAMPLINGS[kind]) for n in LENGTHS]
+    samplings = [SamplingParams(max_tokens=n, **SAMPLINGS[kind]) for n in SHORT_LENGTHS]
     with closing(SmallEngine(plain_folder, **SMALL)) as small:
         plain, _ = answers_of_a_new_engine(small, PROMPTS, samplings)
     with closing(SmallEngine(folder, **SMALL, **DRAFTING)) as small:
