@@ -4,17 +4,16 @@ they mean."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 Schema = dict[str, Any]
 _MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions"))
 _LISTS = frozenset(("allOf", "anyOf", "oneOf", "prefixItems", "items"))
 _SINGLE = frozenset(("items", "additionalProperties", "additionalItems"))
+_WITH_PARTS = _MAPS | _LISTS | _SINGLE
 
 
-@dataclass(frozen=True, slots=True)
-class Subschema:
+class Subschema(NamedTuple):
     """A subschema that is an object, and its path."""
 
     path: str
@@ -36,8 +35,10 @@ def subschemas(root: Schema) -> Iterator[Subschema]:
         if "$id" in schema:
             base = schema
         yield Subschema(path, schema, base, depth)
-        parts = list(_parts(path, schema))
-        waiting += [(where, part, base, depth + 1) for where, part in reversed(parts)]
+        # Most subschemas of a large schema have no parts.
+        if not _WITH_PARTS.isdisjoint(schema):
+            parts = list(_parts(path, schema))
+            waiting += [(where, part, base, depth + 1) for where, part in reversed(parts)]
 
 
 def rewritten(schema: Any, rewrite: Callable[[Schema, Schema], object]) -> Any:
