@@ -47,7 +47,9 @@ class SchedAttr(ctypes.Structure):
 
 
 _LIBC = ctypes.CDLL(None)
-_SET_ATTR = {"x86_64": 314, "aarch64": 274}.get(platform.machine())
+_SET_ATTR = {("linux", "x86_64"): 314, ("linux", "aarch64"): 274}.get(
+    (sys.platform, platform.machine())
+)
 """Number of sched_setattr(2), which older C libraries do not offer."""
 
 
@@ -116,8 +118,11 @@ def _schedule(thread_id: int, nice: int, slice_nanoseconds: int) -> None:
 
 
 def processor_seconds(process_id: int) -> float:
-    """Seconds that a process was on processors. Raises `OSError` where it is gone."""
-    return time.clock_gettime(~process_id << 3 | _CLOCK_OF_PROCESS)
+    """Seconds that a process was on processors; 0 where it is gone, or the system does not say."""
+    try:
+        return time.clock_gettime(~process_id << 3 | _CLOCK_OF_PROCESS)
+    except OSError:
+        return 0.0
 
 
 def _seconds_of(thread: threading.Thread) -> float:

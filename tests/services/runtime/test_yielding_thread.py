@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -17,6 +18,7 @@ from headwater.services.runtime.yielding_thread import (
     SLICE_NANOSECONDS,
     in_yielding_thread,
     lower_own_priority,
+    processor_seconds,
 )
 from tests.time_slice import slice_of_this_thread
 
@@ -48,6 +50,14 @@ def test_work_that_computes_for_long_loses_priority_and_work_that_waits_does_not
     assert in_yielding_thread(compute) == LOWERED
     assert in_yielding_thread(pause) == before
     assert own_priority() == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="clocks of other processes are Linux's")
+def test_the_seconds_of_a_process_on_processors_are_known_until_it_is_gone() -> None:
+    assert 0 < processor_seconds(os.getpid()) <= time.process_time()
+    ended = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    ended.wait()
+    assert processor_seconds(ended.pid) == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="priorities of threads are Linux's")
