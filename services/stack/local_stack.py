@@ -363,7 +363,8 @@ class LocalStack:
         what = "joining the stages"
         report(what, 0, 1)
         settings = self.settings
-        verify: ssl.SSLContext | bool = True
+        # Plain HTTP has no certificates: to read those of all authorities takes 25 ms.
+        verify: ssl.SSLContext | bool = settings.tls_cert_file is not None
         if settings.tls_cert_file is not None and settings.tls_key_file is not None:
             verify = own_gateway_context(settings.tls_cert_file, settings.tls_key_file)
         async with httpx.AsyncClient(base_url=rest, timeout=5, verify=verify) as client:

@@ -153,7 +153,7 @@ class Gateway:
         self.stage = stage
         self.rest = f"http://{stage.addresses['rest']}"
         self.grpc = stage.addresses["grpc"]
-        self.client = httpx.Client(base_url=self.rest, timeout=60)
+        self.client = httpx.Client(base_url=self.rest, timeout=60, verify=False)
 
     def __enter__(self) -> Gateway:
         return self
