@@ -32,6 +32,7 @@ from headwater.engine_core.system.usable_cores import usable_cores
 
 from ...grammars.automata.builder import LOST
 from ...grammars.automata.token_automaton import TokenAutomaton
+from ...grammars.automata.vocabulary import NO_TOKEN
 from ...grammars.compiler_errors import in_our_words
 from ..core.mask_table import Int32Array
 from ..core.messages import Command, Fail, Forced, MasksFilled, decode_mask_report
@@ -105,6 +106,7 @@ class Follower:
     automaton: TokenAutomaton | None = None
     state: int = LOST
     """State of the automaton."""
+    last_token: int = NO_TOKEN
     is_ahead: bool = False
     """Whether the mask is the automaton's, and the matcher has yet to read tokens."""
 
@@ -112,8 +114,9 @@ class Follower:
         """Moves the matcher on by tokens of the answer."""
         if self.bounds is not None:
             self._keep(self.bounds.num_looked_at, token_ids)
-        if self.automaton is not None and self.state != LOST:
+        if self.automaton is not None and self.state != LOST and token_ids:
             self.state = self.automaton.after(self.state, token_ids)
+            self.last_token = token_ids[-1]
         self.unread += token_ids
         self.num_outputs += len(token_ids)
         self.has_mask = False
@@ -127,7 +130,7 @@ class Follower:
         self.is_ahead = (
             self.automaton is not None
             and self.state != LOST
-            and self.automaton.write_mask(self.state, mask)
+            and self.automaton.write_mask(self.state, self.last_token, mask)
         )
         return self.is_ahead
 

@@ -10,13 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from .builder import DEAD, LOST, ByteAutomaton, Text, Unfollowed
-from .byte_classes import CLASS_SIZES
 from .text_states import NUM_TEXT_STATES
 from .vocabulary import NO_TOKEN, IntArray, TextTokens, Vocabulary
 
 NO_MASK = -1
-"""Mask of states that llguidance is asked about: where one byte alone may come, it allows only the
-tokens of the tokenizer's spelling, which depend on the token before."""
+"""Mask of states that llguidance is asked about."""
 MAX_BYTES = 32 << 20
 MAX_VISITED = 8_000_000
 """Nodes of the vocabulary's trie that all states visit together."""
@@ -59,7 +57,7 @@ class Masks:
 
 def masks_of(automaton: ByteAutomaton, vocabulary: Vocabulary) -> Masks:
     """Raises `Unfollowed` where they take too much memory."""
-    has_mask = ((automaton.steps >= 0) @ CLASS_SIZES > 1) | automaton.accepts
+    has_mask = (automaton.steps >= 0).any(axis=1) | automaton.accepts
     has_mask &= automaton.is_exact
     of_state = np.full(len(automaton.steps), NO_MASK, np.int32)
     texts = _TextMasks(automaton, vocabulary, has_mask, of_state)

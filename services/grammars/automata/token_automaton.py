@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
+
 from .builder import LOST, Unfollowed
 from .byte_classes import NUM_CLASSES
 from .masks import NO_MASK, masks_of
 from .schema import schema_automaton
-from .vocabulary import IntArray, Vocabulary
+from .spelling import UNKNOWN, Spelling
+from .vocabulary import NO_TOKEN, IntArray, Vocabulary
 
 
 class TokenAutomaton:
@@ -26,6 +29,7 @@ class TokenAutomaton:
         """Whether llguidance has disagreed with it."""
         self._classes_of = vocabulary.classes_of
         self._steps = automaton.steps.reshape(-1).data
+        self._spelling = Spelling(automaton, vocabulary)
         self._masks = masks_of(automaton, vocabulary)
         self.num_bytes = automaton.steps.nbytes + self._masks.num_bytes
 
@@ -39,10 +43,16 @@ class TokenAutomaton:
                     return LOST
         return state
 
-    def write_mask(self, state: int, out: IntArray) -> bool:
-        """Writes the mask of a state into out [words]; False where only llguidance knows it."""
+    def write_mask(self, state: int, last_token: int, out: IntArray) -> bool:
+        """Writes the mask of a state behind a token (`NO_TOKEN`: at the start) into out [words];
+        False where only llguidance knows it."""
+        token = self._spelling.token(state, last_token)
         mask = int(self._masks.of_state[state])
-        if self.is_off or mask == NO_MASK:
+        if self.is_off or token == UNKNOWN or (token == NO_TOKEN and mask == NO_MASK):
             return False
-        self._masks.write(mask, out)
+        if token == NO_TOKEN:
+            self._masks.write(mask, out)
+        else:
+            out[:] = 0
+            out[token >> 5] = np.uint32(1 << (token & 31)).astype(np.int32)
         return True

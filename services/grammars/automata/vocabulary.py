@@ -28,6 +28,12 @@ class Trie:
     """Children of the root of class c are by_class[of_class[c]]..by_class[of_class[c + 1] - 1]."""
     by_class: IntArray
 
+    def child(self, node: int, byte_class: int) -> int | None:
+        """Child of a node by a class of one byte."""
+        children = self.byte_class[self.first[node] : self.first[node + 1]]
+        found = np.flatnonzero(children == byte_class)
+        return int(self.first[node] + found[0]) if found.size else None
+
 
 @dataclass(frozen=True, slots=True)
 class TextTokens:
@@ -58,17 +64,20 @@ class Vocabulary:
         """Raises `DuplicateTokens`."""
         self.num_words = -(-tokenizer.vocab_size // 32)
         self.eos_ids = tokenizer.eos_tokens
-        texts = [
+        self.is_canonical = tokenizer.is_canonical
+        """Whether llguidance knows the tokenizer's spelling of a text."""
+        self.tokenize = tokenizer.tokenize_bytes
+        self.texts = [
             b"" if tokenizer.is_special_token(token) else tokenizer.decode_bytes([token])
             for token in range(tokenizer.vocab_size)
         ]
-        if len(set(texts) - {b""}) < sum(map(bool, texts)):
+        if len(set(self.texts) - {b""}) < sum(map(bool, self.texts)):
             raise DuplicateTokens
-        self.classes_of = [text.translate(CLASS_OF_BYTE.tobytes()) for text in texts]
+        self.classes_of = [text.translate(CLASS_OF_BYTE.tobytes()) for text in self.texts]
         """Classes of the bytes of each token."""
-        lengths = np.array([len(text) for text in texts])
+        lengths = np.array([len(text) for text in self.texts])
         starts = np.cumsum(lengths) - lengths
-        raw = np.frombuffer(b"".join(texts), np.uint8)
+        raw = np.frombuffer(b"".join(self.texts), np.uint8)
         self.trie = _trie(raw, starts, lengths)
         rests: dict[bytes, int] = {}
         self.of_text = [
