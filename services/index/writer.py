@@ -27,6 +27,9 @@ from .column import IndexColumn, Owner
 from .reaper import Reaper
 from .slots import shard_of
 
+WRITE_SECONDS = 0.1
+"""Seconds between two writes, at least. Gateways learn changes from the bus and read Redis where
+they lack some: a call for each step would cost the engine, Redis and the bus more than it tells."""
 _IDLE_SECONDS = 1.0
 _RETRY_SECONDS = 0.25
 _REFUSED_SECONDS = 2.0
@@ -124,7 +127,9 @@ class IndexWriter:
                 faults.add(fault)
                 await asyncio.sleep(_REFUSED_SECONDS)
                 continue
-            await set_within(self._wanted, _IDLE_SECONDS if in_step else _RETRY_SECONDS)
+            await asyncio.sleep(WRITE_SECONDS)
+            pause = _IDLE_SECONDS if in_step else _RETRY_SECONDS
+            await set_within(self._wanted, pause - WRITE_SECONDS)
 
     async def _write(self) -> bool:
         """Writes pending changes; returns whether Redis has everything now. Raises

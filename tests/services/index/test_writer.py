@@ -12,6 +12,7 @@ import pytest
 
 from headwater.proto import events_pb2
 from headwater.services.index import slots as slots_module
+from headwater.services.index import writer as writer_module
 from headwater.services.index.column import IndexColumn, Owner
 from headwater.services.index.reader import IndexReader
 from headwater.services.index.reaper import Reaper
@@ -142,6 +143,24 @@ async def test_a_column_says_what_was_stored_and_not_what_was_removed(
             blocks(*range(500))
         )
         assert await store.command("EXISTS", block_prefix(served_model.key, 0) + block(700)) == 0
+
+
+async def test_changes_soon_after_a_write_wait_for_the_next_one(
+    served_model: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = StoreTwin(RedisTwin(), time.monotonic)
+    async with IndexWriter(store, served_model, FIRST).running() as writer:
+        writer.apply(stored(0))
+        await written(writer)
+        monkeypatch.setattr(writer_module, "WRITE_SECONDS", 60.0)
+        writer.apply(stored(1))
+        await written(writer)
+        writer.apply(stored(2))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        everything = blocks(0, 1, 2)
+        held = await held_by(store, served_model, writer.slots[0], everything)
+        assert held == set(blocks(0, 1))
 
 
 async def test_two_replicas_share_a_bitmap(store: Store, served_model: ServedModel) -> None:
