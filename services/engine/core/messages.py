@@ -237,6 +237,12 @@ class Step(msgspec.Struct, tag="step", array_like=True):
     load: EngineLoad | None = None
     """Load after the step; None: it is about the one that was reported last."""
 
+    @property
+    def is_routine(self) -> bool:
+        """Whether it computed no prompts and no request started or ended: answers only got
+        longer."""
+        return not (self.prefill_tokens or self.output.starts or self.output.finishes)
+
 
 class Idle(msgspec.Struct, tag="idle", array_like=True):
     """The core has no work until the next command: no request runs, or all wait for credit."""

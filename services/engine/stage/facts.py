@@ -28,6 +28,8 @@ from .waiting_credit import WaitingCredits
 
 LOAD_SECONDS = 0.025
 """Seconds between two load messages of a busy engine, at least."""
+ROUTINE_LOAD_SECONDS = 0.1
+"""Seconds between two load messages while answers only get longer."""
 _IDLE_LOAD_SECONDS = 1.0
 _MAX_WAITING_BATCHES = 4096
 """Number of batches that wait for the bus. The oldest are dropped first; a reader that misses them
@@ -114,8 +116,11 @@ class EngineFacts:
         load_changed = self._server.load_changed
         subject = subjects.load(replica.model.key, replica.replica_id)
         while True:
-            load = self.load().to_pb(replica.replica_id, replica.epoch)
-            await self._bus.publish(subject, load.SerializeToString())
+            load = self.load()
+            message = load.to_pb(replica.replica_id, replica.epoch)
+            await self._bus.publish(subject, message.SerializeToString())
             await asyncio.sleep(LOAD_SECONDS)
-            await set_within(load_changed, _IDLE_LOAD_SECONDS)
+            has_news = await set_within(load_changed, ROUTINE_LOAD_SECONDS - LOAD_SECONDS)
+            if not has_news and self._server.load().step == load.step:
+                await set_within(load_changed, _IDLE_LOAD_SECONDS)
             load_changed.clear()

@@ -15,6 +15,9 @@ from headwater.proto.events_pb2 import Incarnation, KvEventBatch, StoredBlocks
 
 FLUSH_SECONDS = 0.01
 """Events of so long travel together; an idle engine flushes too."""
+ROUTINE_FLUSH_SECONDS = 0.05
+"""Like `FLUSH_SECONDS`, for blocks of answers that go on: the next turn, which finds them, comes
+when the answer has ended."""
 _MAX_BATCH_HASHES = 8192
 """Enough for one flush. A batch has fewer than twice as many, which keeps it below the limits of
 frames and of the bus."""
@@ -67,12 +70,29 @@ class KvEventLog:
         for batch in self._kept:
             publish(batch)
 
-    def note(self, events: CacheEvents) -> None:
+    def note(self, events: CacheEvents, *, is_routine: bool = False) -> None:
         """Events join the open batch where its order (cleared, removed, stored) says the same as
         theirs did. More of them than a batch has room for, as when a disk is lost, become
-        several."""
+        several. `is_routine`: they are of a step in which answers only got longer."""
         for part in _parts_of(events):
             self._join(part)
+        self.flush_soon(ROUTINE_FLUSH_SECONDS if is_routine else FLUSH_SECONDS)
+
+    def flush_soon(self, seconds: float = FLUSH_SECONDS) -> None:
+        """Closes the open batch within this time, if anything is in it."""
+        if not self._has_open_events:
+            return
+        loop = asyncio.get_running_loop()
+        if self._timer is not None and self._timer.when() > loop.time() + seconds:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None:
+            self._timer = loop.call_later(seconds, self.flush)
+
+    @property
+    def _has_open_events(self) -> bool:
+        events = self._open
+        return bool(events.cleared or events.removed or events.stored)
 
     def _join(self, events: CacheEvents) -> None:
         if events.cleared or not self._open_stored.isdisjoint(events.removed):
@@ -85,19 +105,17 @@ class KvEventLog:
             self._open_stored.update(chain.hashes)
         if len(self._open_stored) + len(self._open.removed) >= _MAX_BATCH_HASHES:
             self.flush()
-        elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self.flush)
 
     def flush(self) -> None:
         """Closes the open batch, if anything is in it."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if not self._has_open_events:
+            return
         events = self._open
         self._open = CacheEvents()
         self._open_stored = set()
-        if not (events.cleared or events.removed or events.stored):
-            return
         self.seq += 1
         batch = KvEventBatch(
             incarnation=self._incarnation,

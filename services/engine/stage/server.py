@@ -236,7 +236,8 @@ class EngineServer:
         if isinstance(report, Step):
             self._on_step(report)
         self.sleep_calls.on_report()
-        self.load_changed.set()
+        if not (isinstance(report, Step) and report.is_routine):
+            self.load_changed.set()
 
     def _on_step(self, step: Step) -> None:
         output = step.output
@@ -244,7 +245,10 @@ class EngineServer:
         self._sessions.deliver(output)
         self.grammars.on_output(output)
         if output.cache_events is not None:
-            self.events.note(output.cache_events)
+            self.events.note(output.cache_events, is_routine=step.is_routine)
+        elif not step.is_routine:
+            # The next turn may look for blocks of an answer that has ended.
+            self.events.flush_soon()
         self.figures.note(step)
 
     def _on_end(self) -> None:

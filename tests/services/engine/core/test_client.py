@@ -9,10 +9,13 @@ from contextlib import ExitStack, closing
 
 import pytest
 
+from headwater.engine_core.request import FinishReason
 from headwater.engine_core.step_output import (
     CacheEvents,
     EngineLoad,
+    Finished,
     PeerUse,
+    Started,
     StepOutput,
     StoredChain,
 )
@@ -107,6 +110,34 @@ async def test_blocks_that_were_found_on_a_disk_before_the_server_listened_are_p
         assert [
             block for batch in batches for chain in batch.stored for block in chain.block_hashes
         ] == found
+    finally:
+        await core._stop()
+
+
+async def test_a_step_in_which_answers_only_get_longer_makes_no_load_message_due() -> None:
+    core = CoreClient()
+    started = Started(key=1, cached_tokens=0, queue_seconds=0.0, prefill_seconds=0.0)
+    ended = Finished(key=1, reason=FinishReason.LENGTH, num_output_tokens=1)
+    try:
+        core._take(Ready("", "", 32, "", 16, EngineLoad(), 64, 4, 4, 0.0))
+        server = EngineServer(
+            core, await core.ready(), KvEventLog(Incarnation()), "m", GrammarCompiler(None)
+        )
+        server.open(lambda _: None)
+        reports = {
+            "longer answers": Step(StepOutput(step=1), 0, 3, 0.0),
+            "a prompt": Step(StepOutput(step=2), 16, 3, 0.0),
+            "a start": Step(StepOutput(step=3, starts=[started]), 0, 3, 0.0),
+            "an end": Step(StepOutput(step=4, finishes=[ended]), 0, 3, 0.0),
+            "idle": Idle(EngineLoad(), 0),
+        }
+        due = []
+        for name, report in reports.items():
+            server.load_changed.clear()
+            core._take(report)
+            if server.load_changed.is_set():
+                due.append(name)
+        assert due == ["a prompt", "a start", "an end", "idle"]
     finally:
         await core._stop()
 

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.engine_core.step_output import CacheEvents, StoredChain
 from headwater.proto.events_pb2 import Incarnation, KvEventBatch
+from headwater.services.engine.stage import kv_events
 from headwater.services.engine.stage.kv_events import _MAX_KEPT_HASHES, KvEventLog, checksum_of
 
 BLOCKS = [bytes([i]) * 16 for i in range(12)]
@@ -110,6 +112,28 @@ async def test_an_idle_engine_flushes_its_last_events_soon() -> None:
         batch = await told.get()
     assert [list(chain.block_hashes) for chain in batch.stored] == [BLOCKS[:2], BLOCKS[2:3]]
     assert (batch.incarnation.replica_id, batch.incarnation.epoch, batch.seq) == ("r", 5, 1)
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["a prompt", "an end"])
+async def test_blocks_of_answers_that_go_on_wait_until_there_is_more_to_say(
+    monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    monkeypatch.setattr(kv_events, "ROUTINE_FLUSH_SECONDS", 600.0)
+    log = KvEventLog(Incarnation(replica_id="r", epoch=5))
+    told = asyncio.Queue[KvEventBatch]()
+    log.publish = told.put_nowait
+    routine = CacheEvents(stored=[StoredChain(parent=b"", hashes=BLOCKS[:1])])
+    log.note(routine, is_routine=True)
+    await asyncio.sleep(2 * kv_events.FLUSH_SECONDS)
+    assert told.empty()
+    if ends:
+        log.flush_soon()
+    else:
+        log.note(CacheEvents(stored=[StoredChain(parent=BLOCKS[0], hashes=BLOCKS[1:2])]))
+    async with asyncio.timeout(60):
+        batch = await told.get()
+    hashes = [block for chain in batch.stored for block in chain.block_hashes]
+    assert hashes == (BLOCKS[:1] if ends else BLOCKS[:2])
 
 
 async def test_old_batches_are_not_kept_for_ever() -> None:
