@@ -9,13 +9,20 @@ from typing import Any
 
 import msgspec
 
-from headwater.services.runtime.errors import BadRequest, BodyTooLarge, NotFound, Unavailable
+from headwater.services.runtime.errors import (
+    BadRequest,
+    BodyTooLarge,
+    HeadwaterError,
+    NotFound,
+    Unavailable,
+)
 
 from ..buckets import FAILURES, Overtaken, or_unavailable
 from ..jobs.background.events import EventWriter, follow, log_of
 from ..jobs.background.ledger import BackgroundLedger
 from ..jobs.background.records import Record
 from ..jobs.tenant_storage import TenantStorage
+from ..openai.errors import response_error
 from ..openai.response_schema import ResponsesRequest
 from ..tenancy.caller import Caller
 from ..tenancy.tenants import Tenants
@@ -192,13 +199,22 @@ class BackgroundResponses:
         """Sends events until the last one, or until the client leaves: the response goes on either
         way."""
         out = exchange.open_stream(lambda: None)
+        last = max(after, 0)
+
+        def failure(error: HeadwaterError) -> bytes:
+            # Whoever asks for what follows this event misses none.
+            return _rendered(response_error(error) | {"sequence_number": last})
+
+        exchange.error_event = failure
 
         def check() -> None:
             self._tenants.check(caller.tenant)
 
         async def write() -> None:
+            nonlocal last
             async for event in follow(self._durable, caller.tenant.key, response_id, after, check):
                 out.write(_rendered(event))
+                last = event["sequence_number"]
                 # A response may have megabytes of events, which would wait in memory for each
                 # reader that is slow.
                 await out.taken()

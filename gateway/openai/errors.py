@@ -28,6 +28,12 @@ def envelope(error: errors.HeadwaterError) -> dict[str, Any]:
     }
 
 
+def response_error(error: errors.HeadwaterError) -> dict[str, Any]:
+    """The event of an error amid those of a response, without its number."""
+    fields: dict[str, Any] = envelope(error)["error"]
+    return fields | {"type": "error"}
+
+
 def error_event(error: errors.HeadwaterError) -> bytes:
     """The event that ends a stream that has already begun."""
     return b"event: error\ndata: " + msgspec.json.encode(envelope(error)) + b"\n\n"

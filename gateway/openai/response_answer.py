@@ -15,7 +15,7 @@ from ..request.sinks import Piece
 from ..wire.body_stream import BodyStream
 from ..wire.event_sink import EventSink
 from ..wire.sse import KEEP_ALIVE, typed_event
-from .errors import envelope
+from .errors import response_error
 from .numbered import NumberedStream
 from .response_input import LOGPROBS
 from .response_items import Event, ResponseItems
@@ -160,8 +160,7 @@ class ResponseEvents(EventSink):
         NOTE: the error comes first, for a reader in the background stops there when another one has
         the stream.
         """
-        fields = {key: value for key, value in envelope(error)["error"].items() if key != "type"}
-        first = self._event({"type": "error", **fields})
+        first = self._event(response_error(error))
         rest = self._held_events() + self._events(self._answer.items.break_off())
         failed = {"type": "response.failed", "response": self._answer.failed(error)}
         return first + rest + self._event(failed)
