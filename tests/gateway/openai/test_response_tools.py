@@ -289,6 +289,7 @@ def test_a_response_whose_call_was_cut_has_a_next_turn(thinker: Gateway) -> None
         "tools": [function("time")],
         "tool_choice": {"type": "function", "name": "time"},
         "max_output_tokens": 16,
+        "temperature": 0,
         "reasoning": {"effort": "none"},
     }
     first = thinker.client.post("/v1/responses", json=body).json()
