@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .byte_classes import CLASS_OF_BYTE, NUM_CLASSES, classes_of
+from .byte_classes import CLASS_OF_BYTE, CLASS_SIZES, NUM_CLASSES, classes_of
 from .text_states import BETWEEN, CHAR_OF_STEP, NUM_TEXT_STATES, TEXT_STEPS
 
 Int16Array = npt.NDArray[np.int16]
@@ -127,11 +127,14 @@ class Builder:
 
     def literals(self, rests: Mapping[bytes, int | Int16Array]) -> Int16Array:
         """Transitions of one of some literals, none empty, each with the state or the transitions
-        behind it."""
+        behind it. Before a byte that shares its class with others a state is inexact. Raises
+        `UnfollowedPart` where literals differ in such bytes."""
         row = nothing()
         by_first: dict[int, dict[bytes, int | Int16Array]] = {}
         for literal, rest in rests.items():
             by_first.setdefault(literal[0], {})[literal[1:]] = rest
+        if len({int(CLASS_OF_BYTE[first]) for first in by_first}) < len(by_first):
+            raise UnfollowedPart
         for first, tails in by_first.items():
             row[CLASS_OF_BYTE[first]] = self._behind(tails)
         return row
@@ -143,7 +146,10 @@ class Builder:
         row = self.literals(tails)
         if whole is not None:
             row = either(row, self._steps[whole] if isinstance(whole, int) else whole)
-        return self.state(row)
+        state = self.state(row)
+        if any(CLASS_SIZES[CLASS_OF_BYTE[tail[0]]] > 1 for tail in tails):
+            self._inexact.append(slice(state, state + 1))
+        return state
 
     def spaced(self, row: Int16Array) -> Int16Array:
         """Transitions of optional white space, `(\\r?\\n)?[ \\t]{0,40}`, before these."""

@@ -52,7 +52,6 @@ _BESIDE = frozenset(("type", "x-guidance", "$defs", "definitions", "$schema", "$
 
 _KINDS: Mapping[type, str] = {str: "string", int: "integer", bool: "boolean", NoneType: "null"}
 """Types of values that are spelled in one way."""
-_PLAIN = frozenset(map(chr, range(0x20, 0x7F))) - {'"', "\\"}
 _MOST_DIGITS = 15
 
 
@@ -273,9 +272,9 @@ def _choices(schema: Schema, keywords: Set[str]) -> list[bytes] | None:
 
 def _literal(value: object) -> bytes:
     """Spelling of a value that has one."""
-    if isinstance(value, str) and not _PLAIN.issuperset(value):
+    if isinstance(value, str) and (not value.isprintable() or '"' in value or "\\" in value):
         raise UnfollowedPart
-    return json.dumps(value).encode()
+    return json.dumps(value, ensure_ascii=False).encode()
 
 
 def _bounds(schema: Schema) -> tuple[int | None, int | None]:
