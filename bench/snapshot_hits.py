@@ -18,7 +18,7 @@ import typer
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
-from headwater.engine_core.executors.simulated.executor import SimulatedExecutor
+from headwater.engine_core.executors.simulated.executor import SimulatedExecutor, SimulatedTiming
 from headwater.engine_core.executors.simulated.model import SimulatedModel
 from headwater.engine_core.executors.simulated.states import num_units
 from headwater.engine_core.request import NewRequest
@@ -52,7 +52,25 @@ class Found:
     seconds: float = 0.0
 
 
-def run(shape: Conversations, state_pages: int, num_blocks: int) -> Found:
+@dataclass(slots=True)
+class Clock:
+    """Seconds that steps took."""
+
+    now: float = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+INSTANT = SimulatedTiming()
+
+
+def run(
+    shape: Conversations, state_pages: int, num_blocks: int, timing: SimulatedTiming = INSTANT
+) -> Found:
     """`state_pages` 0: a snapshot at each border, without memory."""
     config = EngineConfig(
         block_size=BLOCK_SIZE,
@@ -64,7 +82,11 @@ def run(shape: Conversations, state_pages: int, num_blocks: int) -> Found:
         long_prefill_chunk=2048,
     )
     model = SimulatedModel(vocab_size=VOCAB_SIZE, num_state_units=num_units(state_pages))
-    engine = Engine(config, SimulatedExecutor(config, model, verify_every=1 << 30))
+    clock = Clock()
+    executor = SimulatedExecutor(
+        config, model, timing, verify_every=1 << 30, clock=clock.time, sleep=clock.sleep
+    )
+    engine = Engine(config, executor, clock=clock.time)
     trace = Trace(shape, VOCAB_SIZE)
     found = Found()
     shares = list[float]()
@@ -126,13 +148,16 @@ def main(
     load: Annotated[str, typer.Option(help=" or ".join(LOADS))] = "agents",
     num_blocks: Annotated[int, typer.Option(help="pages of the KV cache")] = 8000,
     set_tokens: Annotated[int, typer.Option(help="tokens as large as a state set")] = 3070,
+    step_ms: Annotated[float, typer.Option(help="ms of a step")] = 0.0,
+    token_us: Annotated[float, typer.Option(help="µs of a prompt token")] = 0.0,
 ) -> None:
     """Run the conversations with snapshots and without; the last line is JSON."""
     check_choice("--load", load, LOADS)
     state_pages = 2 * -(-set_tokens // (2 * BLOCK_SIZE))
-    found = run(LOADS[load], state_pages, num_blocks)
+    timing = SimulatedTiming(step_seconds=step_ms / 1e3, seconds_per_prefill_token=token_us / 1e6)
+    found = run(LOADS[load], state_pages, num_blocks, timing)
     # States of running requests take their memory in any case.
-    ideal = run(LOADS[load], 0, num_blocks - round(found.num_set_pages))
+    ideal = run(LOADS[load], 0, num_blocks - round(found.num_set_pages), timing)
     ratio = found.num_hit_tokens / ideal.num_hit_tokens
     print(
         json.dumps(

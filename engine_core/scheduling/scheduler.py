@@ -311,7 +311,9 @@ class Scheduler:
                 self.seating.await_slot(request)
                 continue
             wanted = self.blocks.wanted(request)
-            wait = self.blocks.wait_of(request, wanted, self.rows.prefilling.values())
+            wait = self.blocks.wait_of(
+                request, wanted, self.rows.prefilling.values()
+            ) or self.blocks.wait_of_leaving(request, wanted, self.rows.leaving)
             if wait is not None:
                 self.seating.hold(request, wait)
             elif not self.seating.fits(request, wanted):
@@ -379,6 +381,7 @@ class Scheduler:
             self.blocks.release(request)
             self.adapters.leave(request.adapter, request.tenant)
             self.rows.vacate(request)
+            self.seating.note_left(request)
             self.seating.note_released()
             if not request.has_finished:
                 since_seated = self._clock() - request.seated_at

@@ -123,6 +123,18 @@ def test_a_conversation_is_continued_at_the_last_border_of_its_answer() -> None:
     assert run(driver, request(1, prompt, 5)) == [64]
 
 
+def test_a_turn_that_comes_as_the_answer_ends_waits_for_its_state() -> None:
+    """Steps are in flight when its last token is known."""
+    driver = Driver(config(async_depth=3), late_polls=2)
+    prompt = list(range(40))
+    driver.add(request(0, prompt, 30))
+    driver.add(request(9, [7] * 9, 80))
+    while driver.streams[0].reason is None:
+        driver.step()
+    assert driver.engine._scheduler.rows.has_leaving
+    assert run(driver, request(1, [*prompt, *driver.streams[0].tokens, 1, 2, 3], 5)) == [64]
+
+
 @pytest.mark.parametrize(("answer_len", "num_cached"), [(3, 32), (20, 48)])
 def test_a_conversation_that_waits_outlasts_states_at_the_ends_of_prompts_in_work(
     answer_len: int, num_cached: int

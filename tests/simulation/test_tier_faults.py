@@ -18,6 +18,7 @@ from headwater.engine_core.kv.snapshots import Snapshots
 from headwater.engine_core.page_groups import page_key
 from headwater.engine_core.scheduling.blocks.forks import Forks
 from headwater.engine_core.scheduling.blocks.state_blocks import StateBlocks
+from headwater.engine_core.scheduling.seating.seating import Seating
 from headwater.engine_core.scheduling.seating.waiting_queue import WaitingQueue
 from headwater.engine_core.scheduling.table.request_state import RequestState
 from tests.long_values import long_but
@@ -191,6 +192,8 @@ def lost_wake_up_of_forks(patch: pytest.MonkeyPatch) -> None:
         return []
 
     patch.setattr(Forks, "begin_step", forget)
+    # That the request leaves would end the wait as well.
+    patch.setattr(Seating, "note_left", lambda seating, leader: None)
 
 
 def early_copy(patch: pytest.MonkeyPatch) -> None:

@@ -190,6 +190,13 @@ class Blocks:
                 return ticket
         return self._forks.wait_of(request, prefilling)
 
+    def wait_of_leaving(
+        self, request: RequestState, wanted: Wanted, leaving: Iterable[RequestState]
+    ) -> Follow | None:
+        """The request without a row among `leaving`, whose last steps are in flight, that leaves
+        more hits when these have retired."""
+        return None
+
     def _ticket_of(self, request: RequestState, missed: bytes, wanted: Wanted) -> Ticket | None:
         """The load in flight that brings the next block after a request's hits, or the missing
         pages of that block."""

@@ -107,6 +107,19 @@ class StateBlocks(Blocks):
                     return Follow(leader, num_shared)
         return super().wait_of(request, wanted, prefilling)
 
+    def wait_of_leaving(
+        self, request: RequestState, wanted: Wanted, leaving: Iterable[RequestState]
+    ) -> Follow | None:
+        """A turn of a conversation may come before the state at the end of the last answer can be
+        found, and computes many blocks without it."""
+        hashes = request.chain.hashes[: wanted.max_hits]
+        for leader in leaving:
+            num_shared = leader.chain.num_cached
+            is_more = wanted.hits.num_blocks < num_shared <= len(hashes)
+            if is_more and hashes[num_shared - 1] == leader.chain.hashes[num_shared - 1]:
+                return Follow(leader, num_shared)
+        return None
+
     def reserve_partial(
         self, request: RequestState, wanted: Wanted, num_others: int, step: int
     ) -> PartialBlock:

@@ -96,6 +96,10 @@ class Seating:
         """Lets requests go on that wait for a leader's first `num_blocks` blocks."""
         self._waiting.leader_advanced(leader, num_blocks)
 
+    def note_left(self, leader: RequestState) -> None:
+        """Lets requests go on that wait until a request has given back its blocks."""
+        self._waiting.leader_left(leader)
+
     def load_ended(self, ticket: Ticket) -> list[RequestState]:
         """Makes requests ready that waited for this load, and returns them."""
         return self._waiting.load_ended(ticket)
