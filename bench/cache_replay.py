@@ -233,8 +233,7 @@ class _Counted(ReturnTimes):
             stay.end(now, has_returned=False)
 
     def count(self) -> None:
-        prior = self._parent.hazards if self._parent is not None else None
-        self.hazards = self._learnt(0.0, prior)
+        self.hazards = self._learnt(0.0)
         self.rates = rates_of(self.hazards)
 
 

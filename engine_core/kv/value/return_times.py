@@ -88,9 +88,9 @@ class ReturnTimes:
         self._next_refresh = -NEVER
         self._num_until_learnt = 0
         """Stays of narrower classes until the hazards are computed again."""
-        self.rates = rates_of([PRIOR_HAZARD] * NUM_BUCKETS)
+        self.rates = PRIOR_RATES
         """Returns a second of cache by bucket of a stay's age; see `rates_of`."""
-        self.hazards = [PRIOR_HAZARD] * NUM_BUCKETS
+        self.hazards = PRIOR_HAZARDS
         """Chance of a return within a bucket for stays that reach it, by bucket."""
 
     def begin(self, stay: Sample) -> bool:
@@ -109,12 +109,10 @@ class ReturnTimes:
         self._take(begun)
         self._num_until_refresh = min(REFRESH_EVERY, self._num_begun)
         self._next_refresh = now + REFRESH_SECONDS
-        prior = None
         if self._parent is not None:
             self._parent._note(begun, now)
-            prior = self._parent.hazards
-        self.hazards = self._learnt(now, prior)
-        self.rates = rates_of(self.hazards)
+        self.hazards = self._learnt(now)
+        self.rates = PRIOR_RATES if self.hazards is PRIOR_HAZARDS else rates_of(self.hazards)
 
     def _note(self, begun: Sequence[Sample], now: float) -> None:
         """Notes stays of a narrower class."""
@@ -124,8 +122,7 @@ class ReturnTimes:
         self._num_until_learnt -= len(begun)
         if self._num_until_learnt <= 0:
             self._num_until_learnt = min(PARENT_REFRESH_EVERY, self._num_begun)
-            prior = self._parent.hazards if self._parent is not None else None
-            self.hazards = self._learnt(now, prior)
+            self.hazards = self._learnt(now)
 
     def _take(self, begun: Sequence[Sample]) -> None:
         """Adds stays to the samples, every n-th of them by the sample's stride."""
@@ -133,10 +130,14 @@ class ReturnTimes:
             sample.extend(begun[-self._num_begun % stride :: stride])
         self._num_begun += len(begun)
 
-    def _learnt(self, now: float, prior: Sequence[float] | None) -> list[float]:
+    def _learnt(self, now: float) -> Sequence[float]:
         """Hazards by the samples (Kaplan-Meier): a stay counts in each bucket that it was observed
-        to pass, or to return in."""
+        to pass, or to return in. With few samples they are the wider class's."""
+        prior = PRIOR_HAZARDS if self._parent is None else self._parent.hazards
         stays = [stay for sample in self._samples for stay in sample]
+        num_returns = sum(stay.has_returned for stay in stays)
+        if self._num_begun < FEW_STAYS and num_returns < FEW_RETURNS:
+            return prior
         began = np.array([stay.began for stay in stays])
         ended = np.array([stay.ended for stay in stays])
         has_returned = np.array([stay.has_returned for stay in stays])
@@ -147,11 +148,8 @@ class ReturnTimes:
         at_end = np.cumsum((returns + censored)[::-1])[::-1]
         # Stays whose observation ends in the bucket count as half.
         at_risk = np.maximum(at_end - censored / 2, 0.0)
-        expected = np.full(NUM_BUCKETS, PRIOR_HAZARD) if prior is None else np.array(prior)
-        if self._num_begun < FEW_STAYS and returns.sum() < FEW_RETURNS:
-            return expected.tolist()  # type: ignore[no-any-return]
-        weights = _smooth(at_risk) + PRIOR_WEIGHT
-        hazards: list[float] = ((_smooth(returns) + PRIOR_WEIGHT * expected) / weights).tolist()
+        expected = _smooth(returns) + PRIOR_WEIGHT * np.array(prior)
+        hazards: list[float] = (expected / (_smooth(at_risk) + PRIOR_WEIGHT)).tolist()
         return hazards
 
 
@@ -225,3 +223,8 @@ def rates_of(hazards: Sequence[float]) -> list[float]:
 
 def _slope(start: tuple[float, float], end: tuple[float, float]) -> float:
     return (end[1] - start[1]) / max(end[0] - start[0], 1e-300)
+
+
+PRIOR_HAZARDS: Sequence[float] = (PRIOR_HAZARD,) * NUM_BUCKETS
+PRIOR_RATES: Sequence[float] = rates_of(PRIOR_HAZARDS)
+"""Rates of a class without stays of its own, as most classes of a short run are."""
