@@ -24,15 +24,14 @@ from headwater.engine_core.scheduling.table.request_state import RequestState
 from tests.long_values import long_but
 from tests.simulation.late_saves import LateSaves
 from tests.simulation.seeds import breaks
-from tests.simulation.tier_faults import MOST_ROUNDS, PAGES, run_seed
+from tests.simulation.tier_faults import BRIEF, PAGES, WHOLE, Pace, run_seed
 
-FEW_ROUNDS = 2
-"""Number of rounds of requests in seeds of `make test`, with which 300 seeds still meet every
-fault. Seeds with planted faults are whole, and so are the seeds of `make test-long`."""
-MANY_ROUNDS = 9
+LONG = Pace(9)
 """With several pages a block and with states, so that prompts come again often."""
-SEEDS = (range(300), range(300, 500), *(range(i, i + 500) for i in range(500, 2000, 500)))
+SEEDS = (range(200), range(200, 500), *(range(i, i + 500) for i in range(500, 2000, 500)))
 """`make test` runs the first ones."""
+NUM_SEEDS = {"windows": 150, "states": 50, "window-and-states": 50, "latents": 150}
+"""Seeds of `make test` by name of `PAGES`; they take about the same time."""
 MOST_SEEDS = 600
 """Within which a planted fault has to show."""
 
@@ -43,14 +42,16 @@ def _silent(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
 
 
-def check_seeds(seeds: range, num_rounds: int = MOST_ROUNDS, pages: str = "") -> Counter[str]:
+def check_seeds(seeds: range, pace: Pace = BRIEF, pages: str = "") -> Counter[str]:
     """What the seeds met with, added up. `pages`: a name of `PAGES`."""
     seen = Counter[str]()
     for seed in seeds:
         try:
-            outcome = run_seed(seed, num_rounds, PAGES.get(pages))
+            outcome = run_seed(seed, pace, PAGES.get(pages))
         except AssertionError as broken:
-            command = f"python -m tests.simulation.tier_faults --first {seed} --rounds {num_rounds}"
+            command = f"python -m tests.simulation.tier_faults --first {seed}"
+            command += f" --rounds {pace.num_rounds}"
+            command += " --brief" if pace.budgets == BRIEF.budgets else ""
             command += f" --pages {pages}" if pages else ""
             pytest.fail(f"`{command}` repeats it: {broken}")
         seen.update(outcome.num_hits)
@@ -66,7 +67,7 @@ def check_seeds(seeds: range, num_rounds: int = MOST_ROUNDS, pages: str = "") ->
 def test_after_any_fault_answers_are_exact_blocks_are_conserved_and_nobody_starves(
     seeds: range,
 ) -> None:
-    seen = check_seeds(seeds, FEW_ROUNDS)
+    seen = check_seeds(seeds)
     assert (
         min(
             seen[name]
@@ -76,9 +77,13 @@ def test_after_any_fault_answers_are_exact_blocks_are_conserved_and_nobody_starv
     )
 
 
-@pytest.mark.parametrize("pages", PAGES)
-def test_answers_are_exact_where_blocks_have_several_pages_and_sequences_states(pages: str) -> None:
-    seen = check_seeds(range(25), MANY_ROUNDS, pages)
+@pytest.mark.parametrize(("pages", "num_seeds"), NUM_SEEDS.items())
+def test_answers_are_exact_where_blocks_have_several_pages_and_sequences_states(
+    pages: str, num_seeds: int
+) -> None:
+    # A state comes back from a tier where all its pages do.
+    num_rounds = BRIEF.num_rounds + bool(PAGES[pages].state_pages)
+    seen = check_seeds(range(num_seeds), BRIEF._replace(num_rounds=num_rounds), pages)
     names = ("host", "disk", "elsewhere", "damaged", "given up", "copied")
     assert min(seen[name] for name in names) > 0
 
@@ -86,14 +91,14 @@ def test_answers_are_exact_where_blocks_have_several_pages_and_sequences_states(
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_answers_are_exact_in_fifty_thousand_seeds() -> None:
-    check_seeds(range(52_000))
+    check_seeds(range(52_000), WHOLE)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("pages", PAGES)
 def test_answers_are_exact_in_ten_thousand_seeds_of_several_pages_and_states(pages: str) -> None:
-    check_seeds(range(5_000), MANY_ROUNDS, pages)
+    check_seeds(range(5_000), LONG, pages)
 
 
 def test_a_seed_takes_the_same_steps_every_time() -> None:
@@ -296,7 +301,7 @@ def test_a_fault_that_is_planted_beside_states_is_caught(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    run = partial(run_seed, num_rounds=MANY_ROUNDS, pages=PAGES["states"])
+    run = partial(run_seed, pace=BRIEF, pages=PAGES["states"])
     assert any(map(partial(breaks, run), range(MOST_SEEDS)))
 
 
@@ -305,7 +310,7 @@ def test_a_fault_that_is_planted_beside_latents_is_caught(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    run = partial(run_seed, num_rounds=MANY_ROUNDS, pages=PAGES["latents"])
+    run = partial(run_seed, pace=BRIEF, pages=PAGES["latents"])
     assert any(map(partial(breaks, run), range(MOST_SEEDS)))
 
 

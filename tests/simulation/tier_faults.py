@@ -43,10 +43,31 @@ MAX_MODEL_LEN = 96
 MODEL = SimulatedModel(vocab_size=50, first_token_id=3)
 LEADS = [[(start + 7 * i) % 50 for i in range(80)] for start in range(2)]
 NAMESPACES = (b"a" * 16, b"b" * 16)
-MOST_ROUNDS = 3
-"""Number of rounds of requests in a seed."""
 MOST_STEPS = 400
 """A seed takes some 25."""
+
+
+class Pace(NamedTuple):
+    """How long a seed lasts. Of each tuple it draws one."""
+
+    num_rounds: int = 3
+    """Number of rounds of requests."""
+    num_requests: tuple[int, ...] = (1, 2)
+    """Requests of a round; a request may have several choices."""
+    prompt_lens: tuple[int, ...] = (9, 50, 64, 79)
+    budgets: tuple[int, ...] = (20, 60, 200)
+    """Most tokens of a step."""
+    answer_lens: tuple[int, ...] = (1, 1, 2, 9)
+    """Most tokens of an answer."""
+    pauses: tuple[int, ...] = (0, 4, 9)
+    """Steps between two rounds."""
+    load_polls: tuple[int, ...] = (0, 3, 40)
+    """Most polls that a load from elsewhere takes."""
+
+
+WHOLE = Pace()
+BRIEF = Pace(2, (2, 3), (50, 64, 79), (60, 200, 200), (1, 1, 2, 3), (4, 6, 9), (0, 3, 3))
+"""Prompts that come again soon, in few steps."""
 
 
 class Pages(NamedTuple):
@@ -143,10 +164,10 @@ class Run:
     """One seed: an engine with all tiers, its requests, and what befalls them."""
 
     def __init__(
-        self, seed: int, num_rounds: int, pages: Pages | None = None, eviction: str = ""
+        self, seed: int, pace: Pace = WHOLE, pages: Pages | None = None, eviction: str = ""
     ) -> None:
         self.rng = rng = random.Random(seed)
-        self.num_rounds = num_rounds
+        self.pace = pace
         given = pages or Pages(((0, 0, 0, 20, 40)[seed % 5],))
         pages_of_block = len(given.windows)
         num_blocks = 1 + MAX_MODEL_LEN // BLOCK_SIZE + rng.choice([0, 0, 0, 3])
@@ -160,7 +181,7 @@ class Run:
             max_model_len=MAX_MODEL_LEN,
             max_num_seqs=rng.choice([1, 3, 6]),
             spare_rows=rng.choice([0, 2]),
-            max_num_batched_tokens=rng.choice([20, 60, 200]),
+            max_num_batched_tokens=rng.choice(pace.budgets),
             async_depth=rng.randint(1, 4),
         )
         # Drawn apart, so that seeds go on as they did without them.
@@ -198,7 +219,7 @@ class Run:
         self.hits = Counter[str]()
 
     def _peer(self, kv_blocks: UInt64Array) -> LyingSource:
-        most_polls = self.rng.choice([0, 3, 40])
+        most_polls = self.rng.choice(self.pace.load_polls)
         protect = self.executor.saves.protect
         return LyingSource(
             kv_blocks,
@@ -214,9 +235,9 @@ class Run:
         return self.engine._tiers.disk
 
     def run(self) -> Outcome:
-        for _ in range(self.num_rounds):
+        for _ in range(self.pace.num_rounds):
             self._add_some()
-            for _ in range(self.rng.choice([0, 4, 9])):
+            for _ in range(self.rng.choice(self.pace.pauses)):
                 if self._has_work:
                     self._step()
             self._harm()
@@ -240,11 +261,11 @@ class Run:
         return self.engine.waits_for is not WaitsFor.WORK
 
     def _add_some(self) -> None:
-        for _ in range(self.rng.randint(1, 2)):
+        for _ in range(self.rng.choice(self.pace.num_requests)):
             lead = self.rng.randrange(len(LEADS))
-            length = self.rng.choice([9, 50, 64, 79])
+            length = self.rng.choice(self.pace.prompt_lens)
             sampling = SamplingParams(
-                seed=self.rng.randrange(2), max_tokens=self.rng.choice([1, 1, 2, 9])
+                seed=self.rng.randrange(2), max_tokens=self.rng.choice(self.pace.answer_lens)
             )
             count = self.rng.choice([1, 1, 1, 3])
             tenant = self.hints.choice("ttu")
@@ -352,25 +373,28 @@ class Run:
 
 
 def run_seed(
-    seed: int, num_rounds: int = MOST_ROUNDS, pages: Pages | None = None, eviction: str = ""
+    seed: int, pace: Pace = WHOLE, pages: Pages | None = None, eviction: str = ""
 ) -> Outcome:
     """Raises `AssertionError`. With fewer rounds the steps are the same up to the last of them.
     `pages`: None: of one group, whose window the seed draws. `eviction`: empty: the seed draws
     it."""
-    return Run(seed, num_rounds, pages, eviction).run()
+    return Run(seed, pace, pages, eviction).run()
 
 
 def main(
     seeds: Seeds = 2000,
     first: First = 0,
-    rounds: Annotated[int, typer.Option(help="of requests")] = MOST_ROUNDS,
+    brief: Annotated[bool, typer.Option(help="as in `make test`")] = False,
+    rounds: Annotated[int, typer.Option(help="of requests; 0: of the seeds' pace")] = 0,
     pages: Annotated[str, typer.Option(help="a name of PAGES")] = "",
     eviction: Annotated[str, typer.Option(help="; empty: each seed draws one")] = "",
 ) -> None:
     """Run seeds one after another; the first that breaks ends it."""
     logging.disable(logging.ERROR)
     pages_of = PAGES[pages] if pages else None
-    run_seeds(lambda seed: run_seed(seed, rounds, pages_of, eviction), first, seeds)
+    pace = BRIEF if brief else WHOLE
+    pace = pace._replace(num_rounds=rounds or pace.num_rounds)
+    run_seeds(lambda seed: run_seed(seed, pace, pages_of, eviction), first, seeds)
 
 
 if __name__ == "__main__":
