@@ -31,7 +31,7 @@ from tests.long_values import long_but
 CONFIG = SHAPE | {"architectures": [toy_states.NAME], "rms_norm_eps": 1e-6}
 LENGTHS = (1, 15, 16, 17, 31, 32, 33, 70)
 PROMPTS = [np.random.default_rng(n).integers(3, 512, n).tolist() for n in LENGTHS]
-NUM_TOKENS = 20
+NUM_TOKENS = 40
 
 
 @pytest.fixture(scope="module")
