@@ -9,6 +9,7 @@ import pytest
 
 from headwater.engine_core.executor import SwapPlan
 from headwater.engine_core.executors.tiers.rank_swapper import RankSwapper
+from headwater.engine_core.parallel import rank_processes
 from headwater.engine_core.parallel.board import Board
 from headwater.engine_core.parallel.plan_messages import decode
 from headwater.engine_core.parallel.rank_start import RankStart
@@ -42,7 +43,11 @@ def save(block: int, slot: int) -> SwapPlan:
 
 
 @pytest.mark.parametrize("has_copies", [False, True])
-def test_a_slot_is_filled_anew_once_all_ranks_have_filled_it(has_copies: bool) -> None:
+def test_a_slot_is_filled_anew_once_all_ranks_have_filled_it(
+    has_copies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The second rank still waits for room at the end, and is killed.
+    monkeypatch.setattr(rank_processes, "EXIT_SECONDS", 0.1)
     with two_ranks(save_late) as ranks:
         slots = np.zeros((4, 8), np.uint8)
         swapper = RankSwapper(ranks, slots, 0.0, has_copies=has_copies)
