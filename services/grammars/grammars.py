@@ -3,7 +3,6 @@ process."""
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +10,6 @@ import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from ..models.manifest import ModelManifest
-from .automata.builder import Unfollowed
-from .automata.token_automaton import TokenAutomaton
-from .automata.vocabulary import DuplicateTokens, Vocabulary
 from .compiler_errors import NOTHING_MATCHES, in_our_words
 from .unspelled_tokens import without_spellings
 
@@ -65,19 +61,6 @@ class Grammars:
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
         check(matcher)
         return matcher
-
-    def automaton(self, grammar: str) -> TokenAutomaton:
-        """The masks of a grammar, computed before use. Raises `Unfollowed`."""
-        if self._vocabulary is None:
-            raise Unfollowed("two tokens of the model have the same text")
-        return TokenAutomaton(self._vocabulary, grammar)
-
-    @functools.cached_property
-    def _vocabulary(self) -> Vocabulary | None:
-        try:
-            return Vocabulary(self._tokenizer)
-        except DuplicateTokens:
-            return None
 
 
 def words_of(vocab_size: int) -> int:

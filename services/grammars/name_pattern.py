@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 MAX_CHARS = 512
@@ -123,45 +123,11 @@ class NamePattern:
         self._automaton.steps[self._end].append((_ANY, self._end))
 
     def matches(self, name: str) -> bool:
-        states = self.start
+        states = {self._start}
         for i, char in enumerate(name):
-            states = self.after(states, char, is_first=i == 0)
-        return self.may_end(states, is_empty=not name)
-
-    @property
-    def start(self) -> frozenset[int]:
-        """States before the first character."""
-        return frozenset((self._start,))
-
-    def after(self, states: Iterable[int], char: str, *, is_first: bool) -> frozenset[int]:
-        """States after one more character."""
-        reached = self._automaton.reach(states, signs="^" * is_first)
-        return frozenset(self._automaton.step(reached, char))
-
-    def may_end(self, states: Iterable[int], *, is_empty: bool) -> bool:
-        """Whether a name with these states matches."""
-        return self._end in self._automaton.reach(states, signs="^$" if is_empty else "$")
-
-    def alike(self, chars: Iterable[str]) -> Iterator[tuple[bool, ...]]:
-        """Classes of the expression that have each character: characters of the same classes lead
-        to the same states."""
-        return (tuple(each.has(char) for each in self._classes) for char in chars)
-
-    def tells_apart(self, low: int, high: int) -> bool:
-        """Whether a class has some of the code points of a range, but not all."""
-        return any(
-            max(low, first) <= min(high, last) and (low < first or last < high)
-            for chars in self._classes
-            for first, last in chars.ranges
-        )
-
-    def excludes(self, char: str) -> bool:
-        """Whether a negated class leaves the character out."""
-        return any(each.is_negated and not each.has(char) for each in self._classes)
-
-    @functools.cached_property
-    def _classes(self) -> frozenset[_Chars]:
-        return frozenset(chars for steps in self._automaton.steps for chars, _ in steps)
+            reached = self._automaton.reach(states, signs="" if i else "^")
+            states = self._automaton.step(reached, char)
+        return self._is_end(states, name)
 
     def only_names(self, names: Names) -> list[str] | None:
         """The given names that the pattern matches; None if it also matches other names."""
@@ -171,7 +137,7 @@ class NamePattern:
         while waiting:
             alike, states = waiting.pop()
             begin = "" if alike.length else "^"
-            if self.may_end(states, is_empty=not alike.length):
+            if self._end in self._automaton.reach(states, signs=begin + "$"):
                 if alike.whole is None:
                     return None
                 matched.append(alike.whole)
@@ -209,6 +175,9 @@ class NamePattern:
                     found.add(state)
                     waiting.append(state)
         return frozenset(found)
+
+    def _is_end(self, states: Iterable[int], name: str) -> bool:
+        return self._end in self._automaton.reach(states, signs="$" if name else "^$")
 
 
 def name_pattern(expression: str) -> NamePattern | None:

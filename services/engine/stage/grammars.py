@@ -23,8 +23,6 @@ from llguidance import LLMatcher
 from headwater.engine_core.system.usable_cores import usable_cores
 
 from ...grammars.asker import Asker
-from ...grammars.automata.builder import Unfollowed
-from ...grammars.automata.token_automaton import TokenAutomaton
 from ...grammars.grammars import GrammarError, Grammars
 from ...models.manifest import ModelFolderError
 from ...runtime.errors import LimitExceeded, Unavailable
@@ -43,9 +41,6 @@ GROWTH_BYTES = 1 << 20
 20,000 states: those count when the process is measured."""
 MIN_KEPT = 16
 """Compiled grammars that are kept whatever the process has allocated."""
-ANSWERS_PER_AUTOMATON = 8
-"""Answers under a grammar before its automaton is built, which takes as long as the masks of one or
-two hundred tokens."""
 MAX_MEMBERS = 4
 """Most members of a family before another family is compiled."""
 PATIENCE_SECONDS = 0.05
@@ -72,24 +67,10 @@ class Compiled:
     families: list[Family] = field(default_factory=list)
     next: asyncio.Task[Family] | None = None
     """Family that is being compiled."""
-    num_answers: int = 0
-    automaton: asyncio.Task[TokenAutomaton | None] | None = None
-    """Automaton of the grammar; its result is None where it cannot be followed by one."""
 
     @property
     def num_bytes(self) -> int:
-        num_bytes = len(self.grammar)
-        if (automaton := self.built) is not None:
-            num_bytes += automaton.num_bytes
-        return num_bytes + sum(family.num_bytes + GROWTH_BYTES for family in self.families)
-
-    @property
-    def built(self) -> TokenAutomaton | None:
-        """The automaton, once it is built."""
-        building = self.automaton
-        if building is None or not building.done() or building.cancelled() or building.exception():
-            return None
-        return building.result()
+        return len(self.grammar) + sum(family.num_bytes + GROWTH_BYTES for family in self.families)
 
 
 class GrammarCompiler:
@@ -129,10 +110,6 @@ class GrammarCompiler:
             raise
         family = await self._roomiest(compiled)
         family.num_members += 1
-        compiled.num_answers += 1
-        if compiled.num_answers == ANSWERS_PER_AUTOMATON:
-            compiled.automaton = self._building(grammar, asker)
-        family.automaton = compiled.built
         self._bound(key, compiled)
         return family.root.deep_copy(), family
 
@@ -183,16 +160,6 @@ class GrammarCompiler:
         compiling.add_done_callback(lambda done: done.cancelled() or done.exception())
         return compiling
 
-    def _building(self, grammar: bytes, asker: Asker) -> asyncio.Task[TokenAutomaton | None]:
-        building = asyncio.create_task(self._build(grammar, asker))
-        # No request waits for it.
-        building.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return building
-
-    async def _build(self, grammar: bytes, asker: Asker) -> TokenAutomaton | None:
-        work = functools.partial(_automaton, await self._tokenizer(), grammar)
-        return await self._threads.run(asker.tenant, len(grammar), work)
-
     async def _compile(self, grammar: bytes, asker: Asker) -> Family:
         grammars = await self._tokenizer()
         if self._heap_before < 0:
@@ -232,14 +199,6 @@ def _family(grammars: Grammars, grammar: bytes, *, is_slow: bool) -> Family:
     seconds = time.perf_counter() - start
     # What other threads allocate meanwhile counts as well.
     return Family(root, seconds, computed, max(0, heap_bytes() - heap_before))
-
-
-def _automaton(grammars: Grammars, grammar: bytes) -> TokenAutomaton | None:
-    build = functools.partial(grammars.automaton, grammar.decode(errors="replace"))
-    try:
-        return in_yielding_thread(build, is_slow=True)
-    except Unfollowed:
-        return None
 
 
 def _read(folder: Path | None) -> Grammars:

@@ -7,9 +7,6 @@ report after another, so that a row's masks are written in the order in which it
 
 Drafts are read by copies of the matchers, which cost a microsecond or two: whatever a draft does to
 its copy, and that it ends the answer or costs too much, is nothing to the answer itself.
-
-A grammar's automaton, where there is one, has the masks of most places ready. The matcher then reads
-the tokens one step behind: an automaton that it disagrees with is not used any more.
 """
 
 from __future__ import annotations
@@ -30,9 +27,6 @@ from headwater.engine_core.step_output import MaskReport, MasksWanted
 from headwater.engine_core.system.ring import PeerGone, RingReader
 from headwater.engine_core.system.usable_cores import usable_cores
 
-from ...grammars.automata.builder import LOST
-from ...grammars.automata.token_automaton import TokenAutomaton
-from ...grammars.automata.vocabulary import NO_TOKEN
 from ...grammars.compiler_errors import in_our_words
 from ..core.mask_table import Int32Array
 from ..core.messages import Command, Fail, Forced, MasksFilled, decode_mask_report
@@ -44,9 +38,6 @@ SWITCH_SECONDS = 0.00005
 FIRST_WORDS = 64
 """Words of a mask that are looked at first: single bytes have low ids in most vocabularies, and
 where anything is allowed, so is its first byte."""
-
-MASKS_PER_CHECK = 256
-"""Masks of automata before one is compared with the matcher's."""
 
 EVERYTHING = -1
 """A word of a mask that allows all its tokens."""
@@ -69,8 +60,6 @@ class Family:
     num_bytes: int = 0
     """Bytes that compiling it allocated."""
     num_members: int = 0
-    automaton: TokenAutomaton | None = None
-    """Automaton of the grammar, for the answers that begin from now on."""
     is_spent: bool = False
     """Whether a copy has failed. Copies share their caches and limits, so another copy would fail
     earlier."""
@@ -103,20 +92,11 @@ class Follower:
     """Bounds of the request's sampling; None: it sets none."""
     last_ids: list[int] = field(default_factory=list)
     """The answer's last tokens, as many as the bounds look at."""
-    automaton: TokenAutomaton | None = None
-    state: int = LOST
-    """State of the automaton."""
-    last_token: int = NO_TOKEN
-    is_ahead: bool = False
-    """Whether the mask is the automaton's, and the matcher has yet to read tokens."""
 
     def read(self, token_ids: list[int]) -> None:
         """Moves the matcher on by tokens of the answer."""
         if self.bounds is not None:
             self._keep(self.bounds.num_looked_at, token_ids)
-        if self.automaton is not None and self.state != LOST and token_ids:
-            self.state = self.automaton.after(self.state, token_ids)
-            self.last_token = token_ids[-1]
         self.unread += token_ids
         self.num_outputs += len(token_ids)
         self.has_mask = False
@@ -124,15 +104,6 @@ class Follower:
         if self.forced_ids:
             is_forced = self.forced_ids[: len(token_ids)] == token_ids
             self.forced_ids = self.forced_ids[len(token_ids) :] if is_forced else []
-
-    def write_mask(self, mask: Int32Array) -> bool:
-        """Writes the mask of the next token into mask [words], where the automaton has it."""
-        self.is_ahead = (
-            self.automaton is not None
-            and self.state != LOST
-            and self.automaton.write_mask(self.state, self.last_token, mask)
-        )
-        return self.is_ahead
 
     def restrict(self, mask: Int32Array, num_drafts: int = 0) -> None:
         """Takes out of a mask [words] behind so many drafts what the bounds forbid."""
@@ -148,22 +119,14 @@ class Follower:
 class MaskWriter:
     """Writes masks for the core. `table`: int32 [positions, rows, words], read by the core. `send`
     passes reports to the core, from the thread. `observe` gets the seconds from a drawn token to
-    its mask, `note_refusal` is called for each automaton that a matcher disagrees with. Requests
-    come and go on the event loop."""
+    its mask. Requests come and go on the event loop."""
 
     def __init__(
-        self,
-        table: Int32Array,
-        send: Callable[[Command], None],
-        observe: Callable[[float], None],
-        note_refusal: Callable[[], None] = lambda: None,
+        self, table: Int32Array, send: Callable[[Command], None], observe: Callable[[float], None]
     ) -> None:
         self._table = table
         self._send = send
         self._observe = observe
-        self._note_refusal = note_refusal
-        self._num_judged = 0
-        """Masks of automata so far."""
         # Drafts of the next step, and where that step is in flight, of the step after it.
         self._most_forced = 2 * len(table) - 1 if len(table) > 1 else 0
         self._followers: dict[int, Follower] = {}
@@ -195,8 +158,6 @@ class MaskWriter:
             num_outputs=0,
             is_drafted=is_drafted and self._most_forced > 0,
             bounds=None if sampling is None else bounds_of(sampling, self._table.shape[2]),
-            automaton=family.automaton,
-            state=LOST if family.automaton is None else family.automaton.start,
         )
         follower.read(list(output_ids))
 
@@ -251,7 +212,6 @@ class MaskWriter:
             )
             self._report(followers, faults)
             self._observe(time.perf_counter() - start)
-            self._judge([each for each in followers if each.is_ahead])
             self._force([each for each in followers if each.is_drafted and each.has_mask])
 
     def _advance(
@@ -268,6 +228,7 @@ class MaskWriter:
         waiting = [each for each in due.values() if not (each.has_mask or each.key in faults)]
         waiting.sort(key=lambda follower: id(follower.family))
         if waiting:
+            self._consume(waiting)
             self._fill(waiting, faults)
 
     def _seat(self, wanted: MasksWanted, due: dict[int, Follower]) -> None:
@@ -318,10 +279,8 @@ class MaskWriter:
 
     def _fill(self, followers: list[Follower], faults: dict[int, str]) -> None:
         table = self._table[0]
-        asked = [each for each in followers if not each.write_mask(table[each.row])]
-        self._consume(asked)
         self._compute(
-            [(each.matcher, each.row) for each in asked if not each.matcher.is_error()], table
+            [(each.matcher, each.row) for each in followers if not each.matcher.is_error()], table
         )
         for each in followers:
             if each.bounds is not None:
@@ -340,7 +299,6 @@ class MaskWriter:
         all tokens are allowed: the draft is rejected, and a mask must allow some token. The same
         holds after a draft that the grammar cannot follow; the answer ends when that draft is read
         as a token."""
-        self._consume(followers)
         readers = {each.key: each.matcher.deep_copy() for each in followers}
         for place in range(max((len(each.draft_ids) for each in followers), default=0)):
             followers = [each for each in followers if place < len(each.draft_ids)]
@@ -381,32 +339,6 @@ class MaskWriter:
             self._send(Fail(list(faults), list(faults.values())))
         for each in followers:
             each.draft_ids = []
-
-    def _judge(self, followers: list[Follower]) -> None:
-        """Has matchers read the tokens that automata were ahead of, and compares a mask now and
-        then. An answer whose matcher refuses a token ends with its next mask."""
-        if not followers:
-            return
-        self._consume(followers)
-        wrong = [each for each in followers if each.matcher.is_error()]
-        num_checks = self._num_judged // MASKS_PER_CHECK
-        self._num_judged += len(followers)
-        if num_checks < self._num_judged // MASKS_PER_CHECK:
-            checked = followers[self._num_judged % len(followers)]
-            wrong += [checked] * (not self._is_right(checked))
-        for automaton in {each.automaton for each in wrong}:
-            if automaton is not None and not automaton.is_off:
-                automaton.is_off = True
-                self._note_refusal()
-        for each in followers:
-            each.is_ahead = False
-
-    def _is_right(self, follower: Follower) -> bool:
-        """Whether llguidance has the same mask as the automaton."""
-        mask, expected = np.zeros((2, self._table.shape[2]), np.int32)
-        reader = follower.matcher.deep_copy()
-        reader.unsafe_compute_mask_ptr(expected.ctypes.data, expected.nbytes)
-        return not follower.write_mask(mask) or np.array_equal(mask, expected)
 
     def _force(self, followers: list[Follower]) -> None:
         """Sends the core the tokens that a grammar forces, where the next mask allows a single

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from prometheus_client import REGISTRY, Counter, Histogram
+from prometheus_client import REGISTRY, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -63,11 +63,6 @@ DECODE_SECONDS = _distribution(
 MASK_SECONDS = _distribution(
     "headwater_mask_seconds",
     "Time to write the masks of a step, from its tokens to the core's notice",
-)
-AUTOMATA_REFUSED = Counter(
-    "headwater_grammar_automata_refused",
-    "Automata of grammars that were turned off since llguidance disagreed with them",
-    ["model_name"],
 )
 STEP_TOKENS = _distribution(
     "headwater_iteration_tokens_total",

@@ -87,12 +87,7 @@ class EngineServer:
         self.figures = StepFigures(model_name)
         self._sessions = EngineSessions()
         self._step = 0
-        writer = MaskWriter(
-            core.memory.map_masks(ready),
-            core.send,
-            self.figures.note_masks,
-            self.figures.note_refused_automaton,
-        )
+        writer = MaskWriter(core.memory.map_masks(ready), core.send, self.figures.note_masks)
         self.grammars = GrammarQueue(
             compiler, writer, send=core.send, deliver=self._sessions.deliver
         )

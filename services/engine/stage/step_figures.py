@@ -11,7 +11,6 @@ from headwater.engine_core.queue_policies import POLICIES
 from ..core.messages import Step
 from ..core.rates import Rates
 from .metrics import (
-    AUTOMATA_REFUSED,
     DECODE_SECONDS,
     MASK_SECONDS,
     POLICY_QUEUE_SECONDS,
@@ -29,7 +28,6 @@ class StepFigures:
         """Streams by the reason of their end."""
         self._step_seconds = STEP_SECONDS.labels(model_name)
         self._mask_seconds = MASK_SECONDS.labels(model_name)
-        self._automata_refused = AUTOMATA_REFUSED.labels(model_name)
         self._queue_seconds = QUEUE_SECONDS.labels(model_name)
         self._policy_seconds = {
             name: POLICY_QUEUE_SECONDS.labels(model_name, name) for name in POLICIES
@@ -43,9 +41,6 @@ class StepFigures:
     def note_masks(self, seconds: float) -> None:
         """Notes the time in which masks of a step were filled."""
         self._mask_seconds.observe(seconds)
-
-    def note_refused_automaton(self) -> None:
-        self._automata_refused.inc()
 
     def tokens_within(self, seconds: float, num_running: int) -> float:
         """Tokens that each of so many requests gets in this time."""

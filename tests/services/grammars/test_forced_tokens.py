@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import pytest
 
 from headwater.engine_core.config import EngineConfig
@@ -45,6 +48,12 @@ class CountedExecutor(SimulatedExecutor):
     def submit(self, plan: StepPlan) -> int:
         self.num_steps += 1
         return super().submit(plan)
+
+
+@pytest.fixture
+def compiler(demo_model: TextModel) -> Iterator[GrammarCompiler]:
+    with contextlib.closing(GrammarCompiler(demo_model.folder)) as compiler:
+        yield compiler
 
 
 def beside(settings: EngineConfig) -> GrammarDrafts:

@@ -3,7 +3,9 @@ way."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
@@ -30,6 +32,12 @@ PERSON = {
     "required": ["name", "age", "tags"],
     "additionalProperties": False,
 }
+
+
+@pytest.fixture
+def compiler(demo_model: TextModel) -> Iterator[GrammarCompiler]:
+    with contextlib.closing(GrammarCompiler(demo_model.folder)) as compiler:
+        yield compiler
 
 
 def schema_grammar(schema: dict[str, Any], whitespace: str = SPACED) -> str:

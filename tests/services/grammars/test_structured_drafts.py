@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -61,6 +62,12 @@ class Drafter(FixedSpeculator):
             is_right = self._rng.random(len(right)) >= self._wrong
             draft_ids[i, : len(right)][is_right] = np.array(right, np.int32)[is_right]
         return most, draft_ids
+
+
+@pytest.fixture
+def compiler(demo_model: TextModel) -> Iterator[GrammarCompiler]:
+    with contextlib.closing(GrammarCompiler(demo_model.folder)) as compiler:
+        yield compiler
 
 
 def drafting(**more: object) -> EngineConfig:

@@ -22,9 +22,9 @@ class Walker:
     """Takes allowed tokens by lot; past some tokens it takes what brings the answer to an end."""
 
     def __init__(self, model: TextModel) -> None:
-        self.grammars = Grammars(model.folder)
+        self._grammars = Grammars(model.folder)
         self._model = model
-        self._mask = np.zeros(self.grammars.num_words, np.int32)
+        self._mask = np.zeros(self._grammars.num_words, np.int32)
         encode = model.tokenizer.encode
         self._last = [
             *model.eos_token_ids,
@@ -33,11 +33,11 @@ class Walker:
 
     def verdict(self, grammar: str) -> str | None:
         """Reason of the processor against the grammar."""
-        return verdict_on(self.grammars, grammar)
+        return verdict_on(self._grammars, grammar)
 
     def answer(self, grammar: str, dice: random.Random) -> str | None:
         """None where it does not come to an end. Raises `GrammarError` at a dead end, too."""
-        matcher = self.grammars.compile(grammar)
+        matcher = self._grammars.compile(grammar)
         written: list[int] = []
         while not matcher.is_stopped() and len(written) < MAX_TOKENS:
             fill(matcher, self._mask)
@@ -56,7 +56,7 @@ class Walker:
 
     def takes(self, grammar: str, text: str) -> bool:
         """Whether the text is an answer."""
-        matcher = self.grammars.compile(grammar)
+        matcher = self._grammars.compile(grammar)
         token_ids = self._model.tokenizer.encode(text, add_special_tokens=False)
         taken = matcher.try_consume_tokens(token_ids)
         return taken == len(token_ids) and matcher.is_accepting()
@@ -64,7 +64,7 @@ class Walker:
     def begins(self, grammar: str, text: str) -> bool:
         """Whether the text begins an answer."""
         token_ids = self._model.tokenizer.encode(text, add_special_tokens=False)
-        return self.grammars.compile(grammar).try_consume_tokens(token_ids) == len(token_ids)
+        return self._grammars.compile(grammar).try_consume_tokens(token_ids) == len(token_ids)
 
     def _next(self, dice: random.Random, *, ends: bool) -> int:
         bits = np.unpackbits(self._mask.view(np.uint8), bitorder="little")
