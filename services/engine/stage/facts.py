@@ -121,6 +121,6 @@ class EngineFacts:
             await self._bus.publish(subject, message.SerializeToString())
             await asyncio.sleep(LOAD_SECONDS)
             has_news = await set_within(load_changed, ROUTINE_LOAD_SECONDS - LOAD_SECONDS)
-            if not has_news and self._server.load().step == load.step:
+            if not has_news and not load.num_running:
                 await set_within(load_changed, _IDLE_LOAD_SECONDS)
             load_changed.clear()
