@@ -199,11 +199,12 @@ class BackgroundResponses:
         """Sends events until the last one, or until the client leaves: the response goes on either
         way."""
         out = exchange.open_stream(lambda: None)
-        last = max(after, 0)
+        last = after
 
         def failure(error: HeadwaterError) -> bytes:
             # Whoever asks for what follows this event misses none.
-            return _rendered(response_error(error) | {"sequence_number": last})
+            number = {"sequence_number": last} if last >= 0 else {}
+            return _rendered(response_error(error) | number)
 
         exchange.error_event = failure
 
