@@ -170,7 +170,7 @@ class Fork:
             self.is_ending = True
             return None
         answer = json.loads(line)
-        self.is_ending = answer.pop("is_last")
+        self.is_ending |= answer.pop("is_last")
         return self._answered(**answer)
 
     def last_reply(self, status: int, seconds: float) -> dict[str, Any] | None:
@@ -185,6 +185,7 @@ class Fork:
         return reply
 
     def kill(self) -> None:
+        self.is_ending = True
         os.kill(self.pid, signal.SIGKILL)
 
     def _answered(self, **answer: object) -> dict[str, Any]:
@@ -276,7 +277,6 @@ class Checks:
             if fork.folder == folder and fork.is_lowered == is_slow:
                 return fork
         if len(idle) == MAX_IDLE:
-            idle[0].is_ending = True
             idle[0].kill()
         if folder not in self._grammars:
             self._grammars[folder] = Grammars(Path(folder))

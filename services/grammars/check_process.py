@@ -39,9 +39,11 @@ class CheckDied(Exception):
     """A process, or its fork for a grammar, that ended instead of answering, and not because it had
     computed for too long."""
 
-    def __init__(self, returncode: int) -> None:
+    def __init__(self, returncode: int, computed_seconds: float = 0.0) -> None:
         super().__init__(f"the process that compiles a grammar ended with status {returncode}")
         self.returncode = returncode
+        self.computed_seconds = computed_seconds
+        """Time of the grammar on a processor, where it is known."""
 
     @property
     def is_of_memory(self) -> bool:
@@ -81,7 +83,7 @@ class CheckProcess:
         """Sends a grammar and waits for the verdict. Raises `CheckDied`."""
         answer = self._ask(question).result()
         if "died" in answer:
-            raise CheckDied(-answer["died"])
+            raise CheckDied(-answer["died"], answer["seconds"])
         return Checked(answer["error"], answer["seconds"])
 
     def give_up(self, number: int) -> None:

@@ -186,12 +186,14 @@ def _judged(process: _Process, question: Question) -> Checked:
         return process.check(question)
     except CheckDied as death:
         structlog.get_logger().warning("grammar checker died", returncode=death.returncode)
+        before = death.computed_seconds
     try:
-        return process.check(question)
+        verdict, seconds = process.check(question)
+        return Checked(verdict, before + seconds)
     except CheckDied as death:
         structlog.get_logger().warning("grammar checker died again", returncode=death.returncode)
         if death.is_of_memory:
-            return Checked(TOO_LARGE, 0.0)
+            return Checked(TOO_LARGE, before + death.computed_seconds)
         raise _out_of_reach() from death
 
 

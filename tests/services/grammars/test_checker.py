@@ -17,8 +17,8 @@ import pytest
 from headwater.bench.hostile.constraints import many_alternatives
 from headwater.services.grammars import checker as checker_module
 from headwater.services.grammars.asker import Asker
-from headwater.services.grammars.check import MAX_IDLE, TOO_LARGE, TOO_LONG
-from headwater.services.grammars.check_process import Checked, CheckProcess, Question
+from headwater.services.grammars.check import MAX_IDLE, TOO_LARGE, TOO_LONG, Fork
+from headwater.services.grammars.check_process import CheckDied, Checked, CheckProcess, Question
 from headwater.services.grammars.checker import (
     FREE_TEXT,
     MAX_CHECKS,
@@ -214,6 +214,27 @@ async def test_two_that_end_themselves_for_want_of_memory_say_that_it_takes_too_
     async with GrammarChecker() as checker:
         with killing(others, signal.SIGABRT, times=2):
             assert await verdict(checker, demo_folder, GOOD) == TOO_LARGE
+
+
+def test_a_fork_that_was_killed_gets_no_other_question_though_its_answer_is_there() -> None:
+    """The next question was answered with the fork's death."""
+    reader, writer = os.pipe()
+    with subprocess.Popen(["sleep", "60"]) as sleeping, os.fdopen(reader, "rb") as answers:
+        fork = Fork("", sleeping.pid, writer, answers, number=1)
+        os.write(writer, b'{"error": null, "seconds": 0.1, "is_last": false}\n')
+        fork.kill()
+        assert fork.reply() == {"number": 1, "error": None, "seconds": 0.1}
+        assert not fork.is_idle
+    os.close(writer)
+
+
+def test_grammars_that_die_of_memory_are_charged_to_their_tenant() -> None:
+    class Dying:
+        def check(self, question: Question) -> Checked:
+            raise CheckDied(-signal.SIGABRT, 1.5)
+
+    question = Question(number=1, folder="", grammar=GOOD, is_slow=False)
+    assert checker_module._judged(Dying(), question) == Checked(TOO_LARGE, 3.0)
 
 
 @pytest.mark.long
