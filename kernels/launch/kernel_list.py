@@ -81,7 +81,7 @@ class KernelList:
         go on with the kernels of their next step, and the others are loaded behind it.
         """
         found = self._read()
-        takes_over = self._loads.are_under_way
+        takes_over = self._loads.are_behind
         self._loads.begin(found, min(num_cores, MAX_THREADS))
         yield
         if not takes_over:
@@ -90,7 +90,7 @@ class KernelList:
 
     def load_behind(self) -> None:
         """Has one thread load the listed kernels while this process stands by."""
-        self._loads.begin(self._read(), num_threads=1)
+        self._loads.begin(self._read(), num_threads=1, stands_by=True)
 
     def _read(self) -> list[Kernel]:
         """The list of an earlier process; nothing where it is missing or damaged."""

@@ -34,20 +34,28 @@ class KernelLoads:
         self._lock = Lock()
         self._began_at = time.perf_counter()
         self._num_loaded = 0
+        self._stands_by = False
 
     @property
-    def are_under_way(self) -> bool:
-        """Whether a thread loads kernels."""
-        return any(thread.is_alive() for thread in self._threads)
+    def are_behind(self) -> bool:
+        """Whether the loads of a process that stood by are under way."""
+        return self._stands_by and any(thread.is_alive() for thread in self._threads)
 
     def has_failed(self, kernel: Kernel) -> bool:
         """Whether a kernel of the same function could not be loaded."""
         return kernel[:2] in self._failed
 
-    def begin(self, kernels: Iterable[Kernel], num_threads: int) -> None:
-        """Loads kernels, each once in the life of the process, by so many threads more."""
+    def begin(
+        self, kernels: Iterable[Kernel], num_threads: int, *, stands_by: bool = False
+    ) -> None:
+        """Loads kernels by so many threads more, each once in the life of the process, and again
+        those that could not be loaded, as when memory was short while the process stood by."""
         keep_launchers_apart()
         self._began_at = time.perf_counter()
+        self._stands_by = stands_by
+        with self._lock:
+            self._known -= {each for each in self._known if self.has_failed(each)}
+            self._failed.clear()
         new = [each for each in kernels if each not in self._known]
         self._known.update(new)
         self._left.extend(new)
@@ -81,7 +89,8 @@ class KernelLoads:
             except Exception as error:
                 module, name, _ = kernel
                 log.warning("kernels of %s were not loaded ahead: %r", name, error)
-                self._failed.add((module, name))
+                with self._lock:
+                    self._failed.add((module, name))
 
     def _load_one(self, module: str, name: str, compiled_for: str) -> None:
         kernels = getattr(import_module(module), name)

@@ -188,6 +188,28 @@ def test_an_engine_that_takes_over_loads_what_it_launches_and_the_rest_behind_it
     assert loaded == ["MainThread", "kernels", "kernels"], "each is loaded once"
 
 
+def test_a_load_that_fails_while_a_process_stands_by_is_tried_again_by_its_engine(
+    no_gpu: NoGpu, monkeypatch: pytest.MonkeyPatch, stand_by: Callable[[], None]
+) -> None:
+    no_gpu.may_compile.set()
+    compile_and_list(new_process(monkeypatch), 16, 32, facts={"step_bytes": 7})
+    new_process(monkeypatch)
+
+    def fail(**facts: Any) -> None:
+        raise MemoryError
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton.knobs.compilation, "listener", fail)
+        stand_by()
+        loads_of_process().join()
+    no_gpu.compiled.clear()
+    kernels = KernelList("id")
+    with kernels.loading(num_cores=1):
+        pass
+    assert len(no_gpu.compiled) == 2
+    assert kernels.kept_facts("engine") == {"step_bytes": 7}
+
+
 @pytest.mark.parametrize("text", ["", '[["no_module", "kernel", "{}"]]', '{"a": 1}'])
 def test_a_list_that_cannot_be_used_loads_nothing(no_gpu: NoGpu, text: str, tmp_path: Path) -> None:
     (tmp_path / "list-id").mkdir()
