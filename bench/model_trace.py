@@ -114,7 +114,8 @@ async def play(
 
     tasks = [asyncio.create_task(send(each)) for each in asked]
     # Answers that have begun in time end in as much time again.
-    await asyncio.wait(tasks, timeout=asked[-1].at + 2 * objective)
+    timeout = asked[-1].at + 2 * objective
+    await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_EXCEPTION)
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
@@ -124,7 +125,7 @@ async def play(
 def row_of(
     how: str, num_asked: int, outcomes: Sequence[Outcome], seconds: float, objective: float
 ) -> Row:
-    waits = [each.ttft for each in outcomes if not each.error]
+    waits = [each.ttft for each in outcomes if each.first_at and not each.error]
     in_time = sum(wait <= objective for wait in waits)
     p50, p90 = np.percentile(waits, (50, 90)).round(3).tolist() if waits else (None, None)
     return Row(
@@ -141,15 +142,15 @@ def row_of(
 
 def main(
     device: Annotated[str, typer.Option(help="cpu, cuda or auto")] = "auto",
-    big: Annotated[int, typer.Option(help="big models: 8B on a GPU")] = 4,
-    small: Annotated[int, typer.Option(help="small models: 0.6B on a GPU")] = 6,
+    big: Annotated[int, typer.Option(min=0, help="big models: 8B on a GPU")] = 4,
+    small: Annotated[int, typer.Option(min=0, help="small models: 0.6B on a GPU")] = 6,
     seconds: Annotated[
         float | None, typer.Option(help="of the trace; default: 240 on a GPU, 20 on a CPU")
     ] = None,
     rate: Annotated[float, typer.Option(help="requests a second, of all models")] = 1.0,
     objective: Annotated[float, typer.Option(help="seconds to a first token in time")] = 5.0,
-    prompt_len: Annotated[int, typer.Option(help="tokens")] = 512,
-    output_len: Annotated[int, typer.Option(help="tokens")] = 16,
+    prompt_len: Annotated[int, typer.Option(min=1, help="tokens")] = 512,
+    output_len: Annotated[int, typer.Option(min=1, help="tokens")] = 16,
     resident: Annotated[
         float | None, typer.Option(help="GB for models together; default: those of 2.1 big ones")
     ] = None,
@@ -162,7 +163,18 @@ def main(
     """Compare models in turns with separate starts under one Zipf trace."""
     name = resolve_device(device)
     check_choice("device", name, SECONDS)
-    length = seconds or SECONDS[name]
+    length = SECONDS[name] if seconds is None else seconds
+    amounts = {
+        "--rate": rate,
+        "--seconds": length,
+        "--objective": objective,
+        "--resident": resident,
+    }
+    for flag, value in amounts.items():
+        if value is not None and value <= 0:
+            raise typer.BadParameter(f"{flag} is {value:g}; allowed: more than 0")
+    if not big + small:
+        raise typer.BadParameter("--big and --small are 0; allowed: one model at least")
     os.environ["HEADWATER_KV_CACHE_MEMORY"] = str(CACHE_BYTES[name])
     if name == "cuda":
         os.environ["HEADWATER_KV_SWAP_MEMORY"] = str(SWAP_BYTES)

@@ -46,6 +46,7 @@ class SeparateStarts:
             found.address = asyncio.create_task(self._started(model, found))
         assert found.address is not None
         found.num_requests += 1
+        found.used_at = time.monotonic()
         found.idle.clear()
         try:
             # A start goes on for others where a request ends.
@@ -69,11 +70,16 @@ class SeparateStarts:
                 return ""
             while self._taken_bytes() + self._sizes[model] > self._most_bytes:
                 running = [each for each in self._deployments if self._runs(each)]
-                oldest = min(running, key=lambda each: self._deployments[each].used_at)
+                oldest = min(running, key=self._order)
                 leaving = self._deployments.pop(oldest)
                 await leaving.idle.wait()
                 await asyncio.to_thread(leaving.stack.close)
             return await asyncio.to_thread(self._start, model, deployment.stack)
+
+    def _order(self, model: str) -> tuple[bool, float]:
+        """Deployments end in ascending order."""
+        deployment = self._deployments[model]
+        return deployment.num_requests > 0, deployment.used_at
 
     def _runs(self, model: str) -> bool:
         address = self._deployments[model].address

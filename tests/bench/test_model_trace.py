@@ -11,8 +11,10 @@ from contextlib import ExitStack
 
 import numpy as np
 import pytest
+import typer
+from typer.testing import CliRunner
 
-from headwater.bench.model_trace import row_of, zipf_trace
+from headwater.bench.model_trace import main, row_of, zipf_trace
 from headwater.bench.separate_starts import SeparateStarts
 from headwater.bench.sse_client import Outcome
 
@@ -33,6 +35,22 @@ def test_a_first_token_counts_that_comes_within_the_objective() -> None:
     row = row_of("in turns", 6, [*outcomes, Outcome(10.0, error="HTTP 503")], 20.0, 5.0)
     assert (row.in_time, row.goodput_per_s, row.failed, row.not_begun) == (2, 0.1, 1, 2)
     assert row.ttft_p50 == 5.0
+
+
+def test_an_answer_without_a_text_is_not_in_time() -> None:
+    row = row_of("in turns", 1, [Outcome(10.0)], 20.0, 5.0)
+    assert (row.in_time, row.failed, row.ttft_p50) == (0, 1, None)
+
+
+@pytest.mark.parametrize(
+    "flags", ["--big=-1", "--rate=0", "--seconds=-20", "--prompt-len=0", "--big=0 --small=0"]
+)
+def test_what_makes_no_trace_is_refused_by_name(flags: str) -> None:
+    app = typer.Typer()
+    app.command()(main)
+    found = CliRunner().invoke(app, ["--device=cpu", *flags.split()])
+    assert found.exit_code == 2
+    assert flags.partition("=")[0] in found.output
 
 
 class Deployments:
@@ -59,6 +77,16 @@ async def test_the_least_recently_used_deployment_ends_where_another_needs_its_m
     assert seen.log[3:] == ["-c", "-a", "+d"]
     await starts.close()
     assert sorted(seen.log[6:]) == ["-b", "-d"]
+
+
+async def test_a_deployment_without_requests_ends_before_one_that_has_just_started() -> None:
+    seen = Deployments()
+    starts = SeparateStarts(seen.start, {"a": 1, "b": 1, "c": 1}, 2)
+    async with starts.use("a"):
+        pass
+    async with asyncio.timeout(60), starts.use("b"), starts.use("c"):
+        assert seen.log == ["+a", "+b", "-a", "+c"]
+    await starts.close()
 
 
 async def test_a_deployment_ends_behind_its_last_request() -> None:
