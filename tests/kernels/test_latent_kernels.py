@@ -13,7 +13,7 @@ SMALL = [1, 512, 513]
 LARGE = [1, 2, 31, 32, 33, 64, 511, 512, 513, 1024, 1025, 4097, 20_000, 700]
 Shape = tuple[int, int, int, int, torch.dtype]
 TINY: Shape = (3, 32, 8, 16, torch.bfloat16)
-"""Heads, rank, rotary numbers, block size, type of the cache; queries of an e4m3 one are bfloat16."""
+"""Heads, rank, rotary numbers, block size, type of the cache; queries of e4m3 are bfloat16."""
 IN_E4M3 = [
     pytest.param((3, 32, 8, 16, torch.float8_e4m3fn), id="tiny-e4m3"),
     pytest.param((40, 256, 32, 64, torch.float8_e4m3fn), id="minicpm3-e4m3", marks=GPU),

@@ -32,8 +32,8 @@ class Kernel:
     fixed.
 
     `works` are the kernel for float32 and for bfloat16 elements: functions of the address of their
-    arguments, which go through `items`. A function is compiled when its type is first used. It finds
-    what numba has made of others by global names.
+    arguments, which go through `items`. A function is compiled when its type is first used. It
+    finds what numba has made of others by global names.
     """
 
     def __init__(self, *works: Callable[[int], None]) -> None:
