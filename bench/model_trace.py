@@ -2,8 +2,9 @@
 goodput of one deployment whose models take turns, beside that of a deployment started for each
 model that is asked for.
 
-Both get the same requests and the same memory. Separate deployments stay until another one needs
-their memory, the least recently used ended first; a request of a model that runs waits for nobody.
+Both get the same requests and the same memory, and as many models as it holds are up before the
+trace begins. A separate deployment stays until another one needs its memory: the least recently
+used one without requests ends first. A request of a model that runs waits for no other model.
 On a GPU weights are dummies, made on the device; on a CPU models are tiny.
 """
 
@@ -207,6 +208,8 @@ def main(
 
             starts = SeparateStarts(start, models.sizes, most_bytes)
             try:
+                # Models in turns are all up before the trace begins.
+                await starts.fill(dict.fromkeys(each.model for each in asked))
                 return await play(asked, starts.use, output_len, objective)
             finally:
                 await starts.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -56,6 +56,14 @@ class SeparateStarts:
             found.used_at = time.monotonic()
             if not found.num_requests:
                 found.idle.set()
+
+    async def fill(self, models: Iterable[str]) -> None:
+        """Starts deployments of models in this order, as many as memory holds."""
+        for model in models:
+            if self._taken_bytes() + self._sizes[model] > self._most_bytes:
+                return
+            async with self.use(model):
+                pass
 
     async def close(self) -> None:
         """Ends all deployments."""

@@ -79,6 +79,14 @@ async def test_the_least_recently_used_deployment_ends_where_another_needs_its_m
     assert sorted(seen.log[6:]) == ["-b", "-d"]
 
 
+async def test_deployments_start_ahead_as_long_as_memory_holds_them() -> None:
+    seen = Deployments()
+    starts = SeparateStarts(seen.start, {"a": 2, "b": 1, "c": 2}, 4)
+    await starts.fill(["a", "b", "c"])
+    assert seen.log == ["+a", "+b"]
+    await starts.close()
+
+
 async def test_a_deployment_without_requests_ends_before_one_that_has_just_started() -> None:
     seen = Deployments()
     starts = SeparateStarts(seen.start, {"a": 1, "b": 1, "c": 1}, 2)
