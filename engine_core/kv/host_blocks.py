@@ -181,7 +181,8 @@ class HostBlocks:
         self._order.let_go(hashes)
 
     def _take_slots(self, count: int) -> list[int]:
-        """Allocates up to `count` slots. Where too few are free, it evicts blocks that nothing holds."""
+        """Allocates up to `count` slots, and evicts blocks that nothing holds where too few are
+        free."""
         free = self._free_slots
         if (missing := count - len(free)) > 0:
             lost = self._order.take(missing)

@@ -172,7 +172,9 @@ from headwater.kernels.cpu.compiler.compiled import Kernel
 # Nothing is computed.
 Kernel.compile = lambda *_: None
 
-options = ExecutorOptions(model_folder=Path(sys.argv[1]), load_format="dummy", num_blocks=64, max_model_len=64)
+options = ExecutorOptions(
+    model_folder=Path(sys.argv[1]), load_format="dummy", num_blocks=64, max_model_len=64
+)
 executor, _, facts = build_executor(options, lambda *_: None)
 executor.close()
 if sys.argv[2:] == ["change"]:

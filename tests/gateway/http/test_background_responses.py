@@ -75,9 +75,10 @@ async def test_a_stream_that_breaks_ends_with_an_error_among_the_events_of_a_res
             await responses._stream(exchange, Caller(tenant=Tenant(id="ada")), "resp_1", after=5)
         await exchange.refuse(refused.value)
         await exchange.close()
-    told = [json.loads(line[6:]) for line in b"".join(sent).split(b"\n") if line[:5] == b"data:"]
-    assert [(each["type"], each["sequence_number"]) for each in told] == [
+    lines = b"".join(sent).split(b"\n")
+    events = [json.loads(line[6:]) for line in lines if line.startswith(b"data:")]
+    assert [(each["type"], each["sequence_number"]) for each in events] == [
         ("response.in_progress", 7),
         ("error", 7),
     ]
-    assert told[-1]["message"] == "the key is revoked"
+    assert events[-1]["message"] == "the key is revoked"

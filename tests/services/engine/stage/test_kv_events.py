@@ -104,12 +104,12 @@ async def test_events_of_many_blocks_come_in_batches_that_the_bus_takes() -> Non
 
 async def test_an_idle_engine_flushes_its_last_events_soon() -> None:
     log = KvEventLog(Incarnation(replica_id="r", epoch=5))
-    told = asyncio.Queue[KvEventBatch]()
-    log.publish = told.put_nowait
+    batches = asyncio.Queue[KvEventBatch]()
+    log.publish = batches.put_nowait
     log.note(CacheEvents(stored=[StoredChain(parent=b"", hashes=BLOCKS[:2])]))
     log.note(CacheEvents(stored=[StoredChain(parent=BLOCKS[1], hashes=BLOCKS[2:3])]))
     async with asyncio.timeout(60):
-        batch = await told.get()
+        batch = await batches.get()
     assert [list(chain.block_hashes) for chain in batch.stored] == [BLOCKS[:2], BLOCKS[2:3]]
     assert (batch.incarnation.replica_id, batch.incarnation.epoch, batch.seq) == ("r", 5, 1)
 
@@ -120,18 +120,18 @@ async def test_blocks_of_answers_that_go_on_wait_until_there_is_more_to_say(
 ) -> None:
     monkeypatch.setattr(kv_events, "ROUTINE_FLUSH_SECONDS", 600.0)
     log = KvEventLog(Incarnation(replica_id="r", epoch=5))
-    told = asyncio.Queue[KvEventBatch]()
-    log.publish = told.put_nowait
+    batches = asyncio.Queue[KvEventBatch]()
+    log.publish = batches.put_nowait
     routine = CacheEvents(stored=[StoredChain(parent=b"", hashes=BLOCKS[:1])])
     log.note(routine, is_routine=True)
     await asyncio.sleep(2 * kv_events.FLUSH_SECONDS)
-    assert told.empty()
+    assert batches.empty()
     if ends:
         log.flush_soon()
     else:
         log.note(CacheEvents(stored=[StoredChain(parent=BLOCKS[0], hashes=BLOCKS[1:2])]))
     async with asyncio.timeout(60):
-        batch = await told.get()
+        batch = await batches.get()
     hashes = [block for chain in batch.stored for block in chain.block_hashes]
     assert hashes == (BLOCKS[:1] if ends else BLOCKS[:2])
 
