@@ -71,6 +71,7 @@ from .request.cold_start_queue import ColdStartQueue
 from .request.doubts import Doubts
 from .request.metrics import Metrics
 from .request.migrations import Migrations
+from .request.request_spans import RequestSpans
 from .request.timelines import Timelines
 from .router.policy import POLICIES
 from .router.router import Router
@@ -80,7 +81,7 @@ from .stages.cluster_demand import ClusterDemand
 from .stages.outages import Outages
 from .stages.output_sessions import OutputSessions
 from .stages.process_metrics import process_metrics
-from .stages.processors import Processors
+from .stages.stages import Stages
 from .storage_limits import StorageLimits, no_own
 from .tenancy.accounts import Accounts, ScopesOf, unlimited
 from .tenancy.cache_namespace import CacheNamespaces
@@ -116,7 +117,7 @@ async def serve(settings: GatewaySettings) -> None:
         storage = TenantStorage(durable, limits)
         responses = ResponseStore(store, settings.response_ttl, limits)
         loading = AdapterLoading(
-            cluster.members, cluster.processors, cluster.adapters, cluster.placement
+            cluster.stages.members, cluster.stages.processors, cluster.adapters, cluster.placement
         )
         own = own_adapters(settings, cluster, loading)
         admin = await stack.enter_async_context(
@@ -134,10 +135,10 @@ async def serve(settings: GatewaySettings) -> None:
         routes = admin_routes(
             admin,
             models,
-            ReplicaAdmin(cluster.members, administration),
+            ReplicaAdmin(cluster.stages.members, administration),
             DemandPage(demand),
             AdapterAdmin(
-                cluster.members,
+                cluster.stages.members,
                 cluster.adapters,
                 loading,
                 administration,
@@ -149,7 +150,7 @@ async def serve(settings: GatewaySettings) -> None:
         )
         routes += [("GET", "/console/live", feed.watch), *pages.routes()]
         app = make_app(cluster, settings, storage, responses, routes, administration.may_see, own)
-        stack.enter_context(process_metrics(settings, cluster.members))
+        stack.enter_context(process_metrics(settings, cluster.stages.members))
         rest, public = listeners(settings, cluster, app)
         rest.start()
         await public.start()
@@ -291,18 +292,16 @@ async def cluster_behind(
         adapters_behind(bus, members) as (adapters, placement),
         Doubts(bus, router.peers.epoch, lambda: len(router.peers) > 0).running() as doubts,
     ):
-        processors = Processors()
-        outputs = OutputSessions(gateway_id)
-        cold_starts = cold_start_queue(
-            settings, bus, gateway_id, catalogues, processors, outputs, router
-        )
+        stages = Stages(members, OutputSessions(gateway_id))
+        cold_starts = cold_start_queue(settings, bus, gateway_id, catalogues, stages, router)
         keys = settings.master_key, settings.master_key_file
+        namespaces = CacheNamespaces.read(*keys, shared=settings.shared_cache)
         cluster = Cluster(
-            members=members,
+            stages=stages,
             tenants=tenants,
             accounts=accounts,
             fair=fair,
-            namespaces=CacheNamespaces.read(*keys, shared=settings.shared_cache),
+            namespaces=namespaces,
             shared_prompts=SharedPrompts.read(
                 settings.shared_prompt, shared_cache=settings.shared_cache
             ),
@@ -312,14 +311,12 @@ async def cluster_behind(
             adapters=adapters,
             placement=placement,
             cold_starts=cold_starts,
-            processors=processors,
-            outputs=outputs,
+            spans=RequestSpans(tracing, namespaces.master_key),
             metrics=Metrics(prometheus_client.REGISTRY),
             timelines=timelines,
             max_choices=settings.max_choices,
             migrations=Migrations(doubts),
             needs_engine=settings.needs_engine,
-            tracing=tracing,
             outages=outages.now,
         )
         members.on_change(cluster.apply_change)
@@ -411,8 +408,7 @@ def cold_start_queue(
     bus: Bus,
     gateway_id: str,
     catalogues: Catalogues,
-    processors: Processors,
-    outputs: OutputSessions,
+    stages: Stages,
     router: Router,
 ) -> ColdStartQueue:
     return ColdStartQueue(
@@ -421,7 +417,7 @@ def cold_start_queue(
         catalogues,
         patience=settings.cold_start_timeout,
         max_waiting=settings.max_queued,
-        is_served=lambda model: processors.serves(model) and outputs.serves(model),
+        is_served=lambda model: stages.processors.serves(model) and stages.outputs.serves(model),
         has_replica=lambda model: router.has_replica(model_key(model)),
     )
 

@@ -43,7 +43,8 @@ from ..request.sinks import Gathered
 from ..settings import GatewaySettings
 from ..stages.stream_context import StreamKind
 from ..tenancy.caller import Caller
-from ..tenancy.tenants import authorization_of
+from ..tenancy.refused_requests import after_refusal
+from ..tenancy.tenants import tenant_of
 from ..wire.decode import build_decoders
 from ..wire.http_errors import MethodNotAllowed, PathNotServed
 from .adapters import AdapterSurface
@@ -189,18 +190,20 @@ class _Endpoint:
 
     async def _refuse(self, exchange: Exchange, error: errors.HeadwaterError) -> None:
         """Refuses a request, which counts as one of its tenant's minute."""
-        error = await self._cluster.after_refusal(
-            exchange.headers, exchange.standing, error, exchange.tenants
+        error = await after_refusal(
+            self._cluster.accounts,
+            exchange.tenants or self._cluster.tenants,
+            exchange.headers,
+            exchange.standing,
+            error,
         )
         self._cluster.metrics.refused.add(error.code)
         await exchange.refuse(error)
 
     def _starter(self, exchange: Exchange) -> str:
         """Key of the request's tenant, or the client's address for a request without a tenant."""
-        identity = exchange.tenants or self._cluster.tenants
-        headers = exchange.headers
         try:
-            return identity.identify(authorization_of(headers), headers.get("x-tenant", "")).key
+            return tenant_of(exchange.tenants or self._cluster.tenants, exchange.headers).key
         except errors.HeadwaterError:
             # The handler says so, if it needs to know.
             return exchange.peer
@@ -440,18 +443,18 @@ class RestSurface:
         await self._callers.counted(exchange)
         model = self._model(exchange.query.get("model"))
         # Raises for an unknown model, also if no processor is asked.
-        self._cluster.processors.model(model)
+        self._cluster.stages.processors.model(model)
         exchange.end_head()
-        known = await self._cluster.processors.tokenizer_info(model)
+        known = await self._cluster.stages.processors.tokenizer_info(model)
         await exchange.reply(known.info_json.encode(), JSON)
 
     def _model(self, name: str | None) -> str:
-        return self._cluster.processors.only_model() if name is None else name
+        return self._cluster.stages.processors.only_model() if name is None else name
 
     async def explain(self, exchange: Exchange) -> None:
         """Explains a request by the gateway's id, with or without the prefix that an answer's id
         has."""
-        known = await self._cluster.explain(
+        known = await self._cluster.explanations.find(
             self._callers.identify(exchange), bare_id(exchange.path_params["id"])
         )
         await exchange.reply_json(known)

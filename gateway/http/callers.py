@@ -37,7 +37,7 @@ class Callers:
         if self._cluster.draining:
             raise shutting_down()
         route = _route(exchange)
-        caller = self._cluster.traced(self.identify(exchange), f"{exchange.method} {route}")
+        caller = self._cluster.spans.begun(self.identify(exchange), f"{exchange.method} {route}")
         if caller.span.is_collected:
             caller.span.describe(
                 {

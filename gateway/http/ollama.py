@@ -158,9 +158,9 @@ class OllamaSurface:
     async def _replica(self, caller: Caller, name: str) -> None:
         starts = self._cluster.cold_starts
         tenant = caller.tenant
-        name = self._cluster.target(tenant, name).model
+        name = self._cluster.served.target(tenant, name).model
         await starts.text_stages(name, tenant=tenant, tier=caller.tier)
-        self._cluster.model(name)
+        self._cluster.served.model(name)
         await starts.replica(name, tenant=tenant, tier=caller.tier, virtual_time=0.0)
 
     async def _until_done(

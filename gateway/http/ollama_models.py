@@ -31,7 +31,7 @@ class OllamaModels:
 
     async def tags(self, exchange: Exchange) -> None:
         tenant = self._callers.identify(exchange).tenant
-        await exchange.reply_json(model_cards.tags(self._cluster.models_of(tenant).values()))
+        await exchange.reply_json(model_cards.tags(self._cluster.served.of(tenant).values()))
 
     async def running(self, exchange: Exchange) -> None:
         self._callers.identify(exchange)
@@ -47,9 +47,9 @@ class OllamaModels:
         name = model_cards.served_name(self._cluster, asked_name)
         await self._callers.count(caller, name)
         # Raises for an unknown model, before a processor is asked.
-        self._cluster.processors.model(name)
-        model, since = self._cluster.processors.models()[name]
-        known = await self._cluster.processors.tokenizer_info(name)
+        self._cluster.stages.processors.model(name)
+        model, since = self._cluster.stages.processors.models()[name]
+        known = await self._cluster.stages.processors.tokenizer_info(name)
         shown = model_cards.shown(model, since, known, with_template=self._shows_templates)
         await exchange.reply_json(shown)
 

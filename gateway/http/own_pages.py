@@ -77,7 +77,7 @@ class OwnPages:
 
     async def load(self, exchange: Exchange) -> None:
         """The number of requests that wait or run, as vLLM's server counts them."""
-        await exchange.reply_json({"server_load": self._cluster.num_requests})
+        await exchange.reply_json({"server_load": len(self._cluster.running)})
 
     async def ready(self, exchange: Exchange) -> None:
         missing = self._cluster.missing()

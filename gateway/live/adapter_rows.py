@@ -19,7 +19,7 @@ def adapter_rows(cluster: Cluster, tenant: Tenant | None) -> list[dict[str, Any]
     if tenant is not None:
         seen = cluster.adapters.seen_by(tenant)
         return [{"id": name, "base": seen[name].base} for name in sorted(seen)[:MAX_ROWS]]
-    engines = cluster.members.of(Kind.ENGINE)
+    engines = cluster.stages.members.of(Kind.ENGINE)
     return [
         {
             "id": record.name,

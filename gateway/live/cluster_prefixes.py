@@ -51,7 +51,7 @@ class ClusterPrefixes:
         self._shown = []
         trees = []
         for model, _ in sorted(
-            self._cluster.processors.models().values(), key=lambda each: each[0].name
+            self._cluster.stages.processors.models().values(), key=lambda each: each[0].name
         ):
 
             def holders(block: bytes, key: str = model.key) -> list[str]:

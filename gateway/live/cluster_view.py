@@ -117,7 +117,7 @@ class ClusterView:
             if tenant is None
             else []
         )
-        stages = stage_rows(self._gateways, cluster.members) if tenant is None else []
+        stages = stage_rows(self._gateways, cluster.stages.members) if tenant is None else []
         if tenant is None:
             models = self._model_rows(await self._cards(), merged.models)
         else:
@@ -182,7 +182,7 @@ class ClusterView:
         descriptions of models; `demand`: requests by model, and those without a replica."""
         cluster = self._cluster
         known = {card["id"]: card for card in cards}
-        served = cluster.processors.models()
+        served = cluster.stages.processors.models()
         replicas = Counter(
             each.member.model.name for each, _ in cluster.router.replicas() if each.member.model
         )

@@ -61,7 +61,7 @@ def read_figures(cluster: Cluster, tenant: str | None) -> GatewayFigures:
     None: all."""
     prompts = [
         each
-        for each in cluster.running_prompts()
+        for each in cluster.running.prompts()
         if tenant in (None, each.request.caller.tenant.key)
     ]
     tenants = _tenants(cluster, prompts, tenant)
@@ -90,7 +90,7 @@ def cluster_totals(
 ) -> dict[str, float]:
     """Counts of this gateway since its start. Running answers count with their tokens so far."""
     metrics = cluster.metrics
-    prompts = cluster.running_prompts() if prompts is None else prompts
+    prompts = cluster.running.prompts() if prompts is None else prompts
     return {
         "num_running": cluster.admission.num_running,
         "num_waiting": cluster.admission.num_queued,

@@ -25,7 +25,7 @@ NEVER = "9999-12-31T23:59:59Z"
 
 def served_name(cluster: Cluster, name: str) -> str:
     """Name of the model that a client names, which may add the tag `latest` to it."""
-    is_known = cluster.processors.serves(name) or bool(cluster.catalogues.entries(name))
+    is_known = cluster.stages.processors.serves(name) or bool(cluster.catalogues.entries(name))
     return name if is_known else name.removesuffix(LATEST)
 
 
@@ -40,7 +40,7 @@ def running(cluster: Cluster) -> dict[str, Any]:
     """Models that have a replica."""
     there = [
         model
-        for model, _ in cluster.processors.models().values()
+        for model, _ in cluster.stages.processors.models().values()
         if cluster.router.has_replica(model.key)
     ]
     return {

@@ -212,4 +212,4 @@ async def _text_of(cluster: Cluster, generation: Generation, token_ids: Sequence
     request = processor_pb2.ProcessorDetokenizeRequest(
         model=asked.model, token_ids=token_ids, tenant=asked.caller.tenant.key
     )
-    return (await cluster.processors.detokenize(request)).text
+    return (await cluster.stages.processors.detokenize(request)).text

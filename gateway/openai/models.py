@@ -35,13 +35,13 @@ def list_models(cluster: Cluster, tenant: Tenant) -> dict[str, Any]:
 def get_model(cluster: Cluster, tenant: Tenant, name: str) -> dict[str, Any]:
     """Model by name. Raises `NotFound`."""
     if (card := _cards(cluster, tenant).get(name)) is None:
-        raise cluster.processors.unknown(name)
+        raise cluster.stages.processors.unknown(name)
     return card
 
 
 def _cards(cluster: Cluster, tenant: Tenant) -> dict[str, dict[str, Any]]:
     """Cards of models and of a tenant's adapters by name. A model's name is no adapter's."""
-    models = cluster.processors.models()
+    models = cluster.stages.processors.models()
     adapters = {
         name: _card(models[each.base][0], int(each.created_at))
         | {"id": name, "root": each.base, "parent": each.base}
@@ -85,9 +85,9 @@ async def tokenize(
     else:
         prompt = conversation_to_pb(asked)
     wants_text = bool(asked.return_token_strs)
-    reply = await cluster.processors.tokenize(
+    reply = await cluster.stages.processors.tokenize(
         processor_pb2.ProcessorTokenizeRequest(
-            model=cluster.target(tenant, model).model,
+            model=cluster.served.target(tenant, model).model,
             prompt=prompt,
             return_token_strings=wants_text,
             escape_special_tokens=cluster.tenants.escapes_special_tokens(tenant),
@@ -106,6 +106,6 @@ async def detokenize(
     cluster: Cluster, tenant: Tenant, asked: DetokenizeRequest, model: str
 ) -> dict[str, Any]:
     request = processor_pb2.ProcessorDetokenizeRequest(
-        model=cluster.target(tenant, model).model, token_ids=asked.tokens, tenant=tenant.key
+        model=cluster.served.target(tenant, model).model, token_ids=asked.tokens, tenant=tenant.key
     )
-    return {"prompt": (await cluster.processors.detokenize(request)).text}
+    return {"prompt": (await cluster.stages.processors.detokenize(request)).text}

@@ -53,7 +53,7 @@ class Callers:
 
     def traced(self, caller: Caller, method: str) -> Caller:
         """The caller with a span of the call to this method."""
-        caller = self._cluster.traced(caller, f"Inference/{method}")
+        caller = self._cluster.spans.begun(caller, f"Inference/{method}")
         if caller.span.is_collected:
             caller.span.describe(
                 {
@@ -71,9 +71,9 @@ class Callers:
         self._cluster.accounts.exhausted.reject_early(caller.tenant, caller.standing)
         if request.ByteSize() > self._max_text_bytes:
             raise errors.BodyTooLarge(self._max_text_bytes)
-        model = request.model or self._cluster.processors.only_model()
+        model = request.model or self._cluster.stages.processors.only_model()
         await self._cluster.accounts.count(caller.tenant, caller.standing, model)
-        return caller, self._cluster.target(caller.tenant, model).model
+        return caller, self._cluster.served.target(caller.tenant, model).model
 
 
 def identified(metadata: Any, tenants: Identity, *, remaining: float | None = None) -> Caller:

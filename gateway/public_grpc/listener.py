@@ -20,6 +20,7 @@ from ..http.listener import PATIENCE_SECONDS, SILENCE_SECONDS, ClientTls
 from ..request.cluster import Cluster
 from ..tenancy.grant import Standing
 from ..tenancy.peers import peer_of_call
+from ..tenancy.refused_requests import after_refusal
 from .call_standings import CallStandings
 from .callers import headers_of, identified
 from .message_limit import MessageLimit
@@ -153,7 +154,8 @@ class GrpcListener:
 
         async def count_refused(context: Any, error: HeadwaterError) -> HeadwaterError:
             headers = headers_of(context.invocation_metadata())
-            return await cluster.after_refusal(headers, standings.of_this_call(), error)
+            standing = standings.of_this_call()
+            return await after_refusal(cluster.accounts, cluster.tenants, headers, standing, error)
 
         def tenant_of(context: Any) -> str:
             try:

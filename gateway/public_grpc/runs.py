@@ -67,7 +67,7 @@ class Runs:
             token_ids=generation.prepared.prompt_ids,
             tenant=generation.request.caller.tenant.key,
         )
-        return (await self._cluster.processors.detokenize(request)).text
+        return (await self._cluster.stages.processors.detokenize(request)).text
 
     def _generation(
         self, request: Asked, caller: Caller, found: Found | None, *, stream: bool

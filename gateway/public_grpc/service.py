@@ -203,7 +203,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             escape_special_tokens=self._cluster.tenants.escapes_special_tokens(caller.tenant),
             tenant=caller.tenant.key,
         )
-        reply = await self._cluster.processors.tokenize(asked)
+        reply = await self._cluster.stages.processors.tokenize(asked)
         return inference_pb2.TokenizeReply(
             token_ids=reply.token_ids,
             max_model_len=reply.max_model_len,
@@ -218,7 +218,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             model=model, token_ids=request.token_ids, tenant=caller.tenant.key
         )
         return inference_pb2.DetokenizeReply(
-            text=(await self._cluster.processors.detokenize(asked)).text
+            text=(await self._cluster.stages.processors.detokenize(asked)).text
         )
 
     async def ListModels(
@@ -233,7 +233,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 revision=model.revision,
                 capabilities=model.capabilities,
             )
-            for model, since in self._cluster.models_of(tenant).values()
+            for model, since in self._cluster.served.of(tenant).values()
         ]
         return inference_pb2.ListModelsReply(models=cards)
 
@@ -241,7 +241,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.CancelRequest, context: Context
     ) -> inference_pb2.CancelReply:
         return inference_pb2.CancelReply(
-            cancelled=self._cluster.cancel(self._callers.of(context), request.request_id)
+            cancelled=self._cluster.running.cancel(
+                request.request_id, self._callers.of(context).tenant.key
+            )
         )
 
 

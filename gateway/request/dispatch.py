@@ -216,7 +216,7 @@ class Dispatcher:
         is_outage = False
         try:
             await self._open(session, decision)
-            with prefetching(cluster.prefetches, generation, decision):
+            with prefetching(cluster.stages.prefetches, generation, decision):
                 await ended
         except errors.Unavailable as error:
             loss = error if isinstance(error, StreamLost) else None
@@ -302,7 +302,7 @@ class Dispatcher:
     async def _session(self, decision: Decision) -> OutputSession:
         request = self._generation.request
         model = self._generation.target.model
-        outputs = self._cluster.outputs
+        outputs = self._cluster.stages.outputs
         # The id of a request finds the output processor of a resumable one, and keeps several
         # prompts at a single one that counts the tokens of all of them.
         is_by_id = request.context is not None or self._generation.grant.num_prompts > 1

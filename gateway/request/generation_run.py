@@ -48,7 +48,7 @@ async def run_generation(
     finally:
         timeline.outcome = outcome
         timeline.ended_at = time.perf_counter()
-        cluster.ended(generation)
+        cluster.running.ended(generation)
         _record(cluster, generation)
 
 
@@ -169,6 +169,4 @@ def _record(cluster: Cluster, generation: Generation) -> None:
         if caller.span.is_collected:
             timeline.to_spans(caller.span)
             describe_model(caller.span, generation)
-    if cluster.timelines.has_room(caller.request_id):
-        timeline.forget_hashes()
-        cluster.timelines.keep(cluster.explanation(generation), generation.to_ended())
+    cluster.explanations.keep(generation)

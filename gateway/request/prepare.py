@@ -50,7 +50,7 @@ async def _prepare(cluster: Cluster, generation: Generation) -> None:
     tier = request.caller.tier
     target = generation.target = _target(cluster, generation)
     await cluster.cold_starts.text_stages(target.model, tenant=tenant, tier=tier)
-    generation.model = cluster.model(target.model)
+    generation.model = cluster.served.model(target.model)
     check_fields(cluster.router.engines(generation.model.key), request.sampling)
     generation.namespace = cluster.namespaces.of(
         tenant.key,
@@ -78,7 +78,7 @@ async def _prepare(cluster: Cluster, generation: Generation) -> None:
         escape_special_tokens=cluster.tenants.escapes_special_tokens(tenant),
         tenant=tenant.key,
     )
-    prepared = await cluster.processors.prepare(call, request.caller.span)
+    prepared = await cluster.stages.processors.prepare(call, request.caller.span)
     generation.take(prepared)
     if prepared.num_front_blocks:
         generation.front = front_namespace, prepared.num_front_blocks
@@ -104,7 +104,7 @@ async def _prepare(cluster: Cluster, generation: Generation) -> None:
 def _target(cluster: Cluster, generation: Generation) -> Target:
     """Target of a request's name; a resumed request keeps the adapter that it was admitted with."""
     request = generation.request
-    target = cluster.target(request.caller.tenant, request.model)
+    target = cluster.served.target(request.caller.tenant, request.model)
     found = generation.found
     return (
         target if found is None else msgspec.structs.replace(target, adapter=found.context.adapter)

@@ -13,9 +13,9 @@ async def prompt_length(
 ) -> int:
     """Raises `BadRequest`, `NotFound`, `Unavailable`."""
     asked = processor_pb2.ProcessorTokenizeRequest(
-        model=cluster.target(caller.tenant, model).model,
+        model=cluster.served.target(caller.tenant, model).model,
         prompt=prompt,
         escape_special_tokens=cluster.tenants.escapes_special_tokens(caller.tenant),
         tenant=caller.tenant.key,
     )
-    return len((await cluster.processors.tokenize(asked)).token_ids)
+    return len((await cluster.stages.processors.tokenize(asked)).token_ids)

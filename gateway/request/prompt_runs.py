@@ -26,7 +26,7 @@ async def run_all(cluster: Cluster, generations: Sequence[Generation], sink: Sin
     async with _paid(cluster, generations) as grant:
         for generation in generations:
             generation.granted(grant)
-        cluster.begin(generations)
+        cluster.running.begin(generations)
         try:
             if len(generations) == 1:
                 await run_generation(cluster, generations[0], sink)
@@ -36,7 +36,7 @@ async def run_all(cluster: Cluster, generations: Sequence[Generation], sink: Sin
                 )
         finally:
             for generation in generations:
-                cluster.ended(generation)
+                cluster.running.ended(generation)
             log_request(cluster, generations)
 
 

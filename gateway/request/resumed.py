@@ -75,14 +75,14 @@ async def _ask_outputs(
 ) -> ReplyT:
     """Asks output processors, the likeliest first."""
     fault: errors.Unavailable | None = None
-    for session in cluster.outputs.in_order_for(request_id):
+    for session in cluster.stages.outputs.in_order_for(request_id):
         try:
             return await ask(session)
         except errors.NotFound:
             continue
         except errors.Unavailable as error:
             fault = error
-    if fault is None and not cluster.outputs.is_whole:
+    if fault is None and not cluster.stages.outputs.is_whole:
         # The gateway may have just started, for example.
         fault = errors.Unavailable(
             "not every output processor is within reach", code="output_processor_unavailable"
@@ -121,7 +121,7 @@ class ResumedDispatcher(Dispatcher):
         generation = self._generation
         ended = self._begin()
         streams = self._streams(generation.choices)
-        session = self._cluster.outputs.at(found.address)
+        session = self._cluster.stages.outputs.at(found.address)
         generation.grant.counted_by.add(session)
         try:
             record_id = "" if found.is_charged else generation.grant.request_id

@@ -27,9 +27,9 @@ SIDES = ("query", "document")
 def check_task(cluster: Cluster, tenant: Tenant, name: str, *allowed: str) -> str:
     """Task of a model. Raises `BadRequest` for another one than the allowed ones, with what the
     model can do, and `NotFound` for a model that is not served."""
-    found = cluster.processors.models().get(cluster.target(tenant, name).model)
+    found = cluster.stages.processors.models().get(cluster.served.target(tenant, name).model)
     if found is None:
-        raise cluster.processors.unknown(name)
+        raise cluster.stages.processors.unknown(name)
     model, _ = found
     if model.task not in allowed:
         shown = ", ".join(model.capabilities)

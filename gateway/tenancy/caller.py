@@ -16,7 +16,7 @@ from headwater.services.runtime.tracing import NoSpan, Span
 
 from ..cache_hints import NO_HINTS, CacheHints
 from .grant import Standing
-from .tenants import Identity, Tenant, authorization_of
+from .tenants import Identity, Tenant, tenant_of
 
 MAX_ID_LEN = 256
 MAX_STATE_LEN = 512
@@ -73,7 +73,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     ) -> Caller:
         """Reads lower-case header names; `remaining` is a deadline that the transport itself
         carries, in seconds."""
-        tenant = tenants.identify(authorization_of(headers), headers.get("x-tenant", ""))
+        tenant = tenant_of(tenants, headers)
         asked = headers.get("x-headwater-deadline-ms")
         if asked is not None:
             remaining = _whole("x-headwater-deadline-ms", asked, MAX_DEADLINE_MS) / 1e3

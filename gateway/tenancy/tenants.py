@@ -180,6 +180,11 @@ def authorization_of(headers: Mapping[str, str]) -> str:
     return f"Bearer {key}" if key and not has_bearer else authorization
 
 
+def tenant_of(tenants: Identity, headers: Mapping[str, str]) -> Tenant:
+    """Tenant of a request with these headers. Raises what `Identity.identify` raises."""
+    return tenants.identify(authorization_of(headers), headers.get("x-tenant", ""))
+
+
 def key_of(authorization: str) -> str:
     """Key in the headers. Raises `Unauthenticated` when there is none."""
     scheme, _, key = authorization.partition(" ")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from headwater.gateway.request.cluster import Cluster
+from headwater.gateway.request.served_models import ServedModels
 from headwater.gateway.stages.output_sessions import OutputSessions
 from headwater.gateway.stages.processors import Processor, Processors
+from headwater.gateway.stages.stages import Stages
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.errors import NotFound, Unavailable
 from headwater.services.runtime.member import Kind, Member, new_epoch
@@ -28,19 +29,15 @@ async def test_a_connection_is_kept_while_one_member_has_its_address(
     """A seed introduces itself. Then its container restarts, and the dead process leaves after the
     new one joined."""
     members = Members(Bus(None), (kind,))
-    processors = Processors()
-    outputs = OutputSessions()
-    look_again = SimpleNamespace(look_again=lambda: None)
-    stages = SimpleNamespace(
-        members=members, processors=processors, outputs=outputs, cold_starts=look_again
-    )
-    members.on_change(lambda change: Cluster.apply_change(cast("Any", stages), change))
+    stages = Stages(members, OutputSessions())
+    members.on_change(stages.apply_change)
     seed = Member(kind=kind, replica_id=ADDRESS, epoch=0, address=ADDRESS)
     first = dataclasses.replace(seed, replica_id="first", epoch=new_epoch(), model=served_model)
     second = dataclasses.replace(first, replica_id="second", epoch=new_epoch())
 
     def connection() -> object:
-        return (processors._pool if kind is Kind.PROCESSOR else outputs._sessions).get(ADDRESS)
+        pool = stages.processors._pool if kind is Kind.PROCESSOR else stages.outputs._sessions
+        return pool.get(ADDRESS)
 
     try:
         members.on_member(seed, from_bus=False)
@@ -52,8 +49,7 @@ async def test_a_connection_is_kept_while_one_member_has_its_address(
         members.on_member(dataclasses.replace(second, leaving=True), from_bus=True)
         assert connection() is None
     finally:
-        await processors.close()
-        await outputs.close()
+        await stages.close()
 
 
 async def test_a_model_without_a_processor_is_away_while_engines_serve_it_and_unknown_otherwise(
@@ -62,15 +58,13 @@ async def test_a_model_without_a_processor_is_away_while_engines_serve_it_and_un
     """The processor of one of two models may be restarting, and clients do not retry after 404."""
     processors = Processors()
     engines = {"away", served_model.name}
-    there = SimpleNamespace(
-        processors=processors, router=SimpleNamespace(has_replica=lambda key: key in keys)
-    )
     keys = {model_key(name) for name in engines}
     nothing = cast("Any", None)
     processors._pool[ADDRESS] = Processor(
         ADDRESS, nothing, nothing, nothing, models={served_model.name: served_model}
     )
-    model = partial(Cluster.model, cast("Any", there))
+    router: Any = SimpleNamespace(has_replica=lambda key: key in keys)
+    model = ServedModels(processors, router, nothing).model
     assert model(served_model.name) is served_model
     with pytest.raises(Unavailable, match="no processor of the model 'away' is within reach"):
         model("away")
@@ -97,8 +91,10 @@ def test_without_an_engine_a_gateway_is_ready_where_one_comes_by_itself(
     there: Any = SimpleNamespace(
         needs_engine=needs_engine,
         router=router,
-        processors=SimpleNamespace(models=lambda: {"m": None}),
-        outputs=SimpleNamespace(is_reachable=True),
+        stages=SimpleNamespace(
+            processors=SimpleNamespace(models=lambda: {"m": None}),
+            outputs=SimpleNamespace(is_reachable=True),
+        ),
         catalogues=SimpleNamespace(is_served=lambda: facts.get("is_served", False)),
         cold_starts=SimpleNamespace(patience=facts.get("patience", 60.0)),
         draining=False,

@@ -13,8 +13,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from headwater.gateway.request.cluster import Cluster
 from headwater.gateway.request.ended_prompt import EndedPrompt
+from headwater.gateway.request.explanations import Explanations
+from headwater.gateway.request.running_requests import RunningRequests
 from headwater.gateway.request.timeline import Attempt, EngineStart, Timeline
 from headwater.gateway.request.timelines import Timelines
 from headwater.gateway.router.cost import Parts
@@ -56,13 +57,11 @@ async def test_a_beginning_that_several_ids_have_is_refused() -> None:
     for request_id, tenant in (("abcdef1", "ada"), ("abcdef2", "ada"), ("abcdef3", "eve")):
         head = timelines.begin(request_id, Tenant(id=tenant), "m", "", "", age=0.0)
         timelines.keep(head, ended(1))
-    cluster = Cluster.__new__(Cluster)
-    cluster.timelines = timelines
-    cluster._running = {}
+    explanations = Explanations(timelines, RunningRequests())
     with pytest.raises(BadRequest, match="2 requests begin with 'abcdef'; allowed: an id, or more"):
-        await cluster.explain(Caller(tenant=Tenant(id="ada")), "abcdef")
-    assert (await cluster.explain(Caller(tenant=Tenant(id="eve")), "abcdef")).id == "abcdef3"
-    assert (await cluster.explain(Caller(tenant=Tenant(id="ada")), "abcdef2")).id == "abcdef2"
+        await explanations.find(Caller(tenant=Tenant(id="ada")), "abcdef")
+    assert (await explanations.find(Caller(tenant=Tenant(id="eve")), "abcdef")).id == "abcdef3"
+    assert (await explanations.find(Caller(tenant=Tenant(id="ada")), "abcdef2")).id == "abcdef2"
 
 
 def test_of_the_youngest_requests_a_tenant_finds_its_own() -> None:

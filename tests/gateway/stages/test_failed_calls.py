@@ -60,10 +60,8 @@ async def to_processors(body: Body, num_lost: int) -> None:
 
 
 async def to_no_output_processor(body: Body) -> None:
-    cluster = cast(
-        "Any",
-        SimpleNamespace(outputs=SimpleNamespace(in_order_for=lambda _: [body], is_whole=True)),
-    )
+    outputs = SimpleNamespace(in_order_for=lambda _: [body], is_whole=True)
+    cluster = cast("Any", SimpleNamespace(stages=SimpleNamespace(outputs=outputs)))
     await resumed._ask_outputs(cluster, "an id", gone)
 
 
