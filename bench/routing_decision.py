@@ -62,11 +62,11 @@ def timed_decision(
     start = time.perf_counter()
     decision = router.choose(model_key, hashes, num_tokens, MAX_TOKENS)
     chosen = time.perf_counter()
-    dispatch = router.dispatched(decision, "request")
+    dispatch = router.dispatches.begin(decision, "request")
     end = time.perf_counter()
     cpu = time.thread_time() - cpu
-    router.started(dispatch, decision.predicted_cached_tokens)
-    router.finished(dispatch)
+    router.dispatches.started(dispatch, decision.predicted_cached_tokens)
+    router.dispatches.finished(dispatch)
     return end - start, cpu, end - chosen
 
 

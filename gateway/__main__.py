@@ -392,7 +392,10 @@ async def router_behind(
         logged_share=settings.log_receipts,
     )
     admission = Admission(
-        settings.max_running, settings.max_queued, has_room=router.has_room, replicas=router
+        settings.max_running,
+        settings.max_queued,
+        has_room=router.capacity.has_room,
+        replicas=router.capacity,
     )
     async with (
         feed.running(),

@@ -44,7 +44,7 @@ def read_prefixes(cluster: Cluster, blocks: Sequence[Block]) -> GatewayPrefixes:
     """Prompts that this gateway has sent, and the replicas that hold `blocks` by its index."""
     router = cluster.router
     held = [(*block, router.holders(*block)) for block in blocks]
-    return GatewayPrefixes(list(packed(router.recent_prompts())), held)
+    return GatewayPrefixes(list(packed(router.dispatches.recent_prompts())), held)
 
 
 def packed(prompts: Iterable[RecentPrompt]) -> Iterator[PackedPrompt]:

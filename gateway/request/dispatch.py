@@ -17,7 +17,7 @@ from headwater.services.runtime import errors
 from headwater.services.runtime.prefix import prefix_of
 
 from ..router.decision import Decision
-from ..router.router import Dispatch
+from ..router.dispatches import Dispatch
 from ..stages.output_session import OutputSession
 from .beam_search import BeamSearch
 from .choice import Choice, Sink
@@ -163,7 +163,7 @@ class Dispatcher:
             if decision.num_prompt_tokens > self._generation.num_prompt_tokens:
                 # An engine reports the prompt alone; the answer so far was looked up with it.
                 cached_tokens = max(cached_tokens, decision.predicted_cached_tokens)
-            self._cluster.router.started(self._dispatch, cached_tokens)
+            self._cluster.router.dispatches.started(self._dispatch, cached_tokens)
             self._cluster.admission.give()
         return True
 
@@ -205,7 +205,7 @@ class Dispatcher:
         if not generation.prompt.is_scored:
             # An attempt that failed may have scored a part of the prompt.
             generation.prompt.logprobs = []
-        self._dispatch = cluster.router.dispatched(
+        self._dispatch = cluster.router.dispatches.begin(
             decision,
             generation.request.caller.request_id,
             is_first=not generation.request.first_index,
@@ -233,7 +233,7 @@ class Dispatcher:
         finally:
             self._open_at = None
             release(generation, reason)
-            cluster.router.finished(self._dispatch, failed=is_outage)
+            cluster.router.dispatches.finished(self._dispatch, failed=is_outage)
 
     async def _choose(self) -> Decision:
         """The replica that is predicted to answer soonest, among those that have not failed this

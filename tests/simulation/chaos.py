@@ -293,7 +293,7 @@ class Cluster:
                 assert column.blocks == cached, f"gateway {number}'s column of {name} differs"
                 assert column.is_synced, f"gateway {number}'s column of {name} is not synced"
         for number, gateway in self.gateways.items():
-            assert gateway.router.num_in_flight(MODEL.key) == 0, (
+            assert gateway.router.capacity.num_in_flight(MODEL.key) == 0, (
                 f"gateway {number} counts requests that are over"
             )
 

@@ -25,7 +25,8 @@ from rich.table import Column, Table
 
 from headwater.bench.plot import check_plot, plot_curves
 from headwater.bench.program import run_program
-from headwater.gateway.router.router import Dispatch, Router
+from headwater.gateway.router.dispatches import Dispatch
+from headwater.gateway.router.router import Router
 from headwater.services.index.feed import IndexFeed
 from headwater.services.runtime.member import Kind, Member
 from headwater.services.runtime.membership import Members
@@ -133,11 +134,11 @@ class RouterSender:
         decision = self._router.choose(
             MODEL.key, hashes, arrival.num_prompt_tokens, arrival.num_output_tokens
         )
-        dispatch: Dispatch = self._router.dispatched(decision, str(arrival.number))
+        dispatch: Dispatch = self._router.dispatches.begin(decision, str(arrival.number))
         return (
             decision.replica_id,
-            lambda cached: self._router.started(dispatch, cached),
-            lambda: self._router.finished(dispatch),
+            lambda cached: self._router.dispatches.started(dispatch, cached),
+            lambda: self._router.dispatches.finished(dispatch),
         )
 
 

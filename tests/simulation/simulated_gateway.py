@@ -104,11 +104,11 @@ class SimulatedGateway:
         )
         answer.replicas.append(decision.replica_id)
         answer.predicted_tokens = decision.predicted_cached_tokens
-        dispatch = self.router.dispatched(decision, str(answer.number))
+        dispatch = self.router.dispatches.begin(decision, str(answer.number))
 
         def started(cached: int) -> None:
             answer.cached_tokens = cached
-            self.router.started(dispatch, cached)
+            self.router.dispatches.started(dispatch, cached)
 
         def tokens(first: int, ids: list[int]) -> None:
             assert first == len(answer.output_ids), (
@@ -137,7 +137,7 @@ class SimulatedGateway:
         finally:
             if engine is not None and key:
                 engine.cancel(key)
-            self.router.finished(dispatch, failed=is_fault)
+            self.router.dispatches.finished(dispatch, failed=is_fault)
 
     @contextlib.asynccontextmanager
     async def _dial(self, address: str) -> AsyncIterator[EngineStub]:

@@ -34,12 +34,14 @@ async def test_the_least_trust_counts_and_a_finding_names_the_gateway_that_doubt
                 gateway.caches(name, [])
         second.caches("b", chain("x", 20))
         for _ in range(8):
-            dispatch = second.router.dispatched(second.choose(chain("x", 24), exclude=("a",)), "r")
-            second.router.started(dispatch, 0)
-            second.router.finished(dispatch)
+            dispatch = second.router.dispatches.begin(
+                second.choose(chain("x", 24), exclude=("a",)), "r"
+            )
+            second.router.dispatches.started(dispatch, 0)
+            second.router.dispatches.finished(dispatch)
         for _ in range(3):
-            second.router.finished(
-                second.router.dispatched(second.choose([], exclude=("b",)), "f"), failed=True
+            second.router.dispatches.finished(
+                second.router.dispatches.begin(second.choose([], exclude=("b",)), "f"), failed=True
             )
         merged = merge([figures("first", first, 0.001), figures("second", second, 0.5)])
         a, b = replica_rows(first.router, {}, merged.standings, first.now)

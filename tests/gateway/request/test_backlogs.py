@@ -29,7 +29,7 @@ async def gateway(bus: Bus, replica: Member) -> AsyncIterator[tuple[Router, Admi
     clock = asyncio.get_running_loop().time
     members = Members(bus, (Kind.ENGINE,), clock=clock)
     router = Router(bus, members, IndexFeed(bus, members, Store(None), clock=clock), clock=clock)
-    admission = Admission(100, 100, clock, has_room=router.has_room)
+    admission = Admission(100, 100, clock, has_room=router.capacity.has_room)
     async with router.running(), Backlogs(bus, router, admission).running():
         members.on_member(replica, from_bus=True)
         yield router, admission
@@ -64,7 +64,7 @@ def test_an_engines_room_for_prompts_goes_to_gateways_with_more_waiting(
             # wait.
             await asyncio.sleep(0.5)
             with await admission.take(0, 0.0, served_model.key, name, PROMPT) as turn:
-                router.dispatched(router.choose(served_model.key, b"", PROMPT, 16), name)
+                router.dispatches.begin(router.choose(served_model.key, b"", PROMPT, 16), name)
                 turn.sent()
                 sent[name] += 1
                 await asyncio.sleep(3600)

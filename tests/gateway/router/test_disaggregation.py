@@ -63,11 +63,11 @@ def test_the_replica_that_goes_on_soonest_is_named_and_several_prompts_spread(
     assert first.successor.replica_id == "e"
     assert first.receipt["successor"] == "e"
     cluster.reports("d", crowded)
-    dispatched = cluster.router.dispatched(first, "r")
+    dispatched = cluster.router.dispatches.begin(first, "r")
     following = choose(cluster, may_hand_over=True)
     assert following.successor is not None
     assert following.successor.replica_id == "d"
-    cluster.router.finished(dispatched)
+    cluster.router.dispatches.finished(dispatched)
     assert [each.num_expected for each, _ in cluster.router.replicas()] == [0, 0, 0]
 
 
@@ -76,11 +76,11 @@ def test_a_successor_that_left_and_joined_meanwhile_expects_no_fewer_than_no_req
 ) -> None:
     """A replica leaves and joins again if it does not answer for a moment while NATS is away."""
     decision = choose(cluster, may_hand_over=True)
-    dispatched = cluster.router.dispatched(decision, "r")
+    dispatched = cluster.router.dispatches.begin(decision, "r")
     assert decision.successor is not None
     cluster.members._remove((Kind.ENGINE, decision.successor.replica_id))
     cluster.reports(decision.successor.replica_id, BUSY)
-    cluster.router.finished(dispatched)
+    cluster.router.dispatches.finished(dispatched)
     assert [each.num_expected for each, _ in cluster.router.replicas()] == [0, 0, 0]
 
 

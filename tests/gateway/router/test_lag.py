@@ -11,8 +11,9 @@ from collections.abc import AsyncIterator
 import pytest
 from prometheus_client import CollectorRegistry
 
+from headwater.gateway.router.dispatches import EXPECT_SECONDS
 from headwater.gateway.router.lag import LEAST_SECONDS, MAX_SECONDS, EventLag
-from headwater.gateway.router.router import EXPECT_SECONDS, Router
+from headwater.gateway.router.router import Router
 from headwater.proto import events_pb2
 from headwater.services.index.feed import IndexFeed
 from headwater.services.runtime import subjects
@@ -74,7 +75,7 @@ class Gateway:
 
     def sends(self, blocks: list[bytes]) -> None:
         decision = self.router.choose(self.model.key, b"".join(blocks), len(blocks) * BLOCK + 1, 64)
-        self.router.dispatched(decision, "request")
+        self.router.dispatches.begin(decision, "request")
 
     def believes(self, blocks: list[bytes]) -> bool:
         return self.feed.index(self.model.key).lookup(blocks) == {"a": len(blocks)}

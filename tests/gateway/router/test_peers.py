@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from headwater.gateway.router import peers
-from headwater.gateway.router.router import Dispatch, Router
+from headwater.gateway.router.dispatches import Dispatch
+from headwater.gateway.router.router import Router
 from headwater.proto.events_pb2 import InFlightUpdate
 from headwater.services.index.feed import IndexFeed
 from headwater.services.runtime import subjects
@@ -71,13 +72,13 @@ async def test_what_one_gateway_sends_counts_at_the_other_at_once(
     ):
         # The prompt is so long that only a small part of it is computed before the test reads the
         # account.
-        dispatch = one.dispatched(one.choose(served_model.key, b"", 400_000, 16), "r")
+        dispatch = one.dispatches.begin(one.choose(served_model.key, b"", 400_000, 16), "r")
         async with asyncio.timeout(60):
             while waiting(other, served_model)[0] == 0:  # noqa: ASYNC110 (the account has no event)
                 await asyncio.sleep(0.001)
         assert waiting(other, served_model)[1] > 150
-        one.started(dispatch, 0)
-        one.finished(dispatch)
+        one.dispatches.started(dispatch, 0)
+        one.dispatches.finished(dispatch)
         async with asyncio.timeout(60):
             while waiting(other, served_model) != (0, 0):  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
@@ -90,7 +91,7 @@ def test_gateways_that_take_turns_send_to_different_replicas(served_model: Serve
 
     async def send(router: Router) -> str:
         await asyncio.sleep(router.peers.turn_seconds)
-        return router.dispatched(
+        return router.dispatches.begin(
             router.choose(served_model.key, b"", 4000, 16), "r"
         ).decision.replica_id
 
@@ -115,7 +116,7 @@ def test_a_gateway_that_fell_silent_counts_three_seconds_longer(served_model: Se
             gateway(there, replica) as other,
         ):
             async with gateway(here, replica) as one:
-                one.dispatched(one.choose(served_model.key, b"", 4000, 16), "r")
+                one.dispatches.begin(one.choose(served_model.key, b"", 4000, 16), "r")
                 await asyncio.sleep(0.01)
                 here.lose()
             assert waiting(other, served_model)[0] == 1
@@ -133,15 +134,15 @@ def test_a_gateway_whose_bus_comes_back_publishes_what_it_sends_from_then_on(
     async def main() -> None:
         async with two_gateways(Air(), served_model) as (here, one, other):
             here.lose()
-            unheard = one.dispatched(one.choose(served_model.key, b"", 4000, 16), "unheard")
+            unheard = one.dispatches.begin(one.choose(served_model.key, b"", 4000, 16), "unheard")
             await asyncio.sleep(0.1)
             here.find()
-            heard = one.dispatched(one.choose(served_model.key, b"", 4000, 16), "heard")
-            one.started(unheard, 0)
-            one.finished(unheard)
+            heard = one.dispatches.begin(one.choose(served_model.key, b"", 4000, 16), "heard")
+            one.dispatches.started(unheard, 0)
+            one.dispatches.finished(unheard)
             await asyncio.sleep(0.1)
             assert waiting(other, served_model)[0] == 1
-            one.finished(heard)
+            one.dispatches.finished(heard)
             await asyncio.sleep(0.1)
             assert waiting(other, served_model) == (0, 0)
 
@@ -154,7 +155,7 @@ async def test_what_happens_while_nats_is_away_counts_at_the_other_once_it_is_ba
     replica, server = replica_of(served_model), await start_nats(free_dir, **kept)
 
     def sends(router: Router, num_tokens: int) -> Dispatch:
-        return router.dispatched(router.choose(served_model.key, b"", num_tokens, 16), "r")
+        return router.dispatches.begin(router.choose(served_model.key, b"", num_tokens, 16), "r")
 
     async with (
         contextlib.AsyncExitStack() as servers,
@@ -168,7 +169,7 @@ async def test_what_happens_while_nats_is_away_counts_at_the_other_once_it_is_ba
         async with asyncio.timeout(60):
             while other.peers.num_remote < 2:  # noqa: ASYNC110 (the account has no event)
                 await asyncio.sleep(0.001)
-        one.started(long[0], 0)
+        one.dispatches.started(long[0], 0)
         async with asyncio.timeout(60):
             while waiting(other, served_model)[1] > 1.2 * waiting(one, served_model)[1]:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
@@ -177,9 +178,9 @@ async def test_what_happens_while_nats_is_away_counts_at_the_other_once_it_is_ba
             while here.connected or there.connected:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         # None of them ends before the other gateway is looked at.
-        one.started(long[1], 0)
+        one.dispatches.started(long[1], 0)
         sends(one, 100)
-        one.started(sends(one, 400_000), 0)
+        one.dispatches.started(sends(one, 400_000), 0)
         server = await start_nats(free_dir, port=server.port, **kept)
         servers.push_async_callback(server.stop)
         async with asyncio.timeout(60):
@@ -201,12 +202,12 @@ def test_beats_repeat_lost_messages_of_prompts_computed_or_not(
     async def main() -> None:
         air = Air()
         async with two_gateways(air, served_model) as (_, one, other):
-            known = one.dispatched(one.choose(served_model.key, b"", 400_000, 16), "known")
+            known = one.dispatches.begin(one.choose(served_model.key, b"", 400_000, 16), "known")
             await asyncio.sleep(0.1)
             assert waiting(other, served_model)[1] > 100
             air.drop = 1.0
-            one.started(known, 0)
-            one.dispatched(one.choose(served_model.key, b"", 10, 16), "unknown")
+            one.dispatches.started(known, 0)
+            one.dispatches.begin(one.choose(served_model.key, b"", 10, 16), "unknown")
             await asyncio.sleep(0.1)
             air.drop = 0.0
             await asyncio.sleep(1.1)
@@ -233,9 +234,11 @@ def test_many_requests_are_repeated_in_messages_that_nats_takes(
         ):
             here.lose()
             for number in range(25):
-                dispatch = one.dispatched(one.choose(served_model.key, b"", 10, 16), str(number))
+                dispatch = one.dispatches.begin(
+                    one.choose(served_model.key, b"", 10, 16), str(number)
+                )
                 if number % 2:
-                    one.started(dispatch, 0)
+                    one.dispatches.started(dispatch, 0)
             here.find()
             await asyncio.sleep(0.1)
             assert other.peers.num_remote == 25
@@ -255,10 +258,12 @@ def test_words_that_are_lost_doubled_and_turned_round_are_put_right_by_the_next_
         air = Air(jitter=0.05, drop=0.3, double=0.3)
         async with two_gateways(air, served_model) as (_, one, other):
             for number in range(200):
-                dispatch = one.dispatched(one.choose(served_model.key, b"", 100, 16), str(number))
+                dispatch = one.dispatches.begin(
+                    one.choose(served_model.key, b"", 100, 16), str(number)
+                )
                 await asyncio.sleep(0.02)
-                one.started(dispatch, 0)
-                one.finished(dispatch)
+                one.dispatches.started(dispatch, 0)
+                one.dispatches.finished(dispatch)
             air.drop = air.double = 0.0
             await asyncio.sleep(2.5)
             assert (waiting(other, served_model), other.peers.num_remote) == ((0, 0), 0)

@@ -15,8 +15,9 @@ from prometheus_client import CollectorRegistry
 from headwater.bench.receipt_replay import Receipt, accuracy, judge, receipts
 from headwater.gateway.router.cost import Parts
 from headwater.gateway.router.decision import Decision
+from headwater.gateway.router.dispatches import Dispatch
 from headwater.gateway.router.policy import POLICIES
-from headwater.gateway.router.router import Dispatch, Router
+from headwater.gateway.router.router import Router
 from headwater.gateway.settings import ROUTING_POLICIES
 from headwater.services.index.feed import IndexFeed
 from headwater.services.runtime import subjects
@@ -102,7 +103,7 @@ class Cluster:
         )
 
     def sends(self, blocks: list[bytes]) -> Dispatch:
-        return self.router.dispatched(self.choose(blocks), uuid.uuid4().hex)
+        return self.router.dispatches.begin(self.choose(blocks), uuid.uuid4().hex)
 
 
 @pytest.fixture
@@ -192,7 +193,7 @@ async def test_a_replica_that_has_the_adapter_on_its_device_goes_before_one_that
     assert cluster.choose(chain("y", 32), adapter=poet).replica_id == "b"
     # A request on its way brings the adapter with it, before a report says so.
     cluster.reports("a")
-    sent = cluster.router.dispatched(cluster.choose(chain("z", 2), adapter=poet), "r")
+    sent = cluster.router.dispatches.begin(cluster.choose(chain("z", 2), adapter=poet), "r")
     again = cluster.choose(chain("w", 2), adapter=poet).receipt["candidates"]
     costs = {each["replica_id"]: each["adapter_seconds"] for each in again}
     assert costs[sent.decision.replica_id] == 0.0
@@ -203,10 +204,10 @@ async def test_an_unrelated_prompt_goes_to_the_less_loaded_replica(cluster: Clus
     first, second, third = (cluster.sends(chain(name, 10)) for name in "xyz")
     assert {first.replica.member.replica_id, second.replica.member.replica_id} == {"a", "b"}
     for dispatch in (first, second, third):
-        cluster.router.started(dispatch, 0)
+        cluster.router.dispatches.started(dispatch, 0)
     cluster.now += 1
-    cluster.router.finished(third)
-    cluster.router.finished(second)
+    cluster.router.dispatches.finished(third)
+    cluster.router.dispatches.finished(second)
     assert cluster.choose(chain("w", 10)).replica_id == second.replica.member.replica_id
 
 
@@ -232,7 +233,7 @@ async def test_sub_agents_of_a_prefix_land_together_until_waiting_costs_more_tha
         sent = [cluster.sends([*prefix, *chain(f"{name}{task}-", 8)]) for task in range(80)]
         chosen = [each.decision.replica_id for each in sent]
         for each in sent:
-            cluster.router.finished(each)
+            cluster.router.dispatches.finished(each)
         assert set(chosen) == {"a", "b"}
         return max(chosen.index("a"), chosen.index("b"))
 
@@ -247,8 +248,8 @@ async def test_a_prefix_that_all_hold_spreads_over_all(cluster: Cluster) -> None
     chosen = []
     for _ in range(10):
         dispatch = cluster.sends(chain("hot", 50))
-        cluster.router.started(dispatch, 800)
-        cluster.router.finished(dispatch)
+        cluster.router.dispatches.started(dispatch, 800)
+        cluster.router.dispatches.finished(dispatch)
         cluster.now += 0.1
         chosen.append(dispatch.replica.member.replica_id)
     assert chosen in (["a", "b"] * 5, ["b", "a"] * 5)
@@ -263,7 +264,7 @@ async def test_draining_full_and_failing_replicas_are_skipped_while_another_can_
     cluster.reports("b", replace(IDLE, num_used_blocks=9_600))
     assert cluster.choose(chain("x", 24)).replica_id == "a"
     cluster.reports("b")
-    cluster.router.finished(cluster.sends(chain("x", 24)), failed=True)
+    cluster.router.dispatches.finished(cluster.sends(chain("x", 24)), failed=True)
     decision = cluster.choose(chain("x", 24))
     assert decision.replica_id == "a"
     assert {each.replica_id: each.guard for each in decision.candidates} == {
@@ -339,9 +340,11 @@ async def test_a_home_with_a_long_line_gives_way(served_model: ServedModel) -> N
 async def test_hits_that_do_not_come_true_cost_a_replica_its_trust(cluster: Cluster) -> None:
     cluster.caches("b", chain("x", 20))
     for _ in range(8):
-        dispatch = cluster.router.dispatched(cluster.choose(chain("x", 24), exclude=("a",)), "r")
-        cluster.router.started(dispatch, 0)
-        cluster.router.finished(dispatch)
+        dispatch = cluster.router.dispatches.begin(
+            cluster.choose(chain("x", 24), exclude=("a",)), "r"
+        )
+        cluster.router.dispatches.started(dispatch, 0)
+        cluster.router.dispatches.finished(dispatch)
     assert cluster.registry.get_sample_value(
         "headwater_router_trust", {"replica": "b"}
     ) == pytest.approx(0.9**8)
@@ -359,7 +362,7 @@ async def test_hits_that_do_not_come_true_cost_a_replica_its_trust(cluster: Clus
 async def test_a_receipt_is_json_with_the_cost_of_every_candidate(cluster: Cluster) -> None:
     cluster.caches("b", chain("x", 20))
     dispatch = cluster.sends(chain("x", 24))
-    cluster.router.started(dispatch, 320)
+    cluster.router.dispatches.started(dispatch, 320)
     receipt = json.loads(json.dumps(dispatch.decision.receipt))
     assert receipt["replica_id"] == "b"
     assert receipt["predicted_cached_tokens"] == receipt["actual_cached_tokens"] == 320
@@ -377,12 +380,12 @@ async def test_a_logged_receipt_says_how_it_turned_out_and_can_be_scored_again(
     log = tmp_path / "gateway.log"
     with structlog.testing.capture_logs() as lines:
         for number in range(4 * 2):
-            dispatch = cluster.router.dispatched(
+            dispatch = cluster.router.dispatches.begin(
                 cluster.choose(chain("x", 24)), f"r{1 + number // 4}"
             )
             cluster.now += 0.25
-            cluster.router.started(dispatch, 320)
-            cluster.router.finished(dispatch)
+            cluster.router.dispatches.started(dispatch, 320)
+            cluster.router.dispatches.finished(dispatch)
     log.write_text("\n".join(json.dumps(line) for line in lines))
     found = list(receipts(log))
     # Half of the requests: every attempt of one, none of the other.
@@ -445,7 +448,7 @@ async def test_a_prompt_that_is_new_to_all_goes_where_the_cache_has_most_room(
     assert [cluster.choose(chain(f"new{number}", 2)).replica_id for number in range(3)] == ["b"] * 3
     cluster.caches("b", chain("also old", 34))
     dispatch = cluster.sends(chain("new", 2))
-    cluster.router.started(dispatch, 0)
+    cluster.router.dispatches.started(dispatch, 0)
     other = cluster.choose(chain("newer", 2)).replica_id
     assert other != dispatch.replica.member.replica_id
 
@@ -458,7 +461,11 @@ async def test_replicas_need_no_more_prompts_waiting_than_they_run_at_once(
     def most_prompts() -> int | None:
         """Prompts at which there is no more room; None where there always is."""
         return next(
-            (num for num in range(1000) if not cluster.router.has_room(cluster.model.key, 0, num)),
+            (
+                num
+                for num in range(1000)
+                if not cluster.router.capacity.has_room(cluster.model.key, 0, num)
+            ),
             None,
         )
 
@@ -479,7 +486,7 @@ async def test_room_at_replicas_is_what_they_let_this_gateway_have_waiting_less_
     epoch = cluster.router.peers.epoch
 
     def has_room(num_tokens: int) -> bool:
-        return cluster.router.has_room(cluster.model.key, num_tokens, 0)
+        return cluster.router.capacity.has_room(cluster.model.key, num_tokens, 0)
 
     assert has_room(10**9)
     for name in "ab":
@@ -492,7 +499,7 @@ async def test_room_at_replicas_is_what_they_let_this_gateway_have_waiting_less_
     cluster.now += 0.2
     assert has_room(0)
     for dispatch in sent:
-        cluster.router.started(dispatch, 0)
+        cluster.router.dispatches.started(dispatch, 0)
     assert has_room(599)
     cluster.reports("a", replace(IDLE, waiting_credits={1: 9000}))
     assert has_room(10**9)
@@ -591,16 +598,22 @@ async def test_a_queue_has_the_policy_of_its_replicas_and_counts_uncached_tokens
 ) -> None:
     router = cluster.router
     key = cluster.model.key
-    assert router.policies(key).default.name == "fair"
-    assert (router.prompt_seconds("other", 500), router.has_blocks("other", 9)) == (0.0, True)
+    assert router.capacity.policies(key).default.name == "fair"
+    assert (
+        router.capacity.prompt_seconds("other", 500),
+        router.capacity.has_blocks("other", 9),
+    ) == (0.0, True)
     cluster.reports("a", replace(IDLE, policy="from a later version"))
-    assert router.policies(key).default.name == "fair"
+    assert router.capacity.policies(key).default.name == "fair"
     cluster.reports("b", replace(IDLE, policy="srpt,1=slo", num_used_blocks=9_990))
-    assert router.policies(key).of_tier(1).name == "slo"
-    assert router.prompt_seconds(key, 500) == pytest.approx(0.25), "two replicas share it"
-    assert router.has_blocks(key, 20_000), "an idle replica takes any"
+    assert router.capacity.policies(key).of_tier(1).name == "slo"
+    assert router.capacity.prompt_seconds(key, 500) == pytest.approx(0.25), "two replicas share it"
+    assert router.capacity.has_blocks(key, 20_000), "an idle replica takes any"
     cluster.reports("a", replace(IDLE, num_used_blocks=9_900))
-    assert [router.has_blocks(key, num_blocks) for num_blocks in (100, 101)] == [True, False]
+    assert [router.capacity.has_blocks(key, num_blocks) for num_blocks in (100, 101)] == [
+        True,
+        False,
+    ]
     cluster.caches("b", chain("river", 10))
     hashes = b"".join(chain("river", 10))
     assert router.num_uncached(key, hashes, 10 * BLOCK + 5) == 5
