@@ -160,7 +160,7 @@ class LocalStack:
         remove_cluster(self.settings.state_dir)
         await self._end(self._gateways, SERVER_STOP_LIMIT + self.settings.drain_limit)
         await self._end(
-            [stage for model in self._manager.models() for stage in model.stages()],
+            [stage for model in self._manager.table.all() for stage in model.stages()],
             SERVER_STOP_LIMIT,
         )
         await self._end(list(self._servers.values()), SERVER_STOP_LIMIT)
@@ -191,7 +191,7 @@ class LocalStack:
     @property
     def _groups(self) -> dict[str, list[KeptStage]]:
         """Stages by kind, in the order of starting."""
-        models = self._manager.models()
+        models = self._manager.table.all()
         return {
             **{name: [server] for name, server in self._servers.items()},
             "engine": [stage for model in models for stage in model.engines.values()],
@@ -254,10 +254,10 @@ class LocalStack:
     ) -> None:
         """Starts all stages at once: gateways find the stages behind them by heartbeats. Models
         that divide a GPU's memory start one after another."""
-        first = self._manager.first(plan)
+        first = self._manager.table.first(plan)
         models = {first.name: first}
         for each in self._models[1:]:
-            models[each.name] = self._manager.beside(each, **_share(shares, each))
+            models[each.name] = self._manager.table.beside(each, **_share(shares, each))
         self._gateways = [
             self._stage(
                 f"gateway-{i}",
@@ -279,7 +279,7 @@ class LocalStack:
             stages = [stage for model in models.values() for stage in model.stages()]
             await begin_all([*stages, *self._gateways], report)
         for model in models.values():
-            self._manager.serve(model)
+            self._manager.table.serve(model)
 
     async def _start_in_turn(self, models: Sequence[ModelStages], report: Report) -> None:
         """Starts models one after another, each while the others sleep; the first one stays awake.
@@ -352,7 +352,7 @@ class LocalStack:
             kind: [stage.addresses["grpc"] for stage in group if "grpc" in stage.addresses]
             for kind, group in self._groups.items()
         }
-        if len(self._manager.models()) > 1:
+        if len(self._manager.table.all()) > 1:
             # An address does not name the model of an output processor; its heartbeats do.
             del known["output-processor"]
         return plan.gateway(idx, known)

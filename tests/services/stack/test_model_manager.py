@@ -17,10 +17,11 @@ from headwater.services.runtime import subjects
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.progress import silent
 from headwater.services.runtime.settings import read_settings
-from headwater.services.stack.model_manager import ModelManager, Refused
+from headwater.services.stack.model_manager import ModelManager
 from headwater.services.stack.model_request import ModelRequest
 from headwater.services.stack.model_stages import ModelStages
 from headwater.services.stack.plan import StackPlan
+from headwater.services.stack.refused import Refused
 from headwater.services.stack.remembered_models import RememberedModels
 from headwater.services.stack.stage_process import KeptStage, SupervisorPipe, begin_all
 from tests.chatting_model import make_chatting_model
@@ -81,9 +82,9 @@ async def test_every_stage_of_a_model_has_the_settings_that_it_was_loaded_with(
         return stages.make(name, module, flags, env)
 
     manager = ModelManager(stack.settings, pipe, make, hurry=asyncio.Event(), report=lambda _: None)
-    first = manager.first(stack)
+    first = manager.table.first(stack)
     await begin_all(first.stages(), silent)
-    manager.serve(first)
+    manager.table.serve(first)
     async with managed(manager, nats_url, stack) as ask:
         loaded = {
             "do": "load",
@@ -140,7 +141,11 @@ async def test_every_stage_of_a_model_has_the_settings_that_it_was_loaded_with(
         # The next cluster with this state folder loads it so again.
         assert [each.numerics for each in RememberedModels(tmp_path)] == ["tree"]
     await asyncio.gather(
-        *(stage.stop(5, asyncio.Event()) for model in manager.models() for stage in model.stages())
+        *(
+            stage.stop(5, asyncio.Event())
+            for model in manager.table.all()
+            for stage in model.stages()
+        )
     )
     pipe.close()
 
@@ -157,9 +162,9 @@ async def test_bounds_that_are_asked_for_while_a_model_is_loaded_are_remembered(
         stack.settings, pipe, stages.make, hurry=asyncio.Event(), report=lambda _: None
     )
     try:
-        first = manager.first(stack)
+        first = manager.table.first(stack)
         await begin_all(first.stages(), silent)
-        manager.serve(first)
+        manager.table.serve(first)
         async with managed(manager, nats_url, stack) as ask:
 
             async def state() -> str:
@@ -188,7 +193,7 @@ async def test_bounds_that_are_asked_for_while_a_model_is_loaded_are_remembered(
         await asyncio.gather(
             *(
                 stage.stop(5, asyncio.Event())
-                for model in manager.models()
+                for model in manager.table.all()
                 for stage in model.stages()
             )
         )
@@ -212,9 +217,9 @@ async def test_a_model_that_cannot_even_be_looked_for_is_refused_and_the_next_re
     manager = ModelManager(
         stack.settings, pipe, stages.make, hurry=asyncio.Event(), report=lambda _: None
     )
-    first = manager.first(stack)
+    first = manager.table.first(stack)
     await begin_all(first.stages(), silent)
-    manager.serve(first)
+    manager.table.serve(first)
 
     async with managed(manager, nats_url, stack) as ask:
         long = "x" * 5000
@@ -254,17 +259,17 @@ async def test_a_model_has_its_text_stages_until_a_replica_that_was_leaving_alre
         return (engines if "engine" in name else texts).make(name, module, flags, env)
 
     manager = ModelManager(stack.settings, pipe, make, hurry=asyncio.Event(), report=lambda _: None)
-    model = manager.first(stack)
+    model = manager.table.first(stack)
     await begin_all(model.stages(), silent)
-    manager.serve(model)
+    manager.table.serve(model)
     while not all(each.is_armed for each in (engines, texts)):  # noqa: ASYNC110 (other processes)
         await asyncio.sleep(0.01)
     async with managed(manager, nats_url, stack) as ask:
         await ask({"do": "list"})
-        leaving = asyncio.ensure_future(manager._retire(model, 0))
+        leaving = asyncio.ensure_future(manager.table.retire(model, 0))
         await asyncio.sleep(0)
         assert "error" not in await ask({"do": "unload", "model": "m"})
-        while manager.models():  # noqa: ASYNC110 (processes end)
+        while manager.table.all():  # noqa: ASYNC110 (processes end)
             await asyncio.sleep(0.01)
         await leaving
     said = {log.stem: log.read_text().split()[-1] for log in folders["text"].iterdir()}
@@ -297,8 +302,8 @@ def test_where_models_take_turns_each_has_one_engine_that_has_room_to_start(
     manager = ModelManager(
         stack.settings, pipe, stages.make, hurry=asyncio.Event(), report=lambda _: None
     )
-    model = manager.first(stack)
-    manager.serve(model)
+    model = manager.table.first(stack)
+    manager.table.serve(model)
     rules = model.rules
     nothing: Any = None
     with pytest.raises(Refused, match=problem):
@@ -318,5 +323,5 @@ async def test_a_model_that_is_larger_than_awake_ones_may_be_is_refused(tmp_path
         stage = SimpleNamespace(addresses={"grpc": engine.address})
         loaded = cast("ModelStages", SimpleNamespace(name="large", engines={0: stage}))
         with pytest.raises(Refused, match=r"'large' takes .* GB, --resident gives awake models"):
-            await manager._check_size(loaded)
+            await manager._loads._check_size(loaded)
     pipe.close()

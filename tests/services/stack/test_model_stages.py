@@ -113,12 +113,12 @@ async def test_a_replica_that_could_not_start_when_it_is_to_leave_harms_no_other
     manager = ModelManager(
         stack.settings, pipe, stages.make, hurry=asyncio.Event(), report=said.append
     )
-    model = manager.first(stack)
+    model = manager.table.first(stack)
     async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
         starting = tasks.create_task(model.start_engine(tasks, lambda: 0.0))
         await stages.begun.wait()
         # Chosen to leave, and gone before its turn comes.
-        leaving = manager._retire(model, next(iter(model.engines)))
+        leaving = manager.table.retire(model, next(iter(model.engines)))
         stages.may_spawn.set()
         await asyncio.wait((starting,))
         await tasks.create_task(leaving)

@@ -110,9 +110,9 @@ async def test_engines_are_started_again_one_after_another(
 
     monkeypatch.setattr(ModelWeights, "replace", replace)
     manager = ModelManager(stack.settings, pipe, stages.make, hurry=asyncio.Event(), report=report)
-    model = manager.first(stack)
+    model = manager.table.first(stack)
     await begin_all(model.stages(), silent)
-    manager.serve(model)
+    manager.table.serve(model)
     async with asyncio.TaskGroup() as tasks:
         await manager._run_weights(model, ModelRequest(do="weights", model="m"), tasks)
         for stage in model.engines.values():

@@ -81,12 +81,12 @@ async def load(manager: ModelManager, model: ModelStages, tasks: asyncio.TaskGro
     try:
         await begin_all(model.stages(), silent)
     except (StageDied, OSError):
-        await manager._end(model)
+        await manager.table.end(model)
         model.state = State.FAILED
         return
     for stage in model.stages():
         stage.guard(tasks)
-    manager.serve(model)
+    manager.table.serve(model)
 
 
 async def scale(manager: ModelManager, model: ModelStages, tasks: asyncio.TaskGroup) -> None:
@@ -98,7 +98,7 @@ async def scale(manager: ModelManager, model: ModelStages, tasks: asyncio.TaskGr
         if random.random() < 0.5 and len(model.engines) < MOST_REPLICAS:
             tasks.create_task(model.start_engine(tasks, lambda: 0.0))
         elif model.engines:
-            tasks.create_task(manager._retire(model, random.choice(list(model.engines))))
+            tasks.create_task(manager.table.retire(model, random.choice(list(model.engines))))
 
 
 async def live_and_end(folder: Path) -> None:
@@ -121,12 +121,12 @@ async def live_and_end(folder: Path) -> None:
             stack.settings, pipe, maker, hurry=asyncio.Event(), report=lambda _: None
         )
         async with asyncio.TaskGroup() as tasks:
-            model = manager.first(stack)
+            model = manager.table.first(stack)
             model.task = tasks.create_task(load(manager, model, tasks))
             await scale(manager, model, tasks)
-            manager._unload(model.name, members, tasks)  # type: ignore[arg-type]  # as much of them as is used
+            manager._loads.unload(model.name, members, tasks)  # type: ignore[arg-type]  # as much of them as is used
         # The group has ended: nothing keeps a process running.
-        assert (manager.models(), model.stages(), model.taken_places, living) == (
+        assert (manager.table.all(), model.stages(), model.taken_places, living) == (
             [],
             [],
             set(),

@@ -17,9 +17,10 @@ from headwater.services.runtime.bus import Bus, Subscription
 from headwater.services.runtime.member import Kind
 from headwater.services.runtime.membership import Members
 from headwater.services.runtime.tasks import owned_task, set_within
-from headwater.services.stack.model_manager import DEMAND_SECONDS, LOOK_SECONDS
+from headwater.services.stack.model_manager import LOOK_SECONDS
 from headwater.services.stack.model_stages import ModelStages, State
 from headwater.services.stack.model_turns import ModelTurns, demand_of
+from headwater.services.stack.replica_scaling import DEMAND_SECONDS
 from tests.simulation.turns.device import SimulatedCalls
 
 SUPERVISOR = "supervisor-0"
