@@ -69,6 +69,17 @@ def separated(tags: Sequence[Form], separator: str, single: bool) -> Form:
     }
 
 
+def triggered(trigger: str, tags: Sequence[Form], single: bool) -> Form:
+    """Grammar of text in which the trigger begins one of the tags: any number of them, or at most
+    one where `single`."""
+    return {
+        "type": "triggered_tags",
+        "triggers": [trigger],
+        "tags": list(tags),
+        "stop_after_first": single,
+    }
+
+
 def or_text(calls: Form, openings: str) -> Form:
     """Grammar of calls, or of an answer that begins otherwise."""
     text = {"type": "regex", "pattern": rf"([^\s{openings}](?s:.*))?"}

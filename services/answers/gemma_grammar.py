@@ -8,7 +8,18 @@ from functools import partial
 from typing import Any
 
 from .argument_types import TEXT, Types, types_of
-from .forms import ANY_TEXT, Form, OfferedTool, const, in_order, inside, one_of, sequence, tag
+from .forms import (
+    ANY_TEXT,
+    Form,
+    OfferedTool,
+    const,
+    in_order,
+    inside,
+    one_of,
+    sequence,
+    tag,
+    triggered,
+)
 from .forms import separated as separated_tags
 from .gemma_formats import CALL, GemmaFormat
 from .marked_grammar import text_form
@@ -39,12 +50,7 @@ def _gemma_calls(form: GemmaFormat, tools: Sequence[OfferedTool], single: bool) 
 
 
 def _gemma_free(form: GemmaFormat, tools: Sequence[OfferedTool], single: bool) -> Form:
-    return {
-        "type": "triggered_tags",
-        "triggers": [form.begin],
-        "tags": [_call(form, tool) for tool in tools],
-        "stop_after_first": single,
-    }
+    return triggered(form.begin, [_call(form, tool) for tool in tools], single)
 
 
 def _call(form: GemmaFormat, tool: OfferedTool) -> Form:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from .forms import Form, OfferedTool, const, or_text, separated, sequence, tag
+from .forms import Form, OfferedTool, const, or_text, separated, sequence, tag, triggered
 from .list_formats import LIST_FORMATS, ListFormat
 from .object_formats import ObjectFormat
 from .tool_format import ToolFormat
@@ -37,12 +37,7 @@ def _object_calls(form: ObjectFormat, tools: Sequence[OfferedTool], single: bool
 
 
 def _object_free(form: ObjectFormat, tools: Sequence[OfferedTool], single: bool) -> Form:
-    return {
-        "type": "triggered_tags",
-        "triggers": [form.begin.strip()],
-        "tags": _objects(form, tools),
-        "stop_after_first": single,
-    }
+    return triggered(form.begin.strip(), _objects(form, tools), single)
 
 
 def _objects(form: ObjectFormat, tools: Sequence[OfferedTool]) -> list[Form]:
@@ -60,12 +55,7 @@ def _list_calls(form: ListFormat, tools: Sequence[OfferedTool], single: bool) ->
 
 
 def _list_free(form: ListFormat, tools: Sequence[OfferedTool], single: bool) -> Form:
-    return {
-        "type": "triggered_tags",
-        "triggers": [form.begin],
-        "tags": [tag(form.begin, _list(form, tools, single), form.end)],
-        "stop_after_first": True,
-    }
+    return triggered(form.begin, [tag(form.begin, _list(form, tools, single), form.end)], True)
 
 
 def _list(form: ListFormat, tools: Sequence[OfferedTool], single: bool) -> Form:

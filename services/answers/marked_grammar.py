@@ -19,6 +19,7 @@ from .forms import (
     separated,
     sequence,
     tag,
+    triggered,
 )
 from .marked_formats import MarkedFormat, Parameters
 from .text_input import KEY
@@ -53,12 +54,7 @@ def _marked_free(form: MarkedFormat, tools: Sequence[OfferedTool], single: bool)
         tags = [_in_section(form, call) for call in calls]
     else:
         tags = [_section(form, calls, single)]
-    return {
-        "type": "triggered_tags",
-        "triggers": [form.opening],
-        "tags": tags,
-        "stop_after_first": single,
-    }
+    return triggered(form.opening, tags, single)
 
 
 def _section(form: MarkedFormat, calls: list[Form], single: bool) -> Form:

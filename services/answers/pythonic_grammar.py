@@ -17,6 +17,7 @@ from .forms import (
     separated,
     sequence,
     tag,
+    triggered,
 )
 from .pythonic_formats import PythonicFormat
 from .text_input import KEY
@@ -55,12 +56,7 @@ def _section_calls(form: PythonicFormat, tools: Sequence[OfferedTool], single: b
 
 
 def _section_free(form: PythonicFormat, tools: Sequence[OfferedTool], single: bool) -> Form:
-    return {
-        "type": "triggered_tags",
-        "triggers": [form.begin],
-        "tags": [tag(form.begin, _section(form, tools, single), form.end)],
-        "stop_after_first": True,
-    }
+    return triggered(form.begin, [tag(form.begin, _section(form, tools, single), form.end)], True)
 
 
 def _section(form: PythonicFormat, tools: Sequence[OfferedTool], single: bool) -> Form:
