@@ -6,13 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
-import grpc
-
 from headwater.proto import engine_pb2 as pb
-from headwater.proto import engine_pb2_grpc
-from headwater.services.runtime import errors, grpc_errors
-from headwater.services.runtime.channel import open_channel
+from headwater.services.runtime import errors
 from headwater.services.runtime.member import Member
+
+from ..stages.engine_call import ask_engine
 
 CHECK_SECONDS = 120.0
 DROP_SECONDS = 10.0
@@ -25,31 +23,31 @@ async def check_folder(
 ) -> pb.CheckAdapterReply:
     """Has an engine read an adapter from a folder on its host. Raises what it is refused with."""
     request = pb.CheckAdapterRequest(folder=folder, within=within, digest=digest)
-    return await _ask(engine, lambda stub: stub.CheckAdapter(request, timeout=CHECK_SECONDS))
+    return await ask_engine(engine, lambda stub: stub.CheckAdapter(request, timeout=CHECK_SECONDS))
 
 
 async def send_content(
     engine: Member, parts: AsyncIterator[pb.AdapterPart]
 ) -> pb.CheckAdapterReply:
     """Sends an adapter to an engine, which reads it. Raises the engine's error."""
-    return await _ask(engine, lambda stub: stub.SendAdapter(parts, timeout=CHECK_SECONDS))
+    return await ask_engine(engine, lambda stub: stub.SendAdapter(parts, timeout=CHECK_SECONDS))
 
 
 async def forget(engine: Member, digest: bytes) -> None:
     """Has an engine drop an adapter when its requests have ended. Raises `HeadwaterError`."""
     request = pb.UnloadAdapterRequest(digest=digest)
-    await _ask(engine, lambda stub: stub.UnloadAdapter(request, timeout=DROP_SECONDS))
+    await ask_engine(engine, lambda stub: stub.UnloadAdapter(request, timeout=DROP_SECONDS))
 
 
 async def unload(engine: Member, name: str) -> None:
     """Takes a name from an adapter that an engine was started with. Raises `HeadwaterError`."""
     request = pb.UnloadAdapterRequest(name=name)
-    await _ask(engine, lambda stub: stub.UnloadAdapter(request, timeout=DROP_SECONDS))
+    await ask_engine(engine, lambda stub: stub.UnloadAdapter(request, timeout=DROP_SECONDS))
 
 
 async def described(engine: Member) -> Member:
     """An engine as it describes itself now. Raises `HeadwaterError`, `ValueError`."""
-    reply = await _ask(engine, lambda stub: stub.Info(pb.InfoRequest(), timeout=INFO_SECONDS))
+    reply = await ask_engine(engine, lambda stub: stub.Info(pb.InfoRequest(), timeout=INFO_SECONDS))
     return Member.from_pb(reply)
 
 
@@ -65,13 +63,3 @@ async def of_each(
             return error
 
     return list(await asyncio.gather(*map(reply_of, engines)))
-
-
-async def _ask(
-    engine: Member, ask: Callable[[engine_pb2_grpc.EngineAsyncStub], Awaitable[ReplyT]]
-) -> ReplyT:
-    async with open_channel(engine.address) as channel:
-        try:
-            return await ask(engine_pb2_grpc.EngineStub(channel))
-        except grpc.aio.AioRpcError as failure:
-            raise grpc_errors.from_rpc_error(failure) from None

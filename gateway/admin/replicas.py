@@ -3,24 +3,21 @@ service."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-import grpc
 import msgspec
 
-from headwater.proto import engine_pb2, engine_pb2_grpc
-from headwater.services.runtime import errors, grpc_errors
-from headwater.services.runtime.channel import open_channel
+from headwater.proto import engine_pb2
+from headwater.services.runtime import errors
 from headwater.services.runtime.member import Kind, Member, ReplicaLoad
 from headwater.services.runtime.membership import Members
 from headwater.services.runtime.role import BOTH
 
 from ..http.http_exchange import Exchange
 from ..openai.decode import decode
+from ..stages.engine_call import ask_engine
 from .administration import Administration
 
-ReplyT = TypeVar("ReplyT")
 MAX_BODY_BYTES = 1024
 MARGIN_SECONDS = 10.0
 """Seconds for the last reply of an engine whose limit is over."""
@@ -64,7 +61,7 @@ class ReplicaAdmin:
         async with self._administration.recorded(caller, "drain", change):
             request = engine_pb2.DrainRequest(limit_ms=max(1, round(asked.limit_seconds * 1000)))
             patience = asked.limit_seconds + MARGIN_SECONDS
-            reply = await _called(member, lambda engine: engine.Drain(request, timeout=patience))
+            reply = await ask_engine(member, lambda engine: engine.Drain(request, timeout=patience))
         answer = {"id": member.replica_id, "object": "replica", "status": "drained"}
         counts = {"num_finished": reply.num_finished, "num_cancelled": reply.num_cancelled}
         await exchange.reply_json(answer | counts)
@@ -78,7 +75,7 @@ class ReplicaAdmin:
             caller, "role", {"replica": member.replica_id, "role": asked.role}
         ):
             request = engine_pb2.SetRoleRequest(role=asked.role)
-            reply = await _called(
+            reply = await ask_engine(
                 member, lambda engine: engine.SetRole(request, timeout=MARGIN_SECONDS)
             )
         answer = {"id": member.replica_id, "object": "replica"}
@@ -90,17 +87,6 @@ class ReplicaAdmin:
         if (member := self._members.get(Kind.ENGINE, replica_id)) is None:
             raise errors.NotFound("replica", replica_id)
         return member
-
-
-async def _called(
-    member: Member, call: Callable[[engine_pb2_grpc.EngineAsyncStub], Awaitable[ReplyT]]
-) -> ReplyT:
-    """The engine's reply. Raises `Unavailable` when it is out of reach."""
-    async with open_channel(member.address) as channel:
-        try:
-            return await call(engine_pb2_grpc.EngineStub(channel))
-        except grpc.aio.AioRpcError as failure:
-            raise grpc_errors.from_rpc_error(failure) from None
 
 
 def _shown(member: Member) -> dict[str, Any]:
