@@ -308,7 +308,7 @@ TRIOS = (
         third=TIERS,
         flag="rank_draft_slots",
     ),
-    # Slots hold a block of all ranks, and no states.
+    # A slot of host memory holds a block of all ranks, and no states.
     Trio(first=TENSOR_PARALLEL, second=frozenset({STATES, MIXED}), third=TIERS),
     Trio(first=PIPELINE_PARALLEL, second=frozenset({STATES}), third=TIERS),
 )

@@ -65,7 +65,8 @@ class EngineConfig:
     max_draft_tokens: int = 0
     """Drafted tokens of one row and step at most; 0: none are drafted."""
     num_adapter_ranks: int = 0
-    """Ranks of all adapters that the device holds at a time; 0: it takes none."""
+    """Sum of the LoRA ranks of the adapters that the device holds at a time; 0: no adapters are
+    served."""
     enable_prefix_caching: bool = True
     policy: str = DEFAULT
     """Order of waiting requests by name, and of single tiers; see `Policies.of`."""

@@ -35,7 +35,7 @@ NO_MASKS: Int32Array = np.empty((1, 0, 0), np.int32)
 
 
 AWAIT_THE_DEVICE = (WaitsFor.DEVICE, WaitsFor.MASKS, WaitsFor.BLOCKS)
-"""Waits that end once the device is done, where it computes."""
+"""Waits that the end of a step on the device may end."""
 REPLACED = "the weights of the model were replaced"
 STORING_SECONDS = 0.005
 """Seconds between two looks of an idle engine at blocks that are being stored, or found again."""
@@ -114,9 +114,10 @@ class Engine:
         self._scheduler.seating.promote()
         self._refuse_late()
         self._scheduler.blocks.advance_prefetches(self._scheduler.seating)
-        # A draw waits for late masks as a step does: what goes apart once would go apart at every
-        # token. Both go by one look at the clock, or rows that could be drawn are left behind when
-        # the step is planned. All that a draw does not need comes after its launch.
+        # A draw waits for late masks as a step does: rows that are drawn apart once would be drawn
+        # apart at every token. The draw and the plan use one reading of the clock; otherwise rows
+        # whose masks arrive in between would be left out of both. What a draw does not need is done
+        # after its launch.
         self._has_held_back = self._scheduler.rows.held.hold_back(
             is_in_flight=len(self._in_flight) > 0
         )
@@ -176,8 +177,8 @@ class Engine:
         return WaitsFor.BLOCKS if awaits_load or is_lending else WaitsFor.WORK
 
     def _moves_blocks(self, is_lending: bool) -> bool:
-        """Whether blocks are on their way, from here or to here: a step looks at them even while
-        the device computes."""
+        """Whether blocks are being sent or received: a step looks at them even while the device
+        computes."""
         return is_lending or self._scheduler.blocks.are_loading
 
     def _lend(self) -> bool:
@@ -247,7 +248,7 @@ class Engine:
         self._waits_for = WaitsFor.NOTHING
 
     def pause(self) -> None:
-        """Lets the engine fall asleep, as `sleep` does, with its memory."""
+        """Puts the engine to sleep as `sleep` does, but keeps its memory."""
         self._sleep.pause()
         self._waits_for = WaitsFor.NOTHING
 
@@ -466,7 +467,7 @@ class Engine:
         self._output.step = planned.plan.step
 
     def take_output(self) -> StepOutput | None:
-        """Takes what the last step says, if anything."""
+        """Takes the output of the last step; None: it has none."""
         output = self._output
         output.cache_events = self._scheduler.blocks.take_events()
         if not (self._speaks or output.finishes or output.cache_events):

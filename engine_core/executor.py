@@ -285,7 +285,7 @@ class AdapterFacts(NamedTuple):
     """Hash of its content."""
     rank: int
     num_ranks: int
-    """Ranks of a slot that it takes."""
+    """Number of LoRA ranks that it takes in a slot of the device."""
     num_bytes: int
     """Bytes of host memory."""
 
@@ -295,7 +295,8 @@ class HostAdapters(Protocol):
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of all adapters that the device holds at a time; 0: it takes none."""
+        """Sum of the LoRA ranks of the adapters that the device holds at a time; 0: no adapters are
+        served."""
 
     def read(self, folder: Path) -> AdapterFacts:
         """Reads, checks and keeps an adapter; one that is already loaded is kept once. Thread-safe.
@@ -397,8 +398,8 @@ def replaceable_of(executor: object) -> ReplaceableWeights | str:
 
 class Executor(Protocol):
     """Computes plans in the order given. Up to `2 * async_depth + 1` of them, `async_depth` of
-    which may be steps, are submitted before the first is retired. Numbers of plans follow one
-    another, so each has a place of its own among so many."""
+    which may be steps, are submitted before the first is retired. Handles are consecutive numbers,
+    so each has a place of its own in a ring of that length."""
 
     @property
     def swapper(self) -> Swapper | None:
@@ -439,8 +440,7 @@ class Executor(Protocol):
         is touched for the first time, libraries and threads that begin. To be called once, with
         nothing in flight; leaves nothing behind but in the scratch block.
 
-        Returns the seconds that a step of the whole budget may take, going by that; 0 where it
-        tells nothing."""
+        Returns the estimated seconds of a step of the whole budget; 0: not known."""
 
     def prepare(self) -> bool:
         """Makes later steps faster while nothing is in flight; takes well under a second. Whether

@@ -166,7 +166,8 @@ def _with_sinks(
         heads=heads, kv_heads=kv_heads, head_dim=head_dim, block_size=block_size
     )
     sinks = torch.linspace(-9, 30, heads)
-    lengths = DECODE_LENS[len(CHUNKS) :]  # No more sequences than a step of the subject's may have.
+    # At most as many sequences as a step of the examined platform may have.
+    lengths = DECODE_LENS[len(CHUNKS) :]
     starts = [*(length - 1 for length in lengths), *(start for start, _ in CHUNKS)]
     counts = [*(1 for _ in lengths), *(count for _, count in CHUNKS)]
     own = _sequences(
@@ -278,7 +279,7 @@ def _sequences(
     slots = torch.arange(block_size, num_blocks * block_size)
     kv = subject.randn(len(slots), 2 * kv_heads, head_dim)
     cache = torch.zeros(2, num_blocks, kv_heads, block_size, head_dim, dtype=kv_dtype)
-    # The middle one of three layers, of which a block has all.
+    # The middle one of three layers; a block holds the keys and values of all three.
     layers = torch.zeros(num_blocks, 3, *cache[:, 0].shape, dtype=kv_dtype, device=platform.device)
     stored = layers[:, 1].transpose(0, 1)
     specification.store_kv(kv[:, :kv_heads], kv[:, kv_heads:], slots, cache)
@@ -288,7 +289,8 @@ def _sequences(
     ).flatten(1)
     _store(platform, qkv, torch.zeros_like(slots), slots, cos_sin, stored)
     q = subject.randn(sum(counts), heads, head_dim)
-    # Every third token's are larger, so that some weights are spread and some are not.
+    # Larger queries at every third token make its attention weights peaked, those of the others
+    # flat.
     q[1::3] *= 4
     return Sequences(starts=starts, counts=counts, q=q, tables=tables, cache=cache, stored=stored)
 

@@ -27,7 +27,8 @@ from .subject import EPS, Subject, rows_of
 INDEX = IndexConfig(num_heads=16, head_dim=128, num_chosen=48, is_interleaved=False)
 INDEXED = replace(SIZES, query_rank=64, index=INDEX)
 MOST = 3
-"""Inputs of the choice are whole numbers below it, so that scores are exact, and many are equal."""
+"""Bound of the whole numbers that are the indexer's inputs: scores are exact, and many are
+equal."""
 
 
 def indexer_cases(subject: Subject) -> Iterator[Case]:
@@ -111,7 +112,7 @@ def _attended(subject: Subject, platform: Any, block_size: int) -> Case:
     sequences = Sequences(
         starts=starts,
         counts=counts,
-        # Numbers of tokens, by which their queries are found.
+        # Indices of tokens stand for their queries.
         q=torch.arange(num_tokens),
         tables=tables,
         cache=latents[None, :, None],

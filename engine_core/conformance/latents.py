@@ -40,8 +40,8 @@ def latent_cases(subject: Subject) -> Iterator[Case]:
 
 
 def _stored(subject: Subject, platform: Any, block_size: int, *, is_interleaved: bool) -> Case:
-    """Products of each query with the latent that is stored for its token: their numbers may have an
-    order of their own."""
+    """Products of each query with the latent that is stored for its token: platforms may order a
+    latent's numbers differently."""
     pairs = RotaryPairs(SIZES.rotary_dim, is_interleaved)
     q = subject.randn(NUM_ITEMS, HEADS, SIZES.query_dim)
     kv = subject.randn(NUM_ITEMS, SIZES.width)
@@ -109,7 +109,7 @@ def _attended(subject: Subject, platform: Any, block_size: int) -> Case:
     tables = tables_of(subject, lengths, block_size)
     num_blocks = int(tables.max()) + 1
     latents = subject.randn(num_blocks, block_size, SIZES.width)
-    # The middle one of three layers, of which a page has all.
+    # The middle one of three layers; a page holds the latents of all three.
     pages = latents.to(platform.device)[:, None].repeat(1, 3, 1, 1)
     stored = pages[:, 1]
     raised = HEADS, SIZES.raised_dim, SIZES.kv_rank

@@ -173,7 +173,7 @@ def _check_tree(request: BuildRequest) -> None:
 
 
 def max_ranks(options: ExecutorOptions) -> int:
-    """A GPU each."""
+    """Most ranks of an engine: each takes a GPU of its own."""
     return rank_devices.most_ranks(os.environ, torch.cuda.device_count())
 
 

@@ -46,8 +46,8 @@ class DeviceDrafts:
     def stands(
         self, rows: npt.NDArray[np.int64], most: Int32Array, num_columns: int
     ) -> Float64Array:
-        """Probability [R, num_columns] that a row's i-th draft is found and stands, 0 from most[i]
-        on."""
+        """Probability [R, num_columns] that a row's i-th draft is found and accepted, 0 from
+        most[i] on."""
         found, right = np.empty((2, rows.size))
         share_fader()(rows, FADING, PRIOR_WEIGHT, self._shares, self._shared, found, right)
         return expected(right, most, num_columns, found)

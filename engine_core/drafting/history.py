@@ -20,7 +20,7 @@ class History:
     """Tokens stand at positions that grow for ever; the last `capacity` of them, a power of two,
     are kept.
 
-    Position 0 is a separator, since it stands for none in the index.
+    Position 0 is a separator, since 0 means no position in the index.
     """
 
     __slots__ = ("_addresses", "_heads", "_previous", "_tokens", "end")
@@ -61,7 +61,8 @@ class History:
 
     def _append(self, tokens: Int32Array) -> None:
         if self.end + len(tokens) > LAST_POSITION:
-            # Once in two thousand million tokens a namespace starts anew.
+            # Positions have 32 bits in the index: a namespace starts an empty history once in 2 ×
+            # 10⁹ tokens.
             self._heads[:] = 0
             self.end = 1
             self._tokens[:] = SEPARATOR

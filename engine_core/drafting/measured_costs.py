@@ -25,7 +25,7 @@ LEAST_REPEATS = 2
 QUICK_SECONDS = 0.05
 """Seconds after which a size is not measured again."""
 STEADY_SPREAD = 1.25
-"""Most times the least time of a step that its second least may be on a machine which does little
+"""Largest ratio of a step's second shortest time to its shortest on a machine that does little
 else."""
 MOST_SECONDS = 0.5
 """Seconds after which no other size is measured."""

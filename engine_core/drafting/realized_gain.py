@@ -29,13 +29,13 @@ LEARNED = 0.5
 MOST_LOST_STEPS = 4.0
 """Most loss of a stretch of drafting before it ends, in times of a plain step."""
 MOST_LOST_SHARE = 0.01
-"""Share of the time that stretches may lose: a rest has this many times less than its length lost
-before it."""
+"""Share of the time that stretches may lose: the rest after a stretch lasts the time that it lost
+divided by this share."""
 MOST_DOUBLINGS = 4
-"""A rest is twice as long as the one before it while stretches keep losing, so many times."""
+"""Most times that a rest is doubled while stretches keep losing time."""
 IMPROVED = 1.25
-"""Times the gain that was expected of stretches that lost, from which on drafts are tried in spite
-of a rest: the text has changed."""
+"""A rest ends early when the expected gain is this many times that of the stretches that lost: the
+text has changed."""
 NO_GAIN = 1.0
 
 

@@ -35,7 +35,7 @@ class Device(Protocol):
         """Notes that all of a step or a draw is launched; within the scope of its launches."""
 
     def is_done(self, step: int) -> bool:
-        """Whether a step that was ended is computed."""
+        """Whether the device has computed a step whose launches have ended (see `end`)."""
 
     def wait(self, step: int, *, spins: bool) -> None:
         """Returns when the step is computed. `spins`: looks for its end for a while without
@@ -116,7 +116,7 @@ class Drafter(Protocol[Sent_contra]):
         known tokens."""
 
     def see(self, sent: Sent_contra, hidden: torch.Tensor) -> None:
-        """Reads the hidden states of a step, of which all that is sampled is sampled."""
+        """Reads the hidden states of a step after its tokens are sampled."""
 
 
 class Tiers(Protocol):

@@ -317,8 +317,8 @@ class BlockLeases:
         return has_released
 
     def _claim(self, lease: _Lease) -> Claim:
-        """The lease's blocks as they are now. A block after the KV cache has no generation: it
-        does not change."""
+        """The lease's blocks as they are now. Blocks that are not in the KV cache have generation
+        0: they do not change."""
         claim = claim_of(self._link.key, self._pool, lease.blocks)
         behind = lease.hashes[len(lease.blocks) :]
         return replace(

@@ -142,7 +142,7 @@ class BlockPool:
         for _ in range(count):
             block = following[block]
             if block == border:
-                # It stays the first.
+                # The border is no block: it becomes the first of the list.
                 self._link(NULL_BLOCK, border)
                 block = following[border]
             blocks.append(block)
@@ -235,7 +235,7 @@ class BlockPool:
     def are_unheld(self, blocks: Sequence[int], hashes: Sequence[bytes]) -> list[bool]:
         """Whether each block still caches its hash while no request holds it."""
         caches_it = map(eq, map(self._hash_of.__getitem__, blocks), hashes)
-        # True is more than no holds, and not more than any.
+        # `True` counts as 1: more than 0 holds, and not more than any other number.
         return list(map(gt, caches_it, map(self.ref_counts.__getitem__, blocks)))
 
     def count_unheld(self, blocks: Sequence[int]) -> int:
@@ -275,7 +275,7 @@ class BlockPool:
         return are_new
 
     def cache_page(self, block: int, key: bytes) -> None:
-        """Like `cache`, by a key that is no block hash."""
+        """Like `cache`, under the key of a page, which is no block hash."""
         self.cache(block, key)
         self._changed.append(key)
 

@@ -16,7 +16,7 @@ from .prefix_hash import mark_of
 
 class Continuations:
     def __init__(self, pool: BlockPool, kinds: Sequence[range]) -> None:
-        """`kinds`: numbers of the pages of each kind behind the first."""
+        """`kinds`: page groups of each kind after the first."""
         self._pool = pool
         self._kinds = tuple(kinds)
         self._marks: dict[bytes, int] = {}
@@ -36,7 +36,7 @@ class Continuations:
             bits = self._marks.pop(block_hash, 0)
             self._count(bits, 0)
             if bits:
-                # Its pages may outlive it, and it may come back.
+                # The pages of the block may outlive it, and it may be cached again.
                 self._early.add(block_hash)
             removed += self._named(block_hash, bits)
         for chain in stored:

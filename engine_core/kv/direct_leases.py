@@ -141,7 +141,7 @@ class DirectLeases:
         hashes = wanted.hashes if wanted.key == self._link.key else []
         found = self._pool.find_leading(hashes)
         if not found or self._is_behind(hashes[len(found) :]):
-            # As records, blocks come from every tier.
+            # A pull of records can have blocks of every tier.
             self._link.refuse(lease.request.lease)
             return True
         num_free = self._most_pinned - len(self.pinned_blocks)

@@ -141,8 +141,8 @@ class DirectPulls:
             if engine is None or engine.view is None or not pull.is_waiting:
                 continue
             found = engine.view.find(pull.ticket.hashes)
-            # Blocks that are not there yet, or in a tier behind the KV cache, are the other
-            # engine's to find.
+            # The other engine answers for blocks that are not computed yet, or are in a tier behind
+            # the KV cache.
             if len(found.blocks) == len(pull.ticket.hashes) and self._copy(
                 pull, engine.handle, found.blocks
             ):

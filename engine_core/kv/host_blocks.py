@@ -134,7 +134,7 @@ class HostBlocks:
                 out_blocks=out_blocks, out_slots=out_slots, in_slots=in_slots, in_blocks=in_blocks
             )
         )
-        # Also without leases: a swapper keeps a record of a copy until it is counted.
+        # Called without leases too: a swapper keeps a record of each copy until it is counted.
         _ = self._swapper.num_saved
 
     def cancel(self, ticket: Ticket) -> None:

@@ -28,7 +28,8 @@ class Lender(Protocol):
 
 
 class Steps(Protocol):
-    """Steps in flight. A block is cached from when its step is planned."""
+    """Steps in flight that compute blocks. A block is in the cache from the moment that its step is
+    planned."""
 
     @property
     def youngest(self) -> int:

@@ -320,7 +320,7 @@ class PeerBlocks:
         for part, num_read in self._reader.ended():
             self._note_read(part, num_read)
         direct = self._poll_direct()
-        # Where copies do not take long, what was just taken is there at once.
+        # On devices that copy within the call, what was just received can be used at once.
         self._loads.launch()
         ends = [*direct, *self._loads.poll()]
         for end in ends:

@@ -104,7 +104,7 @@ class Places:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """Message from the link: locations of the blocks of a direct pull, valid while the pull is
+    """Message from the link: addresses of the blocks of a direct pull, valid while the pull is
     open."""
 
     pull: int

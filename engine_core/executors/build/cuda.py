@@ -152,7 +152,7 @@ def build_cuda_executor(
                 inputs,
                 has_head=served.has_head,
             )
-            # One computes after the other.
+            # The served model and the drafter compute one after the other.
             memory = replace(memory, step=max(memory.step, drafting.measure(ahead)))
         log.info("gpu memory: %s", memory)
         num_blocks = config.num_blocks
@@ -190,7 +190,7 @@ def build_cuda_executor(
     served.begin()
     progress("capturing graphs", 0, 1)
     executor = parts.executor(adapters, releasable, partial(on_compiled, memory.step))
-    # The shapes without which no engine serves.
+    # Shapes without graphs of which the engine does not serve yet.
     for _ in range(parts.shapes.num_first):
         executor.prepare()
     parts.device.finish()

@@ -91,7 +91,7 @@ class ParallelDrafting:
     def __init__(
         self, heads: LoadedHeads, served: Served, decoder: Model, config: EngineConfig
     ) -> None:
-        """`served`: what the heads read of the decoder."""
+        """`served`: the parts of the decoder that the heads read."""
         self.kv_layouts: list[KvLayout] = []
         self._decoder = decoder
         self._platform = CudaPlatform.of(served.config, config)

@@ -52,7 +52,7 @@ class CudaExit(Exit[SentStep], Protocol):
     """See `Exit`."""
 
     def rehearse(self) -> None:
-        """Runs its launches while launches are recorded, not executed."""
+        """Launches its kernels while launches are recorded, not executed."""
 
     def rehearse_draws(self) -> None:
         """Launches draws that no shape of steps captures."""

@@ -52,7 +52,7 @@ class LoadedRank(LoadedModel):
     """The rank, with a group over peer memory, or alone where its stage has no other."""
     group: PeerGroup | None
     host: Group
-    """The same ranks over host memory."""
+    """A group of the same ranks that exchanges over host memory."""
     stages: StageMemory | None
     """Memory for messages between stages; None: the engine has one stage."""
     hosts: HostStages | None = None

@@ -56,7 +56,7 @@ class Loader:
         layers = {name: each for name, each in weights.linears.items() if name != HEAD}
         rows = f"rows of the vocabulary of shard {shard.index} of {shard.size}"
         own = self._prepared(request, replace(weights, linears=head, experts={}), rows)
-        # What is kept of the layers in their folder serves all ranks.
+        # All ranks share the prepared layers that are stored in the folder.
         shared = self._prepared(
             request, replace(weights, linears=layers), "all but the vocabulary head"
         )

@@ -38,8 +38,8 @@ def rank_model(
     sums_products: bool = True,
     ends: StageEnds | None = None,
 ) -> Model:
-    """The model over this rank's weights. `sums_products`: see `over_group`. `ends`: of its stage;
-    None: the links'."""
+    """The model over this rank's weights. `sums_products`: see `over_group`. `ends`: first and last
+    layers of its stage; None: those of the rank's links."""
     local = rank.local_config(request.model)
     layout = local_names(model_class(request.model).layout(request.model), rank.stage)
     joins = not isinstance(platform.sampling, PartSampling)

@@ -36,7 +36,7 @@ def numerics_of(request: BuildRequest, loaded: LoadedDevice) -> str:
         # No kernel multiplies and gates at once where adapters stand between the two.
         what.append("adapters")
     if request.is_tree:
-        # Whatever the layout is.
+        # The tree gives the same bits in every layout.
         what.append(TREE)
     elif options.layout.num_ranks > 1:
         what.append(options.layout)

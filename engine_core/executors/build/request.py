@@ -148,7 +148,7 @@ def _checked_draft(
         pipeline_parallel_size=1,
         expert_parallel=False,
         stage_hosts=0,
-        # Weights that are not packed leave nothing else to choose.
+        # A draft model whose weights are not packed allows `auto` alone, so int8 is not passed on.
         activation_dtype="auto" if options.activation_dtype == INT8 else options.activation_dtype,
         max_model_len=0,
     )
@@ -289,11 +289,12 @@ def _check_sizes(
 
 
 def _check_width_norms(options: ExecutorOptions, flags: Capabilities, where: str) -> None:
-    """Raises `ConfigError` where the ranks' parts of norms over all heads are not summed."""
+    """Raises `ConfigError` where ranks divide norms over all heads, unless the platform sums the
+    ranks' parts."""
     size = options.tensor_parallel_size
     allowed = f"1 with norms over all heads {where}"
     require(size == 1 or flags.rank_norms, "tensor_parallel_size", size, allowed)
-    # Sums of squares are not made of leaves.
+    # The tree divides products into leaves, and sums of squares have none.
     is_tree = options.numerics == TREE
     require(not is_tree, "numerics", options.numerics, "default with norms over all heads")
 

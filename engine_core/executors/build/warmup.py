@@ -26,7 +26,7 @@ EDITED = SamplingParams(
     max_tokens=4,
 )
 SHARED_TOKENS = 1100
-"""More than two splits of attention."""
+"""Length of a common prefix whose attention takes more than two splits."""
 
 
 def warm_up(options: ExecutorOptions) -> Iterator[tuple[str, int, int]]:

@@ -56,7 +56,7 @@ class CudaMemory:
             self._held.drop()
         for each in self._pieces:
             each.unmap()
-        # Activations between two steps.
+        # Memory that torch keeps for activations between two steps.
         torch.cuda.empty_cache()
         return self.num_bytes
 

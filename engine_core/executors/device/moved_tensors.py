@@ -1,5 +1,4 @@
-"""Finds the tensors of an object and moves them into one allocation. Objects that hold a tensor see
-it at its new address."""
+"""Alignment in bytes: torch's allocator aligns tensors to it, as kernels expect."""
 
 from __future__ import annotations
 

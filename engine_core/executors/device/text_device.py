@@ -41,7 +41,7 @@ def _seconds_of_a_step(executor: Executor, config: EngineConfig, vocab_size: int
     """Seconds of a step with as many tokens as the config allows."""
     count = min(TEXT_LEN, config.max_model_len)
     num_rows = min(config.max_num_seqs, max(1, config.max_num_batched_tokens // count))
-    # The first touches what the second finds.
+    # The first step touches memory that the second, which is timed, then finds ready.
     for num in (1, num_rows):
         start = time.perf_counter()
         executor.retire(executor.submit(_plan(num, count, vocab_size)))

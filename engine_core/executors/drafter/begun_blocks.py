@@ -27,7 +27,7 @@ class BegunBlocks(Protocol):
     """KV blocks that the drafts of a step begin."""
 
     def clear(self, shape: StepShape) -> None:
-        """Clears the blocks, which drafts behind the first read."""
+        """Clears the blocks, which drafts after the first one read."""
 
 
 class AnyBlocks:

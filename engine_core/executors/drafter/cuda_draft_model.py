@@ -90,7 +90,7 @@ class CudaDraftModel:
         )
 
     def prepare(self, shape: StepShape) -> None:
-        # Its own steps share nothing and have no adapters.
+        # Rows of its own steps share no blocks and have no adapters.
         if shape.shares or shape.has_adapters:
             return
         num_draws = shape.num_decodes

@@ -163,8 +163,8 @@ class CudaChainHeads(CudaHeads):
         config: EngineConfig,
         table: DeviceTable,
     ) -> None:
-        """`read` computes the pairs of the served model's steps, in whose buffers they are;
-        `drafting` those of drafts."""
+        """`read` computes the pairs of the served model's steps, in the buffers of these steps;
+        `drafting` computes the pairs of drafts."""
         super().__init__(steps, sampler, config, table, heads.config.hidden_size)
         self._begun: BegunBlocks = AnyBlocks()
         if config.columns.state_pages:

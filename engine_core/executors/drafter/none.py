@@ -1,4 +1,4 @@
-"""Stands where neither a model nor heads draft."""
+"""Drafter of an engine in which neither a model nor heads draft."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from ..model.shown import NotShown
 
 
 class NoDrafter:
-    """See `Drafter`: on a GPU, drafts are looked up by what moves rows to their positions (see
-    `DeviceRows`), elsewhere there are none."""
+    """See `Drafter`: on a GPU `DeviceRows` looks drafts up; elsewhere there are none."""
 
     shown = NotShown()
     layers: tuple[int, ...] = ()

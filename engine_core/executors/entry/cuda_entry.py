@@ -1,5 +1,6 @@
-"""The words of a step on a GPU: sent at once with what the step changes in the request table, and
-moved where the device alone knows how far rows came. Knows no other launches."""
+"""The input words of a step on a GPU, sent in one copy with the step's changes of the request
+table. Where only the device knows the positions of rows, a kernel corrects the words there. Knows
+no other launches."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ class CudaEntry:
         *,
         sends_all_rows: bool,
     ) -> None:
-        """`sends_all_rows`: what drafts reads of any step how far its rows came."""
+        """`sends_all_rows`: the drafter reads the positions of rows in every step."""
         self._table = table
         self._buffers = buffers
         self._shapes = shapes
@@ -84,7 +85,7 @@ class CudaEntry:
         return sent.shape
 
     def rehearse(self) -> None:
-        """Launches what `take` launches, of each shape."""
+        """Launches the kernels of `take` for each shape."""
         for shape in self._shapes.for_each_kernel():
             self._rows.draft(shape, 1)
 

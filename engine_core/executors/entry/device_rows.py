@@ -90,7 +90,7 @@ class DeviceRows:
         return columns
 
     def draft(self, shape: StepShape, num_rows: int) -> None:
-        """Launches what comes before the step of this shape that the buffers hold."""
+        """Launches what precedes the forward pass of the step in the buffers, which has this shape."""
         words = self._buffers.words(shape)
         draft_rows(
             self._buffers.steps[:, :num_rows],
@@ -109,7 +109,7 @@ class DeviceRows:
         )
 
     def store(self, token_ids: torch.Tensor, num_rows: int) -> None:
-        """Launches what follows its draws."""
+        """Launches what follows the draws of that step."""
         store_drafted(
             self._buffers.steps[:, :num_rows],
             self._table.known,

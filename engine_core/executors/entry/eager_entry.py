@@ -98,7 +98,7 @@ class EagerEntry:
         self._block_ids = table.block_ids[:, : config.columns.first_place]
 
     def adopt(self, decoder: Model) -> None:
-        """Later steps are of another model of the same shapes."""
+        """Computes later steps with another model of the same shapes."""
         self._decoder = decoder
 
     def send(self, plan: StepPlan) -> EagerStep:

@@ -14,7 +14,8 @@ from ...executor import Int32Array, StepPlan
 from ..device.step_shapes import StepShape, aligned, num_decodes
 
 NUM_UPDATES = 4096
-"""Words of the request table that a step changes through here; more are copied by themselves."""
+"""Most words of the request table that a step changes through this buffer; a longer list is copied
+separately."""
 _HEAD = 4
 """Words before the draws; the first two say where results go, and what rows gained."""
 

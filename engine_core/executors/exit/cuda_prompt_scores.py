@@ -32,7 +32,7 @@ class CudaPromptScores:
         start = int(plan.starts[i])
         first = int(plan.counts[:i].sum())
         count = min(int(plan.counts[i]), int(self._num_prompt[row]) - 1 - start)
-        # A copy: the row may be another's before the scores are read.
+        # A copy: another request may have the row before the scores are read.
         next_ids = self._table.token_ids[row, start + 1 : start + 1 + count].clone()
         num_top = int(self._num_top[row])
         parts = []

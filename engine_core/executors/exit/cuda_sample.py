@@ -66,8 +66,8 @@ class CudaSample:
         self._chosen = torch.zeros(size, dtype=decoder.dtype, device=sampler.tokens.device)
 
     def precede(self, plan: StepPlan) -> None:
-        """Does nothing: tokens are in the table, and what is admitted is noted when the device is
-        at work."""
+        """Does nothing: sampled tokens are in the table already, and admitted rows are noted while
+        the device computes."""
 
     def give(self, sent: SentStep, hidden: torch.Tensor) -> InFlightStep:
         for admitted in sent.plan.admitted:

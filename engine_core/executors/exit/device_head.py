@@ -1,9 +1,9 @@
 """Vocabulary heads on a GPU, and draws from their logits: of a whole head, or of the rows that one
 rank has.
 
-Of a plain draw where ranks divide a head no logits travel, but a token and its score a row; of
-filtered draws and log probabilities the likeliest, and a few numbers. Every rank takes the best of
-all, so the tokens are the same on each.
+Where ranks divide a head they exchange no logits: for a plain draw one token and its score a row,
+for filtered draws and log probabilities the likeliest tokens and a few numbers. Every rank takes
+the best token of all ranks, so all have the same.
 """
 
 from __future__ import annotations

@@ -193,7 +193,8 @@ class DeviceSampler:
             self.head.lm_head(
                 torch.zeros(num_rows, head.in_features, dtype=self.dtype, device=device)
             )
-        # Apart as far as in buffers: kernels are compiled for how pointers are aligned.
+        # Columns at the same distances as in the buffers: kernels are compiled for the alignment of
+        # pointers.
         padding = torch.zeros(3, 4, dtype=torch.int32, device=device)
         padding[0].fill_(-1)
         places = Places(*padding[:, :1])

@@ -54,7 +54,8 @@ class DrawBuffers:
         # A row of each: table rows or -1, positions before the token, output indices, and where
         # masks and logits lie.
         self._draws = self._words[_HEAD:].view(_NUM_COLUMNS, -1)
-        # With what is copied in between, but never more than all.
+        # Room for the rows between drawn rows, which are copied with them, but never for more than
+        # all rows.
         num_masks = min(
             _MOST_GAPS * config.max_positions, config.num_rows * (config.max_draft_tokens + 1)
         )

@@ -48,7 +48,7 @@ class EagerSample:
         """Keyed by table row, for a draw."""
 
     def adopt(self, decoder: Model) -> None:
-        """Later steps are of another model of the same shapes."""
+        """Computes later steps with another model of the same shapes."""
         self._decoder = decoder
 
     def precede(self, plan: StepPlan) -> None:
@@ -159,8 +159,8 @@ class EagerSample:
 
 
 def _joined(held: list[HeldRow]) -> torch.Tensor:
-    """Logits [P, V] of all positions; as they were computed where all of a step are drawn
-    together."""
+    """Logits [P, V] of all positions: the step's own tensor, uncopied, where all of its positions
+    are drawn."""
     logits = held[0][0]
     wanted = [i for _, positions in held for i in positions]
     if wanted == list(range(len(logits))) and all(each is logits for each, _ in held):

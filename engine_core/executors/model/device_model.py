@@ -103,7 +103,8 @@ class DeviceModel:
         self._can_fold = platform.plans.can_fold and is_read_by_hopper(first)
         self._token_ids = table.token_ids[:, 1:] if is_paired else table.token_ids
         self.shown: Shown = NotShown()
-        """Is given, within each forward pass, the layers' inputs that it names and the result."""
+        """Reader that gets, within each forward pass, the inputs of the layers that it names and
+        the result."""
         self._streams = streams or NoStreams()
 
     def hidden(self, shape: StepShape) -> torch.Tensor:
@@ -130,7 +131,7 @@ class DeviceModel:
         self.forward(shape, num_layers=2)
 
     def rehearse(self, shape: StepShape) -> None:
-        """Launches each kernel of the shape, where nothing is really launched."""
+        """Launches each kernel of the shape, while launches are recorded, not executed."""
         self.forward(shape, num_layers=2)
         if shape.num_ends and len(self.kv_cache) == 1:
             # Only in a step that looks at all tokens does the one layer compute more than the ends.

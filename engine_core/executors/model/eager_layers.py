@@ -21,7 +21,7 @@ class EagerLayers:
         self._kv_cache = kv_cache
 
     def adopt(self, forward: Forward) -> None:
-        """Later steps are of another model of the same shapes."""
+        """Computes later steps with another model of the same shapes."""
         self._forward = forward
 
     def hidden(self, taken: StepBatch) -> torch.Tensor:

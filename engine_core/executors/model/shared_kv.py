@@ -1,8 +1,8 @@
 """KV blocks in host memory that engines of one host copy blocks out of: memory without a name,
 which another process of the same user reaches through the descriptor of the process that owns it.
 
-A mapping keeps the memory, so a copy goes on when the owner dies; whether its blocks are to be
-believed is not decided here.
+A mapping keeps the memory, so a copy goes on when the owner dies; callers decide whether its blocks
+are valid.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class SharedCopies:
         return copy
 
     def close(self, handle: bytes) -> None:
-        """Does nothing: no cache is open between copies."""
+        """Does nothing: another engine's memory is mapped only while it is copied from."""
 
     def _copy_block(self, copy: SharedCopy, theirs: UInt8Array, source: int, target: int) -> None:
         self._memory.blocks[target] = theirs[source]

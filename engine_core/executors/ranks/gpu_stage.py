@@ -48,8 +48,8 @@ class HostStageEnds:
 
 
 class _TakenStream(Embedding):
-    """A copy of the stream that has come: layers add to theirs, and a graph's layers are tried out
-    before they run."""
+    """A copy of the received stream: layers add to it in place, and a graph's layers run once
+    before they are captured."""
 
     def __init__(self, arrived: torch.Tensor) -> None:
         self._arrived = arrived

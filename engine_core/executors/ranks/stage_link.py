@@ -112,14 +112,14 @@ class StageLinks:
         return StageEnd()
 
     def connect(self) -> None:
-        """Returns when all links go. Raises `ConfigError`."""
+        """Returns when all links are connected. Raises `ConfigError`."""
         if self.groups is not None:
             self.groups.connect()
 
     def of_all_stages(self, own: bytes, device: str = "cpu") -> list[bytes]:
-        """Bytes of each stage, in their order; all give equally many. Returns when the last stage
-        has come here. Before the first plan only: it takes the way of streams and tokens, in
-        tensors of `device`. Raises `PeerGone`."""
+        """Gathers equally many bytes from each stage, in the order of stages. Returns when the last
+        stage has called it. To be used before the first plan only: the bytes travel over the links
+        of streams and tokens, in tensors on `device`. Raises `PeerGone`."""
         given = torch.zeros(self.num_stages, len(own), dtype=torch.uint8, device=device)
         if self.stream_in is not None:
             self.stream_in.post(given)()

@@ -50,8 +50,8 @@ class SimulatedEdits:
         noise: UInt64Array,
         outputs: IdArray,
     ) -> int:
-        """The token that follows `outputs` of `candidates`, ascending, where the model drew the
-        token `drawn` by itself; `entry` [1] is the last KV entry, `noise` [1] the row's."""
+        """The one of `candidates`, ascending ids, that follows `outputs`. `drawn`: the token that
+        the model draws without edits; `entry` [1] is the last KV entry, `noise` [1] the row's."""
         ids = np.union1d(candidates, [drawn])
         if self._allowed.size:
             ids = self._allowed

@@ -34,8 +34,8 @@ NUM_SAID_UNDER_MASK = 16
 class SimulatedModel:
     """Draws ids uniformly from a range, and now and then the end of sequence.
 
-    Of tokens that are all as likely, top-k and top-p keep a number: the first ones of an order that
-    each position has, of which greedy decoding takes the first. min-p keeps all.
+    All tokens are equally likely, so top-k and top-p keep a number of them: the first in an order
+    that depends on the position. Greedy decoding takes the first of all; min-p keeps all.
     """
 
     vocab_size: int

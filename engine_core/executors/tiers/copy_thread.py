@@ -39,7 +39,7 @@ class CopyThread:
                 time.sleep(LOOK_SECONDS)
 
     def _has_ended(self, num_out: int, num_in: int) -> bool:
-        """Notes how far copies are. Whether so many have been made."""
+        """Notes how many blocks are copied. Returns whether these are at least so many."""
         num_saved = self._swapper.num_saved
         num_loaded = self._swapper.num_loaded
         self._note(num_saved, num_loaded)

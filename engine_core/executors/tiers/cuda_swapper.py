@@ -84,8 +84,8 @@ class CudaSwapper:
         self._host.release()
 
     def measure(self) -> None:
-        """Times the way of blocks from host memory, as many as cross together. To be called before
-        the first copy: block and slots contain zeros."""
+        """Measures the time of a block from host memory, by a copy of as many as are copied
+        together. To be called before the first copy: block and slots contain zeros."""
         num_blocks = min(self.blocks_of_part, len(self._blocks), len(self.slots))
         places = np.arange(num_blocks, dtype=np.int32)
         begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch ships it so

@@ -1,6 +1,6 @@
 """Copies of KV blocks within host memory, made where they are asked for. On a CPU the cache is in
-host memory itself; what reads or writes a copy beside the steps does not meet a step that writes to
-the block."""
+host memory itself; a block whose copy is read or written beside the steps is written by no step
+meanwhile."""
 
 from __future__ import annotations
 

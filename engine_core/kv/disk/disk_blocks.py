@@ -163,7 +163,7 @@ class DiskBlocks:
         self._take_found()
         if used := self._held.take_used():
             self._jobs.touch(used)
-        # Where copies do not take long, what was just read is there at once.
+        # On devices that copy within the call, what was just read can be used at once.
         self._loads.launch()
         ends = self._loads.poll()
         for end in ends:
@@ -201,8 +201,7 @@ class DiskBlocks:
         self._costs.end(end)
 
     def _take_found(self) -> None:
-        """Blocks of an earlier life join as the least recently used, the oldest of them first of
-        all."""
+        """Blocks of an earlier run count as the least recently used, the oldest of them first."""
         for _ in range(min(MOST_FOUND, len(self._found))):
             block = self._found.pop()
             is_known = block.block_hash in self._held or block.block_hash in self._saves
@@ -231,7 +230,7 @@ class DiskBlocks:
 
     def _note_scanned(self, found: Sequence[BlockId], seconds: float | None) -> None:
         self._is_scanning = False
-        # At once: the newest, at the end, are taken first.
+        # In one call, not one a poll: the newest blocks, at the end, are taken first.
         self._found.extend(found)
         if seconds is not None:
             self._costs.assume(seconds)

@@ -88,7 +88,7 @@ class DiskJobs:
         self.writes.submit(partial(self._touch, namespace_of))
 
     def close(self) -> None:
-        """A file that is being written is whole, or is deleted at the next start."""
+        """A file that is being written is completed, or deleted at the next start."""
         self._files.close()
 
     def _scan(self, note: NoteFound) -> None:
@@ -98,7 +98,7 @@ class DiskJobs:
             every = list(self._files.scan())
             most = self._files.num_blocks(self._slots.shape[1])
             num_too_many = max(len(every) - most, 0)
-            # Before anything is written: the disk may be full, which is why fewer are allowed now.
+            # Deletes before it writes: fewer files may be allowed now because the disk is full.
             for block in every[:num_too_many]:
                 self._files.drop(block.namespace, block.block_hash)
             seconds = self._files.measure(self._slots.shape[1])

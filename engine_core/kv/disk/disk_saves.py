@@ -15,7 +15,7 @@ from ..value.tier_order import GivenBack
 @dataclass(slots=True, eq=False)
 class SavedChain:
     """Blocks of a chain that were given back together. They are held in the disk's order until all
-    are written, so that they are evicted as one stay."""
+    are written, so that they are evicted together."""
 
     given: GivenBack
     hashes: list[bytes]
