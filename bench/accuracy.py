@@ -150,8 +150,8 @@ def _compared(device: str, is_alone: bool) -> str:
 def windows_of(
     token_ids: Sequence[int], window: int, head: Sequence[int] = ()
 ) -> Iterator[Sequence[int]]:
-    """Windows of a text, each behind `head`, the tokens that every text begins with. A rest in
-    which nothing is predicted is dropped."""
+    """Windows of a text, each behind `head`, the tokens that every text begins with. A last window
+    with nothing to predict is dropped."""
     length = window - len(head)
     for begin in range(0, len(token_ids), length):
         if len(piece := [*head, *token_ids[begin : begin + length]]) > 1:

@@ -30,7 +30,7 @@ MOST_BEGUN = 0.75
 
 
 class VirtualClock:
-    """A clock that goes on where somebody sleeps."""
+    """A virtual clock, which advances when somebody sleeps on it."""
 
     def __init__(self) -> None:
         self._now = 0.0

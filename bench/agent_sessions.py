@@ -284,7 +284,7 @@ def write_trace(path: Path, records: Sequence[AgentRecord]) -> None:
 
 
 def scaled(load: AgentLoad, factor: float) -> AgentLoad:
-    """The load with so many times as many sessions, over as much more time."""
+    """A load with `factor` times as many sessions, whose arrivals take `factor` times as long."""
     return replace(
         load,
         num_sessions=max(1, round(load.num_sessions * factor)),

@@ -81,8 +81,8 @@ class Batch:
         return max(flops / FLOPS_PER_US, num_bytes / BYTES_PER_US) / 1e3
 
     def end_of_first(self, tokens: int) -> tuple[Batch, slice]:
-        """The last tokens of its first sequence as a batch of their own, the rest as their cached
-        prefix; and their rows here."""
+        """The last `tokens` of the first sequence as a batch, with all tokens before them as its
+        cached prefix; and their rows in this batch."""
         rows = slice(self.counts[0] - tokens, self.counts[0])
         part = replace(
             self, counts=[tokens], lens=self.lens[:1], q=self.q[rows], table=self.table[:1]

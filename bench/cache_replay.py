@@ -199,7 +199,7 @@ class KnownTimes(ReturnClasses):
 
     def freeze(self) -> None:
         self.is_known = True
-        # Wider classes come first.
+        # General classes come before the narrower ones, which are derived from them.
         for key in sorted(self._times, key=len):
             times = self._times[key]
             assert isinstance(times, _Counted)

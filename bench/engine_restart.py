@@ -98,7 +98,8 @@ def _killed(folder: Path, victim: str, tokens: int, expected: str) -> Restart:
         elif len(pieces) == PIECES_BEFORE:
             killed_at = time.time()
             os.kill(pid, signal.SIGKILL)
-    # Pieces that were on their way come at once: the longest gap ends with the next life's first.
+    # Pieces that were on their way arrive at once: the longest gap ends with the first piece of the
+    # restarted engine.
     gaps = map(operator.sub, arrivals, [0.0, *arrivals[:-1]])
     _, pause = max(zip(gaps, arrivals, strict=True))
     while (after := read_cluster(folder)) is None or _engine(after).pid == stage.pid:

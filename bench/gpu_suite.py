@@ -97,7 +97,7 @@ class Suite:
         self._missing: dict[str, str] = {}
 
     def test(self, flags: Sequence[str], *, is_alone: bool) -> None:
-        """`is_alone`: no other part wants time."""
+        """`is_alone`: no other part needs the time."""
         files = TESTS if self._num_ranks == 1 else TESTS_OF_RANKS
         # Ranks wait for one another inside kernels: no other process may have their GPUs meanwhile.
         num_processes = TESTS_AT_ONCE if self._num_ranks == 1 else 1

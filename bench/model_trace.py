@@ -114,7 +114,7 @@ async def play(
         return outcome
 
     tasks = [asyncio.create_task(send(each)) for each in asked]
-    # Answers that have begun in time end in as much time again.
+    # Answers that begin in time are given as much time again to end.
     timeout = asked[-1].at + 2 * objective
     await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_EXCEPTION)
     for task in tasks:

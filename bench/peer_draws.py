@@ -51,8 +51,8 @@ class DrawFigure:
 
 
 def main(ranks: Annotated[int, typer.Option(help="GPUs")] = 2) -> None:
-    """Time filtered draws over the logits of several GPUs, gathered and not; JSON, a line as soon
-    as it is known."""
+    """Time filtered draws over the logits of several GPUs, gathered and not; prints each result as
+    a line of JSON at once."""
     with started_ranks(_rank, ranks) as pipes:
         for draw in (*FILTERS, SCORES):
             for num_rows in ROWS:

@@ -29,8 +29,8 @@ def children_of(pid: int) -> list[int]:
 
 
 def cpu_seconds_of_all(pid: int) -> float:
-    """User and system seconds of a process and all of its descendants, also of those that have
-    ended."""
+    """User and system seconds of a process and all of its descendants, those that have ended
+    included."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         own = sum(map(int, stat_of(pid)[11:15])) / os.sysconf("SC_CLK_TCK")
         return own + sum(map(cpu_seconds_of_all, children_of(pid)))

@@ -93,7 +93,7 @@ class Measurement:
     evicted_per_step: float
     """Cached blocks that a step evicts: 0 as long as the cache is not full."""
     tokens_per_row: float
-    """Number of tokens of a row in a step: more than one where drafts stand."""
+    """Number of tokens of a row in a step: more than one where drafts are accepted."""
 
 
 STEADY = Workload(name="steady decode", prompt_len=128, answer_len=8192)

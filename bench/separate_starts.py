@@ -49,7 +49,7 @@ class SeparateStarts:
         found.used_at = time.monotonic()
         found.idle.clear()
         try:
-            # A start goes on for others where a request ends.
+            # Shielded: other requests wait for the same start.
             yield await asyncio.shield(found.address)
         finally:
             found.num_requests -= 1

@@ -40,7 +40,7 @@ class Span:
 
 def read_timeline(record: ClusterRecord, logs: Path, *, began: float, ready: float) -> list[Span]:
     """Spans of a cluster that has just become ready, in the order in which their processes began.
-    `began`: time.time() at the command; `ready`: seconds from there."""
+    `began`: time.time() at the command; `ready`: seconds after it."""
     by_stage = [_stage_spans(stage, logs / f"{stage.name}.log", began) for stage in record.stages]
     served = [
         spans

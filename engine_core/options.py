@@ -222,7 +222,8 @@ def engine_config(
         )
         raise ConfigError("kv_peer_memory", options.kv_peer_memory, allowed)
     staged = min(max(STAGED_BYTES // block_bytes, STAGED_BLOCKS[0]), STAGED_BLOCKS[-1])
-    # A half of them is for saves: a set that is not saved whole continues nothing.
+    # Half of the slots are for saves, and hold at least one whole state set: no sequence can
+    # continue from a part of one.
     staged = max(staged, STAGED_SETS * state_pages)
     return EngineConfig(
         block_size=options.block_size,

@@ -1,5 +1,5 @@
-"""Sleep of an engine: its states, the memory that it gives back meanwhile, and the cost of both
-ways.
+"""Sleep of an engine: its states, the memory that it gives back meanwhile, and the seconds that
+falling asleep and waking take.
 
 Knows nothing about requests: the engine preempts them first, and brings nothing back but memory.
 """

@@ -214,7 +214,7 @@ def listeners(
 def own_member(
     settings: GatewaySettings, name: str, epoch: int, rest: RestListener, public: GrpcListener
 ) -> Member:
-    """The gateway as other members see it."""
+    """The member record that this gateway publishes."""
     scheme = "https" if settings.tls_cert_file else "http"
     return Member(
         kind=Kind.GATEWAY,
@@ -229,7 +229,7 @@ def own_member(
 async def make_streams(
     settings: GatewaySettings, bus: Bus, durable: Durable, cluster: Cluster
 ) -> None:
-    """Everything durable that is missing. Raises what NATS raises."""
+    """Creates the buckets and streams that are missing. Raises what NATS raises."""
     durable.forget()
     await durable.rooms()
     await cluster.adapters.catalogue.make()
@@ -335,8 +335,8 @@ async def tenancy_behind(
 ) -> AsyncIterator[tuple[Tenants, Accounts, VirtualTime]]:
     """The tenants, their limits and usage, and their fair shares."""
     async with (
-        # A limit may take longer than a routing hint: what is late for one must not count as down
-        # for the other.
+        # A connection of its own to Redis: limits may take longer than a routing hint, and a slow
+        # limit must not mark the store of hints as down.
         Store.open(settings.redis_url or None) as counters,
         tenants_of(settings, bus, counters) as (tenants, scopes_of),
     ):

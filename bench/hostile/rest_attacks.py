@@ -12,7 +12,7 @@ from .posts import Builder, Post
 
 @dataclass(frozen=True, slots=True)
 class Posts:
-    """Clients that send one request after another, each on a connection of its own."""
+    """Clients that send requests one after another, each on a new connection."""
 
     build: Builder
     connections: int = 4

@@ -20,9 +20,9 @@ class Group(Protocol):
         the type of x once. An element's bits depend on the elements in its place alone."""
 
     def tree_sum(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The sum of the ranks' tensors, float32 [T, N], whose number is a power of two: neighbours
-        are added until one is left, as `kernels.gemm.tree_sum` does, which is rounded to the dtype
-        once."""
+        """The sum of the ranks' tensors, float32 [T, N], rounded to the dtype once. Neighbours are
+        added until one tensor is left, as `kernels.gemm.tree_sum` does; the number of ranks is a
+        power of two."""
 
     def join(self, x: torch.Tensor) -> torch.Tensor:
         """x [R, N] of each rank → [R, size * N], side by side in the order of the ranks."""

@@ -43,7 +43,7 @@ class StateRows:
         return self._mapped([torch.empty_like(each) for each in self._tensors])
 
     def copy_(self, other: StateRows) -> None:
-        """Takes over what other rows of the same number say."""
+        """Copies the columns of other rows, which are as many."""
         for own, given in zip(self._tensors, other._tensors, strict=True):
             own.copy_(given)
 

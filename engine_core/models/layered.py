@@ -177,7 +177,7 @@ class LayeredModel(ABC):
                 plan = ends.attention_plan
             x = layer.behind_attention(layer.attention.attend(queries, kv_cache[i], plan), residual)
             x = (self.final_norm if i == last else self.layers[i + 1].input_norm).add(x, residual)
-        # Nothing rounds what the last norm makes.
+        # Only norms before linear layers round their results, and the last one has none behind it.
         assert isinstance(x, torch.Tensor)
         return x
 

@@ -228,7 +228,7 @@ def has_no_head(hf_config: Mapping[str, Any]) -> bool:
 
 
 def _check_switches(hf_config: Mapping[str, Any]) -> None:
-    """Raises `ConfigError` for a switch as text, of which any counts as true."""
+    """Raises `ConfigError` for a Boolean that is written as text, any of which counts as true."""
     for name, value in hf_config.items():
         is_text = isinstance(value, str) and value.lower() in ("true", "false")
         require(not is_text, name, value, "true or false, not as text")

@@ -133,8 +133,8 @@ class HostLink:
         return not self._out
 
     def take_frames(self) -> None:
-        """Does what has come says. Called once by the owner, for what came before this object was
-        made."""
+        """Handles the messages that have arrived. The owner calls it once, for those that came
+        before this object was made."""
         while (frame := self._next()) is not None:
             kind, channel, payload = frame
             if kind in (PIECE, LAST_PIECE):

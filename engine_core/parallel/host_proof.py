@@ -31,7 +31,7 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 class ProofError(Exception):
-    """The other side did not prove what it must."""
+    """The other side failed to prove the secret."""
 
 
 def read_secret(path: Path) -> bytes:

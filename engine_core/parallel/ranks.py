@@ -1,9 +1,9 @@
-"""The processes of an engine's ranks: started, told plans, heard, watched, ended. Knows nothing of
-what they compute.
+"""The processes of an engine's ranks: started, sent plans, read from, watched, ended. Knows nothing
+of what they compute.
 
-One thread watches them. A rank whose process ends, and one that says nothing for too long, ends all
-of them: what the others compute without it is of no use. Everything between processes is inherited,
-memory without a name and pipes, so that nobody else can reach it.
+One thread watches them. A rank whose process ends, and one that reports nothing for too long, ends
+all of them: what the others compute without it is of no use. Everything between processes is
+inherited, memory without a name and pipes, so that nobody else can reach it.
 """
 
 from __future__ import annotations

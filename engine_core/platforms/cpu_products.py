@@ -67,7 +67,7 @@ class CpuProducts:
         library = Library(multiply, PACKED.prepare)
 
         def fused(x: torch.Tensor) -> torch.Tensor:
-            # The layer, not its weight, as above.
+            # Passes the layer, not its weight, as above.
             return row_stable_linear(x, linear.weight, rule, library)
 
         return fused

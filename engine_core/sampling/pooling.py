@@ -8,10 +8,10 @@ from ..executor import AdmittedRow, StepPlan
 
 POOLINGS = ("last", "mean", "cls")
 ONE = float(1 << 30)
-"""The number 1 in sums of states, which are whole numbers: how a prompt was cut into chunks, which
-depends on the requests beside it, changes no bit of them."""
+"""Fixed-point unit: the integer that stands for 1.0 in sums of states. Sums of integers have the
+same bits however a prompt was cut into chunks, which depends on the requests beside it."""
 SUMMED_AT_ONCE = 256
-"""Tokens whose states are whole numbers, of eight bytes, at the same time."""
+"""Tokens whose states are converted to int64 at the same time."""
 
 
 class Pools:

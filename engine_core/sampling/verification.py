@@ -1,5 +1,5 @@
 """Compares drafted tokens with the tokens that were sampled in their places, to find how many of
-them stand.
+them are accepted.
 
 Every position is sampled as if the drafts before it stood, with its own noise, mask and penalties.
 Up to the first draft that differs from what was sampled in its place that is true, so what a row

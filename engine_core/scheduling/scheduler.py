@@ -237,8 +237,8 @@ class Scheduler:
             parts[request.tenant] = budget - self._add_chunk(step, request, budget)
 
     def _add_chunk(self, step: StepBuilder, request: RequestState, budget: int) -> int:
-        """The request's next known tokens, as many as the budget and free blocks allow; how many
-        these are."""
+        """Adds the request's next known tokens to the step, as many as the budget and free blocks
+        allow; returns their number."""
         start = request.num_computed
         end = min(request.num_tokens, start + min(budget, self.seating.max_chunk))
         end = self.blocks.chunk_end(request, end)
@@ -333,7 +333,8 @@ class Scheduler:
             self._end_slot_wait(request)
 
     def _finds_slot(self, request: RequestState) -> bool:
-        """Whether there is a slot for the request's adapter, and none has to be left to others."""
+        """Whether a slot holds the request's adapter or has room for it, and no other waiting
+        request comes first."""
         fits = self.adapters.fits(request.adapter, request.tenant)
         return fits and self.seating.may_take_slot(request)
 

@@ -92,14 +92,14 @@ class CheckpointNames:
     """Our names of tensors that checkpoints have for layers whose layout lacks them, or has fewer
     parts; these are left out."""
     changed: Mapping[str, Change] = field(default_factory=dict)
-    """Keyed by our name, what makes a tensor ours where the checkpoint's lies otherwise."""
+    """Keyed by our name: the function that reorders a checkpoint's tensor into our layout."""
     changed_packed: Mapping[str, PackedChange] = field(default_factory=dict)
     """Like `changed`, of weights in MXFP4."""
     located: Callable[[int, str, Layout], tuple[int, str]] = _unmoved
     """Maps the number of a layer and the name behind it in a checkpoint to the layer and name that
     the other fields use."""
     unchanged: Mapping[str, str] = field(default_factory=dict)
-    """Like `layer`, of tensors that lie as ours in other files, where those of `layer` are
+    """Like `layer`, for files whose tensors are ordered as ours are, where those of `layer` are
     `changed`."""
 
     def collect(

@@ -78,8 +78,9 @@ def round_weights(
 
 
 def round_int4(weight: torch.Tensor) -> Int4Weight | None:
-    """weight float32 [N, K]. From the least to the largest number of a group, zero among them;
-    None: no groups. Scales are bfloat16: kernels multiply by one of float16 twice."""
+    """weight float32 [N, K]. Levels span the range from the least to the largest number of a group,
+    zero included. None: the inputs cannot be divided into groups. Scales are bfloat16: kernels
+    multiply by one of float16 twice."""
     if (groups := _groups(weight, INT4_GROUPS)) is None:
         return None
     low = groups.amin(2).clamp(max=0)

@@ -109,7 +109,7 @@ class AdapterContents:
 
 
 class _Joined:
-    """The two files of an adapter behind the length of the first, as one stream."""
+    """The two files of an adapter as one stream, after the length of the first."""
 
     def __init__(self, files: AdapterFiles) -> None:
         self._head = len(files.config).to_bytes(_LENGTH_BYTES, "little") + files.config

@@ -79,7 +79,7 @@ class Purge:
             await self._results.drop(batch.id)
             with contextlib.suppress(NotFound):
                 await self._batches.drop(key, batch.id)
-            # A line that was being answered may have been kept meanwhile.
+            # The result of a line that was in progress may have been stored meanwhile.
             await self._results.drop(batch.id)
         await self._files.drop_all(key)
         await self._background.drop_all(key)

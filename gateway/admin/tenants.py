@@ -1,8 +1,8 @@
 """The REST handlers of /admin: tenants, their keys, what they used, and what administrators did.
 
-Each call that changes something leaves a record of who asked for what. Without one nothing is
-changed, but keys and tenants are taken away all the same. A key is shown once, in the answer that
-made it, and is in no record and no log.
+Each call that changes something leaves a record of who asked for what. If it cannot be written
+nothing is changed, except that keys and tenants are still revoked. A key is shown once, in the
+answer that made it, and is in no record and no log.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class Turns:
             message.reasoning_content = "\n".join(filter(None, thoughts))
 
     def _turn(self, role: str, at: str) -> ChatMessage:
-        """The message of the role that comes next: messages of one role in a row are one turn."""
+        """The message that takes the next block: messages of one role in a row are one turn."""
         if self._messages and self._messages[-1].role == role:
             return self._messages[-1]
         return self._append(ChatMessage(role=role), at)

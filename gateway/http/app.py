@@ -189,7 +189,7 @@ class _Endpoint:
             self._cluster.metrics.responses.add(self._path, str(exchange.status))
 
     async def _refuse(self, exchange: Exchange, error: errors.HeadwaterError) -> None:
-        """Refuses a request, which counts as one of its tenant's minute."""
+        """Refuses a request, and counts it among those of its tenant's minute."""
         error = await after_refusal(
             self._cluster.accounts,
             exchange.tenants or self._cluster.tenants,

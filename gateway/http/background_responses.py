@@ -202,7 +202,7 @@ class BackgroundResponses:
         last = after
 
         def failure(error: HeadwaterError) -> bytes:
-            # Whoever asks for what follows this event misses none.
+            # A client that asks for the events after this one misses none.
             number = {"sequence_number": last} if last >= 0 else {}
             return _rendered(response_error(error) | number)
 

@@ -1,5 +1,5 @@
-"""A client's connection to the REST surface, by uvicorn: what is no request, or does not become one
-in its time."""
+"""A client's connection to the REST surface, by uvicorn. Answers bytes that are no request, and
+requests that do not arrive in time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .http_versions import (
 MAX_HEAD_BYTES = 64 * 1024
 """Bytes of a request's headers."""
 MAX_HEADERS = 256
-"""Number of a request's headers, each of which costs microseconds whatever its length."""
+"""Most headers of a request: each costs microseconds whatever its length."""
 HEAD_TOO_LONG = f"the line and headers of the request are too long; allowed: {MAX_HEAD_BYTES} bytes"
 TOO_MANY_HEADERS = f"the request has too many headers; allowed: {MAX_HEADERS}"
 BAD_TRANSFER = "transfer-encoding is more than chunked, or given twice; allowed: chunked, once"
@@ -211,8 +211,8 @@ class Connection(HttpToolsProtocol):
         if is_surplus:
             self.cycle.keep_alive = False
         if len(self.pipeline) == 1:
-            # Where reading stops, no end of the connection is noticed: it stops behind two
-            # requests, not behind one.
+            # While reading is paused the end of the connection is not noticed: it pauses behind two
+            # waiting requests, not behind one.
             self.flow.resume_reading()
         if self.scope["http_version"] == "1.0":
             end_with_connection(self.cycle)

@@ -46,8 +46,8 @@ DISCARD_FACTOR = 16
 
 
 class HeadOnly(Exception):
-    """Ends the handler of a HEAD request where its stream would begin, or what is left is to make
-    the content: the response has these headers alone."""
+    """Ends the handler of a HEAD request before its stream begins or its content is made: the
+    response has these headers and no content."""
 
     def __init__(self, headers: Headers) -> None:
         super().__init__()
@@ -164,9 +164,9 @@ class Exchange:
         )
 
     async def chunks(self, limit: int) -> AsyncGenerator[bytes, None]:
-        """The body as it comes, decoded. Raises `BodyTooLarge` past the limit, of bytes that came
-        or that they become, `UnsupportedEncoding`, `ClientGone` when no more of it comes,
-        `SlowBody` when it does not come in time."""
+        """The body as it comes, decoded. Raises `BodyTooLarge` past the limit, of encoded or of
+        decoded bytes, `UnsupportedEncoding`, `ClientGone` when no more of it comes, `SlowBody` when
+        it does not come in time."""
         encoding = self._encoding
         incoming = IncomingBody(self, limit)
         if encoding in IDENTITY:
@@ -184,7 +184,7 @@ class Exchange:
                 if len(piece) < PIECE_BYTES:
                     piece = next(pieces, None)
                 else:
-                    # A few kilobytes may become as much as is allowed: others go on meanwhile.
+                    # A few kilobytes may decompress to the limit: other requests run meanwhile.
                     more = functools.partial(next, pieces, None)
                     piece = await self._native(PIECE_BYTES, more)
         for piece in decoder.end():
@@ -318,7 +318,7 @@ class Exchange:
         return self._format.error_event(error, self._shown_id())
 
     async def close(self) -> None:
-        """Gives up what was still to be written."""
+        """Drops output that is not written yet."""
         # NOTE: what the collector of cycles need not find costs less.
         self.error_event = None
         stream = self.stream

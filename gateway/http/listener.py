@@ -70,7 +70,7 @@ class _Server(uvicorn.Server):
                     num_looks + 1 if num_bytes == num_before else 0,
                 )
         for connection, (_, num_looks) in self._unsent.items():
-            # Looks and not time: while this process is held up no client can take anything.
+            # Counts looks, not time: while this process is delayed no client can read anything.
             if num_looks * SECONDS_PER_TICK * TICKS_PER_LOOK > self._patience:
                 connection.transport.abort()
 
@@ -155,7 +155,7 @@ class RestListener:
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
 
     async def stop(self, grace: float) -> None:
-        """Accepts nothing more; what runs gets `grace` seconds."""
+        """Accepts no more connections; running requests get `grace` seconds."""
         assert self._task is not None
         # NOTE: uvicorn's own limit is whole seconds by its type, and read when the shutdown begins.
         self._server.config.timeout_graceful_shutdown = math.ceil(grace)

@@ -13,7 +13,8 @@ FINAL_CODES = (OUT_OF_BUDGET, LIMIT_TOO_LOW)
 """Codes of answers that end the work: no waiting helps, or none but for the budget's next
 period."""
 MAX_FAULTS = 3
-"""Number of answers with 5xx after which the last one stands; being busy is no fault."""
+"""Number of 5xx answers after which the last one becomes the result; answers that only report a
+busy cluster do not count."""
 PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)
 """Seconds between tries; the last pause repeats."""
 PATIENCE = 3

@@ -157,7 +157,7 @@ class ConversationStore:
             raise errors.StorageLimitExceeded("response_bytes", used, num_bytes, limit)
 
     async def _unclaim(self, tenant: str, key: str, num_bytes: int) -> None:
-        """Gives room back. Room that cannot be given back counts until the value's time is over."""
+        """Gives room back. Room that cannot be given back counts until the value expires."""
         with contextlib.suppress(errors.Unavailable):
             await self._claim(tenant, key, [], instead_of=num_bytes)
 

@@ -33,8 +33,8 @@ KEPT_SECONDS = 30 * 86_400
 """Seconds that files and ended batches are kept."""
 RUNNERS = "runners"
 MAX_UNDONE = 100_000
-"""Number of pieces of work that are held or rest: more than the number of batches of which all must
-wait."""
+"""Largest number of unacknowledged messages: more than the batches that all may wait at the same
+time."""
 HOLD_SECONDS = 6.0
 """Seconds of silence after which a batch or a range of lines is given to another process."""
 FILES = "headwater_files"

@@ -79,7 +79,7 @@ class StoredBytes:
         """Deletes a value. Returns False where there was none. Raises `Unavailable`, see
         `patiently`."""
         is_gone = await patiently(self._store.command("DEL", key), of=of)
-        # Where that fails its bytes are counted until its time is over.
+        # Where that fails the bytes count until the value expires.
         with contextlib.suppress(errors.Unavailable):
             await patiently(self.release(tenant, key), of=of)
         return bool(is_gone)

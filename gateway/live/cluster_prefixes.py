@@ -1,5 +1,5 @@
-"""The hottest prefixes of what all gateways of a cluster sent last, and the replicas that hold
-them."""
+"""The hottest prefixes of the prompts that all gateways of a cluster sent last, and the replicas
+that hold them."""
 
 from __future__ import annotations
 

@@ -73,8 +73,8 @@ class GatewaySurvey(Generic[Q, A]):
         ask_seconds: float = ASK_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`name` tells this survey from others; `read` returns the answer of this gateway; `types`
-        are those of a question and of an answer, which travel as MessagePack."""
+        """`name`: subject of this survey on the bus; `read` returns the answer of this gateway;
+        `types` are those of a question and of an answer, which travel as MessagePack."""
         self._bus = bus
         self._gateways = gateways
         self._gateway_id = gateway_id

@@ -14,7 +14,7 @@ ValueT = TypeVar("ValueT")
 
 def merge(figures: Sequence[GatewayFigures]) -> GatewayFigures:
     """Counts are added up; of the requests the oldest that run are left, and those that ended last.
-    `told` begins with the gateway whose name the result has."""
+    `figures` begins with the gateway whose name the result has."""
     return GatewayFigures(
         gateway_id=figures[0].gateway_id,
         totals=_joined((each.totals for each in figures), add),

@@ -67,7 +67,7 @@ def _stream_row(stream: StreamInfo) -> dict[str, Any]:
 
 
 def _bound(value: int | None) -> int | None:
-    """A bound of NATS: none is -1 there."""
+    """NATS shows no bound as -1."""
     return value if value is not None and value > 0 else None
 
 

@@ -236,8 +236,8 @@ class EventStream:
         return self.out.numbered(events) if isinstance(self.out, NumberedStream) else events
 
     def _first_frame(self, choice: Choice) -> tuple[bytes, bytes]:
-        """The frame around the first of a choice's texts: with what comes before the answer, in one
-        write."""
+        """The frame around the first of a choice's texts, behind the chunk that opens the choice:
+        both go out in one write."""
         opening = self._begin(choice)
         head, tail = self._frames[choice.index]
         return opening + head, tail

@@ -311,7 +311,7 @@ class Message(Body, kw_only=True):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    """The same as the field before, under another name."""
+    """Alias of the field before."""
     refusal: str | None = None
     """Text in which an assistant refused to answer."""
     annotations: Any = None

@@ -93,7 +93,7 @@ def conversation_to_pb(asked: ChatCompletionRequest | TokenizeRequest) -> proces
         add_special_tokens=asked.add_special_tokens,
     )
     conversation = prompt.conversation
-    # One by one: a list of all messages would be copied in one long native call.
+    # Messages are added one by one: a list of all would be copied in one long native call.
     for i, message in enumerate(messages):
         conversation.messages.append(_message_to_pb(message, f"messages[{i}]"))
     if isinstance(asked, ChatCompletionRequest):

@@ -1,5 +1,5 @@
-"""State of the tenant's limits for each open call: shared by the handler that computes the call and
-by what counts its refusal."""
+"""State of the tenant's limits for each open call: shared by the handler of the call and the code
+that counts its refusal."""
 
 from __future__ import annotations
 

@@ -54,7 +54,8 @@ class BeamSearch:
         self._length_penalty = sampling.length_penalty
         self._step = common_pb2.Sampling()
         self._step.CopyFrom(sampling)
-        # One more than twice as many: at most half of them end their beam, and so many go on.
+        # One more than twice as many tokens as beams: at most half of them end their beam, and as
+        # many go on.
         self._step.MergeFrom(
             common_pb2.Sampling(
                 n=1,

@@ -387,7 +387,7 @@ class Dispatcher:
             opening = self._opening(decision, choices)
             first = choices[0]
             if first.output_ids:
-                # A beam has been found whole.
+                # A beam is complete.
                 go_on(opening, first, is_whole=sampling.use_beam_search)
             if not scores:
                 opening.add.sampling.ClearField("prompt_logprobs")

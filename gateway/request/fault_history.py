@@ -109,7 +109,8 @@ class FaultHistory:
         if cause is Cause.HANDED_OVER:
             self.lender = attempt.decision.incarnation
             if attempt.decision.hands_over:
-                # As planned: no fault, and the engine may take it back where no other is left.
+                # The engine left as planned: that is no fault, and the engine may take the request
+                # back where no other is left.
                 self._cluster.metrics.hand_overs.add()
                 return
         elif attempt.start is not None:

@@ -76,7 +76,7 @@ class Generation:
         self.target = Target(self.request.model)
 
     def take(self, prepared: processor_pb2.PrepareReply) -> None:
-        """Takes the processor's reply."""
+        """Stores the reply of the processor."""
         self.prepared = self.prompt.prepared = prepared
         self.num_prompt_tokens = len(prepared.prompt_ids)
         self.is_answered = bool(prepared.sampling.max_tokens) and not self.request.pooling

@@ -123,7 +123,7 @@ class ModelQueue:
         self._push(waiting, self.clock(), self.seconds_per_token())
 
     def remove(self, entry: Entry) -> None:
-        """Takes out an entry, whose turn has come; `left` is to follow."""
+        """Removes an entry whose turn has come; `left` has to be called after it."""
         for heap in self._heaps.values():
             if heap and heap[0] is entry:
                 heapq.heappop(heap)

@@ -2,8 +2,8 @@
 reports.
 
 A report is always a little late, and late reports send every request of a burst to the same
-replica; what was sent from here, or told to be sent by other gateways, is therefore counted here,
-and a report only corrects it.
+replica; requests that this gateway sent, or that other gateways report to have sent, are therefore
+counted here, and a replica's report only corrects the count.
 """
 
 from __future__ import annotations

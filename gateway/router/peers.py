@@ -28,7 +28,7 @@ TELL_SECONDS = 0.001
 BEAT_SECONDS = 1.0
 EXPIRY_SECONDS = 3.0
 TURN_SECONDS = 0.01
-"""Time between two gateways that take turns: the later one has heard where the requests of the
+"""Time between the turns of two gateways: the later one has received where the requests of the
 earlier one went."""
 _YOUNG_SECONDS = 0.5
 """A beat may have been overtaken by what was added since."""
@@ -72,8 +72,7 @@ class Peers:
         self._peers: dict[int, _Peer] = {}
         self._reconnected = asyncio.Event()
         self._repeats_until = -math.inf
-        """End of the time after a loss of the bus in which beats come with started requests as
-        well."""
+        """Time until which heartbeats list started requests too, after a loss of the bus."""
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Peers]:
@@ -93,7 +92,7 @@ class Peers:
 
     @property
     def turn_seconds(self) -> float:
-        """Time until it is this gateway's turn, where all gateways have the same to do in the same
+        """Seconds until this gateway's turn, for work that comes to all gateways at the same
         moment."""
         return TURN_SECONDS * sum(epoch < self.epoch for epoch in self._peers)
 

@@ -11,7 +11,7 @@ ALPHA = 2.0
 """A second of this request's prefill weighs more than one of waiting: it also keeps others
 waiting."""
 BETA = 0.3
-"""A second of computing again what was evicted weighs less: it comes later, if at all."""
+"""The cost of evicted blocks weighs less than a second of waiting: it is paid later, if at all."""
 LAMBDA = 1.0
 """Decode steps by which a slower batch is felt."""
 SPREAD = 0.05

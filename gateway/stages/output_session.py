@@ -198,7 +198,8 @@ class OutputSession:
             self._end.wake()
 
     def cancel(self, stream_id: int, reason: str) -> None:
-        """Ends a stream, which sends nothing afterwards. A stream that has ended is ignored."""
+        """Ends a stream: nothing is received from it afterwards. A stream that has ended already is
+        ignored."""
         if self._streams.pop(stream_id, None) is not None:
             self._controls.cancel(engine_pb2.Cancel(stream_id=stream_id, reason=reason))
             self._end.wake()

@@ -36,7 +36,7 @@ SessionCall = grpc.aio.StreamStreamCall[PrepareFrame, PreparedFrame]
 
 
 class NoSessions(Exception):
-    """The processor takes calls alone, which was not known yet."""
+    """The processor serves single calls only, which was not known yet."""
 
 
 class PrepareSession:

@@ -246,7 +246,7 @@ async def _prepared(
         try:
             return await processor.session.prepare(call, CALL_SECONDS)
         except NoSessions:
-            # By a call of its own, then.
+            # Has a call of its own then.
             pass
     metadata = None
     if context is not None:

@@ -37,7 +37,7 @@ def peer_of_call(peer: str) -> str:
 
 class SharedPlaces:
     """Places that clients share. The last ones are reserved from the client that has the most.
-    Behind a proxy all clients have its address, and together leave as many unused."""
+    Behind a proxy all clients have its address, and together they leave as many unused."""
 
     def __init__(self, num_places: int) -> None:
         self.num_places = num_places

@@ -181,8 +181,8 @@ def plan_decode(
 def _same_blocks(
     p_table, stride_table, b_table_row, b_candidate, own_row, first_page, PAGES: tl.constexpr
 ):
-    """Candidates that have this row's blocks in all pages of a split. The last page alone decides
-    most of them."""
+    """Rows that may share this row's split: they have the same blocks in all of its pages. The last
+    page alone rules most of them out."""
     last = first_page + PAGES - 1
     own_last = tl.load(p_table + own_row * stride_table + last)
     b_last = tl.load(p_table + b_table_row * stride_table + last, mask=b_candidate, other=-1)

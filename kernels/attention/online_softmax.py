@@ -196,7 +196,7 @@ def finish(b_l, b_acc, v_scale):
 
 @triton.jit
 def _scores(b_q, b_k):
-    """Sums the parts in their order: the terms of each sum lie as in one product over all
+    """Sums the parts of a head in their order, so that terms are added as in one product over all
     dimensions."""
     b_s = tl.dot(b_q[0], b_k[0])
     if len(b_q) == 2:

@@ -122,7 +122,7 @@ def _by_size(stands: Any, values: Any, ends: Any) -> int:
             ends[_bucket(bits[i])] += 1
     num_positive = 0
     for bucket in range(NUM_BUCKETS):
-        # First where it begins.
+        # Until values are placed, ends[b] is where bucket b begins.
         ends[bucket], num_positive = num_positive, num_positive + ends[bucket]
     flat = stands.reshape(-1)
     for i in range(len(bits)):

@@ -273,9 +273,9 @@ def history_drafter() -> Callable[..., None]:
     tokens.
 
     Arguments are those of `row_drafter`: tokens; histories, int64 [H, 6], and history_of_row [T],
-    −1 for none; rows, num_known, most; the results. A history is the addresses of its tokens, heads
-    and previous, its capacity in tokens, its number of buckets, and the position after its last
-    token, which is a separator.
+    −1 for none; rows, num_known, most; the results. A row of `histories` holds the addresses of its
+    tokens, heads and previous, its capacity in tokens, its number of buckets, and the position
+    after its last token, which is a separator.
     """
     table = types.int32[:, ::1]
     column = types.int32[::1]

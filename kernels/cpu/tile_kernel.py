@@ -235,8 +235,8 @@ def _work(number: int, rounds_tokens: bool, element: Any) -> Any:
         tiles_per_item = argument(arguments, 9)
         p_rows = argument(arguments, 3)
         if rounds and argument(arguments, 10):
-            # Few numbers: each thread has them for itself, which takes less time than a kernel
-            # before this one.
+            # Few activations: each thread rounds them for itself, which takes less time than a
+            # kernel of its own before this one.
             p_rows += take_one(address_of(arguments, 11)) * num_rows * row_bytes
             _quantize(
                 argument(arguments, 10),

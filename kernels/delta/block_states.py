@@ -490,7 +490,7 @@ def _block_states(
     )
     # The state before a sequence is zeros, and no page holds it.
     b_state = tl.load(p_state + o_state, mask=is_inside & (before > 0), other=0.0)
-    # The first block and the last one, and behind the first those between them.
+    # Computes the first block and the last one; after the first those between them.
     for border in range(before, end, tl.maximum(last - before, BLOCK)):
         b_state = _edge_block(
             b_state,

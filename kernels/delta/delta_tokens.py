@@ -32,7 +32,7 @@ from .inverse_rows import as_products
 from .mix_inputs import BEFORE, TILE, gates_of, keep_rows, mixed_rows, store_gates
 
 NUM_WARPS = 4
-"""As many as the other kernels have, so that reductions add in their order."""
+"""As many warps as the other kernels have, so that reductions add in the same order."""
 ROWS = 64
 """Rows that the matrix unit multiplies at once."""
 

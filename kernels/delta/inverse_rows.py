@@ -160,7 +160,8 @@ def _solved(b_inverse, b_lower, p_lower, stride, is_own, first, end, NEIGHBOURS:
             b_row = b_next
             b_next = _row_of(b_lower, p_lower, stride, first, end, base + j + 1, NEIGHBOURS)
             b_change = tl.sum(b_row[None, :] * b_turned, axis=1)
-            # Ones and zeros in place of a condition, whose predicates follow one another.
+            # Multiplies by ones and zeros: predicates of a condition would be computed one after
+            # another.
             b_one = tl.where(o_t % GROUP == j, b_group, 0.0)
             b_turned -= b_change[:, None] * b_one[None, :]
     return tl.trans(b_turned)

@@ -15,7 +15,7 @@ class ExpertPart:
     """Experts of a layer that this process has, and how their outputs are added."""
 
     is_share: bool = False
-    """Whether other ranks have more of them, whose pairs are of expert −1."""
+    """Whether other ranks have experts too; pairs of these have expert −1."""
     num_leaves: int = 0
     """Equal groups of the experts, which are added in a tree; 0: outputs are added in routing
     order."""

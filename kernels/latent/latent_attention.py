@@ -245,7 +245,7 @@ def _attend_latents(
                     b_m, b_left, b_right, b_acc = attend_latents(
                         b_q, latents, visible, qk_scale, b_m, b_left, b_right, b_acc
                     )
-                    # The other tile is the next one.
+                    # Tiles alternate between two sums: the next tile adds to the other one.
                     b_l = b_left
                     b_left = b_right
                     b_right = b_l

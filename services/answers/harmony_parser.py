@@ -41,7 +41,8 @@ class _Messages:
         self._has_text = False
 
     def add(self, text: str) -> str:
-        """Returns text of a message as part of all of them."""
+        """Returns a message's text as a part of the whole content: a line break goes before the
+        text of a later message."""
         if not text:
             return ""
         gap = self._gap

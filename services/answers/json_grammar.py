@@ -97,8 +97,8 @@ def _llama_free(tools: Sequence[OfferedTool], single: bool) -> Form:
 
 
 def _json_calls(tools: Sequence[OfferedTool], single: bool) -> Form:
-    """Grammar of calls that is read as JSON: a fixed text from `{` on leaves no way back to another
-    object."""
+    """Grammar of calls as JSON. Each begins with a fixed text: the first tokens decide for one
+    tool."""
     return separated([_json_call(tool) for tool in tools], "; ", single)
 
 

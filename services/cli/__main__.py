@@ -357,7 +357,7 @@ def warmup(
 def _judge(
     model: str, cache_dir: Path, revision: str | None, dtype: str, device: str, model_code: str
 ) -> None:
-    """Prints what a model takes."""
+    """Prints the memory that a model takes."""
     with ProgressBars(console) as bars:
         found = model_store.judge(
             model,

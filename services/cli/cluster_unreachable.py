@@ -10,7 +10,7 @@ WITHOUT_ANSWER = (httpx.ConnectError, httpx.ReadError, httpx.RemoteProtocolError
 
 
 class BusUnreachable(Exception):
-    """The bus could not be reached at the address; `gateway` is what a gateway says meanwhile,
+    """The bus could not be reached at the address; `gateway` is what a gateway reports about it,
     where one answers."""
 
     def __init__(self, address: str, gateway: str = "") -> None:
@@ -19,7 +19,7 @@ class BusUnreachable(Exception):
 
 
 class NoStageHeard(Exception):
-    """Raised where no process of the cluster says anything on the bus at its address."""
+    """Raised where no process of the cluster sends anything on the bus at its address."""
 
     def __init__(self, address: str) -> None:
         super().__init__(

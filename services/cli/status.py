@@ -31,8 +31,8 @@ LISTEN_SECONDS = 1.2
 def seen(
     nats_url: str, key: ClusterKey | None, console: Console | None, rest: str = ""
 ) -> list[Member]:
-    """Everyone whose heartbeats the key believes; with a console, shown there until interrupted,
-    beside what the gateway at `rest` says. Raises `BusUnreachable`."""
+    """Members whose heartbeats the key verifies. With a console they are shown there until
+    interrupted, beside the snapshot of the gateway at `rest`. Raises `BusUnreachable`."""
     with using(key):
         if console is not None:
             asyncio.run(watch(nats_url, console, rest))
@@ -40,7 +40,7 @@ def seen(
 
 
 async def listen(nats_url: str) -> list[Member]:
-    """Members whose heartbeat comes within the time of one. Raises `BusUnreachable`."""
+    """Members that send a heartbeat within one interval of heartbeats. Raises `BusUnreachable`."""
     async with Bus.open(nats_url) as bus:
         if not bus.connected:
             raise BusUnreachable(without_password(nats_url))
@@ -52,7 +52,7 @@ async def listen(nats_url: str) -> list[Member]:
 async def ask_gateway(rest: str) -> str:
     """State of the gateway at a base address, over REST: the cluster goes on without NATS. Empty:
     no answer."""
-    # Nothing is told that a certificate would have to protect.
+    # Nothing is sent that a certificate would have to protect.
     async with httpx.AsyncClient(base_url=rest, timeout=ASK_SECONDS, verify=False) as client:
         try:
             answer = (await client.get("/ready")).json()

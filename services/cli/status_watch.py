@@ -72,7 +72,7 @@ class GatewaySight:
 
     async def follow(self) -> None:
         """Asks once a second, until cancelled."""
-        # Nothing is told that a certificate would have to protect, unless a key goes along.
+        # Nothing is sent that a certificate would have to protect, unless a key goes along.
         async with httpx.AsyncClient(
             timeout=ASK_SECONDS, verify=bool(self.headers), headers=self.headers
         ) as client:

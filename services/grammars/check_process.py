@@ -21,7 +21,7 @@ Verdict = str | None
 
 class Question(TypedDict):
     number: int
-    """Unlike all numbers of one process before."""
+    """Different from all earlier numbers of one process."""
     folder: str
     """The model's folder."""
     grammar: str

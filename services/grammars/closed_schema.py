@@ -48,7 +48,7 @@ def closed(schema: Schema) -> Schema:
 
 
 def described_alone(schema: Schema) -> Callable[[Schema], bool] | None:
-    """Tells of each subschema whether it alone describes its values, wherever it is reached; None
+    """Finds for each subschema whether it alone describes its values, wherever it is reached; None
     where references leave the document."""
     walk = _Walk(schema)
     walk.visit(schema, alone=True)

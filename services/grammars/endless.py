@@ -173,8 +173,9 @@ class _Search:
             stack += [([(each, above)], list(parts), list(choices)) for each in members]
 
     def _follow(self, waiting: Waiting, parts: list[Schema], choices: Choices) -> bool:
-        """Adds the waiting subschemas and all that hold with them to `parts`. Returns whether a value
-        may match: nothing matches `false`, or a reference that leads back to itself."""
+        """Adds the waiting subschemas, and all that a value must match together with them, to
+        `parts`. Returns whether a value may match: none matches `false`, or a reference that leads
+        back to itself."""
         while waiting:
             part, above = waiting.pop()
             self._charge(1)

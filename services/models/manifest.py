@@ -92,7 +92,7 @@ class ModelManifest:
     prompts: dict[str, str] = field(default_factory=dict)
     """Texts that go before an embedded one, by name."""
     default_prompt: str = ""
-    """Name of the one that does unless a request names another; empty: none does."""
+    """Name of the default one; empty: there is none."""
     left_out: str = ""
     """Tensors of the checkpoint that are not used, for people; empty: there are none."""
 

@@ -109,7 +109,7 @@ class RangedDownload:
                 for start in starts:
                     if start in fetches:
                         fetches[start].result()
-                        # After its bytes, which `_fetch` has made safe.
+                        # Written after the range's own bytes, which `_fetch` has synced.
                         done.write(f"{start}\n")
                         done.flush()
                     # While later ranges still come.

@@ -59,8 +59,8 @@ def _templated_ids(
 def _room(
     checked: common_pb2.Sampling, model: TextModel, num_others: int, num_first: int
 ) -> int | None:
-    """Tokens that stay of a second text beside others; None: it is not cut. `num_first`: tokens of
-    the first text, for errors."""
+    """Number of tokens of a second text that stay beside the others; None: it is not cut.
+    `num_first`: tokens of the first text, for errors."""
     if not checked.HasField("truncate_prompt_tokens"):
         return None
     asked = checked.truncate_prompt_tokens

@@ -33,8 +33,7 @@ MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 100.0
 MAX_BEAMS = MAX_TOP_LOGPROBS // 2
 LEAST_TOP_P = 1e-9
-"""Smaller ones keep the same token, the likeliest, but engines compute in float32, which may have a
-0 for them."""
+"""Smaller values keep the same token, the likeliest, and may be 0 in the float32 of engines."""
 SIDES = ("left", "right")
 
 

@@ -136,7 +136,8 @@ class ContextTooLong(BadRequest):
                 f"1…{max_model_len - 1}, so that an answer fits ({max_model_len} tokens together)"
             )
         elif max_tokens == 0:
-            # Embeddings, which have no such field, and echoes.
+            # Embeddings have no `max_tokens`, and it is 0 where a completion only echoes its
+            # prompt.
             asked = ""
             allowed = f"at most {max_model_len}"
         else:

@@ -17,7 +17,7 @@ ALLOWED_URLS = (
 )
 SENTINEL_PORT = 26379
 _SENTINEL_FIELDS = ("sentinel_username", "sentinel_password")
-"""Fields of the query: what the Sentinels ask for. What stands before `@` is for their servers."""
+"""Query fields with the credentials for the Sentinels. Those before `@` are for their servers."""
 
 
 def redis_client(url: str, **options: Any) -> Any:

@@ -218,7 +218,7 @@ async def _says(server: EmbeddedServer, log: Path, ready: str) -> bool:
         await server.kill()
         raise EmbeddedServerError(server.name, log, _text(log)) from None
     except (asyncio.CancelledError, OSError):
-        # Also where its log cannot be read: nobody would know of it.
+        # Kills the server also where its log cannot be read: nothing else would end it.
         await server.kill()
         raise
     return False

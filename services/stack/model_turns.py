@@ -1,7 +1,6 @@
 """Turns of a cluster's models on its device: what the policy decides is done by calls to engines.
 
-What is seen comes from loads of engines and from gateways' messages of demand. One switch is under
-way at a time.
+Loads of engines and gateways' messages of demand are its input. One switch is under way at a time.
 """
 
 from __future__ import annotations

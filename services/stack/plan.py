@@ -64,7 +64,8 @@ class StackPlan:
         # The first request starts an engine, and the supervisor says so only once gateways are
         # ready.
         flags += ["--ready-needs-engine=never"] if not settings.rules.min_replicas else []
-        # Behind a shared port /metrics would be anyone's: each gateway has an address for its own.
+        # Gateways share their port, so any of them would answer /metrics there: each has another
+        # address for it.
         flags += ["--metrics-port=0"] if settings.gateways > 1 else []
         flags += [f"--tenants-file={settings.state_dir / 'tenants.json'}"]
         flags += ["--adopt-unsigned-tenants"] if has_unsigned_tenants(settings.state_dir) else []

@@ -270,7 +270,7 @@ class KeptStage:
         await self.release()
 
     async def release(self) -> None:
-        """Gives back what waits for a next life; there is none."""
+        """Releases what is kept for the stage's next start: there will be none."""
         if self._stopped is not None:
             await self._stopped()
 

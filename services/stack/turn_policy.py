@@ -106,7 +106,7 @@ class TurnPolicy:
                 model.last_worked = now
                 total = sum(sight.tenants.values())
                 for tenant in sight.tenants:
-                    # Its weight's share of the time, over its weight.
+                    # The tenant's share of the time by weight, divided by its weight.
                     self._served[tenant] = self._served.get(tenant, 0.0) + seconds / total
         self._welcome(sights, now)
 

@@ -88,7 +88,7 @@ class Attention:
             qkv if self._norms is None else self._norms(qkv),
             batch,
             self._cos_sin,
-            # A cache without heads takes nothing.
+            # A layer without keys and values of its own stores none: the view has no heads.
             kv_cache if self._writes else kv_cache[:, :, :0],
             bias=self.qkv_bias,
             q_norm=self.q_norm,

@@ -61,8 +61,8 @@ class Indexer:
         return q, weights
 
     def latest(self, batch: ForwardBatch, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Queries and weights of the last call of `queries`, for the same batch. Keys go to those
-        of another layer."""
+        """Queries and weights of the last call of `queries`, for the same batch. Stores that call's
+        keys in `keys`, the cache of this layer."""
         assert self._latest is not None
         q, k, weights = self._latest
         self._store(q[:, :0], k, batch, keys)

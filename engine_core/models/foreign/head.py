@@ -31,7 +31,7 @@ class ModuleHead(Linear):
     kind = "head of a module"
 
     def __init__(self, module: Any, own: Linear, mode: RowWise) -> None:
-        """`own`: the head alone."""
+        """`own`: the linear layer of the head, without the module around it."""
         self.out_features = own.out_features
         self.in_features = own.in_features
         self._module = module

@@ -147,7 +147,7 @@ def _seen(mask_function: Callable[..., Any], position: int, num_keys: int) -> to
     try:
         seen = mask_function(zero, zero, zero + position, keys)
     except (RuntimeError, NotImplementedError):
-        # Its own numbers are on the device of the probe, which has none.
+        # The function reads tensors of its own, which the probe made without contents.
         raise ConfigError("mask", "one that depends on a batch's tokens", MASKS) from None
     found: torch.Tensor = seen.expand(num_keys)
     return found

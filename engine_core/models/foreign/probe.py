@@ -129,7 +129,7 @@ def _probed(module: Any) -> tuple[torch.Tensor, list[AttentionCall]]:
     probe = Probe()
     ForwardPass(probe).hand_to(module)
     zeros = torch.zeros(1, NUM_TOKENS, dtype=torch.int64, device="meta")
-    # With a mask of its own no library looks for several sequences among the positions.
+    # An explicit mask keeps the library from looking for several sequences among the positions.
     where = {"position_ids": zeros, "attention_mask": torch.ones_like(zeros)}
     try:
         with torch.inference_mode(), mode:

@@ -342,7 +342,7 @@ class StateBlocks(Blocks):
             self._states.keep(row, block)
             prompt_end = request.num_prompt_tokens // self._block_size
             if 0 < prompt_end < block:
-                # The next turn goes on behind the answer.
+                # The next turn of the conversation continues from the blocks behind the answer.
                 self._snapshots.snapshots.supersede(
                     request.chain.hashes[prompt_end - 1], num_chains=0
                 )

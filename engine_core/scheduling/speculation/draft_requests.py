@@ -15,8 +15,8 @@ class DraftRequests:
     """Columns with one entry a row of the request table."""
 
     def __init__(self, names: Sequence[str], num_rows: int, max_drafts: int, device: int) -> None:
-        """`names` of the proposers, of which the executor has number `device` as well, or none
-        where that is `ANY`."""
+        """`names`: of the proposers. `device`: index of the one that the executor has as well;
+        `ANY`: it has none of them."""
         self._names = list(names)
         self._max_drafts = max_drafts
         self._device = device

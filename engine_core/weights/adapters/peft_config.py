@@ -172,7 +172,7 @@ def _flag(value: Value, name: str) -> bool:
 def _patterns(
     value: Value, name: str, number: Callable[[Value, str], Any]
 ) -> tuple[tuple[str, Any], ...]:
-    """Regular expressions with numbers, those alone that are compared in little time."""
+    """(pattern, value) pairs. Only regular expressions are allowed that match in little time."""
     value = value or {}
     require(isinstance(value, dict), name, _shown(value), "an object")
     require(len(value) <= MAX_PATTERNS, name, f"{len(value)} entries", f"at most {MAX_PATTERNS}")

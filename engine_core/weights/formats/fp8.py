@@ -73,7 +73,8 @@ def _of_groups(name: str, scale: torch.Tensor, n: int, k: int, packing: Packing)
     if packing.block is None:
         return scale.float().t().contiguous()
     outputs, inputs = packing.block
-    # Groups of one size: where the last block is cut off, groups are what both sizes divide by.
+    # Size of equal groups: where the last block is cut off, the greatest common divisor of the
+    # block's size and K.
     size = inputs if k % inputs == 0 else math.gcd(inputs, k)
     of_inputs = torch.arange(k // size) * size // inputs
     return scale.float()[torch.arange(n) // outputs][:, of_inputs].t().contiguous()

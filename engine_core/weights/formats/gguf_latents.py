@@ -55,7 +55,8 @@ def _raised(keys: Any, values: Any) -> Any:
 
 
 JOINED = {"attn_k_b.weight": Joined("attn_v_b.weight", "self_attn.kv_b_proj.weight", _raised)}
-"""Tensors in two, by the name of the first behind `blk.N.`; older files have them in one."""
+"""Tensors that files store as two, by the name of the first behind `blk.N.`; older files store them
+as one."""
 
 
 def deepseek2(file: GgufFields, config: Config) -> Config:
@@ -133,6 +134,6 @@ def _latent(file: GgufFields, key: str) -> Config:
         "q_lora_rank": file.meta("attention.q_lora_rank", None),
         "qk_rope_head_dim": rotated,
         "qk_nope_head_dim": whole - rotated,
-        # All of what rotates does.
+        # The rotating part of a head rotates as a whole.
         "partial_rotary_factor": 1.0,
     }

@@ -54,7 +54,7 @@ class Stopped(Exception):
 
 
 class Run:
-    """The work of one run on one response."""
+    """One run, from taking the record to the last event."""
 
     def __init__(
         self,
@@ -115,8 +115,8 @@ class Run:
             await end(work, watch, writing)
 
     async def count_error(self) -> bool:
-        """Counts a run that ended by an unforeseen error; the last one ends the response. Returns
-        whether it is over."""
+        """Counts a run that ended by an unforeseen error; the last allowed one ends the response.
+        Returns whether the response has ended."""
 
         def count(record: Record) -> None:
             if record.is_over:

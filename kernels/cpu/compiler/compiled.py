@@ -38,8 +38,8 @@ class Kernel:
 
     def __init__(self, *works: Callable[[int], None]) -> None:
         cells = (cell.cell_contents for work in works for cell in work.__closure__ or ())
-        # NOTE: its key would hold a name that is another one in each process, so that no process
-        # found the code that one before has kept.
+        # NOTE: numba's key would contain a name that differs in each process, so that no process
+        # would find the code that an earlier one has stored.
         assert not any(isinstance(each, Dispatcher) for each in cells)
         self._works = dict(zip(DTYPES, works, strict=True))
         self._compiled: dict[torch.dtype, tuple[Any, Any]] = {}
@@ -82,7 +82,7 @@ class Kernel:
 
 @njit
 def items(arguments: int) -> Any:
-    """Yields items that no other thread has taken, until there is none."""
+    """Yields the items that this thread takes, until none is left."""
     i = take_one(arguments)
     while i < int64_at(arguments + 8):
         yield i

@@ -163,7 +163,7 @@ def _walk(header: int) -> None:
     for i in range(num_calls):
         _call_with(int64_at(pairs + 16 * i), int64_at(pairs + 16 * i + 8))
         if barrier:
-            # The function takes no argument, and ignores one.
+            # The function takes no argument and ignores this one.
             _call_with(barrier, 0)
 
 

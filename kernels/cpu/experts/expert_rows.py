@@ -160,7 +160,7 @@ def _sort(arguments: int) -> None:
     for expert in range(num_experts):
         p_start = p_starts + expert * _LONG
         put_int64(p_start + _LONG, int64_at(p_start + _LONG) + int64_at(p_start))
-    # The start of an expert is its next place until all rows have theirs.
+    # While rows are placed, an expert's start is the place of its next row.
     for row in range(num_rows):
         expert = int32_at(p_experts + row * _INT)
         place = -1

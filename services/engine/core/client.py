@@ -89,8 +89,8 @@ class CoreClient:
     @contextlib.asynccontextmanager
     async def running(cls, settings: EngineSettings) -> AsyncIterator[CoreClient]:
         """Starts a core for the time of the `with` block."""
-        # Not the same for all: engines that stand still by one cause are not killed at once, and
-        # the first may end it.
+        # Drawn at random: engines that stall by one cause are not all killed at once, and the first
+        # kill may end the stall.
         link = cls(settings.hang_limit * random.uniform(1, MAX_JITTER))
         lifeline, held = os.pipe()
         try:

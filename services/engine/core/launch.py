@@ -18,7 +18,8 @@ STDERR = 2
 
 def stand_by(environment: Mapping[str, str], numerics_id: str) -> None:
     """Has the next core's process forked ahead, which opens the GPU and loads the kernels of this
-    id: where weights are held, the rest of a start is worth it."""
+    id. Does nothing unless weights are held: loading them would take far longer than what this
+    saves."""
     if WEIGHTS_HOLDER_FD not in os.environ:
         return
     if (forks := ForkClient.inherited(CORE_FORKS_FD)) is not None:

@@ -332,7 +332,7 @@ ToPeers = PullBlocks | EndPull | CopiedPull | BlocksLent
 OfAdapterReports = AdapterRead | AdapterDropped
 OfWeightsReports = WeightsLoaded | WeightsReplaced
 OfOthers = OfAdapterReports | OfWeightsReports | ToPeers
-"""Reports that other objects of the server take than the one of its sessions."""
+"""Reports that go to other objects of the server than its sessions."""
 OfSteps = Step | Idle | Waiting
 OfFigures = Ranks | Experts
 OfStart = Progress | Ready | Failed | Prepared

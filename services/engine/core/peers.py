@@ -1,4 +1,4 @@
-"""The core's end of the link to other engines: what it says goes to the server, records go through
+"""The core's end of the link to other engines: its messages go to the server, records go through
 shared memory."""
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def run(
     host_adapters: HostAdapters | None = None,
     replaceable: ReplaceableWeights | str = "",
 ) -> None:
-    """Steps until the server closes the command ring. What a step says is written once the next one
+    """Steps until the server closes the command ring. A step's output is written once the next one
     is launched, or there is none to launch: the device does not wait for that, nor do those who
     fill masks share their processor. It is written first where launching computes: it would come a
     whole step late."""

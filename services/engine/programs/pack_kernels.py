@@ -68,7 +68,7 @@ def packed(cache: Path, out: Path) -> Path:
         _add(file, record, f"{info}/WHEEL", _wheel(platform))
         record.append(f"{info}/RECORD,,")
         file.writestr(zipfile.ZipInfo(f"{info}/RECORD", EPOCH), "\n".join([*record, ""]))
-    # A wheel is whole or not there.
+    # Renamed when it is complete: no reader finds a part of a wheel.
     partial.rename(wheel)
     return wheel
 

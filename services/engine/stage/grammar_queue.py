@@ -56,7 +56,7 @@ class GrammarQueue:
             if (waiting := self._waiting.pop(key, None)) is not None:
                 request, task = waiting
                 task.cancel()
-                # Whoever cancels goes through its streams at the moment.
+                # Called later: the caller that cancels is iterating over its streams.
                 asyncio.get_running_loop().call_soon(self._end, request, FinishReason.CANCELLED, "")
 
     def on_output(self, output: StepOutput) -> None:

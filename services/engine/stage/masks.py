@@ -1,12 +1,13 @@
 """Follows the grammar of each request that has one: reads its tokens, writes the next one's mask
 into the core's table.
 
-Works in a thread that the core tells itself what it drew: the event loop is on neither way. Masks
-are computed outside the interpreter lock, while the device computes the step that they are for; one
-report after another, so that a row's masks are written in the order in which its holders asked.
+Works in a thread that receives drawn tokens from the core itself: neither tokens nor masks pass
+through the event loop. Masks are computed outside the interpreter lock, while the device computes
+the step that they are for; one report after another, so that a row's masks are written in the order
+in which its holders asked.
 
-Drafts are read by copies of the matchers, which cost a microsecond or two: whatever a draft does to
-its copy, and that it ends the answer or costs too much, is nothing to the answer itself.
+Drafts are read by copies of the matchers, which cost a microsecond or two: what happens to a copy,
+such as the end of the answer or too high a cost, does not affect the answer itself.
 """
 
 from __future__ import annotations
@@ -197,7 +198,7 @@ class MaskWriter:
     def on_reports(
         self, *reports: MaskReport, following: Callable[[], Iterable[MaskReport]] = tuple
     ) -> None:
-        """Writes the masks that can be written now, and says so. In one thread at a time.
+        """Writes the masks that can be written now, and reports them. In one thread at a time.
         `following` returns reports that came meanwhile: a step's drafts follow its tokens, and rows
         whose masks are reported separately are drawn separately."""
         start = time.perf_counter()
@@ -238,8 +239,8 @@ class MaskWriter:
         ):
             if (follower := self._followers.get(key)) is None:
                 continue
-            # Whoever had the row waits for another one; the row that the follower had is another's,
-            # or will be.
+            # The request that had this row has lost it and waits for another one. The row that the
+            # follower had before belongs to another request, or soon will.
             if (before := self._holders.pop(row, None)) is not None:
                 before.row = -1
                 due.pop(before.key, None)

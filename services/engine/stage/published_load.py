@@ -14,7 +14,7 @@ _SAME = {each.name for each in fields(EngineLoad)} & {each.name for each in fiel
 
 
 def replica_load(load: EngineLoad, **more: Any) -> ReplicaLoad:
-    """`more`: figures that the core does not report, or not as others get them."""
+    """`more`: figures that the core does not report, or reports in another form."""
     disk = load.disk
     peers = load.peers
     same: dict[str, Any] = {name: getattr(load, name) for name in _SAME}

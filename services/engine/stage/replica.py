@@ -89,6 +89,6 @@ def _served_model(settings: EngineSettings, ready: Ready) -> ServedModel:
         vocab_size=ready.vocab_size,
         num_shards=settings.index_shards,
         task=task,
-        # Empty where blocks alone decide.
+        # Empty where every kind of layer needs all blocks.
         blocks_seen=ready.blocks_seen if ready.blocks_seen != (0,) else (),
     )

@@ -1,8 +1,8 @@
 """From an Add on the wire to requests of the core: assembly from parts, checks, translation. Knows
 no session.
 
-The processor has refused what a client may not ask. What is refused here is a fault between stages,
-told in a sentence instead of a crash of the core.
+The processor has refused what a client may not ask. What is refused here is a fault between stages:
+it becomes an error instead of a crash of the core.
 """
 
 from __future__ import annotations
@@ -257,8 +257,8 @@ def _holder_of(wire: WireHolder) -> Holder:
 
 
 def _speculation_of(wire: Speculative, limits: Limits) -> Speculation:
-    """A drafter that this engine lacks drafts nothing: engines of one model may differ in theirs,
-    and tokens do not."""
+    """Without the drafter that a request names nothing is drafted: engines of one model may have
+    different drafters, and drafts change no token."""
     has_drafter = not wire.drafter or wire.drafter in limits.drafters
     return Speculation(
         is_on=wire.mode != "off" and has_drafter, drafter=wire.drafter, max_tokens=wire.max_tokens

@@ -1,5 +1,5 @@
-"""The server: joins sessions and the core. Steps go out to the sessions they speak of, commands go
-in.
+"""The server: joins sessions and the core. The output of steps goes to the sessions of its
+requests, commands go to the core.
 
 Knows nothing about the wire below a session, nor where facts are published.
 """

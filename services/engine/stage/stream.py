@@ -1,5 +1,5 @@
-"""One stream of a session: what it was asked with, how far its reader is, and what is said of its
-start and its end.
+"""One stream of a session: what it was asked with, how far its reader is, and what is reported of
+its start and its end.
 
 Knows nothing about frames, about other streams, or about the core.
 """

@@ -1,7 +1,7 @@
-"""How much may wait at an engine, shared out between the gateways.
+"""How much may wait at an engine, divided among the gateways.
 
-What waits longer had better wait there: in turn with everything else, for whichever replica is free
-first.
+Requests that would wait longer wait at the gateways: in turn with all others, for the replica that
+is free first.
 """
 
 from __future__ import annotations

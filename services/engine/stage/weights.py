@@ -70,8 +70,8 @@ class EngineWeights:
         return number, loaded.numerics_id
 
     async def replace(self, number: int, *, ends_requests: bool) -> float:
-        """Has steps computed with loaded weights. Returns the seconds in which there was none.
-        Raises `BadRequest` for weights that are not loaded."""
+        """Has steps computed with loaded weights. Returns the seconds in which no step ran. Raises
+        `BadRequest` for weights that are not loaded."""
         BadRequest.unless(number in self._loaded, "number", number, "weights that are loaded")
         self._due[number] = self._loaded.pop(number)
         command = ReplaceWeights(number, ends_requests)

@@ -42,7 +42,8 @@ def read_latent(config: Config, *, index: IndexConfig | None = None, **traits: A
     )
     is_even = latent.rotary_dim % 2 == 0
     require(is_even, "qk_rope_head_dim", latent.rotary_dim, "an even number")
-    # What rotates has positions like a head of that size; old configs have other sizes there.
+    # Rotary frequencies are those of a head of the rotating size; old configs name another head
+    # size.
     rotated = {**config, "head_dim": latent.rotary_dim, "num_key_value_heads": None}
     scale = latent.query_dim**-0.5 * grown_scale(rope_of(config, DEFAULT_THETA), config)
     own = {"head_dim": latent.cached_width, "num_kv_heads": 1, "attention_scale": scale}

@@ -123,7 +123,7 @@ class LeaseSession:
         if not sending.num_bytes:
             frame.before.CopyFrom(claim_to_pb(lent.before))
         if lent.places is not None:
-            # The lease goes on: `after` is to come.
+            # The lease continues: a message with `after` follows.
             frame.places.CopyFrom(places_to_pb(lent.places))
             self._queue.popleft()
             return frame
