@@ -87,7 +87,7 @@ class Engine:
         self._output = StepOutput(step=0)
         self._forced = ForcedTokens(self._scheduler.rows)
         self._launched: list[PlannedStep] = []
-        self._speaks = False
+        self._has_output = False
         """Whether a settled step has output that the caller has not taken."""
         self._num_added = 0
         self._waits_for = WaitsFor.WORK
@@ -143,7 +143,7 @@ class Engine:
         for step, result in retired:
             self._results.settle(step, result, self._output)
             self._close(step)
-            self._speaks |= not step.is_silent
+            self._has_output |= not step.is_silent
         has_settled_loads = self._scheduler.settle_loads()
         is_lending = self._lend()
         self._scheduler.blocks.launch()
@@ -470,9 +470,9 @@ class Engine:
         """Takes the output of the last step; None: it has none."""
         output = self._output
         output.cache_events = self._scheduler.blocks.take_events()
-        if not (self._speaks or output.finishes or output.cache_events):
+        if not (self._has_output or output.finishes or output.cache_events):
             return None
-        self._speaks = False
+        self._has_output = False
         for finished in output.finishes:
             self._requests.pop(finished.key, None)
         self._output = StepOutput(step=output.step)

@@ -37,7 +37,7 @@ Progress = Callable[[str, int, int], None]
 """(phase, done, total)"""
 
 
-def say_nothing(phase: str, done: int, total: int) -> None:
+def ignore_progress(phase: str, done: int, total: int) -> None:
     """See `Progress`."""
 
 

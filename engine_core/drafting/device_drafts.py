@@ -1,8 +1,8 @@
 """Statistics of the tokens that the executor drafted by itself, row by row: how often it found any,
-and how many stood.
+and how many were accepted.
 
-The scheduler asks for drafts before it knows whether any will be found, and a step or two before it
-hears of the last.
+The scheduler requests drafts before it knows whether any will be found, one or two steps before the
+result of its last request.
 """
 
 from __future__ import annotations

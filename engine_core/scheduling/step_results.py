@@ -178,7 +178,7 @@ class ResultHandler:
         table.num_known[rows] = ends
         is_stop = table.stops.are_stops(rows, positions, tokens)
         ended = (is_stop | (ends == table.max_len[rows])).nonzero()[0].tolist()
-        self._say(rows, positions, [1] * rows.size, tokens, sampled.logprobs, output)
+        self._report(rows, positions, [1] * rows.size, tokens, sampled.logprobs, output)
         if is_draw:
             self._report_drawn(output, ended)
         self._settle_speculation(sampled, positions)
@@ -217,7 +217,7 @@ class ResultHandler:
         table.write_tokens(rows_of, positions, known)
         table.num_known[rows] = ends_at
         logprobs = _counted(sampled.logprobs, sampled.tokens.shape[1], counts)
-        self._say(rows, first, counts.tolist(), known, logprobs, output)
+        self._report(rows, first, counts.tolist(), known, logprobs, output)
         if is_draw:
             self._report_drawn(output, ended)
         self._settle_speculation(sampled, first)
@@ -264,7 +264,7 @@ class ResultHandler:
         reason = FinishReason.LENGTH if stop_token_id is None else FinishReason.STOP
         self.finish(request, reason, output, stop_token_id=stop_token_id)
 
-    def _say(
+    def _report(
         self,
         rows: RowIndices,
         first_positions: Int32Array,
@@ -286,10 +286,10 @@ class ResultHandler:
         end = chunk.start + chunk.count
         self._scheduler.release_unseen(np.array([chunk.row]), np.array([end], np.int32))
         if chunk.scores_prompt:
-            self._say_prompt_logprobs(chunk, result.prompt_logprobs[chunk.row], output)
+            self._report_prompt_logprobs(chunk, result.prompt_logprobs[chunk.row], output)
         if chunk.is_last and not request.has_started:
             request.has_started = True
-            self._say_started(request, output)
+            self._report_start(request, output)
             if request.sampling.num_prompt_logprobs is not None and request.num_prompt_tokens == 1:
                 output.prompt_logprobs.append(
                     PromptLogprobsPart(key=request.key, first_position=1, entries=[], last=True)
@@ -299,7 +299,7 @@ class ResultHandler:
         if chunk.is_last and not chunk.samples:
             self.finish(request, FinishReason.LENGTH, output)
 
-    def _say_started(self, request: RequestState, output: StepOutput) -> None:
+    def _report_start(self, request: RequestState, output: StepOutput) -> None:
         assert request.scheduled_at is not None
         output.starts.append(
             Started(
@@ -313,7 +313,7 @@ class ResultHandler:
             )
         )
 
-    def _say_prompt_logprobs(
+    def _report_prompt_logprobs(
         self, chunk: Chunk, entries: list[TokenLogprobs], output: StepOutput
     ) -> None:
         """Entry i scores the prompt token at position start + i + 1; those out before a preemption

@@ -60,7 +60,7 @@ _READS = {
     "/tokenizer_info": "The tokenizer's configuration and the chat template, where the operator "
     "allows it",
     "/v1/responses/{id}": "A response that was kept",
-    "/v1/responses/{id}/input_items": "What was said in its turn, youngest first",
+    "/v1/responses/{id}/input_items": "Its turn's input, youngest first",
     "/v1/conversations/{id}": "A conversation without its items",
     "/v1/conversations/{id}/items": "Its items, youngest first",
     "/v1/conversations/{id}/items/{item_id}": "One item",

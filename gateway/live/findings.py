@@ -99,7 +99,7 @@ def replica_findings(rows: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
                 "it gets one request at a time until one succeeds; see its log",
             )
         if row["load_age"] > SILENT_SECONDS:
-            what = f"{name} has said nothing for {row['load_age']:.0f} s"
+            what = f"{name} has reported nothing for {row['load_age']:.0f} s"
             yield Finding("warning", what, "its process or its way to NATS is held up; see its log")
         if row["num_total_blocks"] and row["num_used_blocks"] / row["num_total_blocks"] > FULL:
             advice = (

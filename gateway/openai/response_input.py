@@ -56,7 +56,7 @@ def check(asked: ResponsesRequest) -> None:
         )
     if asked.prompt_logprobs is not None:
         raise UnsupportedField(
-            "prompt_logprobs", "/v1/chat/completions and /v1/completions tell them"
+            "prompt_logprobs", "/v1/chat/completions and /v1/completions return them"
         )
     for i, name in enumerate(asked.include or ()):
         if name not in INCLUDED:

@@ -113,7 +113,7 @@ class _Candidates:
 
     def __init__(self, started: Started) -> None:
         self.started = started
-        self.heard_at = time.perf_counter()
+        self.received_at = time.perf_counter()
         self.scores: asyncio.Future[Sequence[common_pb2.TopLogprob]] = (
             asyncio.get_running_loop().create_future()
         )

@@ -65,7 +65,7 @@ class ChoiceStream:
         self.choice.stream = self
 
     @property
-    def heard_at(self) -> float:
+    def received_at(self) -> float:
         """Time of the stream's last message or, before any, of its opening, on
         `time.perf_counter`."""
         return max(self.choice.last_token_at, self._opened_at)

@@ -1,8 +1,7 @@
-"""Doubted requests of all gateways, by engine: one of another gateway may be why an engine died.
+"""Doubted requests of all gateways, by engine: a request of another gateway may be why it died.
 
-A gateway tells the others its own, whenever they change and each second while there are any. What
-it told is forgotten three seconds after its last message. Without the bus each gateway knows its
-own alone.
+A gateway sends the others its own, whenever they change and each second while there are any. They
+expire three seconds after its last message. Without the bus each gateway knows its own alone.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ PATIENCE_SECONDS = 10.0
 
 @dataclass(slots=True)
 class _Peer:
-    heard_at: float
+    received_at: float
     engines: list[tuple[str, EngineLife, bool]]
     """Key of the model, engine, and whether it is dead."""
 
@@ -113,7 +112,7 @@ class Doubts:
         self._peers = {
             epoch: peer
             for epoch, peer in self._peers.items()
-            if now - peer.heard_at <= EXPIRY_SECONDS and peer.engines
+            if now - peer.received_at <= EXPIRY_SECONDS and peer.engines
         }
         return [each for peer in self._peers.values() for each in peer.engines]
 

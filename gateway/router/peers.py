@@ -1,8 +1,8 @@
-"""Several gateways, one account: each tells the others what it sends where, within a millisecond.
+"""Requests that other gateways sent to replicas: each gateway publishes its own in a millisecond.
 
-What a gateway told is forgotten three seconds after its last word, and put right by its beat each
-second, since the bus may lose or turn round what it carries. With each beat come the requests whose
-prompts are not computed, and after a loss of the bus all of them. Knows nothing about choosing.
+They expire three seconds after a gateway's last message. Its heartbeat each second corrects them,
+since the bus may lose or reorder messages: it lists the requests whose prompts are not computed,
+and after a loss of the bus all of them. Knows nothing about choosing.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Told:
 
 @dataclass(slots=True)
 class _Peer:
-    heard_at: float
+    received_at: float
     requests: dict[int, _Told] = field(default_factory=dict)
 
 
@@ -190,7 +190,7 @@ class Peers:
     def _take(self, update: InFlightUpdate) -> None:
         now = self._clock()
         peer = self._peers.setdefault(update.epoch, _Peer(now))
-        peer.heard_at = now
+        peer.received_at = now
         for entry in update.added:
             self._add(peer, entry, now)
         for number in update.started:
@@ -229,7 +229,7 @@ class Peers:
     def _expire(self) -> None:
         now = self._clock()
         for epoch, peer in list(self._peers.items()):
-            if now - peer.heard_at > EXPIRY_SECONDS:
+            if now - peer.received_at > EXPIRY_SECONDS:
                 del self._peers[epoch]
                 for number in list(peer.requests):
                     self._end(peer, number, now)

@@ -34,7 +34,7 @@ class _Word(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class _Heard:
+class _Reported:
     models: Mapping[str, Counts]
     at: float
 
@@ -57,7 +57,7 @@ class ClusterDemand:
         self._gateway_id = gateway_id
         self._read = read
         self._clock = clock
-        self._others: dict[str, _Heard] = {}
+        self._others: dict[str, _Reported] = {}
         self._connected_at = -EXPIRY_SECONDS
         bus.on_connected(self._on_connected)
 
@@ -79,14 +79,14 @@ class ClusterDemand:
     def _known(self) -> list[Mapping[str, Counts]]:
         return [
             self._read(),
-            *(heard.models for heard in self._others.values() if self._counts(heard)),
+            *(reported.models for reported in self._others.values() if self._counts(reported)),
         ]
 
-    def _counts(self, heard: _Heard) -> bool:
+    def _counts(self, reported: _Reported) -> bool:
         """Whether a gateway's last word still does: it was young when the bus was there last, or it
         is."""
         is_away = self._bus.url is not None and not self._bus.connected
-        return is_away or max(heard.at, self._connected_at) > self._clock() - EXPIRY_SECONDS
+        return is_away or max(reported.at, self._connected_at) > self._clock() - EXPIRY_SECONDS
 
     def _on_connected(self) -> None:
         self._connected_at = self._clock()
@@ -110,7 +110,9 @@ class ClusterDemand:
                 word = msgspec.msgpack.decode(message.payload, type=_Word)
                 if word.gateway_id != self._gateway_id:
                     self._forget_expired()
-                    self._others[word.gateway_id] = _Heard(word.models, self._clock())
+                    self._others[word.gateway_id] = _Reported(word.models, self._clock())
 
     def _forget_expired(self) -> None:
-        self._others = {name: heard for name, heard in self._others.items() if self._counts(heard)}
+        self._others = {
+            name: reported for name, reported in self._others.items() if self._counts(reported)
+        }

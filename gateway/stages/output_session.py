@@ -41,7 +41,7 @@ class Receiver(Protocol):
     """The receiver of one stream. The session calls it in order and does not wait for it."""
 
     @property
-    def heard_at(self) -> float:
+    def received_at(self) -> float:
         """Time of the last message on the stream, on `time.perf_counter`."""
 
     def receive(
@@ -295,7 +295,7 @@ class OutputSession:
         overtake them."""
         if not self._adds:
             for stream_id, stream in self._streams.items():
-                if stream.heard_at < since:
+                if stream.received_at < since:
                     self._controls.probe(stream_id)
             self._end.wake()
 

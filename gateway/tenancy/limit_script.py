@@ -139,7 +139,7 @@ local function lapse(id, r, used, seq)
   keep(id, r, REMEMBER)
 end
 
--- What was spent beyond what a reservation had told when it lapsed, or was never reserved at all.
+-- What was spent beyond what a reservation had reported when it lapsed, or was never reserved at all.
 local function spend(names, more, seq)
   for _, name in ipairs(names) do
     local c = counter(name)

@@ -60,7 +60,7 @@ def _reason(status: int, last_words: str) -> str:
     try:
         ended_by = signal.Signals(status - SIGNAL_STATUS)
     except ValueError:
-        return last_words or "it said nothing"
+        return last_words or "it printed nothing"
     return f"{ended_by.name} ended it" + (
         ", as when memory runs out" if ended_by is signal.SIGKILL else ""
     )

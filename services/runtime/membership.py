@@ -113,7 +113,7 @@ class Members:
             reconnected.set()
             async with (
                 owned_task(self._read(heartbeats)),
-                owned_task(self._say_hello(reconnected)),
+                owned_task(self._greet_members(reconnected)),
                 owned_task(self._sweep(prober)),
             ):
                 yield self
@@ -228,7 +228,7 @@ class Members:
                 continue
             self.on_member(member, from_bus=True)
 
-    async def _say_hello(self, reconnected: asyncio.Event) -> None:
+    async def _greet_members(self, reconnected: asyncio.Event) -> None:
         while True:
             await reconnected.wait()
             reconnected.clear()
@@ -281,8 +281,8 @@ class Members:
                 self.on_member(each, from_bus=False)
         entries = self._at(*target)
         epochs = {entry.member.epoch for entry in entries}
-        heard = {entry.member.epoch for entry in entries if self._is_heard(entry)}
-        living = set() if answer is None else {answer.epoch} if answer.epoch else heard or epochs
+        present = {entry.member.epoch for entry in entries if self._sends_heartbeats(entry)}
+        living = set() if answer is None else {answer.epoch} if answer.epoch else present or epochs
         for entry in entries:
             if self._is_settled(entry):
                 continue
@@ -297,13 +297,13 @@ class Members:
             # The bus reports members from now on, and known members stay known when it is lost
             # again.
             self._saved.clear()
-        heard = set[Target]()
-        unheard = set[Target]()
+        settled = set[Target]()
+        unsettled = set[Target]()
         for entry in self._table.values():
-            (heard if self._is_settled(entry) else unheard).add(
+            (settled if self._is_settled(entry) else unsettled).add(
                 (entry.member.kind, entry.member.address)
             )
-        return frozenset(unheard | self._saved.keys() | (self._seeds.targets - heard))
+        return frozenset(unsettled | self._saved.keys() | (self._seeds.targets - settled))
 
     def _at(self, kind: Kind, address: str) -> list[_Entry]:
         """Members at an address: several, where a process has several models or has taken the place
@@ -314,14 +314,14 @@ class Members:
             if each.member.kind is kind and each.member.address == address
         ]
 
-    def _is_heard(self, entry: _Entry) -> bool:
+    def _sends_heartbeats(self, entry: _Entry) -> bool:
         """Whether its heartbeats come over the bus now."""
         return self._bus.connected and entry.from_bus
 
     def _is_settled(self, entry: _Entry) -> bool:
         """Whether the member needs no probe: it sends heartbeats, and they name its only
         address."""
-        return self._is_heard(entry) and not entry.other_address
+        return self._sends_heartbeats(entry) and not entry.other_address
 
     def _count_failure(self, entry: _Entry) -> None:
         """Counts an address that did not answer. The process leaves, or goes on by its other
@@ -330,7 +330,7 @@ class Members:
             entry.is_seen_there = False
         entry.num_failures += 1
         if entry.num_failures < _PROBE_FAILURES or (
-            self._is_heard(entry) and not entry.is_seen_there
+            self._sends_heartbeats(entry) and not entry.is_seen_there
         ):
             return
         self._remove((entry.member.kind, entry.member.replica_id))

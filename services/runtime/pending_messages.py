@@ -21,7 +21,7 @@ async def pending_messages(
     Raises `TimeoutError` when the next one does not come, and what NATS raises."""
     try:
         num_left = await _num_pending(consumer)
-        heard_at = time.monotonic()
+        received_at = time.monotonic()
         while num_left > 0:
             try:
                 found = await consumer.fetch(min(page, num_left), timeout=LOOK_SECONDS)
@@ -30,11 +30,11 @@ async def pending_messages(
             ):  # Python's own where the server was slow to say that there is nothing
                 # Those that were deleted meanwhile do not come.
                 num_left = min(num_left, await _num_pending(consumer))
-                if num_left and time.monotonic() - heard_at > MESSAGE_SECONDS:
+                if num_left and time.monotonic() - received_at > MESSAGE_SECONDS:
                     raise
                 continue
             num_left = num_left - len(found)
-            heard_at = time.monotonic()
+            received_at = time.monotonic()
             for message in found:
                 yield message
     finally:

@@ -200,12 +200,12 @@ async def _start(
                 process_group=0,
             )
         server = EmbeddedServer(name, f"{scheme}://{HOST}:{at}", at, process)
-        if await _says(server, log, ready):
+        if await _becomes_ready(server, log, ready):
             return server
     raise EmbeddedServerError(name, log, _text(log))
 
 
-async def _says(server: EmbeddedServer, log: Path, ready: str) -> bool:
+async def _becomes_ready(server: EmbeddedServer, log: Path, ready: str) -> bool:
     """Waits until the server's log says `ready`. Returns False if the server ended first. Past the
     time limit, stops it and raises `EmbeddedServerError`."""
     try:

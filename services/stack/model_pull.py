@@ -37,7 +37,7 @@ async def pull_model(
         start_new_session=True,
     )
     folder = None
-    last_words = "it said nothing"
+    last_words = "it printed nothing"
     try:
         assert process.stdout is not None
         async for line in _lines(process.stdout):

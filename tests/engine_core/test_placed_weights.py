@@ -23,7 +23,7 @@ from headwater.engine_core.executors.device.moved_tensors import tensors_of
 from headwater.engine_core.executors.device.placed_weights import EngineWeights, HeldWeights
 from headwater.engine_core.executors.device.weights_place import WeightsPlace, key_of
 from headwater.engine_core.layers.linear.kinds import Weights
-from headwater.engine_core.options import BuildRequest, ExecutorOptions, say_nothing
+from headwater.engine_core.options import BuildRequest, ExecutorOptions, ignore_progress
 from headwater.engine_core.platforms.stored_weights import StoredForms
 from headwater.engine_core.system.held_memory import HeldMemory, held_bytes
 from tests.engine_core.test_compiled_ahead import MODEL
@@ -121,7 +121,7 @@ def random_weights(folder: Path, model: str = "qwen3-0.6b", packing: str = "") -
     (folder / "config.json").write_text(json.dumps(config))
     options = ExecutorOptions(model_folder=folder, load_format="dummy")
     request = checked(options, "cpu", cpu.capabilities)
-    return load_weights(request, CPU, say_nothing, StoredForms(keeps_packed=True))
+    return load_weights(request, CPU, ignore_progress, StoredForms(keeps_packed=True))
 
 
 def never() -> Weights:
@@ -233,7 +233,7 @@ def test_the_holders_descriptor_stays_open_for_others(
     requests = holder.requests.fileno()
     options = ExecutorOptions(model_folder=tmp_path, weights_holder=requests)
     # An engine that takes no turns needs its place no more when the weights are there.
-    WeightsPlace(replace(REQUEST, options=options), say_nothing)
+    WeightsPlace(replace(REQUEST, options=options), ignore_progress)
     os.fstat(requests)
     assert held_bytes(requests) == 0
     holder.close()

@@ -20,7 +20,7 @@ from ...config import ConfigError, EngineConfig, require
 from ...layers.linear.kinds import Weights
 from ...models.foreign.model import ForeignModel
 from ...models.model import LayerInputs
-from ...options import BuildRequest, Progress, say_nothing
+from ...options import BuildRequest, Progress, ignore_progress
 from ...platforms.cuda import CudaPlatform
 from ...platforms.cuda_packed import has_rounded
 from ...system.usable_cores import usable_cores
@@ -107,7 +107,7 @@ def build_cuda_executor(
     is_sized: bool,
     adapter_memory: int = 0,
     releasable: CudaMemory | None = None,
-    progress: Progress = say_nothing,
+    progress: Progress = ignore_progress,
     step_bytes: int | None = None,
     on_compiled: Callable[[int], None] = lambda step_bytes: None,
     processes: CompilerProcesses = NO_PROCESSES,

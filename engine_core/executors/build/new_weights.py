@@ -10,7 +10,7 @@ from ...capabilities import refusals_of_engine
 from ...config import ConfigError, EngineConfig
 from ...executor import NewWeights
 from ...models.model import Model
-from ...options import BuildRequest, say_nothing
+from ...options import BuildRequest, ignore_progress
 from ...platforms import loading as platforms
 from ..device.mapped_weights import MappedWeights
 from ..entry.eager_entry import EagerEntry
@@ -80,7 +80,7 @@ class EagerWeights:
         request = checked(options, loaded.device.name, loaded.device.capabilities)
         check_same(self._request, request)
         # NOTE: progress of the build is reported by the thread that builds.
-        loader = Loader(loaded.device, self._rank, self._config, say_nothing)
+        loader = Loader(loaded.device, self._rank, self._config, ignore_progress)
         platform, weights = loader.served(request)
         served = whole_model(request, self._config, (platform, weights))
         forward = Hooks.of(loaded.device).forward_pass(served, platform, self._config.max_blocks)

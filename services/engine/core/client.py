@@ -230,7 +230,7 @@ class CoreClient:
                 with self._commands.lock:
                     num_sent = self._commands.num_sent
                     is_idle = isinstance(report, Idle) and report.num_commands == num_sent
-                    self._watch.heard(
+                    self._watch.on_message(
                         is_idle=is_idle,
                         step_seconds=report.seconds if isinstance(report, Step) else 0.0,
                     )
@@ -240,7 +240,7 @@ class CoreClient:
                 elif isinstance(report, Step):
                     self._early_steps.append(report)
             case Progress():
-                self._watch.heard(is_idle=False)
+                self._watch.on_message(is_idle=False)
                 facts = {
                     "phase": report.phase,
                     "done": report.done,
@@ -250,7 +250,7 @@ class CoreClient:
                 structlog.get_logger().info("loading", **facts)
             case Ready():
                 self._watch.started(report.longest_step)
-                self._watch.heard(is_idle=False)
+                self._watch.on_message(is_idle=False)
                 self.load = report.load
                 self._settle(report)
             case Prepared():

@@ -73,7 +73,7 @@ class CoreWatch:
         if is_settled and load.sleep_call >= self._moving_call:
             self._moving_call = 0
 
-    def heard(self, *, is_idle: bool, step_seconds: float = 0.0) -> None:
+    def on_message(self, *, is_idle: bool, step_seconds: float = 0.0) -> None:
         """Notes a message of the core: that it is idle, or the result of a step of so many
         seconds."""
         # Seconds that this process did not live through either (a paused machine's) say nothing

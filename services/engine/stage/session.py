@@ -329,11 +329,11 @@ class EngineSession:
         if known:
             self._host.send(Probe(known))
         if missing:
-            self._say_missing(missing)
+            self._report_missing(missing)
         # Without this report a busy engine and a dead one look the same to the gateway.
         self._outbox.put([pb.EngineFrame(answered=True)])
 
-    def _say_missing(self, stream_ids: Sequence[int]) -> None:
+    def _report_missing(self, stream_ids: Sequence[int]) -> None:
         structlog.get_logger().warning(
             "streams that were asked for are not here", stream_ids=list(stream_ids)
         )

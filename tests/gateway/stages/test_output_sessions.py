@@ -53,7 +53,7 @@ class Heard:
     """A stream's owner that keeps what it is told."""
 
     def __init__(self) -> None:
-        self.heard_at = float("inf")
+        self.received_at = float("inf")
         self.texts: list[str] = []
         self.token_ids: list[int] = []
         self.ends: list[OutputFinish | HeadwaterError] = []
@@ -281,9 +281,9 @@ async def test_streams_that_are_silent_are_asked_for_and_no_others() -> None:
         silent = Heard()
         heard = Heard()
         gone = Heard()
-        silent.heard_at = 100.0
-        heard.heard_at = 108.0
-        gone.heard_at = 100.0
+        silent.received_at = 100.0
+        heard.received_at = 108.0
+        gone.received_at = 100.0
         ids = session.open(opening(), [silent, heard, gone])
         session.probe(since=105.0)
         assert not (await peer.heard.get()).probed, "it would overtake the request"

@@ -96,7 +96,7 @@ async def output_processor(tokenizer: Tokenizer) -> AsyncIterator[str]:
 class Ended:
     """A stream's owner that waits for its end."""
 
-    heard_at = math.inf
+    received_at = math.inf
 
     def __init__(self) -> None:
         self.error: asyncio.Future[HeadwaterError] = asyncio.get_running_loop().create_future()

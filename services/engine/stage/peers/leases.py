@@ -58,7 +58,7 @@ class LeaseSession:
         """Keyed by pull, for which the core lends."""
         self._queue: deque[_Sending] = deque()
         self._has_ended = self._is_sign_due = False
-        self.heard_at = asyncio.get_running_loop().time()
+        self.received_at = asyncio.get_running_loop().time()
         self._end: AnsweringEnd[pb.BlockFrame, pb.PullFrame] = AnsweringEnd(
             self._next_frame, self._take, lambda is_clean: self.end()
         )
@@ -96,7 +96,7 @@ class LeaseSession:
     def _take(self, frame: pb.PullFrame) -> None:
         if self._has_ended:
             return
-        self.heard_at = asyncio.get_running_loop().time()
+        self.received_at = asyncio.get_running_loop().time()
         for pull in frame.pulls:
             if pull.epoch == self._owner.epoch and pull.pull_id not in self._leases:
                 self._leases[pull.pull_id] = self._owner.lend(self, pull)
@@ -188,7 +188,7 @@ class PeerLeases:
             await asyncio.sleep(SIGN_SECONDS)
             now = asyncio.get_running_loop().time()
             for session in [each for each in self._sessions if each.num_leases]:
-                if now - session.heard_at > LOST_SECONDS:
+                if now - session.received_at > LOST_SECONDS:
                     structlog.get_logger().warning(
                         "an engine that pulls blocks is silent", leases=session.num_leases
                     )

@@ -22,25 +22,25 @@ from tests.services.engine.engine_process import add, client_of, engine_process,
 
 
 def idle(watch: CoreWatch) -> None:
-    watch.heard(is_idle=True)
+    watch.on_message(is_idle=True)
 
 
 def asked(watch: CoreWatch) -> None:
-    watch.heard(is_idle=True)
+    watch.on_message(is_idle=True)
     watch.commanded()
 
 
 def answering(watch: CoreWatch) -> None:
-    watch.heard(is_idle=False, step_seconds=0.01)
+    watch.on_message(is_idle=False, step_seconds=0.01)
 
 
 def slow(watch: CoreWatch) -> None:
     watch.is_hung_after(3)
-    watch.heard(is_idle=False, step_seconds=3.0)
+    watch.on_message(is_idle=False, step_seconds=3.0)
 
 
 def paused(watch: CoreWatch) -> None:
-    watch.heard(is_idle=False, step_seconds=3600.0)
+    watch.on_message(is_idle=False, step_seconds=3600.0)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_core_may_be_in_a_step_for_twice_as_long_as_steps_take() -> None:
     for seconds, may_be_in_step in ((8, True), (1, True), (1, False)):
         assert not watch.is_hung_after(seconds)
         assert watch.may_be_in_step is may_be_in_step
-    watch.heard(is_idle=False)
+    watch.on_message(is_idle=False)
     assert watch.may_be_in_step
 
 
