@@ -19,7 +19,7 @@ from .int4_products import random_int4
 
 
 def random_planes(format: BlockFormat, n: int, k: int) -> BlockPlanes:
-    """Random numbers between small scales."""
+    """A weight of random numbers with small scales."""
     made = {}
     for name, (shape, dtype) in plane_shapes(format, n, k).items():
         if name == "scales":

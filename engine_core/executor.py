@@ -386,7 +386,7 @@ class TakesWeights(Protocol):
 
     @property
     def replaceable(self) -> ReplaceableWeights | str:
-        """A text says why they may not."""
+        """The weights that may be replaced, or a text that says why they may not."""
 
 
 def replaceable_of(executor: object) -> ReplaceableWeights | str:

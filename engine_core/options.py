@@ -231,7 +231,7 @@ def engine_config(
         num_host_blocks=options.kv_swap_memory // block_bytes,
         num_staged_blocks=0 if options.kv_disk_dir is None else staged,
         num_peer_blocks=num_peer_blocks,
-        # Blocks of ranks lie in parts, and go as records.
+        # Each rank has a part of every block: such engines send blocks as records.
         shares_kv_cache=num_peer_blocks > 0
         and options.kv_peer_direct == "auto"
         and options.layout.num_ranks == 1,

@@ -57,7 +57,7 @@ class Sleep:
         """Begins to put the engine to sleep; no effect where it is asleep."""
         self._call = call
         self._is_wanted_awake = False
-        # Of an earlier call to wake: this one does not fail.
+        # Clears the failure of an earlier call to wake.
         self._problem = ""
         if self.state is SleepState.ASLEEP and not self._is_released:
             self._begun_at = self._clock()

@@ -101,7 +101,7 @@ class MasksWanted:
     keys: list[int]
     rows: list[int]
     tickets: list[int]
-    """Come back with each mask."""
+    """Tickets that `masks_filled` has to return with each mask."""
     output_indices: list[int]
     draft_ids: list[list[int]] = field(default_factory=list)
     """Drafts of each request; empty where no request has any."""
@@ -225,7 +225,7 @@ class EngineLoad:
     num_accepted_tokens: int = 0
     """Number of accepted drafted tokens."""
     num_accepted_by_position: list[int] = field(default_factory=list)
-    """Drafts whose i-th token stands; adds up to the accepted tokens."""
+    """Number of drafts whose i-th token was accepted; the sum is that of accepted tokens."""
     num_drafter_bytes: int = 0
     """Memory that drafters hold, now."""
     policy: str = DEFAULT

@@ -158,7 +158,8 @@ class PrefixCache:
         at most `max_blocks` blocks; no reference is taken."""
         hashes = chain.hashes[: max(max_blocks, 0)]
         held = list[HeldPages]()
-        # Where a kind has fewer blocks than those before it, these are matched again up to there.
+        # If a kind matches fewer blocks than the kinds before it, these are matched again up to
+        # there.
         while len(held) < len(self._kinds):
             found = self._continued(len(held), hashes)
             if found.end < len(hashes):

@@ -60,7 +60,7 @@ class ShardedSampling:
         tokens, scores = self._parts.draw_part(
             logits, draws, first, None if masks is None else self._own(masks)
         )
-        # One message a rank: the bits of a token are carried as a float's.
+        # Each rank sends score and token in one message: the token's bits are stored as a float's.
         drawn = torch.stack((scores, (tokens + first).int().view(torch.float32)), dim=1)
         of_ranks = self._group.join(drawn).view(len(drawn), -1, 2)
         # The first of equal scores counts, which has the smaller token.

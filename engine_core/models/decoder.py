@@ -37,7 +37,7 @@ class Layer(layered.Layer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaledLayer(Layer):
-    """Adds a share of its products."""
+    """A layer that scales what it adds to the residual stream."""
 
     scale: float
 

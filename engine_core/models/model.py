@@ -28,7 +28,7 @@ class LastTokens:
     tokens: torch.Tensor
     """Integers [E] into the batch."""
     attention_plan: Any
-    """The platform's: each of them decodes."""
+    """The platform's attention plan, in which each of these tokens is a decode row."""
 
 
 @dataclass(slots=True)

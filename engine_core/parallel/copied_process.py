@@ -75,7 +75,7 @@ def _run_and_exit(run: Callable[[], None], descriptors: Collection[int]) -> None
     except BaseException:
         os.write(STANDARD_ERROR, traceback.format_exc().encode())
     finally:
-        # Whatever stands above on the stack is the parent's to end.
+        # Ends without unwinding the stack: cleanup by the callers is the parent's.
         os._exit(status)
 
 

@@ -38,7 +38,7 @@ MOST_REASON = 2000
 
 
 class Stopped(Exception):
-    """One of the descriptors that stop this host is readable."""
+    """Raised when one of the descriptors that stop this host is readable."""
 
 
 class EngineAway(Exception):

@@ -70,6 +70,6 @@ def open_peer_group(host: Group, row_bytes: int) -> PeerGroup:
     joined = host.join(torch.frombuffer(bytearray(handle), dtype=torch.uint8)[None])
     handles = [bytes(each) for each in joined.view(host.size, -1).tolist()]
     group = PeerGroup(own.beside(host.index, handles, flagged_len=row_bytes // 2))
-    # Nobody writes into memory that another rank has not mapped yet, or not zeroed.
+    # No rank may write into memory that another rank has not mapped, or not zeroed, yet.
     host.join(torch.zeros(1, 1, dtype=torch.uint8))
     return group

@@ -56,7 +56,7 @@ def gained(sampled: Int32Array, drafts: Int32Array, num_positions: Int32Array) -
     none, and its value is ignored."""
     num_rows = len(num_positions)
     if len(sampled) == num_rows:
-        # A row has at least one position, so each has one.
+        # Each row has at least one position, so here each has exactly one.
         return Gained(sampled[:, None], num_positions)
     most = int(num_positions.max(initial=1))
     rows = np.repeat(np.arange(num_rows), num_positions)

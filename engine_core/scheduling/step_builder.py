@@ -73,7 +73,7 @@ class StepBuilder:
     blocks of another one comes after it."""
 
     budget: int
-    """Tokens left."""
+    """Tokens that the step may still compute."""
     decode_rows: RowIndices
     prompt_budget: int = 0
     """Tokens that chunks of prompts may still take, at most `budget`."""
@@ -98,7 +98,8 @@ class StepBuilder:
     """Rows, columns and pages of block-table entries."""
 
     def add(self, chunk: Chunk) -> None:
-        """Takes a chunk of a prompt and its tokens off both budgets."""
+        """Subtracts a chunk of a prompt from both budgets, that of tokens and that of others beside
+        a resumed answer."""
         self.chunks.append(chunk)
         self.budget -= chunk.count
         self.prompt_budget -= chunk.count

@@ -214,7 +214,7 @@ class RingReader:
         return self._end.announce
 
     def wait(self, seconds: float | None = None) -> None:
-        """Returns when `read` has something to say, or the time is over."""
+        """Returns when `read` would return a message or raise, or the time is over."""
         _wait_for(self._end.announce, select.POLLIN, seconds)
 
     def is_readable(self) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from ..config import require
 
 MAX_EXPERTS = 4096
-"""Several times those of any model."""
+"""Largest values that a config may have, several times those of any published model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -116,7 +116,7 @@ def _keys_in(file: Any, prefix: str, name: str, file_of: dict[str, str]) -> list
 
 
 def _await(path: Path, arriving: Path) -> None:
-    """Returns when the file is there, or comes no more."""
+    """Returns when the file exists, or its download has ended without it."""
     while not path.exists() and arriving.exists():
         time.sleep(ARRIVAL_SECONDS)
 

@@ -37,7 +37,7 @@ MAX_SIZES = {
     "head_dim": 4096,
     "max_position_embeddings": 1 << 28,
 }
-"""Several times those of any model."""
+"""Largest values that a config may have, several times those of any published model."""
 REQUIRED_SIZES = MAX_SIZES.keys() - {"num_key_value_heads", "head_dim"}
 ACTIVATIONS = {
     "silu": "silu",

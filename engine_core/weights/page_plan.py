@@ -11,7 +11,8 @@ from fractions import Fraction
 from .model_config import ModelConfig
 
 MOST_PADDING = Fraction(4, 100)
-"""Share of a cache's bytes that pages of short groups leave unused, at most."""
+"""Largest share of a cache's bytes that may stay unused because groups have fewer layers than a
+page has room for."""
 
 
 STATES = -1

@@ -220,7 +220,7 @@ class ShortConvConfig:
         return {f"groups of {LEAST_CHANNELS} channels": self.hidden_size // LEAST_CHANNELS}
 
     def solved(self) -> ShortConvConfig:
-        """The same: its tails are inputs."""
+        """Returns itself: tails of convolutions are inputs, so there is nothing to solve."""
         return self
 
     def part(self, size: int) -> ShortConvConfig:

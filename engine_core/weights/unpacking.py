@@ -37,7 +37,8 @@ class Format(Protocol):
         """Last parts of the names of a layer's tensors."""
 
     def drops(self, name: str, suffix: str, tensor: torch.Tensor, packing: Packing) -> bool:
-        """Whether a tensor is not used. Raises `ConfigError` for one that would have to be."""
+        """Whether a tensor can be ignored. Raises `ConfigError` for an unsupported tensor that
+        would change results."""
 
     def unpack(
         self, name: str, tensors: Mapping[str, torch.Tensor], packing: Packing

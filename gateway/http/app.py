@@ -205,7 +205,7 @@ class _Endpoint:
         try:
             return tenant_of(exchange.tenants or self._cluster.tenants, exchange.headers).key
         except errors.HeadwaterError:
-            # The handler says so, if it needs to know.
+            # A handler that needs the identity raises the error itself.
             return exchange.peer
 
 
@@ -330,7 +330,7 @@ class RestSurface:
         return await self._cluster.long_work.by_size(tenant, len(body), decode, body, kind)
 
     def _generations(self, renderer: Renderer, caller: Caller, num_bytes: int) -> list[Generation]:
-        """One a prompt. Raises `BadRequest`."""
+        """One generation for each prompt. Raises `BadRequest`."""
         with without_collector(num_bytes):
             return [
                 Generation(request)

@@ -25,11 +25,11 @@ class PackedPrompt(msgspec.Struct, array_like=True):
     age: float
     """Seconds since it was sent."""
     parent: int
-    """Number of an earlier prompt of the answer that begins with the same blocks."""
+    """Index of the earlier prompt in the reply that begins with the same blocks."""
     num_shared: int
-    """Blocks that it begins with; 0: no earlier prompt shares any."""
+    """Number of blocks that it shares with that prompt; 0: no earlier prompt shares any."""
     hashes: bytes
-    """Hashes of the blocks after those, concatenated."""
+    """Hashes of the blocks behind the shared ones, concatenated."""
 
 
 class GatewayPrefixes(msgspec.Struct):

@@ -15,7 +15,7 @@ from headwater.services.runtime.member import Member
 from .cost import TIMES, Parts
 
 MAX_SHOWN = 64
-"""Candidates in a receipt; more would make it cost more than the decision."""
+"""Largest number of candidates in a receipt: more would cost more than the decision."""
 
 
 class Candidate(msgspec.Struct, eq=False, gc=False):

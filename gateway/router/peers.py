@@ -87,7 +87,7 @@ class Peers:
             yield self
 
     def __len__(self) -> int:
-        """Other gateways that were heard lately."""
+        """Number of other gateways whose last message is recent."""
         return len(self._peers)
 
     @property
@@ -98,7 +98,7 @@ class Peers:
 
     @property
     def num_remote(self) -> int:
-        """Requests of others in the account."""
+        """Number of known requests of other gateways."""
         return sum(len(peer.requests) for peer in self._peers.values())
 
     def added(self, member: Member, request: InFlight) -> int:
@@ -170,7 +170,7 @@ class Peers:
         """Publishes requests once more. One that a gateway knows counts there once all the same."""
         for first in range(0, len(numbers), _MAX_ENTRIES):
             some = numbers[first : first + _MAX_ENTRIES]
-            # Some may have ended while others were published.
+            # Requests may have ended while earlier ones were published.
             sent = [self._live[number] for number in some if number in self._live]
             started = [each.entry.number for each in sent if each.is_started]
             await self._publish(

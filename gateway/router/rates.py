@@ -29,7 +29,7 @@ class Rates:
 
 
 def pooled(loads: Iterable[ReplicaLoad]) -> Rates:
-    """The mean over those who know."""
+    """The mean over the replicas that report the value."""
     known = list(loads)
     speeds = [load.prefill_tps for load in known if load.prefill_tps > 0]
     steps = [load for load in known if load.itl_seconds > 0]

@@ -8,7 +8,7 @@ WEIGHT = 0.1
 FLOOR = 0.05
 """A replica keeps a little belief, so that it is tried again and can win the rest back."""
 DOUBT = 0.7
-"""Below this a metric says so."""
+"""Trust below which a metric counts the replica as distrusted."""
 
 
 class Trust:

@@ -90,7 +90,7 @@ def _of_many(slots: torch.Tensor, num_ranks: torch.Tensor) -> AdapterTiles:
     tile = torch.cumsum(leads, 0) - 1
     rows = slots.new_full((most, MANY_TILE), NO_ROW)
     rows.view(-1).scatter_(0, tile * MANY_TILE + place % MANY_TILE, order.int())
-    # Places behind the last tile name any slot.
+    # Entries behind the last tile have arbitrary slots.
     of_tiles = slots.new_zeros(most).scatter_(0, tile, ordered.int())
     has_adapter = of_tiles < num_slots
     ranks = torch.where(has_adapter, num_ranks[of_tiles.clamp(max=num_slots - 1)], 0)

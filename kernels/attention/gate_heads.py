@@ -68,7 +68,7 @@ def _gate_heads(
     inside = o_i < width
     o_gate = o_i // HEAD_DIM * stride_head + o_i % HEAD_DIM
     if EARLY:
-        # The product behind it reads weights meanwhile.
+        # The product that is launched behind it reads its weights meanwhile.
         release_dependents(DEPENDENT)
     wait_for_inputs(DEPENDENT)
     if not EARLY:

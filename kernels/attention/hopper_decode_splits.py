@@ -227,7 +227,7 @@ def _copy_items(
             p_row = p_table + gl.load(p_table_row + i_row).to(gl.int64) * stride_table
             num_splits = _num_splits(p_folded, i_row, i_split)
             first, end, _ = _keys_of(i_split, num_splits, seq_len, shape)
-            # Past the end it is the last part again.
+            # A part past the end is the last one again.
             last = (end - 1) // PART * PART
             for start in range(first, last + 1, TILE):
                 middle = gl.minimum(start + 2 * PART, last)

@@ -136,7 +136,7 @@ def _reduce_splits(
     if not EARLY:
         release_dependents(DEPENDENT)
     if i_row + tl.program_id(1) + tl.program_id(2) == 0:
-        # The next layer draws its tickets anew.
+        # Resets the counter from which programs of the next layer draw their items.
         tl.store(p_count + 3, 0)
     if num_splits > num_folded:
         b_m = tl.full((HEADS,), float("-inf"), tl.float32)

@@ -32,7 +32,7 @@ def delta_net(
     kernels may still be writing the projections."""
     if serves(wide, layer.unit, memory, are_neighbours=are_neighbours):
         return delta_tokens(wide, narrow, layer, memory, dependent=dependent)
-    # Larger launches lose by it.
+    # Larger launches take longer with it.
     early: dict[str, Any] = {"dependent": dependent and len(wide) <= EARLY_TOKENS}
     rows_of: dict[str, Any] = early | {"are_neighbours": are_neighbours}
     mixed = mix_inputs(wide, narrow, layer, memory, **rows_of)

@@ -44,7 +44,7 @@ class DeltaUnit:
     keeps_solved: bool
     """Whether the tail's values are solved, so that a token is computed without its block."""
     has_small_pages: bool = False
-    """Whether pages have room for little: those of ranks, and of an fp8 cache."""
+    """Whether pages are small, as those of ranks and of an fp8 cache."""
 
     @property
     def num_channels(self) -> int:

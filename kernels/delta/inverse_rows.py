@@ -75,7 +75,7 @@ def inverse_rows(
     is_wide = mixed.rows.dtype == torch.float32
     # Where there are as many rows as tokens, each has one.
     searches = num_rows != num_tokens
-    # A block that a row begins within is one more.
+    # One program more for the block within which a row begins.
     programs = 2 * num_rows + num_tokens // unit.block_size if searches else num_rows
     _inverse_rows[(programs, num_values)](
         mixed.rows,

@@ -75,7 +75,7 @@ def token_experts(
     *,
     dependent: bool,
 ) -> torch.Tensor:
-    """As `few_product`, of a token x [1, H] that `serves` says."""
+    """Like `few_product`, for a token x [1, H] that `serves` accepts."""
     num_pairs = experts.numel()
     _, hidden, inner = down.shape
     block_k: int = BLOCK_K.value

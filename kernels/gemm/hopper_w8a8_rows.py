@@ -174,7 +174,7 @@ def _w8a8_rows(
         else:
             p_weight_scales += expert * n
     release_dependents(DEPENDENT)
-    # A row that experts share is the first one.
+    # Experts that share a row read the first one.
     from_m = 0 if SHARED_ROW else o_m
     rings = (x_ring, w_ring, ready, free)
     scales = (p_x_scales, p_weight_scales)

@@ -50,7 +50,7 @@ SHORT = 2048
 
 
 def choose(num_rows: int, num_outputs: int) -> TreeTiles:
-    """A matter of speed alone. The number of leaves has no say."""
+    """Tiles are a matter of speed alone, whatever the number of leaves."""
     most = next((most for most in (16, 64) if num_rows <= most), None)
     return MANY_ROWS if most is None else TILES[most, num_outputs <= SHORT]
 

@@ -57,7 +57,7 @@ class W8A8Weight:
 
     @property
     def rounding(self) -> Rounding:
-        """How the tokens are rounded that it is multiplied with."""
+        """How tokens are rounded before they are multiplied with it."""
         return Rounding(self.values.dtype, BLOCK_K if self.scales.ndim == 2 else 0)
 
     @property

@@ -102,6 +102,6 @@ def _score(
             p_tile = p_keys + (b_block * stride_block + o_n % PAGE * stride_slot)[:, None]
             b_k = tl.load(p_tile + o_d[None, :], mask=is_key[:, None] & is_d, other=0.0)
             b_s = tl.dot(b_q, tl.trans(b_k.to(b_q.dtype)), input_precision="ieee")
-            # Zeros have one sign, by which they would differ in order.
+            # Gives all zeros one sign: zeros of two signs would differ in order.
             b_sum = tl.sum(tl.maximum(b_s, 0.0) * b_weight, axis=0) + 0.0
             tl.store(p_own + o_n, b_sum, mask=is_key)

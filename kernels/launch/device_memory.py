@@ -159,7 +159,7 @@ def _properties(device: int, handle_types: int) -> _Properties:
 
 
 def _granularity(properties: _Properties) -> int:
-    """Bytes of which sizes are multiples."""
+    """Sizes in bytes are multiples of it."""
     found = ctypes.c_size_t()
     _call(
         "cuMemGetAllocationGranularity",

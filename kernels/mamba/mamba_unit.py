@@ -44,7 +44,7 @@ class MambaUnit:
     is_wide: bool
     """Whether keys and values are float32, as on a CPU."""
     has_small_pages: bool = False
-    """Whether pages have room for little: those of ranks, and of an fp8 cache."""
+    """Whether pages are small, as those of ranks and of an fp8 cache."""
 
     @property
     def values_size(self) -> int:

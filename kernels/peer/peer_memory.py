@@ -206,7 +206,7 @@ def memory_bytes(num_ranks: int, slot_bytes: int) -> int:
 
 
 def slot_bytes_of(num_bytes: int) -> int:
-    """The least slot for so many bytes."""
+    """The smallest size of a slot that holds so many bytes."""
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 

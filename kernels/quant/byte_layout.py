@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 TILE = 64
-"""Number of inputs that a row divides by."""
+"""The number of inputs of a row is a multiple of it."""
 
 
 def ordered(values: torch.Tensor) -> torch.Tensor:

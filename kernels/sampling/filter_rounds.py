@@ -45,7 +45,7 @@ def cut_of_lanes(b_max, highest, top_k):
     low = -3.0e38
     high = highest
     step = 1.0
-    # Widen from the top to where top_k lanes are, then halve: all in registers.
+    # Lowers the bound until top_k lanes are above it, then bisects: all in registers.
     count = tl.sum((b_max > high - step).to(tl.int32), axis=0)
     while (count < top_k) & (step < 1.0e37):
         high = high - step

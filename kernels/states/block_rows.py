@@ -157,9 +157,9 @@ def first_read(
     BLOCK: tl.constexpr,
     NEIGHBOURS: tl.constexpr,
 ):
-    """First position of a row's block that is in the batch: its own, or, of a row of one token,
-    that of the first of its neighbours. These are rows of one token before it, each of which ends
-    where the next one starts, with the same state."""
+    """First position of a row's block that the batch has. For a row of one token that is the
+    position of the first of the neighbours before it: rows of one token with the same state, each
+    of which ends where the next one starts."""
     count = 0
     if NEIGHBOURS:
         state = tl.load(p_first + i_row * stride_table)

@@ -50,7 +50,7 @@ def behind_thoughts(
     )
     rules = _thoughts(model, form, budget)
     special = model.tokenizer.special_texts
-    # White space belongs to neither, and so stands only behind thoughts.
+    # White space is part of neither, so the grammar allows it only behind the reasoning.
     behind = REASONING_FORMATS[form.reasoning_parser].behind
     between = literal(behind, special) if behind else ""
     start = f"start: thoughts {between} {_SPACE} {answer}"

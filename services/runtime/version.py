@@ -41,7 +41,7 @@ def _git_folder(checkout: Path) -> Path:
     """Folder in which git keeps HEAD. Raises `OSError`."""
     folder = checkout / ".git"
     if folder.is_file():
-        # A worktree names its folder.
+        # In a worktree, `.git` is a file that names the folder.
         return checkout / folder.read_text().strip().removeprefix("gitdir: ")
     return folder
 

@@ -78,7 +78,7 @@ def _is_running(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        # Somebody else's.
+        # The process exists and is another user's.
         return True
     return True
 

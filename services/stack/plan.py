@@ -106,7 +106,7 @@ class StackPlan:
         flags += _role_flags(settings, idx)
         flags += self._turn_flags()
         flags += [f"--weights-folder={self.weights_folder}"] if self.weights_folder else []
-        # A variable that all engines read sets this for each of them.
+        # A variable of the environment sets it for every engine.
         flags += [] if "HEADWATER_THREADS" in os.environ else [f"--threads={self.threads}"]
         profile = Profile.read(settings.profile) if settings.profile else Profile()
         if self.device == "cuda":

@@ -47,7 +47,7 @@ async def _is_ready(gateway: httpx.AsyncClient) -> bool:
     try:
         return (await gateway.get("/ready")).status_code == httpx.codes.OK
     except httpx.TimeoutException:
-        # A busy machine: who waits here has a limit.
+        # A busy machine answers late: callers have limits of their own.
         return False
 
 

@@ -23,7 +23,7 @@ class GroupedLinear(ExpandableLinear):
     """Numbers in an element of the tensor of values, whose suffix is the first one."""
     scale_dtypes: ClassVar[tuple[torch.dtype, ...]]
     unit: ClassVar = 1
-    """Number that the inputs divide by."""
+    """The number of inputs is a multiple of it."""
 
     def __init__(self, weight: GroupedWeight, dtype: torch.dtype) -> None:
         self.weight = weight

@@ -13,12 +13,12 @@ from .row_wise import RowWise
 
 
 class GivenStates(nn.Module):
-    """Stands for the base model where the module's head is asked."""
+    """Takes the place of the base model while the module's head computes logits."""
 
     hidden: torch.Tensor
 
     def put_in(self, module: Any) -> None:
-        """Puts it in the place of a module's base model."""
+        """Installs it as the module's base model."""
         module.add_module(module.base_model_prefix, self)
 
     def forward(self, *_: Any, **__: Any) -> Any:

@@ -65,12 +65,12 @@ class Attends(Protocol):
 
 @dataclass(slots=True)
 class ForwardPass:
-    """The pass that runs, as attention of a module finds it."""
+    """The forward pass in progress, where attention of a module reads it."""
 
     attends: Attends | None = None
 
     def hand_to(self, module: nn.Module) -> None:
-        """Makes it the pass of every part of a module."""
+        """Sets it as the forward pass of every submodule."""
         for each in module.modules():
             setattr(each, PASS, self)
 

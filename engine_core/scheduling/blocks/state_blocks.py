@@ -213,10 +213,10 @@ class StateBlocks(Blocks):
         if request.num_computed == request.num_tokens:
             begun = int(self._begun[request.row])
             if 0 < begun < block:
-                # The chain has a later one from here on.
+                # From here on the chain has a later snapshot.
                 self._snapshots.snapshots.supersede(request.chain.hashes[begun - 1])
             if not parts and not request.forks:
-                # The answer will end with a later one, and the next turn continues that.
+                # The answer will end with a later snapshot, from which the next turn continues.
                 self._snapshots.snapshots.supersede(block_hash, num_chains=0)
 
     def full_rows(self, rows: RowIndices, num_computed: Int32Array) -> RowIndices:

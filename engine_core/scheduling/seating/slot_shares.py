@@ -25,7 +25,7 @@ class SlotShares:
         self._waiting[key] = tenant
 
     def end_wait(self, key: int) -> bool:
-        """Notes that a request waits no longer. Whether it did."""
+        """Notes that a request no longer waits. Returns whether it did."""
         return self._waiting.pop(key, None) is not None
 
     def take(self, tenant: str, digest: bytes, num_slots: int) -> None:

@@ -80,7 +80,7 @@ class TenantShares:
 
     @property
     def are_several(self) -> bool:
-        """Whether there is anyone to share with."""
+        """Whether several tenants are present."""
         return len(self._tenants) > 1
 
     def weight(self, name: str) -> float:

@@ -28,7 +28,7 @@ from .draft_requests import DraftRequests
 from .look_up import ANY, LookUp
 
 WORTHWHILE = 1.05
-"""Gain from which on rows wait or run ahead, over what they do now."""
+"""Least gain over the present mode for which rows change between waiting and running ahead."""
 PACE_MEMORY = 0.75
 """Weight of the gain of the steps before. After one step without a match others may follow with
 one: to begin anew costs more than to wait once in vain."""

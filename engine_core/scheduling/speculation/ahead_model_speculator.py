@@ -21,7 +21,7 @@ from ..table.request_table import RequestTable
 from .model_speculator import NAME, PROBE_STEPS, ModelSpeculator
 
 WORTHWHILE = 1.05
-"""Gain from which on rows wait or run ahead, over what they do now."""
+"""Least gain over the present mode for which rows change between waiting and running ahead."""
 MEMORY = 0.75
 """Weight of the steps before in what a step gains. Steps differ, and to change costs a few of
 them."""

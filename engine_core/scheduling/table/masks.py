@@ -96,7 +96,7 @@ class HeldRows:
 
     @property
     def has_grammars(self) -> bool:
-        """Whether any row has one."""
+        """Whether any row has a grammar."""
         return self._num_grammars > 0
 
     @property

@@ -31,7 +31,7 @@ class RowDrafts:
         self._num_drafted: Int32Array = np.zeros(num_rows, np.int32)
         """Drafted tokens of the row that were verified; see `count`."""
         self._num_accepted: Int32Array = np.zeros(num_rows, np.int32)
-        """Drafted tokens that were verified and stand."""
+        """Drafted tokens that were verified and accepted."""
 
     def seat(self, row: int) -> None:
         self._num_uncertain[row] = 0

@@ -158,7 +158,7 @@ class _Place:
     published: str
     """The projection's published name."""
     is_a: bool
-    """Whether it is the first factor."""
+    """Whether it is A, the first factor."""
 
 
 def _place(

@@ -38,7 +38,7 @@ TILE_COLUMNS = 32
 COLUMN_BYTES = TILE_COLUMNS * 4
 """Bytes from a word of a column to the next one."""
 WORDS_AT_ONCE = 16
-"""Words of a row or a column are a multiple of it."""
+"""Numbers of words of a row or a column are multiples of it."""
 CONFIG_BYTES = 64
 """Bytes of a configuration of AMX."""
 _ROWS_IN_REGISTERS = 8

@@ -20,7 +20,7 @@ from ..compiler.simd_types import BF16_ELEMENT, F32, F32_ELEMENT, NUM_LANES
 from .chosen_plan import ChosenPiece
 
 KEYS = 256
-"""Keys of an item, which has one token."""
+"""Number of keys in an item of work, which has one token."""
 _TOGETHER = 4
 """Keys that a head meets at once."""
 _NUM_COLUMNS = 3

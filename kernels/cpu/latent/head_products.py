@@ -18,7 +18,7 @@ from ..compiler.simd_types import BF16_ELEMENT, F32, F32_ELEMENT, NUM_LANES
 from .latent_attention import MAX_WIDTH
 
 ROWS = 8
-"""Tokens of an item, which has one head."""
+"""Number of tokens in an item of work, which has one head."""
 _INPUTS = 4
 """Inputs of a product that are added one after another to a sum in a register."""
 

@@ -42,7 +42,7 @@ class Credit(msgspec.Struct, tag="credit", array_like=True):
 
 
 class Stall(msgspec.Struct, tag="stall", array_like=True):
-    """The readers of these have taken nothing for a while."""
+    """Requests whose readers have taken nothing for a while."""
 
     keys: list[int]
 
@@ -103,7 +103,7 @@ class Sleep(msgspec.Struct, tag="sleep", array_like=True):
 
 
 class Wake(msgspec.Struct, tag="wake", array_like=True):
-    """Bring it back, or do not fall asleep."""
+    """Wake, or do not fall asleep."""
 
     call: int
 

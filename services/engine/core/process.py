@@ -157,7 +157,7 @@ def run(
             late_report.write()
             waits_for = engine.settle()
             if (output := engine.take_output()) is not None:
-                # The server waits for a word after each step that says something.
+                # The server waits for a report after each step that has output.
                 is_idle = False
                 late_report.report = Step(output, *executor.take(), loads.take_due(engine, output))
             if executor.computes_at_once:

@@ -29,12 +29,12 @@ class _Held:
 
     rank: int
     num_bytes: int
-    """Bytes of host memory; 0: it has left it."""
+    """Bytes that it takes of host memory; 0: it was evicted."""
     is_leaving: bool = False
     eviction: asyncio.TimerHandle | None = None
     """Timer of its eviction; None: none is due."""
     is_gone: bool = False
-    """Whether this has come: requests cannot have it before it is read again."""
+    """Whether it was evicted: requests cannot have it before it is read again."""
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class EngineAdapters:
     num_evicted: int = 0
     """Number of adapters evicted from host memory so far."""
     _held: dict[bytes, _Held] = field(default_factory=dict)
-    """Keyed by hash; those that were used last come last."""
+    """Keyed by hash, the most recently used adapter last."""
     _published: dict[str, ServedAdapter] = field(default_factory=dict)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _reading: dict[int, asyncio.Future[AdapterRead]] = field(default_factory=dict)

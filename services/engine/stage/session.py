@@ -207,7 +207,7 @@ class EngineSession:
         return is_stale
 
     def _extend(self, part: pb.AddPart) -> None:
-        # A part of what was refused or cancelled is nobody's.
+        # A part of a request that was refused or cancelled is dropped.
         if (pending := self._pending.get(part.stream_id)) is None:
             return
         try:
@@ -366,7 +366,7 @@ class EngineSession:
         *,
         cause: common_pb2.LossCause.ValueType = early_ends.LIVE,
     ) -> None:
-        """Says the end of streams that the core does not know, or no more."""
+        """Reports the end of streams that the core does not know, or no longer knows."""
         attributes: dict[str, Any] = {
             "reason": reason,
             "error": error[: frames.MAX_ERROR_CHARS],

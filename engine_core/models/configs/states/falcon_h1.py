@@ -50,7 +50,7 @@ def read_falcon_h1(config: Config) -> ModelConfig:
             mlp=_multipliers(config, "mlp_multipliers", 2),
         ),
     )
-    # It multiplies queries and keys, too.
+    # The factor of attention's input multiplies queries and keys, too.
     return replace(model, attention_scale=into * into * keys / math.sqrt(model.head_dim))
 
 
