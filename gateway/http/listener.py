@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
 import uvicorn
 from starlette.types import ASGIApp
 
@@ -100,10 +99,14 @@ class ClientTls:
             files |= {"ssl_ca_certs": str(self.client_ca), "ssl_cert_reqs": ssl.CERT_REQUIRED}
         return files
 
-    def for_grpc(self) -> grpc.ServerCredentials:
-        ca = self.client_ca.read_bytes() if self.client_ca is not None else None
-        pair = (self.key.read_bytes(), self.cert.read_bytes())
-        return grpc.ssl_server_credentials([pair], ca, require_client_auth=ca is not None)
+    def for_grpc(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.cert, self.key)
+        context.set_alpn_protocols(["h2"])
+        if self.client_ca is not None:
+            context.load_verify_locations(self.client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
 
 
 class RestListener:
@@ -124,7 +127,7 @@ class RestListener:
     ) -> None:
         """`slow_reader_limit` is the number of seconds after which a stream gives up a client that
         takes nothing; other limits are as in `ConnectionConfig`."""
-        self._socket = _bound(host, port, reuse_port)
+        self._socket = bound(host, port, reuse_port)
         self.address = advertised(host, self._socket.getsockname()[1])
         self._server = _Server(
             ConnectionConfig(
@@ -163,8 +166,8 @@ class RestListener:
         await self._task
 
 
-def _bound(host: str, port: int, reuse_port: bool) -> socket.socket:
-    """Raises `OSError`."""
+def bound(host: str, port: int, reuse_port: bool) -> socket.socket:
+    """A socket that listens for clients. Raises `OSError`."""
     found = socket.getaddrinfo(
         listened(host), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )

@@ -10,13 +10,13 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from headwater.proto import inference_pb2, inference_pb2_grpc
-from headwater.services.runtime.advertise import advertised, joined
+from headwater.services.runtime.advertise import advertised
 from headwater.services.runtime.errors import HeadwaterError
 from headwater.services.runtime.grpc_errors import ErrorInterceptor, abort
 from headwater.services.runtime.rpc_handlers import behavior_of, handler_like, refusing
 from headwater.services.runtime.tls import bind
 
-from ..http.listener import PATIENCE_SECONDS, SILENCE_SECONDS, ClientTls
+from ..http.listener import PATIENCE_SECONDS, SILENCE_SECONDS, ClientTls, bound
 from ..request.cluster import Cluster
 from ..tenancy.grant import Standing
 from ..tenancy.peers import peer_of_call
@@ -26,6 +26,7 @@ from .callers import headers_of, identified
 from .message_limit import MessageLimit
 from .open_calls import OpenCalls
 from .refusal_pace import RefusalPace
+from .relay import Relay
 from .service import InferenceService
 
 PING_OPTIONS = (
@@ -38,24 +39,20 @@ PING_OPTIONS = (
 )
 MAX_HEAD_BYTES = 16 * 1024
 """Bytes of a call's metadata."""
-HEAD_TABLE_BYTES = 256
-"""Bytes of the headers that a connection keeps, 32 more for each: a later head refers to one of
-them in one byte. At HTTP/2's default of 4 kB a head that is short on the wire was 60 MB here."""
+MAX_ENCODED_HEAD_BYTES = 2 * MAX_HEAD_BYTES
+"""Bytes of a call's metadata on the wire, where it is seldom longer. A connection ends at a longer
+head; gRPC answers shorter ones, but reads them to their end first."""
 SETTINGS_SECONDS = 5
-"""Seconds within which a client has to acknowledge these settings. Until then HTTP/2's defaults
-hold for it."""
+"""Seconds within which a client has to acknowledge these settings."""
 MAX_STREAMS = 128
 """Number of calls that a connection carries at once. A client keeps further ones back, or opens
-another connection. NOTE: gRPC (1.85) keeps up to 0.8 MB of a head that it refuses until the
-connection ends."""
+another connection."""
 MAX_PENDING = 4096
 """Number of calls that have come and that the server has not taken yet, one at a time; gRPC cancels
 further ones. NOTE: from a thousand on it would cancel some at random, of any client."""
 SIZE_OPTIONS = (
     ("grpc.max_metadata_size", MAX_HEAD_BYTES),
     ("grpc.absolute_max_metadata_size", MAX_HEAD_BYTES),
-    ("grpc.http2.hpack_table_size.decoder", HEAD_TABLE_BYTES),
-    ("grpc.http2.settings_timeout", SETTINGS_SECONDS * 1000),
     ("grpc.max_concurrent_streams", MAX_STREAMS),
     ("grpc.server.max_pending_requests", MAX_PENDING),
     ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING),
@@ -143,13 +140,7 @@ class GrpcListener:
         """`max_calls` is the largest number of calls, and of connections, that are open at once.
         `slow_message_limit` is the number of seconds in which the message of a call comes."""
         longest = ("grpc.max_receive_message_length", min(max_message_bytes, MAX_OPTION))
-        options = (
-            ("grpc.so_reuseport", int(reuse_port)),
-            longest,
-            ("grpc.max_allowed_incoming_connections", min(max_calls, MAX_OPTION)),
-            *PING_OPTIONS,
-            *SIZE_OPTIONS,
-        )
+        options = (longest, *PING_OPTIONS, *SIZE_OPTIONS)
         standings = CallStandings()
 
         async def count_refused(context: Any, error: HeadwaterError) -> HeadwaterError:
@@ -179,15 +170,26 @@ class GrpcListener:
         reflection.enable_server_reflection(
             (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
         )
-        credentials = tls.for_grpc() if tls is not None else None
-        self.address = advertised(host, bind(self._server, joined(host, port), credentials))
+        self._tls = tls.for_grpc() if tls is not None else None
+        self._socket = bound(host, port, reuse_port)
+        self.address = advertised(host, self._socket.getsockname()[1])
+        self._relay = Relay(
+            max_connections=max_calls,
+            max_head_bytes=MAX_ENCODED_HEAD_BYTES,
+            settings_seconds=SETTINGS_SECONDS,
+            on_refused=cluster.metrics.refused.add,
+        )
+        bind(self._server, f"unix:{self._relay.inner}", None)
 
     async def start(self) -> None:
         await self._server.start()
+        await self._relay.start(self._socket, self._tls)
         for service in ("", SERVICE):
             await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
 
     async def stop(self, grace: float) -> None:
         """Stops the service. Health reports it first; running calls get `grace` seconds."""
         await self._health.enter_graceful_shutdown()
+        self._relay.accept_no_more()
         await self._server.stop(grace)
+        self._relay.close()

@@ -27,12 +27,8 @@ def peer_of(host: str) -> str:
 
 
 def peer_of_call(peer: str) -> str:
-    """`peer_of` for a peer as gRPC names it: `ipv4:127.0.0.1:5`, `ipv6:%5B::1%5D:5`."""
-    kind, _, rest = peer.partition(":")
-    if kind not in ("ipv4", "ipv6"):
-        return peer
-    host = urllib.parse.unquote(rest).rpartition(":")[0]
-    return peer_of(host.strip("[]"))
+    """`peer_of` for the peer of a relayed call as gRPC names it: `unix:/tmp/a/127.0.0.1`."""
+    return peer_of(urllib.parse.unquote(peer).rpartition("/")[2])
 
 
 class SharedPlaces:

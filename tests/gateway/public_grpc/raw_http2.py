@@ -8,6 +8,7 @@ import struct
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEADERS = 1
+CONTINUATION = 9
 SETTINGS = 4
 ACK = 1
 HEADER_TABLE_SIZE = 1

@@ -25,10 +25,9 @@ def test_a_client_is_an_address_or_the_network_of_one(host: str, peer: str) -> N
 @pytest.mark.parametrize(
     ("named", "peer"),
     [
-        ("ipv4:10.0.0.1:5", "10.0.0.1"),
-        ("ipv6:%5B::1%5D:55", "::/64"),
-        ("ipv6:[2001:db8:1:2::9]:55", "2001:db8:1:2::/64"),
-        ("unix:", "unix:"),
+        ("unix:/tmp/headwater-a/10.0.0.1", "10.0.0.1"),
+        ("unix:/tmp/headwater-a/::1", "::/64"),
+        ("unix:/tmp/headwater-a/fe80::1%25eth0", "fe80::/64"),
     ],
 )
 def test_a_peer_of_a_call_is_the_same_client(named: str, peer: str) -> None:
