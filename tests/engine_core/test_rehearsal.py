@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executor import StepPlan
+from headwater.engine_core.executor import DrawPlan, Executor, StepPlan
+from headwater.engine_core.executors.device import warmup_plans as plans
 from headwater.engine_core.executors.device.warmup_plans import warmup_plans
 from headwater.engine_core.sampling_params import SamplingParams
 from tests.engine_core.small_models import SmallEngine, convert, random_checkpoint
@@ -57,3 +59,35 @@ def test_it_keeps_within_an_engines_limits_and_to_the_scratch_block(
         else:
             assert plan.positions.max() <= max_model_len
     assert seated == set()
+
+
+class PacedExecutor:
+    """An executor whose clock moves 10 ms a step and 1 ms a token."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.num_tokens = 0
+
+    def submit(self, plan: StepPlan) -> int:
+        self.seconds += 0.010 + 0.001 * plan.num_tokens
+        self.num_tokens += plan.num_tokens
+        return 0
+
+    def draw(self, plan: DrawPlan) -> int:
+        return 0
+
+    def retire(self, handle: int) -> None:
+        pass
+
+
+def test_a_start_computes_few_tokens_and_expects_the_pace_of_prompts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    executor = PacedExecutor()
+    monkeypatch.setattr(plans.time, "perf_counter", lambda: executor.seconds)
+    config = EngineConfig(
+        num_blocks=300, max_model_len=4096, max_num_seqs=256, max_num_batched_tokens=2400
+    )
+    seconds = plans.seconds_of_a_step(cast(Executor, executor), config, vocab_size=100)
+    assert seconds == pytest.approx(2400 / 24 * (0.010 + 0.024))
+    assert executor.num_tokens == 24 + 1 + 24 + 6 + 6 + 1

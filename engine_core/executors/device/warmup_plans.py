@@ -12,7 +12,8 @@ from ...config import EngineConfig
 from ...executor import AdmittedRow, DrawPlan, Executor, StepPlan
 from ...sampling_params import SamplingParams
 
-PROMPT_LEN = 24
+NUM_TOKENS = 24
+"""Tokens of a prompt alone, and of prompts together: more would make a start longer."""
 SAMPLINGS = (
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=0.8, seed=1),
@@ -29,20 +30,19 @@ SAMPLINGS = (
 def warmup_plans(config: EngineConfig, vocab_size: int) -> Iterator[StepPlan | DrawPlan]:
     """Plans to be computed in order; the last one gives the rows of the table back."""
     num_rows = min(len(SAMPLINGS), config.max_num_seqs)
-    prompt_len = max(
-        1, min(PROMPT_LEN, config.max_model_len - 2, config.max_num_batched_tokens // num_rows)
-    )
+    long = max(1, min(NUM_TOKENS, config.max_model_len - 2, config.max_num_batched_tokens))
+    short = max(1, long // num_rows)
     rows = np.arange(num_rows, dtype=np.int32)
-    admitted = [_admitted(row, SAMPLINGS[row], prompt_len, vocab_size) for row in range(num_rows)]
+    admitted = [_admitted(row, SAMPLINGS[row], long, vocab_size) for row in range(num_rows)]
     alone = rows[:1]
-    yield _step(alone, 0, prompt_len, admitted=admitted[:1])
-    yield _step(alone, prompt_len, 1)
-    yield _step(rows, 0, prompt_len, admitted=admitted[1:])
+    yield _step(alone, 0, long, admitted=admitted[:1])
+    yield _step(alone, long, 1)
+    yield _step(rows, 0, short, admitted=admitted[1:])
     masks = np.full((1, num_rows, -(-vocab_size // 32)), -1, np.int32)
-    for index in (1, 2)[: config.max_model_len - prompt_len - 1]:
-        yield _step(rows, prompt_len + index - 1, 1, index, holds=rows == num_rows - 1)
+    for index in (1, 2)[: config.max_model_len - short - 1]:
+        yield _step(rows, short + index - 1, 1, index, holds=rows == num_rows - 1)
         drawn = rows[-1:]
-        at = np.array([prompt_len + index], np.int32)
+        at = np.array([short + index], np.int32)
         yield DrawPlan(
             step=0,
             rows=drawn,
@@ -55,20 +55,16 @@ def warmup_plans(config: EngineConfig, vocab_size: int) -> Iterator[StepPlan | D
 
 def seconds_of_a_step(executor: Executor, config: EngineConfig, vocab_size: int) -> float:
     """Computes the plans for what they touch. Returns the seconds of a step of the whole budget at
-    their pace."""
-    first, *plans = warmup_plans(config, vocab_size)
-    assert isinstance(first, StepPlan)
-    executor.retire(executor.submit(first))
-    # The first steps touch memory and caches for the first time.
-    start = time.perf_counter()
-    num_tokens = 0
-    for plan in plans:
+    the quickest plan's pace: others touch memory for the first time, or have few tokens."""
+    paces: list[float] = []
+    for plan in warmup_plans(config, vocab_size):
+        start = time.perf_counter()
         if isinstance(plan, StepPlan):
             executor.retire(executor.submit(plan))
-            num_tokens += plan.num_tokens
+            paces.append((time.perf_counter() - start) / plan.num_tokens)
         else:
             executor.retire(executor.draw(plan))
-    return (time.perf_counter() - start) / num_tokens * config.max_num_batched_tokens
+    return min(paces) * config.max_num_batched_tokens
 
 
 def _admitted(row: int, sampling: SamplingParams, prompt_len: int, vocab_size: int) -> AdmittedRow:
