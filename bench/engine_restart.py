@@ -129,7 +129,8 @@ def _pieces(record: ClusterRecord, tokens: int) -> Iterator[str]:
     body = {
         "model": record.model,
         "messages": [{"role": "user", "content": PROMPT}],
-        # Drawn tokens are drafted less well than the loops of greedy answers: there are many pieces.
+        # Drawn tokens are drafted less well than the loops of greedy answers: there are many
+        # pieces.
         "temperature": 1,
         "seed": 7,
         "max_tokens": tokens,

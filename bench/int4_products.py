@@ -16,8 +16,8 @@ from .gpu_timing import BYTES_PER_US, FLOPS_PER_US, Figure, copies_for, randn, t
 
 
 def random_int4(
-    n: int, k: int, group_size: int, *, in_order: bool = True, scale_dtype: torch.dtype = torch.float16,
-    symmetric: bool = False,
+    n: int, k: int, group_size: int, *, in_order: bool = True,
+    scale_dtype: torch.dtype = torch.float16, symmetric: bool = False,
 ) -> Int4Weight:  # fmt: skip
     words = torch.randint(-(1 << 31), 1 << 31, (n, k // WORD), device="cuda").int()
     scales = (torch.rand(k // group_size, n, device="cuda") * 0.01).to(scale_dtype)

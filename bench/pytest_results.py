@@ -38,8 +38,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 class ResultsFile:
     """Lines: {"collected": ids}, {"broken": id of a file, "error"}, {"started": id}, or a phase of
-    a test: {"id", "phase", "outcome", "seconds", "error", "worker", "poisoned", "properties"}; properties are
-    what the test recorded."""
+    a test: {"id", "phase", "outcome", "seconds", "error", "worker", "poisoned", "properties"};
+    properties are what the test recorded."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("w", buffering=1)

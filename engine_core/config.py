@@ -74,8 +74,8 @@ class EngineConfig:
     """Order in which cached blocks that no request uses are evicted: `lru` or `value`. With
     `value-wait` it is that of `value`, and prompts wait rather than evict what is expected back."""
     attention_pivot: int = 0
-    """Position at which attention over the tokens before it takes as long as all else of a token; 0:
-    not known."""
+    """Position at which attention over the tokens before it takes as long as all else of a token;
+    0: not known."""
 
     def __post_init__(self) -> None:
         require(

@@ -1,5 +1,5 @@
-"""Hints of a client on how long its prompt's cached blocks are worth keeping. They change no answer,
-and never take from another tenant's share of the cache."""
+"""Hints of a client on how long its prompt's cached blocks are worth keeping. They change no
+answer, and never take from another tenant's share of the cache."""
 
 from __future__ import annotations
 

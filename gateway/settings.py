@@ -28,9 +28,9 @@ _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s]+")
 _ROOT_PATH = re.compile(r"(/[^/?#\s]+)+")
 
 _POSITIVE = (
-    "max_body_bytes", "max_text_bytes", "max_file_bytes", "tenant_file_bytes", "tenant_response_bytes", "max_choices",
-    "max_running", "response_ttl", "sse_keep_alive", "slow_reader_limit", "slow_head_limit",
-    "slow_body_limit",
+    "max_body_bytes", "max_text_bytes", "max_file_bytes", "tenant_file_bytes",
+    "tenant_response_bytes", "max_choices", "max_running", "response_ttl", "sse_keep_alive",
+    "slow_reader_limit", "slow_head_limit", "slow_body_limit",
 )  # fmt: skip
 _BOUNDS: tuple[tuple[Sequence[str], Callable[[float], bool], str], ...] = (
     (("port", "grpc_port"), lambda value: 0 <= value <= 65535, "0…65535"),
@@ -219,8 +219,8 @@ class GatewaySettings(StageSecuritySettings):
     drain_limit: float = setting(30.0, "seconds that running requests get to end after SIGTERM")
     routing_policy: str = setting(
         "seconds",
-        "how a replica is chosen: seconds (waiting and computing what is not cached), load (waiting "
-        "alone) or requests (fewest)",
+        "how a replica is chosen: seconds (waiting and computing what is not cached), "
+        "load (waiting alone) or requests (fewest)",
     )
     log_receipts: float = setting(
         0.01,

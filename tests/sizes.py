@@ -1,5 +1,5 @@
-"""Lists the longest files and functions of each room: `make sizes`. A report, no limit: a file past 400 lines or a
-function past 40 is worth a second look, and is divided or left, never squeezed."""
+"""Lists the longest files and functions of each room: `make sizes`. A report, no limit: a file past
+400 lines or a function past 40 is worth a second look, and is divided or left, never squeezed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def functions_of(path: Path) -> Iterator[tuple[Function, int]]:
-    """The functions of a file with the lines of their bodies, without docstrings and the functions inside them."""
+    """The functions of a file with the lines of their bodies, without docstrings and the functions
+    inside them."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, Function):
             body = node.body[1:] if ast.get_docstring(node) is not None else node.body

@@ -254,8 +254,8 @@ SERVICES_SEEN_BY_THE_GATEWAY = {"runtime", "index"}
 ENGINE_ORDER = (
     # The process that clients reach, which starts the core.
     "__main__",
-    # Programs beside an engine: conversion, calibration, warm-up, platform check, a stage on another
-    # host.
+    # Programs beside an engine: conversion, calibration, warm-up, platform check, a stage on
+    # another host.
     "programs",
     # The server: sessions, grammars, KV events, metrics; peers: blocks lent to other engines and
     # pulled from them.

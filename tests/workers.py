@@ -191,8 +191,8 @@ def send_how_tests_are_shared(node: Any) -> None:
 
 
 def deal_gpu_tests(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Orders the tests of a worker. Compilers take most of the time of a GPU's tests: one that began
-    late would be waited for."""
+    """Orders the tests of a worker. Compilers take most of the time of a GPU's tests: one that
+    began late would be waited for."""
     given = getattr(config, "workerinput", {})
     names = [item.nodeid for item in items]
     if given.get(STOLEN) and not any(map(_shares_a_row, names)):

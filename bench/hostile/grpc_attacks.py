@@ -1,5 +1,5 @@
-"""Attacks over the public gRPC API: many calls of a usual client, and frames of HTTP/2 that no usual
-client sends."""
+"""Attacks over the public gRPC API: many calls of a usual client, and frames of HTTP/2 that no
+usual client sends."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Cases of attention over latents: what a token stores, and prompts and decodes over a paged cache that
-the platform stored itself."""
+"""Cases of attention over latents: what a token stores, and prompts and decodes over a paged cache
+that the platform stored itself."""
 
 from __future__ import annotations
 

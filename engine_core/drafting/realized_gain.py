@@ -2,8 +2,9 @@
 that steps take while requests are served.
 
 Expected gains come from costs that were measured at the start, perhaps on a busy machine, and from
-estimated acceptance. A factor on them is learned from stretches of steps with drafts. A stretch that
-lost time is followed by a rest, so that drafts which bring nothing cost a small share of the time.
+estimated acceptance. A factor on them is learned from stretches of steps with drafts. A stretch
+that lost time is followed by a rest, so that drafts which bring nothing cost a small share of the
+time.
 """
 
 from __future__ import annotations

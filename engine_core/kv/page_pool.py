@@ -65,7 +65,8 @@ class PagePool(BlockPool):
         ]
 
     def num_lacking(self, ends: list[int], end: int) -> int:
-        """Number of pages up to block `end` that a row lacks; it has pages of kind i up to ends[i]."""
+        """Number of pages up to block `end` that a row lacks; it has pages of kind i up to
+        ends[i]."""
         return sum(self._lacking(ends, end))
 
     def _lacking(self, ends: list[int], end: int) -> list[int]:

@@ -73,7 +73,8 @@ class PullCopied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullEnd:
-    """Message to the link: the core waits for this pull no more. The link answers it all the same."""
+    """Message to the link: the core waits for this pull no more. The link answers it all the
+    same."""
 
     pull: int
     num_copied: int = 0

@@ -81,11 +81,11 @@ class Experts:
         norm: Norm | None = None,
         router_weight: torch.Tensor | None = None,
     ) -> None:
-        """`logits`: the router's product, x [T, H] → [T, E]. gate_up of 2 I outputs, gates first, or
-        of I without gates, and down of H; activation as in `ExpertPlatform.experts`.
+        """`logits`: the router's product, x [T, H] → [T, E]. gate_up of 2 I outputs, gates first,
+        or of I without gates, and down of H; activation as in `ExpertPlatform.experts`.
         `scales_inputs`: see `ExpertsConfig`. expert_scales [E]: factors of the experts' weights;
-        not where ranks have whole experts. `norm`: of `behind`; router_weight [E, H], where it is
-        a plain matrix."""
+        not where ranks have whole experts. `norm`: of `behind`; router_weight [E, H], where it is a
+        plain matrix."""
         self._platform = platform
         self._router = router
         self._logits = logits

@@ -1,5 +1,5 @@
-"""Normalization by the root mean square, by mean and variance, or none. Sources: Zhang and Sennrich,
-2019; Ba et al., 2016."""
+"""Normalization by the root mean square, by mean and variance, or none. Sources: Zhang and
+Sennrich, 2019; Ba et al., 2016."""
 
 from __future__ import annotations
 

@@ -54,8 +54,8 @@ class ValueNorms:
 
 
 class PaddedHeads:
-    """Zeros behind the numbers of each head, where values have shorter heads than keys, and a factor
-    of values. Zeros change neither a score nor what is attended. Source: MiMo V2 Flash."""
+    """Zeros behind the numbers of each head, where values have shorter heads than keys, and a
+    factor of values. Zeros change neither a score nor what is attended. Source: MiMo V2 Flash."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._num_keys = config.num_heads + config.num_kv_heads

@@ -1,5 +1,5 @@
-"""Terms of a mixture of experts: how a router chooses, the experts that it chose, and the weights of
-all experts of a layer. Platforms compute by them."""
+"""Terms of a mixture of experts: how a router chooses, the experts that it chose, and the weights
+of all experts of a layer. Platforms compute by them."""
 
 from __future__ import annotations
 

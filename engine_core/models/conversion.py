@@ -59,8 +59,8 @@ def convert(
     arriving: Path | None = None,
 ) -> Converted:
     """Writes `config.json` and the weights into `folder`; source is a .gguf file or a Hugging Face
-    folder. Progress is reported in tensors. `quantization` is one of `QUANTIZATIONS`: weights that are
-    not packed are rounded to a kind; `calibrated`: the source is what `calibrate` made of that
+    folder. Progress is reported in tensors. `quantization` is one of `QUANTIZATIONS`: weights that
+    are not packed are rounded to a kind; `calibrated`: the source is what `calibrate` made of that
     kind. `judges_by`: ids of the tokens whose logits are a reranker's judgement, yes and no, where
     no file of the folder names them. `arriving`: a file that is there while shards still arrive.
 

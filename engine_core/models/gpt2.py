@@ -1,5 +1,5 @@
-"""The decoder of GPT-2. Source: Radford et al., "Language models are unsupervised multitask learners",
-2019."""
+"""The decoder of GPT-2. Source: Radford et al., "Language models are unsupervised multitask
+learners", 2019."""
 
 from __future__ import annotations
 

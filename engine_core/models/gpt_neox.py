@@ -1,5 +1,5 @@
-"""The decoder of GPT-NeoX and Pythia: attention and MLP side by side, each with a norm. Source: Black
-et al., "GPT-NeoX-20B", 2022."""
+"""The decoder of GPT-NeoX and Pythia: attention and MLP side by side, each with a norm. Source:
+Black et al., "GPT-NeoX-20B", 2022."""
 
 from __future__ import annotations
 

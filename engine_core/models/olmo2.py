@@ -1,5 +1,5 @@
-"""The decoder of OLMo 2 and 3 and of EXAONE 4: norms stand behind products, none before them. Source:
-Team OLMo, "2 OLMo 2 Furious", 2025."""
+"""The decoder of OLMo 2 and 3 and of EXAONE 4: norms stand behind products, none before them.
+Source: Team OLMo, "2 OLMo 2 Furious", 2025."""
 
 from __future__ import annotations
 

@@ -70,7 +70,8 @@ def with_cpu_look_up(weights: Weights) -> Weights:
 
 
 def layer_kernels(model: ModelConfig) -> list[Kernel]:
-    """Kernels of a model's state layers, of latent attention and of an encoder's norms and attention."""
+    """Kernels of a model's state layers, of latent attention and of an encoder's norms and
+    attention."""
     kernels = (
         (model.encoder, (layer_norm_kernel.KERNEL, text_attention.kernel())),
         (model.delta, (delta_kernel.KERNEL,)),

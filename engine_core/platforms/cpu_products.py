@@ -1,5 +1,5 @@
-"""Products of a weight on a CPU, by the kind of its linear layer: our kernels', and the library's in
-groups of rows that give a row the same bits in any batch."""
+"""Products of a weight on a CPU, by the kind of its linear layer: our kernels', and the library's
+in groups of rows that give a row the same bits in any batch."""
 
 from __future__ import annotations
 

@@ -122,7 +122,8 @@ class _PackedLayer:
 
 @dataclass(frozen=True, slots=True)
 class _RoundedLayer:
-    """Like `_DenseLayer`, for weights of eight bits that are multiplied with tokens of eight bits."""
+    """Like `_DenseLayer`, for weights of eight bits that are multiplied with tokens of eight
+    bits."""
 
     gate_up: W8A8Weight
     down: W8A8Weight

@@ -30,8 +30,8 @@ class Device(Protocol):
         """Whether this machine has such a device."""
 
     def environment(self) -> Any:
-        """A `kernels.launch.environment.Environment`: what results depend on beside sources, the device,
-        its driver and libraries with versions."""
+        """A `kernels.launch.environment.Environment`: what results depend on beside sources, the
+        device, its driver and libraries with versions."""
 
     def kv_cache_memory(self, options: ExecutorOptions) -> int:
         """Memory hook: bytes of a KV cache when neither its size nor its number of blocks is given.

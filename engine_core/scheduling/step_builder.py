@@ -245,8 +245,8 @@ class StepBuilder:
     def _with_chunks(
         self, starts: Int32Array, counts: Int32Array
     ) -> tuple[RowIndices, Int32Array, Int32Array, BoolArray, Int32Array | None]:
-        """RowIndices, starts, counts, whether a token is sampled, and drafts: those of decode rows, then
-        those of chunks."""
+        """RowIndices, starts, counts, whether a token is sampled, and drafts: those of decode rows,
+        then those of chunks."""
         rows = self.decode_rows
         samples = np.ones(self.decode_rows.size, np.bool_)
         num_drafts = self.num_drafts

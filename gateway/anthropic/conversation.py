@@ -1,8 +1,8 @@
 """Turns of Anthropic's messages to the contract's messages.
 
 A tool's result, which is a block of a user's message, becomes a message of its own, and messages of
-one role in a row become one. So numbers of messages differ; `Turns.renamed` has the client's names of
-fields.
+one role in a row become one. So numbers of messages differ; `Turns.renamed` has the client's names
+of fields.
 """
 
 from __future__ import annotations

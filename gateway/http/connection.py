@@ -206,7 +206,8 @@ class Connection(HttpToolsProtocol):
         # A connection that was there before the limit was reached goes on.
         is_surplus = self._was_surplus and self._num_surplus > 0
         if is_surplus:
-            self.scope[SURPLUS] = self.config.places.num_places  # type: ignore[literal-required] # as a server may
+            # A server may add keys of its own.
+            self.scope[SURPLUS] = self.config.places.num_places  # type: ignore[literal-required]
         self._begin_request()
         if is_surplus:
             self.cycle.keep_alive = False

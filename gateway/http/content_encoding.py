@@ -119,8 +119,8 @@ async def compressed(
     accept_encoding: str,
     native: Callable[[int, Callable[[], bytes]], Awaitable[bytes]],
 ) -> tuple[bytes, list[tuple[bytes, bytes]]]:
-    """An answer, compressed if that makes it smaller and the client accepts it, and the headers that
-    say so. `native`: runs work on that many bytes in a thread."""
+    """An answer, compressed if that makes it smaller and the client accepts it, and the headers
+    that say so. `native`: runs work on that many bytes in a thread."""
     if len(body) <= MIN_BYTES:
         return body, []
     vary = (b"vary", b"accept-encoding")

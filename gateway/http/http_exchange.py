@@ -218,8 +218,8 @@ class Exchange:
         await self.reply(msgspec.json.encode(content), JSON, status)
 
     async def reply_built(self, num_bytes: int, build: Callable[[], Any]) -> None:
-        """Like `reply_json`, of content that `build` makes: in the tenants' thread where its numbers
-        take so many bytes that other requests would wait. Raises what `build` raises."""
+        """Like `reply_json`, of content that `build` makes: in the tenants' thread where its
+        numbers take so many bytes that other requests would wait. Raises what `build` raises."""
         assert self._long_work is not None
 
         def encoded() -> bytes:
@@ -378,8 +378,8 @@ def file_headers(num_bytes: int) -> Headers:
 class Departure:
     """Calls `on_left` when the client has left, until it is stopped.
 
-    Drives the server's `receive` on the spot: it waits for one future of the server's as a rule, and
-    a task for that would cost a short request more than its body does.
+    Drives the server's `receive` on the spot: it waits for one future of the server's as a rule,
+    and a task for that would cost a short request more than its body does.
     """
 
     def __init__(self, receive: Receive, on_left: Callable[[], None]) -> None:

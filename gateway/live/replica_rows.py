@@ -19,9 +19,9 @@ RoutedByReplica = Mapping[str, tuple[int, int, int]]
 found."""
 
 LOAD = (
-    "num_running", "num_waiting", "num_generated_tokens", "num_used_blocks", "num_total_blocks", "num_used_host_blocks",
-    "num_total_host_blocks", "num_used_disk_bytes", "num_total_disk_bytes", "prefix_queries", "prefix_hits",
-    "num_held_bytes",
+    "num_running", "num_waiting", "num_generated_tokens", "num_used_blocks", "num_total_blocks",
+    "num_used_host_blocks", "num_total_host_blocks", "num_used_disk_bytes", "num_total_disk_bytes",
+    "prefix_queries", "prefix_hits", "num_held_bytes",
 )  # fmt: skip
 """Fields of a replica's load that a row shows as they are."""
 

@@ -1,5 +1,5 @@
-"""Models as Ollama's API lists and shows them. What a gateway does not know of a model, as the memory
-of a GPU that it takes, is empty."""
+"""Models as Ollama's API lists and shows them. What a gateway does not know of a model, as the
+memory of a GPU that it takes, is empty."""
 
 from __future__ import annotations
 

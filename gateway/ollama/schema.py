@@ -1,5 +1,5 @@
-"""The JSON that clients of Ollama's API send, as typed structs. Types are checked here, ranges by the
-processor's contract."""
+"""The JSON that clients of Ollama's API send, as typed structs. Types are checked here, ranges by
+the processor's contract."""
 
 from __future__ import annotations
 
@@ -175,8 +175,8 @@ class EmbedRequest(Embedding, kw_only=True):
 
 
 class EmbeddingsRequest(Embedding, kw_only=True):
-    """The body of POST /api/embeddings, the predecessor of /api/embed. Without a prompt it loads the
-    model."""
+    """The body of POST /api/embeddings, the predecessor of /api/embed. Without a prompt it loads
+    the model."""
 
     prompt: str | None = None
 

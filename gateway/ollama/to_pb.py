@@ -1,5 +1,5 @@
-"""A request to /api/chat or /api/generate in the contract's form. Fields that a client left out stay
-absent."""
+"""A request to /api/chat or /api/generate in the contract's form. Fields that a client left out
+stay absent."""
 
 from __future__ import annotations
 

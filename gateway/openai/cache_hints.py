@@ -1,5 +1,5 @@
-"""Hints of chats, completions and responses on their cached blocks: a session, a time, and those that
-Dynamo's clients send as `nvext.agent_hints`."""
+"""Hints of chats, completions and responses on their cached blocks: a session, a time, and those
+that Dynamo's clients send as `nvext.agent_hints`."""
 
 from __future__ import annotations
 

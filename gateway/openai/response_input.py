@@ -130,7 +130,8 @@ def _place(asked: ResponsesRequest, position: int, first: int) -> str:
     this turn."""
     if position >= first:
         return f"input[{position - first}]"
-    return f"{'previous_response_id' if asked.conversation is None else 'conversation'}.items[{position}]"
+    earlier = "previous_response_id" if asked.conversation is None else "conversation"
+    return f"{earlier}.items[{position}]"
 
 
 def to_sampling(asked: ResponsesRequest) -> common_pb2.Sampling:

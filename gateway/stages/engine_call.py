@@ -1,4 +1,5 @@
-"""One call to an engine, over a channel of its own: for calls that are too rare to keep one open."""
+"""One call to an engine, over a channel of its own: for calls that are too rare to keep one
+open."""
 
 from __future__ import annotations
 

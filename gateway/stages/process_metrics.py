@@ -23,7 +23,8 @@ MAX_KNOWN = 256
 
 
 class StageRestarts(Collector):
-    """Counts how often a process came back under its name: a loop of restarts, where it is often."""
+    """Counts how often a process came back under its name: a loop of restarts, where it is
+    often."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[str, str], tuple[int, int]] = OrderedDict()

@@ -1,5 +1,5 @@
-"""A response's body in pieces over ASGI, without a task a piece. Knows nothing about what the pieces
-are."""
+"""A response's body in pieces over ASGI, without a task a piece. Knows nothing about what the
+pieces are."""
 
 from __future__ import annotations
 

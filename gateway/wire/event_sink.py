@@ -1,5 +1,5 @@
-"""Sink that writes the events of an answer of one choice, as `/v1/responses` and `/v1/messages` have
-them."""
+"""Sink that writes the events of an answer of one choice, as `/v1/responses` and `/v1/messages`
+have them."""
 
 from __future__ import annotations
 

@@ -63,9 +63,9 @@ def mutual_attention(
 def text_tiles(
     counts: Sequence[int], device: torch.device, attended: Sequence[int] = ()
 ) -> torch.Tensor:
-    """Work list int32 [tiles, 4]: the row of a text's first token, its tokens, the place of a tile's
-    first query in it, and the number of its keys, longest texts first. A tile of zeros is of no
-    text. `attended`: keys of each text, its first tokens; empty: all."""
+    """Work list int32 [tiles, 4]: the row of a text's first token, its tokens, the place of a
+    tile's first query in it, and the number of its keys, longest texts first. A tile of zeros is of
+    no text. `attended`: keys of each text, its first tokens; empty: all."""
     firsts = np.cumsum(counts) - counts
     texts = zip(firsts.tolist(), counts, attended or counts, strict=True)
     tiles = [
@@ -151,10 +151,10 @@ def mutual_attention_twin(
     distance_bias: torch.Tensor | None = None,
     attended: Sequence[int] = (),
 ) -> torch.Tensor:
-    """qkv [T, 3 Hq D] of texts of counts[i] tokens, of which all attend to the first attended[i], or
-    all of the text without it → [T, Hq D]. Scores are scaled by 1 / sqrt(D).
-    distance_bias float32 [Hq, 2 L − 1] is added to them: column L − 1 + d is that of a key d
-    positions after its query."""
+    """qkv [T, 3 Hq D] of texts of counts[i] tokens, of which all attend to the first attended[i],
+    or all of the text without it → [T, Hq D]. Scores are scaled by 1 / sqrt(D). distance_bias
+    float32 [Hq, 2 L − 1] is added to them: column L − 1 + d is that of a key d positions after its
+    query."""
     outs = []
     texts = torch.split(qkv.double(), list(counts))
     for text, num_keys in zip(texts, attended or counts, strict=True):

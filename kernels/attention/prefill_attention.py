@@ -106,11 +106,11 @@ def prefill_attention(
     seq_lens int32 [S]: keys in the cache, the chunk's own included; the chunk is the end of them.
     table_rows int32 [S] into block_tables int32 [rows, max_blocks]; tiles from `prefill_tiles`;
     k_scale and v_scale float32 [Hk] for fp8 caches. scale is that of the softmax, 1 / sqrt(D) by
-    default. A position sees the last `window` keys, its own included, or all up to its own; with a negative
-    one those of its chunk of −window positions.
-    Sinks and softcap as in `decode_attention`. tile_tokens: tokens of a tile in the list, where it
-    was made for another number of query heads of a key head; 0: it was made for this one. Programs
-    that have no rows for all tokens of a tile divide it.
+    default. A position sees the last `window` keys, its own included, or all up to its own; with a
+    negative one those of its chunk of −window positions. Sinks and softcap as in
+    `decode_attention`. tile_tokens: tokens of a tile in the list, where it was made for another
+    number of query heads of a key head; 0: it was made for this one. Programs that have no rows for
+    all tokens of a tile divide it.
     """
     num_kv_heads = k_cache.shape[1]
     group = q.shape[1] // k_cache.shape[1]

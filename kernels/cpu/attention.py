@@ -4,7 +4,8 @@ decoding alike.
 Four rows of queries that share a key head meet sixteen keys at once. A row sees its keys in the
 order of positions, `CHUNK` of them to a step of the running softmax, whatever rows are beside it: a
 position's result has the same bits decoded, as part of a chunk and in a whole prompt. With a
-sliding window, keys before it are neither read nor weighed. Twin: `kernels.attention.prefill_attention`.
+sliding window, keys before it are neither read nor weighed. Twin:
+`kernels.attention.prefill_attention`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Bias, norm and rotation of queries and keys, and storing keys and values in a CPU's paged cache.
 
 A CPU's cache holds each block's keys by dimension, [Hk, D, block_size], so that sixteen keys meet a
-query at once; its values by position, [Hk, block_size, D]. Twin: `kernels.attention.qk_norm_rope_store_kv`.
+query at once; its values by position, [Hk, block_size, D]. Twin:
+`kernels.attention.qk_norm_rope_store_kv`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The kernels of products of packed weights on a CPU, one for each format: a tile of sixteen outputs
-by a few rows of activations, read once for every eight rows (four in the K formats)."""
+"""The kernels of products of packed weights on a CPU, one for each format: a tile of sixteen
+outputs by a few rows of activations, read once for every eight rows (four in the K formats)."""
 
 from __future__ import annotations
 

@@ -49,9 +49,10 @@ def block_states(
     columns: int = COLUMNS,
 ) -> torch.Tensor:
     """Mixed inputs and rows of T tokens → outputs of the value heads [T, value heads · value_dim];
-    of tokens of no row zeros. Reads the states of the rows' first blocks, and writes those of
-    their last blocks. `are_neighbours` and `dependent`: as in `delta_net`; `advances`: writes states
-    alone, and of rows of one token. `columns` of values for a program, within a piece of the state."""
+    of tokens of no row zeros. Reads the states of the rows' first blocks, and writes those of their
+    last blocks. `are_neighbours` and `dependent`: as in `delta_net`; `advances`: writes states
+    alone, and of rows of one token. `columns` of values for a program, within a piece of the
+    state."""
     unit = layer.unit
     assert unit.columns % min(columns, unit.columns) == 0
     is_wide = mixed.rows.dtype == torch.float32

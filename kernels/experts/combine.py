@@ -78,7 +78,8 @@ def copy_tokens(
 
 @triton.jit
 def add_weighted(b_sum, weight, b_y):
-    """Adds a weighted product with one rounding, so that every kernel that adds has the same bits."""
+    """Adds a weighted product with one rounding, so that every kernel that adds has the same
+    bits."""
     return tl.fma(b_y.to(tl.float32), weight, b_sum)
 
 

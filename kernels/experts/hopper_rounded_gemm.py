@@ -1,5 +1,5 @@
-"""Products of 8 bits by 8 bits of many rows with the weights of their experts on Hopper: the arithmetic
-and the bits of `hopper_w8a8_gemm`, over the tiles of `hopper_grouped_gemm`."""
+"""Products of 8 bits by 8 bits of many rows with the weights of their experts on Hopper: the
+arithmetic and the bits of `hopper_w8a8_gemm`, over the tiles of `hopper_grouped_gemm`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`expert_product` of 8 bits by 8 bits on Hopper: weights made for rounded tokens, e4m3 or integers, by
-tokens and gated products that are rounded as a dense layer's are. A token's bits are the same in any
-batch."""
+"""`expert_product` of 8 bits by 8 bits on Hopper: weights made for rounded tokens, e4m3 or
+integers, by tokens and gated products that are rounded as a dense layer's are. A token's bits are
+the same in any batch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Sums of the outputs of few tokens' experts and of their shared expert, as `combine` and `gated_sum`
-add them, by the last program of `expert_rows` that has made some of the outputs: no other kernel
-needs to start."""
+"""Sums of the outputs of few tokens' experts and of their shared expert, as `combine` and
+`gated_sum` add them, by the last program of `expert_rows` that has made some of the outputs: no
+other kernel needs to start."""
 
 from __future__ import annotations
 

@@ -66,7 +66,8 @@ def _expand_rows(planes: BlockPlanes, row_ids: torch.Tensor | None, out: torch.T
 
 @triton.jit
 def load_scales(
-    p_scales, p_factors, i_k, o_n, k, UNIT: tl.constexpr, MIN_SIGN: tl.constexpr, BLOCK_K: tl.constexpr
+    p_scales, p_factors, i_k, o_n, k, UNIT: tl.constexpr, MIN_SIGN: tl.constexpr,
+    BLOCK_K: tl.constexpr
 ):  # fmt: skip
     """Scales of the first and of the last 16 inputs of each block of 32, and what is added to its
     weights: float32 [N, blocks], of outputs o_n [N, 1] and BLOCK_K inputs from i_k on."""
@@ -106,7 +107,8 @@ def load_high(p_high, i_k, o_n, is_n, n, k, PLANE: tl.constexpr, BLOCK_K: tl.con
 
 @triton.jit
 def unpack_blocks(
-    b_words, b_high, b_upper, b_first, b_last, b_added, dtype: tl.constexpr, BITS: tl.constexpr, OFFSET: tl.constexpr
+    b_words, b_high, b_upper, b_first, b_last, b_added, dtype: tl.constexpr, BITS: tl.constexpr,
+    OFFSET: tl.constexpr
 ):  # fmt: skip
     """Converts words [N, words] to weights [N, K]; the fifth and the sixth bits as of `load_high`,
     scales as of `load_scales`."""
@@ -139,7 +141,8 @@ def unpack_blocks(
 
 @triton.jit
 def _pair(
-    b_w, b_h, b_u, b_scale, b_added, dtype: tl.constexpr, BITS: tl.constexpr, OFFSET: tl.constexpr, P: tl.constexpr
+    b_w, b_h, b_u, b_scale, b_added, dtype: tl.constexpr, BITS: tl.constexpr, OFFSET: tl.constexpr,
+    P: tl.constexpr
 ):  # fmt: skip
     return tl.join(
         _weight(b_w, b_h, b_u, b_scale, b_added, dtype, BITS, OFFSET, P),
@@ -149,7 +152,8 @@ def _pair(
 
 @triton.jit
 def _weight(
-    b_w, b_h, b_u, b_scale, b_added, dtype: tl.constexpr, BITS: tl.constexpr, OFFSET: tl.constexpr, NIBBLE: tl.constexpr
+    b_w, b_h, b_u, b_scale, b_added, dtype: tl.constexpr, BITS: tl.constexpr, OFFSET: tl.constexpr,
+    NIBBLE: tl.constexpr
 ):  # fmt: skip
     """A weight of each word. The bits above a nibble stand above its bits in the mantissa, see
     `int4_gemm.unpack`."""

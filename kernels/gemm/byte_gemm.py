@@ -78,7 +78,8 @@ def expanded_twin(weight: PackedWords, dtype: torch.dtype) -> torch.Tensor:
 
 @triton.jit
 def _expand_bytes(
-    p_values, p_scales, p_zeros, p_out, n, k, group_size, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
+    p_values, p_scales, p_zeros, p_out, n, k, group_size, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr
 ):  # fmt: skip
     o_n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N))[:, None]
     o_k = (tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K))[None, :]

@@ -245,8 +245,8 @@ def copy_rows(x, x_ring, ready, free, o_m, k, STAGES: gl.constexpr, DEPENDENT: g
 
 @gluon.jit
 def multiply_stages(
-    x_ring, ready, free, source, num_stages, TILES: gl.constexpr, TEAM: gl.constexpr, shape: gl.constexpr,
-    LOAD, UNPACK, mma: gl.constexpr,
+    x_ring, ready, free, source, num_stages, TILES: gl.constexpr, TEAM: gl.constexpr,
+    shape: gl.constexpr, LOAD, UNPACK, mma: gl.constexpr,
 ):  # fmt: skip
     """Products [64, ROWS] of weights and all rows of a ring: `LOAD` loads one of the TILES of a
     stage out of `source`, and `UNPACK` makes 64 inputs of it numbers."""
@@ -301,7 +301,8 @@ def _multiply_rows(rings, p_out, o_m, o_n, m, n, k, TEAM: gl.constexpr, shape: g
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
     source = (w_ring, s_ring, z_ring)
     b_acc = multiply_stages(
-        x_ring, ready, free, source, gl.cdiv(k, shape[2]), TILES, TEAM, shape, _load_tile, _unpack, mma
+        x_ring, ready, free, source, gl.cdiv(k, shape[2]), TILES, TEAM, shape, _load_tile, _unpack,
+        mma
     )  # fmt: skip
     if shape[6] == 4 and not shape[9]:
         b_acc *= INT4_DIVISOR

@@ -173,7 +173,8 @@ def _multiply(rings, stored, size, TEAM: gl.constexpr, shape: gl.constexpr):
 
 @gluon.jit
 def _store(
-    b_acc, b_rest, stored, which, o_m, o_n, m, n, TEAM: gl.constexpr, REST_N: gl.constexpr, IN_BLOCKS: gl.constexpr
+    b_acc, b_rest, stored, which, o_m, o_n, m, n, TEAM: gl.constexpr, REST_N: gl.constexpr,
+    IN_BLOCKS: gl.constexpr
 ):  # fmt: skip
     """Stores both parts of a team's rows. Returns the place of the next chunk."""
     out, out_rest, staged, staged_rest, p_x_scales, p_weight_scales = stored

@@ -216,7 +216,8 @@ def _copy(tiles, ring, ready, free, o_first, k, shape: gl.constexpr):
 
 @gluon.jit
 def _multiply(
-    rings, scales, p_out, o_m, o_n, size, DEPENDENT: gl.constexpr, IN_BLOCKS: gl.constexpr, shape: gl.constexpr
+    rings, scales, p_out, o_m, o_n, size, DEPENDENT: gl.constexpr, IN_BLOCKS: gl.constexpr,
+    shape: gl.constexpr
 ):  # fmt: skip
     x_ring, w_ring, ready, free = rings
     p_x_scales, p_weight_scales = scales

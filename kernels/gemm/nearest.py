@@ -1,5 +1,6 @@
-"""float32 as the matrix unit reads it. Products of float32 have 10 bits of a number's fraction: the unit
-cuts the others off, which doubles the error and makes all numbers smaller; the library rounds them."""
+"""float32 as the matrix unit reads it. Products of float32 have 10 bits of a number's fraction: the
+unit cuts the others off, which doubles the error and makes all numbers smaller; the library rounds
+them."""
 
 from __future__ import annotations
 

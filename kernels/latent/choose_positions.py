@@ -1,9 +1,9 @@
 """Positions of the highest scores of each token. Twin: `index_twin.chosen_twin`.
 
 A radix select over many programs a token: the lowest score that is chosen is found byte by byte, a
-launch a byte, from counts of the scores of each part; a last launch writes the positions of each part
-behind those of the parts before it. All of it is whole numbers, so the choice depends on the scores
-alone.
+launch a byte, from counts of the scores of each part; a last launch writes the positions of each
+part behind those of the parts before it. All of it is whole numbers, so the choice depends on the
+scores alone.
 """
 
 from __future__ import annotations

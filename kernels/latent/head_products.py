@@ -1,5 +1,5 @@
-"""Products of the heads of tokens with a matrix for each head: from queries to queries over latents,
-and from latents that a head attended to, to its values. Twin: `latent_twin`.
+"""Products of the heads of tokens with a matrix for each head: from queries to queries over
+latents, and from latents that a head attended to, to its values. Twin: `latent_twin`.
 
 A row's sum walks its terms in one order, in steps of 64, whatever rows are beside it.
 """

@@ -1,9 +1,9 @@
 """Sparse indexers in plain torch: the specification of kernels for them. Source: DeepSeek-AI,
 "DeepSeek-V3.2", 2025.
 
-Each head of a token's indexer meets one key of each token; the products that are positive are added,
-each times its head's weight, and the latents of the highest sums are those that the token attends
-to.
+Each head of a token's indexer meets one key of each token; the products that are positive are
+added, each times its head's weight, and the latents of the highest sums are those that the token
+attends to.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def store_index_keys_twin(
     eps: float,
     pairs: RotaryPairs,
 ) -> torch.Tensor:
-    """Queries q [T, Hi, D] with their first numbers rotated, in float32 or better; keys of k [T, D],
-    normed and rotated, go to keys [num_blocks, block_size, D], rounded to its dtype."""
+    """Queries q [T, Hi, D] with their first numbers rotated, in float32 or better; keys of k [T,
+    D], normed and rotated, go to keys [num_blocks, block_size, D], rounded to its dtype."""
     wide = k.to(torch.promote_types(k.dtype, torch.float32))
     factors = norm.to(wide.dtype), bias.to(wide.dtype)
     normed = torch.nn.functional.layer_norm(wide, norm.shape, *factors, eps)
@@ -48,7 +48,8 @@ def index_scores_twin(
 
 
 def chosen_twin(scores: torch.Tensor, num_chosen: int) -> torch.Tensor:
-    """Positions of the highest of scores [n], in their order; of equal ones the first are higher."""
+    """Positions of the highest of scores [n], in their order; of equal ones the first are
+    higher."""
     order = torch.argsort(scores, descending=True, stable=True)
     return order[:num_chosen].sort().values
 

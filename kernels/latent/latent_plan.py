@@ -1,9 +1,9 @@
 """Division of decode attention over latents among programs: each gets as many splits as the others,
 one after another.
 
-A row's splits are merged first to last, so a program that has a row's first splits merges them as it
-goes and leaves one partial result; each later split leaves its own, for `reduce_splits`. The plan is
-made on the device from the lengths of a step and serves all of its layers.
+A row's splits are merged first to last, so a program that has a row's first splits merges them as
+it goes and leaves one partial result; each later split leaves its own, for `reduce_splits`. The
+plan is made on the device from the lengths of a step and serves all of its layers.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ def _plan_latents(
     num_all = tl.sum(b_splits, axis=0)
     num_splits = (tl.load(p_seq_len + i_row) + SPLIT - 1) // SPLIT
     first = tl.sum(tl.where(o_r < i_row, b_splits, 0), axis=0)
-    # Ranges are whole rows, and nothing is left to merge, where the longest row is at most an eighth
-    # longer than an equal share, and where partial results would have no room.
+    # Ranges are whole rows, and nothing is left to merge, where the longest row is at most an
+    # eighth longer than an equal share, and where partial results would have no room.
     is_even = tl.max(b_splits, axis=0) * num_ranges * 8 <= num_all * 9
     takes_rows = (is_even & (num_rows <= num_ranges)) | (num_all > max_partials)
     if takes_rows:

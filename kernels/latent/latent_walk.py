@@ -1,8 +1,8 @@
-"""Walk of a program of attention over latents, piece by piece: over splits of decoding rows, or over
-tiles of rows of prompts' chunks.
+"""Walk of a program of attention over latents, piece by piece: over splits of decoding rows, or
+over tiles of rows of prompts' chunks.
 
-Decoding rows are chunks of one token. A piece is at most 64 query rows of one sequence, tokens times
-heads, and a range of its keys.
+Decoding rows are chunks of one token. A piece is at most 64 query rows of one sequence, tokens
+times heads, and a range of its keys.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import triton.language as tl
 @triton.jit
 def places_of(walk, HEADS: tl.constexpr, DECODES: tl.constexpr):
     """First place of a program's work and the end of it: splits among all of a plan, or rounds of
-    tiles. `walk`: the plan's starts of ranges, its rows of splits or the list of tiles, its first partials,
-    lengths of sequences, their rows of the block tables, starts of queries, and the number of
-    tiles."""
+    tiles. `walk`: the plan's starts of ranges, its rows of splits or the list of tiles, its first
+    partials, lengths of sequences, their rows of the block tables, starts of queries, and the
+    number of tiles."""
     if DECODES:
         TILES: tl.constexpr = (HEADS + 63) // 64
         i_range = tl.program_id(0) // TILES

@@ -99,7 +99,8 @@ class CompileAhead(AsyncCompileMode):  # type: ignore[misc]  # Triton has no typ
     ) -> None:
         triton.knobs.runtime.jit_cache_hook = None
         self._pool.shutdown(wait=False, cancel_futures=error is not None)
-        # NOTE: a future that its pool cancels never counts as completed: Triton would wait for ever.
+        # NOTE: a future that its pool cancels never counts as completed: Triton would wait for
+        # ever.
         self.raw_futures[:] = [each for each in self.raw_futures if not each.cancelled()]
         super().__exit__(exc_type, error, traceback)
         seconds = time.perf_counter() - self._begin

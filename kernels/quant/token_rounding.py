@@ -102,7 +102,8 @@ def round_tokens_twin(x: torch.Tensor, rounding: Rounding) -> RoundedTokens:
 
 @triton.jit
 def store_rounded(
-    b_x, p_values, p_scales, i_token, num_tokens, inside, k, MOST: tl.constexpr, SHARED: tl.constexpr
+    b_x, p_values, p_scales, i_token, num_tokens, inside, k, MOST: tl.constexpr,
+    SHARED: tl.constexpr
 ):  # fmt: skip
     """Stores token i_token of K inputs, float32 [BLOCK] and zero where it is not inside, as numbers
     of the type whose largest one is MOST, and its scale, or that of every SHARED inputs."""

@@ -63,7 +63,8 @@ def unpack_nibbles(b_words, group, IS_NESTED: gl.constexpr, MIN_SIGN: gl.constex
 @gluon.jit
 def unpack_block(
     b_words, b_high, b_upper, group,
-    BLOCK: gl.constexpr, BITS: gl.constexpr, OFFSET: gl.constexpr, IS_NESTED: gl.constexpr, MIN_SIGN: gl.constexpr,
+    BLOCK: gl.constexpr, BITS: gl.constexpr, OFFSET: gl.constexpr, IS_NESTED: gl.constexpr,
+    MIN_SIGN: gl.constexpr,
 ):  # fmt: skip
     """Converts words int32 [N, 4] of block BLOCK of a tile, and the elements of its fifth and sixth
     bits, to bfloat16 weights of 32 inputs, [N, 32]."""

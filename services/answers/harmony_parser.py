@@ -1,5 +1,5 @@
-"""Reads answers in gpt-oss's format, harmony: messages with a header each, which says whether a message
-is a thought, a call or content.
+"""Reads answers in gpt-oss's format, harmony: messages with a header each, which says whether a
+message is a thought, a call or content.
 
 All of an answer is in such messages, so that this parser reads thoughts too.
 """

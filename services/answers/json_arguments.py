@@ -39,8 +39,8 @@ class ArgumentsReader:
 
 
 class ArgumentPieces:
-    """Arguments of another notation that come in pieces and are written as JSON. `_read` is the state
-    of the reader: it takes text and returns what it has not read."""
+    """Arguments of another notation that come in pieces and are written as JSON. `_read` is the
+    state of the reader: it takes text and returns what it has not read."""
 
     def __init__(self, first: Callable[[str], str]) -> None:
         self._held = ""

@@ -1,5 +1,5 @@
-"""Parser of calls in the formats of `list_formats`, from text as it comes. Text outside of the list is
-content."""
+"""Parser of calls in the formats of `list_formats`, from text as it comes. Text outside of the list
+is content."""
 
 from __future__ import annotations
 

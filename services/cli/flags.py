@@ -82,7 +82,8 @@ def with_flags(run: Callable[..., None], *, without: Collection[str] = ()) -> Ca
     fields = {name: FIELDS[name] for name in PANEL_OF if name not in without}
 
     def command(**given: Any) -> None:
-        # Lists in variables are separated by commas, as for stages; typer would split them at spaces.
+        # Lists in variables are separated by commas, as for stages; typer would split them at
+        # spaces.
         lists = {
             name: tuple(part for each in given[name] or () for part in each.split(",") if part)
             for name in fields

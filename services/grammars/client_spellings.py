@@ -1,5 +1,5 @@
-"""Rewrites what libraries of clients write into JSON Schemas, and llguidance does not read, as what means
-the same: formats that restrict nothing, patterns that look ahead, names of properties as an
+"""Rewrites what libraries of clients write into JSON Schemas, and llguidance does not read, as what
+means the same: formats that restrict nothing, patterns that look ahead, names of properties as an
 enumeration, and unions whose members are told apart by a tag."""
 
 from __future__ import annotations

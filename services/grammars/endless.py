@@ -1,10 +1,10 @@
-"""Finds the subschemas of a JSON Schema that no finite value matches, as a schema that requires itself
-within itself: a least fixed point over its references.
+"""Finds the subschemas of a JSON Schema that no finite value matches, as a schema that requires
+itself within itself: a least fixed point over its references.
 
 A value must match several subschemas at once where `allOf`, a `$ref` or `anyOf` stands beside other
 keywords. So the states of the search are sets of subschemas, and each has *ways* to be matched: the
-sets of states that the parts of a value have. What no way can match is never assumed of leaves, such
-as a pattern that excludes itself: the compiler finds these.
+sets of states that the parts of a value have. What no way can match is never assumed of leaves,
+such as a pattern that excludes itself: the compiler finds these.
 """
 
 from __future__ import annotations

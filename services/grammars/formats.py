@@ -1,5 +1,5 @@
-"""Patterns of the formats of JSON Schema that llguidance takes too widely: its `date` has February 29 in
-every year, and its `time` and `date-time` have leap seconds in every minute."""
+"""Patterns of the formats of JSON Schema that llguidance takes too widely: its `date` has February
+29 in every year, and its `time` and `date-time` have leap seconds in every minute."""
 
 from __future__ import annotations
 

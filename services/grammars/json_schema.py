@@ -17,8 +17,8 @@ from .unique_items import list_unique_arrays
 
 MAX_NESTING = 64
 MAX_OPTIONAL = 480
-"""Largest number of optional properties in a row: each may come next, and takes four of the compiler's
-`max_items_in_row`, which an answer would meet only on its way."""
+"""Largest number of optional properties in a row: each may come next, and takes four of the
+compiler's `max_items_in_row`, which an answer would meet only on its way."""
 NOT_ENFORCED = frozenset(
     [
         *("not", "if", "then", "else", "dependentSchemas", "dependentRequired", "dependencies"),

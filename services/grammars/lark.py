@@ -84,7 +84,8 @@ def grammar(param: str, text: str, special_tokens: Mapping[str, int]) -> str:
 
 
 def refuse_endless_rule(param: str, text: str, names: Mapping[str, str] = {}) -> None:
-    """Raises `BadRequest` where a rule never ends. `names` are the client's, by those in the text."""
+    """Raises `BadRequest` where a rule never ends. `names` are the client's, by those in the
+    text."""
     if (name := endless_rule(text)) is not None:
         client_name = names.get(name, name)
         raise _invalid(f"{param} cannot be followed: its rule {client_name!r} never ends", param)

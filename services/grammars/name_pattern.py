@@ -1,8 +1,8 @@
 """Regular expressions of `patternProperties` against the names that a schema declares: which they
 match, and whether they match any other.
 
-Reads the common syntax only, in time linear in expression and names: these come from clients, and the
-work is done in a process that serves others.
+Reads the common syntax only, in time linear in expression and names: these come from clients, and
+the work is done in a process that serves others.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ _NO_NEWLINE = _Chars(((0x0A, 0x0A),), is_negated=True)
 
 @dataclass(slots=True)
 class _Automaton:
-    """States and the edges between them. An edge without characters is free; `^` and `$` are free at
-    the ends of a name."""
+    """States and the edges between them. An edge without characters is free; `^` and `$` are free
+    at the ends of a name."""
 
     steps: list[list[tuple[_Chars, int]]] = field(default_factory=list)
     jumps: list[list[tuple[str, int]]] = field(default_factory=list)

@@ -22,7 +22,8 @@ SHORT_ESCAPES = 'nrbtf"\\'
 _ESCAPED_BY_CODE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 """Characters that only an escape with a code can write."""
 MAX_WORK = 100_000
-"""Largest product of the numbers of patterns and names of an object whose patterns are looked at."""
+"""Largest product of the numbers of patterns and names of an object whose patterns are looked
+at."""
 _WORD = r"0-9A-Za-z_./\-\u0080-\U0010FFFF"
 """Characters that may continue a longer name after a declared one. All others, above all an escaped
 quote, are excluded: a model that writes one means to end the declared name."""
@@ -54,8 +55,8 @@ def is_open(schema: Schema) -> bool:
 
 
 def with_named_patterns(root: Schema) -> Schema:
-    """The schema without patterns that match declared names only: the properties of these names take
-    over their subschemas."""
+    """The schema without patterns that match declared names only: the properties of these names
+    take over their subschemas."""
     places = {
         id(each.schema): each for each in subschemas(root) if each.schema.get("patternProperties")
     }
@@ -73,9 +74,9 @@ def with_named_patterns(root: Schema) -> Schema:
 
 
 def with_words_behind_names(root: Schema) -> Schema:
-    """The schema with open objects in which another name that begins with a declared one goes on with
-    a letter, digit or the like. Only where one subschema describes the object: elsewhere patterns
-    have to be disjoint."""
+    """The schema with open objects in which another name that begins with a declared one goes on
+    with a letter, digit or the like. Only where one subschema describes the object: elsewhere
+    patterns have to be disjoint."""
     if not any(is_open(each.schema) for each in subschemas(root)):
         return root
     alone = described_alone(root)

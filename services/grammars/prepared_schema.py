@@ -1,5 +1,5 @@
-"""Prepares a JSON Schema for llguidance: says in its terms what it would otherwise take too widely or
-follow into dead ends."""
+"""Prepares a JSON Schema for llguidance: says in its terms what it would otherwise take too widely
+or follow into dead ends."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ ANNOTATIONS = frozenset(("title", "description", "examples", "default", "$commen
 def prepared(
     param: str, schema: Any, *, whitespace: str = WHITESPACE, closes: bool = False
 ) -> Schema:
-    """The schema as llguidance is to read it, with its options. `whitespace` is a pattern; `closes`:
-    objects have no properties but those that the schema names. The argument has been checked and
-    is not changed. Raises `BadRequest`."""
+    """The schema as llguidance is to read it, with its options. `whitespace` is a pattern;
+    `closes`: objects have no properties but those that the schema names. The argument has been
+    checked and is not changed. Raises `BadRequest`."""
     if not isinstance(schema, dict):
         schema = {}
     if closes:

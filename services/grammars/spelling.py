@@ -1,5 +1,5 @@
-"""Checks that a model's tokens can write a client's text at all: vocabularies that were learned from
-text may lack bytes, such as those of unassigned characters."""
+"""Checks that a model's tokens can write a client's text at all: vocabularies that were learned
+from text may lack bytes, such as those of unassigned characters."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ def subschemas(root: Schema) -> Iterator[Subschema]:
 
 
 def rewritten(schema: Any, rewrite: Callable[[Schema, Schema], object]) -> Any:
-    """A copy of the schema in which `rewrite(original, copy)` stands for each subschema. The parts of
-    `copy` are rewritten already. Values that are no schemas are shared with the original."""
+    """A copy of the schema in which `rewrite(original, copy)` stands for each subschema. The parts
+    of `copy` are rewritten already. Values that are no schemas are shared with the original."""
     if not isinstance(schema, dict):
         return schema
     copy = dict(schema)

@@ -85,7 +85,8 @@ class ModelManifest:
     labels: tuple[str, ...] = ()
     """Labels whose scores a model that classifies makes."""
     pooling: str = ""
-    """Pooling of hidden states by default: last, mean, cls or token; empty: the files do not say."""
+    """Pooling of hidden states by default: last, mean, cls or token; empty: the files do not
+    say."""
     late_interaction: LateInteraction | None = None
     has_token_weights: bool = False
     """Whether it makes a weight of each token."""

@@ -263,7 +263,8 @@ class GatewaySession:
         cause: common_pb2.LossCause.ValueType = common_pb2.LOSS_CAUSE_UNSPECIFIED,
         retriable: bool | None = None,
     ) -> None:
-        """Refuses streams; with a cause the error is retriable, unless `retriable` says otherwise."""
+        """Refuses streams; with a cause the error is retriable, unless `retriable` says
+        otherwise."""
         for stream_id in stream_ids:
             finish = OutputFinish(
                 stream_id=stream_id, reason=common_pb2.FINISH_REASON_ERROR, error=error, cause=cause

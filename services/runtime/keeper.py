@@ -28,7 +28,12 @@ def main() -> int:
     signal.set_wakeup_fd(wake)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: None)
-    program = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_keeper)  # noqa: PLW1509 (no threads here)
+    # No thread runs here that a fork could interrupt.
+    program = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        preexec_fn=_die_with_keeper,  # noqa: PLW1509
+    )
     with selectors.DefaultSelector() as selector:
         selector.register(supervisor, selectors.EVENT_READ)
         selector.register(woken, selectors.EVENT_READ)

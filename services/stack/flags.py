@@ -1,4 +1,5 @@
-"""Declaration of flags of `headwater up`, and checks of words that flags of several commands take."""
+"""Declaration of flags of `headwater up`, and checks of words that flags of several commands
+take."""
 
 from __future__ import annotations
 

@@ -93,7 +93,8 @@ NATS_RIGHTS = {
 
 _WRITES = "+@all -@admin -@dangerous"
 VALKEY_RIGHTS = {
-    # Limits, fair shares, responses and conversations; the index is read. The console shows its fill.
+    # Limits, fair shares, responses and conversations; the index is read. The console shows its
+    # fill.
     Role.GATEWAY: f"~* resetchannels {_WRITES} +info",
     # The index alone: neither limits nor what tenants have stored.
     Role.ENGINE: f"~slots:* ~own:* ~pfx:* ~model:* resetchannels {_WRITES}",

@@ -1,5 +1,5 @@
-"""Facts about a supervisor's machine that gateways ask for in the name of operators: the settings in
-force, the fill of its disks, and the last log lines of its processes."""
+"""Facts about a supervisor's machine that gateways ask for in the name of operators: the settings
+in force, the fill of its disks, and the last log lines of its processes."""
 
 from __future__ import annotations
 

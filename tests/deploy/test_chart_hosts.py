@@ -1,5 +1,5 @@
-"""Engines over several hosts: a LeaderWorkerSet whose leader is the engine and whose workers are the
-stages that join it."""
+"""Engines over several hosts: a LeaderWorkerSet whose leader is the engine and whose workers are
+the stages that join it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A pod of the chart in which models take turns: it runs `headwater up`, beside servers of its own."""
+"""A pod of the chart in which models take turns: it runs `headwater up`, beside servers of its
+own."""
 
 from __future__ import annotations
 

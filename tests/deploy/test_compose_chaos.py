@@ -41,8 +41,8 @@ def project() -> Iterator[ComposeProject]:
 
 
 class GatewayGone(Exception):
-    """A connection that broke or went silent, or a gateway that can begin nothing for now; an answer
-    is asked for elsewhere."""
+    """A connection that broke or went silent, or a gateway that can begin nothing for now; an
+    answer is asked for elsewhere."""
 
 
 @dataclass

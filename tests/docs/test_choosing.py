@@ -1,4 +1,5 @@
-"""The page about models and memory has the table of the console's calculator, which counts right."""
+"""The page about models and memory has the table of the console's calculator, which counts
+right."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ NOT_OF_AN_ANSWER = {
     "x-api-key",
     "x-forwarded-prefix",
 }
-"""Texts like headers that no script reads of an answer: two are for browsers and proxies, the others
-come with requests."""
+"""Texts like headers that no script reads of an answer: two are for browsers and proxies, the
+others come with requests."""
 
 
 def nodes_in(*rooms: str) -> Iterator[ast.AST]:

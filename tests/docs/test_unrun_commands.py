@@ -1,5 +1,5 @@
-"""Blocks that no test runs, since they need a GPU, Kubernetes or a person: they parse all the same, and
-their commands know the flags that are given to them."""
+"""Blocks that no test runs, since they need a GPU, Kubernetes or a person: they parse all the same,
+and their commands know the flags that are given to them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ _FLAG = re.compile(r"--[a-z][a-z0-9-]*")
 
 
 def commands_of(block: Block) -> Iterator[list[str]]:
-    """Words of the commands of a block, those inside `$(…)` and after `--` and `exec` among them."""
+    """Words of the commands of a block, those inside `$(…)` and after `--` and `exec` among
+    them."""
     code = re.sub(r"\\\n", " ", block.code)
     code = re.sub(r"\$\(([^()]*)\)", r"VALUE ; \1 ; ", code).replace('"VALUE ;', "VALUE ;")
     for line in code.splitlines():
@@ -65,7 +66,8 @@ def headwater_commands() -> Iterator[Any]:
 
 
 def known_flags(given: list[str]) -> set[str]:
-    """Flags of the command that the first words name. Raises `KeyError` for one that there is not."""
+    """Flags of the command that the first words name. Raises `KeyError` for one that there is
+    not."""
     if given[0] == "serve":
         names = {field.name for field in dataclasses.fields(SETTINGS[given[1]])}
         return {f"--{name.replace('_', '-')}" for name in names}

@@ -42,9 +42,9 @@ A_FAMILY_OF_EACH_MECHANISM = (
 rotate, in a part of a head; layers without positions; matrices that checkpoints have transposed;
 heads one after the other there; queries that grow; factors of long positions; biases of norms;
 norms that multiply by 1 + weight; layers of two shapes; experts, and those chosen by corrected
-scores, with a layer that drafts; those in MXFP4, with biases; key heads by layer; rates of Mamba-2; layers
-of one mixer each; value heads in turns; latents, whose keys and values are raised by two tensors,
-with indexers."""
+scores, with a layer that drafts; those in MXFP4, with biases; key heads by layer; rates of Mamba-2;
+layers of one mixer each; value heads in turns; latents, whose keys and values are raised by two
+tensors, with indexers."""
 IN_WEIGHTS = ("multipliers", "attention_scale", "embedding_scale", "logit_scale")
 """Factors that the converter multiplies weights of a model with multipliers by."""
 ROUNDED_BY_LLAMA_CPP = 0.02
@@ -163,8 +163,8 @@ def test_layers_that_are_no_number_are_refused_by_name(tmp_path: Path) -> None:
 def test_a_packed_file_stays_packed_and_has_the_weights_of_the_plain_one(
     family: str, tmp_path: Path
 ) -> None:
-    """A tensor that files have in two, permuted rows, matrices that checkpoints have transposed, and
-    tables of vectors of layers."""
+    """A tensor that files have in two, permuted rows, matrices that checkpoints have transposed,
+    and tables of vectors of layers."""
     plain = expanded(GgufFile(FILES / f"{family}.gguf"))
     packed = expanded(GgufFile(FILES / f"{family}-q8_0.gguf"))
     assert packed.keys() == plain.keys()

@@ -1,4 +1,5 @@
-"""Memory that a holder keeps between two lives of an engine. Files in memory stand for a device's."""
+"""Memory that a holder keeps between two lives of an engine. Files in memory stand for a
+device's."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Published forms of models with latent attention: blocks of fp8, experts of four bits. They answer as
-the same files expanded, to the bit."""
+"""Published forms of models with latent attention: blocks of fp8, experts of four bits. They answer
+as the same files expanded, to the bit."""
 
 from __future__ import annotations
 

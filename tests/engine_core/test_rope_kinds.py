@@ -1,6 +1,6 @@
-"""Long prompts of each kind of scaled rotary positions against one whole forward pass of transformers,
-at twice the original length. What depends on a length is that of `max_model_len`: transformers takes
-the same numbers where a row is as long."""
+"""Long prompts of each kind of scaled rotary positions against one whole forward pass of
+transformers, at twice the original length. What depends on a length is that of `max_model_len`:
+transformers takes the same numbers where a row is as long."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Steps of an encoder in the memory of graphs, whose launches are interpreted here: each is computed
-as without a graph, whatever the step before it left."""
+"""Steps of an encoder in the memory of graphs, whose launches are interpreted here: each is
+computed as without a graph, whatever the step before it left."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""One conversation with thoughts and calls as chat has it, and what a scripted model says to it. Tests
-of other APIs send the same conversation."""
+"""One conversation with thoughts and calls as chat has it, and what a scripted model says to it.
+Tests of other APIs send the same conversation."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Latent attention on a CPU: against the twin in float64, and the bits of positions in any chunk and
-company."""
+"""Latent attention on a CPU: against the twin in float64, and the bits of positions in any chunk
+and company."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Short convolutions on a CPU and on a GPU: against the twin in float64, and the bits of passes of any sizes."""
+"""Short convolutions on a CPU and on a GPU: against the twin in float64, and the bits of passes of
+any sizes."""
 
 from __future__ import annotations
 

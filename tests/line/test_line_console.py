@@ -305,8 +305,8 @@ def test_a_model_is_loaded_scaled_and_unloaded(page: Page) -> None:
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_axe_finds_no_fault_in_any_view(page: Page, dark: bool) -> None:
     page.resize(1280, 860, dark=dark)
-    # As a script of the browser's own: the page's policy lets none of ours in. Its default rules are
-    # those of WCAG A and AA, contrast among them, and good practice.
+    # As a script of the browser's own: the page's policy lets none of ours in. Its default rules
+    # are those of WCAG A and AA, contrast among them, and good practice.
     page.run(AXE.read_text() + "; true")
     for view in VIEWS:
         go(page, view)

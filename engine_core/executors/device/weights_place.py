@@ -1,5 +1,5 @@
-"""Where the weights of a GPU's engine lie: in torch's memory, in memory that sleep gives back, or in
-memory that a holder keeps beyond the engine's process."""
+"""Where the weights of a GPU's engine lie: in torch's memory, in memory that sleep gives back, or
+in memory that a holder keeps beyond the engine's process."""
 
 from __future__ import annotations
 

@@ -90,7 +90,8 @@ class DeviceRows:
         return columns
 
     def draft(self, shape: StepShape, num_rows: int) -> None:
-        """Launches what precedes the forward pass of the step in the buffers, which has this shape."""
+        """Launches what precedes the forward pass of the step in the buffers, which has this
+        shape."""
         words = self._buffers.words(shape)
         draft_rows(
             self._buffers.steps[:, :num_rows],

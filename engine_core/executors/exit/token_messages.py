@@ -80,7 +80,8 @@ class TokenSender:
         self._channel.send(number, words_of_ends(len(rows)))
 
     def rehearse(self) -> None:
-        """Launches both kinds of messages, of padding, while launches are recorded, not executed."""
+        """Launches both kinds of messages, of padding, while launches are recorded, not
+        executed."""
         padding = torch.full(
             (min(4, self._memory.sizes.most_rows),),
             -1,

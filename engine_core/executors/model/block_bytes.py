@@ -88,9 +88,9 @@ def page_sizes_of(
 def cache_bytes_of(
     request: BuildRequest, pages: PagePlan, parts: Sequence[ModelConfig] = ()
 ) -> int:
-    """Bytes of a page in the memory of all ranks. Each rank has the keys and values of some heads of
-    the served model, or all latents, and all keys and values of the drafter. `parts`: shapes of the
-    ranks of each stage, of a model with states."""
+    """Bytes of a page in the memory of all ranks. Each rank has the keys and values of some heads
+    of the served model, or all latents, and all keys and values of the drafter. `parts`: shapes of
+    the ranks of each stage, of a model with states."""
     if request.model.states is not None:
         return _state_page_bytes(request, pages, parts)
     num_shards = request.options.tensor_parallel_size

@@ -79,7 +79,8 @@ class CudaSwapper:
         self._saves.let_wait_for_reads(stream, blocks)
 
     def close(self) -> None:
-        """Closes the swapper while no load is in flight. Saves that are not launched are dropped."""
+        """Closes the swapper while no load is in flight. Saves that are not launched are
+        dropped."""
         self._saves.close()
         self._host.release()
 

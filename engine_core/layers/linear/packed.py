@@ -93,10 +93,10 @@ def pack_linears(
     *,
     expands_fp8: bool = False,
 ) -> Weights:
-    """The weights with every matrix packed, where this machine can. Progress is reported in matrices.
-    Those in block formats are expanded to a dtype and packed like the others, and so are integers
-    in groups; None: these stay packed. `expands_fp8`: floating-point numbers of eight
-    bits and of MXFP4 are expanded to the model's dtype.
+    """The weights with every matrix packed, where this machine can. Progress is reported in
+    matrices. Those in block formats are expanded to a dtype and packed like the others, and so are
+    integers in groups; None: these stay packed. `expands_fp8`: floating-point numbers of eight bits
+    and of MXFP4 are expanded to the model's dtype.
 
     `folder` is the one that the weights were loaded from; there the packed matrices are kept. None:
     the weights come from no folder. `part` names the part of the folder's weights that these are;

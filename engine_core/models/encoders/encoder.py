@@ -132,8 +132,8 @@ class DenseLayers:
         return self(states) if self._colbert is None else self._colbert(states).float()
 
     def token_weights(self, states: torch.Tensor) -> torch.Tensor:
-        """States [T, H] of a text's tokens → weights float32 [T] of them, none below 0. Source: Chen
-        et al., "BGE M3-Embedding", 2024."""
+        """States [T, H] of a text's tokens → weights float32 [T] of them, none below 0. Source:
+        Chen et al., "BGE M3-Embedding", 2024."""
         assert self._sparse is not None
         assert self._sparse_bias is not None
         products = states.float() * self._sparse.float()

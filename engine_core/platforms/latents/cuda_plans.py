@@ -16,8 +16,8 @@ from ...weights.model_config import ModelConfig
 from ..cuda_attention_plans import AttentionPlan, AttentionPlans
 
 MOST_PARTIAL_BYTES = 512 << 20
-"""Bytes of partial results of decode, which the longest contexts of many rows would exceed: a program
-then computes whole rows."""
+"""Bytes of partial results of decode, which the longest contexts of many rows would exceed: a
+program then computes whole rows."""
 
 
 MOST_TOKENS = 64

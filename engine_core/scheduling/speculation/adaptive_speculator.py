@@ -173,8 +173,8 @@ class AdaptiveSpeculator:
         return MOST_INTERVAL if num_barren >= 2 else WATCHED_STEPS**num_barren
 
     def _watch(self, table: RequestTable, rows: RowIndices) -> None:
-        """Looks drafts up on the side while rows do neither, and lets them run ahead or wait if that
-        pays."""
+        """Looks drafts up on the side while rows do neither, and lets them run ahead or wait if
+        that pays."""
         undrafted = self._look_up.undrafted(rows, self._asked.most)
         ahead = 1.0
         asked = table, undrafted, self._asked.most[undrafted], self._asked.wanted[undrafted]

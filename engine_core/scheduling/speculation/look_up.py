@@ -28,8 +28,8 @@ count it many times."""
 
 
 MOST_WATCHED = 64
-"""Rows for which drafts are looked up on the side in a step; others follow in the next. Of many rows
-each gains little."""
+"""Rows for which drafts are looked up on the side in a step; others follow in the next. Of many
+rows each gains little."""
 
 
 class LookUp:

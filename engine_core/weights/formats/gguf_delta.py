@@ -1,5 +1,5 @@
-"""Gated delta nets in GGUF files: fields of a Hugging Face config, names of tensors, and the order of
-their rows. See `gguf_fields`.
+"""Gated delta nets in GGUF files: fields of a Hugging Face config, names of tensors, and the order
+of their rows. See `gguf_fields`.
 
 Files of Qwen3.5 have value heads in turns, the first one of each key head, then the second ones;
 ours are those of a key head together."""
@@ -114,8 +114,8 @@ def _sizes(file: GgufFields) -> tuple[int, int, int, int]:
 
 
 def _kinds(file: GgufFields, config: Config) -> Any:
-    """Kinds of layers; None: all but every so many-th are gated delta nets, as configs say it. Raises
-    `ConfigError`."""
+    """Kinds of layers; None: all but every so many-th are gated delta nets, as configs say it.
+    Raises `ConfigError`."""
     num_layers = config["num_hidden_layers"]
     recurrent = file.meta(RECURRENT, None)
     if recurrent is None:

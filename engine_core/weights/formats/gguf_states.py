@@ -1,5 +1,5 @@
-"""Fields of a Hugging Face config that the metadata of a GGUF file stands for, and names of tensors,
-of families whose layers keep states. See `gguf_fields`."""
+"""Fields of a Hugging Face config that the metadata of a GGUF file stands for, and names of
+tensors, of families whose layers keep states. See `gguf_fields`."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 pass; keys, solved values and gates of a block that no page keeps; sums of decays [values,
 block_size]; the mixed channels of a token; zeros [channels]; and, for each token before it in the
 block, a decay, and weights of its solved values for the token's own and for its output; and, as
-int64, addresses of the pieces of three states: those at the first and the last border, and that one.
+int64, addresses of the pieces of three states: those at the first and the last border, and that
+one.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ from ..compiler.simd_types import F32, F32_ELEMENT, NUM_LANES
 
 @njit
 def _highest_score(p_scores: int, count: int, p_bias: int, bias_scale: Any) -> Any:
-    """Adds biases, scaled, to the first `count` scores of a row unless p_bias is 0, hides the scores
-    behind them up to the next multiple of `NUM_LANES`, and returns the highest."""
+    """Adds biases, scaled, to the first `count` scores of a row unless p_bias is 0, hides the
+    scores behind them up to the next multiple of `NUM_LANES`, and returns the highest."""
     highest = splat(F32(HIDDEN))
     for at in range(0, count, NUM_LANES):
         p = p_scores + at * 4
@@ -59,8 +59,8 @@ def weigh_row(
     p_state: int,
     packed: Any,
 ) -> None:
-    """Writes the weights of the first `count` scores over them and zeros behind them, and scales the
-    query's sums so far to the new highest score."""
+    """Writes the weights of the first `count` scores over them and zeros behind them, and scales
+    the query's sums so far to the new highest score."""
     before = highest_so_far(p_state)
     highest = max(before, _highest_score(p_scores, count, p_bias, F32(1) / scale) * scale)
     total = splat(F32(0))

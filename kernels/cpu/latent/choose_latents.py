@@ -1,5 +1,6 @@
-"""Choice of the latents that tokens attend to, on a CPU: scores of a sparse indexer, and the latents
-with the highest ones, gathered in the order of positions. Twin: `kernels.latent.index_twin`.
+"""Choice of the latents that tokens attend to, on a CPU: scores of a sparse indexer, and the
+latents with the highest ones, gathered in the order of positions. Twin:
+`kernels.latent.index_twin`.
 
 A position's score has one order of sums, whatever is beside it, and of equal scores the first
 position is higher.
@@ -35,8 +36,8 @@ def choose_latents(
     width: int,
     gathered: torch.Tensor,
 ) -> None:
-    """Writes the chosen latents of each of a piece's N tokens to gathered [N, room, width], those of
-    the highest scores in the order of positions. q [N, Hi, D], contiguous, of the indexer;
+    """Writes the chosen latents of each of a piece's N tokens to gathered [N, room, width], those
+    of the highest scores in the order of positions. q [N, Hi, D], contiguous, of the indexer;
     head_weights float32 [N, Hi]; cache [num_blocks, block_size, width + D] of latents and keys."""
     _, num_heads, dim = q.shape
     num_tokens = len(piece.tokens)

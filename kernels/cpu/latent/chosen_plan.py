@@ -1,5 +1,5 @@
-"""Plan of attention to chosen latents on a CPU: pieces of a batch's tokens, whose chosen latents lie
-together for a while."""
+"""Plan of attention to chosen latents on a CPU: pieces of a batch's tokens, whose chosen latents
+lie together for a while."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Products of the heads of tokens with a matrix for each head, on a CPU: from queries to queries over
-latents, and from latents that a head attended to, to its values.
+"""Products of the heads of tokens with a matrix for each head, on a CPU: from queries to queries
+over latents, and from latents that a head attended to, to its values.
 
 A row's sum has one order, whatever rows are beside it."""
 

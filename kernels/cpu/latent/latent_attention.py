@@ -1,10 +1,10 @@
-"""Attention over a CPU's paged cache of latents, prompts and decoding alike: all heads of a token read
-the same latent of each earlier token, as a key and, but for its last numbers, as a value.
+"""Attention over a CPU's paged cache of latents, prompts and decoding alike: all heads of a token
+read the same latent of each earlier token, as a key and, but for its last numbers, as a value.
 
-Four heads of a token, or of neighbouring tokens, meet two latents at once. A row sees its latents in
-the order of positions, `CHUNK` of them to a step of the running softmax, whatever rows are beside it:
-a position's result has the same bits decoded, as part of a chunk and in a whole prompt. Twin:
-`kernels.latent.latent_twin`.
+Four heads of a token, or of neighbouring tokens, meet two latents at once. A row sees its latents
+in the order of positions, `CHUNK` of them to a step of the running softmax, whatever rows are
+beside it: a position's result has the same bits decoded, as part of a chunk and in a whole prompt.
+Twin: `kernels.latent.latent_twin`.
 """
 
 from __future__ import annotations

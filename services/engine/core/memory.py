@@ -1,4 +1,5 @@
-"""Rings and memory between a server and its core: both ends, until the core has inherited its own."""
+"""Rings and memory between a server and its core: both ends, until the core has inherited its
+own."""
 
 from __future__ import annotations
 

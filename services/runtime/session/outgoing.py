@@ -21,8 +21,8 @@ class Outgoing(Generic[SentT]):
         self._next_frame = next_frame
         self._has_news = False
         self._waiter: asyncio.Future[None] | None = None
-        """Pending while nothing waits to be sent. NOTE: a future, since an event costs a frame three
-        times as much."""
+        """Pending while nothing waits to be sent. NOTE: a future, since an event costs a frame
+        three times as much."""
         self._is_closed = False
 
     def wake(self) -> None:

@@ -1,5 +1,5 @@
-"""Models whose layers keep states on two GPUs, or by turns on one, each with the states of its heads:
-answers are likely, and have the bits of a whole prompt, however a sequence came in."""
+"""Models whose layers keep states on two GPUs, or by turns on one, each with the states of its
+heads: answers are likely, and have the bits of a whole prompt, however a sequence came in."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Models whose layers keep states on two tensor-parallel ranks of a CPU, each with the states of its
-heads: with `numerics` tree the bits of one process, and the refusals of what has none."""
+"""Models whose layers keep states on two tensor-parallel ranks of a CPU, each with the states of
+its heads: with `numerics` tree the bits of one process, and the refusals of what has none."""
 
 from __future__ import annotations
 

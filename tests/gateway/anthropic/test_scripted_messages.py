@@ -1,5 +1,5 @@
-"""A conversation through chat and through the Messages API: the same prompt ids, and what a scripted
-model says to them, whole and streamed."""
+"""A conversation through chat and through the Messages API: the same prompt ids, and what a
+scripted model says to them, whole and streamed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What LangChain's client for Anthropic's API sees of a gateway: python langchain_anthropic_client.py
-ROOT MODEL prints one JSON object."""
+"""What LangChain's client for Anthropic's API sees of a gateway: python
+langchain_anthropic_client.py ROOT MODEL prints one JSON object."""
 
 from __future__ import annotations
 

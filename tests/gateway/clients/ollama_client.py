@@ -1,5 +1,5 @@
-"""What Ollama's client for Python sees of a gateway: python ollama_client.py URL MODEL prints one JSON
-object."""
+"""What Ollama's client for Python sees of a gateway: python ollama_client.py URL MODEL prints one
+JSON object."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What pydantic-ai makes of a gateway over both APIs: python pydantic_ai_client.py ROOT MODEL prints
-one JSON object."""
+"""What pydantic-ai makes of a gateway over both APIs: python pydantic_ai_client.py ROOT MODEL
+prints one JSON object."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A conversation through chat and through Ollama's API: the same prompt ids, and what a scripted model
-says to them, whole and in lines."""
+"""A conversation through chat and through Ollama's API: the same prompt ids, and what a scripted
+model says to them, whole and in lines."""
 
 from __future__ import annotations
 

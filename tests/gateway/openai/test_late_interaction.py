@@ -1,5 +1,5 @@
-"""Vectors and weights of tokens over the whole line: PyLate's files of a ColBERT, and bge-m3's layer
-of weights, against the published arithmetic in float64."""
+"""Vectors and weights of tokens over the whole line: PyLate's files of a ColBERT, and bge-m3's
+layer of weights, against the published arithmetic in float64."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What libraries of clients write into schemas: rewritten patterns match the same texts, and the rest is
-served."""
+"""What libraries of clients write into schemas: rewritten patterns match the same texts, and the
+rest is served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Formats of dates and times: what the calendar has, and leap seconds where RFC 3339 allows them."""
+"""Formats of dates and times: what the calendar has, and leap seconds where RFC 3339 allows
+them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Schemas that nobody wrote: each is refused before its answer begins, or every walk under its masks
-comes to an end, and is valid."""
+"""Schemas that nobody wrote: each is refused before its answer begins, or every walk under its
+masks comes to an end, and is valid."""
 
 from __future__ import annotations
 

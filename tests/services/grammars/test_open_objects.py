@@ -1,4 +1,5 @@
-"""Objects with other names than the declared ones: a declared name comes once, under its own schema."""
+"""Objects with other names than the declared ones: a declared name comes once, under its own
+schema."""
 
 from __future__ import annotations
 

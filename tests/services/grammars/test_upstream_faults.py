@@ -1,5 +1,5 @@
-"""llguidance's faults that this room works around. A test that fails tells that a release has mended one:
-then its workaround can go."""
+"""llguidance's faults that this room works around. A test that fails tells that a release has
+mended one: then its workaround can go."""
 
 from __future__ import annotations
 

@@ -136,7 +136,8 @@ class LocalHub:
 
 
 def etag(name: str, content: bytes) -> str:
-    """SHA-256 of a file of weights, which the Hub keeps by Git LFS, else Git's id of the content."""
+    """SHA-256 of a file of weights, which the Hub keeps by Git LFS, else Git's id of the
+    content."""
     if name.endswith(LARGE):
         return hashlib.sha256(content).hexdigest()
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()

@@ -1,7 +1,7 @@
 """The program of `helm test`: URL KEYS [--chat] MODEL…
 
-Asks until the gateway is ready, compares the models that it lists, and with --chat lets the first one answer. Needs
-nothing but Python's own library.
+Asks until the gateway is ready, compares the models that it lists, and with --chat lets the first
+one answer. Needs nothing but Python's own library.
 """
 
 import json

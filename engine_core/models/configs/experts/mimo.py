@@ -1,6 +1,6 @@
-"""Config of MiMo V2 Flash: values whose heads are shorter than those of keys, windows with sinks and
-more key heads in most layers, and experts chosen by corrected sigmoids. Source: Xiaomi, "MiMo-V2-Flash
-technical report", 2026."""
+"""Config of MiMo V2 Flash: values whose heads are shorter than those of keys, windows with sinks
+and more key heads in most layers, and experts chosen by corrected sigmoids. Source: Xiaomi,
+"MiMo-V2-Flash technical report", 2026."""
 
 from __future__ import annotations
 
