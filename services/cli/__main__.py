@@ -183,8 +183,7 @@ def up(settings: StackSettings) -> None:
 
     headwater up --model CHAT --model EMBEDDER=BAAI/bge-m3 --port 9000
 
-    headwater up --host 0.0.0.0 --admin-key-file admins --tls-cert-file cert.pem --tls-key-file
-    key.pem
+    headwater up --host 0.0.0.0 --admin-key-file keys --tls-cert-file tls.crt --tls-key-file tls.key
     """
     # Rich ends the program where the reader of a pipe is gone; a cluster goes on.
     terminal = Console(file=cast(TextIO, BestEffortFile(sys.stdout)))
